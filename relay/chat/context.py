@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from relay.approvals.service import ApprovalService
 from relay.chat.decisions import ChatDecisions
+from relay.chat.links import ConfirmationLinks
 from relay.chat.message_planner import MessagePlanner
 from relay.chat.statuses import EventStatuses
 from relay.clock import Clock
@@ -32,11 +33,10 @@ def make_chat_context(
 ) -> ChatContext:
     """Return the context over a store; its decisions need a gate (`ChatDecisions.attach`)."""
     url = public_url.rstrip("/") if public_url is not None else None
-    statuses = EventStatuses(store, approvals, clock, url)
+    links = ConfirmationLinks(url)
+    statuses = EventStatuses(store, approvals, clock, links)
     return ChatContext(
-        messages=MessagePlanner(
-            store, statuses, clock, scope=approvals.origin.scope, public_url=url
-        ),
+        messages=MessagePlanner(store, statuses, clock, links),
         statuses=statuses,
         decisions=ChatDecisions(approvals.settings, clock),
         public_url=url,

@@ -5,8 +5,9 @@ The state file holds the digests of the tokens only (`relay.outbox.chat_messages
 
 from __future__ import annotations
 
+import base64
+import hmac
 import secrets
-from collections.abc import Callable
 
 from relay.approvals.request import DecisionKind
 from relay.approvals.status import ApprovalStatus
@@ -14,85 +15,49 @@ from relay.chat.cards.card import Link
 from relay.outbox.chat_messages import ChatMessage
 from relay.outbox.transaction import Transaction
 
-MAX_PENDING_MESSAGES = 200
-"""Messages whose tokens are kept until they are shown."""
 
-TokenMaker = Callable[[int, DecisionKind], str]
-"""Returns the token for a decision about an occurrence, named by its id."""
+class ConfirmationLinks:
+    """Makes the links of messages; there are none without ``public_url``.
 
-
-def token_maker() -> TokenMaker:
-    """Return a function that makes one token for each occurrence and decision.
-
-    It returns the same token again, because the store may run a transaction twice.
-    """
-    tokens: dict[tuple[int, DecisionKind], str] = {}
-
-    def token(occurrence_id: int, decision: DecisionKind) -> str:
-        return tokens.setdefault((occurrence_id, decision), secrets.token_urlsafe(32))
-
-    return token
-
-
-def message_link(
-    tx: Transaction,
-    message: ChatMessage | None,
-    token: TokenMaker,
-    *,
-    public_url: str | None,
-    in_chat: bool,
-) -> Link | None:
-    """Return where the buttons of a message lead; None if nothing can be decided from it.
-
-    Each URL that the link makes is recorded for the message. ``in_chat``: the chat itself takes
-    decisions, so buttons lead nowhere else.
-    """
-    if in_chat:
-        return lambda _status, _decision: None
-    if message is None or public_url is None:
-        return None
-
-    def link(status: ApprovalStatus, decision: DecisionKind) -> str:
-        occurrence = status.occurrence
-        link_token = token(occurrence.id, decision)
-        tx.messages.add_link(
-            message.id, link_token, occurrence.id, occurrence.revision, decision, status.now
-        )
-        return f"{public_url}/approve#{link_token}"
-
-    return link
-
-
-class PendingTokens:
-    """The tokens of messages that could not be posted or edited yet.
-
-    The next try uses the same tokens if the message should show the same content. Otherwise the
-    tokens of tries that fail for hours would displace those that people see. Only the thread of the
-    store may use it.
+    A token is a MAC with a key that only this process has. So nobody can guess it, and it is the
+    same again when the store runs a transaction twice, or when a message could not be posted or
+    edited and is tried again. Otherwise the tokens of tries that fail for hours would displace
+    those that people see.
     """
 
-    def __init__(self) -> None:
-        self._tokens: dict[int, tuple[str, TokenMaker]] = {}
+    def __init__(self, public_url: str | None) -> None:
+        self._public_url = public_url
+        self._key = secrets.token_bytes(32)
 
-    def begin_try(self) -> Callable[[int, str], TokenMaker]:
-        """Return a function that chooses the tokens for a message and its content hash.
+    def recorded(
+        self, tx: Transaction, message: ChatMessage | None, *, nonce: str, in_chat: bool
+    ) -> Link | None:
+        """Return where the buttons of a message lead; None if nothing can be decided from it.
 
-        It chooses once: the store may run the transaction of a try again.
+        Each URL that the link makes is recorded for the message. The same ``nonce`` makes the same
+        URLs. ``in_chat``: the chat itself takes decisions, so buttons lead nowhere else.
         """
-        chosen: TokenMaker | None = None
+        if in_chat or self._public_url is None:
+            return self.placeholder(in_chat=in_chat)
+        if message is None:
+            return None
 
-        def choose(message_id: int, content_hash: str) -> TokenMaker:
-            nonlocal chosen
-            if chosen is None:
-                last_hash, last_tokens = self._tokens.get(message_id, ("", token_maker()))
-                chosen = last_tokens if last_hash == content_hash else token_maker()
-                self._tokens[message_id] = content_hash, chosen
-                while len(self._tokens) > MAX_PENDING_MESSAGES:
-                    del self._tokens[next(iter(self._tokens))]
-            return chosen
+        def link(status: ApprovalStatus, decision: DecisionKind) -> str:
+            occurrence = status.occurrence
+            token = self._token(message.id, nonce, occurrence.id, occurrence.revision, decision)
+            tx.messages.add_link(
+                message.id, token, occurrence.id, occurrence.revision, decision, status.now
+            )
+            return f"{self._public_url}/approve#{token}"
 
-        return choose
+        return link
 
-    def discard(self, message_id: int) -> None:
-        """Forget the tokens of a message that is shown."""
-        self._tokens.pop(message_id, None)
+    def placeholder(self, *, in_chat: bool) -> Link | None:
+        """Return what `recorded` would, with the same URL for every button and no record."""
+        if in_chat:
+            return lambda _status, _decision: None
+        return (lambda _status, _decision: "") if self._public_url is not None else None
+
+    def _token(self, *meaning: object) -> str:
+        mac = hmac.digest(self._key, repr(meaning).encode(), "sha256")
+        return base64.urlsafe_b64encode(mac).decode().rstrip("=")

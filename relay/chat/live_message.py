@@ -24,6 +24,7 @@ from relay.sinks import Receipt
 
 MAX_REFRESH_INTERVAL = 60.0
 """Seconds after which refresh times are read again: the clock or the mode may have changed."""
+_POSTED_AGAIN = "posted again"
 _UP_TO_DATE = "the message is up to date"
 _log = logging.getLogger(__name__)
 
@@ -106,43 +107,43 @@ class LiveMessageSink:
         """Call the platform and record the result. Returns what was done, for the attempt log."""
         ref, done = update.ref, []
         if update.card is not None:
-            ref, description = await self._show(update, update.card)
-            done += description
+            ref, shown = await self._show(update, update.card)
+            done.append(shown)
             await self._messages.mark_shown(update, ref)
-        if update.history_lines and update.action != "post again":
-            done += await self._tell_history(update, ref)
+        if update.history_lines and _POSTED_AGAIN not in done:
+            done.append(await self._tell_history(update, ref))
         await self._messages.mark_history_told(update)
-        return ", ".join(done) or _UP_TO_DATE
+        return ", ".join(filter(None, done)) or _UP_TO_DATE
 
-    async def _show(self, update: MessageUpdate, card: Card) -> tuple[str | None, list[str]]:
-        """Return the name that the message has now, and what was done."""
-        match update.action:
-            case "edit":
-                return await self._edit(update.ref or "", card)
-            case "post":
-                return await self._platform.post(card), ["posted"]
-            case "post again":
-                await self._platform.post(card)
-                return None, ["posted again"]
-            case _:
-                return None, []
+    async def _show(self, update: MessageUpdate, card: Card) -> tuple[str | None, str]:
+        """Return the name that the message has now, and what was done.
 
-    async def _edit(self, ref: str, card: Card) -> tuple[str | None, list[str]]:
-        try:
-            await self._platform.edit(ref, card)
-        except MessageGone:
-            return await self._platform.post(card), ["posted anew: the message was deleted"]
-        return ref, ["edited"]
+        A platform that cannot edit gets a new message only if Azure changed an event. Otherwise
+        the history lines tell what is new.
+        """
+        if update.ref is not None:
+            try:
+                await self._platform.edit(update.ref, card)
+            except MessageGone:
+                return await self._platform.post(card), "posted anew: the message was deleted"
+            return update.ref, "edited"
+        if not update.is_posted:
+            return await self._platform.post(card), "posted"
+        if update.is_event_changed:
+            await self._platform.post(card)
+            return None, _POSTED_AGAIN
+        return None, ""
 
-    async def _tell_history(self, update: MessageUpdate, ref: str | None) -> list[str]:
-        lines = (
-            update.history_lines if ref is not None else ((update.subject,), *update.history_lines)
-        )
+    async def _tell_history(self, update: MessageUpdate, ref: str | None) -> str:
+        """Return what was done."""
+        lines = update.history_lines
+        if ref is None:
+            lines = ((update.subject,), *lines)
         try:
             await self._platform.reply_in_thread(ref, lines)
         except MessageGone:  # the message is posted anew when it changes next
-            return []
-        return ["replied in its thread" if ref is not None else "followed up"]
+            return ""
+        return "replied in its thread" if ref is not None else "followed up"
 
     async def _refresh_forever(self) -> None:
         while True:

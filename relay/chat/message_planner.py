@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal
 
-from relay.approvals.status import ApprovalStatus
-from relay.chat.cards.card import Card, Link, Text
+from relay.chat.cards.card import Card, Text
 from relay.chat.cards.rendering import message_card, next_refresh_time
 from relay.chat.cards.timeline import history_lines
 from relay.chat.cards.wording import message_subject
-from relay.chat.links import PendingTokens, TokenMaker, message_link
+from relay.chat.links import ConfirmationLinks
 from relay.chat.statuses import EventStatuses
 from relay.clock import Clock
 from relay.events.cloudevent import CloudEvent
@@ -57,21 +55,6 @@ class MessageUpdate:
     is_event_changed: bool
     history_position: int
 
-    @property
-    def action(self) -> Literal["none", "edit", "post", "post again"]:
-        """The call that brings the message up to date.
-
-        A platform that cannot edit gets a new message only if Azure changed an event. Otherwise
-        the history lines tell what is new.
-        """
-        if self.card is None:
-            return "none"
-        if self.ref is not None:
-            return "edit"
-        if not self.is_posted:
-            return "post"
-        return "post again" if self.is_event_changed else "none"
-
 
 class MessagePlanner:
     """Knows which message of a sink shows which events. Its coroutines raise StoreUnavailable."""
@@ -81,16 +64,12 @@ class MessagePlanner:
         store: Store,
         statuses: EventStatuses,
         clock: Clock,
-        *,
-        scope: str,
-        public_url: str | None,
+        links: ConfirmationLinks,
     ) -> None:
         self._store = store
         self._statuses = statuses
         self._clock = clock
-        self._scope = scope
-        self._public_url = public_url
-        self._pending_tokens = PendingTokens()
+        self._links = links
 
     async def plan_update(
         self, sink: SinkSettings, event: CloudEvent, *, in_chat: bool
@@ -100,7 +79,6 @@ class MessagePlanner:
         ``in_chat``: the chat itself takes decisions, not the page behind links.
         """
         code = f"{secrets.randbelow(10**6):06d}"
-        choose_tokens = self._pending_tokens.begin_try()
 
         def work(tx: Transaction) -> MessageUpdate | None:
             occurrence = _occurrence_of(tx, event)
@@ -111,28 +89,24 @@ class MessagePlanner:
                 message = self._begin_message(tx, sink, occurrence, code)
             elif _is_up_to_date(tx, message, occurrence):
                 return None
-            return self._plan(tx, sink, message, choose_tokens, in_chat=in_chat)
+            return self._plan(tx, sink, message, in_chat=in_chat)
 
         return await self._store.transact(work, fail_open=True)
 
     async def mark_shown(self, update: MessageUpdate, ref: str | None) -> None:
         """Record that the message shows the card of an update; ``ref`` names it."""
-
-        def work(tx: Transaction) -> None:
-            self._pending_tokens.discard(update.message_id)
-            tx.messages.mark_shown(update.message_id, ref, update.content_hash)
-
-        await self._store.transact(work, fail_open=True)
+        await self._store.transact(
+            lambda tx: tx.messages.mark_shown(update.message_id, ref, update.content_hash),
+            fail_open=True,
+        )
 
     async def mark_history_told(self, update: MessageUpdate) -> None:
         """Record that the thread has the history lines of an update."""
-
-        def work(tx: Transaction) -> None:
-            tx.messages.mark_history_told(
-                update.message_id, update.history_position, update.refresh_at
-            )
-
-        await self._store.transact(work, fail_open=True)
+        position, refresh_at = update.history_position, update.refresh_at
+        await self._store.transact(
+            lambda tx: tx.messages.mark_history_told(update.message_id, position, refresh_at),
+            fail_open=True,
+        )
 
     async def next_refresh(self, sink: str) -> datetime | None:
         """Return when time alone changes what a message of a sink should show."""
@@ -152,24 +126,22 @@ class MessagePlanner:
         await self._store.transact(work, fail_open=True)
 
     def _plan(
-        self,
-        tx: Transaction,
-        sink: SinkSettings,
-        message: ChatMessage,
-        choose_tokens: Callable[[int, str], TokenMaker],
-        *,
-        in_chat: bool,
+        self, tx: Transaction, sink: SinkSettings, message: ChatMessage, *, in_chat: bool
     ) -> MessageUpdate:
         occurrences = [
             tx.snapshot.get(occurrence_id) for occurrence_id in tx.messages.occurrences(message.id)
         ]
         statuses = [self._statuses.read(tx, occurrence) for occurrence in occurrences]
-        content_hash = self._content_hash(statuses, message.code, in_chat=in_chat)
+        scope, code = self._statuses.scope, message.code
+        placeholder = self._links.placeholder(in_chat=in_chat)  # each edit has new URLs
+        content = message_card(statuses, scope, link=placeholder, code=code)
+        content_hash = hashlib.sha256(repr(content).encode()).hexdigest()
         card = None
         if content_hash != message.content_hash:
-            tokens = choose_tokens(message.id, content_hash)
-            link = message_link(tx, message, tokens, public_url=self._public_url, in_chat=in_chat)
-            card = message_card(statuses, self._scope, link=link, code=message.code)
+            # The position changes when the message is up to date, so the next edit has new links.
+            nonce = f"position {message.history_position}"
+            link = self._links.recorded(tx, message, nonce=nonce, in_chat=in_chat)
+            card = message_card(statuses, scope, link=link, code=code)
         history = _untold_history(tx, sink, message, occurrences)
         return MessageUpdate(
             message_id=message.id,
@@ -183,14 +155,6 @@ class MessagePlanner:
             is_event_changed=any(event.name == "event.updated" for _, event in history),
             history_position=tx.head().position,
         )
-
-    def _content_hash(self, statuses: Sequence[ApprovalStatus], code: str, *, in_chat: bool) -> str:
-        """Return the hash of a card, with the same link on every button: tokens are random."""
-        url = None if in_chat else ""
-        has_buttons = in_chat or self._public_url is not None
-        link: Link | None = (lambda _status, _decision: url) if has_buttons else None
-        card = message_card(statuses, self._scope, link=link, code=code)
-        return hashlib.sha256(repr(card).encode()).hexdigest()
 
     def _begin_message(
         self, tx: Transaction, sink: SinkSettings, occurrence: Occurrence, code: str
@@ -217,7 +181,7 @@ class MessagePlanner:
         return (
             tx.messages.find(sink.name, occurrence.id) is None
             and matches_any(sink.events, "event.scheduled")
-            and matches(sink.match, occurrence.data, self._scope, every=False)
+            and matches(sink.match, occurrence.data, self._statuses.scope, every=False)
         )
 
     def _redeliver_end_of_previous(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import secrets
+
 from relay.approvals.service import ApprovalService
 from relay.approvals.status import ApprovalStatus
 from relay.chat.cards.card import Card
 from relay.chat.cards.rendering import event_card
-from relay.chat.links import message_link, token_maker
+from relay.chat.links import ConfirmationLinks
 from relay.clock import Clock
 from relay.events.match import matches
 from relay.outbox import Occurrence
@@ -19,13 +21,13 @@ class EventStatuses:
     """Answers what a platform may ask about events. Its coroutines raise StoreUnavailable."""
 
     def __init__(
-        self, store: Store, approvals: ApprovalService, clock: Clock, public_url: str | None
+        self, store: Store, approvals: ApprovalService, clock: Clock, links: ConfirmationLinks
     ) -> None:
+        self.scope = approvals.origin.scope
         self._store = store
         self._approvals = approvals
         self._clock = clock
-        self._public_url = public_url
-        self._scope = approvals.origin.scope
+        self._links = links
 
     def read(self, tx: Transaction, occurrence: Occurrence) -> ApprovalStatus:
         """Return the status of an occurrence now."""
@@ -38,7 +40,7 @@ class EventStatuses:
             return [
                 self.read(tx, occurrence)
                 for occurrence in tx.snapshot.live()
-                if matches(sink.match, occurrence.data, self._scope, every=False)
+                if matches(sink.match, occurrence.data, self.scope, every=False)
             ]
 
         return await self._store.read(work)
@@ -65,15 +67,15 @@ class EventStatuses:
 
         None if the event is not in the document.
         """
-        token = token_maker()
+        nonce = secrets.token_hex()
 
         def work(tx: Transaction) -> Card | None:
             occurrence = tx.snapshot.find(event_id.lower())
             if occurrence is None or not occurrence.live:
                 return None
             message = tx.messages.find(sink.name, occurrence.id)
-            link = message_link(tx, message, token, public_url=self._public_url, in_chat=in_chat)
+            link = self._links.recorded(tx, message, nonce=nonce, in_chat=in_chat)
             code = message.code if message is not None else None
-            return event_card(self.read(tx, occurrence), self._scope, link=link, code=code)
+            return event_card(self.read(tx, occurrence), self.scope, link=link, code=code)
 
         return await self._store.transact(work)

@@ -26,6 +26,7 @@ from tests.chat.running_relay import rule, stage
 from tests.chat.slack_server import CHANNEL, running_slack
 from tests.chat.wall_platform import Wall, relay_with_wall
 from tests.journey.relay_process import eventually
+from tests.outbox.conftest import LimitedDisk
 
 SECRET_IN_MESSAGE = r'/approve#[\w-]|this code: \*\*\d|"proof":"[\w-]'
 APPROVALS = {"rules": [rule(1, "client:alice")]}
@@ -249,6 +250,28 @@ async def test_links_that_people_see_stay_good_while_edits_fail_for_hours(tmp_pa
             lambda: relay.wall.calls[-2:] == ["edit", "reply"], step=10, within=10**6
         )
         assert await relay.are_links_valid(relay.wall.tokens("m1")) == [True, True]
+
+
+async def test_links_of_a_message_that_was_sent_from_memory_are_in_the_file_afterwards(
+    tmp_path: Path,
+) -> None:
+    """The file gets what happened later, when another content would be right."""
+    clock, disk = ManualClock(), LimitedDisk(tmp_path)
+    async with relay_with_wall(tmp_path, Wall(), clock=clock) as relay:
+        await relay.see(build_event())
+        await relay.settle()
+        disk.fill()
+        try:
+            await relay.see(build_event(due=1800), fail_open=True)
+            await eventually(lambda: relay.wall.calls == ["post", "edit", "reply"])
+            tokens = relay.wall.tokens("m1")
+            clock.set_wall_clock(NOON + timedelta(seconds=1790))
+        finally:
+            disk.free()
+        await eventually(lambda: relay.store.write_error is None)
+        assert len(tokens) == 2
+        # Voting has closed meanwhile: the link to approve is void.
+        assert await relay.are_links_valid(tokens) == [False, True]
 
 
 async def test_a_message_ends_though_its_event_came_again_before_the_platform_heard_of_the_end(

@@ -108,13 +108,15 @@ class RecordingRelay:
     approvals: ApprovalService
     clock: Clock
 
-    async def see(self, *events: Event) -> None:
+    async def see(self, *events: Event, fail_open: bool = False) -> None:
         """Record a document with these events, and what follows from it."""
         recorder = Recorder(ORIGIN, BOOT_ID, frozenset({"db-1"}))
         now = self.clock.now()
         poll = PollResult(Document(1, events), now, gap=False)
-        await self.store.transact(lambda tx: recorder.record(tx, poll))
-        await self.store.transact(lambda tx: self.approvals.apply_transitions(tx, now))
+        await self.store.transact(lambda tx: recorder.record(tx, poll), fail_open=fail_open)
+        await self.store.transact(
+            lambda tx: self.approvals.apply_transitions(tx, now), fail_open=fail_open
+        )
 
     async def submit(
         self,
