@@ -1,16 +1,91 @@
-"""What the relay hands to each chat platform: `ChatContext`."""
+"""What the relay hands to each chat platform: `ChatContext`.
+
+A platform proves who decided. `ChatDecisions.caller` accepts only principals that a rule, group or
+person names. The gate then authorizes the decision like any other.
+"""
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from relay.approvals import ApprovalsSettings
+from relay.approvals.principals import is_chat_principal
+from relay.approvals.request import Caller, DecisionAnswer, DecisionKind, DecisionRequest, Rights
+from relay.approvals.rules import Quorum
 from relay.approvals.service import ApprovalService
-from relay.chat.decisions import ChatDecisions
 from relay.chat.links import ConfirmationLinks
 from relay.chat.message_planner import MessagePlanner
 from relay.chat.statuses import EventStatuses
 from relay.clock import Clock
 from relay.outbox.sqlite import Store
+
+_CHAT_RIGHTS = Rights(frozenset({"read", "approve", "hold"}))
+
+Submit = Callable[[DecisionRequest], Awaitable[DecisionAnswer]]
+
+
+class ChatDecisions:
+    """Takes decisions from all chats. It answers 503 until a gate is attached."""
+
+    def __init__(self, settings: ApprovalsSettings, clock: Clock) -> None:
+        self._clock = clock
+        self._principals = _named_chat_principals(settings)
+        self._submit: Submit | None = None
+
+    def attach(self, submit: Submit) -> None:
+        """From now on decisions reach the gate."""
+        self._submit = submit
+
+    def caller(self, principal: str, channel: str) -> Caller | None:
+        """Return the caller for a principal that a chat vouches for.
+
+        None if no rule, group or person of ``approvals`` names it, or if it is not of a form that
+        a chat platform declared.
+        """
+        return Caller(principal, channel, _CHAT_RIGHTS) if principal in self._principals else None
+
+    async def decide(
+        self,
+        caller: Caller,
+        *,
+        event_id: str,
+        decision: DecisionKind,
+        revision: str,
+        request_id: str,
+        reason: str | None = None,
+    ) -> DecisionAnswer:
+        """Submit a decision to the gate. An accepted decision is on disk when this returns.
+
+        ``request_id`` identifies the click, so that a repeated call counts once.
+        """
+        if self._submit is None:
+            detail = "the relay is starting or stopping: nothing can be decided now, try again"
+            return DecisionAnswer(503, {"detail": detail})
+        content = "\n".join((event_id.lower(), decision, revision, reason or ""))
+        request = DecisionRequest(
+            caller=caller,
+            event_id=event_id,
+            decision=decision,
+            revision=revision,
+            at=self._clock.now(),
+            reason=reason,
+            request_id=request_id,
+            digest=hashlib.sha256(content.encode("utf-8", "surrogateescape")).hexdigest(),
+        )
+        return await self._submit(request)
+
+
+def _named_chat_principals(settings: ApprovalsSettings) -> frozenset[str]:
+    """Return every chat principal that a rule, a group or a person names."""
+    voters = [rule.approve.from_ for rule in settings.rules if isinstance(rule.approve, Quorum)]
+    return frozenset(
+        principal
+        for principals in (*voters, *settings.groups.values(), *settings.people.values())
+        for principal in principals
+        if is_chat_principal(principal)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

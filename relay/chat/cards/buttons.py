@@ -9,7 +9,7 @@ from relay.approvals.authorize import HOLD_NOTICE
 from relay.approvals.request import DecisionKind
 from relay.approvals.status import ApprovalStatus
 from relay.chat.cards.card import Button, Link, Text
-from relay.chat.cards.wording import event_title
+from relay.chat.cards.wording import event_title, is_approved
 
 LABELS: dict[DecisionKind, str] = {
     "approve": "Approve",
@@ -39,7 +39,7 @@ def is_voting_closed(status: ApprovalStatus) -> bool:
 
 
 def _can_be_approved(status: ApprovalStatus) -> bool:
-    is_settled = status.active_grant is not None or status.is_claimed or status.refused_by_imds
+    is_settled = is_approved(status) or status.refused_by_imds
     return status.quorum is not None and not is_voting_closed(status) and not is_settled
 
 

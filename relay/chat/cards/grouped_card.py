@@ -9,7 +9,13 @@ from datetime import datetime
 from relay.approvals.status import ApprovalStatus
 from relay.chat.cards.buttons import decision_buttons, is_voting_closed
 from relay.chat.cards.card import Card, Line, Link, Text, Tone
-from relay.chat.cards.wording import event_title, event_tone, join_names, proceeds_notice
+from relay.chat.cards.wording import (
+    event_title,
+    event_tone,
+    is_approved,
+    join_names,
+    proceeds_notice,
+)
 
 MAX_LISTED_EVENTS = 10
 """Events that get a line of their own; the rest are counted."""
@@ -36,11 +42,12 @@ def grouped_card(
         notes.append((f"And {omitted} more: {command} lists them, and decides about them.",))
     notes.extend(proceeds_notice(live))
     tones = {event_tone(status) for status in statuses}
+    machines = [name for status in statuses for name in status.occurrence.event.resources]
     return Card(
         title=f"{len(statuses)} maintenance events at once",
         tone=next(tone for tone in _TONES_BY_URGENCY if tone in tones),
         summary=_summary(statuses),
-        facts=(("Machines", (_machines(statuses),)),),
+        facts=(("Machines", (join_names(list(dict.fromkeys(machines))),)),),
         notes=tuple(notes),
         lines=lines,
         code=code if any(button.url for line in lines for button in line.buttons) else None,
@@ -61,7 +68,7 @@ def event_line(status: ApprovalStatus) -> Text:
         text += (", not before ", status.not_before)
     if status.active_holds:
         text += (", held",)
-    elif status.active_grant is not None or status.is_claimed:
+    elif is_approved(status):
         text += (", approved",)
     elif status.votes_required:
         text += (f", {status.vote_count} of {status.votes_required} votes",)
@@ -82,11 +89,6 @@ def _waits_for_votes(status: ApprovalStatus) -> bool:
     return status.is_open and status.votes_missing > 0 and not is_voting_closed(status)
 
 
-def _machines(statuses: Sequence[ApprovalStatus]) -> str:
-    names = [name for status in statuses for name in status.occurrence.event.resources]
-    return join_names(list(dict.fromkeys(names)))
-
-
 def _summary(statuses: Sequence[ApprovalStatus]) -> Text:
     types = Counter(status.occurrence.event.event_type or "Maintenance" for status in statuses)
     parts = [", ".join(f"{count} × {event_type}" for event_type, count in types.most_common())]
@@ -94,9 +96,7 @@ def _summary(statuses: Sequence[ApprovalStatus]) -> Text:
     counts = {
         "waiting for votes": sum(_waits_for_votes(status) for status in statuses),
         "held": sum(bool(status.active_holds) for status in open_statuses),
-        "approved": sum(
-            status.active_grant is not None or status.is_claimed for status in open_statuses
-        ),
+        "approved": sum(is_approved(status) for status in open_statuses),
         "under way": sum(
             status.occurrence.live and status.occurrence.event.is_started for status in statuses
         ),

@@ -24,6 +24,7 @@ from relay.chat.cards.wording import (
 )
 from relay.outbox import Decision
 
+_SOURCES = {"platform": "Azure itself", "user": "a user of the subscription"}
 _STATE_NOTES = {
     "granted": "It is approved: the StartRequest is about to be sent.",
     "sent": "It is approved, and the StartRequest was sent.",
@@ -61,8 +62,10 @@ def event_card(status: ApprovalStatus, scope: str, *, link: Link | None, code: s
     event = status.occurrence.event
     buttons = decision_buttons(status, link)
     notes = [*_notes(status)]
-    if link is None:
-        notes += _command_line_note(status)
+    possible_decisions = "|".join(available_decisions(status))
+    if link is None and possible_decisions:
+        command = f"imds-relay {possible_decisions} {event.event_id}"
+        notes.append((f"To decide, on the machine: {command}",))
     return Card(
         title=event_title(status),
         tone=event_tone(status),
@@ -96,19 +99,12 @@ def _event_facts(status: ApprovalStatus) -> Iterator[tuple[str, Text]]:
     event = status.occurrence.event
     yield "Machines", (join_names(event.resources) or "none is named",)
     yield "What happens", (impact_text(event.event_type, event.duration, len(event.resources)),)
-    yield "Who started it", (_source_text(event.event_source),)
+    yield (
+        "Who started it",
+        (_SOURCES.get((event.event_source or "").lower(), event.event_source or "not said"),),
+    )
     if event.description:
         yield "Azure says", (event.description,)
-
-
-def _source_text(source: str | None) -> str:
-    match (source or "").lower():
-        case "platform":
-            return "Azure itself"
-        case "user":
-            return "a user of the subscription"
-        case _:
-            return source or "not said"
 
 
 def _approval_facts(status: ApprovalStatus) -> Iterator[tuple[str, Text]]:
@@ -184,10 +180,8 @@ def _principals_text(principals: Iterable[str]) -> Text:
 def _join_texts(texts: Sequence[Text]) -> Text:
     joined: list[str | datetime | PrincipalRef] = []
     for text in texts:
-        if joined:
-            joined.append(", ")
-        joined.extend(text)
-    return tuple(joined)
+        joined += [", ", *text]
+    return tuple(joined[1:])
 
 
 def _notes(status: ApprovalStatus) -> Iterator[Text]:
@@ -201,12 +195,3 @@ def _notes(status: ApprovalStatus) -> Iterator[Text]:
     if note is not None:
         yield (note,)
     yield from proceeds_notice([status])
-
-
-def _command_line_note(status: ApprovalStatus) -> Iterator[Text]:
-    """Yield where to decide if the message itself leads nowhere."""
-    possible = available_decisions(status)
-    verbs = "|".join(verb for verb in ("approve", "hold", "release") if verb in possible)
-    if verbs:
-        event_id = status.occurrence.event.event_id
-        yield (f"To decide, on the machine: imds-relay {verbs} {event_id}",)
