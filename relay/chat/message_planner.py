@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from relay.approvals.service import ApprovalService
 from relay.chat.cards.card import Card, Text
 from relay.chat.cards.rendering import message_card, next_refresh_time
 from relay.chat.cards.timeline import history_lines
 from relay.chat.cards.wording import message_subject
 from relay.chat.links import ConfirmationLinks
-from relay.chat.statuses import EventStatuses
 from relay.clock import Clock
 from relay.events.cloudevent import CloudEvent
 from relay.events.match import matches, matches_any
@@ -60,14 +60,11 @@ class MessagePlanner:
     """Knows which message of a sink shows which events. Its coroutines raise StoreUnavailable."""
 
     def __init__(
-        self,
-        store: Store,
-        statuses: EventStatuses,
-        clock: Clock,
-        links: ConfirmationLinks,
+        self, store: Store, approvals: ApprovalService, clock: Clock, links: ConfirmationLinks
     ) -> None:
         self._store = store
-        self._statuses = statuses
+        self._approvals = approvals
+        self._scope = approvals.origin.scope
         self._clock = clock
         self._links = links
 
@@ -131,14 +128,15 @@ class MessagePlanner:
         occurrences = [
             tx.snapshot.get(occurrence_id) for occurrence_id in tx.messages.occurrences(message.id)
         ]
-        statuses = [self._statuses.read(tx, occurrence) for occurrence in occurrences]
-        scope, code = self._statuses.scope, message.code
+        now = self._clock.now()
+        statuses = [self._approvals.status(tx, occurrence, now) for occurrence in occurrences]
+        scope, code = self._scope, message.code
         placeholder = self._links.placeholder(in_chat=in_chat)  # each edit has new URLs
         content = message_card(statuses, scope, link=placeholder, code=code)
         content_hash = hashlib.sha256(repr(content).encode()).hexdigest()
         card = None
         if content_hash != message.content_hash:
-            # The position changes when the message is up to date, so the next edit has new links.
+            # Up to date, the message has a later position, so that its next edit has new links.
             nonce = f"position {message.history_position}"
             link = self._links.recorded(tx, message, nonce=nonce, in_chat=in_chat)
             card = message_card(statuses, scope, link=link, code=code)
@@ -181,7 +179,7 @@ class MessagePlanner:
         return (
             tx.messages.find(sink.name, occurrence.id) is None
             and matches_any(sink.events, "event.scheduled")
-            and matches(sink.match, occurrence.data, self._statuses.scope, every=False)
+            and matches(sink.match, occurrence.data, self._scope, every=False)
         )
 
     def _redeliver_end_of_previous(
