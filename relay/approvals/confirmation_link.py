@@ -35,26 +35,21 @@ def check_confirmation_link(
             "a newer message has its own links",
         )
     if link.wrong_codes >= MAX_WRONG_CODES:
-        return Refusal(
-            403,
-            f"{MAX_WRONG_CODES} wrong codes were given with this link: it is void; {_NEXT_STEP}",
-        )
+        reason = f"{MAX_WRONG_CODES} wrong codes were given with this link: it is void"
+        return Refusal(403, f"{reason}; {_NEXT_STEP}")
     if link.decision != "approve":
         return None
     code = "".join((link_use.code or "").split())
     if not code:
-        return Refusal(403, "approving asks for the code that the message shows", "code")
+        reason = "approving asks for the code that the message shows"
+        return Refusal(403, reason, field="code")
     if hmac.compare_digest(code.encode("utf-8", "surrogateescape"), link.code.encode()):
         return None
     tx.messages.count_wrong_code(link)
+    reason = "this is not the code that the message shows"
     tries_left = MAX_WRONG_CODES - link.wrong_codes - 1
     if tries_left == 0:
-        return Refusal(
-            403,
-            "this is not the code that the message shows, "
-            f"and {MAX_WRONG_CODES} wrong codes void a link; {_NEXT_STEP}",
-        )
+        consequence = f"and {MAX_WRONG_CODES} wrong codes void a link"
+        return Refusal(403, f"{reason}, {consequence}; {_NEXT_STEP}")
     tries = "one more try" if tries_left == 1 else f"{tries_left} more tries"
-    return Refusal(
-        403, f"this is not the code that the message shows; the link takes {tries}", "code"
-    )
+    return Refusal(403, f"{reason}; the link takes {tries}", field="code")

@@ -106,11 +106,10 @@ def _summary(statuses: Sequence[ApprovalStatus]) -> Text:
         parts.append(", ".join(f"{count} {state}" for state, count in counts.items() if count))
     text: Text = ("".join(f"{part}. " for part in parts),)
     times = [status.not_before for status in open_statuses if status.not_before is not None]
-    if not times:
-        return text
-    return (
-        *text,
-        "The first begins at ",
-        min(times),
-        " or soon after, whether or not anybody answers.",
-    )
+    if times:
+        text += (
+            "The first begins at ",
+            min(times),
+            " or soon after, whether or not anybody answers.",
+        )
+    return text
