@@ -99,10 +99,8 @@ def _event_facts(status: ApprovalStatus) -> Iterator[tuple[str, Text]]:
     event = status.occurrence.event
     yield "Machines", (join_names(event.resources) or "none is named",)
     yield "What happens", (impact_text(event.event_type, event.duration, len(event.resources)),)
-    yield (
-        "Who started it",
-        (_SOURCES.get((event.event_source or "").lower(), event.event_source or "not said"),),
-    )
+    source = event.event_source or "not said"
+    yield "Who started it", (_SOURCES.get(source.lower(), source),)
     if event.description:
         yield "Azure says", (event.description,)
 
