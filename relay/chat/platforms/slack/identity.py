@@ -16,7 +16,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from relay.approvals.request import Caller
-from relay.chat.decisions import ChatDecisions
+from relay.chat.context import ChatDecisions
 from relay.chat.platforms.slack.payloads import Actor
 from relay.chat.platforms.slack.web import WebApi
 from relay.clock import Clock
