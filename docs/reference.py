@@ -46,14 +46,14 @@ def _sections(
     listed.add(model)
     yield f"## {f'`{path}`' if path else title}\n"
     if path and model.__doc__:
-        yield f"{model.__doc__.splitlines()[0]}\n"
+        yield f"{_first_paragraph(model.__doc__)}\n"
     yield "| key | default | |"
     yield "| --- | --- | --- |"
     for name, field in model.model_fields.items():
         key = field.alias or name
         if key.endswith("_file") and key.removesuffix("_file") in model.model_fields:
             continue
-        description = field.description.splitlines()[0] if field.description else ""
+        description = _first_paragraph(field.description or "")
         if f"{name}_file" in model.model_fields:
             description += f" Or `{key}_file`."
         yield f"| `{key}` | {_default(field, model)} | {description} |"
@@ -68,6 +68,11 @@ def _sections(
             yield from _sections(
                 f"{key}[]" if _is_list(field.annotation) else key, inner, key, listed
             )
+
+
+def _first_paragraph(docstring: str) -> str:
+    """Return the first paragraph on one line, as Markdown: `<name>` alone would be an HTML tag."""
+    return " ".join(docstring.partition("\n\n")[0].split()).replace("<", "&lt;")
 
 
 def _models(annotation: Any) -> list[type[BaseModel]]:
