@@ -12,10 +12,8 @@ from typing import Any
 
 from playwright.async_api import Browser, Page
 
-from tests.api.confirmation_links import Message, confirm, message
-from tests.api.running_relay import Running
-from tests.api.running_relay import event as make_event
-from tests.api.running_relay import running as running_relay
+from tests.api.confirmation_links import MessageLinks, post_confirmation, render_message
+from tests.api.running_relay import RunningRelay, make_event, run_relay
 from tests.chromium import connected, executable, serving
 
 DIRECTORY = Path(__file__).parent
@@ -38,24 +36,30 @@ async def main() -> None:
     if chromium is None:
         raise FileNotFoundError("expected an installed Chromium, found none")
     with TemporaryDirectory() as directory, serving(chromium, Path(directory)) as address:
-        async with connected(address) as browser, running_relay(Path(directory)) as relay:
-            await relay.see(make_event(**EVENT))
-            links = await message(relay)
+        async with connected(address) as browser, run_relay(Path(directory)) as relay:
+            await relay.observe(make_event(**EVENT))
+            links = await render_message(relay)
             await _take_form(browser, relay, links, "approve", DESKTOP)
             await _take_form(browser, relay, links, "hold", PHONE)
-            await confirm(relay, links.tokens["approve"], links.code, by="bob")
+            await post_confirmation(relay, links.tokens["approve"], links.code, by="bob")
             await _take_wrong_code_and_approval(browser, relay, links)
 
 
 async def _take_form(
-    browser: Browser, relay: Running, links: Message, decision: str, device: dict[str, Any]
+    browser: Browser,
+    relay: RunningRelay,
+    links: MessageLinks,
+    decision: str,
+    device: dict[str, Any],
 ) -> None:
     page = await _open_page(browser, relay, links.tokens[decision], device)
     await page.locator("#decide").wait_for()
     await page.screenshot(path=DIRECTORY / f"page-{decision}.png", full_page=device is DESKTOP)
 
 
-async def _take_wrong_code_and_approval(browser: Browser, relay: Running, links: Message) -> None:
+async def _take_wrong_code_and_approval(
+    browser: Browser, relay: RunningRelay, links: MessageLinks
+) -> None:
     page = await _open_page(browser, relay, links.tokens["approve"], DESKTOP)
     await page.locator("#code").fill(links.wrong_code)
     await page.locator("#key").fill("key-of-alice")
@@ -68,7 +72,9 @@ async def _take_wrong_code_and_approval(browser: Browser, relay: Running, links:
     await page.screenshot(path=DIRECTORY / "page-approved.png", full_page=True)
 
 
-async def _open_page(browser: Browser, relay: Running, token: str, device: dict[str, Any]) -> Page:
+async def _open_page(
+    browser: Browser, relay: RunningRelay, token: str, device: dict[str, Any]
+) -> Page:
     context = await browser.new_context(locale="en-GB", timezone_id="Europe/Oslo", **device)
     page = await context.new_page()
     await page.goto(f"http://127.0.0.1:{relay.server.port}/approve#{token}")

@@ -18,7 +18,7 @@ from typing import Any
 from relay.simulator import VM, Event, Setup, Simulator
 from tests.chat.running_relay import Stage, rule, stage
 from tests.chat.slack_server import ALICE, BOB, TEAM, PostedMessage, SlackServer, running_slack
-from tests.chromium import executable, running
+from tests.chromium import connected, executable, serving
 from tests.journey.relay_process import eventually
 
 HERE = Path(__file__).parent
@@ -167,13 +167,14 @@ async def main() -> None:
     chromium = executable()
     if chromium is None:
         raise RuntimeError("expected a Chromium on this machine, found none")
-    async with running(chromium) as browser:
-        page = await browser.new_page(viewport={"width": 530, "height": 200})
-        for name, body in (await pages()).items():
-            await page.set_content(
-                f"<!doctype html><meta charset=utf-8><style>{STYLE}</style>{body}"
-            )
-            await page.locator("body").screenshot(path=HERE / f"slack-{name}.png")
+    with TemporaryDirectory() as directory, serving(chromium, Path(directory)) as address:
+        async with connected(address) as browser:
+            page = await browser.new_page(viewport={"width": 530, "height": 200})
+            for name, body in (await pages()).items():
+                await page.set_content(
+                    f"<!doctype html><meta charset=utf-8><style>{STYLE}</style>{body}"
+                )
+                await page.locator("body").screenshot(path=HERE / f"slack-{name}.png")
 
 
 if __name__ == "__main__":

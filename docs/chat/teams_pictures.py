@@ -16,7 +16,7 @@ from typing import Any
 
 from tests.chat.running_relay import ALICE, BOB, Stage, rule, stage
 from tests.chat.teams_server import TeamsWorkflow, running_workflow
-from tests.chromium import executable, running
+from tests.chromium import connected, executable, serving
 from tests.journey.relay_process import eventually
 
 HERE = Path(__file__).parent
@@ -164,11 +164,12 @@ async def main() -> None:
     chromium = executable()
     if chromium is None:
         raise RuntimeError("expected a Chromium on this machine, found none")
-    async with running(chromium) as browser:
-        page = await browser.new_page(viewport={"width": 676, "height": 200})
-        for name, body in (await pages()).items():
-            await page.set_content(f"<!doctype html><style>{STYLE}</style>{body}")
-            await page.locator("body").screenshot(path=HERE / f"teams-{name}.png")
+    with TemporaryDirectory() as directory, serving(chromium, Path(directory)) as address:
+        async with connected(address) as browser:
+            page = await browser.new_page(viewport={"width": 676, "height": 200})
+            for name, body in (await pages()).items():
+                await page.set_content(f"<!doctype html><style>{STYLE}</style>{body}")
+                await page.locator("body").screenshot(path=HERE / f"teams-{name}.png")
 
 
 if __name__ == "__main__":
