@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import (
     BaseModel,
@@ -14,7 +14,6 @@ from pydantic import (
     ConfigDict,
     PrivateAttr,
     SecretStr,
-    WithJsonSchema,
     model_validator,
 )
 
@@ -38,17 +37,7 @@ def _duration(value: object) -> float:
     return value if isinstance(value, float) else parse_duration(value)
 
 
-Duration = Annotated[
-    float,
-    BeforeValidator(_duration),
-    WithJsonSchema(
-        {
-            "type": "string",
-            "pattern": rf"^{_DURATION.pattern}$",
-            "examples": ["500ms", "1s", "5m", "2h", "7d"],
-        }
-    ),
-]
+Duration = Annotated[float, BeforeValidator(_duration)]
 """A duration: text with a unit in the YAML document, seconds as a float in the code."""
 
 
@@ -131,8 +120,3 @@ def _read_secret(path: Path) -> str:
     except UnicodeDecodeError:
         problem = "it is not UTF-8 text"
     raise ValueError(f"expected a readable file, {path} could not be read: {problem}")
-
-
-def json_schema(model: type[BaseModel]) -> dict[str, Any]:
-    """Return the JSON Schema of a section, for the configuration reference."""
-    return model.model_json_schema(mode="validation")

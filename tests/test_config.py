@@ -712,15 +712,12 @@ def test_an_api_version_needs_no_quotes(file: Path) -> None:
     )
 
 
-def test_a_usual_place_that_cannot_be_looked_into_is_not_passed_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_usual_place_that_cannot_be_looked_into_is_not_passed_over(tmp_path: Path) -> None:
     """A name that is too long is as unreadable as a closed folder, also for root."""
-    monkeypatch.setattr("relay.config.DEFAULT_PATHS", (tmp_path / ("x" * 300) / "relay.yaml",))
     with pytest.raises(
         ConfigError, match=r"relay\.yaml: expected a file that can be read: File name too long"
     ):
-        load(None, {})
+        load(None, {}, default_paths=(tmp_path / ("x" * 300) / "relay.yaml",))
 
 
 # --- never a secret

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from relay.cli._connection import find_socket
 from relay.config import load
 from relay.errors import ConfigError, StoreError
 from relay.files import current_user, may_be_file, may_be_folder, may_exist
@@ -57,17 +58,14 @@ def test_what_cannot_be_looked_at_may_be_there(closed: Path) -> None:
     assert [checks(closed / "relay.yaml") for checks in CHECKS] == [True] * 3
 
 
-def test_a_configuration_in_a_closed_folder_is_unreadable_and_not_absent(
-    closed: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("relay.config.DEFAULT_PATHS", (closed / "relay.yaml",))
+def test_a_configuration_in_a_closed_folder_is_unreadable_and_not_absent(closed: Path) -> None:
     message = (
         r"relay\.yaml: expected a file that can be read: "
         rf"Permission denied \(this runs as {current_user()}\)"
     )
     with pytest.raises(ConfigError, match=message):
-        load(None, {})
-    done = run_command("check")
+        load(None, {}, default_paths=(closed / "relay.yaml",))
+    done = run_command("check", "-c", str(closed / "relay.yaml"))
     assert (done.code, "Permission denied" in done.err) == (2, True)
 
 
@@ -90,8 +88,10 @@ def test_a_state_file_in_a_closed_folder_is_unreadable_and_not_absent(closed: Pa
 def test_the_usual_socket_in_a_closed_folder_is_refused_and_not_absent(
     closed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("relay.cli._connection.SERVICE_SOCKET", closed / "relay.sock")
     monkeypatch.chdir("/")
+    socket = closed / "relay.sock"
+    assert find_socket(None, service_socket=socket) == socket
+    monkeypatch.setenv("IMDS_RELAY_API__SOCKET", str(socket))
     done = run_command("events")
     assert done.code == 1
-    assert f"you may not open {closed / 'relay.sock'}" in done.err
+    assert f"you may not open {socket}" in done.err

@@ -35,7 +35,7 @@ async def connect(
 ) -> AsyncIterator[Client]:
     """Yield a client of the chosen relay. Raises ConfigError if the options name none."""
     if url is None:
-        socket = _find_socket(config)
+        socket = find_socket(config)
         async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(socket))) as session:
             yield Client(session, "http://relay", str(socket))
         return
@@ -79,20 +79,21 @@ def _origin(url: str) -> str:
     )
 
 
-def _find_socket(config: Path | None) -> Path:
+def find_socket(config: Path | None, *, service_socket: Path = SERVICE_SOCKET) -> Path:
+    """Return the socket of the configuration, or else that of the service. Raises ConfigError."""
     try:
         loaded = load(config)
     except ConfigError:
         # A user of the socket need not have the variables and secret files of the relay.
-        if config is None and may_exist(SERVICE_SOCKET):
-            return SERVICE_SOCKET
+        if config is None and may_exist(service_socket):
+            return service_socket
         raise
     if loaded.config.api.socket is not None:
         return loaded.config.api.socket
-    if may_exist(SERVICE_SOCKET):
-        return SERVICE_SOCKET
+    if may_exist(service_socket):
+        return service_socket
     raise ConfigError(
-        f"{loaded.file or 'the configuration'} has no api.socket, and {SERVICE_SOCKET} does not "
+        f"{loaded.file or 'the configuration'} has no api.socket, and {service_socket} does not "
         "exist. Set api.socket, or name a relay with --url and a key"
     )
 

@@ -155,7 +155,7 @@ def _open_journal(
 
     Raises StoreError if the file is no store, and CommandFailed if reading it fails.
     """
-    path = store or _configured_store(config)
+    path = store or configured_store(config)
     with closing(open_for_reading(path)) as connection:
         try:
             connection.execute("BEGIN")
@@ -164,9 +164,10 @@ def _open_journal(
             raise CommandFailed(f"the journal in {path} cannot be read: {error}") from error
 
 
-def _configured_store(config: Path | None) -> Path:
+def configured_store(config: Path | None, *, service_store: Path = SERVICE_STORE) -> Path:
+    """Return the state file of the configuration, or else that of the service if it exists."""
     path = load(config).config.store.path
-    return SERVICE_STORE if not may_exist(path) and may_exist(SERVICE_STORE) else path
+    return service_store if not may_exist(path) and may_exist(service_store) else path
 
 
 def _parse_head(text: str) -> Head:

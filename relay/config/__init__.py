@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import importlib.resources
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,9 +52,18 @@ class Loaded:
     file: Path | None
 
 
-def load(path: Path | None = None, environment: Mapping[str, str] = os.environ) -> Loaded:
+def load(
+    path: Path | None = None,
+    environment: Mapping[str, str] = os.environ,
+    *,
+    default_paths: Sequence[Path] = DEFAULT_PATHS,
+) -> Loaded:
     """Find, read and check the document. Raises ConfigError with a line for each error."""
-    file = _find_file(path, environment)
+    file = path
+    if file is None and environment.get("IMDS_RELAY_CONFIG"):
+        file = Path(environment["IMDS_RELAY_CONFIG"])
+    if file is None:
+        file = next((place for place in default_paths if may_be_file(place)), None)
     document = read_document(file or DEFAULTS)
     values = expand_variables(file, document, environment)
     variables = {
@@ -75,14 +84,6 @@ def load(path: Path | None = None, environment: Mapping[str, str] = os.environ) 
             sink_kinds=sink_modules(),
         )
         raise ConfigError("\n".join(describe_errors(error, config_input))) from None
-
-
-def _find_file(path: Path | None, environment: Mapping[str, str]) -> Path | None:
-    if path is not None:
-        return path
-    if environment.get("IMDS_RELAY_CONFIG"):
-        return Path(environment["IMDS_RELAY_CONFIG"])
-    return next((place for place in DEFAULT_PATHS if may_be_file(place)), None)
 
 
 @functools.cache

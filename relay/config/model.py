@@ -50,13 +50,8 @@ def sink_modules() -> dict[str, Any]:
 if TYPE_CHECKING:
     AnySink = SinkSettings
 else:
-    # A union of the settings classes, told apart by kind. A single class needs no discriminator.
     _settings = [module.Settings for module in sink_modules().values()]
-    AnySink = (
-        Annotated[functools.reduce(operator.or_, _settings), Field(discriminator="kind")]
-        if len(_settings) > 1
-        else _settings[0]
-    )
+    AnySink = Annotated[functools.reduce(operator.or_, _settings), Field(discriminator="kind")]
 
 
 class Config(Section):

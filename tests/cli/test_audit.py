@@ -13,6 +13,7 @@ from pathlib import Path
 import orjson
 import pytest
 
+from relay.cli.audit import configured_store
 from relay.outbox.journal import Journal
 from tests.cli.command import ROOT, run_async, run_command
 from tests.cli.running_relay import LOCAL_PRINCIPAL, running_relay
@@ -209,16 +210,14 @@ async def test_a_copy_is_audited_where_it_lies_without_a_configuration(
         ).code == 0
 
 
-async def test_the_state_file_of_the_service_is_found(
-    journal_of_a_decision: tuple[str, Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _, store, _ = journal_of_a_decision
-    monkeypatch.setattr("relay.cli.audit.SERVICE_STORE", store)
-    (tmp_path / "other.yaml").write_text(f"store: {{path: {tmp_path}/absent.db}}")
-    assert (
-        f"the chain of {store} holds"
-        in (await run_async("audit", "-c", str(tmp_path / "other.yaml"))).out
-    )
+def test_the_state_file_of_the_service_is_found(tmp_path: Path) -> None:
+    config, configured, service = (tmp_path / name for name in ("relay.yaml", "a.db", "b.db"))
+    config.write_text(f"store: {{path: {configured}}}")
+    assert configured_store(config, service_store=service) == configured
+    service.touch()
+    assert configured_store(config, service_store=service) == service
+    configured.touch()
+    assert configured_store(config, service_store=service) == configured
 
 
 @pytest.mark.parametrize(

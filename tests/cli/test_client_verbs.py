@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from relay.cli._connection import find_socket
 from relay.simulator import Plan
 from tests.cli.command import CommandResult, environment, run_async, run_command
 from tests.cli.running_relay import (
@@ -428,15 +429,16 @@ def test_without_a_socket_or_url_it_is_said_what_to_give(tmp_path: Path) -> None
     assert result.err.startswith(f"imds-relay: {tmp_path}/relay.yaml has no api.socket")
 
 
-async def test_the_socket_of_the_service_is_used_by_those_who_have_not_its_variables(
-    relay: RunningRelay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_socket_of_the_service_is_used_by_those_who_have_not_its_variables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "secret.yaml").write_text("scope: ${NOPE}")
     monkeypatch.setenv("IMDS_RELAY_CONFIG", str(tmp_path / "secret.yaml"))
-    result = await run_async("events")
+    result = run_command("events")
     assert (result.code, "NOPE" in result.err) == (2, True)
-    monkeypatch.setattr("relay.cli._connection.SERVICE_SOCKET", relay.store.with_name("relay.sock"))
-    assert (await run_async("events")).code == 0
+    service_socket = tmp_path / "relay.sock"
+    service_socket.touch()
+    assert find_socket(None, service_socket=service_socket) == service_socket
 
 
 @pytest.mark.parametrize(
