@@ -1,4 +1,4 @@
-"""The command line, ``imds-relay <verb>``: one module for each verb. This one assembles them.
+"""The command line, ``imds-relay <verb>``: this module assembles the verbs of the others.
 
 Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 3 refused by policy.
 """
@@ -13,25 +13,18 @@ import typer
 
 from relay import __version__
 from relay.cli import (
-    approvals,
-    approve,
     audit,
     check,
-    dead_letters,
+    decisions,
     deliveries,
     demo,
     doctor,
     events,
-    explain,
-    hold,
     init,
     keys,
-    redeliver,
     run,
     schema,
-    show,
     simulate,
-    sink_actions,
     tail,
 )
 from relay.cli._exit_codes import (
@@ -60,21 +53,21 @@ _VERBS: Mapping[str, Mapping[str, Callable[..., None]]] = {
         "keys": keys.keys,
         "run": run.run,
     },
-    "Watch": {"events": events.events, "show": show.show, "tail": tail.tail},
+    "Watch": {"events": events.events, "show": events.show, "tail": tail.tail},
     "Decide": {
-        "approve": approve.approve,
-        "hold": hold.hold,
-        "release": hold.release,
-        "approvals": approvals.approvals,
+        "approve": decisions.approve,
+        "hold": decisions.hold,
+        "release": decisions.release,
+        "approvals": decisions.approvals,
     },
     "Send": {
         "deliveries": deliveries.deliveries,
-        "dead-letters": dead_letters.dead_letters,
-        "redeliver": redeliver.redeliver,
-        "ping": sink_actions.ping,
-        "pause": sink_actions.pause,
-        "resume": sink_actions.resume,
-        "explain": explain.explain,
+        "dead-letters": deliveries.dead_letters,
+        "redeliver": deliveries.redeliver,
+        "ping": deliveries.ping,
+        "pause": deliveries.pause,
+        "resume": deliveries.resume,
+        "explain": events.explain,
     },
     "Build against it": {"simulate": simulate.simulate, "schema": schema.schema},
 }

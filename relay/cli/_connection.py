@@ -11,7 +11,7 @@ import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Annotated, Any, Concatenate, Final, ParamSpec
+from typing import Annotated, Any, Concatenate, ParamSpec
 
 import aiohttp
 import typer
@@ -29,9 +29,43 @@ SERVICE_SOCKET = Path("/run/imds-relay/relay.sock")
 """The socket that the unit file sets."""
 
 
+_option = functools.partial(typer.Option, rich_help_panel="Which relay")
+Url = Annotated[
+    str | None,
+    _option(
+        "--url",
+        envvar="IMDS_RELAY_URL",
+        metavar="URL",
+        help="The URL of a relay elsewhere. Default: the local socket.",
+    ),
+]
+KeyFile = Annotated[
+    Path | None,
+    _option("--key-file", metavar="FILE", help="A file that holds the bearer key for --url."),
+]
+Key = Annotated[
+    str | None,
+    _option(
+        "--key",
+        envvar="IMDS_RELAY_KEY",
+        metavar="KEY",
+        help="The bearer key itself. Every user of this machine can see a command line.",
+    ),
+]
+SocketConfigFile = Annotated[
+    Path | None,
+    _option(
+        "--config",
+        "-c",
+        metavar="FILE",
+        help="The configuration file that names the local socket.",
+    ),
+]
+
+
 @asynccontextmanager
 async def connect(
-    config: Path | None, url: str | None, key: str | None, key_file: Path | None
+    *, url: Url = None, key_file: KeyFile = None, key: Key = None, config: SocketConfigFile = None
 ) -> AsyncIterator[Client]:
     """Yield a client of the chosen relay. Raises ConfigError if the options name none."""
     if url is None:
@@ -48,11 +82,12 @@ async def connect(
 
 
 def with_client(work: Callable[Concatenate[Client, P], Awaitable[None]]) -> Callable[..., None]:
-    """Make a verb of a function that needs a client: add the options that choose the relay."""
+    """Make a verb of a function that needs a client: add the options of `connect`."""
+    connection_options = inspect.signature(connect, eval_str=True).parameters
 
     @functools.wraps(work)
     def verb(**options: Any) -> None:
-        connection = {option.name: options.pop(option.name) for option in _CONNECTION_OPTIONS}
+        connection = {name: options.pop(name) for name in connection_options}
 
         async def run() -> None:
             async with connect(**connection) as client:
@@ -62,7 +97,7 @@ def with_client(work: Callable[Concatenate[Client, P], Awaitable[None]]) -> Call
 
     own_parameters = list(inspect.signature(work, eval_str=True).parameters.values())[1:]
     verb.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # typer reads it
-        [*own_parameters, *_CONNECTION_OPTIONS]
+        [*own_parameters, *connection_options.values()]
     )
     return verb
 
@@ -111,48 +146,3 @@ def _read_key(key: str | None, file: Path | None) -> str | None:
     if key and not (key.isascii() and key.isprintable()):
         raise ConfigError("expected a bearer key as `imds-relay keys` prints it, on one line")
     return key
-
-
-def _option(name: str, kind: object, *flags: str, **settings: Any) -> inspect.Parameter:
-    declaration = typer.Option(
-        *flags, show_default=False, rich_help_panel="Which relay", **settings
-    )
-    annotation = Annotated[kind, declaration]  # type: ignore[valid-type]  # made at run time
-    return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
-    )
-
-
-_CONNECTION_OPTIONS: Final = (
-    _option(
-        "url",
-        str | None,
-        "--url",
-        envvar="IMDS_RELAY_URL",
-        metavar="URL",
-        help="The URL of a relay elsewhere. Default: the local socket.",
-    ),
-    _option(
-        "key_file",
-        Path | None,
-        "--key-file",
-        metavar="FILE",
-        help="A file that holds the bearer key for --url.",
-    ),
-    _option(
-        "key",
-        str | None,
-        "--key",
-        envvar="IMDS_RELAY_KEY",
-        metavar="KEY",
-        help="The bearer key itself. Every user of this machine can see a command line.",
-    ),
-    _option(
-        "config",
-        Path | None,
-        "--config",
-        "-c",
-        metavar="FILE",
-        help="The configuration file that names the local socket.",
-    ),
-)

@@ -7,7 +7,7 @@ characters.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
@@ -70,6 +70,23 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, emp
     for row in cells:
         table.add_row(*(Text(strip_control(cell)) for cell in row))
     _print(table)
+
+
+def print_page(
+    page: Mapping[str, Any],
+    columns: Sequence[str],
+    row: Callable[[Mapping[str, Any]], Sequence[object]],
+    *,
+    empty: str,
+    as_json: bool,
+) -> None:
+    """Print a page of a list of the API, as JSON or as a table with a row for each item."""
+    if as_json:
+        print_json(page)
+        return
+    print_table(columns, [row(item) for item in page["items"]], empty=empty)
+    if page["next"] is not None:
+        print_status("there are more: --all")
 
 
 def print_fields(pairs: Iterable[tuple[str, object]]) -> None:

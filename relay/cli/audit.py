@@ -43,7 +43,6 @@ ExpectedHead = Annotated[
     typer.Option(
         "--expect",
         metavar="HEAD",
-        show_default=False,
         help="An earlier journalhead, kept elsewhere: shows whether rows were cut off since.",
     ),
 ]
@@ -52,7 +51,6 @@ StoreFile = Annotated[
     typer.Option(
         "--store",
         metavar="FILE",
-        show_default=False,
         help="The state file itself, or a copy of it. No configuration is read then.",
     ),
 ]

@@ -37,7 +37,6 @@ DocumentFile = Annotated[
     typer.Option(
         "--against",
         metavar="DOCUMENT",
-        show_default=False,
         help="A Scheduled Events document in JSON: shows which rule decides about each event.",
     ),
 ]

@@ -24,6 +24,7 @@ from relay.cli._exit_codes import CommandFailed
 from relay.cli._output import format_local_time, pluralize, print_output
 from relay.cli._signals import run_until_stopped
 from relay.cli._webhook_receiver import WebhookReceiver, receive_webhooks
+from relay.cli.decisions import decide
 from relay.cli.keys import new_bearer_key, new_signing_secret
 from relay.clock import SystemClock
 from relay.config import Config
@@ -146,7 +147,7 @@ async def _start_parts(steps: Steps) -> AsyncIterator[_DemoPrograms]:
             async with started(config, clock) as running:
                 url = f"http://127.0.0.1:{running.api_port}"
                 steps.print(f"the relay runs, its API is at {url}")
-                async with connect(config=None, url=url, key=key, key_file=None) as relay:
+                async with connect(url=url, key=key) as relay:
                     yield _DemoPrograms(
                         azure=azure, receiver=receiver, relay=relay, store=store, url=url, key=key
                     )
@@ -204,13 +205,7 @@ async def _approve(parts: _DemoPrograms, steps: Steps, event_id: str) -> None:
     approval = event["approval"]
     missing_votes = pluralize(approval["missing"], "vote")
     steps.print(f"GET /v1/events/{event_id[:8]}…: {approval['state']}, {missing_votes} missing")
-    body = {
-        "eventId": event_id,
-        "decision": "approve",
-        "revision": event["revision"],
-        "reason": "drained",
-    }
-    answer = await parts.relay.post("approvals", body=body)
+    answer = await decide(parts.relay, event, "approve", reason="drained")
     steps.print(
         f"POST /v1/approvals by client:operator: {answer['state']}, "
         f"{answer['votes']} of {answer['required']} votes"

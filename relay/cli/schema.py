@@ -18,7 +18,6 @@ def schema(
         str | None,
         typer.Argument(
             metavar="TYPE",
-            show_default=False,
             help="Such as event.scheduled, or asyncapi, or slack-manifest. Default: all types.",
         ),
     ] = None,

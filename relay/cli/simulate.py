@@ -19,7 +19,6 @@ def simulate(
         str | None,
         typer.Argument(
             metavar="PLAYBOOK",
-            show_default=False,
             help="A name of --list, or a YAML file. "
             "Default: one VM, and events only by the control API.",
         ),
@@ -33,7 +32,6 @@ def simulate(
         typer.Option(
             "--scale",
             metavar="N",
-            show_default=False,
             help="How many times faster than Azure; overrides the playbook's scale.",
         ),
     ] = None,
