@@ -77,7 +77,7 @@ def with_examples(text: str) -> str:
 
 
 def test_the_shipped_document_is_the_defaults_field_by_field() -> None:
-    assert load(None, {}).config == Config()
+    assert load(environment={}).config == Config()
 
 
 @pytest.mark.parametrize(
@@ -271,8 +271,8 @@ def test_the_document_is_that_of_the_option_else_of_the_variable_else_of_a_usual
         (tmp_path / f"{name}.yaml").write_text(f"scope: {name}")
     variable = {"IMDS_RELAY_CONFIG": str(tmp_path / "variable.yaml")}
     assert load(tmp_path / "option.yaml", variable).config.scope == "option"
-    assert load(None, variable).config.scope == "variable"
-    loaded_configuration = load(None, {})
+    assert load(environment=variable).config.scope == "variable"
+    loaded_configuration = load(environment={})
     assert (loaded_configuration.config.scope, loaded_configuration.file) == (
         "relay",
         Path("relay.yaml"),
@@ -373,7 +373,7 @@ def test_the_environment_wins_over_the_document(file: Path) -> None:
 
 def test_a_value_from_the_environment_is_not_filled_in_again() -> None:
     assert (
-        load(None, {"IMDS_RELAY_API__PUBLIC_URL": "https://a/$b"}).config.api.public_url
+        load(environment={"IMDS_RELAY_API__PUBLIC_URL": "https://a/$b"}).config.api.public_url
         == "https://a/$b"
     )
 
@@ -690,7 +690,7 @@ WRONG_VARIABLES = [
 )
 def test_a_wrong_variable_is_named(name: str, value: str, message: str) -> None:
     with pytest.raises(ConfigError) as error:
-        load(None, {f"IMDS_RELAY_{name}": value})
+        load(environment={f"IMDS_RELAY_{name}": value})
     assert str(error.value) == f"environment variable IMDS_RELAY_{name}: {message}"
 
 
@@ -717,7 +717,7 @@ def test_a_usual_place_that_cannot_be_looked_into_is_not_passed_over(tmp_path: P
     with pytest.raises(
         ConfigError, match=r"relay\.yaml: expected a file that can be read: File name too long"
     ):
-        load(None, {}, default_paths=(tmp_path / ("x" * 300) / "relay.yaml",))
+        load(environment={}, default_paths=(tmp_path / ("x" * 300) / "relay.yaml",))
 
 
 # --- never a secret
@@ -799,7 +799,7 @@ def test_no_error_shows_a_secret(
 )
 def test_no_error_about_a_variable_shows_a_secret(value: str) -> None:
     with pytest.raises(ConfigError) as error:
-        load(None, {"IMDS_RELAY_API__CLIENTS": value.replace("SECRET", "hunter2-hunter2")})
+        load(environment={"IMDS_RELAY_API__CLIENTS": value.replace("SECRET", "hunter2-hunter2")})
     assert "hunter2-hunter2" not in str(error.value)
 
 

@@ -64,7 +64,7 @@ def test_a_configuration_in_a_closed_folder_is_unreadable_and_not_absent(closed:
         rf"Permission denied \(this runs as {current_user()}\)"
     )
     with pytest.raises(ConfigError, match=message):
-        load(None, {}, default_paths=(closed / "relay.yaml",))
+        load(environment={}, default_paths=(closed / "relay.yaml",))
     done = run_command("check", "-c", str(closed / "relay.yaml"))
     assert (done.code, "Permission denied" in done.err) == (2, True)
 

@@ -16,7 +16,7 @@ from relay.app import started
 from relay.clock import SystemClock
 from relay.config import load
 from relay.simulator import VM, Event, Plan, Setup, Simulator
-from tests.cli.command import run_async
+from tests.cli.command import CommandResult, run_async
 from tests.journey.relay_process import SECRET, Inbox, eventually, inbox, name_of
 
 LOCAL_PRINCIPAL = f"local:{pwd.getpwuid(os.geteuid()).pw_name}"
@@ -27,13 +27,17 @@ READER_KEY = "imdsr_of-the-reader"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningRelay:
-    """The parts. ``config`` names the socket for commands; calls of ``url`` need a key."""
+    """The parts. ``config`` is a file that names the socket; calls of ``url`` need a key."""
 
     azure: Simulator
     receiver: Inbox
     config: str
     url: str
     store: Path
+
+    async def run(self, *arguments: str) -> CommandResult:
+        """Run the command against this relay, by its socket."""
+        return await run_async(*arguments, "-c", self.config)
 
     async def announce(self, plan: Plan | None = None) -> Event:
         """Schedule an event, and wait until the receiver has it."""
@@ -55,8 +59,7 @@ class RunningRelay:
 
     async def get_event(self, event: Event) -> dict[str, Any]:
         """Return the event of the API."""
-        result = await run_async("show", event.event_id, "--config", self.config, "--json")
-        details: dict[str, Any] = result.json
+        details: dict[str, Any] = (await self.run("show", event.event_id, "--json")).json
         return details
 
 

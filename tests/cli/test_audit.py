@@ -25,8 +25,8 @@ async def journal_of_a_decision(tmp_path: Path) -> tuple[str, Path, str]:
     """Return what a stopped relay left: configuration, state file, and EventId of a decision."""
     async with running_relay(tmp_path) as relay:
         event = await relay.announce()
-        await run_async("hold", event.event_id, "-c", relay.config, "--reason", "backup runs")
-        await run_async("approvals", "dry-run", "-c", relay.config)
+        await relay.run("hold", event.event_id, "--reason", "backup runs")
+        await relay.run("approvals", "dry-run")
     return relay.config, relay.store, event.event_id
 
 
@@ -43,7 +43,7 @@ def tamper(store: Path, statement: str) -> None:
 async def test_audit_verifies_beside_a_running_relay(tmp_path: Path) -> None:
     async with running_relay(tmp_path) as relay:
         await relay.announce()
-        result = await run_async("audit", "-c", relay.config)
+        result = await relay.run("audit")
     assert result.code == 0
     assert result.out.startswith(f"the chain of {relay.store} holds: 1 row, journalhead 1:")
 
@@ -243,15 +243,15 @@ def test_a_state_file_that_is_none_is_a_sentence(
 async def test_a_state_file_that_is_damaged_further_on_is_a_sentence(tmp_path: Path) -> None:
     async with running_relay(tmp_path) as relay:
         event = await relay.announce()
-        await run_async("hold", event.event_id, "-c", relay.config, "--reason", "x" * 1000)
-        await run_async("release", event.event_id, "-c", relay.config, "--reason", "y" * 1000)
-        await run_async("hold", event.event_id, "-c", relay.config, "--reason", "the last row")
+        await relay.run("hold", event.event_id, "--reason", "x" * 1000)
+        await relay.run("release", event.event_id, "--reason", "y" * 1000)
+        await relay.run("hold", event.event_id, "--reason", "the last row")
     whole = bytearray(relay.store.read_bytes())
     page = whole.rindex(b"the last row") // 4096 * 4096
     whole[page : page + 64] = b"\xff" * 64
     relay.store.write_bytes(whole)
     for verb in ("verify", "export"):
-        result = await run_async("audit", verb, "-c", relay.config)
+        result = await relay.run("audit", verb)
         assert result.code == 1
         assert "cannot be read: database disk image is malformed" in result.err
         assert len(result.err.splitlines()) == 1

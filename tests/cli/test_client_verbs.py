@@ -10,12 +10,13 @@ import re
 import signal
 import sys
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from relay.cli._connection import find_socket
-from relay.simulator import Plan
+from relay.simulator import Event, Plan
 from tests.cli.command import CommandResult, environment, run_async, run_command
 from tests.cli.running_relay import (
     ALICE_KEY,
@@ -45,9 +46,9 @@ async def elsewhere(relay: RunningRelay, *arguments: str, key: str = ALICE_KEY) 
 async def test_events_lists_what_azure_announced_with_where_its_approval_stands(
     relay: RunningRelay,
 ) -> None:
-    assert (await run_async("events", "-c", relay.config)).out == "no events\n"
+    assert (await relay.run("events")).out == "no events\n"
     event = await relay.announce()
-    result = await run_async("events", "-c", relay.config)
+    result = await relay.run("events")
     assert result.code == 0
     assert re.search(
         (
@@ -56,21 +57,21 @@ async def test_events_lists_what_azure_announced_with_where_its_approval_stands(
         ),
         result.out,
     )
-    (listed,) = (await run_async("events", "-c", relay.config, "--json")).json["items"]
+    (listed,) = (await relay.run("events", "--json")).json["items"]
     assert listed["eventId"] == event.event_id
 
 
 async def test_votes_are_shown_only_while_they_matter(relay: RunningRelay) -> None:
     """A started event has another revision, for which the earlier votes do not count."""
     event = await relay.announce()
-    await run_async("hold", event.event_id, "-c", relay.config)
-    assert "held, 0 of 2 votes, rule two" in (await run_async("events", "-c", relay.config)).out
-    await run_async("release", event.event_id, "-c", relay.config)
-    await run_async("approve", event.event_id, "-c", relay.config, "--yes")
+    await relay.run("hold", event.event_id)
+    assert "held, 0 of 2 votes, rule two" in (await relay.run("events")).out
+    await relay.run("release", event.event_id)
+    await relay.run("approve", event.event_id, "--yes")
     await elsewhere(relay, "approve", event.event_id, "--yes")
     await relay.wait_for_webhook("event.started", event.event_id)
     for verb in (("events",), ("show", event.event_id)):
-        shown = (await run_async(*verb, "-c", relay.config)).out
+        shown = (await relay.run(*verb)).out
         assert re.search(r"\baccepted, rule two\n", shown), shown
 
 
@@ -79,21 +80,18 @@ async def test_events_prints_one_page_and_says_that_there_are_more(relay: Runnin
         relay.azure.schedule(Plan(type="Freeze", notice=900.0))
 
     async def all_are_there() -> bool:
-        return (
-            len((await run_async("events", "-c", relay.config, "--all", "--json")).json["items"])
-            == 101
-        )
+        return len((await relay.run("events", "--all", "--json")).json["items"]) == 101
 
     await eventually(all_are_there)
-    result = await run_async("events", "-c", relay.config)
+    result = await relay.run("events")
     assert (len(result.out.splitlines()), result.err) == (101, "there are more: --all\n")
-    assert len((await run_async("events", "-c", relay.config, "--all")).out.splitlines()) == 102
+    assert len((await relay.run("events", "--all")).out.splitlines()) == 102
 
 
 async def test_show_tells_history_votes_and_deliveries(relay: RunningRelay) -> None:
     event = await relay.announce()
-    await run_async("approve", event.event_id, "-c", relay.config, "--yes", "--reason", "drained")
-    shown = (await run_async("show", event.event_id.lower(), "-c", relay.config)).out
+    await relay.run("approve", event.event_id, "--yes", "--reason", "drained")
+    shown = (await relay.run("show", event.event_id.lower())).out
     for text in (
         event.event_id,
         "db-0, db-1",
@@ -109,7 +107,7 @@ async def test_show_tells_history_votes_and_deliveries(relay: RunningRelay) -> N
 
 
 async def test_an_unknown_event_is_a_sentence_and_exit_code_1(relay: RunningRelay) -> None:
-    result = await run_async("show", "../nope", "-c", relay.config)
+    result = await relay.run("show", "../nope")
     assert (result.code, result.out, result.err) == (
         1,
         "",
@@ -121,7 +119,7 @@ async def test_what_azure_wrote_cannot_move_the_cursor(relay: RunningRelay) -> N
     event = await relay.announce(
         Plan(type="Reboot", description="\x1b[2J[bold]gone[/bold]\x07", notice=900.0)
     )
-    shown = (await run_async("show", event.event_id, "-c", relay.config)).out
+    shown = (await relay.run("show", event.event_id)).out
     assert "\N{REPLACEMENT CHARACTER}[2J[bold]gone[/bold]\N{REPLACEMENT CHARACTER}" in shown
 
 
@@ -130,7 +128,7 @@ async def test_what_azure_wrote_cannot_move_the_cursor(relay: RunningRelay) -> N
 
 async def test_approve_shows_what_is_approved_and_exits_with_0(relay: RunningRelay) -> None:
     event = await relay.announce()
-    result = await run_async("approve", event.event_id, "-c", relay.config, "--yes")
+    result = await relay.run("approve", event.event_id, "--yes")
     assert (result.code, result.out) == (0, "recorded, and pending: 1 of 2 votes\n")
     for text in (
         "Reboot",
@@ -148,7 +146,7 @@ async def test_approve_shows_what_is_approved_and_exits_with_0(relay: RunningRel
 
 async def test_approve_prints_the_answer_as_json(relay: RunningRelay) -> None:
     event = await relay.announce()
-    result = await run_async("approve", event.event_id, "-c", relay.config, "--yes", "--json")
+    result = await relay.run("approve", event.event_id, "--yes", "--json")
     assert result.json | {"approvalId": ""} == {
         "approvalId": "",
         "eventId": event.event_id,
@@ -162,17 +160,35 @@ async def test_approve_prints_the_answer_as_json(relay: RunningRelay) -> None:
 
 async def test_where_nobody_can_be_asked_the_revision_or_yes_is_needed(relay: RunningRelay) -> None:
     event = await relay.announce()
-    result = await run_async("approve", event.event_id, "-c", relay.config)
+    result = await relay.run("approve", event.event_id)
     assert (result.code, result.out) == (2, "")
     assert "--revision" in result.err
     assert "--yes" in result.err
     shown = await relay.get_event(event)
     assert shown["votes"] == []
-    assert (
-        await run_async(
-            "approve", event.event_id, "-c", relay.config, "--revision", shown["revision"]
-        )
-    ).code == 0
+    assert (await relay.run("approve", event.event_id, "--revision", shown["revision"])).code == 0
+
+
+@asynccontextmanager
+async def approve_on_terminal(
+    relay: RunningRelay, event: Event
+) -> AsyncIterator[tuple[asyncio.subprocess.Process, int]]:
+    """Start ``approve`` on a terminal. Yield the process, and the keyboard to write to."""
+    keyboard, terminal = pty.openpty()
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "relay", "approve", event.event_id, "-c", relay.config),
+        stdin=terminal,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+        env=environment(),
+    )
+    try:
+        yield process, keyboard
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        os.close(keyboard)
+        os.close(terminal)
 
 
 @pytest.mark.parametrize(
@@ -182,21 +198,10 @@ async def test_on_a_terminal_approve_asks(
     relay: RunningRelay, answer: str, code: int, votes: int
 ) -> None:
     event = await relay.announce()
-    keyboard, terminal = pty.openpty()
-    try:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "relay", "approve", event.event_id, "-c", relay.config),
-            stdin=terminal,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env=environment(),
-        )
+    async with approve_on_terminal(relay, event) as (process, keyboard):
         os.write(keyboard, f"{answer}\n".encode())
         async with asyncio.timeout(60):
             _, err = await process.communicate()
-    finally:
-        os.close(keyboard)
-        os.close(terminal)
     assert b"Approve this? [y/N]" in err
     assert process.returncode == code
     assert len((await relay.get_event(event))["votes"]) == votes
@@ -207,15 +212,7 @@ async def test_whoever_leaves_the_question_of_approve_has_approved_nothing(
     relay: RunningRelay, end: signal.Signals | bytes
 ) -> None:
     event = await relay.announce()
-    keyboard, terminal = pty.openpty()
-    try:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "relay", "approve", event.event_id, "-c", relay.config),
-            stdin=terminal,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE,
-            env=environment(),
-        )
+    async with approve_on_terminal(relay, event) as (process, keyboard):
         assert process.stderr is not None
         async with asyncio.timeout(60):
             text = await process.stderr.readuntil(b"[y/N]")
@@ -225,11 +222,6 @@ async def test_whoever_leaves_the_question_of_approve_has_approved_nothing(
                 process.send_signal(end)
             text += await process.stderr.read()
             await process.wait()
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        os.close(keyboard)
-        os.close(terminal)
     assert (process.returncode, text.splitlines()[-1]) == (1, b"imds-relay: nothing was approved")
     assert (await relay.get_event(event))["votes"] == []
 
@@ -238,9 +230,7 @@ async def test_a_revision_that_is_no_longer_current_is_refused_with_3_and_names_
     relay: RunningRelay,
 ) -> None:
     event = await relay.announce()
-    result = await run_async(
-        "approve", event.event_id, "-c", relay.config, "--revision", "0123456789abcdef"
-    )
+    result = await relay.run("approve", event.event_id, "--revision", "0123456789abcdef")
     current = (await relay.get_event(event))["revision"]
     assert (result.code, result.out) == (3, "")
     assert result.err.splitlines()[-1] == (
@@ -261,7 +251,7 @@ async def test_one_who_may_not_approve_is_refused_with_3(relay: RunningRelay) ->
 
 async def test_hold_and_release_say_that_azure_proceeds_regardless(relay: RunningRelay) -> None:
     event = await relay.announce()
-    held = await run_async("hold", event.event_id, "-c", relay.config, "--reason", "backup runs")
+    held = await relay.run("hold", event.event_id, "--reason", "backup runs")
     assert held.code == 0
     assert held.out.startswith(
         "held: this relay sends no StartRequest for Reboot of db-0, db-1, not before "
@@ -270,11 +260,11 @@ async def test_hold_and_release_say_that_azure_proceeds_regardless(relay: Runnin
         "Azure proceeds at NotBefore regardless, and other relays and Azure Resource "
         "Manager can still approve."
     ) in held.err
-    voted = await run_async("approve", event.event_id, "-c", relay.config, "--yes")
+    voted = await relay.run("approve", event.event_id, "--yes")
     assert voted.out.startswith("recorded, and held (1 of 2 votes)")
-    released = await run_async("release", event.event_id, "-c", relay.config)
+    released = await relay.run("release", event.event_id)
     assert (released.code, released.out) == (0, "released; pending: 1 of 2 votes\n")
-    again = await run_async("release", event.event_id, "-c", relay.config)
+    again = await relay.run("release", event.event_id)
     assert again.code == 3
     assert again.err.startswith("imds-relay: refused: no hold is on this event")
 
@@ -290,23 +280,21 @@ def test_the_help_of_hold_says_that_azure_proceeds_regardless() -> None:
 async def test_approvals_are_switched_and_off_refuses_to_decide(relay: RunningRelay) -> None:
     event = await relay.announce()
     for mode in ("off", "dry-run", "on"):
-        result = await run_async("approvals", mode, "-c", relay.config)
+        result = await relay.run("approvals", mode)
         assert (result.code, result.out) == (0, f"approvals are {mode}\n")
-        approved = await run_async("approve", event.event_id, "-c", relay.config, "--yes")
+        approved = await relay.run("approve", event.event_id, "--yes")
         assert approved.code == (1 if mode == "off" else 0)
         assert ("approvals are off" in approved.err) is (mode == "off")
 
 
 async def test_the_switch_says_where_the_configuration_is_stricter(tmp_path: Path) -> None:
     async with running_relay(tmp_path, dry_run=True) as relay:
-        result = await run_async("approvals", "on", "-c", relay.config)
+        result = await relay.run("approvals", "on")
         assert result.out == (
             "approvals are dry-run, not on: the configuration is stricter "
             "(approvals.enabled, approvals.dry_run)\n"
         )
-        assert (await run_async("approvals", "on", "-c", relay.config, "--json")).json == {
-            "mode": "dry-run"
-        }
+        assert (await relay.run("approvals", "on", "--json")).json == {"mode": "dry-run"}
 
 
 async def test_one_who_may_not_operate_cannot_switch(relay: RunningRelay) -> None:
@@ -317,35 +305,35 @@ async def test_one_who_may_not_operate_cannot_switch(relay: RunningRelay) -> Non
 
 
 async def test_a_sink_is_pinged_paused_and_resumed(relay: RunningRelay) -> None:
-    assert (await run_async("ping", "drain", "-c", relay.config)).code == 0
+    assert (await relay.run("ping", "drain")).code == 0
     await relay.wait_for_webhook("relay.ping", "drain")
-    assert (await run_async("pause", "drain", "-c", relay.config)).code == 0
+    assert (await relay.run("pause", "drain")).code == 0
     event = relay.azure.schedule(Plan(type="Freeze", notice=900.0))
 
     async def waits() -> bool:
-        listed = (await run_async("deliveries", "-c", relay.config, "--json")).json["items"]
+        listed = (await relay.run("deliveries", "--json")).json["items"]
         return any(
             (delivery["eventId"], delivery["state"]) == (event.event_id, "waiting")
             for delivery in listed
         )
 
     await eventually(waits)
-    assert "waiting, 0 tries" in (await run_async("deliveries", "-c", relay.config)).out
-    assert (await run_async("resume", "drain", "-c", relay.config)).code == 0
+    assert "waiting, 0 tries" in (await relay.run("deliveries")).out
+    assert (await relay.run("resume", "drain")).code == 0
     await relay.wait_for_webhook("event.scheduled", event.event_id)
 
 
 async def test_an_unknown_sink_or_dead_letter_is_exit_code_1(relay: RunningRelay) -> None:
     for verb in ("ping", "pause", "resume"):
-        result = await run_async(verb, "nope", "-c", relay.config)
+        result = await relay.run(verb, "nope")
         assert (result.code, result.err) == (1, "imds-relay: no such sink in the configuration\n")
-    result = await run_async("redeliver", "--sink", "nope", "-c", relay.config)
+    result = await relay.run("redeliver", "--sink", "nope")
     assert (result.code, result.out, result.err) == (
         1,
         "",
         "imds-relay: no sink 'nope' in the configuration; there are: drain\n",
     )
-    result = await run_async("redeliver", "99", "-c", relay.config)
+    result = await relay.run("redeliver", "99")
     assert (result.code, result.err) == (
         1,
         "imds-relay: no such dead letter; see GET /v1/dead-letters, or `imds-relay dead-letters`\n",
@@ -359,16 +347,16 @@ async def test_a_dead_letter_is_listed_and_goes_out_again(relay: RunningRelay) -
     event = relay.azure.schedule(Plan(type="Reboot", started=True, lasts=None))
 
     async def parked() -> bool:
-        return bool((await run_async("dead-letters", "-c", relay.config, "--json")).json["items"])
+        return bool((await relay.run("dead-letters", "--json")).json["items"])
 
     await eventually(parked)
-    (letter,) = (await run_async("dead-letters", "-c", relay.config, "--json")).json["items"]
+    (letter,) = (await relay.run("dead-letters", "--json")).json["items"]
     assert (letter["eventId"], letter["lastStatus"]) == (event.event_id, 422)
-    assert letter["reason"] in (await run_async("dead-letters", "-c", relay.config)).out
+    assert letter["reason"] in (await relay.run("dead-letters")).out
     relay.receiver.status = 204
-    assert (await run_async("redeliver", str(letter["id"]), "-c", relay.config)).code == 0
+    assert (await relay.run("redeliver", str(letter["id"]))).code == 0
     await relay.wait_for_webhook("event.started", event.event_id)
-    assert (await run_async("dead-letters", "-c", relay.config)).out == "no dead letters\n"
+    assert (await relay.run("dead-letters")).out == "no dead letters\n"
 
 
 # --- who it talks to

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from relay.simulator import Plan
-from tests.cli.command import environment, run_async, run_command
+from tests.cli.command import environment, run_command
 from tests.cli.running_relay import RunningRelay, running_relay
 from tests.journey.relay_process import eventually
 
@@ -30,21 +30,19 @@ async def test_dead_letters_go_out_again_by_sink_and_since(relay: RunningRelay) 
     events = [relay.azure.schedule(Plan(type="Reboot", started=True, lasts=None)) for _ in range(3)]
 
     async def parked() -> bool:
-        return (
-            len((await run_async("dead-letters", "-c", relay.config, "--json")).json["items"]) == 3
-        )
+        return len((await relay.run("dead-letters", "--json")).json["items"]) == 3
 
     await eventually(parked)
-    shown = await run_async("deliveries", "1", "-c", relay.config)
+    shown = await relay.run("deliveries", "1")
     assert "422" in shown.out
-    assert len((await run_async("deliveries", "1", "-c", relay.config, "--json")).json["log"]) == 1
+    assert len((await relay.run("deliveries", "1", "--json")).json["log"]) == 1
     relay.receiver.status = 204
-    nothing = await run_async("redeliver", "--since", "2999-01-01T00:00:00Z", "-c", relay.config)
+    nothing = await relay.run("redeliver", "--since", "2999-01-01T00:00:00Z")
     assert (nothing.code, nothing.out) == (
         0,
         "0 dead letters go out again; see `imds-relay deliveries`\n",
     )
-    result = await run_async(
+    result = await relay.run(
         "redeliver",
         "--since",
         "1h",
@@ -52,8 +50,6 @@ async def test_dead_letters_go_out_again_by_sink_and_since(relay: RunningRelay) 
         "drain",
         "--type",
         "event.started",
-        "-c",
-        relay.config,
     )
     assert (result.code, result.out) == (
         0,
@@ -69,9 +65,7 @@ async def test_a_person_sees_how_far_it_is(relay: RunningRelay) -> None:
     relay.azure.schedule(Plan(type="Reboot", started=True, lasts=None))
 
     async def parked() -> bool:
-        return (
-            len((await run_async("dead-letters", "-c", relay.config, "--json")).json["items"]) == 1
-        )
+        return len((await relay.run("dead-letters", "--json")).json["items"]) == 1
 
     await eventually(parked)
     relay.receiver.status = 204

@@ -162,7 +162,7 @@ async def test_the_clock_is_compared_with_the_metadata_services(
 
 async def test_a_relay_that_runs_is_asked_how_it_is_and_keeps_its_file(tmp_path: Path) -> None:
     async with running_relay(tmp_path) as relay:
-        await run_async("approvals", "off", "-c", relay.config)
+        await relay.run("approvals", "off")
         code, findings = await examined(tmp_path)
         (tmp_path / "relay.sock").chmod(0o600)
     assert code == 0

@@ -37,9 +37,7 @@ async def test_explain_says_which_rule_decides_what_is_missing_and_until_when(
 ) -> None:
     async with running_relay(tmp_path, rules=[FREEZE, EACH]) as relay:
         event = await relay.announce()
-        explanation = (
-            await run_async("explain", event.event_id, "-c", relay.config, "--json")
-        ).json
+        explanation = (await relay.run("explain", event.event_id, "--json")).json
         assert (
             explanation["rule"],
             explanation["state"],
@@ -65,7 +63,7 @@ async def test_explain_says_which_rule_decides_what_is_missing_and_until_when(
                 "approve", event.event_id, "--yes", "--url", relay.url, "--key", ALICE_KEY
             )
         ).code == 0
-        output = (await run_async("explain", event.event_id, "-c", relay.config)).out
+        output = (await relay.run("explain", event.event_id)).out
         for words in (
             "rule each",
             "1 of 2 votes",
@@ -75,18 +73,15 @@ async def test_explain_says_which_rule_decides_what_is_missing_and_until_when(
             "closes",
         ):
             assert words in output, output
-        await run_async("hold", event.event_id, "-c", relay.config)
+        await relay.run("hold", event.event_id)
         assert (
             "Azure proceeds at NotBefore regardless"
-            in (await run_async("explain", event.event_id, "-c", relay.config)).out
+            in (await relay.run("explain", event.event_id)).out
         )
 
 
 async def test_explain_of_an_event_without_a_rule_says_so(tmp_path: Path) -> None:
     async with running_relay(tmp_path, rules=[]) as relay:
         event = await relay.announce()
-        assert (
-            "no rule: it is not approved"
-            in (await run_async("explain", event.event_id, "-c", relay.config)).out
-        )
-        assert (await run_async("explain", "nope", "-c", relay.config)).code == 1
+        assert "no rule: it is not approved" in (await relay.run("explain", event.event_id)).out
+        assert (await relay.run("explain", "nope")).code == 1
