@@ -57,11 +57,9 @@ class Section(BaseModel):
 
     @model_validator(mode="after")
     def _open_secret_files(self) -> Section:
-        for file_field in type(self).model_fields:
-            field = file_field.removesuffix("_file")
-            if field == file_field or field not in type(self).model_fields:
-                continue
-            path = getattr(self, file_field)
+        for field in type(self).model_fields:
+            file_field = f"{field}_file"
+            path = getattr(self, file_field, None)
             if path is None:
                 continue
             if getattr(self, field):

@@ -94,14 +94,13 @@ class Client:
         headers: Mapping[str, str] | None = None,
         attempts: int = 1,
     ) -> Any:
-        content_type = {"Content-Type": "application/json"} if body is not None else {}
         for attempts_left in reversed(range(attempts)):
             try:
                 async with self._session.request(
                     method,
                     self._url(path, query),
-                    data=orjson.dumps(body) if body is not None else None,
-                    headers={**(headers or {}), **content_type},
+                    json=body,
+                    headers=headers,
                     timeout=_CALL_TIMEOUT,
                     allow_redirects=False,
                 ) as response:

@@ -100,10 +100,10 @@ def _sink_row(sink: SinkSettings) -> tuple[object, ...]:
 
 def _origins(sink: SinkSettings) -> str:
     """Return the origins of the sink's URLs. The rest of a URL may hold a secret."""
-    target, targets = getattr(sink, "target", None), getattr(sink, "targets", None)
-    urls = [target()] if target is not None else []
-    if targets is not None:
-        urls = targets()
+    if hasattr(sink, "targets"):
+        urls = sink.targets()
+    else:
+        urls = (sink.target(),) if hasattr(sink, "target") else ()
     return ", ".join(str(url.origin()) for url in urls)
 
 

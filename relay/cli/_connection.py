@@ -28,7 +28,6 @@ P = ParamSpec("P")
 SERVICE_SOCKET = Path("/run/imds-relay/relay.sock")
 """The socket that the unit file sets."""
 
-
 _option = functools.partial(typer.Option, rich_help_panel="Which relay")
 Url = Annotated[
     str | None,

@@ -7,15 +7,6 @@ section "Server-sent events".
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True, slots=True)
-class ServerSentEvent:
-    """One complete event of the stream."""
-
-    id: str | None
-    data: bytes
 
 
 class EventStream:
@@ -38,8 +29,8 @@ class EventStream:
             headers["Last-Event-ID"] = self._last_id
         return headers
 
-    def feed(self, chunk: bytes) -> Iterator[ServerSentEvent]:
-        """Yield the events that this chunk completes."""
+    def feed(self, chunk: bytes) -> Iterator[bytes]:
+        """Yield the data of each event that this chunk completes."""
         self.has_connected = True
         self.is_broken = False
         *lines, self._unfinished_line = (self._unfinished_line + chunk).split(b"\n")
@@ -53,7 +44,7 @@ class EventStream:
         self._id = None
         self._data = []
 
-    def _read_line(self, line: bytes) -> Iterator[ServerSentEvent]:
+    def _read_line(self, line: bytes) -> Iterator[bytes]:
         name, _, value = line.partition(b":")
         value = value.removeprefix(b" ")
         if name == b"id":
@@ -63,7 +54,7 @@ class EventStream:
         elif not line:
             yield from self._finish_event()
 
-    def _finish_event(self) -> Iterator[ServerSentEvent]:
+    def _finish_event(self) -> Iterator[bytes]:
         # An id without data marks the position of the stream before its first event.
         if self._id is not None:
             self._last_id = self._id
@@ -71,4 +62,4 @@ class EventStream:
         self._id = None
         self._data = []
         if data:
-            yield ServerSentEvent(self._last_id, b"\n".join(data))
+            yield b"\n".join(data)

@@ -33,8 +33,7 @@ _COLUMNS = ("id", "sink", "what", "event", "state", "when", "reason")
 async def deliveries(
     relay: Client,
     delivery: Annotated[
-        str | None,
-        typer.Argument(metavar="ID", help="An id of the list: shows every try."),
+        str | None, typer.Argument(metavar="ID", help="An id of the list: shows every try.")
     ] = None,
     *,
     all_pages: AllPages = False,
@@ -102,22 +101,18 @@ async def redeliver(
     dead_letter: Annotated[
         str | None,
         typer.Argument(
-            metavar="ID",
-            help="An id of `imds-relay dead-letters`. Without it, the options select.",
+            metavar="ID", help="An id of `imds-relay dead-letters`. Without it, the options select."
         ),
     ] = None,
     *,
     sink: Annotated[
-        str | None,
-        typer.Option("--sink", metavar="SINK", help="Those of this sink."),
+        str | None, typer.Option("--sink", metavar="SINK", help="Those of this sink.")
     ] = None,
     event_type: Annotated[
-        str | None,
-        typer.Option("--type", metavar="TYPE", help="Such as event.scheduled."),
+        str | None, typer.Option("--type", metavar="TYPE", help="Such as event.scheduled.")
     ] = None,
     event: Annotated[
-        str | None,
-        typer.Option("--event", metavar="EVENT", help="Those about this EventId."),
+        str | None, typer.Option("--event", metavar="EVENT", help="Those about this EventId.")
     ] = None,
     since: Annotated[
         str | None,

@@ -56,7 +56,7 @@ def demo(
         raise CommandFailed("stopped before the demo had ended")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Steps:
     """Prints each step as it happens, with the seconds since the start and since the last step."""
 
@@ -104,23 +104,23 @@ class _DemoPrograms:
 
 async def run_demo(steps: Steps, *, stay: bool) -> None:
     """Run the demo. Raises CommandFailed if a step does not come in time."""
-    async with _start_parts(steps) as parts:
-        event_id = await _announce(parts, steps)
-        await _approve(parts, steps, event_id)
-        outcome = await _watch_until_ended(parts, steps, event_id)
+    async with _start_programs(steps) as programs:
+        event_id = await _announce(programs, steps)
+        await _approve(programs, steps, event_id)
+        outcome = await _watch_until_ended(programs, steps, event_id)
         print_output(
             f"done in {time.monotonic() - steps.started_at:.1f} s: "
-            f"told in {len(parts.receiver.events)} signed CloudEvents, "
+            f"told in {len(programs.receiver.events)} signed CloudEvents, "
             f"approved by client:operator, {outcome}"
         )
         steps.are_done = True
         if stay:
-            _print_instructions(parts)
+            _print_instructions(programs)
             await asyncio.Event().wait()
 
 
 @asynccontextmanager
-async def _start_parts(steps: Steps) -> AsyncIterator[_DemoPrograms]:
+async def _start_programs(steps: Steps) -> AsyncIterator[_DemoPrograms]:
     clock = SystemClock()
     key = new_bearer_key()
     secret = new_signing_secret()
@@ -137,13 +137,7 @@ async def _start_parts(steps: Steps) -> AsyncIterator[_DemoPrograms]:
         ):
             steps.print(f"an Azure is simulated at {azure.url}, with one VM: {_VM_NAME}")
             steps.print(f"a webhook receiver listens at {receiver.url}")
-            config = _configuration(
-                azure_url=azure.url,
-                receiver_url=receiver.url,
-                secret=secret,
-                key=key,
-                store=store,
-            )
+            config = _configuration(azure.url, receiver.url, secret=secret, key=key, store=store)
             async with started(config, clock) as running:
                 url = f"http://127.0.0.1:{running.api_port}"
                 steps.print(f"the relay runs, its API is at {url}")
@@ -154,7 +148,7 @@ async def _start_parts(steps: Steps) -> AsyncIterator[_DemoPrograms]:
 
 
 def _configuration(
-    *, azure_url: str, receiver_url: str, secret: str, key: str, store: Path
+    azure_url: str, receiver_url: str, *, secret: str, key: str, store: Path
 ) -> Config:
     webhook = {
         "kind": "webhook",
@@ -164,11 +158,7 @@ def _configuration(
         "allow_http": True,
     }
     rules = [
-        {
-            "name": "user-initiated",
-            "match": {"event_source": ["User"]},
-            "approve": "automatic",
-        },
+        {"name": "user-initiated", "match": {"event_source": ["User"]}, "approve": "automatic"},
         {"name": "everything-else", "approve": {"votes": 1, "from": ["client:operator"]}},
     ]
     operator = {"name": "operator", "key": key, "can": ["read", "approve", "hold", "operate"]}
@@ -183,68 +173,68 @@ def _configuration(
     )
 
 
-async def _announce(parts: _DemoPrograms, steps: Steps) -> str:
+async def _announce(programs: _DemoPrograms, steps: Steps) -> str:
     """Let Azure schedule an event. Return its EventId."""
-    event = parts.azure.schedule(Plan(type="Reboot", starts_after=1.0, lasts=2.0))
+    event = programs.azure.schedule(Plan(type="Reboot", starts_after=1.0, lasts=2.0))
     not_before = format_local_time(event.not_before.isoformat())
     steps.print(f"Azure announces a Reboot of {_VM_NAME}, not before {not_before}")
-    await _wait_for_webhook(parts, steps, "event.scheduled", event.event_id)
+    await _wait_for_webhook(programs, steps, "event.scheduled", event.event_id)
     return event.event_id
 
 
 async def _wait_for_webhook(
-    parts: _DemoPrograms, steps: Steps, name: str, event_id: str
+    programs: _DemoPrograms, steps: Steps, name: str, event_id: str
 ) -> CloudEvent:
-    event = await steps.wait(f"{name} at the receiver", parts.receiver.wait_for(name, event_id))
+    event = await steps.wait(f"{name} at the receiver", programs.receiver.wait_for(name, event_id))
     steps.print_received(name)
     return event
 
 
-async def _approve(parts: _DemoPrograms, steps: Steps, event_id: str) -> None:
-    event: dict[str, Any] = await parts.relay.get("events", event_id)
+async def _approve(programs: _DemoPrograms, steps: Steps, event_id: str) -> None:
+    event: dict[str, Any] = await programs.relay.get("events", event_id)
     approval = event["approval"]
     missing_votes = pluralize(approval["missing"], "vote")
     steps.print(f"GET /v1/events/{event_id[:8]}…: {approval['state']}, {missing_votes} missing")
-    answer = await decide(parts.relay, event, "approve", reason="drained")
+    answer = await decide(programs.relay, event, "approve", reason="drained")
     steps.print(
         f"POST /v1/approvals by client:operator: {answer['state']}, "
         f"{answer['votes']} of {answer['required']} votes"
     )
     if answer["state"] != "granted":
         raise CommandFailed(f"expected the approval to be granted, it is {answer['state']}")
-    await _wait_for_webhook(parts, steps, "approval.recorded", event_id)
-    await _wait_for_webhook(parts, steps, "approval.granted", event_id)
-    approved = parts.azure.approved(event_id, within=steps.timeout)
+    await _wait_for_webhook(programs, steps, "approval.recorded", event_id)
+    await _wait_for_webhook(programs, steps, "approval.granted", event_id)
+    approved = programs.azure.approved(event_id, within=steps.timeout)
     await steps.wait("a StartRequest at Azure", approved)
     steps.print("Azure has the StartRequest")
-    await _wait_for_webhook(parts, steps, "startrequest.accepted", event_id)
+    await _wait_for_webhook(programs, steps, "startrequest.accepted", event_id)
 
 
-async def _watch_until_ended(parts: _DemoPrograms, steps: Steps, event_id: str) -> str:
+async def _watch_until_ended(programs: _DemoPrograms, steps: Steps, event_id: str) -> str:
     """Wait until the event has started and ended. Return its outcome."""
-    await steps.wait("the event to start", parts.azure.started(event_id, within=steps.timeout))
+    await steps.wait("the event to start", programs.azure.started(event_id, within=steps.timeout))
     steps.print("Azure starts the event")
-    await _wait_for_webhook(parts, steps, "event.started", event_id)
-    await steps.wait("the event to end", parts.azure.ended(event_id, within=steps.timeout))
+    await _wait_for_webhook(programs, steps, "event.started", event_id)
+    await steps.wait("the event to end", programs.azure.ended(event_id, within=steps.timeout))
     steps.print("the event is over, Azure shows it no more")
-    ended = await _wait_for_webhook(parts, steps, "event.ended", event_id)
-    if parts.receiver.rejected_requests:
+    ended = await _wait_for_webhook(programs, steps, "event.ended", event_id)
+    if programs.receiver.rejected_requests:
         raise CommandFailed(
-            f"expected only valid signatures, {parts.receiver.rejected_requests} were not valid"
+            f"expected only valid signatures, {programs.receiver.rejected_requests} were not valid"
         )
-    with closing(open_for_reading(parts.store)) as connection:
+    with closing(open_for_reading(programs.store)) as connection:
         head, count = verify_journal(connection)
     steps.print(f"the journal has {count} rows, and its hash chain holds: {head.hash[:16]}…")
     return str(ended.data["outcome"])
 
 
-def _print_instructions(parts: _DemoPrograms) -> None:
+def _print_instructions(programs: _DemoPrograms) -> None:
     event = '{"type": "Reboot", "notice": "5m", "lasts": "30s"}'
     print_output(
         "\nThe relay runs until Ctrl-C. In another terminal:",
-        f"  export IMDS_RELAY_URL={parts.url} IMDS_RELAY_KEY={parts.key}",
+        f"  export IMDS_RELAY_URL={programs.url} IMDS_RELAY_KEY={programs.key}",
         "  imds-relay tail",
-        f"  curl {parts.azure.url}/sim/schedule -d '{event}'",
+        f"  curl {programs.azure.url}/sim/schedule -d '{event}'",
         "  imds-relay events",
         "  imds-relay approve <event>\n",
     )

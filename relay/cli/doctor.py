@@ -45,29 +45,24 @@ def doctor(*, config: ConfigFile = None, poll: Poll = False, as_json: AsJson = F
     """
     loaded = load(config)
     findings = asyncio.run(_diagnose(loaded, SystemClock(), poll=poll))
+    failures = sum(finding.state == "failed" for finding in findings)
     if as_json:
-        print_json([_as_json(finding) for finding in findings])
+        answer = [
+            {
+                "about": finding.subject,
+                "state": finding.state,
+                "said": finding.message,
+                "remedy": finding.remedy,
+            }
+            for finding in findings
+        ]
+        print_json(answer)
     else:
-        _print_table(findings)
-    has_failed = any(finding.state == "failed" for finding in findings)
-    raise typer.Exit(EXIT_FAILED if has_failed else EXIT_DONE)
-
-
-def _as_json(finding: Finding) -> dict[str, str | None]:
-    return {
-        "about": finding.subject,
-        "state": finding.state,
-        "said": finding.message,
-        "remedy": finding.remedy,
-    }
-
-
-def _print_table(findings: list[Finding]) -> None:
-    rows = [(finding.state, finding.subject, finding.line) for finding in findings]
-    print_table(("", "what", "how it is"), rows, empty="")
-    states = [finding.state for finding in findings]
-    warnings = pluralize(states.count("warning"), "warning")
-    print_output("", f"{warnings}, {states.count('failed')} failed")
+        rows = [(finding.state, finding.subject, finding.line) for finding in findings]
+        print_table(("", "what", "how it is"), rows, empty="")
+        warnings = sum(finding.state == "warning" for finding in findings)
+        print_output("", f"{pluralize(warnings, 'warning')}, {failures} failed")
+    raise typer.Exit(EXIT_FAILED if failures else EXIT_DONE)
 
 
 async def _diagnose(loaded: Loaded, clock: Clock, *, poll: bool) -> list[Finding]:

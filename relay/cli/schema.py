@@ -10,7 +10,7 @@ from relay.api.schema.asyncapi import asyncapi_document
 from relay.chat.platforms.slack.manifest import manifest
 from relay.cli._output import print_json, print_table
 from relay.errors import ConfigError
-from relay.events.catalog import CATALOG, event_schema
+from relay.events.catalog import CATALOG, EventDefinition, event_schema
 
 
 def schema(
@@ -41,39 +41,30 @@ def schema(
 
     Also prints the AsyncAPI description of RabbitMQ (asyncapi) and a Slack app's manifest.
     """
-    if list_types:
-        _print_types(as_json=as_json)
+    if list_types and as_json:
+        print_json([{"type": definition.type, "when": definition.when} for definition in CATALOG])
+    elif list_types:
+        rows = [(definition.type, definition.when) for definition in CATALOG]
+        print_table(("type", "when"), rows, empty="")
     elif name is None:
         print_json({definition.type: event_schema(definition) for definition in CATALOG})
     elif name == "asyncapi":
         print_json(asyncapi_document())
     elif name == "slack-manifest":
-        _print_slack_manifest(answers)
+        if answers not in ("none", "socket") and not answers.startswith("https://"):
+            raise ConfigError(
+                "--answers: expected none, socket, or a URL that starts with https://, "
+                f"got {answers!r}"
+            )
+        print_json(manifest(answers))
     else:
-        _print_schema(name)
+        print_json(event_schema(_definition(name)))
 
 
-def _print_types(*, as_json: bool) -> None:
-    if as_json:
-        print_json([{"type": definition.type, "when": definition.when} for definition in CATALOG])
-        return
-    rows = [(definition.type, definition.when) for definition in CATALOG]
-    print_table(("type", "when"), rows, empty="")
-
-
-def _print_slack_manifest(answers: str) -> None:
-    if answers not in ("none", "socket") and not answers.startswith("https://"):
-        raise ConfigError(
-            f"--answers: expected none, socket, or a URL that starts with https://, got {answers!r}"
-        )
-    print_json(manifest(answers))
-
-
-def _print_schema(name: str) -> None:
+def _definition(name: str) -> EventDefinition:
     for definition in CATALOG:
         if name in (definition.name, definition.type):
-            print_json(event_schema(definition))
-            return
+            return definition
     raise ConfigError(
         f"expected asyncapi, slack-manifest or a type of `imds-relay schema --list`, got {name!r}"
     )

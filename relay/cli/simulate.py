@@ -60,7 +60,11 @@ def simulate(
     Serves the metadata service of one or more VMs, with the maintenance of a playbook.
     """
     if list_names:
-        _print_playbooks(as_json=as_json)
+        rows = [(name, playbook.description) for name, playbook in list_playbooks().items()]
+        if as_json:
+            print_json([{"name": name, "description": description} for name, description in rows])
+        else:
+            print_table(("playbook", "what happens"), rows, empty="")
         return
     if scale is not None and not scale > 0:
         raise typer.BadParameter("expected more than 0", param_hint="--scale")
@@ -81,17 +85,3 @@ def simulate(
             f"cannot listen on {host} port {port}: {error.strerror or error}. "
             "--port 0 takes free ports"
         ) from error
-
-
-def _print_playbooks(*, as_json: bool) -> None:
-    playbooks = list_playbooks()
-    if as_json:
-        print_json(
-            [
-                {"name": name, "description": playbook.description}
-                for name, playbook in playbooks.items()
-            ]
-        )
-        return
-    rows = [(name, playbook.description) for name, playbook in playbooks.items()]
-    print_table(("playbook", "what happens"), rows, empty="")

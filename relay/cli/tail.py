@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
+from typing import Any
 
 import orjson
 
@@ -11,7 +13,7 @@ from relay.cli._connection import with_client
 from relay.cli._event_text import cloudevent_row
 from relay.cli._options import AsJson
 from relay.cli._output import join_names, print_json_line, print_output, print_status
-from relay.cli._server_sent_events import EventStream, ServerSentEvent
+from relay.cli._server_sent_events import EventStream
 from relay.cli._signals import run_until_stopped
 
 _MIN_RECONNECT_DELAY, _MAX_RECONNECT_DELAY = 0.5, 15.0
@@ -34,8 +36,8 @@ async def _follow(relay: Client, *, as_json: bool) -> None:
                     print_status("connected again; no event is missing")
                 async for chunk in chunks:
                     delay = _MIN_RECONNECT_DELAY
-                    for message in stream.feed(chunk):
-                        _print(message, as_json=as_json)
+                    for data in stream.feed(chunk):
+                        _print(orjson.loads(data), as_json=as_json)
             reason = "the relay ended the stream"
         except ConnectionError as error:
             if not stream.has_connected:
@@ -48,8 +50,7 @@ async def _follow(relay: Client, *, as_json: bool) -> None:
         delay = min(2 * delay, _MAX_RECONNECT_DELAY)
 
 
-def _print(message: ServerSentEvent, *, as_json: bool) -> None:
-    event = orjson.loads(message.data)
+def _print(event: Mapping[str, Any], *, as_json: bool) -> None:
     if as_json:
         print_json_line(event)
         return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,14 @@ _PUBLIC_FILES = frozenset({"cert_file", "ca_file", "client_ca_file"})
 
 def diagnose_secret_files(loaded: Loaded) -> list[Finding]:
     """Return a finding for each secret file that others can read or write; else one that is ok."""
-    files = dict(_secret_files("", loaded.config))
-    if loaded.file is not None and any(_secrets(loaded.config)):
+    values = list(_values_in("", loaded.config))
+    files = {
+        value: key_path
+        for key_path, value in values
+        if isinstance(value, Path) and _is_of_secret_file(key_path)
+    }
+    holds_secrets = any(isinstance(value, SecretStr) and value for _, value in values)
+    if loaded.file is not None and holds_secrets:
         files[loaded.file] = "the configuration, which holds secrets itself"
     findings = [
         finding for file, label in files.items() if (finding := _diagnose(file, label)) is not None
@@ -48,29 +54,22 @@ def _diagnose(file: Path, label: str) -> Finding | None:
     return None
 
 
-def _secret_files(path: str, value: Any) -> Iterator[tuple[Path, str]]:
-    """Yield each file that holds a secret, with its key path."""
-    for name, inner in _children(value):
-        key_path = f"{path}.{name}".removeprefix(".")
-        is_file = isinstance(inner, Path) and str(name).endswith("_file")
-        if is_file and name not in _PUBLIC_FILES:
-            yield inner, key_path
-        else:
-            yield from _secret_files(key_path, inner)
+def _is_of_secret_file(key_path: str) -> bool:
+    key = key_path.rpartition(".")[2]
+    return key.endswith("_file") and key not in _PUBLIC_FILES
 
 
-def _secrets(value: Any) -> Iterator[SecretStr]:
-    """Yield each secret that is in the configuration itself."""
-    if isinstance(value, SecretStr):
-        yield value
-    for _, inner in _children(value):
-        yield from _secrets(inner)
-
-
-def _children(value: Any) -> Iterator[tuple[str | int, Any]]:
+def _values_in(key_path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield each value without parts that is in a section, with its key path."""
+    parts: Iterable[tuple[str | int, Any]]
     if isinstance(value, BaseModel):
-        yield from ((name, getattr(value, name)) for name in type(value).model_fields)
+        parts = ((name, getattr(value, name)) for name in type(value).model_fields)
     elif isinstance(value, Mapping):
-        yield from value.items()
+        parts = value.items()
     elif isinstance(value, tuple):
-        yield from enumerate(value)
+        parts = enumerate(value)
+    else:
+        yield key_path, value
+        return
+    for name, part in parts:
+        yield from _values_in(f"{key_path}.{name}".removeprefix("."), part)
