@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import importlib.resources
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,27 +90,23 @@ def load(
 def _secret_keys() -> frozenset[str]:
     """Return the keys that hold secrets, in any section."""
     keys = {"key_sha256"}  # people put the key itself here by mistake
-    visited: set[type[BaseModel]] = set()
-
-    def visit(model: type[BaseModel]) -> None:
-        if model in visited:
-            return
-        visited.add(model)
-        for name, field in model.model_fields.items():
-            types = _types_in(field.annotation)
-            if SecretStr in types:
-                keys.add(name)
-            for inner in types:
-                if isinstance(inner, type) and issubclass(inner, BaseModel):
-                    visit(inner)
-
-    visit(Config)
+    sections: list[type[BaseModel]] = [Config]
+    for section in sections:  # grows by the sections inside, which may contain themselves
+        for name, field in section.model_fields.items():
+            for inner in _types_in(field.annotation):
+                if inner is SecretStr:
+                    keys.add(name)
+                elif _is_section(inner) and inner not in sections:
+                    sections.append(inner)
     return frozenset(keys)
 
 
-def _types_in(annotation: Any) -> set[Any]:
-    """Return an annotation and every annotation inside it."""
-    types = {annotation}
+def _is_section(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+def _types_in(annotation: Any) -> Iterator[Any]:
+    """Yield an annotation and every annotation inside it."""
+    yield annotation
     for argument in getattr(annotation, "__args__", ()):
-        types |= _types_in(argument)
-    return types
+        yield from _types_in(argument)

@@ -6,7 +6,7 @@ It knows the syntax of both, and the line of each value. It does not know what t
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import date, datetime
 from importlib.resources.abc import Traversable
 from typing import Any
@@ -76,20 +76,25 @@ def expand_variables(
     """Return a plain copy of the document with variables expanded. Raises ConfigError."""
 
     def expand(value: Any, path: KeyPath) -> Any:
-        match value:
-            case dict():
-                return {key: expand(inner, (*path, key)) for key, inner in value.items()}
-            case list():
-                return [expand(inner, (*path, index)) for index, inner in enumerate(value)]
-            case str():
-                place = describe_place(file, document, path)
-                return _REFERENCE.sub(lambda match: _resolve(match, place, environment), value)
-        return _plain_scalar(value)
+        if not isinstance(value, str):
+            return _plain_scalar(value)
+        place = describe_place(file, document, path)
+        return _REFERENCE.sub(lambda match: _resolve(match, place, environment), value)
 
     try:
-        return expand(document, ())
+        return _map_scalars(document, expand)
     except RecursionError:
         raise ConfigError(f"{file}: The YAML alias refers to its own parent.") from None
+
+
+def _map_scalars(value: Any, change: Callable[[Any, KeyPath], Any], path: KeyPath = ()) -> Any:
+    """Return a plain copy of a value. ``change`` gets each scalar in it with its key path."""
+    match value:
+        case dict():
+            return {key: _map_scalars(part, change, (*path, key)) for key, part in value.items()}
+        case list():
+            return [_map_scalars(part, change, (*path, at)) for at, part in enumerate(value)]
+    return change(value, path)
 
 
 def _resolve(reference: re.Match[str], place: str, environment: Mapping[str, str]) -> str:
@@ -139,20 +144,11 @@ def _parse_variable(name: str, text: str) -> Any:
     if not text.lstrip().startswith(("[", "{")):
         return text
     try:
-        return _plain_json(orjson.loads(text))
+        return _map_scalars(orjson.loads(text), lambda value, _: _plain_scalar(value))
     except orjson.JSONDecodeError as error:
         raise ConfigError(
             f"environment variable {name}: expected one JSON value: {error}"
         ) from None
-
-
-def _plain_json(value: Any) -> Any:
-    match value:
-        case dict():
-            return {key: _plain_json(inner) for key, inner in value.items()}
-        case list():
-            return [_plain_json(inner) for inner in value]
-    return _plain_scalar(value)
 
 
 def describe_place(file: Traversable | None, document: Any, path: KeyPath) -> str:
