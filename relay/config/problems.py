@@ -69,14 +69,14 @@ class ConfigInput:
     sink_kinds: Collection[str]
 
 
-def describe_errors(error: ValidationError, source: ConfigInput) -> Iterator[str]:
+def describe_errors(error: ValidationError, config_input: ConfigInput) -> Iterator[str]:
     """Yield one line for each place with an error."""
     errors_by_path: dict[KeyPath, list[ErrorDetails]] = {}
     for details in error.errors(include_url=False):
-        errors_by_path.setdefault(_path(details, source.values), []).append(details)
+        errors_by_path.setdefault(_path(details, config_input.values), []).append(details)
     for path, errors in errors_by_path.items():
         if not _is_other_alternative(path, errors, errors_by_path):
-            line = f"{_place(path, source)}{_problem(errors, path, source)}"
+            line = f"{_place(path, config_input)}{_problem(errors, path, config_input)}"
             yield _SECRET.sub(r"\1\2…", line)
 
 
@@ -125,32 +125,32 @@ def _keys(node: Any) -> Collection[str | int]:
     return range(len(node)) if isinstance(node, list) else ()
 
 
-def _place(path: KeyPath, source: ConfigInput) -> str:
-    for name in source.variables:
+def _place(path: KeyPath, config_input: ConfigInput) -> str:
+    for name in config_input.variables:
         pairs = zip(path, path_of_variable(name), strict=False)
         if path and all(str(part).lower() == variable_part for part, variable_part in pairs):
             return f"environment variable {name}: {format_path(path)}: "
-    return describe_place(source.file, source.document, path)
+    return describe_place(config_input.file, config_input.document, path)
 
 
-def _problem(errors: Sequence[ErrorDetails], path: KeyPath, source: ConfigInput) -> str:
+def _problem(errors: Sequence[ErrorDetails], path: KeyPath, config_input: ConfigInput) -> str:
     first = errors[0]
     if first["type"] == "extra_forbidden":
         return "unknown key, expected a key of this section; check its spelling and its place"
     if first["type"] == "missing":
         return "expected this key, but it is missing"
-    expectations = dict.fromkeys(_expected(error, path, source) for error in errors)
+    expectations = dict.fromkeys(_expected(error, path, config_input) for error in errors)
     sentence = " or ".join(expectations).replace(" or expected ", " or ")
     # The error of a whole section, or of a value that must not be shown, tells what was there.
     is_complete = isinstance(first["input"], dict) or ", got " in sentence
     if first["type"] == "value_error" and is_complete:
         return sentence
-    return f"{sentence}; got {_shown_value(first, path, source)}"
+    return f"{sentence}; got {_shown_value(first, path, config_input)}"
 
 
-def _expected(error: ErrorDetails, path: KeyPath, source: ConfigInput) -> str:
+def _expected(error: ErrorDetails, path: KeyPath, config_input: ConfigInput) -> str:
     if error["type"] == "union_tag_not_found":
-        return f"expected one of {', '.join(sorted(source.sink_kinds))}"
+        return f"expected one of {', '.join(sorted(config_input.sink_kinds))}"
     if error["type"] in _EXPECTED:
         expected = _EXPECTED[error["type"]].format_map(error.get("ctx", {}))
         return f"expected {expected.replace('True', 'true').replace('False', 'false')}"
@@ -161,12 +161,12 @@ def _message(error: ErrorDetails) -> str:
     return error["msg"].removeprefix("Value error, ")
 
 
-def _shown_value(error: ErrorDetails, path: KeyPath, source: ConfigInput) -> str:
-    if any(part in source.secret_keys for part in path):
+def _shown_value(error: ErrorDetails, path: KeyPath, config_input: ConfigInput) -> str:
+    if any(part in config_input.secret_keys for part in path):
         return "a value that is not shown, because it may be a secret"
     value = error["ctx"]["tag"] if error["type"] == "union_tag_invalid" else error["input"]
     if isinstance(value, float):
-        value = _value_at(source.values, path)  # a duration, as it was written
+        value = _value_at(config_input.values, path)  # a duration, as it was written
     if value is None or error["type"] == "union_tag_not_found":
         return "nothing"
     # Text in place of a whole section may hold a secret of that section.
