@@ -1,4 +1,4 @@
-"""The command line, ``imds-relay <verb>``: this module assembles the verbs of the others.
+"""The command line, ``imds-relay <verb>``: one module for each verb. This one assembles them.
 
 Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 3 refused by policy.
 """
@@ -13,17 +13,27 @@ import typer
 
 from relay import __version__
 from relay.cli import (
+    approvals,
+    approve,
     audit,
     check,
-    decisions,
+    dead_letters,
     deliveries,
     demo,
     doctor,
     events,
+    explain,
+    hold,
     init,
     keys,
+    pause,
+    ping,
+    redeliver,
+    release,
+    resume,
     run,
     schema,
+    show,
     simulate,
     tail,
 )
@@ -53,21 +63,21 @@ _VERBS: Mapping[str, Mapping[str, Callable[..., None]]] = {
         "keys": keys.keys,
         "run": run.run,
     },
-    "Watch": {"events": events.events, "show": events.show, "tail": tail.tail},
+    "Watch": {"events": events.events, "show": show.show, "tail": tail.tail},
     "Decide": {
-        "approve": decisions.approve,
-        "hold": decisions.hold,
-        "release": decisions.release,
-        "approvals": decisions.approvals,
+        "approve": approve.approve,
+        "hold": hold.hold,
+        "release": release.release,
+        "approvals": approvals.approvals,
     },
     "Send": {
         "deliveries": deliveries.deliveries,
-        "dead-letters": deliveries.dead_letters,
-        "redeliver": deliveries.redeliver,
-        "ping": deliveries.ping,
-        "pause": deliveries.pause,
-        "resume": deliveries.resume,
-        "explain": events.explain,
+        "dead-letters": dead_letters.dead_letters,
+        "redeliver": redeliver.redeliver,
+        "ping": ping.ping,
+        "pause": pause.pause,
+        "resume": resume.resume,
+        "explain": explain.explain,
     },
     "Build against it": {"simulate": simulate.simulate, "schema": schema.schema},
 }

@@ -20,11 +20,11 @@ import typer
 from relay.app import started
 from relay.cli._client import Client
 from relay.cli._connection import connect
+from relay.cli._decision import decide
 from relay.cli._exit_codes import CommandFailed
 from relay.cli._output import format_local_time, pluralize, print_output
 from relay.cli._signals import run_until_stopped
 from relay.cli._webhook_receiver import WebhookReceiver, receive_webhooks
-from relay.cli.decisions import decide
 from relay.cli.keys import new_bearer_key, new_signing_secret
 from relay.clock import SystemClock
 from relay.config import Config

@@ -1,0 +1,71 @@
+"""``explain``: shows which rule decides about an event, what is missing, and until when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from relay.cli._client import Client
+from relay.cli._connection import with_client
+from relay.cli._event_text import vote_count
+from relay.cli._options import AsJson, EventId
+from relay.cli._output import (
+    format_local_time,
+    join_names,
+    pluralize,
+    print_fields,
+    print_json,
+    print_output,
+    print_table,
+)
+
+
+@with_client
+async def explain(relay: Client, event: EventId, *, as_json: AsJson = False) -> None:
+    """Say which rule decides about an event, what is missing, and until when."""
+    explanation = await relay.get("events", event, "rule")
+    if as_json:
+        print_json(explanation)
+        return
+    print_fields(_decision_fields(explanation))
+    print_output("")
+    rows = [
+        (rule["name"], _rule_effect(rule), format_local_time(rule["turns"]))
+        for rule in explanation["rules"]
+    ]
+    print_table(("rule", "why", "hours turn"), rows, empty="no rules: nothing is approved")
+
+
+def _decision_fields(explanation: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
+    yield "event", explanation["eventId"]
+    yield "not before", format_local_time(explanation["notBefore"])
+    mode = explanation["mode"]
+    yield "approval", explanation["state"] + ("" if mode == "on" else f"; approvals are {mode}")
+    rule = explanation["rule"]
+    yield "decided by", f"rule {rule}" if rule else "no rule: it is not approved"
+    if explanation["required"]:
+        yield "votes", vote_count(explanation)
+    if explanation["missing"]:
+        voters = f", from {join_names(explanation['mayVote'])}" if explanation["mayVote"] else ""
+        yield "missing", f"{pluralize(explanation['missing'], 'vote')}{voters}"
+    if explanation["uncoveredResources"]:
+        yield "nobody yet", f"speaks for {join_names(explanation['uncoveredResources'])}"
+    if explanation["required"] and explanation["closes"]:
+        yield "voting", f"closes {format_local_time(explanation['closes'])}"
+    if explanation["lapses"]:
+        lapses = format_local_time(explanation["lapses"])
+        yield "granted", f"and void unless it is sent until {lapses}"
+    for vote in explanation["voted"]:
+        until = format_local_time(vote["until"]) or "NotBefore"
+        yield "vote", f"{vote['principal']}, good until {until}"
+    for hold in explanation["holds"]:
+        hold_until = format_local_time(hold["until"])
+        yield "held by", f"{hold['principal']} until {hold_until}; {explanation['holdMeans']}"
+
+
+def _rule_effect(rule: Mapping[str, Any]) -> str:
+    if rule["decides"]:
+        return "decides"
+    if rule["unmet"]:
+        return f"does not match: {join_names(rule['unmet'])}"
+    return "comes after"

@@ -1,0 +1,59 @@
+"""``show``: one event with its history, votes and deliveries."""
+
+from __future__ import annotations
+
+from relay.cli._client import Client
+from relay.cli._connection import with_client
+from relay.cli._event_text import cloudevent_row, event_summary
+from relay.cli._options import AsJson, EventId
+from relay.cli._output import (
+    format_local_time,
+    print_fields,
+    print_json,
+    print_output,
+    print_table,
+)
+from relay.events.cloudevent import event_name
+
+
+@with_client
+async def show(relay: Client, event: EventId, *, as_json: AsJson = False) -> None:
+    """Show one event: its history, votes and deliveries."""
+    details = await relay.get("events", event)
+    if as_json:
+        print_json(details)
+        return
+    votes = [
+        (
+            format_local_time(vote["at"], relative=False),
+            vote["decision"],
+            vote["principal"],
+            vote["channel"],
+            "counts" if vote["counts"] else "counts no more",
+        )
+        for vote in details["votes"]
+    ]
+    history = [cloudevent_row(cloudevent) for cloudevent in details["history"]]
+    deliveries = [
+        (
+            event_name(delivery["type"]),
+            delivery["sink"],
+            delivery["state"],
+            delivery["attempts"],
+            delivery["reason"],
+        )
+        for delivery in details["deliveries"]
+    ]
+    print_fields(event_summary(details))
+    print_output("")
+    print_table(
+        ("decided", "what", "by", "through", "still"), votes, empty="nobody has decided anything"
+    )
+    print_output("")
+    print_table(("told", "what", "by", "detail"), history, empty="nothing was told")
+    print_output("")
+    print_table(
+        ("delivery of", "to", "state", "tries", "reason"),
+        deliveries,
+        empty="nothing was sent: no sink wants it",
+    )
