@@ -40,6 +40,7 @@ ssl_cert_login_from = common_name
 """
 
 BOOT_SECONDS = 120.0
+CONNECT_SECONDS = 30.0
 STOP_SECONDS = 60.0
 
 NODE = 'epmd & exec "$0"'
@@ -267,14 +268,21 @@ class Broker:
         if program is None:
             return self.ctl("eval", expressions)
         address = f"127.0.0.1:{self._environment['RABBITMQ_DIST_PORT']}"
-        done = subprocess.run(
-            [program, "-address", address, "-e"],
-            input=f"{expressions}\n",
-            env=self._environment,
-            check=False,
-            capture_output=True,
-            text=True,
-        )
+        deadline = time.monotonic() + CONNECT_SECONDS
+        while True:
+            done = subprocess.run(
+                [program, "-address", address, "-e"],
+                input=f"{expressions}\n",
+                env=self._environment,
+                check=False,
+                capture_output=True,
+                text=True,
+            )
+            # Seen with Erlang 28: a running node refused a connection. It had evaluated nothing.
+            refused = "failed to connect" in done.stderr
+            if not refused or not self.running or time.monotonic() > deadline:
+                break
+            time.sleep(0.1)
         if not done.stdout.startswith("{ok, "):
             raise RuntimeError(
                 f"the evaluation of {expressions} failed:\n{done.stdout}{done.stderr}"
