@@ -195,8 +195,7 @@ def _reconcile_sinks(
     """Compare the configured sinks with those of the last start; return their states."""
     known = tx.deliveries.sink_states()
     configured = {sink.name for sink in settings}
-    with_entries = {entry.sink for entry in tx.deliveries.waiting()}
-    for name in (known.keys() | with_entries) - configured:
+    for name in (known.keys() | tx.deliveries.waiting_sinks()) - configured:
         reason = f"the sink {name} is not in the configuration any more"
         tx.deliveries.remove_sink(name, reason, now)
     for sink in settings:

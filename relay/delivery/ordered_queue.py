@@ -1,20 +1,25 @@
 """The waiting entries of one sink, in memory. No I/O.
 
-Entries with the same ordering key leave in order. Among the keys, the oldest entry leaves first.
+Entries with the same ordering key leave in order. Among the keys, the entry with the highest
+priority leaves first, and of equal ones the oldest.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import chain, islice, zip_longest
 from typing import Literal
 
 from relay.outbox import Entry
 
 MAX_EVENTS_IN_MEMORY = 500
-"""Entries that keep their event in memory. Later ones read it from the journal when it is sent."""
+"""Entries of each priority that keep their event in memory.
+
+The events of later ones are read from the journal when they are sent.
+"""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -39,9 +44,12 @@ class OrderedQueue:
 
     def __init__(self) -> None:
         self._queues: dict[str, _KeyQueue] = {}
-        self._ready: list[tuple[int, str]] = []  # heap of (id of the head, ordering key)
+        # Heap of (priority of the head, its id, ordering key):
+        self._ready: list[tuple[int, int, str]] = []
+        self._in_flight: dict[str, _KeyQueue] = {}  # those whose head is in flight
         self._delayed: list[tuple[float, str]] = []  # heap of (release_at, ordering key)
         self._count = 0
+        self._in_memory: Counter[int] = Counter()  # entries with their event, by priority
 
     def __len__(self) -> int:
         return self._count
@@ -57,13 +65,13 @@ class OrderedQueue:
 
     def push(self, entry: Entry) -> None:
         """Add an entry behind the others of its ordering key."""
-        if self._count >= MAX_EVENTS_IN_MEMORY:
+        if self._in_memory[entry.priority] >= MAX_EVENTS_IN_MEMORY:
             entry = replace(entry, event=None)
-        self._count += 1
+        self._count_entry(entry, 1)
         key_queue = self._queues.setdefault(entry.ordering_key, _KeyQueue())
         key_queue.entries.append(entry)
         if len(key_queue.entries) == 1:
-            self._make_ready(entry.ordering_key, key_queue)
+            self._make_ready(key_queue)
 
     def remove_superseded(self, entry: Entry) -> list[Entry]:
         """Remove and return the entries that this new one supersedes. Entries in flight stay.
@@ -81,11 +89,12 @@ class OrderedQueue:
         ]
         removed_ids = {old.id for old in removed}
         key_queue.entries = deque(old for old in key_queue.entries if old.id not in removed_ids)
-        self._count -= len(removed)
+        for old in removed:
+            self._count_entry(old, -1)
         if not key_queue.entries:
             del self._queues[entry.ordering_key]
         elif key_queue.entries[0] is not head:
-            self._make_ready(entry.ordering_key, key_queue)
+            self._make_ready(key_queue)
         return removed
 
     def is_superseded(self, head: Entry) -> bool:
@@ -97,25 +106,52 @@ class OrderedQueue:
     def take_next(
         self, *, least_tried: bool = False, among: Container[int] | None = None
     ) -> Entry | None:
-        """Return the oldest ready entry, now in flight; None if there is none.
+        """Return the ready entry that is next, now in flight; None if there is none.
 
         ``least_tried``: prefer the entries with the fewest attempts. ``among``: take only an entry
         with one of these ids. For each entry that was taken, call `remove_head` or `delay_head`.
         """
         if least_tried or among is not None:
             return self._take_from_all(least_tried=least_tried, among=among)
-        return self._take_oldest()
+        return self._take_first()
 
-    def _take_oldest(self) -> Entry | None:
+    def upcoming(self, limit: int) -> list[Entry]:
+        """Return entries that are probably next and whose events are not in memory.
+
+        They are the next ones of each ordering key: of those in flight, and of the first that are
+        ready.
+        """
+        ready: list[_KeyQueue] = []
+        while len(ready) < limit and (key_queue := self._pop_ready()) is not None:
+            ready.append(key_queue)
+        for key_queue in ready:
+            self._push_ready(key_queue.entries[0])
+        entries_by_key = [
+            *(islice(key_queue.entries, 1, None) for key_queue in self._in_flight.values()),
+            *(iter(key_queue.entries) for key_queue in ready),
+        ]
+        entries = chain.from_iterable(zip_longest(*entries_by_key))
+        return list(islice((entry for entry in entries if entry and not entry.event), limit))
+
+    def _take_first(self) -> Entry | None:
+        key_queue = self._pop_ready()
+        return self._start(key_queue) if key_queue is not None else None
+
+    def _pop_ready(self) -> _KeyQueue | None:
         while self._ready:
-            entry_id, key = heapq.heappop(self._ready)
+            _, entry_id, key = heapq.heappop(self._ready)
             key_queue = self._queues.get(key)
             if key_queue is None or key_queue.state != "ready":
                 continue
             if key_queue.entries[0].id == entry_id:
-                key_queue.state = "in_flight"
-                return key_queue.entries[0]
+                return key_queue
         return None
+
+    def _start(self, key_queue: _KeyQueue) -> Entry:
+        head = key_queue.entries[0]
+        key_queue.state = "in_flight"
+        self._in_flight[head.ordering_key] = key_queue
+        return head
 
     def _take_from_all(self, *, least_tried: bool, among: Container[int] | None) -> Entry | None:
         heads = [
@@ -123,24 +159,21 @@ class OrderedQueue:
             for key_queue in self._queues.values()
             if key_queue.state == "ready"
         ]
-        self._ready = [(head.id, head.ordering_key) for head in heads]
+        self._ready = [(head.priority, head.id, head.ordering_key) for head in heads]
         heapq.heapify(self._ready)
         head = min(
             (head for head in heads if among is None or head.id in among),
-            key=lambda head: (head.attempts if least_tried else 0, head.id),
+            key=lambda head: (head.attempts if least_tried else 0, head.priority, head.id),
             default=None,
         )
-        if head is not None:
-            self._queues[head.ordering_key].state = "in_flight"
-        return head
+        return self._start(self._queues[head.ordering_key]) if head is not None else None
 
     def remove_head(self, entry: Entry) -> None:
         """Remove an entry that was in flight; the next one of its ordering key becomes ready."""
-        key_queue = self._queues[entry.ordering_key]
-        key_queue.entries.popleft()
-        self._count -= 1
+        key_queue = self._in_flight.pop(entry.ordering_key)
+        self._count_entry(key_queue.entries.popleft(), -1)
         if key_queue.entries:
-            self._make_ready(entry.ordering_key, key_queue)
+            self._make_ready(key_queue)
         else:
             del self._queues[entry.ordering_key]
 
@@ -149,7 +182,7 @@ class OrderedQueue:
 
         ``until`` is in monotonic seconds. ``is_individual``: the reason concerns this entry alone.
         """
-        key_queue = self._queues[entry.ordering_key]
+        key_queue = self._in_flight.pop(entry.ordering_key)
         key_queue.entries[0] = entry
         key_queue.state, key_queue.release_at = "delayed", until
         key_queue.is_individual = is_individual
@@ -163,21 +196,29 @@ class OrderedQueue:
             if key_queue is None or key_queue.state != "delayed":
                 continue
             if key_queue.release_at == release_at:
-                self._make_ready(key, key_queue)
+                self._make_ready(key_queue)
 
     def release_all(self, *, include_individual: bool) -> None:
         """Make all delayed entries ready, or those that are not delayed individually."""
-        for key, key_queue in self._queues.items():
+        for key_queue in self._queues.values():
             if key_queue.state == "delayed" and (include_individual or not key_queue.is_individual):
-                self._make_ready(key, key_queue)
+                self._make_ready(key_queue)
 
     def next_release_at(self) -> float | None:
         """When to call `release_due` next (monotonic seconds)."""
         return self._delayed[0][0] if self._delayed else None
 
-    def _make_ready(self, key: str, key_queue: _KeyQueue) -> None:
+    def _make_ready(self, key_queue: _KeyQueue) -> None:
         key_queue.state = "ready"
-        heapq.heappush(self._ready, (key_queue.entries[0].id, key))
+        self._push_ready(key_queue.entries[0])
+
+    def _push_ready(self, head: Entry) -> None:
+        heapq.heappush(self._ready, (head.priority, head.id, head.ordering_key))
+
+    def _count_entry(self, entry: Entry, change: Literal[1, -1]) -> None:
+        self._count += change
+        if entry.event is not None:
+            self._in_memory[entry.priority] += change
 
 
 def _supersedes(newer: Entry, entry: Entry) -> bool:

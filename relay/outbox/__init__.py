@@ -17,6 +17,7 @@ from typing_extensions import override  # in typing from Python 3.12
 
 from relay.events.cloudevent import CloudEvent
 from relay.events.model import Event
+from relay.events.priority import priority
 from relay.settings import Duration, Section
 
 Mode = Literal["on", "dry-run", "off"]
@@ -157,6 +158,11 @@ class Entry:
     def family(self) -> str:
         """The first part of the type: ``event``, ``approval``, ``startrequest`` or ``relay``."""
         return self.type.partition(".")[0]
+
+    @property
+    def priority(self) -> int:
+        """How early it is sent; see `relay.events.priority`."""
+        return priority(self.type)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

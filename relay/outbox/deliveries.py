@@ -18,7 +18,9 @@ from relay.outbox import Attempt, Entry, EntryState, SinkState
 from relay.outbox.rows import bulk_insert, read_as
 
 _ENTRY_COLUMNS = (
-    "id, sink, position, lane AS ordering_key, type, event_key, not_before, attempts, next_at, "
+    # Earlier versions sent refusals in order with the other events of their EventId.
+    "id, sink, position, iif(type = 'approval.refused', type || '/' || event_key, lane) "
+    "AS ordering_key, type, event_key, not_before, attempts, next_at, "
     "coalesce(revived, recorded) AS recorded"
 )
 _DELIVERY_QUERY = (
@@ -139,10 +141,17 @@ class Deliveries:
         )
         return list(read_as(_ENTRY, rows))
 
+    def waiting_sinks(self) -> set[str]:
+        """Return the names of the sinks that entries wait for."""
+        rows = self._connection.execute("SELECT DISTINCT sink FROM entry WHERE state = 'waiting'")
+        return {sink for (sink,) in rows}
+
     def has_waiting(self, event_key: str) -> bool:
-        """Whether an entry about an EventId waits for any sink."""
+        """Whether an entry about an EventId waits for any sink. Refusals do not count."""
         row = self._connection.execute(
-            "SELECT 1 FROM entry WHERE event_key = ? AND state = 'waiting' LIMIT 1", (event_key,)
+            "SELECT 1 FROM entry WHERE event_key = ? AND state = 'waiting' "
+            "AND type != 'approval.refused' LIMIT 1",
+            (event_key,),
         ).fetchone()
         return row is not None
 

@@ -13,15 +13,31 @@ from relay.outbox import Entry
 from tests.outbox.open_store import NOW, numbered_event
 
 LANES = st.sampled_from(["a", "b", "c"])
-TYPES = st.sampled_from(["event.scheduled", "event.updated", "approval.granted"])
+PRIORITIES = {
+    "event.scheduled": 0,
+    "event.updated": 0,
+    "approval.granted": 1,
+    "relay.ping": 2,
+    "approval.refused": 3,
+}
+TYPES = st.sampled_from(list(PRIORITIES))
 
 OLDER = st.sampled_from([0, 0, 1, 4])
 
 
 def entry(
-    id_: int, lane: str = "a", type_: str = "event.scheduled", attempts: int = 0, older: int = 0
+    id_: int,
+    lane: str = "a",
+    type_: str = "event.scheduled",
+    attempts: int = 0,
+    older: int = 0,
+    *,
+    in_memory: bool = True,
 ) -> Entry:
-    """An entry that waits. ``older``: it is sent once more, and was said so many before."""
+    """An entry that waits. ``older``: it is sent once more, and was said so many before.
+
+    ``in_memory``: its event need not be read from the journal.
+    """
     return Entry(
         id=id_,
         sink="bus",
@@ -33,7 +49,7 @@ def entry(
         attempts=attempts,
         next_at=None,
         recorded=NOW,
-        event=numbered_event(id_),
+        event=numbered_event(id_) if in_memory else None,
     )
 
 
@@ -57,10 +73,18 @@ class LanesLaw(RuleBasedStateMachine):
         self.next_id = 1
         self.now = 0.0
 
-    def fresh(self, lane: str, type_: str, attempts: int = 0, older: int = 0) -> Entry:
+    def fresh(
+        self,
+        lane: str,
+        type_: str,
+        attempts: int = 0,
+        older: int = 0,
+        *,
+        in_memory: bool = True,
+    ) -> Entry:
         """A new entry, with the next id."""
         self.next_id += 1
-        return entry(self.next_id, lane, type_, attempts, older)
+        return entry(self.next_id, lane, type_, attempts, older, in_memory=in_memory)
 
     def of(self, state: str) -> dict[str, Modelled]:
         """The lanes in which something waits, in that state."""
@@ -68,10 +92,16 @@ class LanesLaw(RuleBasedStateMachine):
             name: lane for name, lane in self.model.items() if lane.waiting and lane.state == state
         }
 
-    @rule(lane=LANES, type_=TYPES, attempts=st.integers(0, 3), older=OLDER)
-    def push(self, lane: str, type_: str, attempts: int, older: int) -> None:
+    @rule(
+        lane=LANES,
+        type_=TYPES,
+        attempts=st.integers(0, 3),
+        older=OLDER,
+        in_memory=st.booleans(),
+    )
+    def push(self, lane: str, type_: str, attempts: int, older: int, in_memory: bool) -> None:
         """Something is recorded, or sent once more."""
-        new = self.fresh(lane, type_, attempts, older)
+        new = self.fresh(lane, type_, attempts, older, in_memory=in_memory)
         self.lanes.push(new)
         self.model.setdefault(lane, Modelled()).waiting.append(new)
 
@@ -96,12 +126,12 @@ class LanesLaw(RuleBasedStateMachine):
         modelled.waiting.append(new)
 
     @rule()
-    def take_the_oldest(self) -> None:
+    def take_the_most_important(self) -> None:
         """A try begins."""
         free = self.of("free")
         expected = min(
             (lane.waiting[0] for lane in free.values()),
-            key=lambda waiting_entry: waiting_entry.id,
+            key=lambda waiting_entry: (PRIORITIES[waiting_entry.type], waiting_entry.id),
             default=None,
         )
         assert self.lanes.take_next() == expected
@@ -114,7 +144,11 @@ class LanesLaw(RuleBasedStateMachine):
         free = self.of("free")
         expected = min(
             (lane.waiting[0] for lane in free.values()),
-            key=lambda waiting_entry: (waiting_entry.attempts, waiting_entry.id),
+            key=lambda waiting_entry: (
+                waiting_entry.attempts,
+                PRIORITIES[waiting_entry.type],
+                waiting_entry.id,
+            ),
             default=None,
         )
         assert self.lanes.take_next(least_tried=True) == expected
@@ -126,12 +160,28 @@ class LanesLaw(RuleBasedStateMachine):
         """A try begins at the limit of open deliveries."""
         expected = min(
             (lane.waiting[0] for lane in self.of("free").values() if lane.waiting[0].id in among),
-            key=lambda head: (head.attempts if least_tried else 0, head.id),
+            key=lambda head: (
+                head.attempts if least_tried else 0,
+                PRIORITIES[head.type],
+                head.id,
+            ),
             default=None,
         )
         assert self.lanes.take_next(least_tried=least_tried, among=among) == expected
         if expected is not None:
             self.model[expected.ordering_key].state = "busy"
+
+    @rule(limit=st.integers(0, 10))
+    def look_ahead(self, limit: int) -> None:
+        """The events of the next entries are read, as far as they are not in memory."""
+        lanes = [lane.waiting[1:] for lane in self.of("busy").values()]
+        lanes += [lane.waiting for lane in self.of("free").values()]
+        expected = {entry.id for lane in lanes for entry in lane if entry.event is None}
+        upcoming = [entry.id for entry in self.lanes.upcoming(limit)]
+        assert len(upcoming) == len(set(upcoming))
+        if limit >= len(lanes):
+            assert len(upcoming) == min(limit, len(expected))
+        assert expected.issuperset(upcoming)
 
     @precondition(lambda self: self.of("busy"))
     @rule(data=st.data())
@@ -225,6 +275,26 @@ def test_only_so_many_events_are_kept_at_hand() -> None:
     assert [waiting_entry.id for waiting_entry in lanes if waiting_entry.event is not None] == list(
         range(MAX_EVENTS_IN_MEMORY)
     )
+
+
+def test_an_event_stays_at_hand_however_many_refusals_wait() -> None:
+    """It can still be sent while the state file can be neither written nor read."""
+    lanes = OrderedQueue()
+    for id_ in range(2 * MAX_EVENTS_IN_MEMORY):
+        lanes.push(entry(id_, f"lane-{id_}", "approval.refused"))
+    lanes.push(entry(id_ + 1, "lane"))
+    first = lanes.take_next()
+    assert first is not None
+    assert (first.type, first.event is not None) == ("event.scheduled", True)
+    for _ in range(2):  # what leaves makes room, and what was not counted does not
+        refusals = [lanes.take_next() for _ in range(MAX_EVENTS_IN_MEMORY)]
+        for refusal in refusals:
+            assert refusal is not None
+            lanes.remove_head(refusal)
+    for id_ in range(2 * MAX_EVENTS_IN_MEMORY):
+        lanes.push(entry(id_, f"lane-{id_}", "approval.refused"))
+    kept = [refusal for refusal in lanes if refusal.type == "approval.refused" and refusal.event]
+    assert len(kept) == MAX_EVENTS_IN_MEMORY
 
 
 def test_lanes_that_come_and_go_leave_nothing_behind() -> None:

@@ -1,0 +1,129 @@
+"""Refusals and ``relay.*`` never delay what happens to events, whatever waits in front."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from relay.delivery.ordered_queue import MAX_EVENTS_IN_MEMORY
+from relay.events.cloudevent import CloudEvent
+from relay.sinks import Receipt
+from tests.delivery.running_dispatcher import (
+    RunningDispatcher,
+    ScriptedSink,
+    SteppedClock,
+    accepts,
+    hangs,
+    refuses,
+    running_dispatcher,
+)
+from tests.outbox.open_store import wait_until
+
+FLOOD = MAX_EVENTS_IN_MEMORY + 100
+CONCURRENCY = pytest.mark.parametrize("concurrency", [1, 16, 64], ids=["chat", "webhook", "bus"])
+SUBJECT = pytest.mark.parametrize("subject", ["E-{}", "E-new"], ids=["many events", "that event"])
+
+
+async def record_flood(relay: RunningDispatcher, subject: str) -> None:
+    """Record refusals about many EventIds, or about one."""
+    for number in range(FLOOD):
+        await relay.record_event(subject.format(number), "approval.refused")
+
+
+@CONCURRENCY
+@SUBJECT
+async def test_an_event_waits_for_deliveries_in_flight_and_for_no_refusal_behind_them(
+    tmp_path: Path, concurrency: int, subject: str
+) -> None:
+    answered = asyncio.Event()
+
+    async def answers_later(_: CloudEvent) -> Receipt:
+        await answered.wait()
+        return Receipt()
+
+    sink = ScriptedSink(answers_later, concurrency=concurrency)
+    async with running_dispatcher(tmp_path, {"bus": sink}) as relay:
+        await record_flood(relay, subject)
+        event = await relay.record_event("E-new")
+        answered.set()
+        await wait_until(lambda: len(sink.delivered) == FLOOD + 1)
+        sent = [event.id for _, event in sink.attempts]
+        assert sent.index(event) <= concurrency
+        for about in {event.subject for event in sink.delivered}:
+            refusals = [id_ for id_ in sink.ids(about) if id_ != event]
+            assert refusals == sorted(refusals)
+
+
+@CONCURRENCY
+@SUBJECT
+async def test_an_event_is_first_after_a_restart(
+    tmp_path: Path, concurrency: int, subject: str
+) -> None:
+    async with running_dispatcher(tmp_path, {"bus": ScriptedSink(hangs)}, run=False) as relay:
+        await record_flood(relay, subject)
+        await relay.record_event("E-new")
+    sink = ScriptedSink(accepts, concurrency=concurrency)
+    async with running_dispatcher(tmp_path, {"bus": sink}):
+        await wait_until(lambda: len(sink.delivered) == FLOOD + 1)
+        assert sink.attempts[0][1].name == "event.scheduled"
+
+
+async def test_events_come_before_decisions_and_those_before_everything_else(
+    tmp_path: Path,
+) -> None:
+    """Within each of these, and for each EventId, the order is that of recording."""
+    sink = ScriptedSink(concurrency=1)
+    async with running_dispatcher(tmp_path, {"bus": sink}) as relay:
+        await relay.dispatcher.set_state("bus", "paused", None)
+        for subject, name in [
+            ("E-1", "approval.refused"),
+            ("chat", "relay.sink-failing"),
+            ("E-1", "approval.recorded"),
+            ("E-1", "approval.refused"),
+            ("E-2", "startrequest.accepted"),
+            ("E-2", "event.started"),
+            ("E-1", "approval.granted"),
+            ("E-3", "approval.voided"),
+            ("E-3", "event.updated"),
+            ("E-4", "event.scheduled"),
+            ("E-4", "event.started"),
+        ]:
+            await relay.record_event(subject, name)
+        await relay.dispatcher.set_state("bus", "on", None)
+        await wait_until(lambda: len(sink.delivered) == 11)
+        assert [(event.subject, event.name) for event in sink.delivered] == [
+            ("E-4", "event.scheduled"),
+            ("E-4", "event.started"),
+            ("E-1", "approval.recorded"),
+            ("E-2", "startrequest.accepted"),
+            ("E-2", "event.started"),
+            ("E-1", "approval.granted"),
+            ("E-3", "approval.voided"),
+            ("E-3", "event.updated"),
+            ("chat", "relay.sink-failing"),
+            ("E-1", "approval.refused"),
+            ("E-1", "approval.refused"),
+        ]
+        assert sink.ids("E-1") == [f"{number:032x}" for number in (3, 7, 1, 4)]
+
+
+async def test_a_probe_of_a_failing_sink_is_the_event_and_not_a_refusal(tmp_path: Path) -> None:
+    clock = SteppedClock()
+    sink = ScriptedSink(refuses, longest_pause=5.0, clock=clock)
+    async with running_dispatcher(tmp_path, {"bus": sink}, clock=clock) as relay:
+        for number in range(100):
+            await relay.record_event(f"E-{number}", "approval.refused")
+        await relay.forward(60.0)
+        assert relay.dispatcher.status()[0].failing
+        before = len(sink.attempts)
+        await relay.record_event("E-new")
+        await relay.forward(30.0)
+        probes = [event.name for _, event in sink.attempts[before:]]
+        assert probes[0] == "event.scheduled"
+        assert 2 * probes.count("event.scheduled") >= len(probes)
+        assert "approval.refused" in probes
+        sink.answer = accepts
+        await relay.forward(60.0)
+        assert len(sink.delivered) == 101
