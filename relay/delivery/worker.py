@@ -15,6 +15,7 @@ from datetime import datetime, timedelta
 from relay.clock import Clock, wait_for_event
 from relay.delivery.circuit_breaker import CircuitBreaker
 from relay.delivery.ordered_queue import OrderedQueue
+from relay.delivery.read_ahead import ReadAhead
 from relay.delivery.retry import DeadLetter, DisableSink, RetryAfter, RetryDecision
 from relay.delivery.settlement import SettlementBatcher
 from relay.delivery.sink_health import SinkHealth, error_name
@@ -53,10 +54,10 @@ class Worker:
         self.tries: Counter[tuple[AttemptOutcome, int | None]] = Counter()
         """Tries since the start, by their outcome and the status of the receiver."""
         self._sink = sink
-        self._store = store
         self._settlements = settlements
         self._clock = clock
         self._queue = OrderedQueue()
+        self._read_ahead = ReadAhead(store, self._queue)
         self.health = SinkHealth(settings.name, sink, self._queue, clock, report)
         self._in_flight = 0
         self._unrecorded = 0  # delivered, but not recorded yet
@@ -203,9 +204,7 @@ class Worker:
     async def _deliver(self, entry: Entry) -> bool:
         """Deliver one entry; return whether it was delivered."""
         try:
-            event = entry.event
-            if event is None:
-                event = await self._store.read(lambda tx: tx.journal.event(entry.position))
+            event = entry.event or await self._read_ahead.event(entry)
         except StoreUnavailable:
             self._circuit.forget_earlier_tries()  # the sink is not at fault
             retry_at = self._clock.monotonic() + READ_RETRY_DELAY

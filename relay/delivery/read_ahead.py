@@ -1,0 +1,72 @@
+"""Reads the events of entries from the journal, those of the next entries with them.
+
+While the disk is slow, a read waits for the commit before it. If each entry were read by itself, a
+sink would get no more than its ``concurrency`` of events for each commit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Iterable
+
+from relay.delivery.ordered_queue import OrderedQueue
+from relay.errors import StoreUnavailable
+from relay.events.cloudevent import CloudEvent
+from relay.outbox import Entry
+from relay.outbox.sqlite import Store
+from relay.outbox.transaction import Transaction
+
+MAX_READ = 64
+"""Events that are read at once."""
+
+_Events = dict[int, CloudEvent | Exception]
+"""By position: the event, or why it could not be read."""
+
+
+class ReadAhead:
+    """Reads the events of one sink's entries, as far as they are not in memory."""
+
+    def __init__(self, store: Store, queue: OrderedQueue) -> None:
+        self._store = store
+        self._queue = queue
+        self._events: _Events = {}
+        self._wanted: dict[int, Entry] = {}  # by id
+        self._lock = asyncio.Lock()
+
+    async def event(self, entry: Entry) -> CloudEvent:
+        """Return the event of an entry that is in flight.
+
+        Raises StoreUnavailable, or what is wrong with its row.
+        """
+        self._wanted[entry.id] = entry
+        try:
+            async with self._lock:
+                if entry.position not in self._events:
+                    self._events = await self._read(entry)
+        finally:
+            del self._wanted[entry.id]
+        event = self._events.pop(entry.position)
+        if isinstance(event, Exception):
+            raise event
+        return event
+
+    async def _read(self, entry: Entry) -> _Events:
+        upcoming = self._queue.upcoming(MAX_READ - len(self._wanted))
+        positions = {entry.position for entry in (*self._wanted.values(), *upcoming)}
+        try:
+            return await self._store.read(lambda tx: _read_events(tx, positions))
+        except StoreUnavailable:  # perhaps only the row of another entry cannot be read
+            return await self._store.read(lambda tx: _read_events(tx, [entry.position]))
+
+
+def _read_events(tx: Transaction, positions: Iterable[int]) -> _Events:
+    events: _Events = {}
+    for position in positions:
+        try:
+            events[position] = tx.journal.event(position)
+        except sqlite3.Error:
+            raise
+        except Exception as error:  # noqa: BLE001  # a broken row must not stop the others
+            events[position] = error
+    return events
