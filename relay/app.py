@@ -177,7 +177,7 @@ async def started(
             origin.scope,
             server.address,
         )
-        async with _run_tasks(poller, gate, dispatcher, store, clock, consumer):
+        async with _run_tasks(poller, gate, dispatcher, store, clock, consumer, record):
             server.state.attach(relay)
             yield Running(relay=relay, poller=poller, api_port=server.port)
             server.state.detach()
@@ -281,12 +281,13 @@ async def _run_tasks(
     store: Store,
     clock: Clock,
     consumer: ApprovalConsumer | None,
+    record: ReportRelayEvent,
 ) -> AsyncIterator[None]:
     """Run the tasks of all parts. If one fails, all end. In the end, give sinks time to send."""
     async with asyncio.TaskGroup() as group:
         inputs = [
             group.create_task(poller.run(), name="source"),
-            group.create_task(prune_forever(store, clock), name="retention"),
+            group.create_task(prune_forever(store, clock, record), name="retention"),
         ]
         if consumer is not None:
             inputs.append(group.create_task(consumer.run(), name="approvals over AMQP"))

@@ -237,7 +237,11 @@ CATALOG = (
         "a receiver asked the relay to stop; the entries wait until an operator resumes the sink",
         RelayData,
     ),
-    EventDefinition("relay.dead-lettered", "an entry became a dead letter", RelayData),
+    EventDefinition(
+        "relay.dead-lettered",
+        "an entry became a dead letter; without a sink: dead letters over the limit were deleted",
+        RelayData,
+    ),
     EventDefinition(
         "relay.store-failing",
         "the state file cannot be written; events go out from memory, approvals are refused",

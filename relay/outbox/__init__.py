@@ -38,7 +38,7 @@ class StoreSettings(Section):
     retain: Duration = 30 * 86400.0
     """How long deliveries and attempts are kept, dead letters too."""
     dead_letters: int = Field(default=10_000, gt=0)
-    """How many dead letters are kept: of more, the oldest go."""
+    """How many dead letters are kept. Of more, refusals go first, and ``event.*`` last."""
     audit_retain: Duration = 400 * 86400.0
     """How long the journal is kept."""
 

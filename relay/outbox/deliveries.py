@@ -6,6 +6,7 @@ There is one entry for each event and each sink that wants it.
 from __future__ import annotations
 
 import sqlite3
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -13,6 +14,7 @@ from datetime import datetime
 import orjson
 from pydantic import TypeAdapter
 
+from relay.events.priority import priority
 from relay.events.timestamps import format_sortable
 from relay.outbox import Attempt, Entry, EntryState, SinkState
 from relay.outbox.rows import bulk_insert, read_as
@@ -347,17 +349,23 @@ class Deliveries:
             (reason, format_sortable(at), name),
         ).rowcount
 
-    def prune(self, before: datetime, max_dead_letters: int) -> int:
+    def prune(self, before: datetime, max_dead_letters: int) -> Counter[str]:
         """Delete entries settled before a moment, with their attempts, and surplus dead letters.
 
-        Return how many dead letters, the oldest first, were over ``max_dead_letters``.
+        Over ``max_dead_letters`` the least important go first, and of equal ones the oldest. Return
+        how many of these were of which type.
         """
         self._connection.execute("DELETE FROM entry WHERE settled < ?", (format_sortable(before),))
-        return self._connection.execute(
-            "DELETE FROM entry WHERE state = 'parked' AND id <= "
-            "(SELECT id FROM entry WHERE state = 'parked' ORDER BY id DESC LIMIT 1 OFFSET ?)",
-            (max_dead_letters,),
-        ).rowcount
+        dead_letters: list[tuple[int, str]] = self._connection.execute(
+            "SELECT id, type FROM entry WHERE state = 'parked' ORDER BY id"
+        ).fetchall()
+        dead_letters.sort(key=lambda row: priority(row[1]), reverse=True)
+        surplus = dead_letters[: max(0, len(dead_letters) - max_dead_letters)]
+        self._connection.execute(
+            "DELETE FROM entry WHERE id IN (SELECT value FROM json_each(?))",
+            (orjson.dumps([entry_id for entry_id, _ in surplus]).decode(),),
+        )
+        return Counter(type_ for _, type_ in surplus)
 
 
 def _dead_letter_values(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from relay.clock import Clock
 from relay.errors import StoreUnavailable
+from relay.events.build import ReportRelayEvent
 from relay.outbox import StoreSettings
 from relay.outbox.sqlite import Store
 from relay.outbox.transaction import Transaction
@@ -21,10 +23,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PruneResult:
-    """How many rows of the journal and how many dead letters over the limit were deleted."""
+    """How many rows of the journal were deleted, and how many dead letters over the limit.
+
+    The dead letters are counted by their type.
+    """
 
     journal_rows: int = 0
-    dead_letters: int = 0
+    dead_letters: Counter[str] = field(default_factory=Counter)
 
 
 def prune(tx: Transaction, settings: StoreSettings, now: datetime) -> PruneResult:
@@ -38,26 +43,37 @@ def prune(tx: Transaction, settings: StoreSettings, now: datetime) -> PruneResul
     return PruneResult(tx.journal.prune(audit_limit, now), dead_letters)
 
 
-async def prune_forever(store: Store, clock: Clock) -> None:
-    """Prune at once and then every `PRUNE_INTERVAL`, until canceled."""
+async def prune_forever(store: Store, clock: Clock, report: ReportRelayEvent) -> None:
+    """Prune at once and then every `PRUNE_INTERVAL`, until canceled.
+
+    Dead letters that are lost are reported, all those since the start with each report: a later
+    report takes the place of one that still waits.
+    """
+    lost: Counter[str] = Counter()
     while True:
-        await _prune_once(store, clock.now())
+        dead_letters = await _prune_once(store, clock.now())
+        if dead_letters:
+            lost += dead_letters
+            types = ", ".join(f"{count} {type_}" for type_, count in sorted(lost.items()))
+            reason = (
+                f"{lost.total()} dead letters were deleted since the relay started, because there "
+                f"were more than store.dead_letters: {types}"
+            )
+            _log.warning("%s", reason)
+            report("relay.dead-lettered", None, reason, lost.total())
         await clock.sleep(PRUNE_INTERVAL)
 
 
-async def _prune_once(store: Store, now: datetime) -> None:
+async def _prune_once(store: Store, now: datetime) -> Counter[str]:
+    """Return how many dead letters over the limit were deleted, by their type."""
     try:
         result = await store.transact(lambda tx: prune(tx, store.settings, now))
     except StoreUnavailable:
-        return
+        return Counter()
     if result.journal_rows:
         _log.info(
             "deleted %d rows of the journal that were older than store.audit_retain; "
             "a checkpoint remains",
             result.journal_rows,
         )
-    if result.dead_letters:
-        _log.warning(
-            "deleted the %d oldest dead letters: there were more than store.dead_letters",
-            result.dead_letters,
-        )
+    return result.dead_letters

@@ -1,0 +1,77 @@
+"""Which dead letters are kept if there are too many, and how their loss is reported."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+from pathlib import Path
+
+from relay.events.build import ReportRelayEvent
+from relay.outbox import StoreSettings
+from relay.outbox.retention import PRUNE_INTERVAL, prune_forever
+from tests.delivery.running_dispatcher import (
+    RunningDispatcher,
+    ScriptedSink,
+    SteppedClock,
+    running_dispatcher,
+)
+
+MAX_DEAD_LETTERS = 20
+
+
+async def record_dead_letters(relay: RunningDispatcher, name: str, count: int) -> None:
+    """Record events, and give up their entries."""
+    for number in range(count):
+        await relay.record_event(f"E-{number}", name)
+    now = datetime.now(UTC)
+    ids = [delivery.id for delivery in await relay.deliveries("bus", "waiting")]
+    await relay.store.transact(
+        lambda tx: [tx.deliveries.settle(entry_id, "parked", "no", now) for entry_id in ids]
+    )
+
+
+async def dead_letter_types(relay: RunningDispatcher) -> list[str]:
+    """Return the types of the dead letters, the oldest first."""
+    return [delivery.type for delivery in await relay.deliveries("bus", "parked")]
+
+
+async def test_a_flood_of_refusals_pushes_no_event_out_of_the_dead_letters(tmp_path: Path) -> None:
+    """Of each type the oldest go first, and each report counts what was lost since the start."""
+    reports: list[tuple[str, str | None, str, int]] = []
+    report: ReportRelayEvent = lambda *facts: reports.append(facts)  # noqa: E731
+    clock = SteppedClock()
+    async with running_dispatcher(tmp_path, {"bus": ScriptedSink()}, run=False) as relay:
+        relay.store.settings = StoreSettings(path=tmp_path, dead_letters=MAX_DEAD_LETTERS)
+        await record_dead_letters(relay, "event.scheduled", 10)
+        await record_dead_letters(relay, "approval.granted", 5)
+        await record_dead_letters(relay, "approval.refused", 100)
+        newest = (await relay.deliveries("bus", "parked"))[-5:]
+        task = asyncio.create_task(prune_forever(relay.store, clock, report))
+        await clock.forward(1.0, relay.settle)
+        assert await dead_letter_types(relay) == [
+            *["event.scheduled"] * 10,
+            *["approval.granted"] * 5,
+            *["approval.refused"] * 5,
+        ]
+        assert (await relay.deliveries("bus", "parked"))[-5:] == newest
+        await record_dead_letters(relay, "event.started", 12)
+        await clock.forward(PRUNE_INTERVAL, relay.settle)
+        assert await dead_letter_types(relay) == [
+            *["event.scheduled"] * 8,
+            *["event.started"] * 12,
+        ]
+        await clock.forward(PRUNE_INTERVAL, relay.settle)
+        task.cancel()
+    reason = (
+        "{} dead letters were deleted since the relay started, because there were more than "
+        "store.dead_letters: {}"
+    )
+    assert reports == [
+        ("relay.dead-lettered", None, reason.format(95, "95 approval.refused"), 95),
+        (
+            "relay.dead-lettered",
+            None,
+            reason.format(107, "5 approval.granted, 100 approval.refused, 2 event.scheduled"),
+            107,
+        ),
+    ]
