@@ -9,6 +9,7 @@ from pathlib import Path
 from relay.events.build import ReportRelayEvent
 from relay.outbox import StoreSettings
 from relay.outbox.retention import PRUNE_INTERVAL, prune_forever
+from relay.outbox.transaction import Transaction
 from tests.delivery.running_dispatcher import (
     RunningDispatcher,
     ScriptedSink,
@@ -25,9 +26,12 @@ async def record_dead_letters(relay: RunningDispatcher, name: str, count: int) -
         await relay.record_event(f"E-{number}", name)
     now = datetime.now(UTC)
     ids = [delivery.id for delivery in await relay.deliveries("bus", "waiting")]
-    await relay.store.transact(
-        lambda tx: [tx.deliveries.settle(entry_id, "parked", "no", now) for entry_id in ids]
-    )
+
+    def give_up(tx: Transaction) -> None:
+        for entry_id in ids:
+            tx.deliveries.settle(entry_id, "parked", "no", now)
+
+    await relay.store.transact(give_up)
 
 
 async def dead_letter_types(relay: RunningDispatcher) -> list[str]:
