@@ -14,7 +14,7 @@ help:
 	@echo 'make test     every test; ARGS="-k webhook" for some of them'
 	@echo 'make check    lint, format, types, import rules, YAML, generated pages'
 	@echo 'make install  the relay and what its development needs, into $(VENV)'
-	@echo 'make bench    latency, throughput and idle cost, measured here'
+	@echo 'make bench    latency, throughput, floods and idle cost, measured here'
 	@echo 'make chaos    the tests that kill, freeze and cut, again and again: ROUNDS=10'
 	@echo 'make platforms  demo and test on bare Debian machines, as root: PLATFORMS="bookworm trixie"'
 	@echo 'make docs     writes the generated pages of docs/ again'

@@ -1,4 +1,4 @@
-"""``python -m bench [latency|idle|throughput …] [--json]``: needs Linux and RabbitMQ.
+"""``python -m bench [latency|idle|throughput|flood …] [--json]``: needs Linux and RabbitMQ.
 
 ``make bench`` installs RabbitMQ first.
 """
@@ -15,7 +15,7 @@ import orjson
 from rich.console import Console
 from rich.table import Table
 
-from bench import idle, latency, throughput
+from bench import flood, idle, latency, throughput
 from bench.figure import Figure
 from tests.rabbitmq import Broker
 
@@ -23,6 +23,7 @@ MEASUREMENTS: dict[str, Callable[[str], Awaitable[list[Figure]]]] = {
     "latency": latency.measure,
     "idle": idle.measure,
     "throughput": throughput.measure,
+    "flood": flood.measure,
 }
 
 

@@ -54,7 +54,7 @@ async def measure(amqp_url: str) -> list[Figure]:
     figures: list[Figure] = []
     async with receivers.endpoint() as url:
         for count in (1, 10):
-            sections = [_webhook(url, f"w{number}") for number in range(count)]
+            sections = [webhook(url, f"w{number}") for number in range(count)]
             label = f"{count} endpoint{'s' * (count > 1)}"
             figures += await _compare(
                 f"deliveries to {label}",
@@ -159,7 +159,7 @@ async def _isolation(url: str) -> list[Figure]:
     hung endpoint time out meanwhile.
     """
     async with receivers.hung_endpoint() as hung_url:
-        healthy, hung = _webhook(url, "healthy"), {**_webhook(hung_url, "hung"), "timeout": "2s"}
+        healthy, hung = webhook(url, "healthy"), {**webhook(hung_url, "hung"), "timeout": "2s"}
         async with open_outbox([healthy]) as alone, open_outbox([healthy, hung]) as beside:
             for event in _events(ISOLATION_EVENTS):
                 for outbox in (alone, beside):
@@ -182,5 +182,6 @@ def _events(count: int) -> list[CloudEvent]:
     return [cloudevent(subject=f"EVENT-{number}") for number in range(count)]
 
 
-def _webhook(url: str, name: str) -> dict[str, Any]:
+def webhook(url: str, name: str) -> dict[str, Any]:
+    """Return the section of a webhook."""
     return {"kind": "webhook", "name": name, "url": url, "allow_http": True, "secrets": [SECRET]}

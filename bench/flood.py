@@ -1,0 +1,70 @@
+"""Measures how long 20,000 refusals in front delay an event at a webhook that takes 100 ms.
+
+Once the refusals are about other EventIds, and once about the EventId of the event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from aiohttp import web
+
+from bench.figure import Figure
+from bench.outbox import open_outbox, until
+from bench.throughput import webhook
+from tests.builders import cloudevent
+
+REFUSALS = 20_000
+ANSWER_TIME = 0.1
+"""Seconds in which the endpoint answers."""
+
+
+async def measure(_: str) -> list[Figure]:
+    """Measure the time from recording to arrival of an event."""
+    return [
+        Figure(
+            f"recorded to received, behind {REFUSALS} refusals about {about}",
+            await _delay(subject) * 1000,
+            "ms",
+            f"under {2 * ANSWER_TIME * 1000:g}",
+        )
+        for about, subject in (("other EventIds", "EVENT-{}"), ("the same EventId", "EVENT"))
+    ]
+
+
+async def _delay(subject: str) -> float:
+    arrivals: dict[str, float] = {}
+    refusals = [
+        cloudevent("approval.refused", subject.format(number)) for number in range(REFUSALS)
+    ]
+    event = cloudevent("event.scheduled", "EVENT")
+    async with _slow_endpoint(arrivals) as url, open_outbox([webhook(url, "slow")]) as outbox:
+        await outbox.record(refusals)
+        await until(lambda: bool(arrivals))
+        await outbox.record([event])
+        recorded = time.monotonic()
+        await until(lambda: event.id in arrivals)
+        return arrivals[event.id] - recorded
+
+
+@asynccontextmanager
+async def _slow_endpoint(arrivals: dict[str, float]) -> AsyncIterator[str]:
+    """Yield the URL of an endpoint that notes when each event arrived, by its id."""
+
+    async def receive(request: web.Request) -> web.Response:
+        arrivals.setdefault(request.headers["webhook-id"], time.monotonic())
+        await asyncio.sleep(ANSWER_TIME)
+        return web.Response(status=204)
+
+    application = web.Application()
+    application.router.add_post("/", receive)
+    runner = web.AppRunner(application, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}/"
+    finally:
+        await runner.cleanup()
