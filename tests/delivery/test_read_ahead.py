@@ -1,0 +1,55 @@
+"""Events that are read from the journal together do not suffer from each other."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from pathlib import Path
+
+from relay.errors import StoreUnavailable
+from relay.outbox.job import Work
+from tests.delivery.running_dispatcher import ScriptedSink, hangs, running_dispatcher
+from tests.outbox.open_store import wait_until
+
+
+async def record_events(folder: Path) -> None:
+    """Record ten events that a later dispatcher has to read."""
+    async with running_dispatcher(folder, {"bus": ScriptedSink(hangs)}, run=False) as relay:
+        for number in range(10):
+            await relay.record_event(f"E-{number}")
+        await relay.dispatcher.set_state("bus", "paused", None)
+
+
+async def test_a_broken_row_becomes_a_dead_letter_and_stops_no_other(tmp_path: Path) -> None:
+    await record_events(tmp_path)
+    with contextlib.closing(sqlite3.connect(tmp_path / "relay.db")) as connection, connection:
+        connection.execute("DROP TRIGGER journal_is_append_only")
+        connection.execute("UPDATE journal SET body = x'7b' WHERE position = 4")
+    sink = ScriptedSink(concurrency=1)
+    async with running_dispatcher(tmp_path, {"bus": sink}) as relay:
+        await relay.dispatcher.set_state("bus", "on", None)
+        await wait_until(lambda: len(sink.delivered) == 9)
+        await relay.settle()
+        (dead_letter,) = await relay.deliveries("bus", "parked")
+        assert dead_letter.id == 4
+        assert (dead_letter.reason or "").startswith("its event could not be read from the journal")
+
+
+async def test_an_event_is_read_by_itself_if_others_cannot_be_read_with_it(tmp_path: Path) -> None:
+    await record_events(tmp_path)
+    sink = ScriptedSink(concurrency=1)
+    async with running_dispatcher(tmp_path, {"bus": sink}) as relay:
+        read, together = relay.store.read, 0
+
+        async def reads_one(work: Work[object]) -> object:
+            nonlocal together
+            result = await read(work)
+            if isinstance(result, dict) and len(result) > 1:
+                together += 1
+                raise StoreUnavailable("one of these pages cannot be read")
+            return result
+
+        relay.store.read = reads_one  # type: ignore[method-assign,assignment]  # a bad page
+        await relay.dispatcher.set_state("bus", "on", None)
+        await wait_until(lambda: len(sink.delivered) == 10)
+        assert together
