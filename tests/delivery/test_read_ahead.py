@@ -8,7 +8,7 @@ from pathlib import Path
 
 from relay.errors import StoreUnavailable
 from relay.outbox.job import Work
-from tests.delivery.running_dispatcher import ScriptedSink, hangs, running_dispatcher
+from tests.delivery.running_dispatcher import ScriptedSink, SteppedClock, hangs, running_dispatcher
 from tests.outbox.open_store import wait_until
 
 
@@ -36,9 +36,10 @@ async def test_a_broken_row_becomes_a_dead_letter_and_stops_no_other(tmp_path: P
 
 
 async def test_an_event_is_read_by_itself_if_others_cannot_be_read_with_it(tmp_path: Path) -> None:
+    """No entry waits for a later try: time does not pass."""
     await record_events(tmp_path)
     sink = ScriptedSink(concurrency=1)
-    async with running_dispatcher(tmp_path, {"bus": sink}) as relay:
+    async with running_dispatcher(tmp_path, {"bus": sink}, clock=SteppedClock()) as relay:
         read, together = relay.store.read, 0
 
         async def reads_one(work: Work[object]) -> object:
