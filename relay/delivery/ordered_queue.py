@@ -1,7 +1,7 @@
 """The waiting entries of one sink, in memory. No I/O.
 
-Entries with the same ordering key leave in order. Among the keys, the entry with the highest
-priority leaves first, and of equal ones the oldest.
+Entries with the same ordering key leave in order. Among the keys, the one with the most important
+entry comes first, and of equal ones the one with the oldest first entry.
 """
 
 from __future__ import annotations
@@ -31,9 +31,16 @@ class _KeyQueue:
     """
 
     entries: deque[Entry] = field(default_factory=deque)
+    counts: Counter[int] = field(default_factory=Counter)
+    """How many entries there are of each priority."""
     state: Literal["ready", "in_flight", "delayed"] = "ready"
     release_at: float = 0.0
     is_individual: bool = False
+
+    @property
+    def priority(self) -> int:
+        """The highest priority of its entries: the less important before it make way for it."""
+        return min(priority for priority, count in self.counts.items() if count)
 
 
 class OrderedQueue:
@@ -44,7 +51,7 @@ class OrderedQueue:
 
     def __init__(self) -> None:
         self._queues: dict[str, _KeyQueue] = {}
-        # Heap of (priority of the head, its id, ordering key):
+        # Heap of (priority of the key, id of its head, ordering key):
         self._ready: list[tuple[int, int, str]] = []
         self._in_flight: dict[str, _KeyQueue] = {}  # those whose head is in flight
         self._delayed: list[tuple[float, str]] = []  # heap of (release_at, ordering key)
@@ -67,11 +74,13 @@ class OrderedQueue:
         """Add an entry behind the others of its ordering key."""
         if self._in_memory[entry.priority] >= MAX_EVENTS_IN_MEMORY:
             entry = replace(entry, event=None)
-        self._count_entry(entry, 1)
         key_queue = self._queues.setdefault(entry.ordering_key, _KeyQueue())
+        self._count_entry(key_queue, entry, 1)
         key_queue.entries.append(entry)
         if len(key_queue.entries) == 1:
             self._make_ready(key_queue)
+        elif key_queue.state == "ready" and key_queue.priority == entry.priority:
+            self._push_ready(key_queue)  # perhaps with a higher priority than before
 
     def remove_superseded(self, entry: Entry) -> list[Entry]:
         """Remove and return the entries that this new one supersedes. Entries in flight stay.
@@ -90,11 +99,13 @@ class OrderedQueue:
         removed_ids = {old.id for old in removed}
         key_queue.entries = deque(old for old in key_queue.entries if old.id not in removed_ids)
         for old in removed:
-            self._count_entry(old, -1)
+            self._count_entry(key_queue, old, -1)
         if not key_queue.entries:
             del self._queues[entry.ordering_key]
         elif key_queue.entries[0] is not head:
             self._make_ready(key_queue)
+        elif key_queue.state == "ready":
+            self._push_ready(key_queue)  # perhaps with a lower priority than before
         return removed
 
     def is_superseded(self, head: Entry) -> bool:
@@ -121,14 +132,14 @@ class OrderedQueue:
         They are the next ones of each ordering key: of those in flight, and of the first that are
         ready.
         """
-        ready: list[_KeyQueue] = []
+        ready: dict[str, _KeyQueue] = {}
         while len(ready) < limit and (key_queue := self._pop_ready()) is not None:
-            ready.append(key_queue)
-        for key_queue in ready:
-            self._push_ready(key_queue.entries[0])
+            ready[key_queue.entries[0].ordering_key] = key_queue
+        for key_queue in ready.values():
+            self._push_ready(key_queue)
         entries_by_key = [
             *(islice(key_queue.entries, 1, None) for key_queue in self._in_flight.values()),
-            *(iter(key_queue.entries) for key_queue in ready),
+            *(iter(key_queue.entries) for key_queue in ready.values()),
         ]
         entries = chain.from_iterable(zip_longest(*entries_by_key))
         return list(islice((entry for entry in entries if entry and not entry.event), limit))
@@ -139,11 +150,11 @@ class OrderedQueue:
 
     def _pop_ready(self) -> _KeyQueue | None:
         while self._ready:
-            _, entry_id, key = heapq.heappop(self._ready)
+            priority, entry_id, key = heapq.heappop(self._ready)
             key_queue = self._queues.get(key)
             if key_queue is None or key_queue.state != "ready":
                 continue
-            if key_queue.entries[0].id == entry_id:
+            if key_queue.entries[0].id == entry_id and key_queue.priority == priority:
                 return key_queue
         return None
 
@@ -154,24 +165,23 @@ class OrderedQueue:
         return head
 
     def _take_from_all(self, *, least_tried: bool, among: Container[int] | None) -> Entry | None:
-        heads = [
-            key_queue.entries[0]
-            for key_queue in self._queues.values()
-            if key_queue.state == "ready"
-        ]
-        self._ready = [(head.priority, head.id, head.ordering_key) for head in heads]
-        heapq.heapify(self._ready)
-        head = min(
-            (head for head in heads if among is None or head.id in among),
-            key=lambda head: (head.attempts if least_tried else 0, head.priority, head.id),
-            default=None,
-        )
-        return self._start(self._queues[head.ordering_key]) if head is not None else None
+        ready = [key_queue for key_queue in self._queues.values() if key_queue.state == "ready"]
+        self._ready = []
+        for key_queue in ready:
+            self._push_ready(key_queue)
+
+        def rank(key_queue: _KeyQueue) -> tuple[int, int, int]:
+            head = key_queue.entries[0]
+            return (head.attempts if least_tried else 0, key_queue.priority, head.id)
+
+        allowed = (queue for queue in ready if among is None or queue.entries[0].id in among)
+        first = min(allowed, key=rank, default=None)
+        return self._start(first) if first is not None else None
 
     def remove_head(self, entry: Entry) -> None:
         """Remove an entry that was in flight; the next one of its ordering key becomes ready."""
         key_queue = self._in_flight.pop(entry.ordering_key)
-        self._count_entry(key_queue.entries.popleft(), -1)
+        self._count_entry(key_queue, key_queue.entries.popleft(), -1)
         if key_queue.entries:
             self._make_ready(key_queue)
         else:
@@ -210,13 +220,15 @@ class OrderedQueue:
 
     def _make_ready(self, key_queue: _KeyQueue) -> None:
         key_queue.state = "ready"
-        self._push_ready(key_queue.entries[0])
+        self._push_ready(key_queue)
 
-    def _push_ready(self, head: Entry) -> None:
-        heapq.heappush(self._ready, (head.priority, head.id, head.ordering_key))
+    def _push_ready(self, key_queue: _KeyQueue) -> None:
+        head = key_queue.entries[0]
+        heapq.heappush(self._ready, (key_queue.priority, head.id, head.ordering_key))
 
-    def _count_entry(self, entry: Entry, change: Literal[1, -1]) -> None:
+    def _count_entry(self, key_queue: _KeyQueue, entry: Entry, change: Literal[1, -1]) -> None:
         self._count += change
+        key_queue.counts[entry.priority] += change
         if entry.event is not None:
             self._in_memory[entry.priority] += change
 

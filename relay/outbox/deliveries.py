@@ -20,9 +20,7 @@ from relay.outbox import Attempt, Entry, EntryState, SinkState
 from relay.outbox.rows import bulk_insert, read_as
 
 _ENTRY_COLUMNS = (
-    # Earlier versions sent refusals in order with the other events of their EventId.
-    "id, sink, position, iif(type = 'approval.refused', type || '/' || event_key, lane) "
-    "AS ordering_key, type, event_key, not_before, attempts, next_at, "
+    "id, sink, position, lane AS ordering_key, type, event_key, not_before, attempts, next_at, "
     "coalesce(revived, recorded) AS recorded"
 )
 _DELIVERY_QUERY = (

@@ -11,7 +11,6 @@ from datetime import datetime
 from itertools import count
 
 from relay.events.cloudevent import CloudEvent
-from relay.events.priority import RELAY, priority
 from relay.events.timestamps import format_sortable, parse_timestamp
 from relay.outbox import Entry, Head, Mode, RecordedEvent
 from relay.outbox.chat_messages import ChatMessages
@@ -145,9 +144,7 @@ def _make_entries(
     event: CloudEvent, position: int, sinks: Iterable[str], at: datetime, ids: Iterator[int]
 ) -> tuple[Entry, ...]:
     name, key = event.name, _event_key(event)
-    ordering_key = about = key if key is not None else event.subject or ""
-    if priority(name) >= RELAY:  # no order between it and the other events of the EventId
-        ordering_key = f"{name}/{about}"
+    ordering_key = key if key is not None else f"{name}/{event.subject or ''}"
     not_before = parse_timestamp(event.data.get("notBefore"))
     return tuple(
         Entry(

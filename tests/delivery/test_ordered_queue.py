@@ -62,6 +62,11 @@ class Modelled:
     until: float = 0.0
     alone: bool = False
 
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Which lane is first: that with the most important entry, then that with the oldest."""
+        return (min(PRIORITIES[entry.type] for entry in self.waiting), self.waiting[0].id)
+
 
 class LanesLaw(RuleBasedStateMachine):
     """Anything in any order; what `OrderedQueue` says is what the model says."""
@@ -128,48 +133,35 @@ class LanesLaw(RuleBasedStateMachine):
     @rule()
     def take_the_most_important(self) -> None:
         """A try begins."""
-        free = self.of("free")
-        expected = min(
-            (lane.waiting[0] for lane in free.values()),
-            key=lambda waiting_entry: (PRIORITIES[waiting_entry.type], waiting_entry.id),
-            default=None,
-        )
-        assert self.lanes.take_next() == expected
-        if expected is not None:
-            self.model[expected.ordering_key].state = "busy"
+        first = min(self.of("free").values(), key=lambda lane: lane.rank, default=None)
+        assert self.lanes.take_next() == (first.waiting[0] if first else None)
+        if first is not None:
+            first.state = "busy"
 
     @rule()
     def take_the_least_tried(self) -> None:
         """A probe begins."""
-        free = self.of("free")
-        expected = min(
-            (lane.waiting[0] for lane in free.values()),
-            key=lambda waiting_entry: (
-                waiting_entry.attempts,
-                PRIORITIES[waiting_entry.type],
-                waiting_entry.id,
-            ),
+        first = min(
+            self.of("free").values(),
+            key=lambda lane: (lane.waiting[0].attempts, lane.rank),
             default=None,
         )
-        assert self.lanes.take_next(least_tried=True) == expected
-        if expected is not None:
-            self.model[expected.ordering_key].state = "busy"
+        assert self.lanes.take_next(least_tried=True) == (first.waiting[0] if first else None)
+        if first is not None:
+            first.state = "busy"
 
     @rule(least_tried=st.booleans(), among=st.sets(st.integers(1, 60), max_size=30))
     def take_among_some(self, least_tried: bool, among: set[int]) -> None:
         """A try begins at the limit of open deliveries."""
-        expected = min(
-            (lane.waiting[0] for lane in self.of("free").values() if lane.waiting[0].id in among),
-            key=lambda head: (
-                head.attempts if least_tried else 0,
-                PRIORITIES[head.type],
-                head.id,
-            ),
+        first = min(
+            (lane for lane in self.of("free").values() if lane.waiting[0].id in among),
+            key=lambda lane: (lane.waiting[0].attempts if least_tried else 0, lane.rank),
             default=None,
         )
-        assert self.lanes.take_next(least_tried=least_tried, among=among) == expected
-        if expected is not None:
-            self.model[expected.ordering_key].state = "busy"
+        taken = self.lanes.take_next(least_tried=least_tried, among=among)
+        assert taken == (first.waiting[0] if first else None)
+        if first is not None:
+            first.state = "busy"
 
     @rule(limit=st.integers(0, 10))
     def look_ahead(self, limit: int) -> None:

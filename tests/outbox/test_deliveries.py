@@ -83,18 +83,6 @@ def test_refusals_do_not_hold_up_the_start_of_their_event(tx: Transaction) -> No
     assert not tx.deliveries.has_waiting("e")
 
 
-def test_refusals_have_an_order_of_their_own_also_those_of_an_earlier_version(
-    tx: Transaction,
-) -> None:
-    record(tx, 1, subject="E")
-    record(tx, 2, "approval.refused", "E")
-    record(tx, 3, "approval.granted", "E")
-    record(tx, 4, "approval.refused", "E")
-    connection_of(tx).execute("UPDATE entry SET lane = event_key WHERE position = 2")
-    keys = [entry.ordering_key for entry in tx.deliveries.waiting("bus")]
-    assert keys == ["e", "approval.refused/e", "e", "approval.refused/e"]
-
-
 def test_attempts_are_logged_and_counted(tx: Transaction) -> None:
     bus, _ = record(tx, 1)
     tx.deliveries.defer(
