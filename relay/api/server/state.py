@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from aiohttp import web
 
 from relay.api import Relay
-from relay.api.auth.rate_limits import TokenBuckets
 from relay.api.auth.rejection_log import RejectionLog
 from relay.api.schema.responses import Problem
 from relay.api.server.connection import connection_of
 from relay.api.server.limits import ServerLimits
 from relay.clock import Clock
 from relay.outbox import RecordedEvent
+from relay.rate_limits import CALLER_BURST, CALLER_RATE, TokenBuckets
 
 
 @dataclass(slots=True, kw_only=True)
@@ -33,7 +33,9 @@ class ServerState:
     stream_wakeups: set[asyncio.Event] = field(default_factory=set)
     """An event for each open stream: set when the stream must look for news."""
     address_buckets: TokenBuckets = field(default_factory=lambda: TokenBuckets(20, 100))
-    caller_buckets: TokenBuckets = field(default_factory=lambda: TokenBuckets(10, 50))
+    caller_buckets: TokenBuckets = field(
+        default_factory=lambda: TokenBuckets(CALLER_RATE, CALLER_BURST)
+    )
 
     def attach(self, relay: Relay) -> None:
         """Let calls reach this relay."""

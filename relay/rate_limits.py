@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
+CALLER_RATE = 10.0
+CALLER_BURST = 50
+"""Calls of an identified caller: in a second, and at once. Each way in counts its own."""
+
 
 class TokenBuckets:
     """A token bucket for each key: `rate` calls a second, and up to `burst` calls at once.
