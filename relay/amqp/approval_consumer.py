@@ -1,8 +1,9 @@
 """Receives approvals from the queue of this scope, and acknowledges what has been decided.
 
 Messages stay in the queue while nothing can be decided. A message is acknowledged only after its
-decision is on disk, and an unusable one is dead-lettered. What a message means is the handler's
-business.
+decision is on disk, and an unusable one is dead-lettered. So is one that is too many of its client:
+the consumer reads ahead, so that nobody waits behind another's messages. What a message means is
+the handler's business.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from relay.amqp.connection import (
     keep_connected,
 )
 from relay.amqp.failures import ConnectionFailure, broker_message, describe_failure
+from relay.amqp.fair_queue import FairQueue, Submission, WaitingMessage
 from relay.amqp.topology import (
     Declare,
     approvals_exchange,
@@ -39,13 +41,23 @@ from relay.amqp.topology import (
     establish,
     unknown_parts,
 )
-from relay.clock import Clock
+from relay.clock import Clock, wait_for_event
 from relay.errors import Deferred
 from relay.log_once import LogOnce
 from relay.net.backoff import exponential_backoff
+from relay.rate_limits import CALLER_BURST, CALLER_RATE, TokenBuckets
 
-PREFETCH = 16
-"""Messages that the broker sends before the first of them is acknowledged."""
+MAX_WAITING = 200
+"""Messages that wait for their decision, of all clients together."""
+PREFETCH = MAX_WAITING + 200
+"""Messages that the broker sends before the first of them is acknowledged.
+
+More than can wait: a message behind them is always read.
+"""
+MESSAGES_PER_TURN = 16
+"""Messages that are read in one turn of the event loop."""
+TOO_MANY = f"its client has sent more than {CALLER_RATE:.0f} messages a second for too long"
+OVERTAKEN = "its client is over its rate, and meanwhile a newer hold on the event was decided"
 POLL_INTERVAL = 1.0
 """Seconds between two checks of whether messages can be decided."""
 MAX_PAUSE = 60.0
@@ -63,11 +75,8 @@ class ApprovalHandler(Protocol):
     async def blocking_reason(self) -> str | None:
         """Return why no message can be decided now; None if messages can be decided."""
 
-    async def decide(self, message: ApprovalMessage) -> bool:
-        """Decide about a message; return False if the decision cannot be recorded now.
-
-        Raises UnusableMessage.
-        """
+    def read(self, message: ApprovalMessage) -> Submission:
+        """Return the decision in a message. Raises UnusableMessage."""
 
 
 class ApprovalConsumer:
@@ -91,6 +100,7 @@ class ApprovalConsumer:
         self._urls = urls
         self._declare = declare
         self._topology = approvals_topology(exchange, scope)
+        self._topology_without_limits = approvals_topology(exchange, scope, limited=False)
         self._exchange = approvals_exchange(exchange)
         self._queue = approvals_queue(exchange, scope)
         self._routing_key = approvals_routing_key(scope)
@@ -99,6 +109,7 @@ class ApprovalConsumer:
         self._handler = handler
         self._on_unusable = on_unusable
         self._clock = clock
+        self._buckets = TokenBuckets(CALLER_RATE, CALLER_BURST)
         self._state_log = LogOnce(_log)
 
     async def run(
@@ -120,9 +131,8 @@ class ApprovalConsumer:
 
     async def _serve(self, connection: Connection, poll_interval: float) -> NoReturn:
         async with asyncio.timeout(SETUP_TIMEOUT):
-            unseen = await establish(connection, self._topology, self._declare)
+            hint = await self._establish(connection)
         broker = host_port(connection.url)
-        hint = unknown_parts(unseen)
         failures = 0
         while True:
             while (reason := await self._handler.blocking_reason()) is not None:
@@ -131,9 +141,11 @@ class ApprovalConsumer:
                 if connection.lost:
                     raise Deferred(f"the connection to {broker} was lost")
             channel = await connection.channel(publisher_confirms=False)
-            deliveries = await self._start_consuming(channel)
+            # After a failure one message is tried alone: only its deliveries are counted.
+            is_trial = failures > 0
+            deliveries = await self._start_consuming(channel, 1 if is_trial else PREFETCH)
             self._log_state(f"connected to {broker}; messages are taken from {self._queue}{hint}")
-            recorded = await self._decide_all(deliveries, poll_interval)
+            recorded = await self._decide_all(channel, deliveries, poll_interval, once=is_trial)
             # What is not acknowledged returns to the queue when the channel closes.
             with connection.cut_after(CLOSE_TIMEOUT):
                 await channel.close()
@@ -141,8 +153,24 @@ class ApprovalConsumer:
             pause = exponential_backoff(failures + 1, first=poll_interval, maximum=MAX_PAUSE)
             await self._clock.sleep(pause)
 
+    async def _establish(self, connection: Connection) -> str:
+        """Make or check the topology; return the end of a sentence about what is not as it should.
+
+        A queue that was made before there were limits stays in use. Raises Deferred.
+        """
+        try:
+            return unknown_parts(await establish(connection, self._topology, self._declare))
+        except Deferred as error:
+            if error.status != 406:  # AMQP: PRECONDITION_FAILED
+                raise
+        await establish(connection, self._topology_without_limits, self._declare)
+        return (
+            f"; the queue {self._queue} was made without limits: set them by a policy "
+            "(docs/rabbitmq.md#a-queue-without-limits)"
+        )
+
     async def _start_consuming(
-        self, channel: AbstractChannel
+        self, channel: AbstractChannel, prefetch: int
     ) -> asyncio.Queue[DeliveredMessage | Deferred]:
         """Return what will arrive: messages, and an error when the channel or the queue is gone.
 
@@ -160,7 +188,7 @@ class ApprovalConsumer:
         channel.close_callbacks.add(on_close)
         aiormq_channel = await channel.get_underlay_channel()
         aiormq_channel.on_consumer_cancel_callbacks.add(on_cancel)
-        await aiormq_channel.basic_qos(prefetch_count=PREFETCH)
+        await aiormq_channel.basic_qos(prefetch_count=prefetch)
         try:
             await aiormq_channel.basic_consume(
                 self._queue, deliveries.put, consumer_tag=self._consumer_tag
@@ -178,45 +206,107 @@ class ApprovalConsumer:
         return deliveries
 
     async def _decide_all(
-        self, deliveries: asyncio.Queue[DeliveredMessage | Deferred], poll_interval: float
+        self,
+        channel: AbstractChannel,
+        deliveries: asyncio.Queue[DeliveredMessage | Deferred],
+        poll_interval: float,
+        *,
+        once: bool,
     ) -> bool:
-        """Decide about messages while that is possible.
+        """Read and decide messages while that is possible, or ``once``.
 
         Returns False if a decision could not be recorded. Raises Deferred if the channel or the
         queue is gone.
         """
-        while await self._handler.blocking_reason() is None:
-            try:
-                async with asyncio.timeout(poll_interval):
-                    delivery = await deliveries.get()
-            except TimeoutError:
-                continue
-            if isinstance(delivery, Deferred):
-                raise delivery
-            recorded = await self._decide(delivery)
-            raise_if_cancelled()
-            if not recorded:
-                return False
+        aiormq_channel = await channel.get_underlay_channel()
+        waiting = FairQueue(self._buckets, MAX_WAITING)
+        news = asyncio.Event()
+        reading = asyncio.create_task(self._read_all(deliveries, waiting, news))
+        reading.add_done_callback(lambda _: news.set())
+        try:
+            while await self._handler.blocking_reason() is None:
+                if reading.done():
+                    await reading
+                news.clear()
+                taken = waiting.take(self._clock.monotonic())
+                if not isinstance(taken, WaitingMessage):
+                    await wait_for_event(news, self._clock, min(taken, poll_interval))
+                    continue
+                for release in waiting.take_overtaken_releases(taken):
+                    await self._give_up(aiormq_channel, release, OVERTAKEN)
+                recorded = await self._decide(aiormq_channel, taken)
+                raise_if_cancelled()
+                if once or not recorded:
+                    return recorded
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
         return True
 
-    async def _decide(self, delivery: DeliveredMessage) -> bool:
-        """Decide about a message and settle it; return False if the decision is not recorded."""
+    async def _read_all(
+        self,
+        deliveries: asyncio.Queue[DeliveredMessage | Deferred],
+        waiting: FairQueue,
+        news: asyncio.Event,
+    ) -> NoReturn:
+        """Let messages wait for their decision; dead-letter the unusable and those too many.
+
+        Raises Deferred if the channel or the queue is gone.
+        """
+        while True:
+            delivery = await deliveries.get()
+            if isinstance(delivery, Deferred):
+                raise delivery
+            message = await self._read(delivery)
+            if message is not None:
+                given_up = waiting.add(message)
+                if given_up is not None:
+                    await self._give_up(delivery.channel, given_up, TOO_MANY)
+                if given_up is not message:
+                    news.set()
+            if deliveries.qsize() % MESSAGES_PER_TURN == 0:
+                await asyncio.sleep(0)  # a flood leaves the rest of the relay its turn
+
+    async def _read(self, delivery: DeliveredMessage) -> WaitingMessage | None:
+        """Return a message that can be decided; dead-letter any other."""
         channel: aiormq.abc.AbstractChannel = delivery.channel
-        delivery_tag = delivery.delivery_tag or 0
+        tag = delivery.delivery_tag or 0
         try:
             message = parse_message(delivery, self._exchange, self._routing_key)
-            recorded = await self._handler.decide(message)
+            submission = self._handler.read(message)
         except UnusableMessage as error:
-            self._on_unusable(delivery.header.properties.user_id, str(error))
-            await channel.basic_reject(delivery_tag, requeue=False)
-            return True
+            await self._reject(channel, tag, delivery.header.properties.user_id, str(error))
         except Exception:  # noqa: BLE001  # given back, it would return at once and block the others
-            _log.exception("internal error: a message with an approval was dead-lettered")
-            await channel.basic_reject(delivery_tag, requeue=False)
+            await self._reject_after_error(channel, tag)
+        else:
+            return WaitingMessage(tag, submission)
+        return None
+
+    async def _decide(self, channel: aiormq.abc.AbstractChannel, message: WaitingMessage) -> bool:
+        """Decide about a message and settle it; return False if the decision is not recorded."""
+        try:
+            recorded = await message.submission.decide()
+        except Exception:  # noqa: BLE001  # given back, it would return at once and block the others
+            await self._reject_after_error(channel, message.tag)
             return True
         if recorded:
-            await channel.basic_ack(delivery_tag)
+            await channel.basic_ack(message.tag)
         return recorded
+
+    async def _give_up(
+        self, channel: aiormq.abc.AbstractChannel, message: WaitingMessage, reason: str
+    ) -> None:
+        await self._reject(channel, message.tag, message.submission.user, reason)
+
+    async def _reject(
+        self, channel: aiormq.abc.AbstractChannel, tag: int, user: str | None, reason: str
+    ) -> None:
+        self._on_unusable(user, reason)
+        await channel.basic_reject(tag, requeue=False, wait=False)
+
+    async def _reject_after_error(self, channel: aiormq.abc.AbstractChannel, tag: int) -> None:
+        _log.exception("internal error: a message with an approval was dead-lettered")
+        await channel.basic_reject(tag, requeue=False)
 
     def _log_failure(self, failure: ConnectionFailure) -> None:
         self._state_log.log(logging.WARNING, "approvals over AMQP: %s", failure.reason)

@@ -22,6 +22,8 @@ Declare = Literal[True, False, "passive"]
 
 MAX_UNROUTED_MESSAGES = 10_000
 MAX_DEAD_LETTERS = 10_000
+MAX_APPROVALS = 1_000
+MAX_APPROVALS_BYTES = 8 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +108,17 @@ def approvals_routing_key(scope: str) -> str:
     return f"approve.{scope}"
 
 
-def approvals_topology(exchange: str, scope: str) -> tuple[Part, ...]:
+def approvals_topology(exchange: str, scope: str, *, limited: bool = True) -> tuple[Part, ...]:
     """Return what ``declare: true`` makes.
 
-    The dead-letter exchange and queue come first, so that no rejected message is lost.
+    The dead-letter exchange and queue come first, so that no rejected message is lost. ``limited``
+    is False for a queue that was made before there were limits.
     """
+    limits = {
+        "x-max-length": MAX_APPROVALS,
+        "x-max-length-bytes": MAX_APPROVALS_BYTES,
+        "x-overflow": "reject-publish",
+    }
     approvals = approvals_exchange(exchange)
     dead_letters = f"{exchange}.dlx"
     return (
@@ -129,6 +137,7 @@ def approvals_topology(exchange: str, scope: str) -> tuple[Part, ...]:
             arguments={
                 "x-single-active-consumer": True,
                 "x-dead-letter-exchange": dead_letters,
+                **(limits if limited else {}),
             },
         ),
     )

@@ -7,10 +7,11 @@ reads the decision and submits it to the gate. It acknowledges nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from relay.amqp.approval_message import ApprovalMessage, UnusableMessage
+from relay.amqp.fair_queue import Submission
 from relay.approvals.gate import Gate
 from relay.approvals.request import (
     Caller,
@@ -45,14 +46,24 @@ class AmqpApprovalHandler:
             return "the state file cannot be read"
         return "approvals are off" if mode == "off" else None
 
-    async def decide(self, message: ApprovalMessage) -> bool:
-        """Decide about a message; return False if the decision cannot be recorded now.
+    def read(self, message: ApprovalMessage) -> Submission:
+        """Return the decision in a message. A refused decision is recorded too.
 
-        A refused decision is recorded too. Raises UnusableMessage.
+        Raises UnusableMessage.
         """
         request = read_request(message, self.callers, self.clock.now())
-        answer = await self.gate.submit(request)
-        return answer.status != 503
+
+        async def decide() -> bool:
+            # The message can have waited; an approval counts when it is decided.
+            answer = await self.gate.submit(replace(request, at=self.clock.now()))
+            return answer.status != 503
+
+        return Submission(
+            user=message.user,
+            decision=request.decision,
+            event_id=request.event_id,
+            decide=decide,
+        )
 
 
 def read_request(
@@ -65,6 +76,8 @@ def read_request(
     caller = callers.get(message.user)
     if caller is None:
         raise UnusableMessage("its user_id is no client's amqp_user")
+    if caller.rights.can <= {"read"}:
+        raise UnusableMessage("its client may decide nothing: it has neither approve nor hold")
     try:
         fields = read_json(message.body)
         if isinstance(fields, dict) and "specversion" in fields and "data" in fields:

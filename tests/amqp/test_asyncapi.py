@@ -125,7 +125,14 @@ def test_names_and_arguments_are_those_of_the_documentation() -> None:
         f"{MAIN}.dead": ("queue", {**quorum, "x-max-length": 10_000}),
         f"{MAIN}.approvals.{{scope}}": (
             "queue",
-            {**quorum, "x-single-active-consumer": True, "x-dead-letter-exchange": f"{MAIN}.dlx"},
+            {
+                **quorum,
+                "x-single-active-consumer": True,
+                "x-dead-letter-exchange": f"{MAIN}.dlx",
+                "x-max-length": 1_000,
+                "x-max-length-bytes": 8_388_608,
+                "x-overflow": "reject-publish",
+            },
         ),
     }
     assert {name.partition(".")[0] for name, _ in _made(asyncapi_document("other"))} == {"other"}

@@ -37,7 +37,13 @@ DOCUMENTED: dict[str, tuple[str, Mapping[str, Any]]] = {
     "exchange {}.approvals": ("topic", {}),
     f"queue {{}}.approvals.{SCOPE}": (
         "quorum",
-        {"x-single-active-consumer": True, "x-dead-letter-exchange": "{}.dlx"},
+        {
+            "x-single-active-consumer": True,
+            "x-dead-letter-exchange": "{}.dlx",
+            "x-max-length": 1_000,
+            "x-max-length-bytes": 8_388_608,
+            "x-overflow": "reject-publish",
+        },
     ),
     "exchange {}.dlx": ("topic", {}),
     "queue {}.dead": ("quorum", {"x-max-length": 10_000}),

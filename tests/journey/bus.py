@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,8 +25,8 @@ from tests.rabbitmq import Broker
 from tests.raw_amqp import RawChannel
 
 SCOPE = "journey"
-USERS = ("drain", "stranger", "watcher", "pretender")
-"""RabbitMQ users: a client that may approve, one that the relay does not know, one that may only
+USERS = ("drain", "holder", "stranger", "watcher", "pretender")
+"""RabbitMQ users: two clients that may approve, one that the relay does not know, one that may only
 read, and one that may set any user_id."""
 RULE = {
     "name": "reboots",
@@ -80,6 +80,7 @@ def relay_document(broker: Broker, exchange: str, **amqp: Any) -> dict[str, Any]
             "clients": [
                 client("operator", key="a-third-key-for-tests-only"),  # has no RabbitMQ user
                 client("drain", amqp_user="drain", resources=["vm-*"]),
+                client("holder", key="a-fourth-key-for-tests-only", amqp_user="holder"),
                 client(
                     "watcher", key="another-key-for-tests-only", amqp_user="watcher", can=["read"]
                 ),
@@ -119,6 +120,18 @@ class Bus:
         async with RawChannel(self.broker.amqp_url(user)) as channel:
             await channel.publish(f"{self.exchange}.approvals", key, body, header)
 
+    async def send_all(
+        self, decision: Mapping[str, Any], message_ids: Iterable[str], *, user: str
+    ) -> int:
+        """Publish as fast as the broker reads; return how many messages it did not take."""
+        properties = [
+            Basic.Properties(message_id=message_id, user_id=user, delivery_mode=2)
+            for message_id in message_ids
+        ]
+        exchange, key = f"{self.exchange}.approvals", f"approve.{SCOPE}"
+        async with RawChannel(self.broker.amqp_url(user)) as channel:
+            return await channel.publish_all(exchange, key, orjson.dumps(decision), properties)
+
     async def waiting(self) -> tuple[int, int]:
         """How many approvals wait in the queue, and how many consumers it has."""
         async with self.channel() as channel:
@@ -130,12 +143,18 @@ class Bus:
         return (await self.waiting())[0] == 1
 
     @asynccontextmanager
-    async def channel(self) -> AsyncIterator[AbstractChannel]:
-        """A channel of a user with all rights."""
+    async def connection(self) -> AsyncIterator[Connection]:
+        """A connection of a user with all rights."""
         # The relay's own connection: some dead letters would end any other.
         connection = Connection(URL(self.broker.amqp_url()), "journey")
         await connection.connect()
-        async with connection, connection.channel() as channel:
+        async with connection:
+            yield connection
+
+    @asynccontextmanager
+    async def channel(self) -> AsyncIterator[AbstractChannel]:
+        """A channel of a user with all rights."""
+        async with self.connection() as connection, connection.channel() as channel:
             yield channel
 
     async def listen(self, stack: AsyncExitStack) -> None:

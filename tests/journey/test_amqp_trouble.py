@@ -16,6 +16,7 @@ from aio_pika.exceptions import ChannelNotFoundEntity
 
 from relay.amqp.approval_consumer import POLL_INTERVAL
 from relay.amqp.connection import HEARTBEAT
+from relay.amqp.topology import approvals_topology, establish
 from relay.api.auth.rejection_log import RejectionLog
 from relay.app import approval_consumer, started
 from relay.approvals.service import ApprovalService
@@ -453,4 +454,20 @@ async def test_a_queue_with_other_arguments_is_named_with_the_argument(
     )
     assert (
         "delete it so that the relay makes it again, or set declare: passive" in log_of(caplog)[0]
+    )
+
+
+async def test_a_queue_from_before_there_were_limits_stays_in_use(
+    node: Broker, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log says that it has none."""
+    caplog.set_level(logging.INFO, "relay.amqp.approval_consumer")
+    bus = Bus(node, unused_exchange())
+    async with bus.connection() as connection:
+        await establish(connection, approvals_topology(bus.exchange, SCOPE, limited=False), True)
+    async with running_system(node, tmp_path, bus.exchange) as system:
+        await approve(system, "without limits")
+    assert log_of(caplog)[0].endswith(
+        f"; the queue {bus.queue} was made without limits: set them by a policy "
+        "(docs/rabbitmq.md#a-queue-without-limits)"
     )

@@ -1,0 +1,112 @@
+"""One client floods the queue of approvals: nobody else waits, and little is written.
+
+`make chaos` sends 20,000 messages, `make test` 3,000.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from relay.amqp.approval_consumer import MAX_WAITING
+from relay.rate_limits import CALLER_BURST, CALLER_RATE
+from tests.journey.bus import System, define_users, running_system
+from tests.journey.relay_process import eventually
+from tests.rabbitmq import Broker
+
+MESSAGES = 20_000 if os.environ.get("RELAY_TEST_CHAOS") else 3_000
+
+
+@pytest.fixture(scope="module")
+def node(_private_node: Broker) -> Broker:
+    """A broker with the users of these tests."""
+    _private_node.heal()
+    define_users(_private_node)
+    return _private_node
+
+
+def refused(system: System) -> int:
+    """How many refusals the relay has told."""
+    return len(system.bus.events_of_type("approval.refused"))
+
+
+@pytest.mark.timeout(300)
+async def test_a_hold_behind_a_flood_of_another_client_is_decided_before_the_flood(
+    node: Broker, tmp_path: Path
+) -> None:
+    """The flood is limited as over HTTP: what is over the limit is dead-lettered, and not told."""
+    async with running_system(node, tmp_path) as system:
+        _, vote = await system.schedule_reboot()
+        event, decision = await system.schedule_reboot(resources=("vm-1",))
+        began = time.monotonic()
+        flood = (f"flood {number}" for number in range(MESSAGES))
+        full = await system.bus.send_all({**vote, "revision": "of yesterday"}, flood, user="drain")
+        hold = {**decision, "decision": "hold"}
+
+        async def is_taken() -> bool:
+            return not await system.bus.send_all(hold, ["held"], user="holder")
+
+        await eventually(is_taken, every=0.02)
+        await system.bus.wait_for_event("approval.recorded", event, "held")
+        assert refused(system) <= allowed_since(began)
+        excess = MESSAGES - full - MAX_WAITING - refused(system)
+        await eventually(lambda: len(system.bus.dead_letters) >= excess)
+        assert refused(system) <= allowed_since(began)
+
+
+def allowed_since(began: float) -> float:
+    """How many messages a client may have had decided."""
+    return CALLER_BURST + CALLER_RATE * (time.monotonic() - began) + 1
+
+
+async def test_what_waits_for_the_rate_of_its_client_returns_and_is_decided_once(
+    node: Broker, tmp_path: Path
+) -> None:
+    """Approvals are turned off while messages wait in the relay: the broker gets them back."""
+    async with running_system(node, tmp_path) as system:
+        _, vote = await system.schedule_reboot()
+        ids = [f"waits {number}" for number in range(CALLER_BURST + 20)]
+        assert not await system.bus.send_all({**vote, "revision": "old"}, ids, user="drain")
+        await eventually(lambda: refused(system) >= CALLER_BURST // 2, every=0.01)
+        await system.running.relay.gate.set_mode("off", "local:tester")
+        await eventually(system.is_not_consuming, every=0.05)
+        returned, _ = await system.bus.waiting()
+        assert 0 < returned < len(ids)
+        await system.running.relay.gate.set_mode("on", "local:tester")
+        await eventually(system.is_idle, every=0.1)
+        await eventually(lambda: refused(system) >= len(ids))
+        causes = [item["causationid"] for item in system.bus.events_of_type("approval.refused")]
+        assert sorted(causes) == sorted(ids)
+        assert not system.bus.dead_letters
+
+
+async def test_a_client_that_may_decide_nothing_writes_nothing_into_the_journal(
+    node: Broker, tmp_path: Path
+) -> None:
+    """Its messages are dead-lettered and counted, as those of strangers."""
+    async with running_system(node, tmp_path) as system:
+        _, decision = await system.schedule_reboot()
+        before = await rejected(system)
+        for number in range(3):
+            await system.bus.send(decision, f"may only read {number}", user="watcher")
+        await eventually(lambda: len(system.bus.dead_letters) == 3)
+        assert await rejected(system) == before + 3
+        await system.bus.send({**decision, "eventId": "none"}, "mark")
+        await system.bus.wait_for_event("approval.refused", cause="mark")
+        assert refused(system) == 1
+
+
+async def rejected(system: System) -> float:
+    """How many calls and messages the relay has rejected without an event."""
+    url = f"http://127.0.0.1:{system.running.api_port}/metrics"
+    async with aiohttp.ClientSession() as session, session.get(url) as response:
+        lines = (await response.text()).splitlines()
+    return next(
+        float(line.split()[1])
+        for line in lines
+        if line.startswith("imds_relay_rejected_calls_total ")
+    )
