@@ -73,14 +73,16 @@ class RawChannel:
         return await confirms
 
     async def _count_refused(self, published: int) -> int:
-        answered = refused = 0
-        while answered < published:
+        refused = 0
+        open_tags = set(range(1, published + 1))
+        while open_tags:
             frame: spec.Basic.Ack | spec.Basic.Nack = await self._next(
                 spec.Basic.Ack, spec.Basic.Nack
             )
-            count = frame.delivery_tag - answered if frame.multiple else 1
-            answered += count
-            refused += count if isinstance(frame, spec.Basic.Nack) else 0
+            last = frame.delivery_tag
+            answered = {tag for tag in open_tags if tag <= last} if frame.multiple else {last}
+            open_tags -= answered
+            refused += len(answered) if isinstance(frame, spec.Basic.Nack) else 0
         return refused
 
     def _write(

@@ -5,7 +5,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import re
+import shlex
 import time
 from pathlib import Path
 
@@ -13,11 +16,13 @@ import aiohttp
 import pytest
 
 from relay.amqp.approval_consumer import MAX_WAITING
+from relay.amqp.topology import MAX_APPROVALS, approvals_topology, establish
 from relay.rate_limits import CALLER_BURST, CALLER_RATE
-from tests.journey.bus import System, define_users, running_system
+from tests.journey.bus import SCOPE, Bus, System, define_users, running_system, unused_exchange
 from tests.journey.relay_process import eventually
 from tests.rabbitmq import Broker
 
+ROOT = Path(__file__).parents[2]
 MESSAGES = 20_000 if os.environ.get("RELAY_TEST_CHAOS") else 3_000
 
 
@@ -82,6 +87,31 @@ async def test_what_waits_for_the_rate_of_its_client_returns_and_is_decided_once
         causes = [item["causationid"] for item in system.bus.events_of_type("approval.refused")]
         assert sorted(causes) == sorted(ids)
         assert not system.bus.dead_letters
+
+
+@pytest.mark.parametrize(
+    "limited", [True, False], ids=["by its arguments", "by the documented policy"]
+)
+async def test_the_broker_refuses_more_than_the_queue_may_hold(
+    node: Broker, *, limited: bool
+) -> None:
+    """The policy takes effect on a queue that exists. What the broker took is not lost."""
+    bus = Bus(node, unused_exchange("azure.scheduledevents"))
+    async with bus.connection() as connection:
+        parts = approvals_topology(bus.exchange, SCOPE, limited=limited)
+        await establish(connection, parts, True)
+    if not limited:
+        page = (ROOT / "docs/rabbitmq.md").read_text()
+        (command,) = re.findall(r"    rabbitmqctl (set_policy (?:.*\\\n)*.*)", page)
+        pattern = re.escape(bus.exchange)
+        command = command.replace("\\\n", "").replace("azure\\.scheduledevents", pattern)
+        arguments = shlex.split(command)
+        await asyncio.to_thread(node.ctl, *arguments)
+    ids = [f"waits {number}" for number in range(MAX_APPROVALS + 500)]
+    refused_by_broker = await bus.send_all({"eventId": "none"}, ids, user="drain")
+    assert 0 < refused_by_broker <= 500
+    waiting, _ = await bus.waiting()
+    assert waiting == len(ids) - refused_by_broker
 
 
 async def test_a_client_that_may_decide_nothing_writes_nothing_into_the_journal(
