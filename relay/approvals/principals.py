@@ -14,6 +14,8 @@ from typing_extensions import override
 
 from relay.errors import ConfigError
 
+ENTRA_ID_PATTERN = r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+"""The ids of Entra ID in principals: in lower case, as its tokens have them."""
 _RESERVED_PREFIXES = frozenset({"group", "person", "rule"})
 _PREFIX = re.compile(r"[a-z][a-z0-9-]*")
 

@@ -32,6 +32,8 @@ TENANT = "8f5f0d3c-59ac-4a4b-9d7b-0f0c7d2c1a11"
 PERSON = "0b1c2d3e-1111-2222-3333-444455556666"
 ISSUER = f"https://login.microsoftonline.com/{TENANT}/v2.0"
 AUDIENCE = "11111111-1111-1111-1111-111111111111"
+APPLICATION = "22222222-2222-2222-2222-22222222222a"
+OTHER_APPLICATION = "33333333-3333-3333-3333-333333333333"
 KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048)
 OTHER = rsa.generate_private_key(public_exponent=65537, key_size=2048)
 VOTE = {
@@ -86,6 +88,7 @@ class Entra:
             "tid": TENANT,
             "oid": PERSON,
             "roles": ["Approver"],
+            "azp": APPLICATION,
             "iat": now,
             "nbf": now,
             "exp": now + 3600,
@@ -134,6 +137,7 @@ def section(keys_url: str, **changes: Any) -> dict[str, Any]:
         "issuer": ISSUER,
         "audience": AUDIENCE,
         "tenant": TENANT,
+        "applications": [APPLICATION.upper()],
         "keys_url": keys_url,
         "roles": roles,
     } | changes
@@ -208,6 +212,14 @@ async def test_roles_determine_the_rights_of_a_person(entra: Entra) -> None:
         {"iat": 99999999999},
         {"iat": None},
         {"nbf": 99999999999},
+        {"azp": OTHER_APPLICATION},
+        {"azp": None, "appid": OTHER_APPLICATION},
+        {"appid": OTHER_APPLICATION},
+        {"azp": [APPLICATION]},
+        {"azp": None},  # an ID token: no application uses it
+        {"nonce": "n"},  # the rest are claims that ID tokens alone have
+        {"c_hash": "c"},
+        {"at_hash": "a"},
     ],
 )
 async def test_a_token_with_wrong_claims_is_401(entra: Entra, changes: dict[str, Any]) -> None:
@@ -216,6 +228,11 @@ async def test_a_token_with_wrong_claims_is_401(entra: Entra, changes: dict[str,
     token = jwt.api_jws.encode(lenient_json(claims), KEY, algorithm="RS256", headers={"kid": "k1"})
     assert await entra.status(token) == 401
     assert await entra.status(entra.token()) == 200
+
+
+async def test_a_token_of_the_older_endpoint_names_its_application_in_appid(entra: Entra) -> None:
+    assert await entra.status(entra.token(azp=None, appid=APPLICATION, ver="1.0")) == 200
+    assert await entra.status(entra.token(azp=APPLICATION.upper(), ver="2.0")) == 200
 
 
 def lenient_json(claims: dict[str, Any]) -> bytes:
@@ -340,6 +357,8 @@ async def test_a_client_s_key_still_works_beside_tokens(entra: Entra) -> None:
         ("at least 1", {"roles": {}}),
         ("read", {"roles": {"x": ["all"]}}),
         ("at least 1", {"issuer": ""}),
+        ("at least 1", {"applications": []}),
+        ("application's id", {"applications": ["a-name"]}),
     ],
 )
 def test_an_unsafe_oidc_section_is_an_error(words: str, changes: dict[str, Any]) -> None:

@@ -1,7 +1,12 @@
 """Verifies bearer tokens (JWT) of Entra ID and returns their owners as callers.
 
 Sources: https://learn.microsoft.com/entra/identity-platform/access-tokens (claims, validation),
-RFC 7519, RFC 8725 (known attacks). Nothing in a token chooses the algorithm or the issuer.
+access-token-claims-reference and id-token-claims-reference there, RFC 7519, RFC 8725 (known
+attacks). Nothing in a token chooses the algorithm or the issuer.
+
+An ID token of this relay's own application has the same issuer, audience, tenant and roles as an
+access token. It tells an application who signed in, and gives nobody access. It names no
+application that uses it: `_check_application`.
 Imported only where `api.oidc` is configured: the library comes with imds-relay[entra].
 """
 
@@ -25,6 +30,8 @@ if TYPE_CHECKING:
 CLOCK_TOLERANCE = 60.0
 """Seconds by which the clocks of issuer and relay may differ."""
 _MAX_TOKEN_LENGTH = 16 * 1024
+_ID_TOKEN_CLAIMS = ("nonce", "c_hash", "at_hash")
+"""Claims that only ID tokens have."""
 
 
 class TokenVerifier:
@@ -40,6 +47,7 @@ class TokenVerifier:
         key = await self._keys.find(_key_id(token))
         claims = self._verify(token, key)
         self._check_times(claims)
+        self._check_application(claims)
         tenant, object_id, roles = claims.get("tid"), claims.get("oid"), claims.get("roles")
         if tenant != self._settings.tenant:
             raise NotAuthenticated("the token's tid: expected the configured tenant, got another")
@@ -74,6 +82,23 @@ class TokenVerifier:
         except jwt.PyJWTError as error:
             raise NotAuthenticated(f"the token: {type(error).__name__}") from None
         return claims
+
+    def _check_application(self, claims: Mapping[str, Any]) -> None:
+        """Return for an access token that a configured application got.
+
+        A token of the v2.0 endpoint names its application in azp, one of v1.0 in appid.
+        """
+        found = [name for name in _ID_TOKEN_CLAIMS if name in claims]
+        if found:
+            raise NotAuthenticated(f"expected an access token, got an ID token: it has {found[0]}")
+        names = [claims[name] for name in ("azp", "appid") if name in claims]
+        if not names:
+            raise NotAuthenticated("expected an access token, got one without azp and appid")
+        allowed = self._settings.applications
+        if not all(isinstance(name, str) and name.lower() in allowed for name in names):
+            raise NotAuthenticated(
+                "the token's azp or appid: expected one of api.oidc.applications, got another"
+            )
 
     def _check_times(self, claims: Mapping[str, Any]) -> None:
         times = {name: claims[name] for name in ("exp", "iat", "nbf") if name in claims}
