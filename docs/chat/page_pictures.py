@@ -62,7 +62,7 @@ async def _take_wrong_code_and_approval(
 ) -> None:
     page = await _open_page(browser, relay, links.tokens["approve"], DESKTOP)
     await page.locator("#code").fill(links.wrong_code)
-    await page.locator("#key").fill("key-of-alice")
+    await page.locator("#key").fill("bearer-test-key-of-alice")
     await page.locator("#decide").click()
     await page.locator("#code-wrong:not(:empty)").wait_for()
     await page.locator("#form").screenshot(path=DIRECTORY / "page-wrong-code.png")

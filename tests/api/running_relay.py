@@ -47,14 +47,23 @@ EVENT_ID = "C7061BAC-AFDC-4513-B24B-AA5F13A16123"
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSwMfKQ9r8GKYo="
 OTHER_SECRET = "whsec_AfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSwMfKQ9r8GKYo="
 
-ALICE = {"name": "alice", "key": "key-of-alice", "can": ["read", "approve", "hold", "operate"]}
-BOB = {"name": "bob", "key": "key-of-bob", "can": ["read", "approve", "hold"]}
-DRAIN = {"name": "drain", "secrets": [SECRET], "can": ["approve", "hold"], "key": "key-of-drain"}
-READER = {"name": "reader", "key": "key-of-reader", "can": ["read"]}
-MUTE = {"name": "mute", "key": "key-of-mute", "can": []}
+ALICE = {
+    "name": "alice",
+    "key": "bearer-test-key-of-alice",
+    "can": ["read", "approve", "hold", "operate"],
+}
+BOB = {"name": "bob", "key": "bearer-test-key-of-bob", "can": ["read", "approve", "hold"]}
+DRAIN = {
+    "name": "drain",
+    "secrets": [SECRET],
+    "can": ["approve", "hold"],
+    "key": "bearer-test-key-of-drain",
+}
+READER = {"name": "reader", "key": "bearer-test-key-of-reader", "can": ["read"]}
+MUTE = {"name": "mute", "key": "bearer-test-key-of-mute", "can": []}
 DATABASES = {
     "name": "databases",
-    "key": "key-of-databases",
+    "key": "bearer-test-key-of-databases",
     "can": ["read", "approve", "hold"],
     "resources": ["db-*"],
 }
@@ -207,7 +216,7 @@ class RunningRelay:
         session: aiohttp.ClientSession | None = None,
     ) -> Response:
         """Call the API with a client's key, and check the response against /openapi.json."""
-        sent = {"Authorization": f"Bearer key-of-{by}"} if by is not None else {}
+        sent = {"Authorization": f"Bearer bearer-test-key-of-{by}"} if by is not None else {}
         data = body if isinstance(body, bytes) or body is None else orjson.dumps(body)
         if data is not None:
             sent["Content-Type"] = "application/json"

@@ -16,19 +16,25 @@ from tests.api.running_relay import EVENT_ID, RunningRelay, make_event, run_rela
 
 DIGEST = {
     key: hashlib.sha256(key.encode()).hexdigest()
-    for key in ("key-of-old", "key-of-new", "key-of-file")
+    for key in ("bearer-test-key-of-old", "bearer-test-key-of-new", "bearer-test-key-of-file")
 }
 
 
 @pytest.fixture
 async def keyed(tmp_path: Path) -> AsyncIterator[RunningRelay]:
     """A relay with keys in each of their forms."""
-    (tmp_path / "key").write_text("key-of-file\n")
+    (tmp_path / "key").write_text("bearer-test-key-of-file\n")
     clients = (
-        {"name": "rotating", "key_sha256": [DIGEST["key-of-old"], DIGEST["key-of-new"].upper()]},
+        {
+            "name": "rotating",
+            "key_sha256": [
+                DIGEST["bearer-test-key-of-old"],
+                DIGEST["bearer-test-key-of-new"].upper(),
+            ],
+        },
         {"name": "filed", "key_file": str(tmp_path / "key")},
-        {"name": "plain", "key": "key-of-plain"},
-        {"name": "umlaut", "key": "key-of-Åse"},
+        {"name": "plain", "key": "bearer-test-key-of-plain"},
+        {"name": "umlaut", "key": "bearer-test-key-of-Åse"},
         {"name": "keyless"},
     )
     async with run_relay(tmp_path, clients=clients) as running_relay:
@@ -43,7 +49,7 @@ async def test_a_key_is_accepted_in_each_of_its_forms(keyed: RunningRelay, who: 
 async def test_a_key_file_is_read_again_when_it_changes(
     keyed: RunningRelay, tmp_path: Path
 ) -> None:
-    (tmp_path / "key").write_text("key-of-tomorrow")
+    (tmp_path / "key").write_text("bearer-test-key-of-tomorrow")
     assert (await keyed.call("GET", "/v1/events", by="file")).status == 401
     assert (await keyed.call("GET", "/v1/events", by="tomorrow")).status == 200
 
@@ -56,10 +62,10 @@ async def test_a_key_file_is_read_again_when_it_changes(
         "Bearer ",
         "Bearer  ",
         "Basic a2V5",
-        "key-of-plain",
-        "Bearer key-of-plain2",
-        "Bearer key-of-plai",
-        f"Bearer {DIGEST['key-of-old']}",
+        "bearer-test-key-of-plain",
+        "Bearer bearer-test-key-of-plain2",
+        "Bearer bearer-test-key-of-plai",
+        f"Bearer {DIGEST['bearer-test-key-of-old']}",
         "Bearer é",
     ],
 )
@@ -75,21 +81,32 @@ async def test_anything_but_a_clients_key_is_401(keyed: RunningRelay, authorizat
 async def test_the_name_of_the_scheme_has_no_case(keyed: RunningRelay, scheme: str) -> None:
     assert (
         await keyed.call(
-            "GET", "/v1/events", by=None, headers={"Authorization": f"{scheme} key-of-plain"}
+            "GET",
+            "/v1/events",
+            by=None,
+            headers={"Authorization": f"{scheme} bearer-test-key-of-plain"},
         )
     ).status == 200
 
 
 def test_two_clients_with_one_key_are_a_configuration_error() -> None:
     clients = [
-        {"name": "one", "key": "key-of-old"},
-        {"name": "two", "key_sha256": DIGEST["key-of-old"]},
+        {"name": "one", "key": "bearer-test-key-of-old"},
+        {"name": "two", "key_sha256": DIGEST["bearer-test-key-of-old"]},
     ]
     with pytest.raises(ValidationError, match="one and two have the same") as error:
         ApiSettings.model_validate({"clients": clients})
-    assert "key-of-old" not in str(error.value)
+    assert "bearer-test-key-of-old" not in str(error.value)
     ApiSettings.model_validate(
-        {"clients": [{"name": "one", "key": "key-of-old", "key_sha256": [DIGEST["key-of-old"]]}]}
+        {
+            "clients": [
+                {
+                    "name": "one",
+                    "key": "bearer-test-key-of-old",
+                    "key_sha256": [DIGEST["bearer-test-key-of-old"]],
+                }
+            ]
+        }
     )
 
 

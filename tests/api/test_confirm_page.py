@@ -103,7 +103,10 @@ async def test_two_people_approve_and_azure_starts(page: Page, relay: RunningRel
         page.get_by_text("it may begin within seconds, and cannot be taken back.")
     ).to_be_visible()
     await decide(
-        page, key="key-of-alice", code=f"{message.code[:3]} {message.code[3:]}", reason="drained"
+        page,
+        key="bearer-test-key-of-alice",
+        code=f"{message.code[:3]} {message.code[3:]}",
+        reason="drained",
     )
     await heading(page, "Recorded").to_be_focused()
     await expect(page.get_by_role("status")).to_contain_text("1 of 2 votes. More are missing")
@@ -111,7 +114,7 @@ async def test_two_people_approve_and_azure_starts(page: Page, relay: RunningRel
     assert await page.locator("#key").input_value() == ""
     await opened(page, relay, message.tokens["approve"])
     await expect(page.locator("#facts")).to_contain_text("1 of 2: client:alice")
-    await decide(page, key="key-of-bob", code=message.code)
+    await decide(page, key="bearer-test-key-of-bob", code=message.code)
     await heading(page, "Approved").to_be_focused()
     assert await votes(relay) == [
         ("approve", "client:alice", "drained"),
@@ -126,7 +129,7 @@ async def test_a_second_answer_of_a_person_changes_nothing_and_says_so(
     message = await render_message(relay)
     await post_confirmation(relay, message.tokens["approve"], message.code)
     await opened(page, relay, message.tokens["approve"])
-    await decide(page, key="key-of-alice", code=message.code)
+    await decide(page, key="bearer-test-key-of-alice", code=message.code)
     await heading(page, "You have answered already").to_be_focused()
     assert len(await votes(relay)) == 1
 
@@ -138,13 +141,13 @@ async def test_a_hold_and_its_release_need_no_code_and_explain_holds(
     await opened(page, relay, message.tokens["hold"], "Hold")
     await expect(page.get_by_label("Code in the message")).to_be_hidden()
     await expect(page.locator("form")).to_contain_text(HOLD_NOTICE)
-    await decide(page, key="key-of-bob", button="Hold")
+    await decide(page, key="bearer-test-key-of-bob", button="Hold")
     await heading(page, "Recorded").to_be_focused()
     await expect(page.get_by_role("status")).to_contain_text(HOLD_NOTICE)
     held = await render_message(relay)
     await opened(page, relay, held.tokens["release"], "Release the hold")
     await expect(page.locator("#notes")).to_contain_text(HOLD_NOTICE[2:])
-    await decide(page, key="key-of-bob", button="Release the hold")
+    await decide(page, key="bearer-test-key-of-bob", button="Release the hold")
     await expect(page.get_by_role("status")).to_contain_text(
         f"The hold is released, and nobody has voted. A{HOLD_NOTICE[1:]}."
     )
@@ -159,7 +162,7 @@ async def test_the_page_works_with_the_keyboard(page: Page, relay: RunningRelay)
     await page.keyboard.press("Tab")
     await page.keyboard.type(message.wrong_code)
     await page.keyboard.press("Tab")
-    await page.keyboard.type("key-of-alice")
+    await page.keyboard.type("bearer-test-key-of-alice")
     await page.keyboard.press("Enter")
     await expect(page.get_by_label("Code in the message")).to_be_focused()
     await expect(page.get_by_label("Code in the message")).to_have_accessible_description(
@@ -184,7 +187,7 @@ async def test_a_double_click_is_one_call(page: Page, relay: RunningRelay) -> No
     page.on("request", lambda request: calls.append(request.url.rpartition("/")[2]))
     message = await render_message(relay)
     await opened(page, relay, message.tokens["hold"], "Hold")
-    await page.get_by_label("Your key or token").fill("key-of-alice")
+    await page.get_by_label("Your key or token").fill("bearer-test-key-of-alice")
     await page.get_by_role("button", name="Hold").dblclick()
     await heading(
         page, "Recorded"
@@ -216,7 +219,7 @@ async def test_errors_are_shown_beside_their_field(page: Page, relay: RunningRel
     message = await render_message(relay)
     await opened(page, relay, message.tokens["approve"])
     code, key = page.get_by_label("Code in the message"), page.get_by_label("Your key or token")
-    await decide(page, key="key-of-alice", code=" ")
+    await decide(page, key="bearer-test-key-of-alice", code=" ")
     await expect(code).to_be_focused()
     await expect(code).to_have_attribute("aria-invalid", "true")
     await decide(page, key="", code=message.code)
@@ -224,12 +227,12 @@ async def test_errors_are_shown_beside_their_field(page: Page, relay: RunningRel
     await expect(code).not_to_have_attribute("aria-invalid", "true")
     await decide(page, key="schlüssel von alice", code=message.code)
     await expect(page.locator("#key-wrong")).to_contain_text("This cannot be a key")
-    await decide(page, key="key-of-nobody", code=message.code)
+    await decide(page, key="bearer-test-key-of-nobody", code=message.code)
     await expect(page.locator("#key-wrong")).to_contain_text("The relay does not know this key")
     assert (await key.input_value(), await code.input_value()) == ("", message.code)
-    await decide(page, key="key-of-alice", code=message.wrong_code)
+    await decide(page, key="bearer-test-key-of-alice", code=message.wrong_code)
     await expect(code).to_be_focused()
-    assert await key.input_value() == "key-of-alice"  # the same person tries again
+    assert await key.input_value() == "bearer-test-key-of-alice"  # the same person tries again
     assert await votes(relay) == []
 
 
@@ -240,7 +243,7 @@ async def test_five_wrong_codes_make_a_link_invalid_and_the_page_says_what_to_do
     await opened(page, relay, message.tokens["approve"])
     for _ in range(MAX_WRONG_CODES - 1):
         await post_confirmation(relay, message.tokens["approve"], message.wrong_code)
-    await decide(page, key="key-of-alice", code=message.wrong_code)
+    await decide(page, key="bearer-test-key-of-alice", code=message.wrong_code)
     await heading(page, "Refused").to_be_focused()
     await expect(page.get_by_role("status")).to_contain_text(
         "the message gets a new link when it is edited next"
@@ -253,7 +256,7 @@ async def test_five_wrong_codes_make_a_link_invalid_and_the_page_says_what_to_do
 async def test_the_page_says_why_a_caller_may_not_decide(page: Page, relay: RunningRelay) -> None:
     message = await render_message(relay)
     await opened(page, relay, message.tokens["approve"])
-    await decide(page, key="key-of-reader", code=message.code)
+    await decide(page, key="bearer-test-key-of-reader", code=message.code)
     await heading(page, "Refused").to_be_focused()
     await expect(page.get_by_role("status")).to_contain_text(
         "You may not approve: it is not in your rights (can)."
@@ -267,7 +270,7 @@ async def test_the_page_shows_changes_in_the_meantime_and_approves_nothing(
     message = await render_message(relay)
     await opened(page, relay, message.tokens["approve"])
     await relay.observe(make_event(resources=("WestNO_0", "db-1")))
-    await decide(page, key="key-of-alice", code=message.code)
+    await decide(page, key="bearer-test-key-of-alice", code=message.code)
     await heading(page, "It cannot be decided now").to_be_focused()
     await expect(page.get_by_role("status")).to_contain_text(
         "machines: now WestNO_0, db-1; before WestNO_0, WestNO_1."
@@ -290,7 +293,7 @@ async def test_while_approvals_are_off_the_page_can_be_reloaded(
     message = await render_message(relay)
     await opened(page, relay, message.tokens["approve"])
     await relay.call("PUT", "/v1/approvals/mode", {"mode": "off"})
-    await decide(page, key="key-of-alice", code=message.code)
+    await decide(page, key="bearer-test-key-of-alice", code=message.code)
     await heading(page, "It cannot be decided now").to_be_focused()
     await expect(page.get_by_role("status")).to_contain_text(
         "Approvals are off: nothing can be decided now."
@@ -307,7 +310,7 @@ async def test_while_nothing_can_be_recorded_the_form_is_kept(
     message = await render_message(relay)
     await opened(page, relay, message.tokens["approve"])
     relay.make_store_read_only()
-    await decide(page, key="key-of-alice", code=message.code)
+    await decide(page, key="bearer-test-key-of-alice", code=message.code)
     await heading(page, "Nothing can be decided now").to_be_focused()
     connection = relay.store._state_file.connection  # noqa: SLF001  # the disk works again
     connection.execute("PRAGMA query_only = OFF")
@@ -322,13 +325,13 @@ async def test_while_the_relay_cannot_be_reached_the_page_offers_another_try(
     message = await render_message(relay)
     await opened(page, relay, message.tokens["approve"])
     await page.context.set_offline(True)
-    await decide(page, key="key-of-alice", code=message.code)
+    await decide(page, key="bearer-test-key-of-alice", code=message.code)
     await heading(page, "The relay cannot be reached").to_be_focused()
     await page.evaluate("token => { location.hash = token }", message.tokens["hold"])
     await expect(page.get_by_role("status")).to_contain_text("Nothing was decided.")
     await page.context.set_offline(False)
     await page.get_by_role("button", name="Look again").click()
-    await decide(page, key="key-of-alice", button="Hold")
+    await decide(page, key="bearer-test-key-of-alice", button="Hold")
     await heading(page, "Recorded").to_be_focused()
     assert [decision for decision, _, _ in await votes(relay)] == ["hold"]
 
@@ -377,13 +380,13 @@ async def test_every_text_has_contrast_and_every_control_has_a_name(
     await opened(page, relay, message.tokens["approve"])
     await expect(page.get_by_role("main")).not_to_have_attribute("aria-busy", "true")
     await is_well()
-    await decide(page, key="key-of-alice", code=message.wrong_code)
+    await decide(page, key="bearer-test-key-of-alice", code=message.wrong_code)
     await expect(page.locator("#code-wrong")).to_contain_text("more tries")
     await is_well()
-    await decide(page, key="key-of-reader", code=message.code)
+    await decide(page, key="bearer-test-key-of-reader", code=message.code)
     await heading(page, "Refused").to_be_focused()
     await is_well()
-    await decide(page, key="key-of-alice", code=message.code)
+    await decide(page, key="bearer-test-key-of-alice", code=message.code)
     await heading(page, "Recorded").to_be_focused()
     await is_well()
     assert await page.locator("html").get_attribute("lang") == "en"
@@ -451,7 +454,7 @@ async def test_behind_a_path_of_a_proxy(
     message = await render_message(relay)
     await page.goto(f"{server.make_url('/ops/approve')}#{message.tokens['hold']}")
     await page.get_by_role("button", name="Hold", exact=True).wait_for()
-    await decide(page, key="key-of-alice", button="Hold")
+    await decide(page, key="bearer-test-key-of-alice", button="Hold")
     await heading(page, "Recorded").to_be_focused()
 
 
@@ -460,7 +463,7 @@ async def test_another_link_in_the_same_tab_replaces_the_first(
 ) -> None:
     message = await render_message(relay)
     await opened(page, relay, message.tokens["approve"])
-    await page.get_by_label("Your key or token").fill("key-of-alice")
+    await page.get_by_label("Your key or token").fill("bearer-test-key-of-alice")
     await page.goto(url(relay, message.tokens["hold"]))
     await page.get_by_role("button", name="Hold", exact=True).wait_for()
     assert await page.get_by_label("Your key or token").input_value() == ""
@@ -476,7 +479,7 @@ async def test_the_browser_console_stays_empty(page: Page, relay: RunningRelay) 
     page.on("request", lambda request: requests.append(request.url))
     message = await render_message(relay)
     await opened(page, relay, message.tokens["approve"])
-    await decide(page, key="key-of-alice", code=message.code)
+    await decide(page, key="bearer-test-key-of-alice", code=message.code)
     await heading(page, "Recorded").to_be_focused()
     icon = await page.locator("link[rel=icon]").evaluate(SHOW)
     assert icon == "data:,"

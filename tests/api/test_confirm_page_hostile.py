@@ -89,10 +89,10 @@ async def test_the_link_leaves_the_address_bar_and_is_stored_nowhere(
     message = await opened(page, relay)
     token = message.tokens["approve"]
     assert page.url == f"{relay_url(relay)}/approve"
-    await page.get_by_label("Your key or token").fill("key-of-alice")
+    await page.get_by_label("Your key or token").fill("bearer-test-key-of-alice")
     kept = await page.evaluate(KEPT)
     assert token not in kept
-    assert "key-of-alice" not in kept
+    assert "bearer-test-key-of-alice" not in kept
     assert await page.context.cookies() == []
     await page.reload()
     await expect(page.get_by_role("heading", name="No link")).to_be_visible()
@@ -113,7 +113,7 @@ async def test_the_link_is_in_no_url_and_no_header_and_only_the_relay_is_called(
     token = message.tokens["approve"]
     await page.goto(f"{server.make_url('/approve')}#{token}")
     await page.get_by_label("Code in the message").fill(message.code)
-    await page.get_by_label("Your key or token").fill("key-of-alice")
+    await page.get_by_label("Your key or token").fill("bearer-test-key-of-alice")
     await page.get_by_role("button", name="Approve", exact=True).click()
     await expect(page.get_by_role("heading", name="Recorded")).to_be_visible()
     assert [request.raw_path for request in seen] == [
@@ -302,7 +302,8 @@ async def test_a_script_of_another_page_is_blocked(
     call = """([to, body, kind, mode]) => fetch(to, {
       method: 'POST', mode, credentials: 'include', body: JSON.stringify(body),
       headers: {
-        'Content-Type': kind, ...(mode === 'cors' && {Authorization: 'Bearer key-of-alice'}),
+        'Content-Type': kind,
+        ...(mode === 'cors' && {Authorization: 'Bearer bearer-test-key-of-alice'}),
       },
     }).then(answer => answer.type, () => 'stopped')"""
     for path in ("/v1/confirmations", "/v1/confirmations/look", "/v1/approvals"):

@@ -499,9 +499,16 @@ async def test_no_token_is_on_disk_and_no_secret_in_a_log_or_an_event(
     )
     logged = "\n".join(str(record.__dict__) for record in caplog.records)
     assert token_digest(token).encode() in kept
-    for secret in (token, VOID, "key-of-alice", "key-of-nobody"):
+    for secret in (token, VOID, "bearer-test-key-of-alice", "bearer-test-key-of-nobody"):
         assert secret.encode() not in kept
-    for secret in (token, token_digest(token), VOID, message.code, "key-of-alice", "key-of-nobody"):
+    for secret in (
+        token,
+        token_digest(token),
+        VOID,
+        message.code,
+        "bearer-test-key-of-alice",
+        "bearer-test-key-of-nobody",
+    ):
         assert secret.encode() not in journal
         assert secret not in logged
 
@@ -530,7 +537,7 @@ async def test_no_other_method_decides_anything(
     relay: RunningRelay, method: str, path: str
 ) -> None:
     message = await render_message(relay)
-    purpose = {"Sec-Purpose": "prefetch", "Authorization": "Bearer key-of-alice"}
+    purpose = {"Sec-Purpose": "prefetch", "Authorization": "Bearer bearer-test-key-of-alice"}
     query = f"token={message.tokens['approve']}&code={message.code}"
     url = f"http://127.0.0.1:{relay.server.port}{path}?{query}"
     async with relay.session.request(method, url, headers=purpose) as answer:
@@ -548,7 +555,9 @@ async def test_bodies_that_a_form_can_send_are_refused(
     """A browser sends JSON across origins only after it was allowed to, and it is not."""
     message = await render_message(relay)
     body = orjson.dumps({"token": message.tokens["approve"], "code": message.code})
-    headers = {"Authorization": "Bearer key-of-alice"} | ({"Content-Type": kind} if kind else {})
+    headers = {"Authorization": "Bearer bearer-test-key-of-alice"} | (
+        {"Content-Type": kind} if kind else {}
+    )
     for path in ("/v1/confirmations", "/v1/confirmations/look"):
         url = f"http://127.0.0.1:{relay.server.port}{path}"
         skipped = () if kind else ("Content-Type",)

@@ -23,7 +23,7 @@ from relay.api.server.limits import ServerLimits
 from tests.api.running_relay import EVENT_ID, RunningRelay, make_event, run_relay
 
 HOST = b"Host: relay\r\n"
-KEY = b"Authorization: Bearer key-of-alice\r\n"
+KEY = b"Authorization: Bearer bearer-test-key-of-alice\r\n"
 JSON = b"Content-Type: application/json\r\n"
 POST = b"POST /v1/approvals HTTP/1.1\r\n" + HOST + KEY + JSON
 
@@ -434,7 +434,11 @@ async def test_pipelined_requests_are_answered_in_order(relay: RunningRelay) -> 
 
 async def test_two_credentials_are_401(relay: RunningRelay) -> None:
     head = b"GET /v1/events HTTP/1.1\r\nConnection: close\r\n" + HOST
-    refused(await send(relay, head + KEY + b"Authorization: Bearer key-of-bob\r\n\r\n"), 401, 400)
+    refused(
+        await send(relay, head + KEY + b"Authorization: Bearer bearer-test-key-of-bob\r\n\r\n"),
+        401,
+        400,
+    )
     refused(await send(relay, head + b"authorization: Bearer \xff\xfe\r\n\r\n"), 401)
 
 

@@ -417,7 +417,12 @@ async def certified(tmp_path: Path) -> AsyncIterator[Certified]:
     }
     clients = (
         {"name": "drain", "san": "drain.internal", "can": ["read", "approve"]},
-        {"name": "job", "san": "spiffe://west/job", "can": ["read"], "key": "key-of-job"},
+        {
+            "name": "job",
+            "san": "spiffe://west/job",
+            "can": ["read"],
+            "key": "bearer-test-key-of-job",
+        },
     )
     async with run_relay(
         tmp_path, tls=files, clients=clients, approvals={"rules": [VOTE]}
@@ -473,7 +478,7 @@ async def test_a_key_takes_precedence_over_a_certificate(certified: Certified) -
         "/v1/approvals",
         x509.DNSName("drain.internal"),
         body=certified.relay.decision_body(),
-        key="key-of-job",
+        key="bearer-test-key-of-job",
     )
     assert status == 403
     assert (await certified.call("GET", "/v1/events", x509.DNSName("drain.internal"), key="wrong"))[

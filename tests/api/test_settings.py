@@ -102,7 +102,7 @@ def test_every_configuration_error_names_its_cause(wrong: dict[str, Any], words:
 
 
 def test_one_key_digest_needs_no_list_and_every_key_counts(tmp_path: Path) -> None:
-    (tmp_path / "key").write_text("from a file\n")
+    (tmp_path / "key").write_text("a-bearer-key-from-a-file\n")
     clients = [
         {"name": "a", "key_sha256": SHA256, "key_file": str(tmp_path / "key")},
         {"name": "b", "secrets": [SECRET]},
@@ -112,7 +112,13 @@ def test_one_key_digest_needs_no_list_and_every_key_counts(tmp_path: Path) -> No
 
 
 def test_a_client_lists_its_kinds_of_credentials() -> None:
-    ways = {"key": "k", "key_sha256": SHA256, "secrets": [SECRET], "san": "a.b", "amqp_user": "u"}
+    ways = {
+        "key": "bearer-test-key-of-nobody",
+        "key_sha256": SHA256,
+        "secrets": [SECRET],
+        "san": "a.b",
+        "amqp_user": "u",
+    }
     known = {
         name: Client.model_validate({"name": "a", name: value}).credential_kinds
         for name, value in ways.items()
@@ -128,10 +134,14 @@ def test_a_client_lists_its_kinds_of_credentials() -> None:
 
 
 def test_no_error_or_repr_contains_a_secret() -> None:
-    client = {"name": "a", "key": "hidden-key", "secrets": [SECRET]}
+    client = {
+        "name": "a",
+        "key": "hidden-key-hidden-key-hidden-key-hidden-key-hidden-key",
+        "secrets": [SECRET],
+    }
     settings = ApiSettings.model_validate({"clients": [client]})
-    assert "hidden-key" not in repr(settings)
+    assert "hidden-key-hidden-key-hidden-key-hidden-key-hidden-key" not in repr(settings)
     assert SECRET not in repr(settings)
     with pytest.raises(ValidationError) as error:
         ApiSettings.model_validate({"clients": [client, {**client, "name": "b"}]})
-    assert "hidden-key" not in str(error.value)
+    assert "hidden-key-hidden-key-hidden-key-hidden-key-hidden-key" not in str(error.value)

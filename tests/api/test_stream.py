@@ -39,7 +39,7 @@ async def following(
     relay: RunningRelay, last: str | None = None
 ) -> AsyncIterator[AsyncIterator[Message]]:
     """A stream, and its messages as they come; comments left out."""
-    headers = {"Authorization": "Bearer key-of-bob"} | (
+    headers = {"Authorization": "Bearer bearer-test-key-of-bob"} | (
         {"Last-Event-ID": last} if last is not None else {}
     )
     async with relay.session.get(
@@ -146,7 +146,7 @@ async def test_an_invalid_last_event_id_is_400(relay: RunningRelay, last: str) -
 
 
 async def test_a_silent_stream_sends_comments(tmp_path: Path) -> None:
-    headers = {"Authorization": "Bearer key-of-bob"}
+    headers = {"Authorization": "Bearer bearer-test-key-of-bob"}
     limits = ServerLimits(stream_keep_alive_interval=0.05)
     async with (
         run_relay(tmp_path, limits=limits) as relay,
@@ -177,7 +177,7 @@ async def test_a_server_with_streams_stops_promptly(tmp_path: Path) -> None:
         session = aiohttp.ClientSession()
         response = await session.get(
             f"http://127.0.0.1:{relay.server.port}/v1/stream",
-            headers={"Authorization": "Bearer key-of-bob"},
+            headers={"Authorization": "Bearer bearer-test-key-of-bob"},
         )
         assert response.status == 200
         began = time.monotonic()
@@ -196,7 +196,8 @@ async def test_a_reader_that_does_not_read_is_dropped_and_others_are_not(
             slow_reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             slow_reader.connect(("127.0.0.1", relay.server.port))
             slow_reader.sendall(
-                b"GET /v1/stream HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer key-of-bob\r\n"
+                b"GET /v1/stream HTTP/1.1\r\nHost: x\r\n"
+                b"Authorization: Bearer bearer-test-key-of-bob\r\n"
                 b"Last-Event-ID: 0\r\n\r\n"
             )
             big = [

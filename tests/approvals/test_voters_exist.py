@@ -10,9 +10,14 @@ from pydantic import ValidationError
 from relay.config import Config
 
 TLS = {"cert_file": "/server.pem", "key_file": "/server.pem", "client_ca_file": "/ca.pem"}
-ALICE = {"name": "alice", "key": "a", "can": ["read", "approve"]}
-DRAIN = {"name": "drain", "key": "d", "can": ["approve"], "san": "drain.internal"}
-READER = {"name": "reader", "key": "r"}
+ALICE = {"name": "alice", "key": "bearer-test-key-of-alice", "can": ["read", "approve"]}
+DRAIN = {
+    "name": "drain",
+    "key": "bearer-test-key-of-drain",
+    "can": ["approve"],
+    "san": "drain.internal",
+}
+READER = {"name": "reader", "key": "bearer-test-key-of-reader"}
 
 
 def configured(votes: int, *voters: str, people: dict[str, list[str]] | None = None) -> Config:

@@ -17,8 +17,12 @@ from relay.simulator import VM, Event, Plan, Setup, Simulator
 from tests.journey.relay_process import eventually
 
 SCOPE = "prod"
-ALICE = {"name": "alice", "key": "key-of-alice", "can": ["read", "approve", "hold", "operate"]}
-BOB = {"name": "bob", "key": "key-of-bob", "can": ["read", "approve", "hold"]}
+ALICE = {
+    "name": "alice",
+    "key": "bearer-test-key-of-alice",
+    "can": ["read", "approve", "hold", "operate"],
+}
+BOB = {"name": "bob", "key": "bearer-test-key-of-bob", "can": ["read", "approve", "hold"]}
 
 
 def rule(votes: int, *voters: str, **quorum: Any) -> dict[str, Any]:

@@ -21,8 +21,8 @@ from tests.journey.relay_process import SECRET, Inbox, eventually, inbox, name_o
 
 LOCAL_PRINCIPAL = f"local:{pwd.getpwuid(os.geteuid()).pw_name}"
 """The principal of the user who runs the tests."""
-ALICE_KEY = "imdsr_of-alice"
-READER_KEY = "imdsr_of-the-reader"
+ALICE_KEY = "imdsr_bearer-test-key-of-alice"
+READER_KEY = "imdsr_bearer-test-key-of-the-reader"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

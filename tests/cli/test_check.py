@@ -40,7 +40,7 @@ approvals:
     - name: rest
       approve: {{votes: 2, from: ["client:a", "local:root"], expires: 30m, close_before: 60s}}
 api:
-  clients: [{{name: a, key: tops3cret, can: [approve], resources: ["db-*"]}}]
+  clients: [{{name: a, key: tops3cret-tops3cret-tops3, can: [approve], resources: ["db-*"]}}]
 """
 
 
@@ -90,7 +90,7 @@ def test_check_says_what_would_run_and_shows_no_secret(relay_yaml: str) -> None:
     ):
         assert text in result.out, text
     assert result.out.index("freeze") < result.out.index("rest")
-    for secret in ("tok3n", "p4ssword", "tops3cret", SECRET):
+    for secret in ("tok3n", "p4ssword", "tops3cret-tops3cret-tops3cret", SECRET):
         assert secret not in result.out + result.err
 
 
@@ -102,7 +102,7 @@ def test_check_shows_no_secret_as_json(relay_yaml: str) -> None:
         "freeze",
         "rest",
     ]
-    for secret in ("tok3n", "p4ssword", "tops3cret", SECRET):
+    for secret in ("tok3n", "p4ssword", "tops3cret-tops3cret-tops3cret", SECRET):
         assert secret not in result.out
 
 
@@ -164,7 +164,7 @@ def test_check_warns_of_a_socket_in_a_folder_that_is_not_there(tmp_path: Path) -
 def test_check_warns_of_a_client_that_nobody_can_be(tmp_path: Path) -> None:
     file = tmp_path / "relay.yaml"
     file.write_text(
-        "api: {clients: [{name: ghost}, {name: a, key: k}, "
+        "api: {clients: [{name: ghost}, {name: a, key: key-key-key-key-key-key-key}, "
         f"{{name: b, secrets: ['{SECRET}']}}, {{name: c, amqp_user: u}}]}}"
     )
     result = run_command("check", "--config", str(file))

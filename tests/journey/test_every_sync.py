@@ -31,7 +31,7 @@ RULE = {
     "match": {"event_type": ["Reboot"]},
     "approve": {"votes": 2, "from": ["client:alice", "client:bob"]},
 }
-KEYS = {"alice": "imdsr_of-alice", "bob": "imdsr_of-bob"}
+KEYS = {"alice": "imdsr_bearer-test-key-of-alice", "bob": "imdsr_bearer-test-key-of-bob"}
 KILLS = random.SystemRandom().sample(range(1500), 20) if CHAOS else (0, 200, 500)
 """Milliseconds between the earliest possible first vote and the kill."""
 

@@ -30,7 +30,7 @@ WORKERS = 32
 _log = logging.getLogger(__name__)
 VOTE = {"name": "all", "approve": {"votes": 1, "from": ["client:honest", "client:drain"]}}
 FORGED = "whsec_AfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSwMfKQ9r8GKYo="
-HONEST = "imdsr_of-the-honest"
+HONEST = "imdsr_bearer-test-key-of-the-honest"
 
 
 def _post(path: str, body: bytes, *headers: str, length: int | None = None) -> bytes:
