@@ -16,6 +16,12 @@ from relay.settings import Section
 from relay.signature import decode_secret
 
 CLIENT_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
+KEY_PREFIX = "imdsr_"
+"""The start of a bearer key that `imds-relay keys` makes."""
+_MIN_KEY_LENGTH = 22
+"""Characters of base64 that hold 128 bits."""
+_MIN_HEX_KEY_LENGTH = 32
+_SHA256_OF_NOTHING = hashlib.sha256().hexdigest()
 _MAX_SOCKET_PATH_BYTES = 107  # unix(7): the size of sun_path without the final null byte
 _LOOPBACK = re.compile(r"127(\.\d{1,3}){3}|localhost|\[?::1\]?")
 _LISTEN = re.compile(r"(?P<host>\[[0-9a-fA-F:]+\]|[^:\s\[\]]+):(?P<port>\d{1,5})")
@@ -26,7 +32,24 @@ def _check_sha256(text: str) -> str:
         raise ValueError(
             "expected 64 hexadecimal digits: the SHA-256 of the key, as `imds-relay keys` prints it"
         )
+    if text.lower() == _SHA256_OF_NOTHING:
+        raise ValueError(
+            "expected the SHA-256 of a key, got that of an empty text: was a variable or file "
+            "empty? `imds-relay keys` makes a key and its SHA-256"
+        )
     return text.lower()
+
+
+def _check_key(key: str) -> None:
+    """Raise ValueError for a bearer key that is too short for 128 bits."""
+    random_part = key.strip().removeprefix(KEY_PREFIX).rstrip("=")
+    is_hex = re.fullmatch(r"[0-9a-fA-F]*", random_part) is not None
+    if len(random_part) < (_MIN_HEX_KEY_LENGTH if is_hex else _MIN_KEY_LENGTH):
+        raise ValueError(
+            f"expected a bearer key of 128 bits: at least {_MIN_KEY_LENGTH} characters, or "
+            f"{_MIN_HEX_KEY_LENGTH} if all are hexadecimal digits, not counting {KEY_PREFIX} and "
+            f"padding; got {len(random_part)}. `imds-relay keys` makes one"
+        )
 
 
 def _check_listen(text: str) -> str:
@@ -56,7 +79,8 @@ class Client(Section):
     )
     """SHA-256 of the bearer key; two during a key rotation."""
     key: SecretStr | None = None
-    """The bearer key itself. Prefer key_sha256."""
+    """The bearer key itself, of at least 22 characters or 32 hexadecimal digits. Prefer
+    key_sha256."""
     key_file: Path | None = None
     secrets: tuple[SecretStr, ...] = ()
     """Sign this client's callbacks; several during a rotation."""
@@ -85,6 +109,18 @@ class Client(Section):
             decode_secret(value.get_secret_value())
         return values
 
+    @model_validator(mode="after")
+    def _check_plain_key(self) -> Client:
+        if self.key is not None or self.key_file is not None:
+            self.check_fields({"key": self._usable_key})
+        return self
+
+    def _usable_key(self) -> str:
+        """Return the current bearer key. Raises ValueError for a weak one."""
+        key = self.reveal("key") or ""
+        _check_key(key)
+        return key
+
     @property
     def principals(self) -> tuple[str, ...]:
         """The principals that this client can have: one for its key, one for its certificate."""
@@ -103,10 +139,17 @@ class Client(Section):
         return tuple(kind for kind, value in configured.items() if value)
 
     def key_digests(self) -> tuple[bytes, ...]:
-        """Return the SHA-256 of every valid bearer key. A changed key file is read again."""
+        """Return the SHA-256 of every valid bearer key.
+
+        A changed key file is read again. While it holds a weak key, it is nobody's key.
+        """
         digests = tuple(bytes.fromhex(digest) for digest in self.key_sha256)
-        key = self.reveal("key")
-        return (*digests, hashlib.sha256(key.encode()).digest()) if key else digests
+        if self.key is None and self.key_file is None:
+            return digests
+        try:
+            return (*digests, hashlib.sha256(self._usable_key().encode()).digest())
+        except ValueError:
+            return digests
 
     def signing_keys(self) -> tuple[bytes, ...]:
         """Return the keys in the client's secrets. Raises ValueError for an invalid secret."""

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from relay.api.settings import CLIENT_NAME_PATTERN
+from relay.api.settings import CLIENT_NAME_PATTERN, KEY_PREFIX
 from relay.cli._options import AsJson
 from relay.cli._output import print_json, print_output
 from relay.signature import PREFIX
@@ -56,7 +56,7 @@ def keys(
 
 def new_bearer_key() -> str:
     """Return a random bearer key for the HTTP API."""
-    return f"imdsr_{secrets.token_urlsafe(_KEY_BYTES)}"
+    return f"{KEY_PREFIX}{secrets.token_urlsafe(_KEY_BYTES)}"
 
 
 def new_signing_secret() -> str:

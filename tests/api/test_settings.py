@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,63 @@ def test_listening_beyond_loopback_needs_tls_or_allow_http(listen: str) -> None:
 def test_every_configuration_error_names_its_cause(wrong: dict[str, Any], words: str) -> None:
     with pytest.raises(ValidationError, match=words):
         ApiSettings.model_validate(wrong)
+
+
+GOOD_KEYS = [
+    "Z" * 22,
+    "imdsr_" + "Z" * 22,
+    "0123456789abcdef" * 2,
+    "an-everyday-pass-phrase",
+    "ключ-ключ-ключ-ключ-ключ",
+]
+WEAK_KEYS = [
+    "",
+    "x",
+    "hunter2",
+    "Z" * 21,
+    " " * 8 + "Z" * 21 + " " * 8,
+    "Z" * 20 + "==",  # padding says nothing
+    "imdsr_" + "Z" * 21,  # nor does the prefix
+    "0123456789ABCDEF0123456789abcde",
+]
+
+
+@pytest.mark.parametrize("key", GOOD_KEYS)
+def test_a_key_of_128_bits_is_accepted(tmp_path: Path, key: str) -> None:
+    (tmp_path / "key").write_text(f"{key}\n")
+    assert len(Client.model_validate({"name": "a", "key": key}).key_digests()) == 1
+    client = Client.model_validate({"name": "a", "key_file": str(tmp_path / "key")})
+    assert len(client.key_digests()) == 1
+
+
+@pytest.mark.parametrize("key", WEAK_KEYS)
+def test_a_shorter_key_is_an_error_that_says_what_to_do(key: str) -> None:
+    with pytest.raises(ValidationError, match="imds-relay keys") as error:
+        Client.model_validate({"name": "a", "key": key})
+    assert len(key) < 3 or key not in str(error.value)
+
+
+def test_a_key_file_that_changes_to_a_weak_key_is_nobodys_key(tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    file.write_text("a-bearer-key-from-a-file\n")
+    client = Client.model_validate({"name": "a", "key_file": str(file)})
+    file.write_text("weak\n")
+    assert client.key_digests() == ()
+    file.write_text("another-bearer-key-from-a-file\n")
+    assert len(client.key_digests()) == 1
+
+
+def test_a_weak_key_in_a_file_is_an_error_at_start(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("weak\n")
+    with pytest.raises(ValidationError, match="key_file: expected a bearer key of 128 bits"):
+        Client.model_validate({"name": "a", "key_file": str(tmp_path / "key")})
+
+
+def test_the_digest_of_an_empty_key_is_an_error() -> None:
+    empty = hashlib.sha256(b"").hexdigest()
+    for digest in (empty, empty.upper()):
+        with pytest.raises(ValidationError, match="empty text.*imds-relay keys"):
+            Client.model_validate({"name": "a", "key_sha256": ["b" * 64, digest]})
 
 
 def test_one_key_digest_needs_no_list_and_every_key_counts(tmp_path: Path) -> None:
