@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -104,10 +104,31 @@ class Section(BaseModel):
         values: tuple[SecretStr, ...] = getattr(self, field)
         return tuple(value.get_secret_value() for value in values)
 
+    def reveal_everything(self) -> Iterator[str]:
+        """Yield every current secret of this section and of the sections inside it."""
+        for field in type(self).model_fields:
+            yield from self.reveal_lines(field) if field in self._files else ()
+            yield from _revealed(getattr(self, field))
+
     def reveal_lines(self, field: str) -> tuple[str, ...]:
         """Return the current lines of a field's file, without empty lines."""
         lines = (line.strip() for line in self._files[field].get().splitlines())
         return tuple(line for line in lines if line)
+
+
+def _revealed(value: object) -> Iterator[str]:
+    """Yield every secret inside a value, except those in files."""
+    match value:
+        case SecretStr():
+            yield value.get_secret_value()
+        case Section():
+            yield from value.reveal_everything()
+        case Mapping():
+            for inner in value.values():
+                yield from _revealed(inner)
+        case tuple():
+            for inner in value:
+                yield from _revealed(inner)
 
 
 def _read_secret(path: Path) -> str:
@@ -118,3 +139,14 @@ def _read_secret(path: Path) -> str:
     except UnicodeDecodeError:
         problem = "it is not UTF-8 text"
     raise ValueError(f"expected a readable file, {path} could not be read: {problem}")
+
+
+def check_case(key: str, names: Iterable[str]) -> None:
+    """Raise ValueError if two names under a key differ by case only: people would mix them up."""
+    seen: dict[str, str] = {}
+    for name in names:
+        other = seen.setdefault(name.lower(), name)
+        if other != name:
+            raise ValueError(
+                f"{key}: expected names that differ by more than case, got {other} and {name}"
+            )

@@ -23,6 +23,7 @@ from relay.settings import Section
 
 ROOT = Path(__file__).parent.parent
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSwMfKQ9r8GKYo="
+CLIENT_SECRET = "whsec_AfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSwMfKQ9r8GKYo="
 DIGEST = "ab" * 32
 TEAMS_URL = "https://default0f3c.1a.environment.api.powerplatform.com/powerautomate/automations/direct/workflows/0f/triggers/manual?sig=x"
 FOR_EXAMPLES = {
@@ -34,7 +35,7 @@ FOR_EXAMPLES = {
     "TEAMS_URL": TEAMS_URL,
     "DRAIN_SECRET": SECRET,
     "DRAIN_PASSWORD": "secret",
-    "DB_DRAIN_SECRET": SECRET,
+    "DB_DRAIN_SECRET": CLIENT_SECRET,
     "DB_DRAIN_KEY_SHA256": DIGEST,
 }
 
@@ -246,10 +247,11 @@ api:
   clients:
     - name: db-drain
       key_sha256: "{DIGEST}"
-      secrets: ["{SECRET}"]
+      secrets: ["{CLIENT_SECRET}"]
       amqp_user: db-drain
       can: [read, approve, hold]
       resources: ["db-*"]
+    - {{name: alice, key_sha256: "{"cd" * 32}", can: [read, approve, hold]}}
 telemetry: {{log: text}}
 """
     config = load_text(file, text)

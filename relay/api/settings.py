@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
 
 from relay.api.auth.entra_settings import OidcSettings
-from relay.settings import Section
+from relay.settings import Section, check_case
 from relay.signature import decode_secret
 
 CLIENT_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
@@ -151,6 +151,14 @@ class Client(Section):
         except ValueError:
             return digests
 
+    def credentials(self) -> Iterator[tuple[str, bytes]]:
+        """Yield what proves who this client is: digests of keys, and the keys that sign.
+
+        Raises ValueError for an invalid secret.
+        """
+        yield from (("key", digest) for digest in self.key_digests())
+        yield from (("secret", key) for key in self.signing_keys())
+
     def signing_keys(self) -> tuple[bytes, ...]:
         """Return the keys in the client's secrets. Raises ValueError for an invalid secret."""
         try:
@@ -217,6 +225,7 @@ class ApiSettings(Section):
                 "clients: expected tls.client_ca_file, the CA of the certificates that san names"
             )
         _check_unique("name", (client.name for client in self.clients))
+        check_case("clients", (client.name for client in self.clients))
         _check_unique("amqp_user", (client.amqp_user for client in self.clients))
         # Names in certificates are compared without case.
         _check_unique("san", (client.san and client.san.lower() for client in self.clients))
@@ -238,17 +247,10 @@ def _check_credentials_not_shared(clients: Iterable[Client]) -> None:
     """
     owners: dict[bytes, str] = {}
     for client in clients:
-        for kind, credential in _credentials(client):
+        for kind, credential in client.credentials():
             owner = owners.setdefault(credential, client.name)
             if owner != client.name:
                 raise ValueError(
                     f"clients: {owner} and {client.name} have the same {kind}; "
                     "give each client its own"
                 )
-
-
-def _credentials(client: Client) -> Iterator[tuple[str, bytes]]:
-    for digest in client.key_digests():
-        yield "key", digest
-    for key in client.signing_keys():
-        yield "secret", key

@@ -8,6 +8,7 @@ platforms. This module does not know who may vote: `relay.approvals.rules` does.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from typing_extensions import override
@@ -47,7 +48,7 @@ class PrincipalForm:
 _BUILT_IN_FORMS = (
     PrincipalForm("client", "<name>"),
     PrincipalForm("local", "<user>"),
-    PrincipalForm("entra", "<tenant>/<object>"),
+    PrincipalForm("entra", "<tenant>/<object>", f"{ENTRA_ID_PATTERN}/{ENTRA_ID_PATTERN}"),
     PrincipalForm("mtls", "<name>"),
 )
 _forms = {form.prefix: form for form in _BUILT_IN_FORMS}
@@ -83,6 +84,13 @@ def is_chat_principal(text: str) -> bool:
     return text.partition(":")[0] in _chat_prefixes and is_principal(text)
 
 
-def principal_forms() -> str:
-    """Return all forms as text for error messages: ``client:<name>, local:<user>, …``."""
-    return ", ".join(str(form) for form in _forms.values())
+def expected_form(text: str, references: Iterable[str] = ()) -> str:
+    """Return what an error says about a text that is no principal, and no reference to others.
+
+    It is the form that belongs to the prefix. Without a known prefix it is every form:
+    ``group:<name>, client:<name>, …``.
+    """
+    form = _forms.get(text.partition(":")[0])
+    if form is not None:
+        return f"{form}, where {form.placeholder} matches {form.pattern}"
+    return ", ".join((*(f"{kind}:<name>" for kind in references), *map(str, _forms.values())))

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Annotated, Any, Literal
 from zoneinfo import ZoneInfo
 
 from pydantic import AfterValidator, Field, model_validator
 
-from relay.approvals.principals import is_principal, principal_forms
+from relay.approvals.principals import expected_form, is_principal
 from relay.events.match import Match, matches
 from relay.settings import Duration, Section
 
@@ -22,22 +23,11 @@ _MAX_MINUTES_TO_CHANGE = 8 * 24 * 60
 """A week, and a day for summer time. Hours that do not change by then never do."""
 
 
-def _check_principal(text: str) -> str:
-    if not is_principal(text):
-        raise ValueError(f"expected {principal_forms()}")
-    return text
-
-
-def _check_member(text: str) -> str:
-    if not text.startswith("person:") and not is_principal(text):
-        raise ValueError(f"expected {principal_forms()}, or person:<name>")
-    return text
-
-
-def _check_voter(text: str) -> str:
-    if not text.startswith(("group:", "person:")) and not is_principal(text):
-        raise ValueError(f"expected group:<name>, person:<name>, {principal_forms()}")
-    return text
+def _check_principal(text: str, references: tuple[str, ...] = ()) -> str:
+    """Accept a principal, or a reference such as ``group:<name>``."""
+    if text.startswith(tuple(f"{kind}:" for kind in references)) or is_principal(text):
+        return text
+    raise ValueError(f"expected {expected_form(text, references)}")
 
 
 def _check_bounded(seconds: float) -> float:
@@ -67,7 +57,8 @@ def _check_zone(name: str) -> str:
 BoundedDuration = Annotated[Duration, AfterValidator(_check_bounded)]
 PositiveDuration = Annotated[BoundedDuration, AfterValidator(_check_positive)]
 Principal = Annotated[str, AfterValidator(_check_principal)]
-Member = Annotated[str, AfterValidator(_check_member)]
+Member = Annotated[str, AfterValidator(partial(_check_principal, references=("person",)))]
+Voter = Annotated[str, AfterValidator(partial(_check_principal, references=("group", "person")))]
 Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
 _DAYS: tuple[Day, ...] = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 
@@ -127,9 +118,7 @@ class Quorum(Section):
 
     votes: int = Field(default=1, ge=1)
     """How many people must vote; one person counts once, with however many principals."""
-    from_: tuple[Annotated[str, AfterValidator(_check_voter)], ...] = Field(
-        alias="from", min_length=1
-    )
+    from_: tuple[Voter, ...] = Field(alias="from", min_length=1)
     """Who may vote: group:<name>, person:<name>, client:<name>, local:<user>."""
     each_resource: bool = False
     """Whether every resource of the event needs a vote of a client whose resources cover it."""
@@ -187,6 +176,16 @@ def person_for(principal: str, people: Mapping[str, Sequence[str]]) -> str:
         if principal in principals:
             return f"person:{name}"
     return principal
+
+
+def client_principals_beside(
+    principal: str, people: Mapping[str, Sequence[str]]
+) -> tuple[str, ...]:
+    """Return the principals of clients that the person with a chat principal has, too."""
+    person = person_for(principal, people).removeprefix("person:")
+    return tuple(
+        other for other in people.get(person, ()) if other.startswith(("client:", "mtls:"))
+    )
 
 
 def _minute_of_day(text: str) -> int:

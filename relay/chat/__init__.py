@@ -4,7 +4,8 @@ Each module of `relay.chat.platforms` that does not start with ``_``, and each e
 group ``relay.chat.platforms``, is one platform. The module defines
 
 - ``Settings``: a subclass of `ChatSettings` that narrows ``kind`` to a literal. It is the
-  platform's section of the YAML document, an entry of ``sinks`` like any other.
+  platform's section of the YAML document, an entry of ``sinks`` like any other. It is a subclass
+  of `AnswerableChatSettings` if people can decide there.
 - ``connect(settings, clock, context)``: an async context manager that yields a `ChatSink`. The
   `relay.chat.context.ChatContext` gives the platform everything that it may use of the relay.
 
@@ -61,6 +62,15 @@ class ChatSettings(SinkSettings):
     def needs_public_url(self) -> bool:
         """Whether the platform calls ``<api.public_url>/v1/chat/<name>``, which must be set."""
         return False
+
+
+class AnswerableChatSettings(ChatSettings):
+    """What every chat sink has in which people can decide. It declares their ``principals``."""
+
+    can: tuple[Literal["read", "approve", "hold"], ...] = ("read", "approve", "hold")
+    """What people may do here, at most: read, approve, hold."""
+    resources: tuple[str, ...] | None = Field(default=None, min_length=1)
+    """Patterns. People may decide here about an event if every resource of it matches a pattern."""
 
 
 class CallbackRefused(RelayError):

@@ -14,10 +14,12 @@ from relay.approvals import ApprovalsSettings
 from relay.approvals.principals import declare_chat_principals
 from relay.approvals.rules import Quorum, eligible_voters, person_for
 from relay.chat import ChatSettings, platforms
+from relay.config.people import check_principals, voters
+from relay.config.shared_secrets import check_secrets_not_shared
 from relay.events.match import matches_any
 from relay.imds import SourceSettings
 from relay.outbox import StoreSettings
-from relay.settings import Section
+from relay.settings import Section, check_case
 from relay.sinks import SinkSettings
 from relay.telemetry import TelemetrySettings
 
@@ -75,6 +77,7 @@ class Config(Section):
         duplicates = sorted({name for name in names if names.count(name) > 1})
         if duplicates:
             raise ValueError(f"sinks: Duplicate sink name: {', '.join(duplicates)}.")
+        check_case("sinks", names)
         for sink in self.sinks:
             needs_public_url = isinstance(sink, ChatSettings) and sink.needs_public_url
             if needs_public_url and self.api.public_url is None:
@@ -94,7 +97,13 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _check_secrets(self) -> Config:
+        check_secrets_not_shared(self.sinks, self.api.clients)
+        return self
+
+    @model_validator(mode="after")
     def _check_quorums(self) -> Config:
+        check_principals(self.approvals, self.api)
         for rule in self.approvals.rules:
             if isinstance(rule.approve, Quorum):
                 self._check_voters(rule.name, rule.approve)
@@ -103,38 +112,22 @@ class Config(Section):
 
     def _check_voters(self, rule: str, quorum: Quorum) -> None:
         """Raise ValueError if fewer people can vote than the quorum needs."""
-        people = self.approvals.people
-        approving_principals = {
-            principal
-            for client in self.api.clients
-            if "approve" in client.can
-            for principal in client.principals
-        }
-        # A client: or mtls: can vote only if a client of api.clients has it. Without api.oidc
-        # nobody can be an entra: principal.
-        checked_prefixes: tuple[str, ...] = ("client:", "mtls:")
-        if self.api.oidc is None:
-            checked_prefixes = (*checked_prefixes, "entra:")
-        voters = sorted(
-            voter
-            for voter in eligible_voters(quorum, self.approvals.groups, people)
-            if voter in approving_principals or not voter.startswith(checked_prefixes)
-        )
-        if len({person_for(voter, people) for voter in voters}) < quorum.votes:
+        able = voters(quorum, self.approvals, self.api, self.sinks)
+        if len(able) < quorum.votes:
             raise ValueError(
                 f"approvals.rules.{rule}.approve: expected {quorum.votes} who may vote, "
-                f"there are only: {', '.join(voters) or 'none'}. "
-                "A client: or mtls: must be one of api.clients with approve in its can; "
-                "an entra: needs api.oidc"
+                f"there are only: {', '.join(voter.name for voter in able) or 'none'}. "
+                "A client: or mtls: must be one of api.clients with approve in its can, also "
+                "where its person votes in chat; an entra: needs api.oidc"
             )
 
     def _check_clients_have_one_vote(self, rule: str, quorum: Quorum) -> None:
         """Raise ValueError if a client could reach more than one vote with its principals."""
         people = self.approvals.people
-        voters = eligible_voters(quorum, self.approvals.groups, people)
+        eligible = eligible_voters(quorum, self.approvals.groups, people)
         for client in self.api.clients:
             votes = {person_for(principal, people) for principal in client.principals}
-            if quorum.votes > 1 and voters.issuperset(client.principals) and len(votes) > 1:
+            if quorum.votes > 1 and eligible.issuperset(client.principals) and len(votes) > 1:
                 raise ValueError(
                     f"approvals.rules.{rule}.approve: {' and '.join(client.principals)} are one "
                     "client with two votes: list them as one person in approvals.people"

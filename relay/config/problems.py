@@ -53,6 +53,15 @@ _CONTAINER_ERRORS = frozenset(
 _KIND_ERRORS = frozenset({"union_tag_invalid", "union_tag_not_found"})
 
 
+class WrongValue(ValueError):
+    """A value that is wrong because of another section. ``path`` begins at the whole document."""
+
+    def __init__(self, path: KeyPath, problem: str) -> None:
+        super().__init__(f"{format_path(path)}: {problem}")
+        self.path = path
+        self.problem = problem
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigInput:
     """Everything that a configuration was read from."""
@@ -112,6 +121,8 @@ def _path(error: ErrorDetails, values: Any) -> KeyPath:
         path.append(error["loc"][-1])
     elif error["type"] in _KIND_ERRORS:
         path.append("kind")
+    elif isinstance(wrong_value := error.get("ctx", {}).get("error"), WrongValue):
+        path.extend(wrong_value.path)
     elif error["type"] == "value_error":
         key = _message(error).partition(": ")[0]
         if key in _keys(node):
@@ -149,6 +160,8 @@ def _problem(errors: Sequence[ErrorDetails], path: KeyPath, config_input: Config
 
 
 def _expected(error: ErrorDetails, path: KeyPath, config_input: ConfigInput) -> str:
+    if isinstance(wrong_value := error.get("ctx", {}).get("error"), WrongValue):
+        return wrong_value.problem
     if error["type"] == "union_tag_not_found":
         return f"expected one of {', '.join(sorted(config_input.sink_kinds))}"
     if error["type"] in _EXPECTED:

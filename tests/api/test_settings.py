@@ -155,7 +155,7 @@ def test_a_weak_key_in_a_file_is_an_error_at_start(tmp_path: Path) -> None:
 def test_the_digest_of_an_empty_key_is_an_error() -> None:
     empty = hashlib.sha256(b"").hexdigest()
     for digest in (empty, empty.upper()):
-        with pytest.raises(ValidationError, match="empty text.*imds-relay keys"):
+        with pytest.raises(ValidationError, match=r"empty text.*imds-relay keys"):
             Client.model_validate({"name": "a", "key_sha256": ["b" * 64, digest]})
 
 

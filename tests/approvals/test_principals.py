@@ -7,9 +7,9 @@ import pytest
 from relay.approvals.principals import (
     PrincipalForm,
     declare_chat_principals,
+    expected_form,
     is_chat_principal,
     is_principal,
-    principal_forms,
 )
 from relay.errors import ConfigError
 
@@ -19,11 +19,11 @@ from relay.errors import ConfigError
     [
         "client:alice",
         "local:root",
-        "entra:11111111-2222/3333",
+        "entra:8f5f0d3c-59ac-4a4b-9d7b-0f0c7d2c1a11/0b1c2d3e-1111-2222-3333-444455556666",
         "mtls:alice@example.com",
         "slack:T024/U7",
-        "mattermost:team/user",
-        "slack:anything-without-spaces",
+        "slack:E024BE7LH/W012A3CDE",
+        f"mattermost:{'t' * 26}/{'u' * 26}",
     ],
 )
 def test_the_relay_and_its_chats_have_these_forms_of_principals(principal: str) -> None:
@@ -40,7 +40,12 @@ def test_the_relay_and_its_chats_have_these_forms_of_principals(principal: str) 
         "person:alice",
         "rule:one",
         "teams:T/U",
-        "Slack:T/U",
+        "Slack:T024/U7",
+        "slack:T/U",
+        "slack:t024/u7",
+        "slack:T024/U7/U8",
+        "mattermost:team/user",
+        "entra:11111111-2222/3333",
         "",
     ],
 )
@@ -56,8 +61,8 @@ def test_a_chat_vouches_for_the_principals_of_chats_alone() -> None:
 
 @pytest.mark.parametrize("prefix", ["client", "slack", "group", "person", "rule", "", "a b", "A"])
 def test_a_chat_cannot_declare_a_prefix_that_is_taken_reserved_or_malformed(prefix: str) -> None:
-    forms = principal_forms()
+    forms = expected_form("")
     with pytest.raises(ConfigError):
         declare_chat_principals(PrincipalForm(prefix, "<anything>"))
-    assert principal_forms() == forms
+    assert expected_form("") == forms
     assert not is_chat_principal("client:alice")

@@ -27,11 +27,11 @@ def test_the_defaults_approve_nothing() -> None:
 
 
 def test_voters_are_the_named_principals_and_the_members_of_groups() -> None:
-    approve = Quorum.model_validate({"votes": 2, "from": ["group:g", "client:a", "slack:T/U"]})
+    approve = Quorum.model_validate({"votes": 2, "from": ["group:g", "client:a", "slack:T1/U1"]})
     assert eligible_voters(approve, {"g": ("client:a", "client:b")}, people={}) == {
         "client:a",
         "client:b",
-        "slack:T/U",
+        "slack:T1/U1",
     }
 
 
@@ -52,7 +52,7 @@ def test_voters_are_the_named_principals_and_the_members_of_groups() -> None:
         ("at least 1 item", {"rules": [_rule(**{"from": []})]}),
         ("Field required", {"rules": [{"name": "r", "approve": {"votes": 1}}]}),
         ("expected group:<name>", {"rules": [_rule(**{"from": ["alice"]})]}),
-        ("expected client:<name>", {"groups": {"g": ["group:h"]}}),
+        ("expected person:<name>, client:<name>", {"groups": {"g": ["group:h"]}}),
         ("more than 0s", {"rules": [_rule(expires="0s")]}),
         ("more than 0s", {"hold_expires": "0s"}),
         ("at most 3650d", {"rules": [_rule(expires="99999999999d")]}),

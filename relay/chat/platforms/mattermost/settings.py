@@ -11,14 +11,16 @@ from yarl import URL
 
 from relay import signature
 from relay.approvals.principals import PrincipalForm
-from relay.chat import ChatSettings
+from relay.chat import AnswerableChatSettings
 from relay.net.egress import parse_receiver_url
 
 
-class Settings(ChatSettings):
+class Settings(AnswerableChatSettings):
     """A channel of a Mattermost server, and the bot that posts there."""
 
-    principals: ClassVar = PrincipalForm("mattermost", "<team>/<user>")
+    principals: ClassVar = PrincipalForm(
+        "mattermost", "<team>/<user>", r"[a-z0-9]{26}/[a-z0-9]{26}"
+    )
 
     kind: Literal["mattermost"]
     api_url: str

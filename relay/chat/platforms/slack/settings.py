@@ -11,7 +11,7 @@ from pydantic import Field, SecretStr, model_validator
 from yarl import URL
 
 from relay.approvals.principals import PrincipalForm
-from relay.chat import ChatSettings
+from relay.chat import AnswerableChatSettings
 from relay.net.egress import parse_receiver_url
 
 _BOT_TOKEN = re.compile(r"xoxb-[A-Za-z0-9-]{8,255}")
@@ -19,10 +19,12 @@ _APP_TOKEN = re.compile(r"xapp-[A-Za-z0-9-]{8,255}")
 _SIGNING_SECRET = re.compile(r"[!-~]{16,128}")
 
 
-class Settings(ChatSettings):
+class Settings(AnswerableChatSettings):
     """A channel in Slack."""
 
-    principals: ClassVar = PrincipalForm("slack", "<team>/<user>")
+    principals: ClassVar = PrincipalForm(
+        "slack", "<team>/<user>", r"[TE][A-Z0-9]{1,31}/[UW][A-Z0-9]{1,31}"
+    )
 
     kind: Literal["slack"]
     token: SecretStr | None = None

@@ -1,0 +1,104 @@
+"""Whether the principals that approvals name are somebody, and who can vote by each rule."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from relay.api import ApiSettings
+from relay.approvals import ApprovalsSettings
+from relay.approvals.principals import is_chat_principal
+from relay.approvals.rules import Quorum, client_principals_beside, eligible_voters, person_for
+from relay.chat import AnswerableChatSettings
+from relay.config.document import KeyPath
+from relay.config.problems import WrongValue
+from relay.sinks import SinkSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Voter:
+    """One who can cast one vote."""
+
+    name: str
+    """``person:<name>``, or the principal of one who is no person of ``approvals.people``."""
+    principals: tuple[str, ...]
+    """The principals with which they can vote by the rule."""
+
+
+def check_principals(approvals: ApprovalsSettings, api: ApiSettings) -> None:
+    """Raise WrongValue for a principal of a client or certificate that is not configured."""
+    known = [principal for client in api.clients for principal in client.principals]
+    for path, principal in _named_principals(approvals):
+        kind, _, name = principal.partition(":")
+        if kind not in ("client", "mtls") or principal in known:
+            continue
+        owner = "a client" if kind == "client" else "the san of a client"
+        problem = f"expected {owner} of api.clients, {principal} is none"
+        close = _closest(name, (other for other in known if other.startswith(f"{kind}:")))
+        raise WrongValue(path, f"{problem}; did you mean {close}?" if close else problem)
+
+
+def _named_principals(approvals: ApprovalsSettings) -> Iterator[tuple[KeyPath, str]]:
+    """Yield every name in people, groups and rules with its place."""
+    sections: dict[KeyPath, Sequence[str]] = {
+        **{("people", name): members for name, members in approvals.people.items()},
+        **{("groups", name): members for name, members in approvals.groups.items()},
+        **{
+            ("rules", index, "approve", "from"): rule.approve.from_
+            for index, rule in enumerate(approvals.rules)
+            if isinstance(rule.approve, Quorum)
+        },
+    }
+    for path, names in sections.items():
+        for index, name in enumerate(names):
+            yield ("approvals", *path, index), name
+
+
+def _closest(name: str, principals: Iterable[str]) -> str | None:
+    """Return the principal whose name is most like a name, without case; None if none is."""
+    by_name = {principal.partition(":")[2].lower(): principal for principal in principals}
+    matches = difflib.get_close_matches(name.lower(), by_name, n=1)
+    return by_name[matches[0]] if matches else None
+
+
+def voters(
+    quorum: Quorum, approvals: ApprovalsSettings, api: ApiSettings, sinks: Sequence[SinkSettings]
+) -> list[Voter]:
+    """Return who can vote by a rule, by name.
+
+    A client needs the right to approve. So do the clients of a person who votes in chat. Who the
+    local users and the people in chat are, the configuration does not know: they count.
+    """
+    may_approve = api.resources_by_client
+    silent_chats = _chats_without_approvals(sinks)
+
+    def can_vote(principal: str) -> bool:
+        prefix = principal.partition(":")[0]
+        if prefix in ("client", "mtls"):
+            return principal in may_approve
+        if prefix == "entra":
+            return api.oidc is not None
+        if not is_chat_principal(principal):
+            return True
+        clients = client_principals_beside(principal, approvals.people)
+        return prefix not in silent_chats and all(client in may_approve for client in clients)
+
+    principals_by_voter: dict[str, list[str]] = {}
+    for principal in sorted(eligible_voters(quorum, approvals.groups, approvals.people)):
+        if can_vote(principal):
+            voter = person_for(principal, approvals.people)
+            principals_by_voter.setdefault(voter, []).append(principal)
+    return [
+        Voter(name, tuple(principals)) for name, principals in sorted(principals_by_voter.items())
+    ]
+
+
+def _chats_without_approvals(sinks: Sequence[SinkSettings]) -> set[str]:
+    """Return the prefixes of platforms none of whose configured sinks takes approvals."""
+    takes_approvals: dict[str, bool] = {}
+    for sink in sinks:
+        if isinstance(sink, AnswerableChatSettings) and sink.principals is not None:
+            prefix = sink.principals.prefix
+            takes_approvals[prefix] = takes_approvals.get(prefix, False) or "approve" in sink.can
+    return {prefix for prefix, takes in takes_approvals.items() if not takes}
