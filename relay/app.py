@@ -133,7 +133,9 @@ async def started(
             trusted=store.trusted,
             client_resources=config.api.resources_by_client,
         )
-        chat = make_chat_context(store, approvals, clock, config.api.public_url)
+        chat = make_chat_context(
+            store, approvals, clock, config.api.public_url, config.api.rights_by_client
+        )
         sinks = await _connect_sinks(config.sinks, clock, chat, stack)
         dispatcher = Dispatcher(sinks, store, clock, record)
         await dispatcher.start()

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
 
 from relay.api.auth.entra_settings import OidcSettings
+from relay.approvals.request import Rights
 from relay.settings import Section, check_case
 from relay.signature import decode_secret
 
@@ -128,6 +129,11 @@ class Client(Section):
         return (by_name,) if self.san is None else (by_name, f"mtls:{self.san}")
 
     @property
+    def rights(self) -> Rights:
+        """What the client may do."""
+        return Rights(frozenset(self.can), self.resources)
+
+    @property
     def credential_kinds(self) -> tuple[str, ...]:
         """The configured kinds of credentials, for people. Without any, nobody can call."""
         configured = {
@@ -201,6 +207,13 @@ class ApiSettings(Section):
     def port(self) -> int:
         """The port to listen on. 0 selects a free port."""
         return int(self.listen.rpartition(":")[2])
+
+    @property
+    def rights_by_client(self) -> dict[str, Rights]:
+        """The rights of each client by its principals."""
+        return {
+            principal: client.rights for client in self.clients for principal in client.principals
+        }
 
     @property
     def resources_by_client(self) -> dict[str, tuple[str, ...] | None]:

@@ -137,15 +137,22 @@ def _missing_right(request: DecisionRequest, status: ApprovalStatus) -> str | No
 
 def _uncovered_resources(request: DecisionRequest, status: ApprovalStatus) -> str | None:
     """Which resources of the event are not the caller's to decide for."""
-    patterns = request.caller.rights.resources
+    rights = request.caller.rights
     resources = status.occurrence.event.resources
     quorum = status.quorum if request.decision == "approve" else None
     must_cover_each = quorum is not None and quorum.each_resource
-    if not resources and (must_cover_each or patterns is not None):
+    has_limit = rights.resources is not None or bool(rights.limits)
+    if not resources and (must_cover_each or has_limit):
         return "you may not decide for an event that names no resource"
-    uncovered = [name for name in resources if not covers_all(patterns, (name,))]
-    others_can_cover_the_rest = must_cover_each and len(uncovered) < len(resources)
-    if not uncovered or others_can_cover_the_rest:
+    uncovered = [name for name in resources if not covers_all(rights.resources, (name,))]
+    if must_cover_each and len(uncovered) < len(resources):
+        uncovered = []  # others can cover the rest
+    uncovered = [
+        name
+        for name in resources
+        if name in uncovered or not all(covers_all(limit, (name,)) for limit in rights.limits)
+    ]
+    if not uncovered:
         return None
     pronoun = "it" if len(uncovered) == 1 else "them"
     return (

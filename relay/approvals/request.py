@@ -28,7 +28,10 @@ class Rights:
 
     can: frozenset[Right]
     resources: tuple[str, ...] | None = None
-    """Patterns that must cover every resource of the event; None: no limit."""
+    """Patterns that must cover every resource of the event; None: no limit. With ``each_resource``
+    others may cover the rest."""
+    limits: tuple[tuple[str, ...], ...] = ()
+    """Lists of patterns, each of which must cover every resource, whatever the rule says."""
 
 
 @dataclass(frozen=True, slots=True)

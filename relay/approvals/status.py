@@ -11,7 +11,14 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
-from relay.approvals.rules import Quorum, Rule, eligible_voters, person_for
+from relay.approvals.principals import is_chat_principal
+from relay.approvals.rules import (
+    Quorum,
+    Rule,
+    client_principals_beside,
+    eligible_voters,
+    person_for,
+)
 from relay.events.match import covers_all
 from relay.events.model import Event
 from relay.outbox import Decision, Grant, Mode, Occurrence
@@ -235,10 +242,17 @@ class ApprovalStatus:
         return self._may_decide_for(vote.principal, resources)
 
     def _may_decide_for(self, principal: str, resources: Sequence[str]) -> bool:
-        is_client = principal.startswith(_PRINCIPALS_OF_CLIENTS)
-        if is_client and principal not in self.resources_by_client:
-            return False  # the client was removed, or may not approve any more
-        return covers_all(self.resources_by_client.get(principal), resources)
+        clients: tuple[str, ...] = ()
+        if principal.startswith(_PRINCIPALS_OF_CLIENTS):
+            clients = (principal,)
+        elif is_chat_principal(principal):
+            clients = client_principals_beside(principal, self.people)
+        # A client that is not there was removed, or may not approve any more.
+        return all(
+            client in self.resources_by_client
+            and covers_all(self.resources_by_client[client], resources)
+            for client in clients
+        )
 
 
 def is_scheduled(event: Event) -> bool:

@@ -1,22 +1,32 @@
 """What the relay hands to each chat platform: `ChatContext`.
 
 A platform proves who decided. `ChatDecisions.caller` accepts only principals that a rule, group or
-person names. The gate then authorizes the decision like any other.
+person names, with the rights that the sink and the person's clients leave. The gate then authorizes
+the decision like any other.
 """
 
 from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from relay.approvals import ApprovalsSettings
 from relay.approvals.principals import is_chat_principal
-from relay.approvals.request import Caller, DecisionAnswer, DecisionKind, DecisionRequest, Rights
-from relay.approvals.rules import Quorum
+from relay.approvals.request import (
+    Caller,
+    DecisionAnswer,
+    DecisionKind,
+    DecisionRequest,
+    Right,
+    Rights,
+)
+from relay.approvals.rules import Quorum, client_principals_beside
 from relay.approvals.service import ApprovalService
 from relay.approvals.status import ApprovalStatus
+from relay.chat import AnswerableChatSettings
 from relay.chat.cards.card import Card
 from relay.chat.cards.rendering import event_card
 from relay.chat.links import ConfirmationLinks
@@ -28,16 +38,18 @@ from relay.outbox.sqlite import Store
 from relay.outbox.transaction import Transaction
 from relay.sinks import SinkSettings
 
-_CHAT_RIGHTS = Rights(frozenset({"read", "approve", "hold"}))
-
 Submit = Callable[[DecisionRequest], Awaitable[DecisionAnswer]]
 
 
 class ChatDecisions:
     """Takes decisions from all chats. It answers 503 until a gate is attached."""
 
-    def __init__(self, settings: ApprovalsSettings, clock: Clock) -> None:
+    def __init__(
+        self, settings: ApprovalsSettings, clock: Clock, rights_by_client: Mapping[str, Rights]
+    ) -> None:
         self._clock = clock
+        self._people = settings.people
+        self._rights_by_client = rights_by_client
         self._principals = _named_chat_principals(settings)
         self._submit: Submit | None = None
 
@@ -45,13 +57,28 @@ class ChatDecisions:
         """From now on decisions reach the gate."""
         self._submit = submit
 
-    def caller(self, principal: str, channel: str) -> Caller | None:
+    def caller(self, principal: str, sink: AnswerableChatSettings) -> Caller | None:
         """Return the caller for a principal that a chat vouches for.
 
         None if no rule, group or person of ``approvals`` names it, or if it is not of a form that
         a chat platform declared.
         """
-        return Caller(principal, channel, _CHAT_RIGHTS) if principal in self._principals else None
+        if principal not in self._principals:
+            return None
+        return Caller(principal, sink.kind, self._rights(principal, sink))
+
+    def _rights(self, principal: str, sink: AnswerableChatSettings) -> Rights:
+        """Return what the sink and every client of the person allow."""
+        of_clients = [
+            self._rights_by_client[client]
+            for client in client_principals_beside(principal, self._people)
+        ]
+        can = frozenset[Right](sink.can).intersection(*(rights.can for rights in of_clients))
+        resources = {rights.resources for rights in of_clients if rights.resources is not None}
+        limits = {sink.resources} if sink.resources is not None else set()
+        if len(resources) == 1:
+            return Rights(can, resources.pop(), tuple(limits))
+        return Rights(can, limits=tuple(resources | limits))
 
     async def decide(
         self,
@@ -174,14 +201,21 @@ class ChatContext:
 
 
 def make_chat_context(
-    store: Store, approvals: ApprovalService, clock: Clock, public_url: str | None
+    store: Store,
+    approvals: ApprovalService,
+    clock: Clock,
+    public_url: str | None,
+    rights_by_client: Mapping[str, Rights] = MappingProxyType({}),
 ) -> ChatContext:
-    """Return the context over a store; its decisions need a gate (`ChatDecisions.attach`)."""
+    """Return the context over a store; its decisions need a gate (`ChatDecisions.attach`).
+
+    ``rights_by_client`` are the rights of the clients, by their principals.
+    """
     url = public_url.rstrip("/") if public_url is not None else None
     links = ConfirmationLinks(url)
     return ChatContext(
         messages=MessagePlanner(store, approvals, clock, links),
         statuses=EventStatuses(store, approvals, clock, links),
-        decisions=ChatDecisions(approvals.settings, clock),
+        decisions=ChatDecisions(approvals.settings, clock, rights_by_client),
         public_url=url,
     )

@@ -64,6 +64,7 @@ A Freeze has no rule.
 
 CLIENT_RESOURCES: dict[str, tuple[str, ...] | None] = {
     **dict.fromkeys(f"client:{name}" for name in ("alice", "bob", "carol", "drain", "eve")),
+    "mtls:alice": None,
     "client:db": ("db-*",),
     "client:web": ("web-*",),
 }

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from relay.approvals import ApprovalsSettings
 from relay.approvals.authorize import Refusal, authorize
+from relay.approvals.request import Caller, Rights
 from relay.approvals.rules import Hours
 from relay.approvals.transitions import can_claim, next_change_at, next_transitions
 from tests.approvals.builders import (
@@ -274,6 +275,48 @@ def test_a_group_may_name_people() -> None:
         build_decision(by="bob"),
         settings=settings,
     ).is_satisfied
+
+
+@pytest.mark.parametrize(
+    ("client_resources", "count"),
+    [
+        ({"client:alice": None, "mtls:alice": None}, 1),
+        ({"client:alice": ("db-*",), "mtls:alice": ("*-1",)}, 1),
+        ({"client:alice": None, "mtls:alice": ("web-*",)}, 0),
+        ({"client:alice": None}, 0),  # the other may not approve any more
+    ],
+)
+def test_a_vote_in_a_chat_counts_while_every_client_of_the_person_could_give_it(
+    client_resources: dict[str, tuple[str, ...] | None], count: int
+) -> None:
+    vote = build_decision(principal="slack:T1/U1")
+    status = build_status(build_event(), vote, settings=TWO)
+    assert replace(status, resources_by_client=client_resources).vote_count == count
+
+
+@pytest.mark.parametrize(
+    ("resources", "limits", "answer"),
+    [
+        (("db-*",), (), 202),  # others can cover web-1
+        (("db-*",), (("*-1",),), 202),
+        (("db-*",), (("db-*",),), 403),  # a limit of the chat is for the whole event
+        (None, (("db-*",), ("*-1",)), 403),
+        (None, (("nothing",),), 403),
+    ],
+)
+def test_a_limit_of_a_chat_must_cover_every_resource_also_where_others_cover_the_rest(
+    tmp_path: Path,
+    resources: tuple[str, ...] | None,
+    limits: tuple[tuple[str, ...], ...],
+    answer: int,
+) -> None:
+    settings = of({"each_resource": True, "from": ["slack:T1/U1"]})
+    approvals = ApprovalFile(tmp_path / "relay.db", settings)
+    approvals.record_document(BOTH)
+    rights = Rights(frozenset({"approve"}), resources, limits)
+    caller = Caller("slack:T1/U1", "slack", rights)
+    assert approvals.submit(by=caller, of=BOTH).status == answer
+    approvals.close()
 
 
 def test_a_person_releases_a_hold_of_their_other_principal(tmp_path: Path) -> None:

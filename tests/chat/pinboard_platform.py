@@ -14,14 +14,14 @@ from typing import ClassVar, Literal
 import orjson
 
 from relay.approvals.principals import PrincipalForm
-from relay.chat import CallbackRefused, CallbackReply, ChatSettings
+from relay.chat import AnswerableChatSettings, CallbackRefused, CallbackReply
 from relay.chat.cards.card import Card, Text
 from relay.chat.context import ChatContext
 from relay.chat.live_message import LiveMessageSink
 from relay.clock import Clock
 
 
-class Settings(ChatSettings):
+class Settings(AnswerableChatSettings):
     """A pinboard."""
 
     principals: ClassVar = PrincipalForm("pinboard", "<board>/<user>", r"[a-z]+/[a-z0-9]+")
@@ -55,11 +55,12 @@ class Pinboard(LiveMessageSink):
     def __init__(self, settings: Settings, context: ChatContext, clock: Clock) -> None:
         super().__init__(settings, context, board, clock, in_chat=True)
         self._context = context
+        self._sink = settings
 
     async def handle_callback(self, headers: Mapping[str, str], body: bytes) -> CallbackReply:
         """Take the answer of the user in the header X-User."""
         call = orjson.loads(body)
-        caller = self._context.decisions.caller(headers["X-User"], "pinboard")
+        caller = self._context.decisions.caller(headers["X-User"], self._sink)
         if caller is None:
             raise CallbackRefused("nobody knows this user")
         button = board.cards[call["pin"]].buttons[0]

@@ -52,5 +52,5 @@ def test_people_answer_in_a_chat_that_a_package_installs(site: Path, tmp_path: P
 
 
 def test_its_principals_are_unknown_where_it_is_not_installed() -> None:
-    with pytest.raises(ValidationError, match="expected client:<name>"):
+    with pytest.raises(ValidationError, match="expected person:<name>, client:<name>"):
         ApprovalsSettings.model_validate({"groups": {"oncall": [VOTER]}})

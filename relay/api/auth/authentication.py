@@ -86,7 +86,7 @@ class Authenticator:
             raise NotAuthenticated(
                 f"the certificate: expected the name of one client, got those of {len(clients)}"
             )
-        return Caller(f"mtls:{clients[0].san}", "http", _rights(clients[0]))
+        return Caller(f"mtls:{clients[0].san}", "http", clients[0].rights)
 
     def _by_key(self, key: str) -> Caller | None:
         """Return the client with this key. Always compares all keys, each in constant time."""
@@ -118,8 +118,4 @@ def local_caller(user: str) -> Caller:
 
 def client_caller(client: Client, channel: str) -> Caller:
     """Return the client as a caller through a channel: http, callback or amqp."""
-    return Caller(f"client:{client.name}", channel, _rights(client))
-
-
-def _rights(client: Client) -> Rights:
-    return Rights(frozenset(client.can), client.resources)
+    return Caller(f"client:{client.name}", channel, client.rights)

@@ -242,7 +242,7 @@ class Interactions:
             raise UserRefusal(str(error)) from None
         except Deferred as error:
             raise self._unverified("a person could not be verified", error) from None
-        caller = self._context.decisions.caller(principal, "mattermost")
+        caller = self._context.decisions.caller(principal, self._settings)
         if caller is None:
             self._log_refusal(token, principal, "no rule, group or person of approvals names it")
             raise UserRefusal(

@@ -18,6 +18,7 @@ from weakref import WeakValueDictionary
 from relay.approvals.request import Caller
 from relay.chat.context import ChatDecisions
 from relay.chat.platforms.slack.payloads import Actor
+from relay.chat.platforms.slack.settings import Settings
 from relay.chat.platforms.slack.web import WebApi
 from relay.clock import Clock
 from relay.errors import Deferred, DeliveryError, RelayError
@@ -106,7 +107,9 @@ class MemberDirectory:
             await self._require_workspace(actor)
             await self._require_member(actor)
 
-    async def require_caller(self, actor: Actor, decisions: ChatDecisions) -> Caller:
+    async def require_caller(
+        self, actor: Actor, decisions: ChatDecisions, sink: Settings
+    ) -> Caller:
         """Return the caller that may submit decisions for the actor.
 
         Does not ask Slack about a person whom no rule names. Raises NotAuthorized,
@@ -114,7 +117,7 @@ class MemberDirectory:
         """
         async with self._lookups():
             await self._require_workspace(actor)
-            caller = decisions.caller(actor.principal, "slack")
+            caller = decisions.caller(actor.principal, sink)
             if caller is None:
                 raise NotAuthorized(f"no rule of this relay names you, {actor.principal}")
             await self._require_member(actor)

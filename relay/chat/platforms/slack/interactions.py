@@ -106,7 +106,7 @@ class Interactions:
         actor, action = click.actor, click.action
         if not self._settings.approve_in_chat:
             raise NotAuthorized("decisions are taken on the page behind the links")
-        caller = await self._members.require_caller(actor, self._context.decisions)
+        caller = await self._members.require_caller(actor, self._context.decisions, self._settings)
         status = await self._status_behind_button(click)
         if status is None:
             return text_reply((_INVALID_BUTTON,), team_id=actor.team_id)

@@ -64,7 +64,9 @@ class SlashCommandHandler:
         decision, event_prefix = _DECISIONS[verb], arguments[1]
         caller = None
         if self._settings.approve_in_chat:
-            caller = await self._members.require_caller(actor, self._context.decisions)
+            caller = await self._members.require_caller(
+                actor, self._context.decisions, self._settings
+            )
         else:
             await self._members.require_member(actor)
         live = await self._context.statuses.live_statuses(self._settings)
