@@ -15,13 +15,14 @@ from relay.cli._output import (
     print_output,
     print_table,
 )
-from relay.config import Loaded
+from relay.config import Config, Loaded
+from relay.config.people import Voter
 from relay.events.match import Match
 from relay.sinks import SinkSettings
 
 
 def print_configuration(loaded: Loaded) -> None:
-    """Print what would run, and the tables of sinks, rules and clients."""
+    """Print what would run, and the tables of sinks, rules, people and clients."""
     config = loaded.config
     print_fields(_overview(loaded))
     print_output("")
@@ -44,12 +45,37 @@ def print_configuration(loaded: Loaded) -> None:
         ],
         empty="no rules: nothing is approved",
     )
+    _print_voters(config)
     print_output("")
     print_table(
         ("client", "may", "about", "comes with"),
         [_client_row(client) for client in config.api.clients],
         empty="no clients: the API refuses every caller from elsewhere",
     )
+
+
+def _print_voters(config: Config) -> None:
+    """Print people, groups and who can vote by each rule, if there are any."""
+    people = [(name, ", ".join(members)) for name, members in config.approvals.people.items()]
+    groups = [(name, ", ".join(members)) for name, members in config.approvals.groups.items()]
+    voters = [
+        (rule.name, quorum.votes, "; ".join(map(_describe_voter, able)))
+        for rule, quorum, able in config.voters_by_rule
+    ]
+    for columns, rows in (
+        (("person", "is"), people),
+        (("group", "members"), groups),
+        (("rule", "votes", "who can vote"), voters),
+    ):
+        if rows:
+            print_output("")
+            print_table(columns, rows, empty="")
+
+
+def _describe_voter(voter: Voter) -> str:
+    if voter.principals == (voter.name,):
+        return voter.name
+    return f"{voter.name} ({', '.join(voter.principals)})"
 
 
 def describe_approval(rule: Rule) -> str:

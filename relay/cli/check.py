@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -61,6 +62,10 @@ def check(
         answer = {
             "file": loaded.file and str(loaded.file),
             "config": loaded.config.model_dump(mode="json", by_alias=True),
+            "voters": [
+                {"rule": rule.name, "votes": quorum.votes, "voters": [asdict(one) for one in able]}
+                for rule, quorum, able in loaded.config.voters_by_rule
+            ],
             "warnings": warnings,
         }
         print_json(answer if events is None else {**answer, "events": events})

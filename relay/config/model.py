@@ -12,9 +12,9 @@ from relay import plugins, sinks
 from relay.api import ApiSettings
 from relay.approvals import ApprovalsSettings
 from relay.approvals.principals import declare_chat_principals
-from relay.approvals.rules import Quorum, eligible_voters, person_for
+from relay.approvals.rules import Quorum, Rule, eligible_voters, person_for
 from relay.chat import ChatSettings, platforms
-from relay.config.people import check_principals, voters
+from relay.config.people import Voter, check_principals, voters_by_rule
 from relay.config.shared_secrets import check_secrets_not_shared
 from relay.events.match import matches_any
 from relay.imds import SourceSettings
@@ -104,22 +104,16 @@ class Config(Section):
     @model_validator(mode="after")
     def _check_quorums(self) -> Config:
         check_principals(self.approvals, self.api)
-        for rule in self.approvals.rules:
-            if isinstance(rule.approve, Quorum):
-                self._check_voters(rule.name, rule.approve)
-                self._check_clients_have_one_vote(rule.name, rule.approve)
+        for rule, quorum, able in self.voters_by_rule:
+            if len(able) < quorum.votes:
+                raise ValueError(
+                    f"approvals.rules.{rule.name}.approve: expected {quorum.votes} who may vote, "
+                    f"there are only: {', '.join(voter.name for voter in able) or 'none'}. "
+                    "A client: or mtls: must be one of api.clients with approve in its can, also "
+                    "where its person votes in chat; an entra: needs api.oidc"
+                )
+            self._check_clients_have_one_vote(rule.name, quorum)
         return self
-
-    def _check_voters(self, rule: str, quorum: Quorum) -> None:
-        """Raise ValueError if fewer people can vote than the quorum needs."""
-        able = voters(quorum, self.approvals, self.api, self.sinks)
-        if len(able) < quorum.votes:
-            raise ValueError(
-                f"approvals.rules.{rule}.approve: expected {quorum.votes} who may vote, "
-                f"there are only: {', '.join(voter.name for voter in able) or 'none'}. "
-                "A client: or mtls: must be one of api.clients with approve in its can, also "
-                "where its person votes in chat; an entra: needs api.oidc"
-            )
 
     def _check_clients_have_one_vote(self, rule: str, quorum: Quorum) -> None:
         """Raise ValueError if a client could reach more than one vote with its principals."""
@@ -132,6 +126,11 @@ class Config(Section):
                     f"approvals.rules.{rule}.approve: {' and '.join(client.principals)} are one "
                     "client with two votes: list them as one person in approvals.people"
                 )
+
+    @property
+    def voters_by_rule(self) -> list[tuple[Rule, Quorum, list[Voter]]]:
+        """Who can vote, by each rule that asks for votes."""
+        return list(voters_by_rule(self.approvals, self.api, self.sinks))
 
     @property
     def has_no_rule_for_user_events(self) -> bool:

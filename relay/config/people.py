@@ -9,7 +9,13 @@ from dataclasses import dataclass
 from relay.api import ApiSettings
 from relay.approvals import ApprovalsSettings
 from relay.approvals.principals import is_chat_principal
-from relay.approvals.rules import Quorum, client_principals_beside, eligible_voters, person_for
+from relay.approvals.rules import (
+    Quorum,
+    Rule,
+    client_principals_beside,
+    eligible_voters,
+    person_for,
+)
 from relay.chat import AnswerableChatSettings
 from relay.config.document import KeyPath
 from relay.config.problems import WrongValue
@@ -60,6 +66,15 @@ def _closest(name: str, principals: Iterable[str]) -> str | None:
     by_name = {principal.partition(":")[2].lower(): principal for principal in principals}
     matches = difflib.get_close_matches(name.lower(), by_name, n=1)
     return by_name[matches[0]] if matches else None
+
+
+def voters_by_rule(
+    approvals: ApprovalsSettings, api: ApiSettings, sinks: Sequence[SinkSettings]
+) -> Iterator[tuple[Rule, Quorum, list[Voter]]]:
+    """Yield who can vote by each rule that asks for votes."""
+    for rule in approvals.rules:
+        if isinstance(rule.approve, Quorum):
+            yield rule, rule.approve, voters(rule.approve, approvals, api, sinks)
 
 
 def voters(

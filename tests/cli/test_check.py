@@ -106,6 +106,49 @@ def test_check_shows_no_secret_as_json(relay_yaml: str) -> None:
         assert secret not in result.out
 
 
+PEOPLE = f"""
+approvals:
+  people:
+    ann: ["client:ann", "slack:T024/U7"]
+    ben: ["client:ben", "slack:T024/U8"]
+  groups:
+    oncall: ["person:ann", "person:ben", "client:reader"]
+  rules:
+    - {{name: freeze, match: {{event_type: [Freeze]}}, approve: automatic}}
+    - {{name: rest, approve: {{votes: 2, from: ["group:oncall", "local:root"]}}}}
+api:
+  clients:
+    - {{name: ann, key_sha256: "{"a" * 64}", can: [approve]}}
+    - {{name: ben, key_sha256: "{"b" * 64}", can: [hold]}}
+    - {{name: reader, key_sha256: "{"c" * 64}"}}
+"""
+
+
+def test_check_says_who_people_and_groups_are_and_who_can_vote(tmp_path: Path) -> None:
+    """A client without the right to approve cannot, nor can its person in a chat."""
+    file = tmp_path / "relay.yaml"
+    file.write_text(PEOPLE)
+    result = run_command("check", "--config", str(file))
+    words = [" ".join(line.split()) for line in result.out.splitlines()]
+    for line in (
+        "ann client:ann, slack:T024/U7",
+        "ben client:ben, slack:T024/U8",
+        "oncall person:ann, person:ben, client:reader",
+        "rest 2 local:root; person:ann (client:ann, slack:T024/U7)",
+    ):
+        assert line in words, line
+    assert run_command("check", "--config", str(file), "--json").json["voters"] == [
+        {
+            "rule": "rest",
+            "votes": 2,
+            "voters": [
+                {"name": "local:root", "principals": ["local:root"]},
+                {"name": "person:ann", "principals": ["client:ann", "slack:T024/U7"]},
+            ],
+        }
+    ]
+
+
 def test_check_warns_where_no_rule_can_match_what_users_start(tmp_path: Path) -> None:
     file = tmp_path / "relay.yaml"
     for text, warned in (
