@@ -24,6 +24,9 @@ from standardwebhooks import Webhook
 from tests.ports import reserve
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSwMfKQ9r8GKYo="
+"""Signs what the relay sends to webhooks."""
+CLIENT_SECRET = "whsec_BfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSwMfKQ9r8GKYo="
+"""Signs a client's callbacks."""
 KEY = "a-bearer-key-for-tests-only"
 
 

@@ -19,7 +19,7 @@ from relay.outbox.file import open_for_reading
 from relay.outbox.journal import read_rows, verify_journal
 from relay.simulator import VM, Event, Fault, Plan, Setup, Simulator
 from tests.journey.relay_process import (
-    SECRET,
+    CLIENT_SECRET,
     RelayProcess,
     client,
     eventually,
@@ -40,7 +40,7 @@ def _document(sim: Simulator, *sinks: dict[str, Any], **approvals: Any) -> dict[
         "source": {"url": sim.url},
         "sinks": list(sinks),
         "approvals": {"rules": [VOTE], **approvals},
-        "api": {"clients": [client(secrets=[SECRET])]},
+        "api": {"clients": [client(secrets=[CLIENT_SECRET])]},
     }
 
 
@@ -119,7 +119,7 @@ async def test_a_signed_callback_approves_and_its_repeat_does_nothing_new(tmp_pa
             "content-type": "application/json",
             "webhook-id": "msg_1",
             "webhook-timestamp": str(int(now.timestamp())),
-            "webhook-signature": Webhook(SECRET).sign("msg_1", now, body.decode()),
+            "webhook-signature": Webhook(CLIENT_SECRET).sign("msg_1", now, body.decode()),
         }
         responses = []
         async with aiohttp.ClientSession() as session:
@@ -290,7 +290,7 @@ async def test_two_hundred_copies_of_one_approval_start_the_event_once(tmp_path:
             "content-type": "application/json",
             "webhook-id": "msg_200",
             "webhook-timestamp": str(int(now.timestamp())),
-            "webhook-signature": Webhook(SECRET).sign("msg_200", now, body.decode()),
+            "webhook-signature": Webhook(CLIENT_SECRET).sign("msg_200", now, body.decode()),
         }
 
         async def post_callback() -> int:

@@ -20,7 +20,7 @@ from relay.outbox.file import open_for_reading
 from relay.outbox.journal import read_rows, verify_journal
 from relay.simulator import VM, Setup, Simulator
 from tests.journey.bus import SCOPE, Bus, System, define_users, relay_document, unused_exchange
-from tests.journey.relay_process import KEY, SECRET, client, eventually
+from tests.journey.relay_process import CLIENT_SECRET, KEY, client, eventually
 from tests.rabbitmq import Broker
 from tests.raw_amqp import RawChannel
 
@@ -41,8 +41,9 @@ async def test_two_hundred_copies_over_http_callbacks_and_amqp_are_one_start_req
             "api": {
                 "listen": "127.0.0.1:0",
                 "clients": [
-                    client("drain", amqp_user="drain", secrets=[SECRET]),
-                    client("watcher", key="w"),
+                    client("drain", amqp_user="drain", secrets=[CLIENT_SECRET]),
+                    client("watcher", key="another-key-for-tests-only"),
+                    client("operator", key="a-third-key-for-tests-only"),
                 ],
             },
         }
@@ -65,7 +66,7 @@ async def test_two_hundred_copies_over_http_callbacks_and_amqp_are_one_start_req
         signed = json | {
             "webhook-id": "msg_200",
             "webhook-timestamp": str(int(now.timestamp())),
-            "webhook-signature": Webhook(SECRET).sign("msg_200", now, body.decode()),
+            "webhook-signature": Webhook(CLIENT_SECRET).sign("msg_200", now, body.decode()),
         }
         statuses: Counter[int] = Counter()
 

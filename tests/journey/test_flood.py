@@ -23,7 +23,7 @@ import pytest
 from standardwebhooks import Webhook
 
 from relay.simulator import VM, Plan, Setup, Simulator
-from tests.journey.relay_process import KEY, SECRET, RelayProcess, client, eventually, relay
+from tests.journey.relay_process import CLIENT_SECRET, KEY, RelayProcess, client, eventually, relay
 
 REQUESTS = 100_000 if os.environ.get("RELAY_TEST_CHAOS") else 3_000
 WORKERS = 32
@@ -46,7 +46,7 @@ def _post(path: str, body: bytes, *headers: str, length: int | None = None) -> b
 
 
 def _signed(
-    body: bytes, secret: str = SECRET, *, ago: float = 0, message_id: str = "msg_1"
+    body: bytes, secret: str = CLIENT_SECRET, *, ago: float = 0, message_id: str = "msg_1"
 ) -> tuple[str, ...]:
     moment = datetime.now(UTC) - timedelta(seconds=ago)
     signature = Webhook(secret).sign(message_id, moment, body.decode())
@@ -200,7 +200,7 @@ async def _approve(process: RelayProcess, vote: dict[str, Any]) -> tuple[int, fl
 async def test_a_flood_starts_nothing_and_breaks_nothing_and_an_approval_still_works(
     tmp_path: Path,
 ) -> None:
-    clients = [client(secrets=[SECRET]), client("honest", key=HONEST)]
+    clients = [client(secrets=[CLIENT_SECRET]), client("honest", key=HONEST)]
     async with Simulator(Setup(vms=(VM("vm-0"),))) as sim:
         document = {
             "source": {"url": sim.url},
