@@ -70,7 +70,10 @@ def test_each_key_has_a_bucket_and_the_oldest_is_forgotten() -> None:
         ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
         ("2001:db8:1:2::", "2001:db8:1:2::/64"),
         ("fe80::1%eth0", "fe80::/64"),
-        ("::1", "::/64"),
+        ("::1", "loopback"),
+        ("127.0.0.1", "loopback"),
+        ("127.255.0.7", "loopback"),
+        ("::ffff:127.0.0.2", "loopback"),
     ],
 )
 def test_one_host_has_one_rate_limit(address: str, network: str) -> None:

@@ -33,17 +33,17 @@ _log = logging.getLogger(__name__)
 
 async def _stream_events(call: Call) -> web.StreamResponse:
     relay, limits, wakeups = call.relay, call.server.limits, call.server.stream_wakeups
+    principal = call.caller.principal
+    own = sum(other == principal for other in wakeups.values())
+    if own >= limits.max_streams_per_principal:
+        raise _too_many_streams(f"{limits.max_streams_per_principal} streams of {principal}")
     if len(wakeups) >= limits.max_streams:
-        raise Problem(
-            429,
-            f"the maximum of {limits.max_streams} streams is open",
-            headers={"Retry-After": "15"},
-        )
+        raise _too_many_streams(f"{limits.max_streams} streams")
     response = web.StreamResponse(
         headers={**COMMON_HEADERS, "Content-Type": MEDIA_TYPE, "X-Accel-Buffering": "no"}
     )
     wakeup = connection_of(call.request).wakeup
-    wakeups.add(wakeup)
+    wakeups[wakeup] = principal
     try:
         position = await relay.store.read(lambda tx: _start_position(tx, call.parameters))
         await response.prepare(call.request)
@@ -52,13 +52,13 @@ async def _stream_events(call: Call) -> web.StreamResponse:
     except TimeoutError:
         _log.info(
             "a stream of %s was dropped: its reader did not accept data within %g s",
-            call.caller.principal,
+            principal,
             limits.stream_send_timeout,
         )
         if call.request.transport is not None:
             call.request.transport.abort()
     finally:
-        wakeups.remove(wakeup)
+        del wakeups[wakeup]
     return response
 
 
@@ -85,6 +85,10 @@ async def _send_events(call: Call, response: web.StreamResponse, position: int) 
             frames = b""
         except TimeoutError:
             frames = b": still here\n\n"
+
+
+def _too_many_streams(maximum: str) -> Problem:
+    return Problem(429, f"the maximum of {maximum} is open", headers={"Retry-After": "15"})
 
 
 def _parse_last_event_id(request: web.Request) -> int | None:

@@ -1,15 +1,17 @@
 """One HTTP/1.1 connection: aiohttp's request handler with limits, and errors as problems.
 
-It does not decide who may connect: see `relay.api.server.listener`.
+It says who holds the connection. `relay.api.server.listener` decides which connection is closed
+when too many are open.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import logging
+import socket
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from aiohttp import web
@@ -17,6 +19,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from typing_extensions import override
 
 from relay.api.schema.responses import Problem, internal_error
+from relay.api.server.limits import ServerLimits
 
 _MAX_LINGER_BYTES = 2**20
 _MAX_HEADERS = 64
@@ -33,47 +36,64 @@ class Peer:
 
     @property
     def network(self) -> str:
-        """The key for rate limits: an IPv4 address, or the /64 of an IPv6 address.
+        """The key for rate limits: an IPv4 address, the /64 of an IPv6 address, or the local user.
 
-        One IPv6 host can use all addresses of its /64.
+        One IPv6 host can use all addresses of its /64, and a program on this machine all loopback
+        addresses.
         """
         if self.uid is not None:
-            return self.address
-        address = ipaddress.ip_address(self.address)
+            return f"uid {self.uid}"
+        if self.is_loopback:
+            return "loopback"
+        address = _ip_address(self.address)
         if isinstance(address, ipaddress.IPv4Address):
             return str(address)
-        return str(address.ipv4_mapped or ipaddress.ip_network((address, 64), strict=False))
+        return str(ipaddress.ip_network((address, 64), strict=False))
 
     @property
     def is_loopback(self) -> bool:
         """Whether the peer is a program on this machine that connected over TCP."""
-        return self.uid is None and ipaddress.ip_address(self.address).is_loopback
+        return self.uid is None and _ip_address(self.address).is_loopback
 
 
 class Connection(web.RequestHandler):
-    """A connection.
+    """A connection, one of `group`: those that are open and share a maximum.
 
-    `is_authenticated`: the peer has shown valid credentials, so no newer connection replaces this
-    one. `on_lost` is called when the connection is lost. `wakeup` is set then, for handlers that
-    wait for something else, which may set it too.
+    `principal` made the last call, if that call was good: its credentials were valid, and it was
+    within its rate. `in_good_call`: a good call is in progress. `used_at`: when the last good call
+    began or ended, or else the connection, by the clock of the event loop.
+
+    `wakeup` is set when the connection is lost, for handlers that wait for something else, which
+    may set it too.
     """
 
-    __slots__ = ("_on_lost", "_responses_by_status", "is_authenticated", "peer", "wakeup")
+    __slots__ = (
+        "_limits",
+        "_responses_by_status",
+        "_sock",
+        "group",
+        "in_good_call",
+        "peer",
+        "principal",
+        "used_at",
+        "wakeup",
+    )
 
     def __init__(
         self,
         manager: web.Server,
+        sock: socket.socket,
         peer: Peer,
-        on_lost: Callable[[], object],
+        group: set[Connection],
         *,
-        idle_timeout: float,
+        limits: ServerLimits,
         responses_by_status: Counter[int],
     ) -> None:
         super().__init__(
             manager,
             loop=asyncio.get_running_loop(),
             access_log=None,  # type: ignore[arg-type]  # aiohttp itself passes None for no log
-            keepalive_timeout=idle_timeout,
+            keepalive_timeout=limits.idle_timeout,
             lingering_time=0,  # `linger` also limits the bytes
             max_headers=_MAX_HEADERS,
             max_line_size=_MAX_LINE_BYTES,
@@ -81,16 +101,75 @@ class Connection(web.RequestHandler):
             auto_decompress=False,
         )
         self.peer = peer
-        self.is_authenticated = peer.uid is not None
+        self.group = group
+        self.principal: str | None = None
+        self.in_good_call = False
+        self.used_at = self._loop.time()
         self.wakeup = asyncio.Event()
-        self._on_lost = on_lost
+        self._sock = sock
+        self._limits = limits
         self._responses_by_status = responses_by_status
+
+    @property
+    def holder(self) -> str:
+        """The principal of the last call if that was good, or else the peer's address."""
+        return self.principal or self.peer.network
+
+    def recognize(self, principal: str) -> None:
+        """Record that the call in progress is a good one of this principal."""
+        self.principal = principal
+        self.in_good_call = True
+        self.used_at = self._loop.time()
+
+    def abort(self) -> None:
+        """Close the connection now, also during its TLS handshake or while it is being closed."""
+        self.group.discard(self)
+        if self.transport is not None:
+            self.transport.abort()
+            return
+        with contextlib.suppress(OSError):  # the peer has disconnected already
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+    @override
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        assert isinstance(transport, asyncio.Transport)  # noqa: S101  # TCP, TLS and local sockets have no others
+        # A response is sent when the kernel has all of it. Otherwise a peer that reads nothing
+        # could keep the rest of a small one here, and the connection open.
+        transport.set_write_buffer_limits(high=1, low=0)
 
     @override
     def connection_lost(self, exc: BaseException | None) -> None:
         super().connection_lost(exc)
-        self._on_lost()
+        self.group.discard(self)
         self.wakeup.set()
+
+    @override
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Send the response, and abort the connection if the peer does not receive it in time."""
+        if not self.in_good_call:
+            self.principal = None
+        elif self._is_surplus() and not resp.prepared:
+            resp.force_close()
+        try:
+            async with asyncio.timeout(self._limits.send_timeout):
+                result = await super().finish_response(request, resp, start_time)
+        except TimeoutError:
+            self.abort()
+            return resp, True
+        if not request.content.at_eof():
+            await linger(request, self._limits.linger_timeout)
+        if self.in_good_call:
+            self.in_good_call = False
+            self.used_at = self._loop.time()
+        return result
+
+    def _is_surplus(self) -> bool:
+        """Whether the principal has more connections than it may keep."""
+        count = sum(other.principal == self.principal for other in self.group)
+        return count > self._limits.max_connections_per_principal
 
     @override
     def handle_error(
@@ -118,6 +197,12 @@ class Connection(web.RequestHandler):
         """
 
 
+def _ip_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """Return the address. An IPv4 peer of an IPv6 socket has an IPv4 address."""
+    address = ipaddress.ip_address(text)
+    return (isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped) or address
+
+
 def connection_of(request: web.Request) -> Connection:
     """Return the connection of a request."""
     connection = request.protocol
@@ -125,7 +210,7 @@ def connection_of(request: web.Request) -> Connection:
     return connection
 
 
-async def linger(request: web.Request, seconds: float) -> None:
+async def linger(request: web.BaseRequest, seconds: float) -> None:
     """Read some of a refused body, so that the caller gets the response instead of a reset."""
     remaining = _MAX_LINGER_BYTES
     try:

@@ -20,7 +20,7 @@ from relay.api.schema.responses import (
     internal_error,
     problem_from_http_exception,
 )
-from relay.api.server.connection import Connection, linger
+from relay.api.server.connection import Connection
 from relay.api.server.limits import MAX_BODY_BYTES, ServerLimits
 from relay.api.server.listener import Listener
 from relay.api.server.pipeline import RequestPipeline, check_content_length
@@ -94,15 +94,17 @@ class Server:
             connect=partial(
                 Connection,
                 runner.server,
-                idle_timeout=limits.idle_timeout,
+                limits=limits,
                 responses_by_status=self.state.responses_by_status,
             ),
-            handshake_timeout=limits.handshake_timeout,
+            limits=limits,
         )
         tls_context = None if settings.tls is None else reloading_server_context(settings.tls).get
+        group: set[Connection] = set()  # a host name can have several sockets
         listeners = [
             make_listener(
                 sock=stack.enter_context(sock),
+                group=group,
                 max_connections=limits.max_connections,
                 tls_context=tls_context,
             )
@@ -115,6 +117,7 @@ class Server:
             listeners.append(
                 make_listener(
                     sock=stack.enter_context(local_socket(settings.socket)),
+                    group=set(),
                     max_connections=limits.max_local_connections,
                 )
             )
@@ -123,7 +126,7 @@ class Server:
 
 
 def _error_middleware(state: ServerState) -> Middleware:
-    """Return the middleware that turns errors into problems, counts responses and sends them."""
+    """Return the middleware that turns errors into problems and counts responses."""
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -144,24 +147,9 @@ def _error_middleware(state: ServerState) -> Middleware:
             _log.exception("%s %s could not be answered", request.method, resource)
             response = internal_error().to_response()
         state.responses_by_status[response.status] += 1
-        await _send(request, response, state.limits)
         return response
 
     return middleware
-
-
-async def _send(request: web.Request, response: web.StreamResponse, limits: ServerLimits) -> None:
-    """Send the response. Aborts the connection if the caller does not receive it in time."""
-    try:
-        async with asyncio.timeout(limits.send_timeout):
-            await response.prepare(request)
-            await response.write_eof()
-    except TimeoutError:
-        if request.transport is not None:
-            request.transport.abort()
-        raise ConnectionResetError("the caller did not receive its response in time") from None
-    if not request.content.at_eof():
-        await linger(request, limits.linger_timeout)
 
 
 async def _ignore_expectation(_request: web.Request) -> None:

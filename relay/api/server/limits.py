@@ -12,9 +12,11 @@ class ServerLimits:
     """The limits of one server. Tests set lower ones."""
 
     max_connections: int = 256
-    """Open connections on one TCP socket."""
+    """Open connections over TCP."""
     max_local_connections: int = 64
     """Open connections on the local socket."""
+    max_connections_per_principal: int = 16
+    """Connections that one principal keeps between its calls, and when room is needed."""
     handshake_timeout: float = 5.0
     """Time for a TLS handshake."""
     idle_timeout: float = 15.0
@@ -27,6 +29,8 @@ class ServerLimits:
     """Time in which a caller must receive its response."""
     max_streams: int = 64
     """Open event streams."""
+    max_streams_per_principal: int = 8
+    """Open event streams of one principal."""
     stream_keep_alive_interval: float = 15.0
     """Silence after which a stream sends a comment, so that proxies keep the connection."""
     stream_send_timeout: float = 10.0

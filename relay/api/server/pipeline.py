@@ -82,7 +82,9 @@ class RequestPipeline:
         if allows_loopback and _is_on_this_machine(request):
             return LOOPBACK_READER
         if peer.uid is not None and route.access != "signature":
-            return local_caller(await asyncio.to_thread(_user_name, peer.uid))
+            caller = local_caller(await asyncio.to_thread(_user_name, peer.uid))
+            connection_of(request).recognize(caller.principal)
+            return caller
         if route.access != "key, loopback or public":
             return await self._check_credentials(route, request, content)
         if not _has_credentials(request):
@@ -107,6 +109,7 @@ class RequestPipeline:
             raise _unauthorized(route) from None
         state.accept_credentials(request)
         state.charge_caller(caller.principal, f"of {caller.principal}")
+        connection_of(request).recognize(caller.principal)
         return caller
 
     async def _authenticate(self, route: Route, request: web.Request, content: bytes) -> Caller:

@@ -30,8 +30,8 @@ class ServerState:
     """None while the relay starts or stops."""
     rejections: RejectionLog = field(default_factory=RejectionLog)
     responses_by_status: Counter[int] = field(default_factory=Counter)
-    stream_wakeups: set[asyncio.Event] = field(default_factory=set)
-    """An event for each open stream: set when the stream must look for news."""
+    stream_wakeups: dict[asyncio.Event, str] = field(default_factory=dict)
+    """The principal of each open stream, by the event that makes the stream look for news."""
     address_buckets: TokenBuckets = field(default_factory=lambda: TokenBuckets(20, 100))
     caller_buckets: TokenBuckets = field(
         default_factory=lambda: TokenBuckets(CALLER_RATE, CALLER_BURST)
@@ -60,10 +60,9 @@ class ServerState:
         self._charge(self.caller_buckets, name, description)
 
     def accept_credentials(self, request: web.Request) -> None:
-        """Refund the address and protect the connection: the caller's credentials are valid."""
-        connection = connection_of(request)
-        self.address_buckets.refund(connection.peer.network, self.clock.monotonic())
-        connection.is_authenticated = True
+        """Refund the address: the caller's credentials are valid."""
+        network = connection_of(request).peer.network
+        self.address_buckets.refund(network, self.clock.monotonic())
 
     def reject_credentials(self, request: web.Request, reason: str) -> None:
         """Count and log a call without valid credentials. The reason contains no secret."""

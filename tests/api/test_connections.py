@@ -1,0 +1,314 @@
+"""Which connections stay open when too many are open: nobody is shut out, and clients stay."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import re
+import socket
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+import orjson
+import pytest
+
+from relay.api.server.connection import Connection
+from relay.api.server.limits import ServerLimits
+from tests.api.confirmation_links import render_message
+from tests.api.running_relay import RunningRelay, eventually, make_event, run_relay
+from tests.certificates import SERVER
+
+LONG = 600.0
+DEADLINE = 20.0
+MAXIMUM = 24
+CROWDED = ServerLimits(
+    max_connections=MAXIMUM,
+    max_local_connections=MAXIMUM,
+    idle_timeout=LONG,
+    body_timeout=LONG,
+    handshake_timeout=LONG,
+)
+
+
+@dataclass(slots=True)
+class RawConnection:
+    """A connection that stays open between its calls."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    async def send(self, path: str, key: str = "", body: bytes = b"", more: bytes = b"") -> None:
+        """Send a request with a key, without reading its response."""
+        lines = [f"{'POST' if body else 'GET'} {path} HTTP/1.1", "Host: relay"]
+        if key:
+            lines.append(f"Authorization: Bearer key-of-{key}")
+        if body:
+            lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
+        self.writer.write("\r\n".join([*lines, "", ""]).encode() + body + more)
+        await self.writer.drain()
+
+    async def call(self, path: str, key: str = "", body: bytes = b"") -> tuple[int, bool]:
+        """Return the status, and whether the server closes the connection."""
+        await self.send(path, key, body)
+        head, status = await self.read_head()
+        length = re.search(rb"Content-Length: (\d+)", head)
+        assert length is not None
+        await self.reader.readexactly(int(length[1]))
+        return status, b"Connection: close" in head
+
+    async def read_head(self) -> tuple[bytes, int]:
+        """Return the head of the next response, and its status."""
+        async with asyncio.timeout(DEADLINE):
+            head = await self.reader.readuntil(b"\r\n\r\n")
+        return head, int(head.split(b" ", 2)[1])
+
+    async def is_open(self) -> bool:
+        """Whether a call gets a response."""
+        try:
+            return (await self.call("/healthz"))[0] == 200
+        except (OSError, asyncio.IncompleteReadError):
+            return False
+
+    async def wait_until_closed(self) -> None:
+        """Wait until the server has closed the connection."""
+        async with asyncio.timeout(DEADLINE):
+            try:
+                while await self.reader.read(65536):
+                    pass
+            except ConnectionError:
+                return
+
+
+@dataclass(slots=True)
+class Crowd:
+    """A relay with room for few connections, and those that were opened."""
+
+    relay: RunningRelay
+    stack: AsyncExitStack
+    path: Path
+
+    async def connect(self, *, local: bool = False) -> RawConnection:
+        """Open a connection."""
+        if local:
+            reader, writer = await asyncio.open_unix_connection(str(self.path))
+        else:
+            reader, writer = await asyncio.open_connection("127.0.0.1", self.relay.server.port)
+        self.stack.callback(writer.close)
+        return RawConnection(reader, writer)
+
+    async def connect_as(self, client: str) -> RawConnection:
+        """Open a connection whose last call is a good one of this client."""
+        connection = await self.connect()
+        assert (await connection.call("/v1/events", client))[0] in (200, 403)
+        return connection
+
+    async def assert_open_to_newcomers(self) -> None:
+        """Check that strangers and clients get answers on new connections."""
+        for path, key, status in (("/healthz", "", 200), ("/v1/events", "bob", 200)):
+            connection = await self.connect()
+            assert (await connection.call(path, key))[0] == status
+            connection.writer.close()
+
+
+@asynccontextmanager
+async def crowd(folder: Path, limits: ServerLimits = CROWDED) -> AsyncIterator[Crowd]:
+    """Run a relay with room for few connections."""
+    path = folder / "relay.sock"
+    async with (
+        run_relay(folder, limits=limits, socket=path) as relay,
+        AsyncExitStack() as stack,
+    ):
+        await relay.observe(make_event())
+        yield Crowd(relay, stack, path)
+
+
+async def test_one_key_on_all_connections_shuts_nobody_out(tmp_path: Path) -> None:
+    async with crowd(tmp_path) as crowded:
+        for _ in range(MAXIMUM):
+            await crowded.connect_as("reader")
+        await crowded.assert_open_to_newcomers()
+
+
+async def test_clients_on_all_connections_shut_nobody_out_and_the_largest_gives_way(
+    tmp_path: Path,
+) -> None:
+    async with crowd(tmp_path) as crowded:
+        alice = [await crowded.connect_as("alice") for _ in range(10)]
+        reader = [await crowded.connect_as("reader") for _ in range(14)]
+        await reader[0].call("/v1/events", "reader")
+        await crowded.assert_open_to_newcomers()
+        await reader[1].wait_until_closed()
+        assert await reader[0].is_open()
+        assert all([await connection.is_open() for connection in alice])
+
+
+async def test_a_link_protects_no_connection(tmp_path: Path) -> None:
+    async with crowd(tmp_path) as crowded:
+        links = await render_message(crowded.relay)
+        body = orjson.dumps({"token": links.tokens["approve"]})
+        kept = await crowded.connect_as("bob")
+        for _ in range(MAXIMUM * 2):
+            connection = await crowded.connect()
+            assert (await connection.call("/v1/confirmations/look", body=body))[0] == 200
+        await crowded.assert_open_to_newcomers()
+        assert await kept.is_open()
+
+
+@pytest.mark.parametrize(
+    "last", ["over the rate", "a wrong key", "a link", "health", "a wrong method"]
+)
+async def test_a_connection_is_protected_only_while_its_last_call_is_good(
+    tmp_path: Path, last: str
+) -> None:
+    async with crowd(tmp_path) as crowded:
+        crowded.relay.clock.freeze_monotonic()
+        links = await render_message(crowded.relay)
+        fallen = await crowded.connect_as("reader")
+        kept = await crowded.connect_as("bob")
+        match last:
+            case "over the rate":
+                for _ in range(49):
+                    assert (await fallen.call("/v1/events", "reader"))[0] == 200
+                assert (await fallen.call("/v1/events", "reader"))[0] == 429
+            case "a wrong key":
+                assert (await fallen.call("/v1/events", "nobody"))[0] == 401
+            case "a link":
+                body = orjson.dumps({"token": links.tokens["approve"]})
+                assert (await fallen.call("/v1/confirmations/look", body=body))[0] == 200
+            case "health":
+                assert (await fallen.call("/healthz"))[0] == 200
+            case _:
+                await fallen.send("/v1/approvals", "alice")
+                assert (await fallen.read_head())[1] == 405
+        for _ in range(MAXIMUM):
+            await crowded.connect()
+        await fallen.wait_until_closed()
+        assert await kept.is_open()
+
+
+async def test_a_principal_keeps_sixteen_connections_between_its_calls(tmp_path: Path) -> None:
+    async with crowd(tmp_path) as crowded:
+        kept = [await crowded.connect() for _ in range(16)]
+        assert [await one.call("/v1/events", "reader") for one in kept] == [(200, False)] * 16
+        surplus = await crowded.connect()
+        assert await surplus.call("/v1/events", "reader") == (200, True)
+        await surplus.wait_until_closed()
+        assert await kept[0].call("/v1/events", "reader") == (200, False)
+        assert await (await crowded.connect()).call("/v1/events", "alice") == (200, False)
+
+
+async def test_one_key_leaves_streams_to_others(tmp_path: Path) -> None:
+    async with crowd(tmp_path) as crowded:
+
+        async def open_stream(client: str) -> int:
+            connection = await crowded.connect()
+            await connection.send("/v1/stream", client)
+            return (await connection.read_head())[1]
+
+        assert [await open_stream("reader") for _ in range(9)] == [200] * 8 + [429]
+        assert await open_stream("bob") == 200
+
+
+async def test_an_open_stream_is_not_idle(tmp_path: Path) -> None:
+    async with crowd(tmp_path) as crowded:
+        stream = await crowded.connect()
+        await stream.send("/v1/stream", "reader")
+        assert (await stream.read_head())[1] == 200
+        idle = [await crowded.connect_as("reader") for _ in range(13)]
+        for _ in range(10):
+            await crowded.connect_as("alice")
+        newcomer = await crowded.connect()
+        assert await newcomer.is_open()
+        await idle[0].wait_until_closed()
+        await crowded.relay.observe(make_event(resources=("WestNO_0",)))
+        async with asyncio.timeout(DEADLINE):
+            await stream.reader.readuntil(b"event: io.imdsrelay.event.updated")
+
+
+@pytest.mark.parametrize("pipelined", [b"", b"GET /", b"GET /healthz HTTP/1.1\r\nHost: x\r\nX: "])
+async def test_requests_that_never_end_give_way_to_newcomers(
+    tmp_path: Path, pipelined: bytes
+) -> None:
+    async with crowd(tmp_path) as crowded:
+        kept = await crowded.connect_as("bob")
+        for number in range(MAXIMUM * 2):
+            connection = await crowded.connect()
+            if number % 2:
+                await connection.send("/healthz", more=pipelined)
+            else:
+                head = b"POST /v1/approvals HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n"
+                connection.writer.write(head)
+        await crowded.assert_open_to_newcomers()
+        assert await kept.is_open()
+
+
+async def test_handshakes_that_never_end_give_way_to_newcomers(tmp_path: Path) -> None:
+    files = {"cert_file": SERVER, "key_file": SERVER}
+    connector = aiohttp.TCPConnector(ssl=False, limit=1)
+    async with (
+        run_relay(tmp_path, limits=CROWDED, tls=files) as relay,
+        aiohttp.ClientSession(connector=connector) as client,
+        AsyncExitStack() as stack,
+    ):
+        url = f"https://127.0.0.1:{relay.server.port}/v1/events"
+        headers = {"Authorization": "Bearer key-of-bob"}
+        async with client.get(url, headers=headers) as response:
+            assert response.status == 200
+        for number in range(MAXIMUM * 2):
+            _, writer = await asyncio.open_connection("127.0.0.1", relay.server.port)
+            stack.callback(writer.close)
+            writer.write(b"\x16\x03\x01"[: number % 4])
+        async with (
+            aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=False)) as newcomer,
+            newcomer.get(url, headers=headers) as response,
+        ):
+            assert response.status == 200
+        async with client.get(url, headers=headers) as response:
+            assert response.status == 200
+
+
+async def test_a_user_on_all_local_connections_shuts_nobody_out(tmp_path: Path) -> None:
+    async with crowd(tmp_path) as crowded:
+        for number in range(MAXIMUM * 2):
+            connection = await crowded.connect(local=True)
+            if number % 2:
+                assert (await connection.call("/v1/events"))[0] == 200
+        newcomer = await crowded.connect(local=True)
+        assert (await newcomer.call("/v1/events"))[0] == 200
+
+
+async def test_a_peer_that_never_reads_does_not_keep_its_closed_connection(tmp_path: Path) -> None:
+    """The rest of its last response is small, so the relay does not have to wait to write it."""
+    with socket.socket() as deaf:
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        async with run_relay(
+            tmp_path, limits=ServerLimits(idle_timeout=0.5, send_timeout=2.0)
+        ) as relay:
+            files_before = _open_files()
+            deaf.connect(("127.0.0.1", relay.server.port))
+            responses = relay.server.state.responses_by_status
+
+            async def ask() -> None:
+                count = responses[200]
+                deaf.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n")
+                await eventually(lambda: responses[200] > count)
+                await asyncio.sleep(0.01)
+
+            await ask()
+            (transport,) = (
+                found.transport
+                for found in gc.get_objects()
+                if isinstance(found, Connection) and found.transport is not None
+            )
+            while not transport.get_write_buffer_size():
+                await ask()
+            assert transport.get_write_buffer_size() < 65536
+            del transport
+            await eventually(lambda: _open_files() == files_before, within=DEADLINE)
+
+
+def _open_files() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
