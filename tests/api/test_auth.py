@@ -6,13 +6,16 @@ import hashlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import aiohttp
+import orjson
 import pytest
 from pydantic import ValidationError
 
 from relay.api import ApiSettings
 from relay.api.auth.rejection_log import RejectionLog
 from relay.api.server.connection import Peer
-from tests.api.running_relay import EVENT_ID, RunningRelay, make_event, run_relay
+from tests.api.confirmation_links import post_preview, render_message
+from tests.api.running_relay import EVENT_ID, OTHER_SECRET, RunningRelay, make_event, run_relay
 
 DIGEST = {
     key: hashlib.sha256(key.encode()).hexdigest()
@@ -180,10 +183,60 @@ async def test_good_calls_do_not_count_against_their_address_and_bad_ones_do(
             assert (await relay.call("GET", "/v1/events", by=name)).status in (200, 403)
     statuses = [(await relay.call("GET", "/v1/events", by="nobody")).status for _ in range(105)]
     assert statuses == [401] * 100 + [429] * 5
-    assert (await relay.call("GET", "/v1/events", by="databases")).status == 429
     assert (await relay.call("GET", "/healthz", by=None)).status == 200
     relay.clock.offset = 1.0
-    assert (await relay.call("GET", "/v1/events", by="databases")).status == 200
+    assert (await relay.call("GET", "/v1/events", by="nobody")).status == 401
+
+
+async def _use_up_the_address(relay: RunningRelay) -> None:
+    """Make so many bad calls that the next is 429."""
+    relay.clock.freeze_monotonic()
+    for _ in range(100):
+        assert (await relay.call("GET", "/v1/events", by="nobody")).status == 401
+    refused = await relay.call("GET", "/v1/events", by="nobody")
+    assert (refused.status, refused.headers["Retry-After"]) == (429, "1")
+
+
+async def test_a_good_key_is_let_through_where_strangers_have_used_up_the_address(
+    relay: RunningRelay,
+) -> None:
+    """As behind a proxy, where all callers have one address."""
+    await _use_up_the_address(relay)
+    statuses = [(await relay.call("GET", "/v1/events", by="bob")).status for _ in range(51)]
+    assert statuses == [200] * 50 + [429]
+    assert (await relay.decide()).status == 202
+    for by in (None, "nobody"):
+        assert (await relay.call("GET", "/v1/events", by=by)).status == 429
+
+
+async def test_all_loopback_addresses_are_one_address(relay: RunningRelay) -> None:
+    await _use_up_the_address(relay)
+    connector = aiohttp.TCPConnector(local_addr=("127.0.0.2", 0))
+    async with aiohttp.ClientSession(connector=connector) as session:
+        for by, status in (("nobody", 429), ("bob", 200)):
+            assert (await relay.call("GET", "/v1/events", by=by, session=session)).status == status
+
+
+async def test_a_good_signature_is_let_through_in_bounds(relay: RunningRelay) -> None:
+    """Checking it takes longer than checking a key."""
+    await _use_up_the_address(relay)
+    body = orjson.dumps(relay.decision_body())
+    assert (await relay.post_callback(body)).status == 202
+    for _ in range(199):
+        assert (await relay.post_callback(body, secret=OTHER_SECRET)).status == 429
+    assert (await relay.post_callback(body)).status == 429
+    assert (await relay.call("GET", "/v1/events", by="bob")).status == 200
+    relay.clock.offset = 0.01
+    assert (await relay.post_callback(body)).status == 202
+
+
+async def test_a_good_link_is_let_through_and_a_bad_one_is_429(relay: RunningRelay) -> None:
+    links = await render_message(relay)
+    await _use_up_the_address(relay)
+    assert (await post_preview(relay, links.tokens["approve"])).status == 200
+    assert (await post_preview(relay, "guessed")).status == 429
+    refused = await relay.call("POST", "/v1/confirmations/look", b"rubbish", by=None)
+    assert refused.status == 429
 
 
 async def test_unauthenticated_calls_are_logged_once_a_minute_and_not_journaled(

@@ -104,7 +104,7 @@ async def test_an_address_is_refused_after_a_hundred_calls_without_proof(
     relay.clock.freeze_monotonic()
     answers = Counter([(await relay.call("POST", path, b"x", by=None)).status for _ in range(101)])
     assert answers == {status: 100, 429: 1}
-    last = await relay.call("POST", "/v1/chat/ops", b"x", by=None, headers=GOOD)
+    last = await relay.call("POST", "/v1/chat/ops", b"x", by=None)
     assert (last.status, wall.heard) == (429, [])
     assert int(last.headers["Retry-After"]) >= 1
 
@@ -152,3 +152,16 @@ async def test_an_internal_error_of_a_chat_sink_fails_one_call(
         assert answer.status == 500
     assert "ZeroDivisionError" in caplog.text
     assert (await relay.call("POST", "/v1/chat/ops", b"x", by=None, headers=GOOD)).status == 200
+
+
+async def test_a_good_proof_is_let_through_where_strangers_have_used_up_the_address(
+    relay: RunningRelay, wall: Wall
+) -> None:
+    relay.clock.freeze_monotonic()
+    for _ in range(100):
+        assert (await relay.call("GET", "/v1/events", by="nobody")).status == 401
+    for headers, status in ((GOOD, 200), (GOOD | {"X-Proof": "bad"}, 429), (GOOD, 200)):
+        answer = await relay.call("POST", "/v1/chat/ops", b"click", by=None, headers=headers)
+        assert answer.status == status
+    assert wall.heard == [b"click"] * 2
+    assert (await relay.call("POST", "/v1/chat/other", b"", by=None, headers=GOOD)).status == 429

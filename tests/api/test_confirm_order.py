@@ -32,7 +32,11 @@ ApplyFault = Callable[[Attempt], Attempt]
 FAULTS: tuple[tuple[int, str, ApplyFault], ...] = (
     (413, "too long", lambda attempt: replace(attempt, after=attempt.after + b" " * 65536)),
     (415, "encoded", lambda attempt: replace(attempt, encoding="gzip")),
-    (429, "address", lambda attempt: replace(attempt, flooded=(*attempt.flooded, "127.0.0.1"))),
+    (
+        429,
+        "address",  # only for callers without good credentials
+        lambda attempt: replace(attempt, by="nobody", flooded=(*attempt.flooded, "loopback")),
+    ),
     (401, "no key", lambda attempt: replace(attempt, by="nobody")),
     (
         429,

@@ -126,7 +126,7 @@ async def test_previews_of_invalid_links_are_counted_and_refused_after_a_hundred
     answers = Counter([(await post_preview(relay, VOID)).status for _ in range(101)])
     assert answers == {404: 100, 429: 1}
     assert relay.server.state.rejections.count == 100
-    assert (await post_preview(relay, message.tokens["approve"])).status == 429
+    assert (await post_preview(relay, message.tokens["approve"])).status == 200
 
 
 async def test_previews_of_a_link_have_the_rate_limit_of_a_client(relay: RunningRelay) -> None:

@@ -43,7 +43,11 @@ def _header(attempt: Attempt, name: str, value: str) -> Attempt:
 FAULTS: tuple[tuple[int, str, Callable[[Attempt], Attempt]], ...] = (
     (413, "too long", lambda attempt: replace(attempt, body=attempt.sent() + b" " * 65536)),
     (415, "encoded", lambda attempt: _header(attempt, "Content-Encoding", "gzip")),
-    (429, "address", lambda attempt: replace(attempt, flooded=(*attempt.flooded, "address"))),
+    (
+        429,
+        "address",  # only for callers without good credentials
+        lambda attempt: replace(attempt, by="nobody", flooded=(*attempt.flooded, "address")),
+    ),
     (401, "no key", lambda attempt: replace(attempt, by="nobody")),
     (429, "client", lambda attempt: replace(attempt, flooded=(*attempt.flooded, attempt.by))),
     (400, "malformed", lambda attempt: replace(attempt, body=attempt.sent()[:-1])),
@@ -133,7 +137,7 @@ def _flood(relay: RunningRelay, attempt: Attempt) -> None:
     """Empty the buckets that the call would take from."""
     relay.clock.freeze_monotonic()
     state = relay.server.state  # faster than a hundred calls
-    buckets = {"address": (state.address_buckets, "127.0.0.1")}
+    buckets = {"address": (state.address_buckets, "loopback")}
     for who in attempt.flooded:
         bucket, key = buckets.get(who, (state.caller_buckets, f"client:{who}"))
         while not bucket.take(key, relay.clock.monotonic()):

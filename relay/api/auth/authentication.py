@@ -6,7 +6,7 @@ import base64
 import hashlib
 import hmac
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from relay.api.settings import ApiSettings, Client
@@ -51,11 +51,16 @@ class Authenticator:
         self._decoy_secret = PREFIX + base64.b64encode(secrets.token_bytes(32)).decode()
 
     async def by_bearer(
-        self, authorization: Sequence[str], certificate: Mapping[str, Any] | None
+        self,
+        authorization: Sequence[str],
+        certificate: Mapping[str, Any] | None,
+        *,
+        before_token: Callable[[], object],
     ) -> Caller:
         """Return the owner of the bearer key or token, or else of the verified certificate.
 
-        `authorization` are the values of all Authorization headers. Raises NotAuthenticated.
+        `authorization` are the values of all Authorization headers. `before_token` may raise before
+        a token is verified, which takes longer than the rest. Raises NotAuthenticated.
         """
         if not authorization and certificate and self._clients_by_san:
             return self._by_certificate(certificate)
@@ -73,6 +78,7 @@ class Authenticator:
         is_token = key.count(".") == 2  # RFC 7515, section 3.1
         if self._tokens is None or not is_token:
             raise NotAuthenticated("the bearer key is no client's")
+        before_token()
         return await self._tokens.caller_from_token(key)
 
     def _by_certificate(self, certificate: Mapping[str, Any]) -> Caller:

@@ -45,30 +45,38 @@ class RequestPipeline:
         """Return the route as a handler for aiohttp."""
 
         async def handle(request: web.Request) -> web.StreamResponse:
-            content = await _read_content(request, self.state.limits.body_timeout)
-            _check_content_type(route, request)
-            caller = await self._identify_caller(route, request, content)
-            parse_parameters = route.parse_parameters
-            call = Call(
-                request=request,
-                server=self.state,
-                caller=caller,
-                content=content,
-                parameters=None if parse_parameters is None else parse_parameters(request),
-                body=None if route.body is None else _parse_body(route.body, content),
-            )
-            if route.find_resource is not None:
-                call = replace(call, resource=await route.find_resource(call))
-            if route.needs is not None and route.needs not in caller.rights.can:
-                raise Problem(
-                    403, f"{caller.principal} may not {route.needs}: it is not in the rights (can)"
-                )
-            result = await route.handler(call)
-            if isinstance(result, web.StreamResponse):
-                return result
-            return json_response(route.status, result)
+            try:
+                return await self._run(route, request)
+            except Problem as problem:
+                if route.access != "handler":
+                    raise
+                raise self.state.refusal(request, problem) from None
 
         return handle
+
+    async def _run(self, route: Route, request: web.Request) -> web.StreamResponse:
+        content = await _read_content(request, self.state.limits.body_timeout)
+        _check_content_type(route, request)
+        caller = await self._identify_caller(route, request, content)
+        parse_parameters = route.parse_parameters
+        call = Call(
+            request=request,
+            server=self.state,
+            caller=caller,
+            content=content,
+            parameters=None if parse_parameters is None else parse_parameters(request),
+            body=None if route.body is None else _parse_body(route.body, content),
+        )
+        if route.find_resource is not None:
+            call = replace(call, resource=await route.find_resource(call))
+        if route.needs is not None and route.needs not in caller.rights.can:
+            raise Problem(
+                403, f"{caller.principal} may not {route.needs}: it is not in the rights (can)"
+            )
+        result = await route.handler(call)
+        if isinstance(result, web.StreamResponse):
+            return result
+        return json_response(route.status, result)
 
     async def _identify_caller(self, route: Route, request: web.Request, content: bytes) -> Caller:
         """Return the caller. Raises Problem 429 or 401."""
@@ -77,6 +85,7 @@ class RequestPipeline:
             return ANONYMOUS
         if route.access == "handler":
             self.state.charge_address(request)
+            self.state.charge_proof(request)
             return ANONYMOUS
         allows_loopback = route.access in ("key or loopback", "key, loopback or public")
         if allows_loopback and _is_on_this_machine(request):
@@ -106,7 +115,7 @@ class RequestPipeline:
             # A certificate that names no client is normal for a health check, and is no attempt.
             if route.access != "key, loopback or public" or "Authorization" in request.headers:
                 state.reject_credentials(request, str(error))
-            raise _unauthorized(route) from None
+            raise state.refusal(request, _unauthorized(route)) from None
         state.accept_credentials(request)
         state.charge_caller(caller.principal, f"of {caller.principal}")
         connection_of(request).recognize(caller.principal)
@@ -114,11 +123,14 @@ class RequestPipeline:
 
     async def _authenticate(self, route: Route, request: web.Request, content: bytes) -> Caller:
         if route.access == "signature":
+            self.state.charge_proof(request)
             client = request.match_info["client"]
             return self.authenticator.by_signature(client, request.headers, content)
         authorization = request.headers.getall("Authorization", [])
         certificate = request.get_extra_info("peercert")  # the TLS handshake has verified it
-        return await self.authenticator.by_bearer(authorization, certificate)
+        return await self.authenticator.by_bearer(
+            authorization, certificate, before_token=lambda: self.state.charge_proof(request)
+        )
 
 
 def check_content_length(request: web.Request) -> None:

@@ -1,4 +1,9 @@
-"""What the server remembers between calls: the attached relay, rate limits and counters."""
+"""What the server remembers between calls: the attached relay, rate limits and counters.
+
+Behind a proxy all callers have one address. So an address is charged for calls without valid
+credentials only, and where it has no calls left, credentials are still checked: good ones are let
+through, all else is 429 (docs/decisions/0030-who-gives-way.md).
+"""
 
 from __future__ import annotations
 
@@ -19,10 +24,13 @@ from relay.clock import Clock
 from relay.outbox import RecordedEvent
 from relay.rate_limits import CALLER_BURST, CALLER_RATE, TokenBuckets
 
+_WAIT = web.RequestKey("wait", int)
+"""Seconds until the address may call again. Only while nothing shows that the call is good."""
+
 
 @dataclass(slots=True, kw_only=True)
 class ServerState:
-    """The state of one server. Addresses are charged only for calls without valid credentials."""
+    """The state of one server."""
 
     clock: Clock
     limits: ServerLimits
@@ -33,6 +41,8 @@ class ServerState:
     stream_wakeups: dict[asyncio.Event, str] = field(default_factory=dict)
     """The principal of each open stream, by the event that makes the stream look for news."""
     address_buckets: TokenBuckets = field(default_factory=lambda: TokenBuckets(20, 100))
+    proof_buckets: TokenBuckets = field(default_factory=lambda: TokenBuckets(200, 200))
+    """For each address without calls left: proofs that take longer to check than a key."""
     caller_buckets: TokenBuckets = field(
         default_factory=lambda: TokenBuckets(CALLER_RATE, CALLER_BURST)
     )
@@ -50,34 +60,59 @@ class ServerState:
         self._wake_streams()
 
     def charge_address(self, request: web.Request) -> None:
-        """Charge the caller's address until its credentials prove valid. Raises Problem 429."""
+        """Charge the caller's address until its credentials prove valid."""
         network = connection_of(request).peer.network
-        description = "from this address without valid credentials"
-        self._charge(self.address_buckets, network, description)
+        wait = self.address_buckets.take(network, self.clock.monotonic())
+        if wait:
+            request[_WAIT] = math.ceil(wait)
+
+    def charge_proof(self, request: web.Request) -> None:
+        """Charge the address for a proof that takes long to check. Raises Problem 429.
+
+        It is free while the address has calls left, as it was charged for the call.
+        """
+        network = connection_of(request).peer.network
+        if _WAIT in request and self.proof_buckets.take(network, self.clock.monotonic()):
+            raise _too_many_from_address(request[_WAIT])
 
     def charge_caller(self, name: str, description: str) -> None:
         """Charge an identified caller for a call. Raises Problem 429."""
-        self._charge(self.caller_buckets, name, description)
+        wait = math.ceil(self.caller_buckets.take(name, self.clock.monotonic()))
+        if wait:
+            raise _too_many_calls(description, wait)
 
     def accept_credentials(self, request: web.Request) -> None:
         """Refund the address: the caller's credentials are valid."""
-        network = connection_of(request).peer.network
-        self.address_buckets.refund(network, self.clock.monotonic())
+        if request.pop(_WAIT, None) is None:
+            network = connection_of(request).peer.network
+            self.address_buckets.refund(network, self.clock.monotonic())
 
     def reject_credentials(self, request: web.Request, reason: str) -> None:
-        """Count and log a call without valid credentials. The reason contains no secret."""
-        peer = connection_of(request).peer
-        self.rejections.unauthenticated_call(peer, reason, self.clock.monotonic())
+        """Count and log a call without valid credentials, unless its address has no calls left.
 
-    def _charge(self, buckets: TokenBuckets, key: str, description: str) -> None:
-        wait = math.ceil(buckets.take(key, self.clock.monotonic()))
-        if wait:
-            raise Problem(
-                429,
-                f"too many calls {description}; try again in {wait} s",
-                headers={"Retry-After": str(wait)},
-            )
+        The reason contains no secret.
+        """
+        if _WAIT not in request:
+            peer = connection_of(request).peer
+            self.rejections.unauthenticated_call(peer, reason, self.clock.monotonic())
+
+    def refusal(self, request: web.Request, problem: Problem) -> Problem:
+        """Return the problem of a refused call: 429 if its address has no calls left."""
+        wait = request.get(_WAIT)
+        return problem if wait is None else _too_many_from_address(wait)
 
     def _wake_streams(self, _recorded: Sequence[RecordedEvent] = ()) -> None:
         for wakeup in self.stream_wakeups:
             wakeup.set()
+
+
+def _too_many_from_address(wait: int) -> Problem:
+    return _too_many_calls("from this address without valid credentials", wait)
+
+
+def _too_many_calls(description: str, wait: int) -> Problem:
+    return Problem(
+        429,
+        f"too many calls {description}; try again in {wait} s",
+        headers={"Retry-After": str(wait)},
+    )
