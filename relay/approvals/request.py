@@ -69,10 +69,20 @@ class DecisionRequest:
     """A repeat has the same id and the same ``digest``; None: a repeat cannot be recognized."""
     digest: str = ""
     """SHA-256 of the body."""
+    signed_at: str | None = None
+    """The time in the signature of a callback, as it was sent."""
     message_id: str | None = None
     """The ``message_id`` of the AMQP message that carried the request."""
     link: LinkCredentials | None = None
     """The link of the confirm page, if the request came by one."""
+
+    @property
+    def signed_id(self) -> str | None:
+        """What copies of a signed callback share, and a callback that is signed again does not.
+
+        The space separates it from every ``request_id`` of a caller.
+        """
+        return None if self.signed_at is None else f"{self.request_id} {self.signed_at}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +144,7 @@ class DecisionBody(BaseModel):
         raw: bytes,
         *,
         request_id: str | None = None,
+        signed_at: str | None = None,
         message_id: str | None = None,
     ) -> DecisionRequest:
         """Return the request of this caller. ``raw`` are the bytes of the body."""
@@ -147,6 +158,7 @@ class DecisionBody(BaseModel):
             scope=self.scope,
             request_id=request_id,
             digest=hashlib.sha256(raw).hexdigest(),
+            signed_at=signed_at,
             message_id=message_id,
         )
 

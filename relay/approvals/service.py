@@ -33,7 +33,7 @@ from relay.approvals.status import ApprovalStatus, rule_for
 from relay.approvals.transitions import can_claim, next_change_at, next_transitions
 from relay.errors import SourceError, SourceRefused
 from relay.events.build import Origin
-from relay.outbox import Decision, Grant, GrantState, Mode, Occurrence
+from relay.outbox import Decision, FirstAnswer, Grant, GrantState, Mode, Occurrence
 from relay.outbox.transaction import Transaction
 
 _MODES_BY_STRICTNESS: tuple[Mode, ...] = ("on", "dry-run", "off")
@@ -100,9 +100,7 @@ class ApprovalService:
 
     def submit(self, tx: Transaction, request: DecisionRequest) -> DecisionAnswer:
         """Decide a request and record the decision. A repeat gets its first answer."""
-        first_answer = None
-        if request.request_id is not None:
-            first_answer = tx.decisions.first_answer(request.caller.principal, request.request_id)
+        first_answer = _first_answer(tx, request)
         if first_answer is not None and first_answer.digest == request.digest:
             return DecisionAnswer(first_answer.status, first_answer.body, repeat=True)
         status = self._current_status(tx, request)
@@ -116,10 +114,11 @@ class ApprovalService:
         else:
             assert status is not None  # noqa: S101  # authorize refuses an unknown event
             answer = self._accept(tx, request, status)
-        if request.request_id is not None and answer.status in _remembered_statuses(request):
+        request_id = _remembered_id(request, answer.status)
+        if request_id is not None:
             tx.decisions.remember_answer(
                 request.caller.principal,
-                request.request_id,
+                request_id,
                 request.digest,
                 answer.status,
                 dict(answer.body),
@@ -274,10 +273,24 @@ def effective_mode(settings: ApprovalsSettings, switch: Mode, *, trusted: bool) 
     return max(configured, switch, key=_MODES_BY_STRICTNESS.index)
 
 
-def _remembered_statuses(request: DecisionRequest) -> tuple[int, ...]:
-    """The statuses that a repeat of the request gets again."""
+def _first_answer(tx: Transaction, request: DecisionRequest) -> FirstAnswer | None:
+    """Return the first answer to the request."""
+    for request_id in (request.request_id, request.signed_id):
+        if request_id is not None:
+            answer = tx.decisions.first_answer(request.caller.principal, request_id)
+            if answer is not None:
+                return answer
+    return None
+
+
+def _remembered_id(request: DecisionRequest, status: int) -> str | None:
+    """The id under which a repeat of the request gets this status again; None: it does not."""
     if request.link is not None:
-        return (202,)  # after any refusal the person can correct the code, or get a right
-    if request.message_id is not None:
-        return (202, 403, 404, 409)  # a message that comes again must not get a second event
-    return (202, 403, 409)  # over HTTP a caller may ask again for an event that is not known yet
+        # After any refusal the person can correct the code, or get a right.
+        return request.request_id if status == 202 else None
+    if status == 404 and request.message_id is None:
+        # Over HTTP a caller may ask again for an event that is not known yet. Whoever captured a
+        # callback may not.
+        return request.signed_id
+    # A message that comes again must not get a second event.
+    return request.request_id if status in (202, 403, 404, 409) else None

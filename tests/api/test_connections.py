@@ -6,19 +6,22 @@ import asyncio
 import gc
 import re
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 
 import aiohttp
 import orjson
 import pytest
+from standardwebhooks import Webhook
 
 from relay.api.server.connection import Connection
 from relay.api.server.limits import ServerLimits
 from tests.api.confirmation_links import render_message
-from tests.api.running_relay import RunningRelay, eventually, make_event, run_relay
+from tests.api.running_relay import SECRET, RunningRelay, eventually, make_event, run_relay
 from tests.certificates import SERVER
 
 LONG = 600.0
@@ -40,19 +43,34 @@ class RawConnection:
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
 
-    async def send(self, path: str, key: str = "", body: bytes = b"", more: bytes = b"") -> None:
+    async def send(
+        self,
+        path: str,
+        key: str = "",
+        body: bytes = b"",
+        *,
+        more: bytes = b"",
+        fields: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         """Send a request with a key, without reading its response."""
         lines = [f"{'POST' if body else 'GET'} {path} HTTP/1.1", "Host: relay"]
         if key:
             lines.append(f"Authorization: Bearer key-of-{key}")
         if body:
             lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
+        lines += [f"{name}: {value}" for name, value in fields.items()]
         self.writer.write("\r\n".join([*lines, "", ""]).encode() + body + more)
         await self.writer.drain()
 
-    async def call(self, path: str, key: str = "", body: bytes = b"") -> tuple[int, bool]:
+    async def call(
+        self,
+        path: str,
+        key: str = "",
+        body: bytes = b"",
+        fields: Mapping[str, str] = MappingProxyType({}),
+    ) -> tuple[int, bool]:
         """Return the status, and whether the server closes the connection."""
-        await self.send(path, key, body)
+        await self.send(path, key, body, fields=fields)
         head, status = await self.read_head()
         length = re.search(rb"Content-Length: (\d+)", head)
         assert length is not None
@@ -158,7 +176,7 @@ async def test_a_link_protects_no_connection(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "last", ["over the rate", "a wrong key", "a link", "health", "a wrong method"]
+    "last", ["over the rate", "a wrong key", "a link", "health", "a wrong method", "a copy"]
 )
 async def test_a_connection_is_protected_only_while_its_last_call_is_good(
     tmp_path: Path, last: str
@@ -178,6 +196,16 @@ async def test_a_connection_is_protected_only_while_its_last_call_is_good(
             case "a link":
                 body = orjson.dumps({"token": links.tokens["approve"]})
                 assert (await fallen.call("/v1/confirmations/look", body=body))[0] == 200
+            case "a copy":
+                body, now = orjson.dumps(crowded.relay.decision_body()), datetime.now(UTC)
+                signed = {
+                    "webhook-id": "msg",
+                    "webhook-timestamp": str(int(now.timestamp())),
+                    "webhook-signature": Webhook(SECRET).sign("msg", now, body.decode()),
+                }
+                path = "/v1/callbacks/drain"
+                fresh = await crowded.relay.call("POST", path, body, by=None, headers=signed)
+                assert fresh.status == (await fallen.call(path, body=body, fields=signed))[0] == 202
             case "health":
                 assert (await fallen.call("/healthz"))[0] == 200
             case _:

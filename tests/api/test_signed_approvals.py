@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 
 import orjson
 import pytest
 from standardwebhooks import Webhook
 
-from tests.api.running_relay import OTHER_SECRET, SECRET, RunningRelay
+from tests.api.running_relay import OTHER_SECRET, SECRET, Response, RunningRelay, make_event
 
 
 def _now() -> datetime:
@@ -146,3 +149,76 @@ async def test_an_unknown_client_takes_as_long_as_a_known_client(
 
     known, unknown = fastest("drain"), fastest("nobody")
     assert 0.5 < known / unknown < 2.0
+
+
+def _capture(
+    relay: RunningRelay, body: bytes, request_id: str = "msg_1", *, age: int = 0
+) -> Callable[[], Awaitable[Response]]:
+    """Return a function that sends the same signed callback each time."""
+    signed_at = _now() - timedelta(seconds=age)
+    headers = {
+        "webhook-id": request_id,
+        "webhook-timestamp": str(int(signed_at.timestamp())),
+        "webhook-signature": Webhook(SECRET).sign(request_id, signed_at, body.decode()),
+    }
+    return lambda: relay.call("POST", "/v1/callbacks/drain", body, by=None, headers=headers)
+
+
+@pytest.mark.parametrize(
+    ("content", "status"),
+    [
+        ({}, 202),
+        ({"revision": "stale"}, 409),
+        ({"eventId": "unknown"}, 404),
+        ({"decision": 1}, 422),
+    ],
+)
+async def test_a_captured_callback_costs_its_client_nothing(
+    relay: RunningRelay, content: dict[str, object], status: int
+) -> None:
+    """Copies are charged to the address, which bounds them."""
+    relay.clock.freeze_monotonic()
+    send = _capture(relay, orjson.dumps(relay.decision_body() | content))
+    first = await send()
+    copies = [await send() for _ in range(303)]
+    assert {answer.body for answer in copies[:300]} == {first.body}
+    assert [answer.status for answer in copies] == [status] * 300 + [429] * 3
+    calls = Counter([(await relay.call("GET", "/v1/events", by="drain")).status for _ in range(50)])
+    assert calls == {403: 49, 429: 1}
+
+
+async def test_copies_at_once_cost_their_client_one_call(relay: RunningRelay) -> None:
+    relay.clock.freeze_monotonic()
+    send = _capture(relay, _body(relay))
+    answers = await asyncio.gather(*[send() for _ in range(60)])
+    assert {answer.status for answer in answers} == {202}
+    assert len(await relay.recorded_events("approval.recorded")) == 1
+    calls = [(await relay.call("GET", "/v1/events", by="drain")).status for _ in range(50)]
+    assert calls == [403] * 49 + [429]
+
+
+async def test_a_client_over_its_rate_does_not_get_through_by_repeats(relay: RunningRelay) -> None:
+    relay.clock.freeze_monotonic()
+    for _ in range(50):
+        await relay.call("GET", "/v1/events", by="drain")
+    send = _capture(relay, _body(relay))
+    assert [(await send()).status for _ in range(3)] == [429] * 3
+    relay.clock.offset = 1.0
+    assert (await send()).status == 202
+
+
+async def test_a_captured_callback_about_an_unknown_event_never_decides_about_it(
+    relay: RunningRelay,
+) -> None:
+    later = make_event(event_id="later")
+    body = _body(relay, eventId="later", revision=later.revision)
+    send = _capture(relay, body, age=10)
+    assert (await send()).status == 404
+    await relay.observe(make_event(), later)
+    assert (await send()).status == 404
+    assert not await relay.recorded_events("approval.recorded")
+    assert len(await relay.recorded_events("approval.refused")) == 1
+    again = _capture(relay, body)
+    assert (await again()).status == 202
+    assert (await send()).status == 202  # the first answer under this id
+    assert len(await relay.recorded_events("approval.recorded")) == 1

@@ -50,6 +50,19 @@ def test_a_message_that_comes_again_gets_no_second_event(
     assert len(approvals.events("approval.refused")) == 1
 
 
+def test_a_copy_of_a_signed_404_stays_404_across_restarts_and_a_new_signature_does_not(
+    approvals: ApprovalFile,
+) -> None:
+    """A captured callback must not become an approval when Azure uses its EventId."""
+    assert approvals.submit(request_id="r", signed_at="1700000000").status == 404
+    approvals.record_document(REBOOT)
+    approvals.crash()
+    copied = approvals.submit(request_id="r", signed_at="1700000000")
+    assert (copied.status, copied.repeat) == (404, True)
+    assert approvals.submit(request_id="r", signed_at="1700000001").status == 202
+    assert len(approvals.events("approval.refused")) == 1
+
+
 def test_a_503_is_neither_recorded_nor_a_first_answer(approvals: ApprovalFile) -> None:
     approvals.record_document(REBOOT)
     approvals.set_mode("off")

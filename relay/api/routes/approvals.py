@@ -72,11 +72,27 @@ class ApprovalMode(TypedDict):
 
 
 async def _submit_decision(call: Call) -> DecisionRecorded:
-    """Submit the decision to the gate. `call.parameters` is the request id or None."""
+    return await _submit(call, request_id=call.parameters)
+
+
+async def _submit_callback(call: Call) -> DecisionRecorded:
+    headers = call.request.headers  # present and valid, as the signature was verified
+    return await _submit(
+        call, request_id=headers["webhook-id"], signed_at=headers["webhook-timestamp"]
+    )
+
+
+async def _submit(
+    call: Call, *, request_id: str | None, signed_at: str | None = None
+) -> DecisionRecorded:
     body: DecisionBody = call.body
     answer = await call.relay.gate.submit(
         body.to_request(
-            call.caller, call.relay.clock.now(), call.content, request_id=call.parameters
+            call.caller,
+            call.relay.clock.now(),
+            call.content,
+            request_id=request_id,
+            signed_at=signed_at,
         )
     )
     return recorded_decision(answer)
@@ -101,10 +117,6 @@ def _parse_request_id(request: web.Request) -> str | None:
             400, f"expected one {_IDEMPOTENCY_KEY.name} of at most 256 visible ASCII characters"
         )
     return next(iter(request_ids), None)
-
-
-def _read_signed_id(request: web.Request) -> str:
-    return request.headers["webhook-id"]  # present and valid, as the signature was verified
 
 
 async def _set_mode(call: Call) -> ApprovalMode:
@@ -138,11 +150,10 @@ ROUTES = (
         path="/v1/callbacks/{client}",
         summary="the same as POST /v1/approvals, "
         "signed as Standard Webhooks with that client's secret",
-        handler=_submit_decision,
+        handler=_submit_callback,
         status=202,
         access="signature",
         parameters=_SIGNATURE_PARAMETERS,
-        parse_parameters=_read_signed_id,
         body=DecisionBody,
         problem_statuses=(403, 404, 409),
     ),

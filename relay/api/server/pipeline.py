@@ -9,6 +9,7 @@ relay, the first use of the store fails with 503.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
@@ -116,8 +117,16 @@ class RequestPipeline:
             if route.access != "key, loopback or public" or "Authorization" in request.headers:
                 state.reject_credentials(request, str(error))
             raise state.refusal(request, _unauthorized(route)) from None
+        callback = None
+        if route.access == "signature":
+            digest = hashlib.sha256(content).hexdigest()
+            callback = f"{caller.principal} {request.headers['webhook-id']} {digest}"
+            if state.is_repeated(callback):
+                return caller  # it may be a captured copy: its address is charged, not the client
         state.accept_credentials(request)
         state.charge_caller(caller.principal, f"of {caller.principal}")
+        if callback is not None:
+            state.remember(callback)
         connection_of(request).recognize(caller.principal)
         return caller
 

@@ -23,6 +23,7 @@ from relay.api.server.limits import ServerLimits
 from relay.clock import Clock
 from relay.outbox import RecordedEvent
 from relay.rate_limits import CALLER_BURST, CALLER_RATE, TokenBuckets
+from relay.signature import MAX_AGE, MAX_AHEAD
 
 _WAIT = web.RequestKey("wait", int)
 """Seconds until the address may call again. Only while nothing shows that the call is good."""
@@ -46,6 +47,10 @@ class ServerState:
     caller_buckets: TokenBuckets = field(
         default_factory=lambda: TokenBuckets(CALLER_RATE, CALLER_BURST)
     )
+    callback_buckets: TokenBuckets = field(
+        default_factory=lambda: TokenBuckets(1 / (MAX_AGE + MAX_AHEAD), 1)
+    )
+    """Each callback for which its client was charged, while its signature can be valid."""
 
     def attach(self, relay: Relay) -> None:
         """Let calls reach this relay."""
@@ -80,6 +85,14 @@ class ServerState:
         wait = math.ceil(self.caller_buckets.take(name, self.clock.monotonic()))
         if wait:
             raise _too_many_calls(description, wait)
+
+    def is_repeated(self, callback: str) -> bool:
+        """Whether the client was charged for this callback already."""
+        return not self.callback_buckets.has_token(callback, self.clock.monotonic())
+
+    def remember(self, callback: str) -> None:
+        """Remember that the client was charged for this callback."""
+        self.callback_buckets.take(callback, self.clock.monotonic())
 
     def accept_credentials(self, request: web.Request) -> None:
         """Refund the address: the caller's credentials are valid."""
