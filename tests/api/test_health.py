@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import aiohttp
@@ -52,13 +53,14 @@ async def test_undelivering_sinks_are_named_and_leave_the_relay_ready(tmp_path: 
         }
 
 
+PROXY_HEADERS = ("Forwarded", "X-Forwarded-For", "x-forwarded-proto", "X-Real-IP", "Via")
 PAUSED = {"failing": [], "disabled": [], "paused": ["box"]}
 REASONS = {"box": "paused by client:alice"}
 STRANGERS = (None, "nobody", "drain", "mute")
 """No credentials, wrong ones, and those of two clients without `read`."""
 
 
-@pytest.mark.parametrize("header", ["Forwarded", "X-Forwarded-For", "Via"])
+@pytest.mark.parametrize("header", PROXY_HEADERS)
 async def test_readiness_gives_reasons_to_the_callers_that_metrics_answers(
     relay: RunningRelay, header: str
 ) -> None:
@@ -192,7 +194,7 @@ async def test_metrics_come_as_openmetrics_on_request(relay: RunningRelay) -> No
     )
 
 
-@pytest.mark.parametrize("header", ["Forwarded", "X-Forwarded-For", "Via"])
+@pytest.mark.parametrize("header", PROXY_HEADERS)
 async def test_calls_through_a_local_proxy_do_not_count_as_local(
     relay: RunningRelay, header: str
 ) -> None:
@@ -200,3 +202,41 @@ async def test_calls_through_a_local_proxy_do_not_count_as_local(
     assert (await relay.call("GET", "/metrics", by=None, headers={header: "x"})).status == 401
     assert (await relay.call("GET", "/metrics", by="drain", headers={header: "x"})).status == 403
     assert (await relay.call("GET", "/metrics", by="reader", headers={header: "x"})).status == 200
+
+
+@pytest.mark.parametrize(
+    ("host", "is_local"),
+    [
+        ("localhost", True),
+        ("LOCALHOST:8080", True),
+        ("127.0.0.1", True),
+        ("127.9.9.9:1", True),
+        ("[::1]:8080", True),
+        ("::1", False),
+        ("", False),
+        ("relay.example.com", False),
+        ("localhost.example.com", False),
+        ("127.0.0.1.example.com:8080", False),
+        ("127.0.0.1@example.com", False),
+        ("10.0.0.4", False),
+        ("[::1", False),
+    ],
+)
+async def test_only_calls_to_a_loopback_host_count_as_local(
+    relay: RunningRelay, host: str, is_local: bool
+) -> None:
+    """A page of another site can make a browser call its own name at 127.0.0.1."""
+    await relay.call("POST", "/v1/sinks/box/pause")
+    headers = {"Host": host}
+    scraped = await relay.call("GET", "/metrics", by=None, headers=headers)
+    ready = await relay.call("GET", "/readyz", by=None, headers=headers)
+    assert (scraped.status, ready.status) == (200 if is_local else 401, 200)
+    assert ready.json.get("reasons") == (REASONS if is_local else None)
+    assert (await relay.call("GET", "/metrics", by="reader", headers=headers)).status == 200
+
+
+async def test_a_call_without_a_host_does_not_count_as_local(relay: RunningRelay) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", relay.server.port)
+    writer.write(b"GET /metrics HTTP/1.0\r\n\r\n")
+    assert (await reader.read()).startswith(b"HTTP/1.0 401 ")
+    writer.close()

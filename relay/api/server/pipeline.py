@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import ipaddress
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
@@ -32,7 +34,18 @@ from relay.api.server.state import ServerState
 from relay.approvals.request import Caller, MalformedBody, read_json
 from relay.validation import first_error
 
-_PROXY_HEADERS = ("Forwarded", "X-Forwarded-For", "Via")
+_HOST = re.compile(r"(?:\[([^\]]*)\]|([^:]*))(?::[0-9]*)?")
+# Proxies add headers like these. X-Forwarded-* and X-Envoy-* have many more.
+_PROXY_HEADERS = (
+    "forwarded",
+    "via",
+    "x-real-ip",
+    "x-client-ip",
+    "x-cluster-client-ip",
+    "true-client-ip",
+    "cf-connecting-ip",
+)
+_PROXY_HEADER_PREFIXES = ("x-forwarded", "x-envoy-", "x-original-")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +101,13 @@ class RequestPipeline:
             self.state.charge_address(request)
             self.state.charge_proof(request)
             return ANONYMOUS
-        allows_loopback = route.access in ("key or loopback", "key, loopback or public")
-        if allows_loopback and _is_on_this_machine(request):
-            return LOOPBACK_READER
         if peer.uid is not None and route.access != "signature":
             caller = local_caller(await asyncio.to_thread(_user_name, peer.uid))
             connection_of(request).recognize(caller.principal)
             return caller
+        allows_loopback = route.access in ("key or loopback", "key, loopback or public")
+        if allows_loopback and peer.is_loopback and _is_for_loopback(request):
+            return LOOPBACK_READER
         if route.access != "key, loopback or public":
             return await self._check_credentials(route, request, content)
         if not _has_credentials(request):
@@ -223,11 +236,26 @@ def _unauthorized(route: Route) -> Problem:
     )
 
 
-def _is_on_this_machine(request: web.Request) -> bool:
-    """Whether the caller is on this machine. A proxy on this machine serves callers elsewhere."""
-    peer = connection_of(request).peer
-    is_local = peer.uid is not None or peer.is_loopback
-    return is_local and not any(name in request.headers for name in _PROXY_HEADERS)
+def _is_for_loopback(request: web.Request) -> bool:
+    """Whether the call names a loopback host and came through no proxy.
+
+    A proxy on this machine serves callers elsewhere. A page of another site can let its own name
+    point to this machine, and its visitor's browser then names that host.
+    """
+    hosts = [_HOST.fullmatch(value) for value in request.headers.getall("Host", [])]
+    if len(hosts) != 1 or hosts[0] is None or not _is_loopback_host(*hosts[0].groups("")):
+        return False
+    names = [name.lower() for name in request.headers]
+    return not any(
+        name in _PROXY_HEADERS or name.startswith(_PROXY_HEADER_PREFIXES) for name in names
+    )
+
+
+def _is_loopback_host(ipv6: str, name: str) -> bool:
+    try:
+        return name.lower() == "localhost" or ipaddress.ip_address(ipv6 or name).is_loopback
+    except ValueError:  # another name
+        return False
 
 
 def _has_credentials(request: web.Request) -> bool:
