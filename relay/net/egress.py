@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import re
 import socket
+from collections.abc import Iterator
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
@@ -27,7 +28,23 @@ REFUSED = tuple(
         "fd00:ec2::254/128",  # instance metadata of another cloud
     )
 )
-_NAT64 = ip_network("64:ff9b::/96")
+_ENDING_IN_IPV4 = tuple(
+    ip_network(network)
+    for network in (
+        "::/96",  # IPv4-compatible
+        "::ffff:0:0/96",  # IPv4-mapped
+        "::ffff:0:0:0/96",  # IPv4-translated
+        "64:ff9b::/96",  # NAT64
+    )
+)
+_ISATAP = (bytes.fromhex("00005efe"), bytes.fromhex("02005efe"))
+_LOCAL_NAT64 = ip_network("64:ff9b:1::/48")
+_LOCAL_NAT64_POSITIONS = (6, 7, 8, 11)
+"""Where an IPv4 address begins after a prefix of 48, 56, 64 or 96 bits, without byte 8 (RFC 6052).
+
+Byte 8 is reserved.
+"""
+_HOST_SERVICES = tuple(IPv4Address(text).packed for text in ("169.254.169.254", "168.63.129.16"))
 
 _LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 _HOST_NAME = re.compile(rf"(?=.{{1,253}}\.?$){_LABEL}(?:\.{_LABEL})*\.?")
@@ -46,13 +63,38 @@ class AddressRefused(OSError):
 
 
 def is_refused(address: Address) -> bool:
-    """Return whether no sink may reach the address, or the IPv4 address that it contains."""
-    if isinstance(address, IPv6Address):
-        if address.ipv4_mapped is not None:
-            address = address.ipv4_mapped
-        elif address in _NAT64:
-            address = IPv4Address(int(address) & 0xFFFF_FFFF)
-    return any(address in network for network in REFUSED)
+    """Return whether no sink may reach the address, or an IPv4 address that it contains."""
+    if any(address in network for network in REFUSED):
+        return True
+    if isinstance(address, IPv4Address):
+        return False
+    return any(map(is_refused, _contained_addresses(address))) or _has_host_service(address)
+
+
+def _contained_addresses(address: IPv6Address) -> Iterator[IPv4Address]:
+    """Yield the IPv4 addresses to which a tunnel or a translator could pass a packet on."""
+    packed = address.packed
+    if address.sixtofour is not None:
+        yield address.sixtofour
+    if address.teredo is not None:
+        yield from address.teredo
+    if packed[8:12] in _ISATAP or any(address in network for network in _ENDING_IN_IPV4):
+        yield IPv4Address(packed[12:])
+    if address in _LOCAL_NAT64:
+        digits = packed[:8] + packed[9:]
+        for position in _LOCAL_NAT64_POSITIONS:
+            yield IPv4Address(digits[position : position + 4])
+
+
+def _has_host_service(address: IPv6Address) -> bool:
+    """Return whether the bytes of the metadata service's or the host's address are in an address.
+
+    Any prefix can be one of NAT64. All of link local is not looked for: an address contains two
+    given bytes by chance too often.
+    """
+    packed = address.packed
+    digits = packed[:8] + packed[9:]
+    return any(service in packed or service in digits for service in _HOST_SERVICES)
 
 
 def parse_address_literal(host: str) -> Address | None:

@@ -75,6 +75,8 @@ def test_a_url_that_cannot_be_used_is_refused_without_being_shown(text: str) -> 
         "2852039166",
         "0xa9.254.43518",
         "broker.example.com,169.254.169.254",
+        "[2002:a9fe:a9fe::1]",
+        "[64:ff9b:1::a9fe:a9fe]",
     ],
 )
 def test_a_metadata_address_is_refused_before_it_is_dialled(hosts: str) -> None:

@@ -366,6 +366,7 @@ async def test_a_client_s_key_still_works_beside_tokens(entra: Entra) -> None:
         ("tenant's id", {"tenant": "common"}),
         ("expected https", {"keys_url": "http://keys.example.com/"}),
         ("metadata or host", {"keys_url": "https://169.254.169.254/keys"}),
+        ("metadata or host", {"keys_url": "https://[64:ff9b:1::a9fe:a9fe]/keys"}),
         ("at least 1", {"roles": {}}),
         ("read", {"roles": {"x": ["all"]}}),
         ("at least 1", {"issuer": ""}),

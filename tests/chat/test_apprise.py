@@ -456,7 +456,10 @@ async def test_proxies_of_the_environment_are_logged_without_their_passwords(
 
 @pytest.mark.parametrize(
     "address",
-    ["169.254.169.254", "168.63.129.16", "fe80::1", "fd00:ec2::254", "::ffff:169.254.169.254"],
+    [
+        *("169.254.169.254", "168.63.129.16", "fe80::1", "fd00:ec2::254"),
+        *("::ffff:169.254.169.254", "64:ff9b:1::a9fe:a9fe", "2002:a9fe:a9fe::1"),
+    ],
 )
 async def test_a_thread_of_a_sink_cannot_connect_to_a_refused_address(address: str) -> None:
     """The guard covers every library, and no other threads."""

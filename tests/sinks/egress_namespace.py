@@ -22,7 +22,11 @@ from tests.builders import cloudevent
 from tests.sinks.webhook_sink import sink
 
 PORT = 8080
-ADDRESSES = ("169.254.169.254", "168.63.129.16", "fd00:ec2::254", "64:ff9b::a9fe:a9fe", "fe80::1")
+ADDRESSES = (
+    *("169.254.169.254", "168.63.129.16", "fd00:ec2::254", "64:ff9b::a9fe:a9fe"),
+    *("64:ff9b:1::a9fe:a9fe", "2002:a9fe:a9fe::1", "2001:0:a9fe:a9fe::1", "2a01:db8::a9fe:a9fe"),
+    *("2001:db8::5efe:a9fe:a9fe", "fe80::1"),
+)
 REACHED = (*ADDRESSES[:-1], "fe80::1%lo", "::ffff:169.254.169.254", "127.0.0.1")
 HOSTS = """
 127.0.0.1 localhost
@@ -32,6 +36,8 @@ HOSTS = """
 fd00:ec2::254 six.test three.test
 ::ffff:169.254.169.254 mapped.test
 fe80::1 local.test
+2002:a9fe:a9fe::1 tunnel.test
+2a01:db8::a9fe:a9fe translated.test
 """
 LITERALS = (
     *(
@@ -50,9 +56,19 @@ LITERALS = (
         "[fe80::1%lo]",
         "[64:ff9b::169.254.169.254]",
     ),
+    *(
+        "[64:ff9b:1::169.254.169.254]",
+        "[2002:a9fe:a9fe::1]",
+        "[2001:0:a9fe:a9fe::1]",
+        "[2a01:db8::a9fe:a9fe]",
+        "[2001:db8::5efe:169.254.169.254]",
+    ),
     *("[::ffff:169.254.169.254]", "[::ffff:a9fe:a9fe]", "[0:0:0:0:0:ffff:a83f:8110]"),
 )
-NAMES = ("metadata.test", "host.test", "six.test", "mapped.test", "local.test", "three.test")
+NAMES = (
+    *("metadata.test", "host.test", "six.test", "mapped.test", "local.test", "three.test"),
+    *("tunnel.test", "translated.test"),
+)
 
 
 def prepare() -> None:

@@ -41,6 +41,37 @@ REFUSED_ADDRESSES = (
         "64:ff9b::169.254.169.254",
         "64:ff9b::a83f:8110",
     ),
+    *("::169.254.169.254", "::168.63.129.16"),  # IPv4-compatible
+    *("::ffff:0:169.254.169.254", "::ffff:0:168.63.129.16"),  # IPv4-translated
+    *("2002:a9fe:a9fe::1", "2002:a9fe:1:2:3:4:5:6", "2002:a83f:8110::"),  # 6to4
+    *(
+        "2001:0:a9fe:a9fe::1",  # Teredo: the server
+        "2001:0:102:304:8000:1234:5601:5601",  # Teredo: the client, with all bits inverted
+        "2001:0:102:304::57c0:7eef",
+    ),
+    *(
+        "2001:db8::5efe:169.254.1.2",  # ISATAP
+        "2001:db8::200:5efe:169.254.1.2",
+        "fd12::5efe:168.63.129.16",
+    ),
+    *(
+        "64:ff9b:1::169.254.1.2",  # NAT64 with a local prefix of 96 bits
+        "64:ff9b:1:a9fe:1:200::",  # 48 bits
+        "64:ff9b:1:aaa9:fe:102::",  # 56 bits
+        "64:ff9b:1:aaaa:a9:fe01:200::",  # 64 bits
+        "64:ff9b:1:a83f:81:1000::",
+    ),
+    *(
+        "2a01:db8:a9fe:a9fe::",  # NAT64 with the prefix of a network: 32 bits
+        "2a01:db8:12a9:fea9:fe::",  # 40 bits
+        "2a01:db8:1234:a9fe:a9:fe00::",  # 48 bits
+        "2a01:db8:1234:56a9:fe:a9fe::",  # 56 bits
+        "2a01:db8:1234:5678:a9:fea9:fe00:0",  # 64 bits
+        "2a01:db8:1234:5678:a9:fea9:feff:ffff",  # its suffix is ignored
+        "2a01:db8:1234:5678::169.254.169.254",  # 96 bits
+        "2a01:db8:1234:a83f:81:1000::",
+        "2a01:db8::a83f:8110",
+    ),
 )
 ALLOWED_ADDRESSES = (
     *(
@@ -61,7 +92,16 @@ ALLOWED_ADDRESSES = (
         "fec0::1",
         "::ffff:127.0.0.1",
         "64:ff9b::10.0.0.4",
-        "64:ff9b:1::a9fe:a9fe",
+        "::10.0.0.4",
+        "::ffff:0:10.0.0.4",
+        "64:ff9b:1::10.0.0.4",
+        "64:ff9b:1:a00:0:400::",
+        "2002:a00:4::1",
+        "2001:0:102:304::f5ff:fffb",
+        "2001:db8::5efe:10.0.0.4",
+        "2a01:db8:a9fe::1",  # 169.254.0.0 in a prefix that nobody knows as one of NAT64
+        "2a01:db8::a9fe:1",
+        "2a01:db8::a9fe:a9fd",
     ),
 )
 
@@ -101,10 +141,22 @@ def test_the_refused_ranges_are_those_of_the_documentation() -> None:
 def test_an_ipv4_address_is_judged_alike_in_every_form(number: int) -> None:
     address = IPv4Address(number)
     expected = address in ip_network("169.254.0.0/16") or str(address) == "168.63.129.16"
-    forms = [f"::ffff:{address}", f"64:ff9b::{address}"]
-    assert [is_refused(address), *(is_refused(IPv6Address(form)) for form in forms)] == [
-        expected
-    ] * 3
+    high, low = number >> 16, number & 0xFFFF
+    inverted = IPv4Address(number ^ 0xFFFF_FFFF)
+    forms = (
+        f"::ffff:{address}",
+        f"::{address}",
+        f"::ffff:0:{address}",
+        f"64:ff9b::{address}",
+        f"64:ff9b:1::{address}",
+        f"64:ff9b:1:{high:x}:{low >> 8:x}:{low << 8 & 0xFFFF:x}::",
+        f"2002:{high:x}:{low:x}::1",
+        f"2001:0:{high:x}:{low:x}::",
+        f"2001:0:102:304:8000:1:{inverted}",
+        f"2a01:db8::5efe:{address}",
+    )
+    assert is_refused(address) == expected
+    assert [form for form in forms if is_refused(IPv6Address(form)) != expected] == []
 
 
 def test_what_is_not_an_address_gets_no_socket() -> None:
