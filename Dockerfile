@@ -1,5 +1,7 @@
 # The relay as an image: a user of its own, a read-only root if you like, state in one volume.
-# Build: docker build -t imds-relay .    or: buildah build --format docker -t imds-relay .
+# Build: docker build -t localhost/imds-relay .
+#    or: buildah build --format docker -t localhost/imds-relay .
+# `make pin-images` writes the digest of the base image behind its tag.
 # Run: see docker-compose.yml
 
 ARG PYTHON=docker.io/library/python:3.13-slim-trixie

@@ -6,7 +6,7 @@ ARGS ?=
 BIN := $(VENV)/bin
 LOCKS := requirements/run.lock requirements/build.lock requirements/dev.lock
 
-.PHONY: help install demo test check lint format types imports yaml pages bench docs chaos platforms lock clean
+.PHONY: help install demo test check lint format types imports yaml pages bench docs chaos platforms lock pin-images clean
 .DEFAULT_GOAL := help
 
 help:
@@ -19,6 +19,7 @@ help:
 	@echo 'make platforms  demo and test on bare Debian machines, as root: PLATFORMS="bookworm trixie"'
 	@echo 'make docs     writes the generated pages of docs/ again'
 	@echo 'make lock     newest versions within the bounds of pyproject.toml, with hashes'
+	@echo 'make pin-images  the digests of the official images, as a registry names them now'
 	@echo 'make clean    removes $(VENV) and every cache'
 
 $(VENV)/.run: requirements/run.lock requirements/build.lock pyproject.toml requirements/install
@@ -91,6 +92,9 @@ lock:
 	@$(compile) --group build --constraints requirements/dev.lock --output-file requirements/build.lock
 	@! grep -n '://' $(LOCKS)
 	@echo 'locked: $(LOCKS)'
+
+pin-images:
+	@requirements/pin-images
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

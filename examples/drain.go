@@ -1,7 +1,7 @@
 // A service that makes room before maintenance: it drains the machines of an event, and then approves it over the same broker.
 // The same as drain.py, in Go; text to start from.
 //
-//	go mod init drain && go get github.com/rabbitmq/amqp091-go && AMQP_URL=amqp://drain:secret@127.0.0.1:5672/ go run drain.go
+//	cp ../tests/examples/go.* . && AMQP_URL=amqp://drain:secret@127.0.0.1:5672/ go run drain.go
 
 package main
 

@@ -1,7 +1,7 @@
 // A service that makes room before maintenance: it drains the machines of an event, and then approves it over the same broker.
 // The same as drain.py, in JavaScript; text to start from.
 //
-//   npm install amqplib && AMQP_URL=amqp://drain:secret@127.0.0.1:5672/ node drain.mjs
+//   cp ../tests/examples/package*.json . && npm ci --ignore-scripts && AMQP_URL=amqp://drain:secret@127.0.0.1:5672/ node drain.mjs
 
 import { execFile } from "node:child_process";
 import { once } from "node:events";

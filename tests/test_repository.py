@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -91,6 +92,95 @@ def test_the_wheel_holds_the_package_with_its_data_and_nothing_else(tmp_path: Pa
     }
     assert inside == written
     assert {"relay/py.typed", "relay/outbox/schema/1.sql"} <= inside
+
+
+def text_files() -> dict[str, str]:
+    """Return the text of each tracked file but locks, by path."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    paths = [ROOT / name for name in listed.stdout.split("\0") if name]
+    return {
+        str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
+        for path in paths
+        if path.suffix not in {".png", ".lock", ".sum"} and path.is_file()
+    }
+
+
+def test_packages_are_installed_by_hash_and_the_project_from_its_source() -> None:
+    """A package index may have something else under the project's name."""
+    files = text_files()
+    assert len(files) > 300
+    installs = [
+        (name, arguments)
+        for name, text in files.items()
+        if name != "requirements/install"
+        for arguments in re.findall(r"\bpip3? install\b([^\n&]*)", text)
+    ]
+    assert len(installs) >= 3
+    assert [
+        install
+        for install in installs
+        if not re.match(
+            r" (--require-hashes -r requirements/|--no-deps (/wheel/|dist/))", install[1]
+        )
+    ] == []
+    installer = files["requirements/install"]
+    for arguments in re.findall(r"' install (.*?)(?: ;;)?$", installer, re.MULTILINE):
+        assert re.match(r"--require-hashes -r |--no-deps --no-build-isolation ", arguments)
+    fetched = re.compile(r"imds-relay\[|\b(?:pipx|uvx|npx|npm install|go get|uv tool)\b")
+    mine = "tests/test_repository.py"
+    assert [name for name, text in files.items() if name != mine and fetched.search(text)] == []
+
+
+def test_images_are_official_ones_or_built_here() -> None:
+    official = {"docker.io/library/python", "docker.io/library/rabbitmq"}
+    registry = re.compile(r"\b(?:docker\.io|ghcr\.io|quay\.io|mcr\.microsoft\.com)/[\w./-]*\w")
+    local = re.compile(r"(?:\bimage: |\s-t |--tag[ =]|docker run .*)imds-relay\b")
+    for name, text in text_files().items():
+        if name != "tests/test_repository.py":
+            assert {*registry.findall(text)} <= official, name
+            assert not local.search(text), name
+
+
+DIGEST = f"sha256:{'0123456789abcdef' * 4}"
+NEWER_DIGEST = f"sha256:{'fedcba9876543210' * 4}"
+
+
+def pin_images(folder: Path, answer: str) -> subprocess.CompletedProcess[str]:
+    """Run the script on a copy of the files, with a skopeo that gives this answer."""
+    skopeo = folder / "bin/skopeo"
+    skopeo.parent.mkdir(parents=True, exist_ok=True)
+    skopeo.write_text(f"#!/bin/sh\nprintf '%s\\n' '{answer}'\n")
+    skopeo.chmod(0o755)
+    return subprocess.run(
+        [folder / "requirements/pin-images"],
+        env={"PATH": f"{skopeo.parent}:{os.environ['PATH']}"},
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_the_digests_of_images_are_written_behind_their_tags(tmp_path: Path) -> None:
+    """Nothing is written if the registry's answer is no digest."""
+    names = ("requirements/pin-images", "Dockerfile", "docker-compose.yml")
+    for name in (*names, "tests/prerequisites.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    before = (tmp_path / "Dockerfile").read_text()
+    assert pin_images(tmp_path, "<html>").returncode == 1
+    assert (tmp_path / "Dockerfile").read_text() == before
+    for digest in (DIGEST, NEWER_DIGEST):
+        assert pin_images(tmp_path, digest).returncode == 0
+        image = re.search(r"^ARG PYTHON=(.*)$", (tmp_path / "Dockerfile").read_text(), re.MULTILINE)
+        assert image is not None
+        assert re.fullmatch(rf"docker\.io/library/python:[\w.-]+@{digest}", image[1])
+        compose = (tmp_path / "docker-compose.yml").read_text()
+        assert len(re.findall(rf"image: docker\.io/\S+@{digest}$", compose, re.MULTILINE)) == 1
+        tests = (tmp_path / "tests/prerequisites.py").read_text()
+        assert re.search(rf'^IMAGE = "docker\.io/library/[^"@]+@{digest}"$', tests, re.MULTILINE)
 
 
 def test_every_rule_that_is_switched_off_has_its_reason() -> None:

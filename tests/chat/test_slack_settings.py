@@ -144,7 +144,7 @@ except ValueError as error:
     run = subprocess.run(
         [sys.executable, "-c", program], check=True, capture_output=True, text=True
     )
-    assert "expected the package imds-relay[slack]" in run.stdout
+    assert "expected the package slack-sdk" in run.stdout
 
 
 def test_a_relay_without_slack_does_not_load_the_sdk() -> None:

@@ -54,6 +54,7 @@ class OidcSettings(Section):
     def _check_package(self) -> OidcSettings:
         if find_spec("jwt") is None:
             raise ValueError(
-                "expected the package imds-relay[entra], which verifies tokens; it is not installed"
+                "expected the package pyjwt, which verifies tokens, it is not installed: "
+                "requirements/run.lock has it"
             )
         return self

@@ -7,7 +7,7 @@ attacks). Nothing in a token chooses the algorithm or the issuer.
 An ID token of this relay's own application has the same issuer, audience, tenant and roles as an
 access token. It tells an application who signed in, and gives nobody access. It names no
 application that uses it: `_check_application`.
-Imported only where `api.oidc` is configured: the library comes with imds-relay[entra].
+Imported only where `api.oidc` is configured: the extra `entra` has the library.
 """
 
 from __future__ import annotations

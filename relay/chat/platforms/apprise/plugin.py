@@ -19,8 +19,8 @@ from typing import Any
 from relay.net.egress import is_refused, parse_address_literal
 
 REQUIREMENT = (
-    "expected the package imds-relay[apprise] with Apprise 2.2 or newer, which can be told to "
-    "follow no redirects"
+    "expected the package apprise, 2.2 or newer, which can be told to follow no redirects "
+    "(requirements/run.lock has it)"
 )
 _FILE_ARGUMENT = re.compile(r"(\bFile|KeyFile|Template Path|Key Path)$")
 """The library's names for arguments that are files on this machine, which the service would get."""

@@ -1,7 +1,7 @@
 """Slack: one message per event, kept current; people answer with buttons, links or a slash command.
 
 `settings` is the platform's section of the configuration. `sink` connects the other modules. They
-need the package that the extra imds-relay[slack] installs, so they are imported only when a channel
+need the package that the extra `slack` installs, so they are imported only when a channel
 is connected: a relay without Slack saves their memory.
 """
 

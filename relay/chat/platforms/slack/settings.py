@@ -55,8 +55,8 @@ class Settings(AnswerableChatSettings):
     def _check(self) -> Settings:
         if find_spec("slack_sdk") is None:
             raise ValueError(
-                "expected the package imds-relay[slack], which this kind of sink needs; "
-                "it is not installed"
+                "expected the package slack-sdk, which this kind of sink needs, "
+                "it is not installed: requirements/run.lock has it"
             )
         if self.token is None and self.token_file is None:
             raise ValueError("expected token or token_file, got neither")
