@@ -105,15 +105,17 @@ class LiveMessageSink:
 
     async def _apply(self, update: MessageUpdate) -> str:
         """Call the platform and record the result. Returns what was done, for the attempt log."""
-        ref, done = update.ref, []
+        ref, shown, told = update.ref, "", ""
         if update.card is not None:
             ref, shown = await self._show(update, update.card)
-            done.append(shown)
+        if shown:
             await self._messages.mark_shown(update, ref)
-        if update.history_lines and _POSTED_AGAIN not in done:
-            done.append(await self._tell_history(update, ref))
+        if update.history_lines and shown != _POSTED_AGAIN:
+            told = await self._tell_history(update, ref)
+        if update.card is not None and not shown:
+            await self._messages.mark_shown(update, ref)
         await self._messages.mark_history_told(update)
-        return ", ".join(filter(None, done)) or _UP_TO_DATE
+        return ", ".join(filter(None, (shown, told))) or _UP_TO_DATE
 
     async def _show(self, update: MessageUpdate, card: Card) -> tuple[str | None, str]:
         """Return the name that the message has now, and what was done.

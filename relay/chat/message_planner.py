@@ -16,7 +16,7 @@ from datetime import datetime
 from relay.approvals.service import ApprovalService
 from relay.chat.cards.card import Card, Text
 from relay.chat.cards.rendering import message_card, next_refresh_time
-from relay.chat.cards.timeline import history_lines
+from relay.chat.cards.timeline import history_lines, voting_closed_lines
 from relay.chat.cards.wording import message_subject
 from relay.chat.links import ConfirmationLinks
 from relay.clock import Clock
@@ -141,6 +141,9 @@ class MessagePlanner:
             link = self._links.recorded(tx, message, nonce=nonce, in_chat=in_chat)
             card = message_card(statuses, scope, link=link, code=code)
         history = _untold_history(tx, sink, message, occurrences)
+        lines = history_lines(history, is_grouped=len(statuses) > 1)
+        if message.is_posted and message.ref is None and len(statuses) == 1:
+            lines += voting_closed_lines(statuses[0], since=message.refresh_at)
         return MessageUpdate(
             message_id=message.id,
             subject=message_subject(statuses),
@@ -149,7 +152,7 @@ class MessagePlanner:
             card=card,
             content_hash=content_hash,
             refresh_at=next_refresh_time(statuses),
-            history_lines=history_lines(history, is_grouped=len(statuses) > 1),
+            history_lines=lines,
             is_event_changed=any(event.name == "event.updated" for _, event in history),
             history_position=tx.head().position,
         )

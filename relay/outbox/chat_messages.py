@@ -28,7 +28,7 @@ class ChatMessage:
     ``ref`` is the platform's name of it; None if the platform cannot name it. ``code`` is shown in
     it and asked for by the confirm page. ``content_hash`` is that of the card that it shows; None
     if it must be shown again. ``history_position`` is the journal position up to which its thread
-    tells.
+    tells. ``refresh_at`` is when time alone changes it, or has changed it.
     """
 
     id: int
@@ -37,6 +37,7 @@ class ChatMessage:
     code: str
     content_hash: str | None
     history_position: int
+    refresh_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +70,8 @@ class ChatMessages:
         """Return the message in which a sink shows an event."""
         rows = self._connection.execute(
             "SELECT message.id, ref, posted AS is_posted, code, looks AS content_hash, "
-            "told AS history_position FROM message JOIN message_about ON message.id = message "
+            "told AS history_position, stale_at AS refresh_at "
+            "FROM message JOIN message_about ON message.id = message "
             "WHERE message_about.sink = ? AND occurrence = ?",
             (sink, occurrence),
         )
@@ -114,9 +116,9 @@ class ChatMessages:
         )
 
     def mark_shown(self, message: int, ref: str | None, content_hash: str) -> None:
-        """Record that a message is posted and shows this content."""
+        """Record that a message is posted and shows this content. It has no timer yet."""
         self._connection.execute(
-            "UPDATE message SET ref = ?, posted = 1, looks = ? WHERE id = ?",
+            "UPDATE message SET ref = ?, posted = 1, looks = ?, stale_at = NULL WHERE id = ?",
             (ref, content_hash, message),
         )
 
@@ -128,16 +130,19 @@ class ChatMessages:
         )
 
     def take_due_refreshes(self, sink: str, now: datetime) -> list[int]:
-        """Return one occurrence of each message that is due for refresh, and clear its timer.
+        """Return one occurrence of each message that is due for refresh.
 
-        The content hash is cleared too, so that the message is shown again.
+        The content hash is cleared, so that the message is shown again, and returned only once.
         """
         due = (sink, format_sortable(now))
+        condition = "sink = ? AND stale_at <= ? AND looks IS NOT NULL"
         messages = self._connection.execute(
-            "SELECT id FROM message WHERE sink = ? AND stale_at <= ?", due
+            f"SELECT id FROM message WHERE {condition}",  # noqa: S608  # a constant
+            due,
         ).fetchall()
         self._connection.execute(
-            "UPDATE message SET stale_at = NULL, looks = NULL WHERE sink = ? AND stale_at <= ?", due
+            f"UPDATE message SET looks = NULL WHERE {condition}",  # noqa: S608  # a constant
+            due,
         )
         # The EventId of an ended occurrence may have come again, in a message of its own.
         query = (
@@ -153,7 +158,7 @@ class ChatMessages:
     def refresh_all(self, now: datetime) -> None:
         """Make every message about a live event due for refresh."""
         self._connection.execute(
-            "UPDATE message SET stale_at = ? WHERE posted AND id IN "
+            "UPDATE message SET stale_at = ?, looks = coalesce(looks, '') WHERE posted AND id IN "
             "(SELECT message FROM message_about "
             "JOIN occurrence ON occurrence.id = occurrence WHERE live)",
             (format_sortable(now),),
@@ -162,7 +167,7 @@ class ChatMessages:
     def next_refresh(self, sink: str) -> str | None:
         """Return when `take_due_refreshes` will return something."""
         time = self._connection.execute(
-            "SELECT min(stale_at) FROM message WHERE sink = ?", (sink,)
+            "SELECT min(stale_at) FROM message WHERE sink = ? AND looks IS NOT NULL", (sink,)
         ).fetchone()[0]
         return str(time) if time is not None else None
 

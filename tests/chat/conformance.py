@@ -252,6 +252,69 @@ async def shows_that_the_time_has_come(
         assert (len(far.messages()), far.replies()) == (1, [])
 
 
+async def says_that_voting_has_closed(
+    far: FarSide, directory: Path, _: pytest.LogCaptureFixture
+) -> None:
+    """After `close_before` the newest text asks nobody for votes. Nothing else has happened."""
+    async with relay_with_chat(directory, far) as relay:
+        await relay.see(relay.reboot(due=66))
+        await relay.settle()
+        assert "2 missing" in far.messages()[0]
+        await eventually(lambda: "oting closed" in far.messages()[-1], within=TIMEOUT)
+        await relay.settle()
+        assert "missing" not in far.messages()[-1]
+        assert "0 of 2" in far.messages()[-1]
+        assert "Reboot of db-1" in far.messages()[-1]
+        assert (len(far.messages()), far.replies()) == (1 if far.edits else 2, [])
+
+
+async def keeps_votes_after_a_change_of_the_description(
+    far: FarSide, directory: Path, _: pytest.LogCaptureFixture
+) -> None:
+    """The revision is the same, and nothing says that votes do not count."""
+    async with relay_with_chat(directory, far) as relay:
+        reboot = relay.reboot(description="Host maintenance")
+        await relay.see(reboot)
+        await relay.submit("approve", "alice", reboot)
+        await relay.settle()
+        await relay.see(replace(reboot, description="Urgent maintenance"))
+        await relay.settle()
+        text = "\n".join(far.messages() + far.replies())
+        assert "Azure changed description" in text or not far.edits
+        assert "not count" not in text
+        assert "count no more" not in text
+        assert "Urgent maintenance" in far.messages()[-1]
+        assert "1 of 2" in far.messages()[-1]
+
+
+async def shows_no_votes_after_the_start(
+    far: FarSide, directory: Path, _: pytest.LogCaptureFixture
+) -> None:
+    """The start is a new revision: "0 of 2" would contradict "It is approved"."""
+    async with relay_with_chat(directory, far) as relay:
+        reboot = relay.reboot()
+        await relay.see(reboot)
+        for client in ("alice", "bob"):
+            await relay.submit("approve", client, reboot)
+        now = relay.clock.now()
+
+        def start(tx: Transaction) -> None:
+            claims = relay.approvals.claim(tx, tx.decisions.open_grants(), now)
+            assert len(claims) == 1
+            relay.approvals.record_answer(tx, claims, None, now)
+
+        await relay.store.transact(start)
+        await relay.settle()
+        await relay.see(replace(reboot, event_status="Started", not_before=None))
+        await relay.settle()
+        assert "It is approved" in far.messages()[0] or not far.edits
+        assert "Azure" in far.messages()[-1]
+        assert not any("It is approved" in text and "0 of 2" in text for text in far.messages())
+        assert "Azure began, as this relay had approved" in "\n".join(
+            far.messages() + far.replies()
+        )
+
+
 async def posts_the_latest_state_after_an_outage(
     far: FarSide, directory: Path, _: pytest.LogCaptureFixture
 ) -> None:
@@ -452,6 +515,9 @@ CASES: tuple[Case, ...] = (
     edits_or_follows_up,
     shows_a_new_time,
     shows_that_the_time_has_come,
+    says_that_voting_has_closed,
+    keeps_votes_after_a_change_of_the_description,
+    shows_no_votes_after_the_start,
     posts_the_latest_state_after_an_outage,
     asks_for_help_where_somebody_must_mend_something,
     shows_hostile_texts_as_text,

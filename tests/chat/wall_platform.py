@@ -13,6 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from relay.approvals import ApprovalsSettings
 from relay.approvals.request import DecisionAnswer, DecisionKind
 from relay.approvals.service import ApprovalService
 from relay.chat import ChatSettings, MessageGone
@@ -167,6 +168,7 @@ async def relay_with_wall(
     clock: ManualClock | None = None,
     public_url: str | None = "https://relay.example.com",
     in_chat: bool = False,
+    approvals_settings: ApprovalsSettings = SETTINGS,
     **fields: Any,
 ) -> AsyncIterator[WallRelay]:
     """Run a relay. Over the same directory it is the same relay, started again.
@@ -181,7 +183,7 @@ async def relay_with_wall(
         clock,
         lambda event: tuple(matching_sinks(event, [settings])),
     ) as store:
-        approvals = ApprovalService(SETTINGS, ORIGIN, client_resources=CLIENT_RESOURCES)
+        approvals = ApprovalService(approvals_settings, ORIGIN, client_resources=CLIENT_RESOURCES)
         context = make_chat_context(store, approvals, clock, public_url)
         sink = LiveMessageSink(settings, context, wall, clock, in_chat=in_chat)
         dispatcher = Dispatcher({"wall": (settings, sink)}, store, clock, lambda *_: None)

@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from relay.approvals.rules import Quorum, eligible_voters
 from relay.approvals.status import ApprovalStatus, approval_state
+from relay.approvals.transitions import grant_expires_at
 from relay.chat.cards.buttons import available_decisions, decision_buttons, is_voting_closed
 from relay.chat.cards.card import Card, Link, PrincipalRef, Text
 from relay.chat.cards.grouped_card import grouped_card
@@ -24,6 +25,8 @@ from relay.chat.cards.wording import (
 )
 from relay.outbox import Decision
 
+_TIME_TO_FAIL_GRANT = timedelta(seconds=1)
+"""The gate fails an expired grant a moment after its end."""
 _SOURCES = {"platform": "Azure itself", "user": "a user of the subscription"}
 _STATE_NOTES = {
     "granted": "It is approved: the StartRequest is about to be sent.",
@@ -47,11 +50,25 @@ def next_refresh_time(statuses: Iterable[ApprovalStatus]) -> datetime | None:
     times = [
         time
         for status in statuses
-        if status.is_open
-        for time in (status.voting_closes_at, status.not_before)
+        if status.occurrence.live
+        for time in _times_shown(status)
         if time is not None and time > status.now
     ]
     return min(times, default=None)
+
+
+def _times_shown(status: ApprovalStatus) -> Iterator[datetime | None]:
+    """Yield the times at which what a message says about a live event becomes wrong."""
+    if status.is_open:
+        yield status.voting_closes_at
+    if not status.occurrence.event.is_started:
+        yield status.not_before
+    for decision in status.decisions:
+        yield status.expires_at(decision)
+    for grant in status.grants:
+        expires_at = grant_expires_at(grant, status)
+        if expires_at is not None:
+            yield expires_at + _TIME_TO_FAIL_GRANT
 
 
 def event_card(status: ApprovalStatus, scope: str, *, link: Link | None, code: str | None) -> Card:

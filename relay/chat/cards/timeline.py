@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
+from relay.approvals.status import ApprovalStatus
 from relay.chat.cards.card import PrincipalRef, Text
 from relay.chat.cards.wording import UNNAMED_MACHINES, join_names, outcome_text
 from relay.events.cloudevent import CloudEvent
@@ -59,6 +61,20 @@ def history_lines(
             )
         lines.append(line)
     return tuple(lines)
+
+
+def voting_closed_lines(status: ApprovalStatus, since: datetime | None) -> tuple[Text, ...]:
+    """Return the line for a message that cannot be edited and still asks for votes, if any.
+
+    ``since`` is when time alone would change the message; None: never.
+    """
+    closed_at = status.voting_closes_at
+    if since is None or closed_at is None or not since <= closed_at <= status.now:
+        return ()
+    if not status.is_open or not status.votes_missing or status.is_claimed:
+        return ()
+    count = f"{status.vote_count} of {status.votes_required}"
+    return ((closed_at, f": Voting closed, with {count} votes."),)
 
 
 def timeline_line(event: CloudEvent) -> Text:
