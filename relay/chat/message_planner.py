@@ -142,7 +142,8 @@ class MessagePlanner:
             card = message_card(statuses, scope, link=link, code=code)
         history = _untold_history(tx, sink, message, occurrences)
         lines = history_lines(history, is_grouped=len(statuses) > 1)
-        if message.is_posted and message.ref is None and len(statuses) == 1:
+        is_told = matches_any(sink.events, "approval.recorded")
+        if is_told and message.is_posted and message.ref is None and len(statuses) == 1:
             lines += voting_closed_lines(statuses[0], since=message.refresh_at)
         return MessageUpdate(
             message_id=message.id,

@@ -287,6 +287,38 @@ async def test_when_it_is_too_late_there_is_no_form(page: Page, relay: RunningRe
     await expect(page.locator("form")).to_be_hidden()
 
 
+async def test_an_open_page_says_by_itself_that_voting_has_closed(
+    page: Page, relay: RunningRelay
+) -> None:
+    message = await render_message(relay)
+    await page.clock.install()
+    closes_at = parse_timestamp(make_event().not_before)
+    assert closes_at is not None
+    relay.clock.offset = (closes_at - datetime.now(UTC)).total_seconds() - 180
+    await opened(page, relay, message.tokens["approve"])
+    await page.get_by_label("Reason").fill("drained")
+    await expect(page.locator("#facts")).to_contain_text("2 missing")
+    relay.clock.offset += 125
+    await page.clock.run_for(60_000)
+    await expect(page.locator("#facts")).to_contain_text("2 missing")
+    await page.clock.run_for(75_000)
+    await expect(page.locator("#facts")).to_contain_text("voting closed at")
+    await expect(page.locator("#facts")).not_to_contain_text("missing")
+    await expect(page.get_by_role("status")).to_contain_text("Too late: it closed at")
+    await expect(page.locator("form")).to_be_hidden()
+
+
+async def test_after_the_start_the_page_shows_no_votes(page: Page, relay: RunningRelay) -> None:
+    message = await render_message(relay)
+    for client in ("alice", "bob"):
+        await relay.decide(by=client)
+    await eventually(lambda: relay.azure.started == [(EVENT_ID,)])
+    await relay.observe(make_event(event_status="Started", not_before=None))
+    await page.goto(url(relay, message.tokens["approve"]))
+    await expect(page.locator("#event")).to_contain_text("It is approved")
+    await expect(page.locator("#facts")).not_to_contain_text("of 2")
+
+
 async def test_while_approvals_are_off_the_page_can_be_reloaded(
     page: Page, relay: RunningRelay
 ) -> None:
