@@ -1,1 +1,1 @@
-"""Tests of imds-relay: the far side is always real."""
+"""Tests of imds-relay: the other side is always real."""

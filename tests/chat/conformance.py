@@ -1,4 +1,4 @@
-"""The cases that every chat platform must pass, and the `FarSide` that each platform provides.
+"""The cases that every chat platform must pass, and the `ReceiverControl` that each provides.
 
 `test_conformance` runs every case with every platform. docs/adding-a-sink.md explains how to add
 a platform.
@@ -51,19 +51,19 @@ HOSTILE = (
 """A description or reason that must mention nobody and link nowhere."""
 
 
-class FarSide(Protocol):
+class ReceiverControl(Protocol):
     """The stand-in of a platform, as a case controls it."""
 
     kind: str
     edits: bool
     """Whether its messages can be edited; otherwise follow-ups come after them."""
-    telltales: tuple[str, ...]
+    secrets_in_settings: tuple[str, ...]
     """Secrets in the sink's settings that no error and no log may contain."""
 
     def settings(self) -> dict[str, Any]:
         """Return the sink's section of the YAML document, without kind and name."""
 
-    async def leave(self) -> None:
+    async def disconnect(self) -> None:
         """Cut all connections and refuse new ones."""
 
     async def refuse(self) -> None:
@@ -75,7 +75,7 @@ class FarSide(Protocol):
     async def hang(self) -> None:
         """Read everything and answer nothing."""
 
-    async def come(self) -> None:
+    async def reconnect(self) -> None:
         """Work normally again, at the same address."""
 
     def messages(self) -> list[str]:
@@ -87,7 +87,7 @@ class FarSide(Protocol):
     def replies(self) -> list[str]:
         """Return the words of every message in a thread."""
 
-    def slipped_in(self) -> list[str]:
+    def active_markup(self) -> list[str]:
         """Return what in all messages mentions somebody, or links to anything but the relay."""
 
 
@@ -146,11 +146,11 @@ def _attempts_of(entry: int, tx: Transaction) -> list[LoggedAttempt]:
 
 
 @asynccontextmanager
-async def relay_with_chat(directory: Path, far: FarSide) -> AsyncIterator[ChatRelay]:
+async def relay_with_chat(directory: Path, receiver: ReceiverControl) -> AsyncIterator[ChatRelay]:
     """Run a relay. Over the same directory it is the same relay, started again."""
-    clock, member = SystemClock(), sink_modules()[far.kind]
+    clock, member = SystemClock(), sink_modules()[receiver.kind]
     settings: ChatSettings = member.Settings.model_validate(
-        {"kind": far.kind, "name": "chat", **far.settings()}
+        {"kind": receiver.kind, "name": "chat", **receiver.settings()}
     )
     approvals = ApprovalService(
         SETTINGS,
@@ -174,15 +174,17 @@ async def relay_with_chat(directory: Path, far: FarSide) -> AsyncIterator[ChatRe
                 )
 
 
-Case = Callable[[FarSide, Path, pytest.LogCaptureFixture], Awaitable[None]]
+Case = Callable[[ReceiverControl, Path, pytest.LogCaptureFixture], Awaitable[None]]
 
 
-async def posts_an_event_once(far: FarSide, directory: Path, _: pytest.LogCaptureFixture) -> None:
+async def posts_an_event_once(
+    receiver: ReceiverControl, directory: Path, _: pytest.LogCaptureFixture
+) -> None:
     """An event is one message with all that readers must know; a redelivery posts nothing."""
-    async with relay_with_chat(directory, far) as relay:
+    async with relay_with_chat(directory, receiver) as relay:
         await relay.see(relay.reboot(description="Host maintenance", resources=("db-1", "web_01")))
         await relay.settle()
-        (text,) = far.messages()
+        (text,) = receiver.messages()
         for words in (
             "Reboot of db-1, web_01",
             "Host maintenance",
@@ -197,12 +199,14 @@ async def posts_an_event_once(far: FarSide, directory: Path, _: pytest.LogCaptur
         assert position is not None
         await relay.store.transact(lambda tx: tx.redeliver(position, "chat", relay.clock.now()))
         await relay.settle()
-        assert far.messages() == [text]
+        assert receiver.messages() == [text]
 
 
-async def edits_or_follows_up(far: FarSide, directory: Path, _: pytest.LogCaptureFixture) -> None:
+async def edits_or_follows_up(
+    receiver: ReceiverControl, directory: Path, _: pytest.LogCaptureFixture
+) -> None:
     """Changes appear in the message and its thread, or in follow-ups that name the event."""
-    async with relay_with_chat(directory, far) as relay:
+    async with relay_with_chat(directory, receiver) as relay:
         reboot = relay.reboot()
         await relay.see(reboot)
         await relay.submit("approve", "alice", reboot)
@@ -211,87 +215,89 @@ async def edits_or_follows_up(far: FarSide, directory: Path, _: pytest.LogCaptur
         await relay.settle()
         await relay.see()
         await relay.settle()
-        history = "\n".join(far.replies() if far.edits else far.messages()[1:])
+        history = "\n".join(receiver.replies() if receiver.edits else receiver.messages()[1:])
         for words in ("voted to approve, 1 of 2", "put it on hold", "Azure has taken it back"):
-            assert words in history or words in far.messages()[0]
-        if far.edits:
-            assert len(far.messages()) == 1
-            assert "Azure has taken it back" in far.messages()[0]
+            assert words in history or words in receiver.messages()[0]
+        if receiver.edits:
+            assert len(receiver.messages()) == 1
+            assert "Azure has taken it back" in receiver.messages()[0]
         else:
-            assert all("Reboot of db-1" in text for text in far.messages())
+            assert all("Reboot of db-1" in text for text in receiver.messages())
 
 
-async def shows_a_new_time(far: FarSide, directory: Path, _: pytest.LogCaptureFixture) -> None:
+async def shows_a_new_time(
+    receiver: ReceiverControl, directory: Path, _: pytest.LogCaptureFixture
+) -> None:
     """When Azure changes the event, the last message in the channel is right."""
-    async with relay_with_chat(directory, far) as relay:
+    async with relay_with_chat(directory, receiver) as relay:
         await relay.see(relay.reboot(resources=("db-1",)))
         await relay.settle()
         await relay.see(relay.reboot(due=5400, resources=("db-1", "db-2")))
         await relay.settle()
-        assert "Reboot of db-1, db-2" in far.messages()[-1]
-        assert "Azure proceeds at NotBefore regardless" in far.messages()[-1]
-        assert len(far.messages()) == (1 if far.edits else 2)
+        assert "Reboot of db-1, db-2" in receiver.messages()[-1]
+        assert "Azure proceeds at NotBefore regardless" in receiver.messages()[-1]
+        assert len(receiver.messages()) == (1 if receiver.edits else 2)
 
 
 async def shows_that_the_time_has_come(
-    far: FarSide, directory: Path, _: pytest.LogCaptureFixture
+    receiver: ReceiverControl, directory: Path, _: pytest.LogCaptureFixture
 ) -> None:
     """What time alone changes is edited; where nothing can be edited, nothing is posted."""
-    async with relay_with_chat(directory, far) as relay:
+    async with relay_with_chat(directory, receiver) as relay:
         await relay.see(relay.reboot(due=3))
         await relay.settle()
-        assert len(far.messages()) == 1
+        assert len(receiver.messages()) == 1
 
         async def is_refreshed() -> bool:
             return await relay.store.read(lambda tx: tx.messages.next_refresh("chat") is None)
 
         await eventually(is_refreshed, within=TIMEOUT)
         await relay.settle()
-        if far.edits:
-            await eventually(lambda: "NotBefore was" in far.messages()[0], within=TIMEOUT)
-        assert (len(far.messages()), far.replies()) == (1, [])
+        if receiver.edits:
+            await eventually(lambda: "NotBefore was" in receiver.messages()[0], within=TIMEOUT)
+        assert (len(receiver.messages()), receiver.replies()) == (1, [])
 
 
 async def says_that_voting_has_closed(
-    far: FarSide, directory: Path, _: pytest.LogCaptureFixture
+    receiver: ReceiverControl, directory: Path, _: pytest.LogCaptureFixture
 ) -> None:
     """After `close_before` the newest text asks nobody for votes. Nothing else has happened."""
-    async with relay_with_chat(directory, far) as relay:
+    async with relay_with_chat(directory, receiver) as relay:
         await relay.see(relay.reboot(due=66))
         await relay.settle()
-        assert "2 missing" in far.messages()[0]
-        await eventually(lambda: "oting closed" in far.messages()[-1], within=TIMEOUT)
+        assert "2 missing" in receiver.messages()[0]
+        await eventually(lambda: "oting closed" in receiver.messages()[-1], within=TIMEOUT)
         await relay.settle()
-        assert "missing" not in far.messages()[-1]
-        assert "0 of 2" in far.messages()[-1]
-        assert "Reboot of db-1" in far.messages()[-1]
-        assert (len(far.messages()), far.replies()) == (1 if far.edits else 2, [])
+        assert "missing" not in receiver.messages()[-1]
+        assert "0 of 2" in receiver.messages()[-1]
+        assert "Reboot of db-1" in receiver.messages()[-1]
+        assert (len(receiver.messages()), receiver.replies()) == (1 if receiver.edits else 2, [])
 
 
 async def keeps_votes_after_a_change_of_the_description(
-    far: FarSide, directory: Path, _: pytest.LogCaptureFixture
+    receiver: ReceiverControl, directory: Path, _: pytest.LogCaptureFixture
 ) -> None:
     """The revision is the same, and nothing says that votes do not count."""
-    async with relay_with_chat(directory, far) as relay:
+    async with relay_with_chat(directory, receiver) as relay:
         reboot = relay.reboot(description="Host maintenance")
         await relay.see(reboot)
         await relay.submit("approve", "alice", reboot)
         await relay.settle()
         await relay.see(replace(reboot, description="Urgent maintenance"))
         await relay.settle()
-        text = "\n".join(far.messages() + far.replies())
-        assert "Azure changed description" in text or not far.edits
+        text = "\n".join(receiver.messages() + receiver.replies())
+        assert "Azure changed description" in text or not receiver.edits
         assert "not count" not in text
         assert "count no more" not in text
-        assert "Urgent maintenance" in far.messages()[-1]
-        assert "1 of 2" in far.messages()[-1]
+        assert "Urgent maintenance" in receiver.messages()[-1]
+        assert "1 of 2" in receiver.messages()[-1]
 
 
 async def shows_no_votes_after_the_start(
-    far: FarSide, directory: Path, _: pytest.LogCaptureFixture
+    receiver: ReceiverControl, directory: Path, _: pytest.LogCaptureFixture
 ) -> None:
     """The start is a new revision: "0 of 2" would contradict "It is approved"."""
-    async with relay_with_chat(directory, far) as relay:
+    async with relay_with_chat(directory, receiver) as relay:
         reboot = relay.reboot()
         await relay.see(reboot)
         for client in ("alice", "bob"):
@@ -307,20 +313,22 @@ async def shows_no_votes_after_the_start(
         await relay.settle()
         await relay.see(replace(reboot, event_status="Started", not_before=None))
         await relay.settle()
-        assert "It is approved" in far.messages()[0] or not far.edits
-        assert "Azure" in far.messages()[-1]
-        assert not any("It is approved" in text and "0 of 2" in text for text in far.messages())
+        assert "It is approved" in receiver.messages()[0] or not receiver.edits
+        assert "Azure" in receiver.messages()[-1]
+        assert not any(
+            "It is approved" in text and "0 of 2" in text for text in receiver.messages()
+        )
         assert "Azure began, as this relay had approved" in "\n".join(
-            far.messages() + far.replies()
+            receiver.messages() + receiver.replies()
         )
 
 
 async def posts_the_latest_state_after_an_outage(
-    far: FarSide, directory: Path, _: pytest.LogCaptureFixture
+    receiver: ReceiverControl, directory: Path, _: pytest.LogCaptureFixture
 ) -> None:
     """It defers while connections are refused; afterwards it posts the latest state, no flood."""
-    await far.leave()
-    async with relay_with_chat(directory, far) as relay:
+    await receiver.disconnect()
+    async with relay_with_chat(directory, receiver) as relay:
         reboot = relay.reboot()
         await relay.see(reboot)
         for _turn in range(5):
@@ -332,97 +340,99 @@ async def posts_the_latest_state_after_an_outage(
             isinstance(error, Deferred) and error.failure == "transient"
             for error in relay.observed.errors
         )
-        await far.come()
+        await receiver.reconnect()
         await relay.settle()
         assert "parked" not in [delivery.state for delivery in await relay.deliveries()]
-        assert "1 of 2" in far.messages()[0]
-        assert len(far.messages()) + len(far.replies()) <= 2
-        assert "voted to approve" in "\n".join(far.messages() + far.replies())
+        assert "1 of 2" in receiver.messages()[0]
+        assert len(receiver.messages()) + len(receiver.replies()) <= 2
+        assert "voted to approve" in "\n".join(receiver.messages() + receiver.replies())
 
 
-async def asks_for_help_where_somebody_must_mend_something(
-    far: FarSide, directory: Path, _: pytest.LogCaptureFixture
+async def tries_slowly_until_somebody_corrects_something(
+    receiver: ReceiverControl, directory: Path, _: pytest.LogCaptureFixture
 ) -> None:
     """It retries slowly, with a reason that helps, and delivers once somebody mended it."""
-    await far.refuse()
-    async with relay_with_chat(directory, far) as relay:
+    await receiver.refuse()
+    async with relay_with_chat(directory, receiver) as relay:
         await relay.see(relay.reboot())
         await eventually(lambda: bool(relay.observed.errors), within=TIMEOUT)
         error = relay.observed.errors[0]
         assert isinstance(error, Deferred)
         assert error.failure == "slow"
         assert len(error.reason) > 40
-        await far.come()
+        await receiver.reconnect()
         await relay.settle()
-        assert len(far.messages()) == 1
+        assert len(receiver.messages()) == 1
 
 
 async def shows_hostile_texts_as_text(
-    far: FarSide, directory: Path, _: pytest.LogCaptureFixture
+    receiver: ReceiverControl, directory: Path, _: pytest.LogCaptureFixture
 ) -> None:
     """Descriptions, names and reasons are shown as text: no mention, no link, and readable."""
-    async with relay_with_chat(directory, far) as relay:
+    async with relay_with_chat(directory, receiver) as relay:
         reboot = relay.reboot(description=HOSTILE, resources=("db-1", "@here"))
         await relay.see(reboot)
         await relay.submit("approve", "alice", reboot, reason=HOSTILE)
         await relay.settle()
-        assert "click" in "\n".join(far.messages())
-        assert far.slipped_in() == []
+        assert "click" in "\n".join(receiver.messages())
+        assert receiver.active_markup() == []
 
 
-async def cuts_long_texts(far: FarSide, directory: Path, _: pytest.LogCaptureFixture) -> None:
+async def cuts_long_texts(
+    receiver: ReceiverControl, directory: Path, _: pytest.LogCaptureFixture
+) -> None:
     """A hundred long names and a text of thousands of characters are cut, never refused."""
-    async with relay_with_chat(directory, far) as relay:
+    async with relay_with_chat(directory, receiver) as relay:
         names = tuple(f"{'m' * 60}-{number}" for number in range(100))
         await relay.see(
             relay.reboot(resources=names, description="\N{PILE OF POO}<&>\"'\\*_" * 400)
         )
         await relay.settle()
-        (text,) = far.messages()
+        (text,) = receiver.messages()
         assert "90 more" in text
         assert "parked" not in [delivery.state for delivery in await relay.deliveries()]
 
 
 async def makes_one_message_of_many_events(
-    far: FarSide, directory: Path, _: pytest.LogCaptureFixture
+    receiver: ReceiverControl, directory: Path, _: pytest.LogCaptureFixture
 ) -> None:
     """Fifty events of one document are one message, and their end is no flood."""
-    async with relay_with_chat(directory, far) as relay:
+    async with relay_with_chat(directory, receiver) as relay:
         await relay.see(
             *(relay.reboot(f"E-{number}", resources=(f"db-{number}",)) for number in range(50))
         )
         await relay.settle()
-        (text,) = far.messages()
+        (text,) = receiver.messages()
         assert "50 maintenance events at once" in text
         await relay.see()
         await relay.settle()
-        assert len(far.messages()) <= (1 if far.edits else 4)
-        assert len(far.replies()) <= 3
+        assert len(receiver.messages()) <= (1 if receiver.edits else 4)
+        assert len(receiver.replies()) <= 3
 
 
 async def updates_its_message_after_a_restart(
-    far: FarSide, directory: Path, _: pytest.LogCaptureFixture
+    receiver: ReceiverControl, directory: Path, _: pytest.LogCaptureFixture
 ) -> None:
     """A restarted relay updates the same message."""
-    async with relay_with_chat(directory, far) as relay:
+    async with relay_with_chat(directory, receiver) as relay:
         reboot = relay.reboot()
         await relay.see(reboot)
         await relay.settle()
-    async with relay_with_chat(directory, far) as relay:
+    async with relay_with_chat(directory, receiver) as relay:
         await relay.submit("approve", "alice", reboot)
         await relay.settle()
-    if far.edits:
-        (text,) = far.messages()
+    if receiver.edits:
+        (text,) = receiver.messages()
         assert "1 of 2" in text
     else:
-        assert ["0 of 2" in text for text in far.messages()] == [True, False]
+        assert ["0 of 2" in text for text in receiver.messages()] == [True, False]
 
 
 async def posts_anew_what_another_kind_had_posted(
-    far: FarSide, directory: Path, _: pytest.LogCaptureFixture
+    receiver: ReceiverControl, directory: Path, _: pytest.LogCaptureFixture
 ) -> None:
     """The sink was of another kind before, whose names of messages mean nothing here."""
-    async with relay_with_chat(directory, far) as relay:
+    async with relay_with_chat(directory, receiver) as relay:
         reboot = relay.reboot()
         await relay.see(reboot)
         await relay.settle()
@@ -432,13 +442,17 @@ async def posts_anew_what_another_kind_had_posted(
         await relay.submit("approve", "alice", reboot)
         await relay.settle()
         # Where messages have no threads, a follow-up repeats the vote.
-        assert len([text for text in far.messages() if "1 of 2" in text]) == (1 if far.edits else 2)
+        assert len([text for text in receiver.messages() if "1 of 2" in text]) == (
+            1 if receiver.edits else 2
+        )
         assert relay.observed.errors == []
 
 
-async def posts_a_ping(far: FarSide, directory: Path, _: pytest.LogCaptureFixture) -> None:
+async def posts_a_ping(
+    receiver: ReceiverControl, directory: Path, _: pytest.LogCaptureFixture
+) -> None:
     """A ping is a message, and so is an event of the relay itself."""
-    async with relay_with_chat(directory, far) as relay:
+    async with relay_with_chat(directory, receiver) as relay:
         for name in ("relay.ping", "relay.source-lost"):
             event = relay_event(
                 name,
@@ -452,57 +466,57 @@ async def posts_a_ping(far: FarSide, directory: Path, _: pytest.LogCaptureFixtur
             await relay.chat.deliver(event)
         assert [
             words in text
-            for words, text in zip(("ping", "source-lost"), far.messages(), strict=True)
+            for words, text in zip(("ping", "source-lost"), receiver.messages(), strict=True)
         ] == [True, True]
 
 
 async def closes_during_delivery(
-    far: FarSide, directory: Path, _: pytest.LogCaptureFixture
+    receiver: ReceiverControl, directory: Path, _: pytest.LogCaptureFixture
 ) -> None:
     """A relay stops without waiting for a platform that hangs; no task and no event is lost."""
     before = asyncio.all_tasks()
     async with asyncio.timeout(TIMEOUT):
-        async with relay_with_chat(directory, far) as relay:
-            await far.hang()
+        async with relay_with_chat(directory, receiver) as relay:
+            await receiver.hang()
             await relay.see(relay.reboot())
             await eventually(lambda: relay.observed.deliveries_under_way == 1, within=TIMEOUT)
         assert relay.observed.deliveries_under_way == 0
-    await far.come()
-    await eventually(lambda: asyncio.all_tasks() <= before | _far_tasks(), within=TIMEOUT)
-    async with relay_with_chat(directory, far) as relay:
+    await receiver.reconnect()
+    await eventually(lambda: asyncio.all_tasks() <= before | _receiver_tasks(), within=TIMEOUT)
+    async with relay_with_chat(directory, receiver) as relay:
         await relay.settle()
-    assert "Reboot of db-1" in far.messages()[0]
+    assert "Reboot of db-1" in receiver.messages()[0]
 
 
 async def shows_no_secret_in_any_error(
-    far: FarSide, directory: Path, caplog: pytest.LogCaptureFixture
+    receiver: ReceiverControl, directory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Neither when the platform is gone, nor when it refuses and repeats the message."""
     caplog.set_level(logging.DEBUG)
-    async with relay_with_chat(directory, far) as relay:
-        await far.leave()
+    async with relay_with_chat(directory, receiver) as relay:
+        await receiver.disconnect()
         await relay.see(relay.reboot())
         await eventually(lambda: len(relay.observed.errors) >= 2, within=TIMEOUT)
-        await far.come()
-        await far.refuse()
+        await receiver.reconnect()
+        await receiver.refuse()
         errors_before = len(relay.observed.errors)
         await eventually(lambda: len(relay.observed.errors) > errors_before, within=TIMEOUT)
-        await far.come()
+        await receiver.reconnect()
         await relay.settle()
         texts = [logged(caplog), await relay.logged_reasons()]
     for error in relay.observed.errors:
         assert isinstance(error, (DeliveryError, asyncio.CancelledError))
         texts += traceback.format_exception(error)
         texts.append(str(getattr(error, "response", "")))
-    assert far.telltales
-    assert [secret for secret in far.telltales if secret in "\n".join(texts)] == []
+    assert receiver.secrets_in_settings
+    assert [secret for secret in receiver.secrets_in_settings if secret in "\n".join(texts)] == []
 
 
 async def refuses_calls_that_prove_nothing(
-    far: FarSide, directory: Path, _: pytest.LogCaptureFixture
+    receiver: ReceiverControl, directory: Path, _: pytest.LogCaptureFixture
 ) -> None:
     """A call without a proof gets a status, and has no effect."""
-    async with relay_with_chat(directory, far) as relay:
+    async with relay_with_chat(directory, receiver) as relay:
         await relay.see(relay.reboot())
         for body in (b"", b"{}", b"payload=%7B%7D", b"\xff\xfe", b"[" * 10_000):
             with pytest.raises(CallbackRefused) as caught:
@@ -519,7 +533,7 @@ CASES: tuple[Case, ...] = (
     keeps_votes_after_a_change_of_the_description,
     shows_no_votes_after_the_start,
     posts_the_latest_state_after_an_outage,
-    asks_for_help_where_somebody_must_mend_something,
+    tries_slowly_until_somebody_corrects_something,
     shows_hostile_texts_as_text,
     cuts_long_texts,
     makes_one_message_of_many_events,
@@ -545,6 +559,6 @@ def logged(caplog: pytest.LogCaptureFixture) -> str:
     )
 
 
-def _far_tasks() -> set[asyncio.Task[Any]]:
-    """Return the tasks of the far side, which may start at any time."""
-    return {task for task in asyncio.all_tasks() if task.get_name().startswith("far side")}
+def _receiver_tasks() -> set[asyncio.Task[Any]]:
+    """Return the tasks of the receiver, which may start at any time."""
+    return {task for task in asyncio.all_tasks() if task.get_name().startswith("receiver")}

@@ -1,1 +1,1 @@
-"""Sinks, each against a real far side."""
+"""Sinks, each against a real receiver."""

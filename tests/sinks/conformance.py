@@ -1,6 +1,6 @@
 """What every sink must do: the cases, and what a sink provides to be tested by them.
 
-`test_conformance` runs each case with each sink. A new sink adds its far side there, as
+`test_conformance` runs each case with each sink. A new sink adds its receiver there, as
 docs/adding-a-sink.md shows.
 """
 
@@ -28,26 +28,26 @@ PATIENCE = 60.0
 """Seconds within which what must happen happens, on a slow machine."""
 
 
-class FarSide(Protocol):
-    """The real far side of a sink, in the hands of a test."""
+class ReceiverControl(Protocol):
+    """The real receiver of a sink, as a test controls it."""
 
-    telltales: tuple[str, ...]
+    secrets_in_settings: tuple[str, ...]
     """Texts in the sink's settings that no error and no log may hold."""
 
     def sink(self, *, unwanted: bool = False) -> AbstractAsyncContextManager[Sink]:
-        """A sink for this far side. With ``unwanted``, all events are refused for good."""
+        """A sink for this receiver. With ``unwanted``, all events are refused for good."""
 
-    async def leave(self) -> None:
-        """From now on it is gone: connections are cut and refused."""
+    async def disconnect(self) -> None:
+        """From now on connections are cut and refused."""
 
-    async def come(self) -> None:
-        """It is back, at the same place."""
+    async def reconnect(self) -> None:
+        """It accepts connections again, at the same address."""
 
     async def hang(self) -> None:
-        """From now on it hears everything and says nothing."""
+        """From now on it reads everything and answers nothing."""
 
-    async def got(self) -> list[CloudEvent]:
-        """All that it has taken so far, in order."""
+    async def received(self) -> list[CloudEvent]:
+        """Return every event that it has received, in order."""
 
 
 @dataclass(slots=True)
@@ -83,26 +83,28 @@ class _Watched:
             self.under_way -= 1
 
 
-Case = Callable[[FarSide, Path, pytest.LogCaptureFixture], Awaitable[None]]
+Case = Callable[[ReceiverControl, Path, pytest.LogCaptureFixture], Awaitable[None]]
 
 
-async def delivers_once(far_side: FarSide, folder: Path, _: pytest.LogCaptureFixture) -> None:
+async def delivers_once(
+    receiver: ReceiverControl, folder: Path, _: pytest.LogCaptureFixture
+) -> None:
     """What was taken is not sent again, and it is the event, byte for byte."""
-    async with far_side.sink() as sink, running_dispatcher(folder, {"sink": sink}) as relay:
+    async with receiver.sink() as sink, running_dispatcher(folder, {"sink": sink}) as relay:
         expected = [await relay.record_event(f"E-{number}") for number in range(5)]
         await _until(lambda: _settled(relay, 5, "delivered"))
-        assert sorted(event.id for event in await far_side.got()) == expected
+        assert sorted(event.id for event in await receiver.received()) == expected
         event = cloudevent(subject="by hand")
         assert isinstance(await sink.deliver(event), Receipt)
-        assert (await far_side.got())[-1].body == event.body
+        assert (await receiver.received())[-1].body == event.body
 
 
-async def defers_while_the_far_side_refuses_connections(
-    far_side: FarSide, folder: Path, _: pytest.LogCaptureFixture
+async def defers_while_the_receiver_refuses_connections(
+    receiver: ReceiverControl, folder: Path, _: pytest.LogCaptureFixture
 ) -> None:
-    """Each try ends within its timeout. What waited arrives in order when the far side is back."""
-    await far_side.leave()
-    async with far_side.sink() as sink:
+    """Each try ends within its timeout. What waited arrives in order when the receiver is back."""
+    await receiver.disconnect()
+    async with receiver.sink() as sink:
         with pytest.raises(Deferred) as caught:
             await asyncio.wait_for(sink.deliver(cloudevent(subject="by hand")), PATIENCE)
         assert caught.value.failure == "transient"
@@ -114,19 +116,19 @@ async def defers_while_the_far_side_refuses_connections(
             ]
             await _until(lambda: _holds(bool(watched.errors)))
             assert all(isinstance(error, Deferred) for error in watched.errors)
-            await far_side.come()
+            await receiver.reconnect()
             await _until(lambda: _settled(relay, 3, "delivered"))
             assert [
-                event.id for event in await far_side.got() if event.subject == "E-1"
+                event.id for event in await receiver.received() if event.subject == "E-1"
             ] == expected
 
 
-async def parks_on_a_permanent_no(
-    far_side: FarSide, folder: Path, _: pytest.LogCaptureFixture
+async def gives_up_on_a_permanent_refusal(
+    receiver: ReceiverControl, folder: Path, _: pytest.LogCaptureFixture
 ) -> None:
     """With no NotBefore ahead it becomes a dead letter with a useful reason, and blocks nothing."""
     async with (
-        far_side.sink(unwanted=True) as sink,
+        receiver.sink(unwanted=True) as sink,
         running_dispatcher(folder, {"sink": _Watched(sink)}) as relay,
     ):
         await relay.record_event("E-1", "event.started")
@@ -134,14 +136,14 @@ async def parks_on_a_permanent_no(
         await _until(lambda: _settled(relay, 2, "parked"))
         for parked in await relay.deliveries("sink"):
             assert len(parked.reason or "") > 20
-        assert await far_side.got() == []
+        assert await receiver.received() == []
 
 
 async def is_concurrent_and_keeps_the_order(
-    far_side: FarSide, folder: Path, _: pytest.LogCaptureFixture
+    receiver: ReceiverControl, folder: Path, _: pytest.LogCaptureFixture
 ) -> None:
     """Many events at once, and about each in order."""
-    async with far_side.sink() as sink:
+    async with receiver.sink() as sink:
         watched = _Watched(sink)
         watched.gate.clear()  # however slowly the events are recorded, several wait at once
         expected: dict[str, list[str]] = defaultdict(list)
@@ -157,7 +159,7 @@ async def is_concurrent_and_keeps_the_order(
             watched.gate.set()
             await _until(lambda: _settled(relay, 100, "delivered"))
         taken: dict[str, list[str]] = defaultdict(list)
-        for event in await far_side.got():
+        for event in await receiver.received():
             taken[str(event.subject)].append(event.id)
         assert taken == expected
         assert sink.concurrency > 1
@@ -165,45 +167,45 @@ async def is_concurrent_and_keeps_the_order(
 
 
 async def closes_during_delivery(
-    far_side: FarSide, folder: Path, _: pytest.LogCaptureFixture
+    receiver: ReceiverControl, folder: Path, _: pytest.LogCaptureFixture
 ) -> None:
-    """A relay that stops does not wait for a far side that hangs. No task and no event is lost."""
+    """A relay that stops does not wait for a receiver that hangs. No task and no event is lost."""
     before = asyncio.all_tasks()
     start = asyncio.get_running_loop().time()
-    async with far_side.sink() as sink:
+    async with receiver.sink() as sink:
         await _until(lambda: _delivers(sink))
-        await far_side.hang()
+        await receiver.hang()
         watched = _Watched(sink)
         async with running_dispatcher(folder, {"sink": watched}) as relay:
             await relay.record_event("E-1")
             await _until(lambda: _holds(watched.under_way == 1))
         assert watched.under_way == 0
     assert asyncio.get_running_loop().time() - start < PATIENCE
-    await far_side.come()
-    await _until(lambda: _holds(asyncio.all_tasks() <= before | _far_tasks()))
+    await receiver.reconnect()
+    await _until(lambda: _holds(asyncio.all_tasks() <= before | _receiver_tasks()))
     async with (
-        far_side.sink() as sink,
+        receiver.sink() as sink,
         running_dispatcher(folder, {"sink": _Watched(sink)}) as relay,
     ):
         await _until(lambda: _settled(relay, 1, "delivered"))
-    assert "E-1" in {event.subject for event in await far_side.got()}
+    assert "E-1" in {event.subject for event in await receiver.received()}
 
 
 async def shows_no_secret_in_any_error(
-    far_side: FarSide, folder: Path, caplog: pytest.LogCaptureFixture
+    receiver: ReceiverControl, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whatever goes wrong: gone, hanging up in the middle, and refusing."""
     caplog.set_level(logging.DEBUG, "relay")
-    async with far_side.sink() as sink:
+    async with receiver.sink() as sink:
         await _until(lambda: _delivers(sink))
         watched = _Watched(sink)
         async with running_dispatcher(folder, {"sink": watched}) as relay:
-            await far_side.leave()
+            await receiver.disconnect()
             await relay.record_event("E-1")
             await _until(lambda: _holds(len(watched.errors) >= 2))
-            await far_side.come()
+            await receiver.reconnect()
             await _until(lambda: _settled(relay, 1, "delivered"))
-    async with far_side.sink(unwanted=True) as sink:
+    async with receiver.sink(unwanted=True) as sink:
         refused = _Watched(sink)
         async with running_dispatcher(folder, {"unwanted": refused}) as relay:
             await relay.record_event("E-2", "event.started")
@@ -217,23 +219,23 @@ async def shows_no_secret_in_any_error(
         )
         + caplog.text
     )
-    assert [telltale for telltale in far_side.telltales if telltale in output] == []
-    assert far_side.telltales
+    assert [secret for secret in receiver.secrets_in_settings if secret in output] == []
+    assert receiver.secrets_in_settings
 
 
 CASES: tuple[Case, ...] = (
     delivers_once,
-    defers_while_the_far_side_refuses_connections,
-    parks_on_a_permanent_no,
+    defers_while_the_receiver_refuses_connections,
+    gives_up_on_a_permanent_refusal,
     is_concurrent_and_keeps_the_order,
     closes_during_delivery,
     shows_no_secret_in_any_error,
 )
 
 
-def _far_tasks() -> set[asyncio.Task[Any]]:
-    """Tasks of the test's own far side, of which one may begin at any time."""
-    return {task for task in asyncio.all_tasks() if task.get_name().startswith("far side")}
+def _receiver_tasks() -> set[asyncio.Task[Any]]:
+    """Tasks of the test's own receiver, which may begin at any time."""
+    return {task for task in asyncio.all_tasks() if task.get_name().startswith("receiver")}
 
 
 async def _until(condition: Callable[[], Awaitable[bool]]) -> None:

@@ -35,7 +35,7 @@ class Connection:
     receiver: Receiver
 
     async def request(self) -> Received:
-        """Read one request. Raises IncompleteReadError when the far side has closed."""
+        """Read one request. Raises IncompleteReadError when the client has closed."""
         head = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1")
         line, *fields = head.strip().split("\r\n")
         headers = CIMultiDict[str]()
