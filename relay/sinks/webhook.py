@@ -6,7 +6,7 @@ The headers follow Standard Webhooks. See docs/webhooks.md.
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -111,19 +111,15 @@ class Settings(SinkSettings):
     def _check_values(self) -> Settings:
         if self.url is None and self.url_file is None:
             raise ValueError("expected url or url_file, got neither")
-        checks: dict[str, Callable[[], object]] = {
-            "url": self.target,
-            "secrets": self.signing_secrets,
-            "bearer": self.authorization,
-            "headers": self.extra_headers,
-            "proxy": self.proxy_target,
-        }
-        for field, check in checks.items():
-            try:
-                check()
-            except ValueError as error:
-                place = f"{field}_file" if field in self._files else field
-                raise ValueError(f"{place}: {error}") from None
+        self.check_fields(
+            {
+                "url": self.target,
+                "secrets": self.signing_secrets,
+                "bearer": self.authorization,
+                "headers": self.extra_headers,
+                "proxy": self.proxy_target,
+            }
+        )
         return self
 
     def target(self) -> URL:
