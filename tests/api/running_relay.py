@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, TypeVar
 
 import aiohttp
 import orjson
@@ -39,6 +39,7 @@ from relay.outbox import StateFileOwner, StoreSettings
 from relay.outbox.sqlite import Store, open_store
 from relay.sinks import Receipt, SinkSettings
 from tests.api.openapi_oracle import Description
+from tests.background_tasks import BackgroundTasks
 
 T = TypeVar("T")
 SCOPE = "prod-vmss-a-1f0c33ab"
@@ -389,7 +390,7 @@ async def run_relay(
             origin=ORIGIN,
             clock=clock,
         )
-        async with _BackgroundTasks(gate.run(), dispatcher.run()):
+        async with BackgroundTasks(gate.run(), dispatcher.run()):
             if attached:
                 server.state.attach(relay)
             yield RunningRelay(
@@ -404,21 +405,3 @@ async def run_relay(
                 session=session,
             )
             server.state.detach()
-
-
-class _BackgroundTasks:
-    """Runs coroutines while the context is entered."""
-
-    def __init__(self, *work: Awaitable[None]) -> None:
-        self._tasks = [asyncio.ensure_future(coroutine) for coroutine in work]
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_error: object) -> None:
-        for task in self._tasks:
-            task.cancel()
-        done, _ = await asyncio.wait(self._tasks)
-        for task in done:
-            if not task.cancelled():
-                task.result()

@@ -38,7 +38,8 @@ from relay.outbox.transaction import Transaction
 from relay.sinks import Receipt
 from tests.approvals.builders import ORIGIN, SETTINGS
 from tests.approvals.builders import build_event as make_event
-from tests.chat.wall_platform import RecordingRelay, delivering
+from tests.background_tasks import BackgroundTasks
+from tests.chat.wall_platform import RecordingRelay
 from tests.journey.relay_process import eventually
 
 TIMEOUT = 60.0
@@ -168,7 +169,7 @@ async def relay_with_chat(directory: Path, receiver: ReceiverControl) -> AsyncIt
             observed = ObservedChat(chat)
             dispatcher = Dispatcher({"chat": (settings, observed)}, store, clock, lambda *_: None)
             await dispatcher.start()
-            async with delivering(dispatcher):
+            async with BackgroundTasks(dispatcher.run()):
                 yield ChatRelay(
                     store=store, approvals=approvals, clock=clock, chat=chat, observed=observed
                 )

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -30,6 +29,7 @@ from relay.outbox import StateFileOwner, StoreSettings
 from relay.outbox.sqlite import Store, open_store
 from tests.approvals.builders import BOOT_ID, CLIENT_RESOURCES, ORIGIN, SETTINGS, build_request
 from tests.approvals.manual_clock import ManualClock
+from tests.background_tasks import BackgroundTasks
 from tests.journey.relay_process import eventually
 
 
@@ -188,18 +188,7 @@ async def relay_with_wall(
         sink = LiveMessageSink(settings, context, wall, clock, in_chat=in_chat)
         dispatcher = Dispatcher({"wall": (settings, sink)}, store, clock, lambda *_: None)
         await dispatcher.start()
-        async with sink.refreshing(), delivering(dispatcher):
+        async with sink.refreshing(), BackgroundTasks(dispatcher.run()):
             yield WallRelay(
                 store=store, approvals=approvals, clock=clock, wall=wall, dispatcher=dispatcher
             )
-
-
-@asynccontextmanager
-async def delivering(dispatcher: Dispatcher) -> AsyncIterator[None]:
-    """Run the workers of a dispatcher."""
-    task = asyncio.create_task(dispatcher.run())
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.wait({task})
