@@ -302,6 +302,7 @@ async def _run_tasks(
                 task.cancel()
             await gate.wait_until_idle(DRAIN_TIMEOUT / 2)
             approvals.cancel()
+            await gate.record_folded_refusals()
             last_read = poller.last_read_at
             if last_read is not None:  # the next start tells from it whether polling paused
                 store.submit(lambda tx: tx.set_last_read(last_read), fail_open=True)

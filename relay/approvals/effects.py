@@ -78,8 +78,12 @@ def record_refusal(
     *,
     reason: str,
     mode: Mode,
+    count: int | None = None,
 ) -> None:
-    """Record ``approval.refused``. ``status`` is None if the request names no known event."""
+    """Record ``approval.refused``. ``status`` is None if the request names no known event.
+
+    ``count`` is the number of refusals that the event stands for, if it stands for several.
+    """
     caller = request.caller
     details = {
         "approvalId": new_approval_id(),
@@ -89,6 +93,7 @@ def record_refusal(
         "reason": request.reason,
         **(status.vote_summary if status is not None else _NO_VOTES),
         "refusal": reason,
+        **({} if count is None else {"count": count}),
     }
     if status is None:
         event_data: Mapping[str, Any] = {"eventId": request.event_id, **_UNKNOWN_EVENT}

@@ -56,9 +56,10 @@ class Gate:
         self._port = port
         self._clock = clock
         self._names_this_vm = names_this_vm
-        # Each of the two tasks clears its own event:
+        # Each of the tasks clears its own event:
         self._transitions_wake = asyncio.Event()
         self._grants_wake = asyncio.Event()
+        self._refusals_wake = asyncio.Event()
         self._unshared: set[int] = set()
         """Grants whose shared StartRequest got a 400; each needs a StartRequest of its own."""
         self._first_seen: dict[int, float] = {}
@@ -73,13 +74,19 @@ class Gate:
         The answer is 503 if the decision cannot be written
         (docs/guarantees.md#approvals-fail-closed).
         """
+        refusals = self.service.refusals
         try:
-            return await self._store.transact(lambda tx: self.service.submit(tx, request))
+            answer = await self._store.transact(lambda tx: self.service.submit(tx, request))
         except StoreUnavailable:
+            refusals.forget(request)
             return DecisionAnswer(
                 503,
                 {"detail": "the decision cannot be recorded now; nothing was decided, try again"},
             )
+        if answer.folded:
+            refusals.count(request, answer.body["detail"])
+            self._refusals_wake.set()
+        return answer
 
     async def mode(self) -> Mode:
         """Return the mode in force."""
@@ -114,6 +121,7 @@ class Gate:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._apply_transitions(), name="approvals: transitions")
             group.create_task(self._send_grants(), name="approvals: StartRequests")
+            group.create_task(self._record_refusals(), name="approvals: refusals")
 
     async def _apply_transitions(self) -> None:
         while True:
@@ -130,6 +138,36 @@ class Gate:
                     seconds = (next_change - self._clock.now()).total_seconds()
                     timeout = min(seconds, MAX_TIMER)
             await wait_for_event(self._transitions_wake, self._clock, timeout)
+
+    # --- refusals
+
+    async def record_folded_refusals(self, now: datetime | None = None) -> bool:
+        """Record the refusals that were counted in minutes that are over; None: in all minutes.
+
+        Return whether they could be recorded. Otherwise they stay counted.
+        """
+        folded = self.service.refusals.take_due(now)
+        if not folded:
+            return True
+        at = self._clock.now()
+        try:
+            await self._store.transact(lambda tx: self.service.record_folded(tx, folded, at))
+        except StoreUnavailable:
+            self.service.refusals.put_back(folded)
+            return False
+        return True
+
+    async def _record_refusals(self) -> None:
+        while True:
+            self._refusals_wake.clear()
+            if not await self.record_folded_refusals(self._clock.now()):
+                await self._clock.sleep(RETRY_DELAY)
+                continue
+            timeout: float | None = None
+            next_due = self.service.refusals.next_due()
+            if next_due is not None:
+                timeout = min((next_due - self._clock.now()).total_seconds(), MAX_TIMER)
+            await wait_for_event(self._refusals_wake, self._clock, timeout)
 
     # --- StartRequests
 

@@ -95,6 +95,8 @@ class DecisionAnswer:
     """The JSON of the answer; for a refusal the members of its problem."""
     repeat: bool = False
     """Whether this is the first answer to the same request again."""
+    folded: bool = False
+    """Whether the request was refused and only counted: see `relay.approvals.refusals`."""
 
     @property
     def accepted(self) -> bool:

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import Any
@@ -28,6 +28,7 @@ from relay.approvals.effects import (
     record_refusal,
     record_start_answer,
 )
+from relay.approvals.refusals import FoldedRefusals, RefusalFold
 from relay.approvals.request import DecisionAnswer, DecisionRequest
 from relay.approvals.status import ApprovalStatus, rule_for
 from relay.approvals.transitions import can_claim, next_change_at, next_transitions
@@ -71,6 +72,8 @@ class ApprovalService:
         self.origin = origin
         self.in_flight: frozenset[int] = frozenset()
         """Grants whose StartRequest is being sent; only its answer decides about them."""
+        self.refusals = RefusalFold()
+        """Which refusals are recorded one by one."""
         self._trusted = trusted
         self._client_resources = client_resources
         self._rules_have_hours = any(rule.match.time is not None for rule in settings.rules)
@@ -128,10 +131,13 @@ class ApprovalService:
 
     def _current_status(self, tx: Transaction, request: DecisionRequest) -> ApprovalStatus | None:
         """Return the status after all transitions that were due before the request."""
-        occurrence = tx.snapshot.find(request.event_id.lower())
-        if occurrence is None or request.scope not in (None, self.origin.scope):
+        occurrence = self._find_occurrence(tx, request)
+        return None if occurrence is None else self._advance(tx, occurrence, request.at)
+
+    def _find_occurrence(self, tx: Transaction, request: DecisionRequest) -> Occurrence | None:
+        if request.scope not in (None, self.origin.scope):
             return None
-        return self._advance(tx, occurrence, request.at)
+        return tx.snapshot.find(request.event_id.lower())
 
     def _refuse(
         self,
@@ -140,16 +146,38 @@ class ApprovalService:
         status: ApprovalStatus | None,
         refusal: Refusal,
     ) -> DecisionAnswer:
+        is_folded = False
         if refusal.status != 503:  # HTTP
-            record_refusal(
-                tx, self.origin, request, status, reason=refusal.reason, mode=self.mode(tx)
-            )
+            event_key = status.occurrence.key if status is not None else None
+            is_folded = not self.refusals.admit(request, event_key)
+            if not is_folded:
+                record_refusal(
+                    tx, self.origin, request, status, reason=refusal.reason, mode=self.mode(tx)
+                )
         body: dict[str, Any] = {"detail": refusal.reason}
         if refusal.status == 409 and status is not None:  # HTTP
             body["revision"] = status.occurrence.revision
         if refusal.field is not None:
             body["field"] = refusal.field
-        return DecisionAnswer(refusal.status, body)
+        return DecisionAnswer(refusal.status, body, folded=is_folded)
+
+    def record_folded(
+        self, tx: Transaction, folded: Sequence[FoldedRefusals], now: datetime
+    ) -> None:
+        """Record refusals that were only counted, and delete surplus first answers."""
+        for refusals in folded:
+            request = refusals.request
+            occurrence = self._find_occurrence(tx, request)
+            record_refusal(
+                tx,
+                self.origin,
+                replace(request, at=now),
+                self.status(tx, occurrence, now) if occurrence is not None else None,
+                reason=refusals.reason,
+                mode=self.mode(tx),
+                count=refusals.count,
+            )
+        tx.decisions.prune_refusals()
 
     def _accept(
         self, tx: Transaction, request: DecisionRequest, status: ApprovalStatus

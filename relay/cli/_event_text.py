@@ -66,6 +66,8 @@ def _details(family: str, data: Mapping[str, Any]) -> Iterator[object]:
             yield from map(data.get, ("decision", "refusal", "why", "reason"))
             if data.get("required"):
                 yield vote_count(data)
+            if "count" in data:
+                yield f"{data['count']} times"
             if data.get("dryRun"):
                 yield "dry run"
         case "startrequest":

@@ -153,6 +153,15 @@ class RefusedData(ApprovalData):
     """A request of an authenticated caller that was refused."""
 
     refusal: Annotated[str, _text("the reason, as in the response")]
+    count: NotRequired[
+        Annotated[
+            int,
+            _text(
+                "how many refusals this event stands for, if the principal had more than ten "
+                "within a minute; the other fields are those of the newest; else absent"
+            ),
+        ]
+    ]
 
 
 @_Strict

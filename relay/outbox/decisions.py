@@ -17,6 +17,12 @@ from relay.outbox.rows import read_as
 _DECISION = TypeAdapter(Decision)
 _GRANT = TypeAdapter(Grant)
 _FIRST_ANSWER = TypeAdapter(FirstAnswer)
+MAX_REFUSALS = 5000
+"""First answers of refusals that are kept for each principal.
+
+A client can make 3650 calls while a signature is valid, so it cannot push out the first answer of a
+callback that could still be repeated.
+"""
 
 
 class Decisions:
@@ -165,6 +171,20 @@ class Decisions:
             "INSERT INTO answer VALUES (?, ?, ?, ?, ?, ?)",
             (principal, request_id, digest, status, body_json, format_sortable(at)),
         )
+
+    def prune_refusals(self) -> None:
+        """Delete the first answers of each principal's refusals, except the newest.
+
+        See `MAX_REFUSALS`.
+        """
+        refusals = "FROM answer WHERE principal = :principal AND status != 202"
+        principals = self._connection.execute("SELECT DISTINCT principal FROM answer").fetchall()
+        for (principal,) in principals:
+            self._connection.execute(
+                f"DELETE {refusals} AND at <= "
+                f"(SELECT at {refusals} ORDER BY at DESC LIMIT 1 OFFSET :newest)",
+                {"principal": principal, "newest": MAX_REFUSALS},
+            )
 
     def prune_answers(self, before: datetime) -> None:
         """Delete the first answers from before that moment."""

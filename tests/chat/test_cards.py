@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from relay.approvals import ApprovalsSettings
 from relay.approvals.authorize import HOLD_NOTICE, authorize
+from relay.approvals.refusals import FoldedRefusals
 from relay.approvals.request import DecisionKind
 from relay.approvals.status import ApprovalStatus
 from relay.chat.cards.buttons import available_decisions
@@ -471,6 +472,17 @@ def test_the_thread_tells_who_did_what_when(tmp_path: Path) -> None:
         "12:00: The StartRequest failed: the event started before a StartRequest was accepted.",
         "12:00: It is over: Azure has completed it.",
     ]
+    book.close()
+
+
+def test_a_line_about_several_refusals_says_how_many_they_are(tmp_path: Path) -> None:
+    book = ApprovalFile(tmp_path / "relay.db")
+    book.record_document(build_event())
+    refused = FoldedRefusals(build_request(by="eve"), "it is too late", 37)
+    book.transact(lambda tx: book.service.record_folded(tx, [refused], NOON))
+    assert thread_lines(book)[-1] == (
+        "12:00: client:eve tried to approve 37 more times, refused: it is too late."
+    )
     book.close()
 
 

@@ -1,0 +1,130 @@
+"""Folds the refusals of a principal that asks again and again.
+
+In each minute the first refusals are recorded one by one. The others are counted, and recorded as
+one event for each EventId when the minute is over. The counts are in memory: a crash loses those of
+open minutes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+from relay.approvals.request import DecisionRequest
+
+MINUTE = timedelta(minutes=1)
+MAX_RECORDED_ABOUT_EVENT = 10
+"""Refusals of one principal about one EventId that are recorded one by one in a minute.
+
+All EventIds that the store does not know count as one.
+"""
+MAX_RECORDED = 100
+"""Refusals of one principal about all EventIds that are recorded one by one in a minute."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoldedRefusals:
+    """Refusals that become one event. The request and the reason are those of the newest."""
+
+    request: DecisionRequest
+    reason: str
+    count: int
+
+
+@dataclass(slots=True)
+class _Minute:
+    """The refusals of one principal from ``began`` on."""
+
+    began: datetime
+    recorded: list[tuple[str | None, DecisionRequest]] = field(default_factory=list)
+    """Each with its EventId in lower case; None if the store does not know it."""
+    folded: dict[str | None, FoldedRefusals] = field(default_factory=dict)
+    """By EventId in lower case. None: EventIds about which nothing else was recorded."""
+
+    def is_over(self, now: datetime) -> bool:
+        # Concurrent requests come out of order, by much less than a minute. After an earlier time
+        # than that, the clock was set back, and the minute would not end.
+        return abs(now - self.began) >= MINUTE
+
+
+class RefusalFold:
+    """Decides which refusals are recorded one by one, and counts the others.
+
+    `admit` runs in transactions, on the thread of the store. The rest runs on the event loop.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._minutes: dict[str, _Minute] = {}
+        """The open minute of each principal."""
+        self._due: list[FoldedRefusals] = []
+
+    def admit(self, request: DecisionRequest, event_key: str | None) -> bool:
+        """Return whether the refusal of a request is recorded by itself.
+
+        A transaction can run twice, so the answer for the same request stays the same.
+        """
+        with self._lock:
+            recorded = self._open_minute(request).recorded
+            if any(admitted is request for _, admitted in recorded):
+                return True
+            about_event = sum(key == event_key for key, _ in recorded)
+            if about_event >= MAX_RECORDED_ABOUT_EVENT or len(recorded) >= MAX_RECORDED:
+                return False
+            recorded.append((event_key, request))
+            return True
+
+    def forget(self, request: DecisionRequest) -> None:
+        """Take back that a refusal was admitted: it could not be recorded."""
+        with self._lock:
+            minute = self._minutes.get(request.caller.principal)
+            if minute is not None:
+                minute.recorded = [entry for entry in minute.recorded if entry[1] is not request]
+
+    def count(self, request: DecisionRequest, reason: str) -> None:
+        """Count a refusal that was not admitted."""
+        with self._lock:
+            minute = self._open_minute(request)
+            event_key: str | None = request.event_id.lower()
+            if all(key != event_key for key, _ in minute.recorded):
+                event_key = None
+            before = minute.folded.get(event_key)
+            count = before.count + 1 if before is not None else 1
+            minute.folded[event_key] = FoldedRefusals(request, reason, count)
+
+    def next_due(self) -> datetime | None:
+        """Return when `take_due` will return something; None if nothing was counted."""
+        with self._lock:
+            if self._due:
+                return datetime.min.replace(tzinfo=UTC)
+            began = (minute.began for minute in self._minutes.values() if minute.folded)
+            return min((moment + MINUTE for moment in began), default=None)
+
+    def take_due(self, now: datetime | None) -> list[FoldedRefusals]:
+        """Return and remove what was counted in minutes that are over; None: in all minutes."""
+        with self._lock:
+            self._close(now)
+            due, self._due = self._due, []
+            return due
+
+    def put_back(self, folded: Iterable[FoldedRefusals]) -> None:
+        """Return what could not be recorded: the next `take_due` returns it again."""
+        with self._lock:
+            self._due += folded
+
+    def _open_minute(self, request: DecisionRequest) -> _Minute:
+        principal = request.caller.principal
+        minute = self._minutes.get(principal)
+        if minute is None or minute.is_over(request.at):
+            self._close(request.at)
+            minute = self._minutes[principal] = _Minute(request.at)
+        return minute
+
+    def _close(self, now: datetime | None) -> None:
+        """Close the minutes that are over; None: all."""
+        for principal, minute in list(self._minutes.items()):
+            if now is None or minute.is_over(now):
+                del self._minutes[principal]
+                self._due += minute.folded.values()

@@ -1,0 +1,165 @@
+"""A principal that is refused again and again: what is recorded, counted and remembered."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relay.approvals.refusals import MAX_RECORDED, MAX_RECORDED_ABOUT_EVENT, RefusalFold
+from relay.outbox.decisions import MAX_REFUSALS
+from tests.approvals.builders import REBOOT, ApprovalFile, build_event, build_request
+from tests.approvals.manual_clock import NOON, wait_until
+from tests.approvals.test_gate import GateHarness, running_gate
+
+
+async def _refuse(harness: GateHarness, times: int, **changes: Any) -> None:
+    """Submit requests at once that are refused because of their revision."""
+    answers = await asyncio.gather(
+        *(harness.submit("approve", "eve", **{"revision": "x"} | changes) for _ in range(times))
+    )
+    assert {answer.status for answer in answers} <= {404, 409}
+
+
+def _counts(harness: GateHarness) -> list[int | None]:
+    return [refused.data.get("count") for refused in harness.events("approval.refused")]
+
+
+async def test_after_ten_refusals_in_a_minute_the_others_become_one_event(tmp_path: Path) -> None:
+    async with running_gate(tmp_path, REBOOT) as harness:
+        await _refuse(harness, 300)
+        assert _counts(harness) == [None] * 10
+        harness.clock.advance(59)
+        await _refuse(harness, 1, reason="the last")
+        assert _counts(harness) == [None] * 10
+        await harness.settle()
+        harness.clock.advance(1)
+        (*_, folded) = await harness.wait_for_events("approval.refused", 11)
+        assert _counts(harness) == [None] * 10 + [291]
+        assert (folded.data["principal"], folded.data["reason"]) == ("client:eve", "the last")
+        assert (folded.subject, folded.data["revision"]) == ("E-1", REBOOT.revision)
+
+
+async def test_the_next_minute_begins_with_ten_refusals_again(tmp_path: Path) -> None:
+    async with running_gate(tmp_path, REBOOT) as harness:
+        await _refuse(harness, 12)
+        await harness.settle()
+        harness.clock.advance(60)
+        await harness.wait_for_events("approval.refused", 11)
+        await _refuse(harness, 12)
+        assert _counts(harness) == [None] * 10 + [2] + [None] * 10
+
+
+async def test_each_principal_and_each_event_has_ten_refusals(tmp_path: Path) -> None:
+    async with running_gate(tmp_path, REBOOT, build_event("E-2")) as harness:
+        await _refuse(harness, 11)
+        await _refuse(harness, 11, event_id="e-2")
+        for _ in range(11):
+            await harness.submit("approve", "bob", revision="x")
+        assert _counts(harness) == [None] * 30
+
+
+async def test_unknown_events_share_ten_refusals(tmp_path: Path) -> None:
+    async with running_gate(tmp_path, REBOOT) as harness:
+        for number in range(40):
+            answer = await harness.submit("approve", "eve", event_id=f"E-{number + 2}")
+            assert answer.status == 404
+        assert await harness.gate.record_folded_refusals()
+        assert _counts(harness) == [None] * 10 + [30]
+        await _refuse(harness, 1)
+        assert _counts(harness) == [None] * 10 + [30, None]
+
+
+async def test_a_principal_with_many_events_is_bounded_too(tmp_path: Path) -> None:
+    events = [build_event(f"E-{number}") for number in range(2 * MAX_RECORDED)]
+    async with running_gate(tmp_path, *events) as harness:
+        for event in events:
+            await _refuse(harness, 1, event_id=event.event_id)
+        await harness.gate.record_folded_refusals()
+        assert _counts(harness) == [None] * MAX_RECORDED + [MAX_RECORDED]
+
+
+async def test_a_stop_records_what_was_counted_and_nothing_twice(tmp_path: Path) -> None:
+    async with running_gate(tmp_path, REBOOT) as harness:
+        await _refuse(harness, 15)
+        assert await harness.gate.record_folded_refusals()
+        assert await harness.gate.record_folded_refusals()
+        assert _counts(harness) == [None] * 10 + [5]
+
+
+async def test_while_the_store_fails_the_count_waits(tmp_path: Path) -> None:
+    async with running_gate(tmp_path, REBOOT) as harness:
+        await _refuse(harness, 15)
+        connection = harness.store._state_file.connection  # noqa: SLF001  # no other way to break the disk
+        connection.execute("PRAGMA query_only = ON")
+        assert not await harness.gate.record_folded_refusals()
+        assert (await harness.submit("approve", "bob", revision="x")).status == 503
+        connection.execute("PRAGMA query_only = OFF")
+        await wait_until(lambda: harness.store.write_error is None)
+        for _ in range(10):
+            await harness.submit("approve", "bob", revision="x")
+        assert await harness.gate.record_folded_refusals()
+        assert _counts(harness) == [None] * 20 + [5]
+
+
+async def test_a_folded_refusal_is_answered_as_any_other_and_repeats_get_the_same(
+    tmp_path: Path,
+) -> None:
+    async with running_gate(tmp_path, REBOOT) as harness:
+        answers = [
+            await harness.submit("approve", "eve", revision="x", request_id=f"r{number}")
+            for number in range(20)
+        ]
+        assert {(answer.status, answer.body["detail"]) for answer in answers} == {
+            (409, answers[0].body["detail"])
+        }
+        repeat = await harness.submit("approve", "eve", revision="x", request_id="r19")
+        assert (repeat.repeat, repeat.body) == (True, answers[19].body)
+        reused = await harness.submit("hold", "eve", request_id="r19", digest="other")
+        assert reused.status == 409
+        await harness.gate.record_folded_refusals()
+        assert _counts(harness)[10:] == [11]
+
+
+def test_a_minute_ends_when_the_clock_is_set_back() -> None:
+    fold, request = RefusalFold(), build_request()
+    for _ in range(MAX_RECORDED_ABOUT_EVENT):
+        assert fold.admit(build_request(), "e-1")
+    assert not fold.admit(request, "e-1")
+    fold.count(request, "why")
+    earlier = build_request(at=request.at.replace(hour=3))
+    assert fold.admit(earlier, "e-1")
+    assert [folded.count for folded in fold.take_due(earlier.at)] == [1]
+
+
+def test_a_transaction_that_runs_twice_uses_one_place() -> None:
+    fold, request = RefusalFold(), build_request()
+    for _ in range(MAX_RECORDED_ABOUT_EVENT + 1):
+        assert fold.admit(request, "e-1")
+    fold.forget(request)
+    assert all(fold.admit(build_request(), "e-1") for _ in range(MAX_RECORDED_ABOUT_EVENT))
+    assert not fold.admit(request, "e-1")
+
+
+@pytest.mark.parametrize("status", [202, 403])
+def test_only_the_newest_refusals_are_first_answers(approvals: ApprovalFile, status: int) -> None:
+    """An accepted decision keeps its first answer however many others there are."""
+
+    def remember(tx: Any) -> None:
+        for number in range(MAX_REFUSALS + 10):
+            at = NOON + timedelta(milliseconds=number)
+            tx.decisions.remember_answer("client:eve", f"r{number}", "d", status, {}, at)
+        tx.decisions.remember_answer("client:bob", "r", "d", status, {}, NOON)
+        tx.decisions.prune_refusals()
+
+    approvals.transact(remember)
+    kept = {
+        number
+        for number in range(MAX_REFUSALS + 10)
+        if approvals.transact(lambda tx: tx.decisions.first_answer("client:eve", f"r{number}"))  # noqa: B023  # called at once
+    }
+    assert kept == set(range(10 if status == 403 else 0, MAX_REFUSALS + 10))
+    assert approvals.transact(lambda tx: tx.decisions.first_answer("client:bob", "r"))
