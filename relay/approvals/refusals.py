@@ -12,7 +12,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
+import orjson
+
 from relay.approvals.request import DecisionRequest
+from relay.events.timestamps import parse_timestamp
 
 MINUTE = timedelta(minutes=1)
 MAX_RECORDED_ABOUT_EVENT = 10
@@ -34,6 +37,17 @@ class FoldedRefusals:
 
 
 @dataclass(slots=True)
+class _ShownMinute:
+    """The refusals of one principal in a history, from ``began`` on."""
+
+    began: datetime
+    single: int = 0
+    surplus: int = 0
+    newest: int | None = None
+    """Where the event is that stands for the surplus."""
+
+
+@dataclass(slots=True)
 class _Minute:
     """The refusals of one principal from ``began`` on."""
 
@@ -47,6 +61,36 @@ class _Minute:
         # Concurrent requests come out of order, by much less than a minute. After an earlier time
         # than that, the clock was set back, and the minute would not end.
         return abs(now - self.began) >= MINUTE
+
+
+def fold_refusals(history: Iterable[tuple[str, bytes]]) -> list[bytes]:
+    """Return the JSON of CloudEvents; surplus refusals of a minute are one event with ``count``.
+
+    ``history`` holds the kind and the JSON of each, oldest first. An earlier version of the relay
+    recorded each refusal.
+    """
+    shown: list[bytes | None] = []
+    minutes: dict[str, _ShownMinute] = {}
+    for kind, body in history:
+        shown.append(body)
+        if kind != "approval.refused":
+            continue
+        event = orjson.loads(body)
+        at = parse_timestamp(event["time"]) or datetime.min.replace(tzinfo=UTC)
+        principal = event["data"]["principal"]
+        minute = minutes.get(principal)
+        if minute is None or abs(at - minute.began) >= MINUTE:
+            minute = minutes[principal] = _ShownMinute(at)
+        if minute.single < MAX_RECORDED_ABOUT_EVENT or "count" in event["data"]:
+            minute.single += 1
+            continue
+        minute.surplus += 1
+        event["data"]["count"] = minute.surplus
+        shown[-1] = orjson.dumps(event)
+        if minute.newest is not None:
+            shown[minute.newest] = None
+        minute.newest = len(shown) - 1
+    return [body for body in shown if body is not None]
 
 
 class RefusalFold:

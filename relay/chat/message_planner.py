@@ -25,12 +25,15 @@ from relay.events.match import matches, matches_any
 from relay.events.timestamps import parse_timestamp
 from relay.outbox import Occurrence
 from relay.outbox.chat_messages import ChatMessage
+from relay.outbox.rows import PageLimit
 from relay.outbox.sqlite import Store
 from relay.outbox.transaction import Transaction
 from relay.sinks import SinkSettings
 
 MAX_SEPARATE_MESSAGES = 5
 """Events of one document that get a message each; more events share one message."""
+MAX_UNTOLD_EVENTS = 200
+"""Events that are read for one reply in a thread, the newest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,8 +143,14 @@ class MessagePlanner:
             nonce = f"position {message.history_position}"
             link = self._links.recorded(tx, message, nonce=nonce, in_chat=in_chat)
             card = message_card(statuses, scope, link=link, code=code)
-        history = _untold_history(tx, sink, message, occurrences)
-        lines = history_lines(history, is_grouped=len(statuses) > 1)
+        history, is_cut = _untold_history(tx, sink, message, occurrences)
+        keys = [occurrence.key for occurrence in occurrences]
+        is_event_changed = any(event.name == "event.updated" for _, event in history) or (
+            is_cut
+            and matches_any(sink.events, "event.updated")
+            and tx.journal.updated_after(keys, message.history_position)
+        )
+        lines = history_lines(history, is_grouped=len(statuses) > 1, is_cut=is_cut)
         is_told = matches_any(sink.events, "approval.recorded")
         if is_told and message.is_posted and message.ref is None and len(statuses) == 1:
             lines += voting_closed_lines(statuses[0], since=message.refresh_at)
@@ -154,7 +163,7 @@ class MessagePlanner:
             content_hash=content_hash,
             refresh_at=next_refresh_time(statuses),
             history_lines=lines,
-            is_event_changed=any(event.name == "event.updated" for _, event in history),
+            is_event_changed=is_event_changed,
             history_position=tx.head().position,
         )
 
@@ -220,17 +229,20 @@ def _is_up_to_date(tx: Transaction, message: ChatMessage, occurrence: Occurrence
 
 def _untold_history(
     tx: Transaction, sink: SinkSettings, message: ChatMessage, occurrences: Sequence[Occurrence]
-) -> list[tuple[Occurrence, CloudEvent]]:
-    """Return what the thread does not tell yet.
+) -> tuple[list[tuple[Occurrence, CloudEvent]], bool]:
+    """Return the newest of what the thread does not tell yet, and whether there is more.
 
     The message itself tells that an event was announced.
     """
     history = []
     by_key = {occurrence.key: occurrence for occurrence in occurrences}
-    for _, event in tx.journal.events_about(list(by_key), message.history_position):
+    events, is_cut = tx.journal.events_about(
+        list(by_key), message.history_position, PageLimit(MAX_UNTOLD_EVENTS)
+    )
+    for event in events:
         if event.name == "event.scheduled" or not matches_any(sink.events, event.name):
             continue
         occurrence = _occurrence_of(tx, event)
         if occurrence is not None and by_key[occurrence.key] == occurrence:
             history.append((occurrence, event))
-    return history
+    return history, is_cut

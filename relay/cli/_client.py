@@ -56,6 +56,17 @@ class Client:
             items = items + page["items"]
         return {"items": items, "next": page["next"]}
 
+    async def get_with_log(self, *path: str, log: str, all_pages: bool) -> dict[str, Any]:
+        """Return one thing with the newest rows of its list ``log``, or with all of them.
+
+        An older relay has all in one answer, without ``next``.
+        """
+        details: dict[str, Any] = await self.get(*path)
+        while all_pages and details.get("next") is not None:
+            before = await self.get(*path, cursor=details["next"])
+            details[log], details["next"] = before[log] + details[log], before["next"]
+        return details
+
     async def post(self, *path: str, body: Mapping[str, Any] | None = None) -> Any:
         """Return the JSON that answers a POST.
 

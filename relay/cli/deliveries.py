@@ -1,4 +1,4 @@
-"""``deliveries``: lists deliveries, or shows one delivery with every try."""
+"""``deliveries``: lists deliveries, or shows one delivery with its tries."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from relay.cli._output import (
     print_fields,
     print_json,
     print_output,
+    print_status,
     print_table,
 )
 from relay.events.cloudevent import event_name
@@ -25,18 +26,18 @@ from relay.events.cloudevent import event_name
 async def deliveries(
     relay: Client,
     delivery: Annotated[
-        str | None, typer.Argument(metavar="ID", help="An id of the list: shows every try.")
+        str | None, typer.Argument(metavar="ID", help="An id of the list: shows its tries.")
     ] = None,
     *,
     all_pages: AllPages = False,
     as_json: AsJson = False,
 ) -> None:
-    """List what was sent and what waits, or show one delivery with every try."""
+    """List what was sent and what waits, or show one delivery with its tries."""
     if delivery is None:
         page = await relay.get_pages("deliveries", all_pages=all_pages)
         print_deliveries(page, empty="nothing was sent", as_json=as_json)
         return
-    details = await relay.get("deliveries", delivery)
+    details = await relay.get_with_log("deliveries", delivery, log="log", all_pages=all_pages)
     if as_json:
         print_json(details)
         return
@@ -63,3 +64,5 @@ async def deliveries(
     ]
     columns = ("tried", "took", "outcome", "status", "answer")
     print_table(columns, rows, empty="it was not tried yet")
+    if details.get("next") is not None:
+        print_status("there were more tries before: --all")

@@ -5,21 +5,27 @@ from __future__ import annotations
 from relay.cli._client import Client
 from relay.cli._connection import with_client
 from relay.cli._event_text import cloudevent_row, event_summary
-from relay.cli._options import AsJson, EventId
+from relay.cli._options import AllPages, AsJson, EventId
 from relay.cli._output import (
     format_local_time,
     print_fields,
     print_json,
     print_output,
+    print_status,
     print_table,
 )
 from relay.events.cloudevent import event_name
 
 
 @with_client
-async def show(relay: Client, event: EventId, *, as_json: AsJson = False) -> None:
-    """Show one event: its history, votes and deliveries."""
-    details = await relay.get("events", event)
+async def show(
+    relay: Client, event: EventId, *, all_pages: AllPages = False, as_json: AsJson = False
+) -> None:
+    """Show one event: its history, votes and deliveries, the newest of each.
+
+    --all shows the whole history.
+    """
+    details = await relay.get_with_log("events", event, log="history", all_pages=all_pages)
     if as_json:
         print_json(details)
         return
@@ -57,3 +63,5 @@ async def show(relay: Client, event: EventId, *, as_json: AsJson = False) -> Non
         deliveries,
         empty="nothing was sent: no sink wants it",
     )
+    if details.get("next") is not None:
+        print_status("more happened before: --all")

@@ -33,10 +33,16 @@ class Decisions:
 
     # --- votes, holds and releases
 
-    def for_occurrence(self, occurrence: int, *, counting: bool = False) -> list[Decision]:
-        """Return all decisions about an occurrence, or those that count, oldest first."""
+    def for_occurrence(
+        self, occurrence: int, *, counting: bool = False, limit: int = -1
+    ) -> list[Decision]:
+        """Return the newest decisions about an occurrence, or of those that count, oldest first.
+
+        A negative ``limit`` means all.
+        """
         condition = " AND counts" if counting else ""
-        return self._select_decisions(f"occurrence = ?{condition}", occurrence)
+        newest = f"SELECT id FROM decision WHERE occurrence = ?{condition} ORDER BY id DESC LIMIT ?"  # noqa: S608  # our own text
+        return self._select_decisions(f"id IN ({newest})", occurrence, limit)
 
     def holds_before(self, event_key: str, occurrence: int) -> list[Decision]:
         """Return the holds that count from earlier occurrences of the same EventId."""

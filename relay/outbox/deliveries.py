@@ -279,19 +279,25 @@ class Deliveries:
         rows = self._connection.execute(f"{_DELIVERY_QUERY} WHERE e.id = ?", (entry_id,))
         return next(read_as(_DELIVERY, rows), None)
 
-    def attempts(self, entry_id: int) -> list[LoggedAttempt]:
-        """Return the attempts to deliver an entry, oldest first."""
+    def attempts(
+        self, entry_id: int, before: int | None = None, limit: int = 1000
+    ) -> list[LoggedAttempt]:
+        """Return the newest attempts to deliver an entry, oldest first.
+
+        ``before``: only consider lower numbers.
+        """
         rows = self._connection.execute(
             "SELECT number, at, took AS elapsed, outcome, status, reason, answer AS response "
-            "FROM attempt WHERE entry = ? ORDER BY number",
-            (entry_id,),
+            "FROM attempt WHERE entry = ? AND number < coalesce(?, 9e18) "
+            "ORDER BY number DESC LIMIT ?",
+            (entry_id, before, limit),
         )
-        return list(read_as(_LOGGED_ATTEMPT, rows))
+        return list(read_as(_LOGGED_ATTEMPT, rows))[::-1]
 
     def page(
         self,
         *,
-        states: Iterable[EntryState] = (),
+        states: Sequence[EntryState] = (),
         event_key: str | None = None,
         sink: str | None = None,
         before: int | None = None,
@@ -301,19 +307,19 @@ class Deliveries:
 
         ``states``, ``event_key`` and ``sink`` filter them if they are given.
         """
+        # Only the conditions that are given: with others, SQLite would read every entry.
+        conditions = ["e.id < coalesce(:before, 9e18)"]
+        if event_key is not None:
+            conditions.append("e.event_key = :event_key")
+        if sink is not None:
+            conditions.append("e.sink = :sink")
+        if states:
+            # The partial indexes need the state in the statement itself.
+            alternatives = " OR ".join(f"e.state = '{state}'" for state in states)
+            conditions.append(f"({alternatives})")
         rows = self._connection.execute(
-            f"{_DELIVERY_QUERY} WHERE e.id < coalesce(:before, 9e18) "  # noqa: S608  # our own text
-            "AND (:event_key IS NULL OR e.event_key = :event_key) "
-            "AND (:sink IS NULL OR e.sink = :sink) "
-            "AND (:states = '[]' OR e.state IN (SELECT value FROM json_each(:states))) "
-            "ORDER BY e.id DESC LIMIT :limit",
-            {
-                "before": before,
-                "event_key": event_key,
-                "sink": sink,
-                "states": orjson.dumps([*states]).decode(),
-                "limit": limit,
-            },
+            f"{_DELIVERY_QUERY} WHERE {' AND '.join(conditions)} ORDER BY e.id DESC LIMIT :limit",
+            {"before": before, "event_key": event_key, "sink": sink, "limit": limit},
         )
         return list(read_as(_DELIVERY, rows))
 

@@ -20,7 +20,7 @@ from relay.errors import StoreError, StoreLocked, StoreTooNew
 from relay.files import describe_os_error
 from relay.outbox import Mode, StateFileOwner
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Each version is a file in ``schema/``. An older state file gets what it lacks."""
 MIN_SQLITE_VERSION = (3, 33)
 """The first with UPDATE … FROM. RHEL 9 has 3.34, so STRICT tables and RETURNING are not used."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import sqlite3
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,11 +19,13 @@ from relay.errors import StoreError
 from relay.events.cloudevent import CloudEvent
 from relay.events.timestamps import format_sortable
 from relay.outbox import Head
-from relay.outbox.rows import bulk_insert
+from relay.outbox.rows import PageLimit, bulk_insert, take_page
 
 GENESIS = Head(0, "0" * 64)
 """The head of a journal without rows."""
 
+_CHANGE = "kind >= 'event.' AND kind < 'event/'"
+"""The rows about what Azure changed. The index ``journal_of_change`` has the same condition."""
 NewRow = tuple[str, str | None, str | None, bytes]
 """Kind, event_key, transition and body of a row to append: see `JournalRow`."""
 
@@ -43,6 +46,15 @@ class JournalRow:
     transition: str | None
     body: bytes
     hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryRow:
+    """A row of a CloudEvent; ``body`` is its JSON."""
+
+    position: int
+    kind: str
+    body: bytes
 
 
 class Journal:
@@ -102,33 +114,70 @@ class Journal:
         ``before``: only consider rows before that time.
         """
         row = self._connection.execute(
-            "SELECT position FROM journal WHERE event_key = :key AND kind LIKE 'event.%' "
+            f"SELECT position FROM journal WHERE event_key = :key AND {_CHANGE} "  # noqa: S608  # our own text
             "AND (:before IS NULL OR at < :before) ORDER BY position DESC LIMIT 1",
             {"key": event_key, "before": before},
         ).fetchone()
         return row[0] if row else None
 
-    def history(self, event_key: str, since: str) -> list[CloudEvent]:
-        """Return the CloudEvents about an EventId from a time on, oldest first."""
-        rows = self._connection.execute(
-            "SELECT body FROM journal WHERE event_key = ? AND at >= ? AND kind != 'claim' "
-            "ORDER BY position",
-            (event_key, since),
-        )
-        return [CloudEvent.parse(body) for (body,) in rows]
+    def history(
+        self, event_key: str, since: str, before: int | None, limit: PageLimit
+    ) -> tuple[list[HistoryRow], bool]:
+        """Return the newest rows of CloudEvents about an EventId from a time on, newest first.
 
-    def events_about(self, event_keys: Sequence[str], after: int) -> list[tuple[int, CloudEvent]]:
-        """Return the CloudEvents about these EventIds after a position, oldest first.
-
-        Each comes with its position.
+        ``before``: only consider rows before that position. The second value says whether there
+        are older ones.
         """
         rows = self._connection.execute(
-            "SELECT position, body FROM journal "
-            "WHERE event_key IN (SELECT value FROM json_each(?)) AND position > ? "
-            "AND kind != 'claim' ORDER BY position",
-            (orjson.dumps(event_keys).decode(), after),
+            "SELECT position, kind, body FROM journal WHERE event_key = :key "  # noqa: S608  # our own text
+            # The first row is a change. Without its position, all older rows would be read.
+            "AND position >= (SELECT coalesce(min(position), 0) FROM journal "
+            f"WHERE event_key = :key AND {_CHANGE} AND at >= :since) "
+            "AND position < coalesce(:before, 9e18) AND at >= :since AND kind != 'claim' "
+            "ORDER BY position DESC",
+            {"key": event_key, "since": since, "before": before},
         )
-        return [(position, CloudEvent.parse(body)) for position, body in rows]
+        page, has_more = take_page(rows, lambda row: len(row[2]), limit)
+        return [HistoryRow(*row) for row in page], has_more
+
+    def changes(self, event_key: str, since: str, limit: PageLimit) -> list[CloudEvent]:
+        """Return the newest ``event.*`` about an EventId from a time on, oldest first."""
+        rows = self._connection.execute(
+            f"SELECT body FROM journal WHERE event_key = ? AND {_CHANGE} AND at >= ? "  # noqa: S608  # our own text
+            "ORDER BY position DESC",
+            (event_key, since),
+        )
+        page, _ = take_page(rows, lambda row: len(row[0]), limit)
+        return [CloudEvent.parse(body) for (body,) in reversed(page)]
+
+    def events_about(
+        self, event_keys: Sequence[str], after: int, limit: PageLimit
+    ) -> tuple[list[CloudEvent], bool]:
+        """Return the newest CloudEvents about these EventIds after a position, oldest first.
+
+        The second value says whether there are more.
+        """
+        rows = self._connection.execute(
+            # SQLite sorts the positions of all rows, and only those.
+            "SELECT kind, body FROM (SELECT position AS newest FROM journal "
+            "WHERE event_key IN (SELECT value FROM json_each(?)) AND position > ? "
+            "ORDER BY position DESC LIMIT ?) JOIN journal ON position = newest "
+            "ORDER BY newest DESC",
+            (orjson.dumps(event_keys).decode(), after, limit.rows + 1),
+        )
+        page, has_more = take_page(rows, lambda row: len(row[1]), limit)
+        return [
+            CloudEvent.parse(body) for kind, body in reversed(page) if kind != "claim"
+        ], has_more
+
+    def updated_after(self, event_keys: Sequence[str], position: int) -> bool:
+        """Whether Azure changed one of these EventIds after a position."""
+        row = self._connection.execute(
+            "SELECT 1 FROM journal WHERE event_key IN (SELECT value FROM json_each(?)) "  # noqa: S608  # our own text
+            f"AND {_CHANGE} AND position > ? AND kind = 'event.updated' LIMIT 1",
+            (orjson.dumps(event_keys).decode(), position),
+        ).fetchone()
+        return row is not None
 
     def newest_position(self, event_key: str) -> int:
         """Return the position of the newest row about an EventId; 0 if there is none."""
@@ -138,23 +187,27 @@ class Journal:
         return int(row[0] or 0)
 
     def first_position(self, event_key: str, since: str) -> int:
-        """Return the position of the first row about an EventId from a time on.
+        """Return the position of the first ``event.*`` about an EventId from a time on.
 
         If that row was pruned, return the position of the head.
         """
         row = self._connection.execute(
-            "SELECT min(position) FROM journal WHERE event_key = ? AND at >= ?", (event_key, since)
+            f"SELECT min(position) FROM journal WHERE event_key = ? AND {_CHANGE} AND at >= ?",  # noqa: S608  # our own text
+            (event_key, since),
         ).fetchone()
         return int(row[0]) if row[0] is not None else self.head().position
 
-    def events_after(self, position: int, limit: int) -> list[tuple[int, CloudEvent]]:
+    def events_after(
+        self, position: int, limit: int, max_bytes: int = sys.maxsize
+    ) -> list[tuple[int, CloudEvent]]:
         """Return CloudEvents after a position, oldest first, each with its position."""
         rows = self._connection.execute(
             "SELECT position, body FROM journal "
-            "WHERE position > ? AND kind NOT IN ('claim', 'mode') ORDER BY position LIMIT ?",
-            (position, limit),
+            "WHERE position > ? AND kind NOT IN ('claim', 'mode') ORDER BY position",
+            (position,),
         )
-        return [(position, CloudEvent.parse(body)) for position, body in rows]
+        page, _ = take_page(rows, lambda row: len(row[1]), PageLimit(limit, max_bytes))
+        return [(position, CloudEvent.parse(body)) for position, body in page]
 
     def prune(self, before: datetime, now: datetime) -> int:
         """Delete the rows from before a moment; return how many.

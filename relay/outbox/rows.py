@@ -1,9 +1,10 @@
-"""Reads rows as dataclasses, and inserts many rows with few statements."""
+"""Reads rows as dataclasses and in pages, and inserts many rows with few statements."""
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 from pydantic import TypeAdapter
@@ -21,6 +22,28 @@ def read_as(adapter: TypeAdapter[T], rows: sqlite3.Cursor) -> Iterator[T]:
     rows.row_factory = sqlite3.Row
     for row in rows:
         yield adapter.validate_python(dict(row))
+
+
+@dataclass(frozen=True, slots=True)
+class PageLimit:
+    """Where a page ends: after a number of rows, or of bytes. It has at least one row."""
+
+    rows: int
+    bytes: int = 2**19
+
+
+def take_page(
+    rows: Iterable[T], size: Callable[[T], int], limit: PageLimit
+) -> tuple[list[T], bool]:
+    """Return the first rows, and whether there are more. Rows after the page are not kept."""
+    page: list[T] = []
+    bytes_left = limit.bytes
+    for row in rows:
+        bytes_left -= size(row)
+        if page and (bytes_left < 0 or len(page) == limit.rows):
+            return page, True
+        page.append(row)
+    return page, False
 
 
 def bulk_insert(

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 from relay.events.cloudevent import CloudEvent
 from relay.events.timestamps import format_sortable
 from relay.outbox import Occurrence
-from relay.outbox.rows import read_as
+from relay.outbox.rows import PageLimit, read_as, take_page
 
 _OCCURRENCE = TypeAdapter(Occurrence)
 
@@ -62,9 +62,14 @@ class Snapshot:
             raise KeyError(occurrence_id)
         return occurrence
 
-    def page(self, before: int | None, limit: int) -> list[Occurrence]:
-        """Return occurrences with an id less than ``before``, newest first."""
-        return self._select("WHERE id < coalesce(?, 9e18) ORDER BY id DESC LIMIT ?", before, limit)
+    def page(self, before: int | None, limit: PageLimit) -> tuple[list[Occurrence], bool]:
+        """Return occurrences with an id less than ``before``, newest first.
+
+        The second value says whether there are more.
+        """
+        rows = self._rows("WHERE id < coalesce(?, 9e18) ORDER BY id DESC", before)
+        page, has_more = take_page(rows, lambda row: len(row["data"]), limit)
+        return [_OCCURRENCE.validate_python(dict(row)) for row in page], has_more
 
     def add(
         self,
@@ -124,9 +129,13 @@ class Snapshot:
         return next(iter(self._select(where, *values)), None)
 
     def _select(self, where: str, *values: object) -> list[Occurrence]:
+        return list(read_as(_OCCURRENCE, self._rows(where, *values)))
+
+    def _rows(self, where: str, *values: object) -> sqlite3.Cursor:
         rows = self._connection.execute(
             "SELECT id, key, number, data, revision, live, boot_id, "  # noqa: S608  # our own text
             f"first_seen, last_changed, outcome, told AS last_event_id FROM occurrence {where}",
             values,
         )
-        return list(read_as(_OCCURRENCE, rows))
+        rows.row_factory = sqlite3.Row
+        return rows

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from relay.approvals import ApprovalsSettings
+from relay.chat.message_planner import MAX_UNTOLD_EVENTS
 from relay.errors import Deferred
 from relay.events.build import relay_event
 from relay.events.timestamps import format_sortable
@@ -76,6 +77,32 @@ async def test_many_events_of_one_document_are_one_message_and_its_edits_come_to
         assert relay.wall.cards["m1"].tone == "over"
         assert relay.wall.calls.count("edit") <= 2
         assert relay.wall.threads["m1"][0].startswith("… 30 more happened before")
+
+
+@pytest.mark.parametrize("can_edit", [True, False])
+async def test_of_a_long_history_the_newest_is_told_and_no_change_is_missed(
+    tmp_path: Path, can_edit: bool
+) -> None:
+    """The change of Azure is older than what is read of the history."""
+    clock = ManualClock()
+    async with relay_with_wall(tmp_path, Wall(can_edit=can_edit), clock=clock) as relay:
+        await relay.see(build_event())
+        await relay.settle()
+        relay.wall.error = Deferred("down")
+        await relay.see(build_event(due=1000))
+        for _ in range(MAX_UNTOLD_EVENTS // 2):
+            await relay.submit("hold", "bob")
+            await relay.submit("release", "bob")
+        await eventually(lambda: relay.dispatcher.status()[0].tries[("deferred", None)] > 0)
+        relay.wall.calls.clear()
+        relay.wall.error = None
+        await clock.advance_until(lambda: bool(relay.wall.calls))
+        await relay.settle()
+        if can_edit:
+            assert relay.wall.calls == ["edit", "reply"]
+            assert relay.wall.threads["m1"][0].startswith("… more than 180 happened before")
+        else:
+            assert relay.wall.calls == ["post"]
 
 
 async def test_a_few_events_of_one_document_get_a_message_each(tmp_path: Path) -> None:

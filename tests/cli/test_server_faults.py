@@ -204,3 +204,21 @@ def test_a_stream_is_read_the_same_however_it_is_cut(
     assert stream.request_headers().get("Last-Event-ID") == (
         str(messages[-1][0]) if messages else None
     )
+
+
+@pytest.mark.parametrize("arguments", [("show", "E"), ("deliveries", "7")])
+async def test_a_long_log_is_shown_in_part_or_with_all_its_pages(
+    arguments: tuple[str, str],
+) -> None:
+    log = "history" if arguments[0] == "show" else "log"
+    pages = {None: ([3, 4], "3"), "3": ([1, 2], "1"), "1": ([0], None)}
+
+    async def answer(request: web.Request) -> web.Response:
+        rows, following = pages[request.query.get("cursor")]
+        return web.json_response({log: rows, "next": following})
+
+    async with serve_handler(answer) as url:
+        first = (await run_async(*arguments, "--url", url, "--json")).json
+        everything = (await run_async(*arguments, "--url", url, "--json", "--all")).json
+    assert first == {log: [3, 4], "next": "3"}
+    assert everything == {log: [0, 1, 2, 3, 4], "next": None}

@@ -13,9 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from relay.errors import StoreError
+from relay.events.cloudevent import CloudEvent
 from relay.outbox import Head
 from relay.outbox.file import open_for_reading
 from relay.outbox.journal import GENESIS, Journal, read_rows, row_hash, verify_journal
+from relay.outbox.rows import PageLimit
 from relay.outbox.transaction import Transaction
 from tests.outbox.open_store import BUS, NOW, append_row, numbered_event, open_file_in, read_column
 
@@ -342,10 +344,15 @@ def test_history_and_what_follows_a_position_leave_out_what_is_no_event(tmp_path
             event_key="e",
         )
         ids = {number: numbered_event(number).id for number in (1, 2, 3)}
-        history = journal.history("e", "")
-        assert [event.id for event in history] == [ids[1], ids[2], ids[3]]
-        recent_history = journal.history("e", "2026-04-11T23")
-        assert [event.id for event in recent_history] == [ids[2], ids[3]]
+
+        def history(since: str, before: int | None = None) -> tuple[list[str], bool]:
+            rows, has_more = journal.history("e", since, before, PageLimit(2))
+            return [CloudEvent.parse(row.body).id for row in rows], has_more
+
+        assert history("") == ([ids[3], ids[2]], True)
+        assert history("", 4) == ([ids[1]], False)
+        assert history("2026-04-11T23") == ([ids[3], ids[2]], False)
+        assert history("2026-04-11T23", 4) == ([], False)
         page = journal.events_after(0, 2)
         assert [(position, event.id) for position, event in page] == [(1, ids[1]), (4, ids[2])]
         assert journal.last_change_position("e") == 4

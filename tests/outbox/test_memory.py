@@ -14,6 +14,7 @@ import pytest
 from relay.events.model import Event
 from relay.outbox import Decision, FirstAnswer, StoreSettings
 from relay.outbox.retention import prune
+from relay.outbox.rows import PageLimit
 from relay.outbox.transaction import Transaction
 from tests.builders import DATA
 from tests.outbox.open_store import NOW, connection_of, numbered_event, open_file_in
@@ -98,8 +99,15 @@ def test_the_same_event_id_is_a_new_occurrence_after_it_ended(tx: Transaction) -
     newest = tx.snapshot.find("e")
     assert newest is not None
     assert (newest.number, newest.live) == (2, True)
-    assert [occurrence.number for occurrence in tx.snapshot.page(None, 10)] == [2, 1]
-    assert [occurrence.number for occurrence in tx.snapshot.page(newest.id, 10)] == [1]
+    pages = [
+        tx.snapshot.page(before, PageLimit(rows))
+        for before, rows in ((None, 10), (None, 1), (newest.id, 1))
+    ]
+    assert [([row.number for row in page], more) for page, more in pages] == [
+        ([2, 1], False),
+        ([2], True),
+        ([1], False),
+    ]
     assert tx.snapshot.find("f") is None
     with pytest.raises(KeyError):
         tx.snapshot.get(99)
@@ -185,7 +193,8 @@ def test_ended_events_are_forgotten_with_all_that_hangs_on_them(tx: Transaction)
     tx.snapshot.mark_ended("ended", "completed", numbered_event(8), NOW)
     tx.snapshot.mark_ended("late", "completed", numbered_event(9), LATER)
     tx.snapshot.prune(LATER)
-    assert [occurrence.key for occurrence in tx.snapshot.page(None, 10)] == ["late", "live"]
+    occurrences, _ = tx.snapshot.page(None, PageLimit(10))
+    assert [occurrence.key for occurrence in occurrences] == ["late", "live"]
     assert [len(tx.decisions.for_occurrence(number)) for number in (1, 2, 3)] == [0, 1, 1]
     assert [len(tx.decisions.grants(number)) for number in (1, 2, 3)] == [0, 1, 1]
     assert connection_of(tx).execute("PRAGMA foreign_key_check").fetchall() == []

@@ -23,8 +23,11 @@ from relay.chat.cards.confirmation_view import blocking_reason, changed_fields, 
 from relay.chat.cards.rendering import event_card
 from relay.events.timestamps import format_rfc3339
 from relay.outbox.chat_messages import ConfirmationLink, token_digest
+from relay.outbox.rows import PageLimit
 from relay.outbox.transaction import Transaction
 
+_MAX_CHANGES = 50
+"""Changes of an event that the preview reads, the newest."""
 _INVALID_LINK = (
     "invalid link: it is unknown, its event has ended, or it got too many wrong codes; "
     "use the newest message"
@@ -70,7 +73,7 @@ class ConfirmationPreview(TypedDict):
     whyNot: RichText | None
     """Why nobody can take the decision now; null: it can be taken."""
     changes: list[RichText]
-    """Azure's changes of the event since the link was made."""
+    """Azure's changes of the event since the link was made, the newest."""
     code: bool
     """Whether the decision needs the code in the message."""
     facts: list[EventFact]
@@ -109,7 +112,7 @@ class ConfirmationRequest(ConfirmationLinkRequest):
 
 async def _preview(call: Call) -> ConfirmationPreview:
     body: ConfirmationLinkRequest = call.body
-    preview = await call.relay.store.read(lambda tx: _find_preview(tx, call, body.token))
+    preview = await call.read(lambda tx: _find_preview(tx, call, body.token))
     if preview is None:
         call.server.reject_credentials(call.request, "an invalid link was looked at")
         raise Problem(404, _INVALID_LINK)
@@ -129,7 +132,7 @@ def _find_preview(tx: Transaction, call: Call, token: str) -> ConfirmationPrevie
     # The page has its own form, so the card's buttons need no links.
     card = event_card(status, service.origin.scope, link=lambda *_: "", code=None)
     reason = blocking_reason(link.decision, link.revision, status)
-    history = tx.journal.history(occurrence.key, occurrence.first_seen)
+    changes = tx.journal.changes(occurrence.key, occurrence.first_seen, PageLimit(_MAX_CHANGES))
     return ConfirmationPreview(
         decision=link.decision,
         label=LABELS[link.decision],
@@ -137,7 +140,7 @@ def _find_preview(tx: Transaction, call: Call, token: str) -> ConfirmationPrevie
         summary=_rich_text(card.summary),
         question=_rich_text(confirmation_question(link.decision, status)),
         whyNot=None if reason is None else _rich_text(reason),
-        changes=[_rich_text(text) for text in changed_fields(history, link.revision)],
+        changes=[_rich_text(text) for text in changed_fields(changes, link.revision)],
         code=link.decision == "approve",
         facts=[EventFact(label=label, text=_rich_text(text)) for label, text in card.facts],
         notes=[_rich_text(note) for note in card.notes],
@@ -207,6 +210,7 @@ ROUTES = (
         summary="the decision of a link, and the state of its event; decides nothing",
         handler=_preview,
         access="handler",
+        is_large=True,
         body=ConfirmationLinkRequest,
         problem_statuses=(404,),
     ),

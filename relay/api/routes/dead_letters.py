@@ -133,6 +133,7 @@ ROUTES = (
         summary="deliveries that were given up, and the reasons",
         handler=_list_dead_letters,
         needs="read",
+        is_large=True,
         parameters=(CURSOR,),
         parse_parameters=parse_cursor,
     ),

@@ -7,7 +7,7 @@ from typing import Literal, cast
 
 from typing_extensions import TypedDict
 
-from relay.api.schema.paging import CURSOR, PAGE_SIZE, parse_cursor, split_page
+from relay.api.schema.paging import CURSOR, LOG_SIZE, PAGE_SIZE, parse_cursor, split_page
 from relay.api.schema.responses import Problem
 from relay.api.schema.route import Call, Route
 from relay.events.cloudevent import TYPE_PREFIX, TYPE_VERSION
@@ -57,9 +57,12 @@ class DeliveryAttempt(TypedDict):
 
 
 class DeliveryDetails(DeliverySummary):
-    """One event for one sink, with every attempt."""
+    """One event for one sink, with its attempts."""
 
     log: list[DeliveryAttempt]
+    """The newest attempts, oldest first."""
+    next: str | None
+    """The cursor of the attempts before; null: there are none."""
 
 
 def delivery_summary(delivery: Delivery) -> DeliverySummary:
@@ -81,7 +84,7 @@ def delivery_summary(delivery: Delivery) -> DeliverySummary:
 
 async def read_page(call: Call, states: tuple[EntryState, ...] = ()) -> DeliveryPage:
     """Return the page that the cursor names, of deliveries in these states; none means all."""
-    deliveries = await call.relay.store.read(
+    deliveries = await call.read(
         lambda tx: tx.deliveries.page(states=states, before=call.parameters, limit=PAGE_SIZE + 1)
     )
     page, next_cursor = split_page(deliveries)
@@ -109,7 +112,10 @@ async def _find_delivery(call: Call) -> Delivery:
 
 async def _show_delivery(call: Call) -> DeliveryDetails:
     delivery: Delivery = call.resource
-    attempts = await call.relay.store.read(lambda tx: tx.deliveries.attempts(delivery.id))
+    attempts = await call.read(
+        lambda tx: tx.deliveries.attempts(delivery.id, call.parameters, LOG_SIZE + 1)
+    )
+    page = attempts[-LOG_SIZE:]
     log = [
         DeliveryAttempt(
             number=attempt.number,
@@ -120,9 +126,10 @@ async def _show_delivery(call: Call) -> DeliveryDetails:
             reason=attempt.reason,
             answer=attempt.response,
         )
-        for attempt in attempts
+        for attempt in page
     ]
-    return DeliveryDetails(**delivery_summary(delivery), log=log)
+    next_cursor = str(page[0].number) if len(attempts) > LOG_SIZE else None
+    return DeliveryDetails(**delivery_summary(delivery), log=log, next=next_cursor)
 
 
 ROUTES = (
@@ -132,16 +139,20 @@ ROUTES = (
         summary="what was sent and what waits, the newest first",
         handler=_list_deliveries,
         needs="read",
+        is_large=True,
         parameters=(CURSOR,),
         parse_parameters=parse_cursor,
     ),
     Route(
         method="GET",
         path="/v1/deliveries/{id}",
-        summary="one delivery with every attempt: "
+        summary="one delivery with its newest attempts: "
         "outcome, duration, status, the first KiB of the response",
         handler=_show_delivery,
         needs="read",
+        is_large=True,
+        parameters=(CURSOR,),
+        parse_parameters=parse_cursor,
         find_resource=_find_delivery,
     ),
 )

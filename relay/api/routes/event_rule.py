@@ -123,6 +123,7 @@ ROUTES = (
         summary="which rule decides about an event, what is missing, and until when",
         handler=_show_evaluation,
         needs="read",
+        is_large=True,
         find_resource=_find_evaluation,
     ),
 )

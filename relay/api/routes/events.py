@@ -10,19 +10,20 @@ from pydantic import with_config
 from typing_extensions import TypedDict
 
 from relay.api.routes.deliveries import DeliverySummary, delivery_summary
-from relay.api.schema.paging import CURSOR, PAGE_SIZE, parse_cursor, split_page
+from relay.api.schema.paging import CURSOR, LOG_SIZE, PAGE_SIZE, parse_cursor
 from relay.api.schema.responses import Problem
 from relay.api.schema.route import Call, Route
 from relay.approvals.explain import approval_summary
+from relay.approvals.refusals import fold_refusals
 from relay.approvals.request import DecisionKind
 from relay.approvals.status import ApprovalState
 from relay.events.catalog import EventData
 from relay.events.timestamps import format_rfc3339
 from relay.outbox import Occurrence
+from relay.outbox.rows import PageLimit
 from relay.outbox.transaction import Transaction
 
 T = TypeVar("T")
-_MAX_DELIVERIES = 1000
 
 
 class ApprovalSummary(TypedDict):
@@ -77,8 +78,16 @@ class EventDetails(EventSummary):
     """A scheduled event with its history."""
 
     history: list[CloudEventDocument]
+    """The newest events, oldest first.
+
+    After ten refusals of a principal within a minute, the others are one event with `count`.
+    """
     votes: list[RecordedDecision]
+    """The newest decisions, oldest first."""
     deliveries: list[DeliverySummary]
+    """The newest deliveries, newest first."""
+    next: str | None
+    """The cursor of the history before; null: there is none."""
 
 
 class EventPage(TypedDict):
@@ -96,7 +105,7 @@ async def read_event(call: Call, read: Callable[[Transaction, Occurrence], T]) -
         occurrence = tx.snapshot.find(key)
         return None if occurrence is None else read(tx, occurrence)
 
-    result = await call.relay.store.read(work)
+    result = await call.read(work)
     if result is None:
         raise Problem(
             404, "no such event in this scope; see GET /v1/events, or `imds-relay events`"
@@ -106,10 +115,13 @@ async def read_event(call: Call, read: Callable[[Transaction, Occurrence], T]) -
 
 async def _list_events(call: Call) -> EventPage:
     def read(tx: Transaction) -> EventPage:
-        page, next_cursor = split_page(tx.snapshot.page(call.parameters, PAGE_SIZE + 1))
-        return EventPage(items=[_summary(tx, call, row) for row in page], next=next_cursor)
+        page, has_more = tx.snapshot.page(call.parameters, PageLimit(PAGE_SIZE))
+        return EventPage(
+            items=[_summary(tx, call, row) for row in page],
+            next=str(page[-1].id) if has_more else None,
+        )
 
-    return await call.relay.store.read(read)
+    return await call.read(read)
 
 
 async def _find_event(call: Call) -> EventDetails:
@@ -134,14 +146,15 @@ def _summary(tx: Transaction, call: Call, occurrence: Occurrence) -> EventSummar
 
 
 def _details(tx: Transaction, call: Call, occurrence: Occurrence) -> EventDetails:
-    deliveries = tx.deliveries.page(event_key=occurrence.key, limit=_MAX_DELIVERIES)
+    deliveries = tx.deliveries.page(event_key=occurrence.key, limit=LOG_SIZE)
+    rows, has_more = tx.journal.history(
+        occurrence.key, occurrence.first_seen, call.parameters, PageLimit(LOG_SIZE)
+    )
+    bodies = fold_refusals([(row.kind, row.body) for row in reversed(rows)])
     return EventDetails(
         **_summary(tx, call, occurrence),
-        history=[
-            # The stored JSON is sent unchanged.
-            cast("CloudEventDocument", orjson.Fragment(event.body))
-            for event in tx.journal.history(occurrence.key, occurrence.first_seen)
-        ],
+        # The stored JSON is sent unchanged.
+        history=[cast("CloudEventDocument", orjson.Fragment(body)) for body in bodies],
         votes=[
             RecordedDecision(
                 approvalId=decision.approval_id,
@@ -152,13 +165,14 @@ def _details(tx: Transaction, call: Call, occurrence: Occurrence) -> EventDetail
                 at=format_rfc3339(decision.at),
                 counts=decision.counts,
             )
-            for decision in tx.decisions.for_occurrence(occurrence.id)
+            for decision in tx.decisions.for_occurrence(occurrence.id, limit=LOG_SIZE)
         ],
         deliveries=[
             delivery_summary(delivery)
             for delivery in deliveries
             if delivery.recorded >= occurrence.first_seen
         ],
+        next=str(rows[-1].position) if has_more else None,
     )
 
 
@@ -169,15 +183,19 @@ ROUTES = (
         summary="current and recent events",
         handler=_list_events,
         needs="read",
+        is_large=True,
         parameters=(CURSOR,),
         parse_parameters=parse_cursor,
     ),
     Route(
         method="GET",
         path="/v1/events/{eventId}",
-        summary="one event with its history, votes and deliveries",
+        summary="one event with its history, votes and deliveries, the newest of each",
         handler=_show_event,
         needs="read",
+        is_large=True,
+        parameters=(CURSOR,),
+        parse_parameters=parse_cursor,
         find_resource=_find_event,
     ),
 )

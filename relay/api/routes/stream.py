@@ -21,6 +21,7 @@ from relay.outbox.transaction import Transaction
 
 MEDIA_TYPE = "text/event-stream"
 _BATCH_SIZE = 50
+_BATCH_BYTES = 2**17
 _LAST_EVENT_ID = Parameter(
     name="Last-Event-ID",
     place="header",
@@ -74,7 +75,8 @@ async def _send_events(call: Call, response: web.StreamResponse, position: int) 
         async with asyncio.timeout(limits.stream_send_timeout):
             await response.write(frames)
         wakeup.clear()
-        events = await relay.store.read(partial(_read_events, position=position))
+        async with call.server.long_reads:
+            events = await relay.store.read(partial(_read_events, position=position))
         if events:
             frames = b"".join(_frame(number, event) for number, event in events)
             position = events[-1][0]
@@ -112,7 +114,7 @@ def _start_position(tx: Transaction, last_event_id: int | None) -> int:
 
 
 def _read_events(tx: Transaction, position: int) -> list[tuple[int, CloudEvent]]:
-    return tx.journal.events_after(position, _BATCH_SIZE)
+    return tx.journal.events_after(position, _BATCH_SIZE, _BATCH_BYTES)
 
 
 def _frame(position: int, event: CloudEvent) -> bytes:

@@ -12,6 +12,8 @@ from relay.api.schema.responses import Problem
 from relay.api.schema.route import Parameter
 
 PAGE_SIZE = 100
+LOG_SIZE = 200
+"""Rows of the lists inside one event or one delivery: the newest of what happened."""
 CURSOR = Parameter(
     name="cursor",
     place="query",

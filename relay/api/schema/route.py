@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from types import UnionType
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_type_hints
 
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict
@@ -18,7 +18,9 @@ from relay.api import Relay
 from relay.api.schema.responses import Problem
 from relay.api.server.state import ServerState
 from relay.approvals.request import Caller, Right
+from relay.outbox.transaction import Transaction
 
+T = TypeVar("T")
 Access = Literal[
     "public", "handler", "key", "key or loopback", "key, loopback or public", "signature"
 ]
@@ -66,6 +68,11 @@ class Call:
             raise Problem(503, "the relay is starting or stopping; try again")
         return self.server.relay
 
+    async def read(self, work: Callable[[Transaction], T]) -> T:
+        """Run work that reads a page from the store. Few calls do so at once."""
+        async with self.server.long_reads:
+            return await self.relay.store.read(work)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
@@ -97,6 +104,8 @@ class Route:
     parameters: tuple[Parameter, ...] = ()
     parse_parameters: Callable[[web.Request], Any] | None = None
     """Raises Problem 400 or 422."""
+    is_large: bool = False
+    """Whether the answer is a page: few are built or sent at once."""
     body: type[BaseModel] | None = None
     """The model of the request's body."""
     find_resource: Callable[[Call], Awaitable[Any]] | None = None

@@ -21,6 +21,8 @@ from typing_extensions import override
 from relay.api.schema.responses import Problem, internal_error
 from relay.api.server.limits import ServerLimits
 
+UNTIL_SENT = web.RequestKey("until_sent", contextlib.AsyncExitStack)
+"""What a request holds until its response is sent."""
 _MAX_LINGER_BYTES = 2**20
 _MAX_HEADERS = 64
 _MAX_LINE_BYTES = 8190
@@ -149,6 +151,12 @@ class Connection(web.RequestHandler):
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
         """Send the response, and abort the connection if the peer does not receive it in time."""
+        async with request.get(UNTIL_SENT) or contextlib.AsyncExitStack():
+            return await self._finish_response(request, resp, start_time)
+
+    async def _finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
         if not self.in_good_call:
             self.principal = None
         elif self._is_surplus() and not resp.prepared:

@@ -20,7 +20,7 @@ from relay.api.schema.responses import (
     internal_error,
     problem_from_http_exception,
 )
-from relay.api.server.connection import Connection
+from relay.api.server.connection import UNTIL_SENT, Connection
 from relay.api.server.limits import MAX_BODY_BYTES, ServerLimits
 from relay.api.server.listener import Listener
 from relay.api.server.pipeline import RequestPipeline, check_content_length
@@ -130,26 +130,36 @@ def _error_middleware(state: ServerState) -> Middleware:
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        until_sent = request[UNTIL_SENT] = AsyncExitStack()
         try:
-            check_content_length(request)
-            response = await handler(request)
-        except Problem as problem:
-            response = problem.to_response()
-        except web.HTTPException as error:
-            response = problem_from_http_exception(error).to_response()
-        except StoreUnavailable:
-            detail = "the state file can be neither read nor written now; try again"
-            response = Problem(503, detail).to_response()
-        except ConnectionError:
+            response = await _answer(request, handler)
+        except BaseException:
+            await until_sent.aclose()  # nothing will be sent
             raise
-        except Exception:  # noqa: BLE001  # an internal error must not end the connection without a response
-            resource = request.match_info.route.resource
-            _log.exception("%s %s could not be answered", request.method, resource)
-            response = internal_error().to_response()
         state.responses_by_status[response.status] += 1
         return response
 
     return middleware
+
+
+async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Return the response of the handler, or the problem that it raises."""
+    try:
+        check_content_length(request)
+        return await handler(request)
+    except Problem as problem:
+        return problem.to_response()
+    except web.HTTPException as error:
+        return problem_from_http_exception(error).to_response()
+    except StoreUnavailable:
+        detail = "the state file can be neither read nor written now; try again"
+        return Problem(503, detail).to_response()
+    except ConnectionError:
+        raise
+    except Exception:  # noqa: BLE001  # an internal error must not end the connection without a response
+        resource = request.match_info.route.resource
+        _log.exception("%s %s could not be answered", request.method, resource)
+        return internal_error().to_response()
 
 
 async def _ignore_expectation(_request: web.Request) -> None:

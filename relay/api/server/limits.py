@@ -27,6 +27,12 @@ class ServerLimits:
     """Time for reading the rest of a refused body."""
     send_timeout: float = 15.0
     """Time in which a caller must receive its response."""
+    max_large_answers: int = 32
+    """Pages that are built or sent at once."""
+    max_large_answers_of_caller: int = 4
+    """Of them, pages of one caller."""
+    max_long_reads: int = 4
+    """Pages and batches of streams that the thread of the store reads between two writes."""
     max_streams: int = 64
     """Open event streams."""
     max_streams_per_principal: int = 8

@@ -28,7 +28,7 @@ from relay.api.auth.authentication import (
 )
 from relay.api.schema.responses import Problem, json_response
 from relay.api.schema.route import Call, Route
-from relay.api.server.connection import connection_of
+from relay.api.server.connection import UNTIL_SENT, connection_of
 from relay.api.server.limits import MAX_BODY_BYTES
 from relay.api.server.state import ServerState
 from relay.approvals.request import Caller, MalformedBody, read_json
@@ -81,6 +81,9 @@ class RequestPipeline:
             parameters=None if parse_parameters is None else parse_parameters(request),
             body=None if route.body is None else _parse_body(route.body, content),
         )
+        if route.is_large:
+            slot = self.state.answer_slots.slot(_answer_reader(caller, request))
+            await request[UNTIL_SENT].enter_async_context(slot)
         if route.find_resource is not None:
             call = replace(call, resource=await route.find_resource(call))
         if route.needs is not None and route.needs not in caller.rights.can:
@@ -234,6 +237,11 @@ def _unauthorized(route: Route) -> Problem:
         "expected Authorization: Bearer and the key of a client",
         headers={"WWW-Authenticate": 'Bearer realm="imds-relay"'},
     )
+
+
+def _answer_reader(caller: Caller, request: web.Request) -> str:
+    """Who reads the answer: the principal, or the address of an anonymous caller."""
+    return connection_of(request).peer.network if caller is ANONYMOUS else caller.principal
 
 
 def _is_for_loopback(request: web.Request) -> bool:

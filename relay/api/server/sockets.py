@@ -16,6 +16,7 @@ from relay.api.server.connection import Peer
 from relay.errors import ConfigError
 
 _BACKLOG = 128
+_SEND_BUFFER = 2**16
 _SOCKET_MODE = 0o660
 
 
@@ -33,6 +34,8 @@ async def open_tcp(host: str, port: int) -> list[socket.socket]:
         for family, address in addresses:
             sock = socket.create_server((str(address), port), family=family, backlog=_BACKLOG)
             sock.settimeout(0)
+            # Accepted connections inherit it. The kernel would take megabytes for a slow reader.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
             sockets.append(sock)
             port = sock.getsockname()[1]
     except OSError as error:

@@ -18,6 +18,7 @@ from aiohttp import web
 from relay.api import Relay
 from relay.api.auth.rejection_log import RejectionLog
 from relay.api.schema.responses import Problem
+from relay.api.server.answer_slots import AnswerSlots
 from relay.api.server.connection import connection_of
 from relay.api.server.limits import ServerLimits
 from relay.clock import Clock
@@ -51,6 +52,15 @@ class ServerState:
         default_factory=lambda: TokenBuckets(1 / (MAX_AGE + MAX_AHEAD), 1)
     )
     """Each callback for which its client was charged, while its signature can be valid."""
+    answer_slots: AnswerSlots = field(init=False)
+    long_reads: asyncio.Semaphore = field(init=False)
+
+    def __post_init__(self) -> None:
+        limits = self.limits
+        self.answer_slots = AnswerSlots(
+            limits.max_large_answers, limits.max_large_answers_of_caller, limits.send_timeout
+        )
+        self.long_reads = asyncio.Semaphore(limits.max_long_reads)
 
     def attach(self, relay: Relay) -> None:
         """Let calls reach this relay."""

@@ -78,13 +78,12 @@ def _no_vote_needed(status: ApprovalStatus) -> Text | None:
     return None
 
 
-def changed_fields(history: Sequence[CloudEvent], revision: str) -> list[Text]:
+def changed_fields(changes: Sequence[CloudEvent], revision: str) -> list[Text]:
     """Return a line for each field that Azure changed since the event had this revision.
 
-    ``history`` holds all CloudEvents about the event, oldest first.
+    ``changes`` holds the newest ``event.*`` about the event, oldest first.
     """
-    of_azure = [event for event in history if event.name.startswith("event.")]
-    newer = list(takewhile(lambda event: event.data["revision"] != revision, reversed(of_azure)))
+    newer = list(takewhile(lambda event: event.data["revision"] != revision, reversed(changes)))
     return [
         line
         for event in reversed(newer)

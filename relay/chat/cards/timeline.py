@@ -41,17 +41,19 @@ _RELAY_EVENTS = {
 
 
 def history_lines(
-    history: Sequence[tuple[Occurrence, CloudEvent]], *, is_grouped: bool
+    history: Sequence[tuple[Occurrence, CloudEvent]], *, is_grouped: bool, is_cut: bool = False
 ) -> tuple[Text, ...]:
     """Return the lines of one reply, oldest first.
 
-    In a grouped message each line names the machines of its event.
+    In a grouped message each line names the machines of its event. ``is_cut``: more happened
+    before the history.
     """
     newest = history[-MAX_HISTORY_LINES:]
     omitted = len(history) - len(newest)
     lines: list[Text] = []
-    if omitted:
-        lines.append((f"… {omitted} more happened before: “imds-relay show” lists them all.",))
+    if omitted or is_cut:
+        number = f"more than {omitted}" if is_cut else f"{omitted} more"
+        lines.append((f"… {number} happened before: “imds-relay show --all” lists them.",))
     for occurrence, event in newest:
         line = timeline_line(event)
         if is_grouped:

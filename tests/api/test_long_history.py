@@ -1,0 +1,314 @@
+"""Thousands of rows about one event: each read is a page, and slow readers hold few of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import orjson
+import pytest
+
+from relay.api.server.limits import ServerLimits
+from relay.approvals.refusals import MAX_RECORDED_ABOUT_EVENT
+from relay.events.build import decision_event
+from relay.outbox import Attempt, Entry
+from relay.outbox.rows import PageLimit, take_page
+from relay.outbox.transaction import Transaction
+from tests.api.confirmation_links import render_message
+from tests.api.running_relay import (
+    EVENT_ID,
+    ORIGIN,
+    RunningRelay,
+    eventually,
+    make_event,
+    poll_until,
+    run_relay,
+)
+
+PATH = f"/v1/events/{EVENT_ID}"
+MAX_PAGE_BYTES = PageLimit(1).bytes
+
+
+async def _record_refusals(
+    relay: RunningRelay, count: int, *, principals: Sequence[str] = ("client:eve",), size: int = 0
+) -> None:
+    """Record refusals as an earlier version of the relay did: each by itself."""
+    at = relay.clock.now()
+
+    def work(tx: Transaction) -> None:
+        occurrence = tx.snapshot.find(EVENT_ID.lower())
+        assert occurrence is not None
+        for number in range(count):
+            added = {
+                "approvalId": "a",
+                "decision": "approve",
+                "principal": principals[number % len(principals)],
+                "channel": "http",
+                "reason": f"{number} " + "x" * size,
+                "votes": 0,
+                "required": 2,
+                "rule": "two",
+                "refusal": "no",
+            }
+            event = decision_event(
+                "approval.refused",
+                ORIGIN,
+                at + timedelta(milliseconds=number),
+                event=occurrence.data,
+                added=added,
+                cause=None,
+                head=str(tx.head()),
+            )
+            tx.record(event, at, to=())
+
+    await relay.store.transact(work)
+
+
+async def _pages(relay: RunningRelay, path: str) -> AsyncIterator[Any]:
+    """The pages of something with `next`, the newest first."""
+    cursor = ""
+    while True:
+        answer = await relay.call("GET", f"{path}{cursor}")
+        assert (answer.status, len(answer.body) < 2 * MAX_PAGE_BYTES) == (200, True)
+        yield answer.json
+        if answer.json["next"] is None:
+            return
+        cursor = f"?cursor={answer.json['next']}"
+
+
+async def test_the_history_comes_in_pages_without_gap_or_repeat(relay: RunningRelay) -> None:
+    principals = [f"client:c{number}" for number in range(70)]
+    await _record_refusals(relay, 640, principals=principals)
+    pages = [page["history"] async for page in _pages(relay, PATH)]
+    assert [len(page) for page in pages] == [200, 200, 200, 41]
+    history = [event for page in reversed(pages) for event in page]
+    assert history[0]["type"] == "io.imdsrelay.event.scheduled.v1"
+    assert [int(event["data"]["reason"]) for event in history[1:]] == list(range(640))
+
+
+async def test_surplus_refusals_of_a_minute_are_one_row_with_their_number(
+    relay: RunningRelay,
+) -> None:
+    await _record_refusals(relay, 150)
+    await _record_refusals(relay, 12, principals=["client:bob"])
+    history = (await relay.call("GET", PATH)).json["history"]
+    refused = [event["data"] for event in history[1:]]
+    assert [(data["principal"], data.get("count")) for data in refused] == [
+        *[("client:eve", None)] * MAX_RECORDED_ABOUT_EVENT,
+        ("client:eve", 140),
+        *[("client:bob", None)] * MAX_RECORDED_ABOUT_EVENT,
+        ("client:bob", 2),
+    ]
+    assert refused[10]["reason"].startswith("149 ")
+
+
+async def test_twenty_thousand_refusals_make_no_large_answer(tmp_path: Path) -> None:
+    async with run_relay(tmp_path, sinks=()) as relay:
+        await relay.observe(make_event())
+        await _record_refusals(relay, 20_000, size=800)
+        answer = await relay.call("GET", PATH)
+        assert (answer.status, len(answer.body) < MAX_PAGE_BYTES) == (200, True)
+        assert answer.json["next"] is not None
+
+
+async def test_a_page_of_big_events_ends_early(relay: RunningRelay) -> None:
+    principals = [f"client:c{number}" for number in range(30)]
+    await _record_refusals(relay, 300, principals=principals, size=20_000)
+    pages = [page async for page in _pages(relay, PATH)]
+    assert sum(len(page["history"]) for page in pages) == 301
+    assert len(pages) > 10
+
+
+def test_a_row_that_is_too_big_is_a_page_by_itself() -> None:
+    assert take_page([9, 9, 1, 1, 1], int, PageLimit(2, 3)) == ([9], True)
+    assert take_page([9], int, PageLimit(2, 3)) == ([9], False)
+    assert take_page([1, 1], int, PageLimit(2, 3)) == ([1, 1], False)
+    assert take_page([], int, PageLimit(2, 3)) == ([], False)
+
+
+async def test_a_list_of_big_events_comes_in_smaller_pages(tmp_path: Path) -> None:
+    async with run_relay(tmp_path, sinks=()) as relay:
+        machines = tuple(f"machine-{number}-{'x' * 40}" for number in range(1000))
+        events = [make_event(event_id=f"E-{number}", resources=machines) for number in range(30)]
+        await relay.observe(*events)
+        pages = [page async for page in _pages(relay, "/v1/events")]
+        ids = [event["eventId"] for page in pages for event in page["items"]]
+        assert ids == [event.event_id for event in reversed(events)]
+        assert len(pages) > 1
+
+
+async def test_the_tries_of_a_delivery_come_in_pages(relay: RunningRelay) -> None:
+    (delivery,) = (await relay.call("GET", "/v1/deliveries")).json["items"]
+    path = f"/v1/deliveries/{delivery['id']}"
+    await poll_until(
+        lambda: relay.call("GET", path), lambda answer: answer.json["state"] == "delivered"
+    )
+
+    def log_attempts(tx: Transaction) -> None:
+        for _ in range(500):
+            attempt = Attempt(at=relay.clock.now(), elapsed=0.1, outcome="deferred")
+            tx.deliveries.log_attempt(delivery["id"], attempt)
+
+    await relay.store.transact(log_attempts)
+    pages = [page["log"] async for page in _pages(relay, path)]
+    assert [len(page) for page in pages] == [200, 200, 101]
+    numbers = [attempt["number"] for page in reversed(pages) for attempt in page]
+    assert numbers == list(range(1, 502))
+
+
+@pytest.mark.parametrize("path", [PATH, "/v1/deliveries/1"])
+async def test_an_invalid_cursor_is_422(relay: RunningRelay, path: str) -> None:
+    answer = await relay.call("GET", f"{path}?cursor=x")
+    assert (answer.status, answer.json["field"]) == (422, "cursor")
+
+
+async def _rows_read(relay: RunningRelay, path: str, body: object = None) -> int:
+    """The instructions that SQLite runs for a call, in thousands."""
+    connection = relay.store._state_file.connection  # noqa: SLF001  # SQLite counts only here
+    steps = 0
+
+    def count() -> None:
+        nonlocal steps
+        steps += 1
+
+    connection.set_progress_handler(count, 1000)
+    try:
+        answer = await relay.call("POST" if body else "GET", path, body)
+        assert answer.status == 200
+    finally:
+        connection.set_progress_handler(None, 0)
+    return steps
+
+
+async def test_what_a_read_costs_does_not_depend_on_the_length_of_the_history(
+    tmp_path: Path,
+) -> None:
+    async with run_relay(tmp_path, sinks=()) as relay:
+        await relay.observe(make_event())
+        await _compare_costs(relay)
+
+
+async def _compare_costs(relay: RunningRelay) -> None:
+    links = await render_message(relay)
+    reads: list[tuple[str, object]] = [
+        (PATH, None),
+        (f"{PATH}/rule", None),
+        ("/v1/events", None),
+        ("/v1/deliveries", None),
+        ("/v1/dead-letters", None),
+        ("/v1/confirmations/look", {"token": links.tokens["approve"]}),
+    ]
+    await _record_refusals(relay, 1000)
+    before = [await _rows_read(relay, *read) for read in reads]
+    await _record_refusals(relay, 9000)
+
+    def add_entries(tx: Transaction) -> None:
+        entries = (
+            Entry(
+                id=number + 1,
+                sink="box",
+                position=1,
+                ordering_key="none",
+                type="event.scheduled",
+                event_key="none",
+                not_before=None,
+                attempts=0,
+                next_at=None,
+                recorded=relay.clock.now(),
+            )
+            for number in range(20_000)
+        )
+        tx.deliveries.add_entries(entries)
+
+    await relay.store.transact(add_entries)
+    after = [await _rows_read(relay, *read) for read in reads]
+    for read, steps_before, steps_after in zip(reads, before, after, strict=True):
+        assert steps_after <= 3 * steps_before + 30, (read, before, after)
+
+
+# --- slow readers
+
+
+@asynccontextmanager
+async def _slow_readers(relay: RunningRelay, count: int, path: str) -> AsyncIterator[None]:
+    """Readers of one key that ask and read nothing."""
+    request = (
+        f"GET {path} HTTP/1.1\r\nHost: relay\r\nAuthorization: Bearer key-of-reader\r\n\r\n"
+    ).encode()
+    with contextlib.ExitStack() as stack:
+        loop = asyncio.get_running_loop()
+        for _ in range(count):
+            reader = stack.enter_context(socket.socket())
+            reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            reader.setblocking(False)
+            await loop.sock_connect(reader, ("127.0.0.1", relay.server.port))
+            await loop.sock_sendall(reader, request)
+        yield
+
+
+async def test_slow_readers_of_one_key_hold_few_answers_and_delay_nobody_else(
+    tmp_path: Path,
+) -> None:
+    limits = ServerLimits(max_large_answers_of_caller=2, send_timeout=60)
+    async with run_relay(tmp_path, limits=limits) as relay:
+        await relay.observe(make_event())
+        principals = [f"client:c{number}" for number in range(100)]
+        await _record_refusals(relay, 400, principals=principals, size=4000)
+        reads = 0
+
+        def count_reads(statement: str) -> None:
+            nonlocal reads
+            reads += statement.startswith("SELECT position, kind, body FROM journal")
+
+        connection = relay.store._state_file.connection  # noqa: SLF001  # SQLite tells only here
+        connection.set_trace_callback(count_reads)
+        async with _slow_readers(relay, 40, PATH):
+            await eventually(lambda: reads == 2)
+            for _ in range(5):
+                assert (await relay.call("GET", "/v1/events", by="bob")).status == 200
+                assert (await relay.call("GET", PATH, by="bob")).status == 200
+            assert (await relay.decide()).status == 202
+            assert reads == 2 + 5
+        connection.set_trace_callback(None)
+
+
+async def test_a_caller_waits_for_its_own_answers_and_then_gets_429(tmp_path: Path) -> None:
+    limits = ServerLimits(max_large_answers_of_caller=1, send_timeout=0.2)
+    async with run_relay(tmp_path, limits=limits) as relay:
+        await relay.observe(make_event())
+        async with relay.server.state.answer_slots.slot("client:bob"):
+            answer = await relay.call("GET", PATH, by="bob")
+            assert (answer.status, answer.headers["Retry-After"]) == (429, "1")
+            assert (await relay.call("GET", PATH, by="alice")).status == 200
+            assert (await relay.call("GET", "/healthz", by="bob")).status == 200
+        answers = await asyncio.gather(*(relay.call("GET", PATH, by="bob") for _ in range(30)))
+        assert {answer.status for answer in answers} == {200}
+
+
+async def test_a_slot_is_free_again_after_every_kind_of_answer(tmp_path: Path) -> None:
+    limits = ServerLimits(max_large_answers=1, max_large_answers_of_caller=1, send_timeout=5)
+    async with run_relay(tmp_path, limits=limits) as relay:
+        await relay.observe(make_event())
+        for method, path, by, status in (
+            ("GET", PATH, "bob", 200),
+            ("HEAD", PATH, "bob", 200),
+            ("GET", "/v1/events/none", "bob", 404),
+            ("GET", PATH, "mute", 403),
+            ("POST", "/v1/confirmations/look", None, 404),
+        ):
+            body = {"token": "none"} if method == "POST" else None
+            assert (await relay.call(method, path, body, by=by)).status == status
+        with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+            timeout = aiohttp.ClientTimeout(total=0.001)
+            url = f"http://127.0.0.1:{relay.server.port}{PATH}"
+            headers = {"Authorization": "Bearer key-of-bob"}
+            async with relay.session.get(url, headers=headers, timeout=timeout) as response:
+                orjson.loads(await response.read())
+        assert (await relay.call("GET", PATH)).status == 200
