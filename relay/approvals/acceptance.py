@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+from relay.approvals.authorize import SENT_BEFORE_NOTICE
 from relay.approvals.request import DecisionAnswer, DecisionRequest
 from relay.approvals.status import ApprovalStatus
 from relay.outbox import Decision
@@ -82,8 +83,15 @@ def build_answer(
             "decision": request.decision,
             "state": _answer_state(request, status),
             **status.vote_summary,
+            **sent_before_notice(request.decision, status),
         },
     )
+
+
+def sent_before_notice(decision: str, status: ApprovalStatus) -> dict[str, str]:
+    """Return ``notice`` for the answer to a hold, and for its event, if it may come too late."""
+    is_late = decision == "hold" and status.may_have_been_started
+    return {"notice": SENT_BEFORE_NOTICE} if is_late else {}
 
 
 def _answer_state(request: DecisionRequest, status: ApprovalStatus) -> str:

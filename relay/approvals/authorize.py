@@ -19,6 +19,11 @@ HOLD_NOTICE = (
     "and other relays and Azure Resource Manager can approve"
 )
 """Part of every text about a hold (docs/guarantees.md#a-hold-stops-this-relay-only)."""
+SENT_BEFORE_NOTICE = (
+    "a StartRequest was sent before, and Azure may have accepted it: "
+    "the event can start at any moment; no further StartRequest is sent while it is held"
+)
+"""Part of every text about a hold that was taken after an earlier StartRequest."""
 MAX_NAMED_RESOURCES = 10
 """Resources that a refusal names; it counts the rest."""
 
@@ -32,6 +37,11 @@ class Refusal:
     reason: str
     field: str | None = None
     """The field of the request that the caller can correct."""
+
+
+def hold_notice(status: ApprovalStatus) -> str:
+    """Return what a hold on this event does not stop."""
+    return f"{SENT_BEFORE_NOTICE}; {HOLD_NOTICE}" if status.may_have_been_started else HOLD_NOTICE
 
 
 def authorize(request: DecisionRequest, status: ApprovalStatus | None) -> Refusal | None:
@@ -77,7 +87,8 @@ def _hold_conflict(status: ApprovalStatus) -> str | None:
     not_before = status.not_before
     if not_before is not None and status.now >= not_before:
         return _too_late(not_before, status.now)
-    if status.is_claimed:
+    # Between two attempts a hold stops the next.
+    if status.is_being_sent or status.is_accepted:
         return f"too late: the StartRequest is on its way; {HOLD_NOTICE}"
     return None
 

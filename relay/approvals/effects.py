@@ -12,6 +12,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
+from relay.approvals.acceptance import sent_before_notice
 from relay.approvals.authorize import HOLD_NOTICE
 from relay.approvals.request import DecisionRequest
 from relay.approvals.status import ApprovalStatus
@@ -54,6 +55,7 @@ def record_decision(
         "channel": decision.channel,
         "reason": decision.reason,
         **status_with_decision.vote_summary,
+        **sent_before_notice(decision.decision, status),
     }
     event_id = _record_event(
         tx,

@@ -246,8 +246,9 @@ class Gate:
         Raises StoreUnavailable with nothing sent, and what `_send` raises.
         """
         # From the claim on, only the answer decides about these grants. Set this before the claim
-        # is on disk, because transitions run at any time.
-        self.service.in_flight = frozenset(grant.id for grant in grants)
+        # is on disk, because transitions run at any time. It takes effect with the claim, which
+        # counts the attempt.
+        self.service.in_flight = frozenset((grant.id, grant.attempts + 1) for grant in grants)
         try:
             claims = await self._store.transact(
                 lambda tx: self._claim(tx, grants, self._clock.now())

@@ -70,8 +70,8 @@ class ApprovalService:
         """
         self.settings = settings
         self.origin = origin
-        self.in_flight: frozenset[int] = frozenset()
-        """Grants whose StartRequest is being sent; only its answer decides about them."""
+        self.in_flight: frozenset[tuple[int, int]] = frozenset()
+        """The StartRequests that are being sent, as in `ApprovalStatus`."""
         self.refusals = RefusalFold()
         """Which refusals are recorded one by one."""
         self._trusted = trusted
@@ -97,6 +97,7 @@ class ApprovalService:
             now=now,
             people=self.settings.people,
             resources_by_client=self._client_resources,
+            in_flight=self.in_flight,
         )
 
     # --- requests
@@ -232,7 +233,7 @@ class ApprovalService:
         """
         while True:
             status = self.status(tx, occurrence, now)
-            transitions = next_transitions(status, self.in_flight)
+            transitions = next_transitions(status)
             if not transitions:
                 return status
             for transition in transitions:

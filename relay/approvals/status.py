@@ -48,6 +48,8 @@ class ApprovalStatus:
     """The principals of each person of ``approvals.people``."""
     resources_by_client: Mapping[str, tuple[str, ...] | None] = field(default_factory=dict)
     """The clients that may approve, and the resources each may decide for (None: all)."""
+    in_flight: frozenset[tuple[int, int]] = frozenset()
+    """The StartRequests that are being sent now: the id of each grant, and which attempt it is."""
 
     @property
     def not_before(self) -> datetime | None:
@@ -191,6 +193,28 @@ class ApprovalStatus:
         """Whether a StartRequest for this occurrence was claimed or accepted."""
         return any(grant.state in ("sent", "accepted") for grant in self.grants)
 
+    def is_in_flight(self, grant: Grant) -> bool:
+        """Whether a StartRequest for this grant was claimed and is being sent now."""
+        return (grant.id, grant.attempts) in self.in_flight
+
+    @property
+    def is_being_sent(self) -> bool:
+        """Whether a StartRequest for this occurrence is being sent now."""
+        return any(self.is_in_flight(grant) for grant in self.grants)
+
+    @property
+    def is_accepted(self) -> bool:
+        """Whether IMDS accepted a StartRequest for the current revision."""
+        revision = self.occurrence.revision
+        return any(
+            grant.state == "accepted" and grant.revision == revision for grant in self.grants
+        )
+
+    @property
+    def may_have_been_started(self) -> bool:
+        """Whether IMDS may have accepted a StartRequest that this relay sent for the event."""
+        return any(grant.may_be_accepted for grant in self.grants)
+
     @property
     def refused_by_imds(self) -> bool:
         """Whether IMDS answered 400 to a StartRequest for the current revision.
@@ -274,10 +298,12 @@ def approval_state(status: ApprovalStatus) -> ApprovalState:
     """The state of an event's approval as the API and messages show it."""
     real_grants = [grant for grant in status.grants if not grant.dry_run]
     newest_state = real_grants[-1].state if real_grants else None
-    if newest_state == "sent" or newest_state == "accepted":  # noqa: PLR1714  # mypy narrows by ==
-        return newest_state
+    if newest_state == "accepted":
+        return "accepted"
     if status.is_open and status.active_holds:
         return "held"
+    if newest_state == "sent":
+        return "sent"
     if status.is_open and status.active_grant is not None:
         return "granted"
     if newest_state in FAILED_GRANT_STATES and (status.refused_by_imds or not status.is_open):

@@ -54,25 +54,22 @@ class CreateGrant:
 Transition = VoidVotes | ExpireHold | FailGrant | CreateGrant
 
 
-def next_transitions(
-    status: ApprovalStatus, in_flight: frozenset[int] = frozenset()
-) -> list[Transition]:
+def next_transitions(status: ApprovalStatus) -> list[Transition]:
     """Return the transitions that are due, in the order in which to apply them.
 
-    ``in_flight`` holds the ids of grants whose StartRequest is being sent now. Only the answer of
-    IMDS decides about those grants and their votes.
+    Only the answer of IMDS decides about a grant whose StartRequest is being sent, and its votes.
     """
     expired_holds = status.expired_holds if status.occurrence.live else ()
     return [
-        *_void_votes(status, in_flight),
+        *_void_votes(status),
         *(ExpireHold(hold) for hold in expired_holds),
-        *_fail_grants(status, in_flight),
+        *_fail_grants(status),
         *_create_grant(status),
     ]
 
 
-def _void_votes(status: ApprovalStatus, in_flight: frozenset[int]) -> Iterator[VoidVotes]:
-    sending_revisions = {grant.revision for grant in status.grants if grant.id in in_flight}
+def _void_votes(status: ApprovalStatus) -> Iterator[VoidVotes]:
+    sending_revisions = {grant.revision for grant in status.grants if status.is_in_flight(grant)}
     accepted_revisions = {grant.revision for grant in status.grants if grant.state == "accepted"}
     by_reason: dict[VoidReason | None, list[Decision]] = {}
     for decision in status.decisions:
@@ -104,9 +101,9 @@ def _void_reason(vote: Decision, status: ApprovalStatus) -> VoidReason | None:
     return None
 
 
-def _fail_grants(status: ApprovalStatus, in_flight: frozenset[int]) -> Iterator[FailGrant]:
+def _fail_grants(status: ApprovalStatus) -> Iterator[FailGrant]:
     for grant in status.grants:
-        if grant.state in _OPEN_GRANT_STATES and grant.id not in in_flight:
+        if grant.state in _OPEN_GRANT_STATES and not status.is_in_flight(grant):
             reason = failure_reason(grant, status)
             if reason is not None:
                 yield FailGrant(grant, reason)

@@ -32,6 +32,8 @@ async def hold(
     shown = await relay.get("events", event)
     answer = await decide(relay, shown, "hold", revision=revision, reason=reason)
     print_status(AZURE_PROCEEDS)
+    if "notice" in answer:
+        print_status(f"Note: {answer['notice']}.")
     if as_json:
         print_json(answer)
         return

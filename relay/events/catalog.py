@@ -149,6 +149,21 @@ class ApprovalData(_AboutEvent):
 
 
 @_Strict
+class RecordedData(ApprovalData):
+    """An accepted decision, and the event at that time."""
+
+    notice: NotRequired[
+        Annotated[
+            str,
+            _text(
+                "only of a hold after an earlier StartRequest: Azure may have accepted that one, "
+                "and the hold stops further ones"
+            ),
+        ]
+    ]
+
+
+@_Strict
 class RefusedData(ApprovalData):
     """A request of an authenticated caller that was refused."""
 
@@ -225,7 +240,7 @@ CATALOG = (
         "event.started", "an event is first seen as Started, or moved to Started", StartedData
     ),
     EventDefinition("event.ended", "an event is gone from the document", EndedData),
-    EventDefinition("approval.recorded", "a vote, hold or release was accepted", ApprovalData),
+    EventDefinition("approval.recorded", "a vote, hold or release was accepted", RecordedData),
     EventDefinition("approval.granted", "the rule is satisfied", ApprovalData),
     EventDefinition("approval.refused", "an authenticated attempt was refused", RefusedData),
     EventDefinition("approval.voided", "recorded votes no longer count", VoidedData),

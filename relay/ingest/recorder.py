@@ -100,7 +100,7 @@ class Recorder:
         self, occurrence: Occurrence, grants: list[Grant], poll: PollResult
     ) -> EndEvidence:
         event = occurrence.event
-        start_sent = _start_sent(grants)
+        start_sent = any(grant.may_be_accepted for grant in grants)
         return EndEvidence(
             start_sent=start_sent,
             gap=poll.gap,
@@ -127,17 +127,7 @@ def _may_explain_reboot(tx: Transaction, occurrence: Occurrence, now: datetime) 
     return (
         occurrence.event.is_started
         or _is_due(occurrence.event, now)
-        or _start_sent(tx.decisions.grants(occurrence.id))
-    )
-
-
-def _start_sent(grants: list[Grant]) -> bool:
-    """Whether the relay sent a StartRequest that IMDS may have accepted.
-
-    Only the last answer is stored. So after more than one attempt, a 400 does not count.
-    """
-    return any(
-        grant.attempts > 1 or (grant.attempts == 1 and grant.status != 400) for grant in grants
+        or any(grant.may_be_accepted for grant in tx.decisions.grants(occurrence.id))
     )
 
 

@@ -133,6 +133,14 @@ class Grant:
     dry_run: bool
     cause: str
 
+    @property
+    def may_be_accepted(self) -> bool:
+        """Whether IMDS may have accepted a StartRequest for this grant.
+
+        Only the last answer is stored. So after more than one attempt, a 400 does not count.
+        """
+        return self.attempts > 1 or (self.attempts == 1 and self.status != 400)  # HTTP
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:

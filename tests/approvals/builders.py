@@ -206,6 +206,7 @@ def build_status(
     now: float = 0.0,
     live: bool = True,
     settings: ApprovalsSettings = SETTINGS,
+    in_flight: Iterable[Grant] = (),
 ) -> ApprovalStatus:
     """The status of an event's approval, ``now`` seconds after noon."""
     about = build_occurrence(of, live=live)
@@ -221,6 +222,7 @@ def build_status(
         now=moment,
         people=settings.people,
         resources_by_client=CLIENT_RESOURCES,
+        in_flight=frozenset((grant.id, grant.attempts) for grant in in_flight),
     )
 
 
@@ -319,6 +321,12 @@ class ApprovalFile:
         """Claim every open grant, as the gate does last before it sends."""
         return self.transact(
             lambda tx: self.service.claim(tx, tx.decisions.open_grants(), self.clock.now())
+        )
+
+    def set_in_flight(self, *claims: Claim) -> None:
+        """Set which StartRequests are being sent, as the gate does."""
+        self.service.in_flight = frozenset(
+            (claim.grant.id, claim.grant.attempts + 1) for claim in claims
         )
 
     def answer(self, claims: list[Claim], error: SourceError | None) -> None:

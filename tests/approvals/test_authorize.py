@@ -139,10 +139,28 @@ REQUESTS: list[tuple[str, int, DecisionRequest, ApprovalStatus]] = [
     ),
     ("a hold before the claim", 202, build_request("hold"), build_status(grants=[build_grant()])),
     (
-        "a hold after the claim",
+        "a hold while the StartRequest is being sent",
         409,
         build_request("hold"),
+        build_status(grants=[build_grant("sent")], in_flight=[build_grant("sent")]),
+    ),
+    (
+        "a hold between two attempts",
+        202,
+        build_request("hold"),
         build_status(grants=[build_grant("sent")]),
+    ),
+    (
+        "a hold while the next attempt is about to be claimed",
+        202,
+        build_request("hold"),
+        build_status(grants=[build_grant("sent")], in_flight=[build_grant("sent", attempts=2)]),
+    ),
+    (
+        "a hold after a StartRequest for an earlier revision was accepted",
+        202,
+        build_request("hold"),
+        build_status(grants=[build_grant("accepted", revision="x")]),
     ),
     (
         "a hold after the StartRequest was accepted",
@@ -310,7 +328,10 @@ def test_a_changed_event_says_which_revision_is_the_current_one() -> None:
     [
         (build_request("release"), build_status()),
         (build_request("release"), build_status(None, build_decision("hold", "bob"))),
-        (build_request("hold"), build_status(grants=[build_grant("sent")])),
+        (
+            build_request("hold"),
+            build_status(grants=[build_grant("sent")], in_flight=[build_grant("sent")]),
+        ),
     ],
     ids=["there is no hold", "somebody else took the hold", "the grant is claimed"],
 )

@@ -139,13 +139,13 @@ def test_only_the_answer_is_recorded_if_it_comes_after_the_event_started(
     approvals.record_document(REDEPLOY)
     approvals.submit(of=REDEPLOY)
     claims = approvals.claim()
-    approvals.service.in_flight = frozenset({claims[0].grant.id})
+    approvals.set_in_flight(*claims)
     approvals.record_document(
         build_event(event_type="Redeploy", event_status="Started", not_before=None)
     )
     assert not approvals.events("startrequest.failed", "approval.voided")
     approvals.accept(claims)
-    approvals.service.in_flight = frozenset()
+    approvals.set_in_flight()
     approvals.apply_transitions()
     assert approvals.event_names()[-1] == "startrequest.accepted"
     assert approvals.events("event.started")[0].data["approvedByRelay"] is False

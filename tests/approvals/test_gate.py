@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from relay.approvals import ApprovalsSettings
+from relay.approvals.authorize import SENT_BEFORE_NOTICE
 from relay.approvals.gate import Gate
 from relay.approvals.request import DecisionAnswer
 from relay.approvals.service import ApprovalService
@@ -610,6 +611,145 @@ async def test_a_start_request_that_azure_took_without_an_answer_is_not_sent_aga
         (failed,) = await harness.wait_for_events("startrequest.failed")
         assert (failed.data["status"], failed.data["attempts"]) == (None, 1)
         assert (azure.reads, azure.sent) == (2, [("E-1",)])
+
+
+# --- a hold between two attempts
+
+
+async def test_a_hold_between_two_attempts_stops_the_next_until_its_release(
+    tmp_path: Path,
+) -> None:
+    azure = Azure(ManualClock(), USER_REBOOT)
+    azure.answers.append(TIMEOUT)
+    async with running_gate(tmp_path, azure=azure) as harness:
+        await wait_until(lambda: len(azure.sent) == 1)
+        await harness.settle()
+        held = await harness.submit("hold", "eve", USER_REBOOT)
+        assert (held.status, held.body["state"]) == (202, "held")
+        assert held.body["notice"] == SENT_BEFORE_NOTICE
+        (recorded,) = harness.events("approval.recorded")
+        assert recorded.data["notice"] == SENT_BEFORE_NOTICE
+        for _ in range(3):
+            harness.clock.advance(20)
+            await harness.settle()
+        assert (azure.reads, azure.sent) == (1, [("E-1",)])
+        released = await harness.submit("release", "eve", USER_REBOOT)
+        assert released.body["state"] == "granted"
+        assert "notice" not in released.body
+        (accepted,) = await harness.wait_for_events("startrequest.accepted")
+        assert accepted.data["attempts"] == 2
+        assert len(harness.events("approval.granted")) == 1
+
+
+async def test_a_hold_during_the_fresh_read_of_a_retry_is_in_time(tmp_path: Path) -> None:
+    azure = Azure(ManualClock(), REDEPLOY)
+    azure.answers.append(UNAVAILABLE)
+    async with running_gate(tmp_path, azure=azure) as harness:
+        await harness.submit(of=REDEPLOY)
+        await wait_until(lambda: len(azure.sent) == 1)
+        await harness.settle()
+        azure.may_read.clear()
+        harness.clock.advance(1)
+        await wait_until(lambda: azure.reads == 2)
+        assert (await harness.submit("hold", "eve", REDEPLOY)).status == 202
+        azure.may_read.set()
+        await harness.settle()
+        harness.clock.advance(20)
+        await harness.settle()
+        assert azure.sent == [("E-1",)]
+        assert harness.kinds().count("claim") == 1
+
+
+@pytest.mark.parametrize("hold_first", [True, False], ids=["hold first", "claim first"])
+async def test_of_a_hold_and_the_claim_of_a_retry_the_first_wins(
+    tmp_path: Path, hold_first: bool
+) -> None:
+    """Both wait for the disk at once; the order of the transactions decides, not of the calls."""
+    azure = Azure(ManualClock(), USER_REBOOT)
+    azure.answers.append(TIMEOUT)
+    async with running_gate(tmp_path, azure=azure) as harness:
+        await wait_until(lambda: len(azure.sent) == 1)
+        await harness.settle()
+        disk = threading.Event()
+        holds: list[asyncio.Future[DecisionAnswer]] = []
+
+        def hold() -> None:
+            request = build_request("hold", "eve", USER_REBOOT, at=harness.clock.now())
+            holds.append(harness.store.submit(lambda tx: harness.gate.service.submit(tx, request)))
+
+        def after_read() -> None:
+            harness.store.submit(lambda _: disk.wait(10))
+            if hold_first:
+                hold()
+
+        azure.after_read = after_read
+        azure.may_answer.clear()
+        harness.clock.advance(1)
+        await wait_until(lambda: harness.gate.service.in_flight != frozenset())
+        if not hold_first:
+            hold()
+        disk.set()
+        assert (await holds[0]).status == (202 if hold_first else 409)
+        azure.may_answer.set()
+        await harness.settle()
+        assert len(azure.sent) == (1 if hold_first else 2)
+
+
+async def test_a_hold_while_a_retry_is_in_flight_is_too_late(tmp_path: Path) -> None:
+    azure = Azure(ManualClock(), USER_REBOOT)
+    azure.answers.append(TIMEOUT)
+    async with running_gate(tmp_path, azure=azure) as harness:
+        await wait_until(lambda: len(azure.sent) == 1)
+        await harness.settle()
+        azure.may_answer.clear()
+        harness.clock.advance(1)
+        await wait_until(lambda: len(azure.sent) == 2)
+        assert (await harness.submit("hold", "eve", USER_REBOOT)).status == 409
+        azure.may_answer.set()
+        await harness.wait_for_events("startrequest.accepted")
+
+
+async def test_a_hold_on_one_event_of_a_shared_start_request_stops_that_one_only(
+    tmp_path: Path,
+) -> None:
+    azure = Azure(ManualClock(), USER_REBOOT, OTHER_REBOOT)
+    azure.answers.append(TIMEOUT)
+    async with running_gate(tmp_path, azure=azure) as harness:
+        await wait_until(lambda: len(azure.sent) == 1)
+        await harness.settle()
+        assert (await harness.submit("hold", "eve", USER_REBOOT)).status == 202
+        harness.clock.advance(1)
+        (accepted,) = await harness.wait_for_events("startrequest.accepted")
+        assert (accepted.subject, azure.sent) == ("E-2", [("E-1", "E-2"), ("E-2",)])
+
+
+async def test_a_hold_after_a_kill_stops_the_repeat_of_the_claim(tmp_path: Path) -> None:
+    await _killed_in_flight(tmp_path)
+    azure = Azure(ManualClock(), REDEPLOY)
+    azure.may_read.clear()
+    async with running_gate(tmp_path, azure=azure) as harness:
+        held = await harness.submit("hold", "eve", REDEPLOY)
+        assert (held.status, held.body.get("notice")) == (202, SENT_BEFORE_NOTICE)
+        azure.may_read.set()
+        await harness.settle()
+        assert azure.sent == []
+        await harness.submit("release", "eve", REDEPLOY)
+        (accepted,) = await harness.wait_for_events("startrequest.accepted")
+        assert accepted.data["attempts"] == 2
+
+
+async def test_a_held_retry_fails_when_not_before_passes(tmp_path: Path) -> None:
+    azure = Azure(ManualClock(), USER_REBOOT)
+    azure.answers.append(TIMEOUT)
+    async with running_gate(tmp_path, azure=azure) as harness:
+        await wait_until(lambda: len(azure.sent) == 1)
+        await harness.settle()
+        assert (await harness.submit("hold", "eve", USER_REBOOT)).status == 202
+        await harness.settle()
+        harness.clock.advance(900)
+        (failed,) = await harness.wait_for_events("startrequest.failed")
+        assert "not known" in failed.data["reason"]
+        assert azure.sent == [("E-1",)]
 
 
 # --- time and the wall clock

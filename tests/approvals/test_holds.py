@@ -82,6 +82,7 @@ def test_a_hold_stops_a_grant_until_the_claim(approvals: ApprovalFile) -> None:
     assert len(approvals.events("approval.granted")) == 1
     (claimed,) = approvals.claim()
     assert claimed.event_id == "E-1"
+    approvals.set_in_flight(claimed)
     assert approvals.submit("hold", "eve", USER_REBOOT).status == 409
 
 

@@ -463,7 +463,9 @@ class Approvals(RuleBasedStateMachine):
         grants = self.approvals.transact(lambda tx: tx.decisions.open_grants())
         grants = [grant for grant in grants if grant.id in self.unshared][:1] or grants
         self._read()
-        self.approvals.service.in_flight = frozenset(grant.id for grant in grants)
+        self.approvals.service.in_flight = frozenset(
+            (grant.id, grant.attempts + 1) for grant in grants
+        )
         self.claims_in_flight = self.approvals.transact(
             lambda tx: self.approvals.service.claim(tx, grants, self.clock.now())
         )
@@ -476,7 +478,7 @@ class Approvals(RuleBasedStateMachine):
         if lost:
             self.crash()
         elif not self.claims_in_flight:
-            self.approvals.service.in_flight = frozenset()
+            self.approvals.set_in_flight()
         self._step()
 
     def _check(self, claim: Claim) -> None:
@@ -529,7 +531,7 @@ class Approvals(RuleBasedStateMachine):
     @rule(answer=st.sampled_from(["200", "200", "400", "503", "timeout, but processed"]))
     def imds_answers(self, answer: Literal["200", "400", "503", "timeout, but processed"]) -> None:
         """IMDS answers the StartRequest in flight, or does not."""
-        claims, service = self.claims_in_flight, self.approvals.service
+        claims = self.claims_in_flight
         for post in self.posts[-len(claims) :]:
             post.answer = answer
         errors: dict[str, SourceError | None] = {
@@ -547,7 +549,7 @@ class Approvals(RuleBasedStateMachine):
             for claim in claims:
                 if claim.event_id in self.azure:
                     self.azure_says(claim.event_id, "started", None)
-        service.in_flight = frozenset()
+        self.approvals.set_in_flight()
         self.claims_in_flight = []
         self._void()
         self._step()

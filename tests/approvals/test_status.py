@@ -162,6 +162,9 @@ _OTHER_REVISION_REFUSED = build_grant("refused", revision="x", status=400)
         ),
         pytest.param("sent", build_status(grants=[build_grant("sent")]), id="sent"),
         pytest.param(
+            "held", build_status(None, _HOLD, grants=[build_grant("sent")]), id="held after a try"
+        ),
+        pytest.param(
             "sent", build_status(grants=[build_grant("sent")], now=901), id="sent before NotBefore"
         ),
         pytest.param("accepted", build_status(grants=[build_grant("accepted")]), id="accepted"),

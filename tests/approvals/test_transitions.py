@@ -219,8 +219,12 @@ def test_votes_of_an_accepted_start_request_are_used_up_silently(status: Approva
 
 def test_votes_stay_while_their_start_request_is_in_flight() -> None:
     """Started was seen before the answer: only the answer says whether the votes were used."""
-    status = build_status(STARTED, build_decision(), grants=[build_grant("sent")])
-    assert next_transitions(status, frozenset({1})) == []
+    sent = build_grant("sent")
+    status = build_status(STARTED, build_decision(), grants=[sent])
+    assert (
+        next_transitions(build_status(STARTED, build_decision(), grants=[sent], in_flight=[sent]))
+        == []
+    )
     assert transition_types(next_transitions(status)) == [VoidVotes, FailGrant]
 
 
@@ -321,9 +325,11 @@ def test_a_failed_claim_says_that_its_outcome_is_unknown() -> None:
 
 
 def test_a_grant_in_flight_does_not_fail() -> None:
-    status = build_status(STARTED, grants=[build_grant("sent")])
-    assert next_transitions(status, frozenset({1})) == []
-    assert transition_types(next_transitions(status, frozenset({2}))) == [FailGrant]
+    grant = build_grant("sent")
+    in_flight = build_status(STARTED, grants=[grant], in_flight=[grant])
+    other_in_flight = build_status(STARTED, grants=[grant], in_flight=[replace(grant, id=2)])
+    assert next_transitions(in_flight) == []
+    assert transition_types(next_transitions(other_in_flight)) == [FailGrant]
 
 
 @pytest.mark.parametrize("state", ["accepted", "failed", "refused"])

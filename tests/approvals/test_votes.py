@@ -162,11 +162,11 @@ def test_a_vote_in_flight_is_voided_only_after_the_answer(approvals: ApprovalFil
     """Only the answer says whether the StartRequest used the vote."""
     approvals.record_document(REDEPLOY)
     approvals.submit(of=REDEPLOY)
-    approvals.service.in_flight = frozenset(claimed.grant.id for claimed in approvals.claim())
+    approvals.set_in_flight(*approvals.claim())
     changed = build_event(event_type="Redeploy", resources=("db-2",))
     approvals.record_document(changed)
     assert approvals.submit(of=changed).body["votes"] == 1
-    approvals.service.in_flight = frozenset()
+    approvals.set_in_flight()
     approvals.apply_transitions()
     assert approvals.data("approval.voided")["why"] == "changed"
 

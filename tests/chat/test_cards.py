@@ -12,12 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.approvals import ApprovalsSettings
-from relay.approvals.authorize import HOLD_NOTICE, authorize
+from relay.approvals.authorize import HOLD_NOTICE, SENT_BEFORE_NOTICE, authorize
 from relay.approvals.refusals import FoldedRefusals
 from relay.approvals.request import DecisionKind
 from relay.approvals.status import ApprovalStatus
 from relay.chat.cards.buttons import available_decisions
 from relay.chat.cards.card import Card
+from relay.chat.cards.confirmation_view import decision_outcome
 from relay.chat.cards.grouped_card import MAX_LISTED_EVENTS, grouped_card
 from relay.chat.cards.rendering import event_card, next_refresh_time
 from relay.chat.cards.timeline import timeline_line
@@ -183,7 +184,6 @@ def test_each_state_is_said_in_words(status: ApprovalStatus, tone: str, words: s
     [
         pytest.param(build_status(live=False), id="ended"),
         pytest.param(STARTED, id="started"),
-        pytest.param(build_status(grants=[build_grant("sent")]), id="sent"),
         pytest.param(build_status(grants=[build_grant("accepted")]), id="accepted"),
         pytest.param(build_status(mode="off"), id="approvals off"),
         pytest.param(build_status(now=901), id="after NotBefore"),
@@ -255,6 +255,26 @@ def test_machines_without_a_vote_are_named_also_after_voting_closed() -> None:
     after = all_text(card_of(build_status(reboot, vote, settings=settings, now=841)))
     assert "1 missing, from client:web, until 12:14; nobody has spoken for web-1 yet\n" in before
     assert "voting closed at 12:14; nobody has spoken for web-1\n" in after
+
+
+def test_every_text_about_a_hold_says_that_an_earlier_start_request_may_count() -> None:
+    sent = build_grant("sent")
+    (hold_button,) = (
+        button
+        for button in card_of(build_status(grants=[sent])).buttons
+        if button.decision == "hold"
+    )
+    assert SENT_BEFORE_NOTICE.lower() in plain_text(hold_button.question).lower()
+    held = card_of(build_status(None, build_decision("hold"), grants=[sent]))
+    assert SENT_BEFORE_NOTICE.lower() in all_text(held).lower()
+    answer = {"decision": "hold", "state": "held", "votes": 0, "required": 0}
+    late = {**answer, "notice": SENT_BEFORE_NOTICE}
+    told, told_late = (
+        plain_text(decision_outcome(body, dry_run=False, repeat=False)).lower()
+        for body in (answer, late)
+    )
+    assert SENT_BEFORE_NOTICE.lower() in told_late
+    assert SENT_BEFORE_NOTICE.lower() not in told
 
 
 def test_voting_that_has_closed_leaves_the_hold() -> None:

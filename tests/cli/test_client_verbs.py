@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from relay.cli._connection import find_socket
-from relay.simulator import Event, Plan
+from relay.simulator import Event, Fault, Plan
 from tests.cli.command import CommandResult, environment, run_async, run_command
 from tests.cli.running_relay import (
     ALICE_KEY,
@@ -267,6 +267,32 @@ async def test_hold_and_release_say_that_azure_proceeds_regardless(relay: Runnin
     again = await relay.run("release", event.event_id)
     assert again.code == 3
     assert again.err.startswith("imds-relay: refused: no hold is on this event")
+
+
+async def test_a_hold_after_a_lost_start_request_says_that_it_may_have_counted(
+    tmp_path: Path,
+) -> None:
+    rule = {"name": "all", "approve": "automatic"}
+    async with running_relay(tmp_path, rules=[rule]) as relay:
+        relay.azure.fault(Fault(on="approval", status=503, retry_after=60.0, lasts=600.0))
+        event = await relay.announce()
+
+        async def is_sent() -> bool:
+            state: str = (await relay.get_event(event))["approval"]["state"]
+            return state == "sent"
+
+        await eventually(is_sent)
+        held: list[CommandResult] = []
+
+        async def is_held() -> bool:  # refused for a moment, until the answer of IMDS is there
+            held.append(await run_async("hold", event.event_id, "-c", relay.config))
+            return held[-1].code == 0
+
+        await eventually(is_held)
+        assert held[-1].out.startswith("held: ")
+        assert "a StartRequest was sent before, and Azure may have accepted it" in held[-1].err
+        details = await relay.get_event(event)
+        assert details["approval"]["state"] == "held"
 
 
 def test_the_help_of_hold_says_that_azure_proceeds_regardless() -> None:

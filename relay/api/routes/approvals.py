@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from typing import Literal, cast
+from typing import Literal, NotRequired, cast
 
 from aiohttp import web
 from typing_extensions import TypedDict
@@ -57,6 +57,8 @@ class DecisionRecorded(TypedDict):
     votes: int
     required: int
     rule: str | None
+    notice: NotRequired[str]
+    """Only of a hold after an earlier StartRequest, which Azure may have accepted."""
 
 
 class ApprovalModeRequest(RequestBody):

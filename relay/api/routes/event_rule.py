@@ -10,7 +10,7 @@ from typing_extensions import TypedDict
 
 from relay.api.routes.events import read_event
 from relay.api.schema.route import Call, Route
-from relay.approvals.authorize import HOLD_NOTICE
+from relay.approvals.authorize import hold_notice
 from relay.approvals.explain import explain
 from relay.approvals.status import ApprovalState
 from relay.events.timestamps import format_rfc3339
@@ -100,7 +100,7 @@ def _evaluate(tx: Transaction, call: Call, occurrence: Occurrence) -> ApprovalEv
         closes=_format_time(explanation.voting_closes_at),
         voted=_active_decisions(explanation.counted_votes),
         holds=_active_decisions(explanation.holds),
-        holdMeans=HOLD_NOTICE,
+        holdMeans=hold_notice(status),
         lapses=_format_time(explanation.grant_expires_at),
     )
 

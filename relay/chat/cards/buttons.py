@@ -5,7 +5,7 @@ The gate decides on its own: a button only offers what the gate would accept fro
 
 from __future__ import annotations
 
-from relay.approvals.authorize import HOLD_NOTICE
+from relay.approvals.authorize import hold_notice
 from relay.approvals.request import DecisionKind
 from relay.approvals.status import ApprovalStatus
 from relay.chat.cards.card import Button, Link, Text
@@ -28,7 +28,7 @@ def available_decisions(status: ApprovalStatus) -> tuple[DecisionKind, ...]:
         decisions.append("approve")
     if status.active_holds:
         decisions.append("release")
-    elif not status.is_claimed:
+    elif not status.is_accepted:  # it is refused only while a StartRequest is being sent
         decisions.append("hold")
     return tuple(decisions)
 
@@ -67,7 +67,7 @@ def confirmation_question(decision: DecisionKind, status: ApprovalStatus) -> Tex
         case "approve":
             return (f"{title}: it may begin within seconds, and cannot be taken back.",)
         case "hold":
-            return (f"{title}: {HOLD_NOTICE}.",)
+            return (f"{title}: {hold_notice(status)}.",)
         case "release":
             return (
                 f"{title}: votes and rules are weighed again, and it may begin within seconds.",

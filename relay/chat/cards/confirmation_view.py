@@ -115,6 +115,8 @@ def decision_outcome(answer: Mapping[str, Any], *, dry_run: bool, repeat: bool) 
     """Return the result of a decision; ``answer`` is the body that the gate gave."""
     votes = f"{answer['votes']} of {answer['required']} votes"
     outcome = _outcome_text(answer["decision"], answer["state"], votes)
+    if "notice" in answer:
+        outcome = f"{outcome} {sentence(answer['notice'])}"
     if repeat:
         outcome = (
             f"You have used this link before; nothing happened twice. The answer was: {outcome}"

@@ -8,7 +8,7 @@ from typing import Any
 
 from relay.approvals.status import ApprovalStatus
 from relay.chat.cards.card import PrincipalRef, Text
-from relay.chat.cards.wording import UNNAMED_MACHINES, join_names, outcome_text
+from relay.chat.cards.wording import UNNAMED_MACHINES, join_names, outcome_text, sentence
 from relay.events.cloudevent import CloudEvent
 from relay.events.model import Event
 from relay.events.timestamps import parse_timestamp
@@ -133,4 +133,5 @@ def _decision_sentence(name: str, data: Mapping[str, Any]) -> Text:
         return (f"Approved by rule {data['rule']}: {quorum}.{dry_run}",)
     count = f", {votes}" if data["decision"] == "approve" and data["required"] else ""
     reason = f" (“{data['reason']}”)" if data["reason"] else ""
-    return (principal, f" {_DECISIONS[data['decision']]}{count}{reason}.{dry_run}")
+    notice = f" {sentence(data['notice'])}" if "notice" in data else ""
+    return (principal, f" {_DECISIONS[data['decision']]}{count}{reason}.{notice}{dry_run}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from relay.approvals.authorize import HOLD_NOTICE
+from relay.approvals.authorize import hold_notice
 from relay.approvals.status import ApprovalStatus
 from relay.chat.cards.card import Text, Tone
 
@@ -88,8 +88,9 @@ def _duration(seconds: int) -> str:
 def proceeds_notice(statuses: Iterable[ApprovalStatus]) -> Iterator[Text]:
     """Yield the notice that Azure proceeds at NotBefore, if any event still has one."""
     open_statuses = [status for status in statuses if status.is_open]
-    if any(status.active_holds for status in open_statuses):
-        yield (sentence(HOLD_NOTICE),)
+    held = [status for status in open_statuses if status.active_holds]
+    if held:
+        yield from dict.fromkeys((sentence(hold_notice(status)),) for status in held)
     elif any(status.not_before is not None for status in open_statuses):
         yield ("Azure proceeds at NotBefore regardless.",)
 
