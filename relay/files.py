@@ -56,3 +56,58 @@ def current_user() -> str:
         return f"user {pwd.getpwuid(os.geteuid()).pw_name}"
     except KeyError:
         return f"user {os.geteuid()}"
+
+
+PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
+
+
+def open_private(path: Path) -> int:
+    """Open a file for this user alone, and create it if it is not there; return its descriptor.
+
+    Raises OSError, also if it is a link or belongs to another user.
+    """
+    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+    descriptor = os.open(path, flags, PRIVATE_FILE)
+    try:
+        narrow(path)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def create_private(path: Path) -> None:
+    """Create an empty file for this user alone, or narrow the rights of the one that is there.
+
+    An existing file is not opened: to close it would release the locks that this process has on it.
+    Raises OSError, also if it is a link or belongs to another user.
+    """
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, PRIVATE_FILE))
+    except FileExistsError:
+        narrow(path)
+
+
+def narrow(path: Path) -> bool:
+    """Take the rights of others on a file away; return whether they had any.
+
+    Raises OSError, also if it is no file or belongs to another user. Windows has no such rights.
+    """
+    status = path.lstat()
+    if not stat.S_ISREG(status.st_mode):
+        raise FileExistsError(errno.EEXIST, f"{path} is no regular file", str(path))
+    if not hasattr(os, "geteuid"):
+        return False
+    if status.st_uid != os.geteuid():
+        raise FileExistsError(errno.EEXIST, f"{path} belongs to another user", str(path))
+    if not status.st_mode & 0o077:
+        return False
+    path.chmod(PRIVATE_FILE)
+    return True
+
+
+def create_private_folder(path: Path) -> None:
+    """Create a folder, and those above it, for this user alone. Existing ones stay as they are."""
+    if not may_exist(path):
+        create_private_folder(path.parent)
+        path.mkdir(PRIVATE_FOLDER, exist_ok=True)

@@ -13,7 +13,13 @@ from relay.diagnostics import Finding, failure, ok, warning
 from relay.errors import StoreError
 from relay.files import current_user, may_be_folder, may_exist
 from relay.outbox import StoreSettings
-from relay.outbox.file import SCHEMA_VERSION, describe_read_error, open_for_reading, result_code
+from relay.outbox.file import (
+    SCHEMA_VERSION,
+    describe_read_error,
+    lock_path,
+    open_for_reading,
+    result_code,
+)
 
 FREE_BYTES_WARNING = 200 * 2**20
 MIN_FREE_BYTES = 2**20
@@ -134,7 +140,7 @@ def _foreign_owner(meta: dict[str, str], scope: str | None, vm_id: str | None) -
 
 def _check_lock(path: Path) -> Finding:
     """Whether a relay holds the file. To read the lock's database shows it, and locks nothing."""
-    lock = path.resolve().with_name(f"{path.resolve().name}.lock")
+    lock = lock_path(path.resolve())
     if not may_exist(lock):
         return ok("lock", "no relay holds the state file")
     try:

@@ -1,6 +1,7 @@
 """Opens the state file: checks its schema version and owner, and locks it.
 
-A file that cannot be used is set aside under a new name, and a fresh one begins.
+A file that cannot be used is set aside under a new name, and a fresh one begins. Every file is for
+this user alone, whatever the folder and the umask are.
 """
 
 from __future__ import annotations
@@ -17,7 +18,13 @@ from pathlib import Path
 from typing import get_args
 
 from relay.errors import StoreError, StoreLocked, StoreTooNew
-from relay.files import describe_os_error
+from relay.files import (
+    create_private,
+    create_private_folder,
+    describe_os_error,
+    may_exist,
+    narrow,
+)
 from relay.outbox import Mode, StateFileOwner
 
 SCHEMA_VERSION = 3
@@ -26,6 +33,8 @@ MIN_SQLITE_VERSION = (3, 33)
 """The first with UPDATE … FROM. RHEL 9 has 3.34, so STRICT tables and RETURNING are not used."""
 _APPLICATION_ID = 0x494D4452  # "IMDR"
 _BUSY_TIMEOUT = 5000  # milliseconds
+_SQLITE_LOCK_BYTES = 0x40000000
+"""Where SQLite locks a database (https://www.sqlite.org/lockingv3.html)."""
 _log = logging.getLogger(__name__)
 
 
@@ -77,7 +86,7 @@ def open_state_file(path: Path, identity: StateFileOwner, now: datetime) -> Stat
             f"expected a Python with SQLite {needed} or newer, got {sqlite3.sqlite_version}: "
             "run the relay with a newer Python"
         )
-    path = path.resolve()  # one log and one lock, whatever link leads to the file
+    path = _resolve(path)
     lock = _lock(path)
     try:
         try:
@@ -130,22 +139,45 @@ def describe_read_error(path: Path) -> str | None:
     return None
 
 
+def _resolve(path: Path) -> Path:
+    """Return the file that a link leads to: one log and one lock, whatever link is used.
+
+    Raises StoreError for a link of another user, who could lead the relay to any file.
+    """
+    if hasattr(os, "geteuid") and path.is_symlink():
+        owner = path.lstat().st_uid
+        if owner not in (0, os.geteuid()):
+            raise StoreError(
+                f"store.path: expected a file, or a link of this user or root, {path} is a link of "
+                f"user {owner}"
+            )
+    return path.resolve()
+
+
+def lock_path(path: Path) -> Path:
+    """Return the file whose lock says that a relay holds the state file."""
+    return path.with_name(f"{path.name}-lock")
+
+
 def _lock(path: Path) -> sqlite3.Connection:
     # The lock is an exclusive transaction on a second database beside the file. This works on every
     # platform, and the kernel releases it with the process. Other programs, such as the audit, can
-    # still read the state file itself.
+    # still read the state file itself. Nobody else can open the database, so nobody can lock it.
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        create_private_folder(path.parent)
+        create_private(lock_path(path))
         lock = sqlite3.connect(
-            f"{path}.lock", isolation_level=None, timeout=0, check_same_thread=False
+            lock_path(path), isolation_level=None, timeout=0, check_same_thread=False
         )
     except (sqlite3.Error, OSError) as error:
-        raise _folder_error(path, str(error)) from error
+        text = describe_os_error(error) if isinstance(error, OSError) else str(error)
+        raise _folder_error(path, text) from error
     try:
         if lock.execute("PRAGMA page_count").fetchone()[0] == 0:
             # With a first page, later locks write nothing and work on a full disk.
             lock.execute("PRAGMA user_version = 1")
         lock.execute("BEGIN EXCLUSIVE")
+        _remove_older_lock(path.with_name(f"{path.name}.lock"))
     except sqlite3.Error as error:
         lock.close()
         if result_code(error) == sqlite3.SQLITE_BUSY:
@@ -153,7 +185,29 @@ def _lock(path: Path) -> sqlite3.Connection:
                 f"another relay holds {path}: stop it, or give this one a store.path of its own"
             ) from error
         raise _folder_error(path, _error_text(error)) from error
+    except OSError as error:
+        lock.close()
+        raise StoreLocked(
+            f"another relay, of an older version, holds {path}: stop it, or give this one a "
+            "store.path of its own"
+        ) from error
     return lock
+
+
+def _remove_older_lock(path: Path) -> None:
+    """Remove the lock file of an older version. Raises OSError if a relay holds it.
+
+    Others could read that file, and so hold a shared lock on it. Only a relay has it locked for
+    itself.
+    """
+    if not may_exist(path):
+        return
+    with contextlib.suppress(ImportError):  # Windows refuses to remove a file that is open
+        import fcntl  # noqa: PLC0415  # only on POSIX
+
+        with path.open("rb") as older:
+            fcntl.lockf(older, fcntl.LOCK_SH | fcntl.LOCK_NB, 512, _SQLITE_LOCK_BYTES)
+    path.unlink()
 
 
 def _folder_error(path: Path, text: str) -> StoreError:
@@ -165,6 +219,7 @@ def _connect(path: Path, identity: StateFileOwner) -> tuple[sqlite3.Connection, 
 
     Raises _UnusableFile, StoreTooNew, sqlite3.Error.
     """
+    _make_private(path)
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     corrupt_codes = {sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_ERROR}
     try:
@@ -196,6 +251,23 @@ def _connect(path: Path, identity: StateFileOwner) -> tuple[sqlite3.Connection, 
             raise _UnusableFile(f"is corrupt ({error})") from error
         raise
     return connection, identity.vm_id is not None or owner is None
+
+
+def _make_private(path: Path) -> None:
+    """Take the rights of others on every part of the file away. SQLite copies them to its log.
+
+    Raises OSError if a part belongs to another user, who could have written anything into it.
+    """
+    create_private(path)
+    index = path.with_name(f"{path.name}-shm")
+    for part in (path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-journal")):
+        if os.path.lexists(part):
+            narrow(part)
+    if os.path.lexists(index) and narrow(index):
+        index.unlink()  # whoever could read it may hold locks on it; SQLite makes it anew
+    for older in path.parent.glob(f"{glob.escape(path.name)}.set-aside-*"):
+        with contextlib.suppress(OSError):  # of another user: not ours to change
+            narrow(older)
 
 
 def _check(connection: sqlite3.Connection, identity: StateFileOwner) -> int:
@@ -261,7 +333,7 @@ def _error_text(error: Exception) -> str:
     full_disk = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE}
     if getattr(error, "sqlite_errorcode", None) in full_disk:
         return "the disk is full: make room"
-    return str(error)
+    return describe_os_error(error) if isinstance(error, OSError) else str(error)
 
 
 def _is_wrongly_read_only(path: Path, error: sqlite3.Error) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import getpass
 import os
 import shutil
@@ -112,6 +113,20 @@ async def test_the_local_socket_is_for_its_user_and_group_and_removed_at_the_end
     finally:
         os.umask(before)
     assert not path.exists()
+
+
+async def test_a_lock_on_the_folder_of_the_socket_stops_no_start(tmp_path: Path) -> None:
+    """Whoever can read a folder can lock it."""
+    path = tmp_path / "relay.sock"
+    folder = os.open(tmp_path, os.O_RDONLY)
+    before = os.umask(0)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        async with _listening(socket=path):
+            assert stat.S_IMODE((tmp_path / "relay.sock.lock").stat().st_mode) == 0o600
+    finally:
+        os.umask(before)
+        os.close(folder)
 
 
 async def test_a_stale_socket_is_replaced(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from relay.errors import StoreError, StoreLocked, StoreTooNew
 from relay.outbox import StateFileOwner
 from relay.outbox import file as file_module
-from relay.outbox.file import SCHEMA_VERSION, open_for_reading, open_state_file
+from relay.outbox.file import SCHEMA_VERSION, lock_path, open_for_reading, open_state_file
 from relay.outbox.journal import Journal, verify_journal
 from tests.outbox.open_store import IDENTITY, NOW, append_row, file_names, open_file_in, read_column
 
@@ -473,7 +473,7 @@ def test_what_cannot_be_opened_says_so(tmp_path: Path, place: str) -> None:
         path.touch()
         path = path / "relay.db"
     else:
-        Path(f"{path}.lock").write_bytes(os.urandom(5000))
+        lock_path(path).write_bytes(os.urandom(5000))
     with pytest.raises(
         StoreError, match=r"store\.path: expected a (file|folder) that can be written"
     ):

@@ -14,6 +14,7 @@ from typing import Any
 
 from relay.api.server.connection import Peer
 from relay.errors import ConfigError
+from relay.files import open_private
 
 _BACKLOG = 128
 _SEND_BUFFER = 2**16
@@ -56,7 +57,7 @@ def local_socket(path: Path) -> Iterator[socket.socket]:
     ConfigError.
     """
     try:
-        with _folder_lock(path.parent):
+        with _lock(path):
             _remove_stale_socket(path)
             sock = _bind(path)
             own_file = path.stat()
@@ -69,7 +70,7 @@ def local_socket(path: Path) -> Iterator[socket.socket]:
         yield sock
     finally:
         sock.close()
-        with contextlib.suppress(OSError), _folder_lock(path.parent):
+        with contextlib.suppress(OSError), _lock(path):
             if os.path.samestat(path.stat(), own_file):
                 path.unlink()
 
@@ -89,11 +90,14 @@ def identify_peer(sock: socket.socket, address: Any) -> Peer:
 
 
 @contextlib.contextmanager
-def _folder_lock(folder: Path) -> Iterator[None]:
-    """Keep other relays from changing sockets in this folder at the same time."""
+def _lock(path: Path) -> Iterator[None]:
+    """Keep other relays from changing this socket at the same time.
+
+    The lock is on a file that nobody else can open: anybody who can read a folder can lock it.
+    """
     import fcntl  # noqa: PLC0415  # missing on Windows, like local sockets with known users
 
-    descriptor = os.open(folder, os.O_RDONLY)
+    descriptor = open_private(path.with_name(f"{path.name}.lock"))
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
