@@ -7,7 +7,7 @@ the cause of each event; it becomes ``causationid``.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -18,7 +18,8 @@ from relay.approvals.request import DecisionRequest
 from relay.approvals.status import ApprovalStatus
 from relay.approvals.transitions import CreateGrant, ExpireHold, FailGrant, Transition, VoidVotes
 from relay.events.build import Origin, decision_event
-from relay.outbox import Decision, Grant, GrantState, Mode
+from relay.events.timestamps import format_rfc3339
+from relay.outbox import Decision, Grant, GrantState, Mode, RecordedEvent
 from relay.outbox.transaction import Transaction
 
 _NO_VOTES: dict[str, Any] = {"votes": 0, "required": 0, "rule": None}
@@ -44,9 +45,20 @@ def new_approval_id() -> str:
 
 
 def record_decision(
-    tx: Transaction, origin: Origin, decision: Decision, status: ApprovalStatus, *, cause: str
+    tx: Transaction,
+    origin: Origin,
+    decision: Decision,
+    status: ApprovalStatus,
+    *,
+    cause: str,
+    ended: Sequence[Decision] = (),
 ) -> Decision:
-    """Store a decision with its ``approval.recorded``; return it with the id of that event."""
+    """Store a decision with its ``approval.recorded``; return it as the journal has it.
+
+    ``ended`` are the decisions that it replaces or releases.
+    """
+    for earlier in ended:
+        tx.decisions.stop_counting(earlier.approval_id)
     status_with_decision = replace(status, decisions=(*status.decisions, decision))
     details = {
         "approvalId": decision.approval_id,
@@ -56,8 +68,10 @@ def record_decision(
         "reason": decision.reason,
         **status_with_decision.vote_summary,
         **sent_before_notice(decision.decision, status),
+        "expires": format_rfc3339(decision.expires) if decision.expires is not None else None,
+        **_ended(ended),
     }
-    event_id = _record_event(
+    event = _record_event(
         tx,
         origin,
         "approval.recorded",
@@ -67,7 +81,7 @@ def record_decision(
         at=decision.at,
         dry_run=decision.dry_run,
     )
-    recorded = replace(decision, recorded_event_id=event_id)
+    recorded = replace(decision, recorded_event_id=event.event.id, position=event.position)
     tx.decisions.add_decision(recorded)
     return recorded
 
@@ -185,7 +199,7 @@ def _void_votes(
         origin,
         "approval.voided",
         occurrence.data,
-        {"why": reason},
+        {"why": reason, **_ended(decisions)},
         cause=decisions[-1].recorded_event_id if is_expired else occurrence.last_event_id,
         at=status.now,
         dry_run=all(vote.dry_run for vote in decisions),
@@ -195,7 +209,6 @@ def _void_votes(
 def _release_expired_hold(
     tx: Transaction, origin: Origin, hold: Decision, status: ApprovalStatus
 ) -> Decision:
-    tx.decisions.stop_counting(hold.approval_id)
     release = Decision(
         approval_id=new_approval_id(),
         occurrence=status.occurrence.id,
@@ -211,7 +224,7 @@ def _release_expired_hold(
         recorded_event_id="",
         message_id=None,
     )
-    return record_decision(tx, origin, release, status, cause=hold.recorded_event_id)
+    return record_decision(tx, origin, release, status, cause=hold.recorded_event_id, ended=[hold])
 
 
 def _create_grant(
@@ -237,7 +250,7 @@ def _create_grant(
         "reason": vote.reason if vote is not None else None,
         **status.vote_summary,
     }
-    granted_event_id = _record_event(
+    granted = _record_event(
         tx,
         origin,
         "approval.granted",
@@ -254,7 +267,8 @@ def _create_grant(
         str(details["approvalId"]),
         status.now,
         dry_run=dry_run,
-        cause=message_id or granted_event_id,
+        cause=message_id or granted.event.id,
+        position=granted.position,
     )
 
 
@@ -268,12 +282,18 @@ def _record_event(
     cause: str | None,
     at: datetime,
     dry_run: bool = False,
-) -> str:
-    """Record an ``approval.*`` or ``startrequest.*`` event; return its id."""
+) -> RecordedEvent:
+    """Record an ``approval.*`` or ``startrequest.*`` event; return it with its position."""
     if dry_run:
         details = {**details, "dryRun": True}
     event = decision_event(
         name, origin, at, event=event_data, added=details, cause=cause, head=str(tx.head())
     )
     tx.record(event, at)
-    return event.id
+    return tx.recorded[-1]
+
+
+def _ended(decisions: Sequence[Decision]) -> dict[str, list[str]]:
+    """Return ``ended`` of an event: the decisions that count no more because of it."""
+    ids = [decision.approval_id for decision in decisions]
+    return {"ended": ids} if ids else {}

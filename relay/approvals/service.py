@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -31,12 +32,13 @@ from relay.approvals.effects import (
 from relay.approvals.refusals import FoldedRefusals, RefusalFold
 from relay.approvals.request import DecisionAnswer, DecisionRequest
 from relay.approvals.status import ApprovalStatus, rule_for
-from relay.approvals.transitions import can_claim, next_change_at, next_transitions
+from relay.approvals.transitions import CreateGrant, can_claim, next_change_at, next_transitions
 from relay.errors import SourceError, SourceRefused
 from relay.events.build import Origin
 from relay.outbox import Decision, FirstAnswer, Grant, GrantState, Mode, Occurrence
 from relay.outbox.transaction import Transaction
 
+_log = logging.getLogger(__name__)
 _MODES_BY_STRICTNESS: tuple[Mode, ...] = ("on", "dry-run", "off")
 _REUSED_ID = Refusal(
     409, "this id came before with another body; give each request an id of its own"
@@ -188,8 +190,6 @@ class ApprovalService:
             same_decision = find_same_decision(request, status)
             if same_decision is not None:
                 return build_answer(request, same_decision, status)
-        for ended in find_ended_decisions(request, status):
-            tx.decisions.stop_counting(ended.approval_id)
         decision = build_decision(
             request,
             status,
@@ -197,7 +197,14 @@ class ApprovalService:
             hold_expires=self.settings.hold_expires,
         )
         cause = request.message_id or status.occurrence.last_event_id
-        recorded = record_decision(tx, self.origin, decision, status, cause=cause)
+        recorded = record_decision(
+            tx,
+            self.origin,
+            decision,
+            status,
+            cause=cause,
+            ended=find_ended_decisions(request, status),
+        )
         after = self._advance(tx, status.occurrence, request.at, cause=recorded)
         return build_answer(request, recorded, after)
 
@@ -236,6 +243,9 @@ class ApprovalService:
             transitions = next_transitions(status)
             if not transitions:
                 return status
+            is_granting = any(isinstance(transition, CreateGrant) for transition in transitions)
+            if is_granting and self._follow_journal(tx, status):
+                continue
             for transition in transitions:
                 cause = apply_transition(tx, self.origin, transition, status, cause)
 
@@ -250,9 +260,16 @@ class ApprovalService:
         claims = []
         wanted_ids = {grant.id for grant in grants}
         for grant in tx.decisions.open_grants():
-            occurrence = tx.snapshot.get(grant.occurrence)
-            if grant.id not in wanted_ids or not can_claim(grant, self.status(tx, occurrence, now)):
+            if grant.id not in wanted_ids:
                 continue
+            occurrence = tx.snapshot.get(grant.occurrence)
+            status = self.status(tx, occurrence, now)
+            if not can_claim(grant, status):
+                continue
+            if self._follow_journal(tx, status):
+                status = self.status(tx, occurrence, now)
+                if not can_claim(grant, status):
+                    continue
             claim = Claim(grant, occurrence.event.event_id)
             claims.append(claim)
             tx.decisions.claim_grant(grant.id)
@@ -263,9 +280,46 @@ class ApprovalService:
                 "approvalId": grant.approval_id,
                 "grant": grant.id,
                 "attempt": grant.attempts + 1,
+                "granted": grant.position,
+                "recorded": [vote.position for vote in status.counted_votes if status.quorum],
             }
             tx.journal.append_note(now, "claim", note, event_key=occurrence.key)
         return claims
+
+    def _follow_journal(self, tx: Transaction, status: ApprovalStatus) -> bool:
+        """Correct the votes and holds in the table by the journal; return whether they differed.
+
+        This reads all that was decided about the EventId, so it comes only before a grant and
+        before a claim. It finds a vote that was ended and made to count again, and a hold whose
+        row was removed or changed.
+        """
+        occurrence = status.occurrence
+        in_force = tx.decisions.in_force(occurrence.key)
+        known = {decision.approval_id for decision in status.decisions}
+        revived = [
+            decision
+            for decision in status.decisions
+            if decision.decision == "approve" and decision.approval_id not in in_force
+        ]
+        removed = [
+            replace(decision, occurrence=occurrence.id)
+            for decision in in_force.values()
+            if decision.decision == "hold" and decision.approval_id not in known
+        ]
+        for decision in revived:
+            tx.decisions.stop_counting(decision.approval_id)
+        for decision in removed:
+            tx.decisions.restore(decision)
+        if revived or removed:
+            _log.error(
+                "the approvals of event %s in the state file were changed by another program: "
+                "%d votes count again that had ended, %d holds are missing. The relay follows "
+                "the journal",
+                occurrence.event.event_id,
+                len(revived),
+                len(removed),
+            )
+        return bool(revived or removed)
 
     def record_answer(
         self, tx: Transaction, claims: Sequence[Claim], error: SourceError | None, now: datetime

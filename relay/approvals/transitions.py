@@ -25,8 +25,7 @@ class VoidVotes:
 
     decisions: tuple[Decision, ...]
     reason: VoidReason | None
-    """None if nobody needs to know: an accepted StartRequest used the votes, or the event is gone
-    and only its hold expired."""
+    """None if nobody needs to know: an accepted StartRequest used the votes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +58,7 @@ def next_transitions(status: ApprovalStatus) -> list[Transition]:
 
     Only the answer of IMDS decides about a grant whose StartRequest is being sent, and its votes.
     """
+    # Holds outlive the event: the same EventId can come back.
     expired_holds = status.expired_holds if status.occurrence.live else ()
     return [
         *_void_votes(status),
@@ -78,9 +78,6 @@ def _void_votes(status: ApprovalStatus) -> Iterator[VoidVotes]:
             if reason is not None:
                 key = None if decision.revision in accepted_revisions else reason
                 by_reason.setdefault(key, []).append(decision)
-    if status.expired_holds and not status.occurrence.live:
-        # Holds outlive the event until they expire: the same EventId can come back.
-        by_reason.setdefault(None, []).extend(status.expired_holds)
     for void_reason, decisions in by_reason.items():
         yield VoidVotes(tuple(decisions), void_reason)
 
@@ -168,6 +165,7 @@ def can_claim(grant: Grant, status: ApprovalStatus) -> bool:
         status.mode == "on"
         and not grant.dry_run
         and status.is_open
+        and status.occurrence.revision == status.occurrence.event.revision
         and not status.active_holds
         and failure_reason(grant, status) is None
     )

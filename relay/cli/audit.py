@@ -32,6 +32,7 @@ from relay.files import may_exist
 from relay.outbox import Head
 from relay.outbox.file import open_for_reading
 from relay.outbox.journal import JournalRow, read_checkpoint, read_rows, verify_journal
+from relay.outbox.roots import find_roots
 
 verbs = typer.Typer(
     invoke_without_command=True,
@@ -79,10 +80,13 @@ def verify_chain(
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Verify the hash chain of the journal, row by row."""
+    """Verify the hash chain of the journal, and follow every StartRequest back to its approval."""
     expected = _parse_head(expect) if expect is not None else None
     with _open_journal(store, config) as (connection, path):
         head, count = verify_journal(connection, expected)
+        roots = find_roots(connection)
+    if roots.problems:
+        raise CommandFailed("; ".join(["without a root in the journal", *roots.problems]))
     if as_json:
         print_json(
             {
@@ -91,10 +95,14 @@ def verify_chain(
                 "position": head.position,
                 "hash": head.hash,
                 "journalhead": str(head),
+                "claims": roots.claims,
+                "pruned": roots.pruned,
             }
         )
         return
     print_output(f"the chain of {path} holds: {pluralize(count, 'row')}, journalhead {head}")
+    older = f", {roots.pruned} of them from before the kept journal" if roots.pruned else ""
+    print_output(f"claims that follow from recorded approvals: {roots.claims}{older}")
     if expected is not None:
         print_output(
             "it ends where it was seen to end"

@@ -121,6 +121,11 @@ _DryRun = Annotated[
 ]
 
 
+_Ended = Annotated[
+    list[str], _text("approvalId of each decision that counts no more because of this one")
+]
+
+
 @_Strict
 class ApprovalData(_AboutEvent):
     """A decision about an event, and the event at that time."""
@@ -152,6 +157,12 @@ class ApprovalData(_AboutEvent):
 class RecordedData(ApprovalData):
     """An accepted decision, and the event at that time."""
 
+    expires: NotRequired[
+        Annotated[
+            str | None, _text("RFC 3339: when the decision stops counting; null: at NotBefore")
+        ]
+    ]
+    ended: NotRequired[_Ended]
     notice: NotRequired[
         Annotated[
             str,
@@ -187,6 +198,7 @@ class VoidedData(_AboutEvent):
         Literal["changed", "expired", "ended"],
         _text("the event changed, the votes expired, or the event ended"),
     ]
+    ended: NotRequired[_Ended]
     dryRun: NotRequired[_DryRun]
 
 

@@ -95,7 +95,7 @@ class Decision:
     """A vote, hold or release that was accepted.
 
     ``counts``: the vote still counts, or the hold is still in force. ``recorded_event_id`` is the
-    id of its ``approval.recorded``.
+    id of its ``approval.recorded``, and ``position`` the place of that event in the journal.
     """
 
     approval_id: str
@@ -111,6 +111,7 @@ class Decision:
     counts: bool
     recorded_event_id: str
     message_id: str | None
+    position: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +119,8 @@ class Grant:
     """A granted approval and its StartRequest.
 
     ``attempts`` counts the StartRequests that were sent, ``status`` is the HTTP status of the last
-    answer, and ``cause`` is the causationid of its events.
+    answer, and ``cause`` is the causationid of its events. ``position`` is that of its
+    ``approval.granted`` in the journal.
     """
 
     id: int
@@ -132,6 +134,7 @@ class Grant:
     status: int | None
     dry_run: bool
     cause: str
+    position: int | None = None
 
     @property
     def may_be_accepted(self) -> bool:

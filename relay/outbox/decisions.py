@@ -1,17 +1,24 @@
-"""The tables of approvals: decisions, grants with their StartRequests, and first answers."""
+"""The tables of approvals: decisions, grants with their StartRequests, and first answers.
+
+The journal is the authority. A row says where the journal holds its decision or grant, and what
+matters is read from there. So a row that was put into a table by hand grants nothing.
+"""
 
 from __future__ import annotations
 
 import sqlite3
-from dataclasses import asdict
+from collections.abc import Iterator
+from dataclasses import asdict, replace
 from datetime import datetime
 from typing import Any
 
 import orjson
 from pydantic import TypeAdapter
 
-from relay.events.timestamps import format_sortable
+from relay.events.cloudevent import CloudEvent
+from relay.events.timestamps import format_sortable, parse_timestamp
 from relay.outbox import Decision, FirstAnswer, Grant, GrantState
+from relay.outbox.journal import Journal
 from relay.outbox.rows import read_as
 
 _DECISION = TypeAdapter(Decision)
@@ -28,8 +35,9 @@ callback that could still be repeated.
 class Decisions:
     """Reads and writes the tables of approvals, inside a transaction."""
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    def __init__(self, connection: sqlite3.Connection, journal: Journal) -> None:
         self._connection = connection
+        self._journal = journal
 
     # --- votes, holds and releases
 
@@ -42,7 +50,8 @@ class Decisions:
         """
         condition = " AND counts" if counting else ""
         newest = f"SELECT id FROM decision WHERE occurrence = ?{condition} ORDER BY id DESC LIMIT ?"  # noqa: S608  # our own text
-        return self._select_decisions(f"id IN ({newest})", occurrence, limit)
+        decisions = self._select_decisions(f"id IN ({newest})", occurrence, limit)
+        return [decision for decision in decisions if decision.counts or not counting]
 
     def holds_before(self, event_key: str, occurrence: int) -> list[Decision]:
         """Return the holds that count from earlier occurrences of the same EventId."""
@@ -59,12 +68,20 @@ class Decisions:
         values["at"] = format_sortable(decision.at)
         values["expires"] = format_sortable(decision.expires) if decision.expires else None
         self._connection.execute(
-            "INSERT INTO decision (approval_id, occurrence, decision, principal, channel, revision,"
-            " reason, at, expires, dry_run, counts, told, message_id) VALUES (:approval_id, "
-            ":occurrence, :decision, :principal, :channel, :revision, :reason, :at, :expires, "
-            ":dry_run, :counts, :recorded_event_id, :message_id)",
+            "INSERT INTO decision (approval_id, occurrence, decision, principal, "
+            "channel, revision, reason, at, expires, dry_run, counts, told, message_id, position) "
+            "VALUES (:approval_id, :occurrence, :decision, :principal, :channel, :revision, "
+            ":reason, :at, :expires, :dry_run, :counts, :recorded_event_id, :message_id, "
+            ":position)",
             values,
         )
+
+    def restore(self, decision: Decision) -> None:
+        """Store a decision again as the journal has it, in place of the row if there is one."""
+        self._connection.execute(
+            "DELETE FROM decision WHERE approval_id = ?", (decision.approval_id,)
+        )
+        self.add_decision(decision)
 
     def stop_counting(self, approval_id: str) -> None:
         """A vote no longer counts, or a hold is no longer in force."""
@@ -72,14 +89,72 @@ class Decisions:
             "UPDATE decision SET counts = 0 WHERE approval_id = ?", (approval_id,)
         )
 
+    def in_force(self, event_key: str) -> dict[str, Decision]:
+        """Return the votes and holds in force about an EventId, from the journal alone, by id.
+
+        The occurrence is 0: the journal knows EventIds only. Holds that an older version recorded
+        are left out, because their ends cannot be read from the journal.
+        """
+        found: dict[str, Decision] = {}
+        for position, event in self._journal.decisive_events(event_key):
+            data = event.data
+            for approval_id in data.get("ended", ()):
+                found.pop(approval_id, None)
+            if event.name == "approval.recorded":
+                if data["decision"] == "approve" or (
+                    data["decision"] == "hold" and "expires" in data
+                ):
+                    found[data["approvalId"]] = _recorded_decision(position, event)
+            elif event.name != "approval.voided":
+                ended = event.name == "event.ended"
+                found = {
+                    approval_id: decision
+                    for approval_id, decision in found.items()
+                    if decision.decision == "hold"
+                    or not (ended or decision.revision == data["revision"])
+                }
+        return found
+
     def _select_decisions(self, condition: str, *values: object) -> list[Decision]:
         rows = self._connection.execute(
             "SELECT approval_id, occurrence, decision, principal, channel, revision, reason, at, "  # noqa: S608  # our own text
-            "expires, dry_run, counts, told AS recorded_event_id, message_id "
+            "expires, dry_run, counts, told AS recorded_event_id, message_id, position "
             f"FROM decision WHERE {condition} ORDER BY id",
             values,
         )
-        return list(read_as(_DECISION, rows))
+        return [
+            self._as_recorded(decision) if decision.counts else decision
+            for decision in read_as(_DECISION, rows)
+        ]
+
+    def _as_recorded(self, decision: Decision) -> Decision:
+        """Return a decision with what the journal says about it.
+
+        A vote that the journal does not hold does not count. Such a hold stays, until somebody
+        releases it.
+        """
+        event = self._journal.verified_event(
+            decision.position, "approval.recorded", self._event_key(decision.occurrence)
+        )
+        if event is None or event.data["approvalId"] != decision.approval_id:
+            is_hold = decision.decision == "hold"
+            return replace(decision, counts=is_hold, expires=None)
+        data = event.data
+        recorded = _recorded_decision(decision.position, event)
+        return replace(
+            recorded,
+            occurrence=decision.occurrence,
+            # The journal has the current revision, and a hold may name an earlier one.
+            revision=decision.revision if data["decision"] == "hold" else data["revision"],
+            expires=recorded.expires if "expires" in data else decision.expires,
+            message_id=decision.message_id,
+        )
+
+    def _event_key(self, occurrence: int) -> str:
+        row = self._connection.execute(
+            "SELECT key FROM occurrence WHERE id = ?", (occurrence,)
+        ).fetchone()
+        return str(row[0]) if row is not None else ""
 
     # --- grants
 
@@ -101,11 +176,12 @@ class Decisions:
     def unsettled(self) -> list[int]:
         """Return the ids of the occurrences for which a transition can be due.
 
-        Live occurrences come first, then those with counting decisions or open grants.
+        Live occurrences come first, then those with counting votes or open grants. Holds of an
+        event that is gone wait until it comes back.
         """
         rows = self._connection.execute(
             "SELECT id FROM occurrence WHERE live "
-            "OR id IN (SELECT occurrence FROM decision WHERE counts "
+            "OR id IN (SELECT occurrence FROM decision WHERE counts AND decision != 'hold' "
             "UNION SELECT occurrence FROM start_request WHERE state IN ('granted', 'sent')) "
             "ORDER BY live DESC, id"
         )
@@ -121,13 +197,19 @@ class Decisions:
         *,
         dry_run: bool,
         cause: str,
+        position: int,
     ) -> None:
-        """Store a grant. ``cause`` is the ``causationid`` of its StartRequest's events."""
+        """Store a grant.
+
+        ``cause`` is the ``causationid`` of its StartRequest's events, ``position`` that of its
+        ``approval.granted``.
+        """
+        values = (occurrence, revision, rule, approval_id, format_sortable(at), dry_run, cause)
         self._connection.execute(
             "INSERT INTO start_request "
-            "(occurrence, revision, rule, approval_id, granted_at, state, dry_run, cause) "
-            "VALUES (?, ?, ?, ?, ?, 'granted', ?, ?)",
-            (occurrence, revision, rule, approval_id, format_sortable(at), dry_run, cause),
+            "(occurrence, revision, rule, approval_id, granted_at, state, dry_run, cause, position)"
+            " VALUES (?, ?, ?, ?, ?, 'granted', ?, ?, ?)",
+            (*values, position),
         )
 
     def claim_grant(self, grant_id: int) -> None:
@@ -150,7 +232,19 @@ class Decisions:
             f"SELECT * FROM start_request WHERE {condition} ORDER BY id",  # noqa: S608  # our own text
             values,
         )
-        return list(read_as(_GRANT, rows))
+        return list(self._with_roots(read_as(_GRANT, rows)))
+
+    def _with_roots(self, grants: Iterator[Grant]) -> Iterator[Grant]:
+        """Yield all grants but those that are open and not in the journal."""
+        for grant in grants:
+            if grant.state not in ("granted", "sent"):
+                yield grant
+                continue
+            event = self._journal.verified_event(
+                grant.position, "approval.granted", self._event_key(grant.occurrence)
+            )
+            if event is not None and _is_grant_of(event, grant):
+                yield replace(grant, granted_at=_recorded_at(event))
 
     # --- first answers
 
@@ -195,3 +289,37 @@ class Decisions:
     def prune_answers(self, before: datetime) -> None:
         """Delete the first answers from before that moment."""
         self._connection.execute("DELETE FROM answer WHERE at < ?", (format_sortable(before),))
+
+
+def _recorded_decision(position: int | None, event: CloudEvent) -> Decision:
+    """Return the decision that an ``approval.recorded`` tells of; its occurrence is not in it."""
+    data = event.data
+    return Decision(
+        approval_id=data["approvalId"],
+        occurrence=0,
+        decision=data["decision"],
+        principal=data["principal"],
+        channel=data["channel"],
+        revision=data["revision"],
+        reason=data["reason"],
+        at=_recorded_at(event),
+        expires=parse_timestamp(data.get("expires")),
+        dry_run="dryRun" in data,
+        counts=True,
+        recorded_event_id=event.id,
+        message_id=None,
+        position=position,
+    )
+
+
+def _is_grant_of(event: CloudEvent, grant: Grant) -> bool:
+    """Whether an ``approval.granted`` is the one that a grant claims to come from."""
+    data = event.data
+    granted = (data["approvalId"], data["revision"], data["rule"], "dryRun" in data)
+    return granted == (grant.approval_id, grant.revision, grant.rule, grant.dry_run)
+
+
+def _recorded_at(event: CloudEvent) -> datetime:
+    at = parse_timestamp(event.attributes["time"])
+    assert at is not None  # noqa: S101  # every event has a time
+    return at

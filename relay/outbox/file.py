@@ -229,11 +229,11 @@ def _connect(path: Path, identity: StateFileOwner) -> tuple[sqlite3.Connection, 
         connection.execute("PRAGMA cache_spill = OFF")
         connection.execute("PRAGMA foreign_keys = ON")
         version = _check(connection, identity)
-        corrupt_codes.remove(sqlite3.SQLITE_ERROR)  # from here on it is a mistake in our SQL
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("BEGIN IMMEDIATE")  # all tables appear, or none
-        _create_tables(connection, version)
+        _create_tables(connection, version)  # fails if the tables are not those of the version
+        corrupt_codes.remove(sqlite3.SQLITE_ERROR)  # from here on it is a mistake in our SQL
         if version == 0:
             _begin(connection, "off" if _was_set_aside_before(path) else "on", identity)
         # This changes nothing, but fails if the file can only be read.

@@ -108,6 +108,41 @@ class Journal:
             raise KeyError(position)
         return CloudEvent.parse(row[0])
 
+    def verified_event(self, position: int | None, kind: str, event_key: str) -> CloudEvent | None:
+        """Return the CloudEvent at a position, if the chain holds it and it is of this kind.
+
+        This is a look-up by position: the hash of the row before, and that of the row itself.
+        """
+        row = self._connection.execute(
+            "SELECT position, at, kind, event_key, transition, body, hash, coalesce("
+            "(SELECT hash FROM journal AS before WHERE before.position = journal.position - 1), "
+            "(SELECT hash FROM checkpoint WHERE checkpoint.position = journal.position - 1)) "
+            "FROM journal WHERE position = ? AND kind = ? AND event_key = ?",
+            (position, kind, event_key),
+        ).fetchone()
+        if row is None:
+            return None
+        *columns, digest, before = row
+        if digest != row_hash(before or GENESIS.hash, *columns):
+            return None
+        return CloudEvent.parse(row[5])
+
+    def decisive_events(self, event_key: str) -> Iterator[tuple[int, CloudEvent]]:
+        """Yield what decides which votes and holds on an EventId are in force, oldest first.
+
+        Each comes with its position. Only rows that the chain holds are read.
+        """
+        rows = self._connection.execute(
+            "SELECT position, kind FROM journal WHERE event_key = ? AND kind IN "
+            "('approval.recorded', 'approval.voided', 'startrequest.accepted', 'event.ended') "
+            "ORDER BY position",
+            (event_key,),
+        ).fetchall()
+        for position, kind in rows:
+            event = self.verified_event(position, kind, event_key)
+            if event is not None:
+                yield position, event
+
     def last_change_position(self, event_key: str, before: str | None = None) -> int | None:
         """Return the position of the newest ``event.*`` about an EventId.
 
@@ -212,7 +247,8 @@ class Journal:
     def prune(self, before: datetime, now: datetime) -> int:
         """Delete the rows from before a moment; return how many.
 
-        Rows that a waiting entry or a dead letter needs are kept. A checkpoint with the last hash
+        Rows that a waiting entry, a dead letter, a vote or hold in force or an open grant needs are
+        kept. A checkpoint with the last hash
         remains, so that the chain can still be verified.
         """
         # Stop at the first row that is not old, even if older ones follow. A clock that was wrong
@@ -221,7 +257,10 @@ class Journal:
             "SELECT min("
             "(SELECT coalesce(min(position), 9e18) FROM journal WHERE at >= ?), "
             "(SELECT coalesce(min(position), 9e18) FROM entry "
-            "WHERE state IN ('waiting', 'parked')))",
+            "WHERE state IN ('waiting', 'parked')), "
+            "(SELECT coalesce(min(position), 9e18) FROM decision WHERE counts), "
+            "(SELECT coalesce(min(position), 9e18) FROM start_request "
+            "WHERE state IN ('granted', 'sent')))",
             (format_sortable(before),),
         ).fetchone()[0]
         last_pruned = self._connection.execute(

@@ -36,7 +36,7 @@ class Transaction:
         self._route = route
         self.journal = Journal(connection)
         self.snapshot = Snapshot(connection)
-        self.decisions = Decisions(connection)
+        self.decisions = Decisions(connection, self.journal)
         self.deliveries = Deliveries(connection)
         self.messages = ChatMessages(connection)
         self.recorded: list[RecordedEvent] = []

@@ -8,6 +8,7 @@ from tests.approvals.builders import (
     FREEZE,
     REBOOT,
     REDEPLOY,
+    SETTINGS,
     USER_REBOOT,
     ApprovalFile,
     build_caller,
@@ -84,21 +85,15 @@ def test_the_newest_vote_is_the_cause_of_a_grant_that_waited_for_the_switch(
     approvals: ApprovalFile,
 ) -> None:
     """The hold expires while approvals are off, so its release completes nothing."""
+    approvals.crash(SETTINGS.model_copy(update={"hold_expires": 60.0}))
     approvals.record_document(REBOOT)
     approvals.submit("hold", "eve")
     approvals.submit(request_id="m1", message_id="m1")
     approvals.submit(by="bob", request_id="m2", message_id="m2")
     approvals.set_mode("off")
-    expire_hold(approvals, "client:eve")
+    approvals.clock.advance(60)
+    approvals.apply_transitions()
     approvals.set_mode("on")
     approvals.accept(approvals.claim())
     assert approvals.cause("approval.granted") == "m2"
     assert approvals.cause("startrequest.accepted") == "m2"
-
-
-def expire_hold(approvals: ApprovalFile, principal: str) -> None:
-    """Let a hold expire now, before the votes do."""
-    approvals.connection.execute(
-        "UPDATE decision SET expires = at WHERE decision = 'hold' AND principal = ?", (principal,)
-    )
-    approvals.apply_transitions()

@@ -286,10 +286,6 @@ class Approvals(RuleBasedStateMachine):
     def _settle_all(self) -> None:
         for of in self.model:
             self._settle(of)
-        for of, holds in self.holds_of_ended.items():
-            self.holds_of_ended[of] = {
-                holder: until for holder, until in holds.items() if until > self.clock.now()
-            }
 
     def _step(self) -> None:
         self._settle_all()

@@ -228,13 +228,11 @@ def test_votes_stay_while_their_start_request_is_in_flight() -> None:
     assert transition_types(next_transitions(status)) == [VoidVotes, FailGrant]
 
 
-def test_holds_outlive_the_event_and_expire_silently_then() -> None:
+def test_holds_outlive_the_event() -> None:
     """The same EventId can come back."""
     hold, expired_hold = build_decision("hold"), build_decision("hold", expires=1)
     assert next_transitions(build_status(None, hold, live=False)) == []
-    assert next_transitions(build_status(None, expired_hold, now=5, live=False)) == [
-        VoidVotes((expired_hold,), None)
-    ]
+    assert next_transitions(build_status(None, expired_hold, now=5, live=False)) == []
 
 
 @pytest.mark.parametrize(

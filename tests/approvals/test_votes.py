@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import orjson
 
+from relay.events.timestamps import format_rfc3339
 from relay.outbox.journal import read_rows
 from tests.approvals.builders import REBOOT, REDEPLOY, USER_REBOOT, ApprovalFile, build_event
 from tests.approvals.manual_clock import NOON
@@ -42,11 +43,14 @@ def test_a_quorum_is_recorded_vote_by_vote_and_then_granted(approvals: ApprovalF
         "principal": "client:alice",
         "channel": "http",
         "reason": "drained",
+        "expires": format_rfc3339(NOON + timedelta(minutes=5)),
         "votes": 1,
         "required": 2,
         "rule": "databases",
     }
-    assert approvals.data("approval.granted") == {**completing.data, "votes": 2}
+    granted = {**completing.data, "votes": 2}
+    del granted["expires"]  # that of a vote
+    assert approvals.data("approval.granted") == granted
     assert recorded.attributes["causationid"] == approvals.events("event.scheduled")[0].id
     assert approvals.cause("approval.granted") == completing.id
     assert [grant.approval_id for grant in approvals.grants] == [second.body["approvalId"]]

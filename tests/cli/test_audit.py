@@ -6,15 +6,18 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
 
 from relay.cli.audit import configured_store
-from relay.outbox.journal import Journal
+from relay.outbox.journal import Journal, read_rows
+from tests.approvals.builders import REDEPLOY, ApprovalFile
 from tests.cli.command import ROOT, run_async, run_command
 from tests.cli.running_relay import LOCAL_PRINCIPAL, running_relay
 from tests.outbox.open_store import NOW, append_row, open_file_in
@@ -28,6 +31,14 @@ async def journal_of_a_decision(tmp_path: Path) -> tuple[str, Path, str]:
         await relay.run("hold", event.event_id, "--reason", "backup runs")
         await relay.run("approvals", "dry-run")
     return relay.config, relay.store, event.event_id
+
+
+@pytest.fixture
+def approvals(tmp_path: Path) -> Iterator[ApprovalFile]:
+    """A state file in which approvals are decided."""
+    file = ApprovalFile(tmp_path / "relay.db")
+    yield file
+    file.close()
 
 
 def tamper(store: Path, statement: str) -> None:
@@ -55,6 +66,50 @@ async def test_audit_verifies_when_no_relay_runs_and_says_the_same_as_json(
     output = (await run_async("audit", "verify", "-c", config, "--json")).json
     assert (output["store"], output["rows"], output["position"]) == (str(store), 3, 3)
     assert output["journalhead"] in (await run_async("audit", "-c", config)).out
+
+
+async def test_audit_follows_each_claim_back_to_its_approval(tmp_path: Path) -> None:
+    rule = {"name": "one", "approve": {"votes": 1, "from": [LOCAL_PRINCIPAL]}}
+    async with running_relay(tmp_path, rules=[rule]) as relay:
+        event = await relay.announce()
+        await run_async("approve", event.event_id, "-c", relay.config, "--yes")
+        await relay.wait_for_webhook("startrequest.accepted", event.event_id)
+    good = await run_async("audit", "verify", "-c", relay.config)
+    assert good.code == 0
+    assert "claims that follow from recorded approvals: 1\n" in good.out
+    tamper(relay.store, "UPDATE start_request SET state = 'granted', rule = 'other'")
+    forged = await run_async("audit", "verify", "-c", relay.config)
+    assert (forged.code, forged.out) == (1, "")
+    assert "without a root in the journal; the grant of approval " in forged.err
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"granted": None, "approvalId": "forged"}, "follows from no approval.granted"),
+        ({"granted": 1}, "follows from no approval.granted"),
+        ({"granted": 99}, "follows from no approval.granted"),
+        ({"revision": "other"}, "does not agree with the grant at position"),
+        ({"recorded": [1]}, "counts a vote at position 1, where there is none"),
+        ({"recorded": []}, "follows from 0 of 1 recorded votes"),
+    ],
+)
+def test_a_claim_without_a_root_is_named(
+    approvals: ApprovalFile, changes: dict[str, Any], problem: str
+) -> None:
+    """The chain is whole: somebody wrote the claim who could continue it."""
+    approvals.record_document(REDEPLOY)
+    approvals.submit(of=REDEPLOY)
+    approvals.claim()
+    *_, row = read_rows(approvals.connection)
+    note = {**orjson.loads(row.body), **changes}
+    approvals.transact(
+        lambda tx: tx.journal.append_note(NOW, "claim", note, event_key=row.event_key)
+    )
+    result = run_command("audit", "verify", "--store", str(approvals.path))
+    assert (result.code, result.out) == (1, "")
+    message = " ".join(result.err.split())
+    assert f"the claim at position {row.position + 1} (e-1) {problem}" in message
 
 
 async def test_a_row_that_was_changed_is_named(

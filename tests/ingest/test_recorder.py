@@ -19,6 +19,7 @@ from relay.outbox import GrantState
 from relay.outbox.transaction import Transaction
 from tests.approvals.builders import BOOT_ID, ORIGIN, ApprovalFile, build_event
 from tests.approvals.manual_clock import NOON
+from tests.builders import cloudevent
 
 REBOOT = build_event()
 STARTED = build_event(event_status="Started", not_before=None)
@@ -171,8 +172,17 @@ def add_grant(
     def work(tx: Transaction) -> None:
         occurrence = tx.snapshot.find("e-1")
         assert occurrence is not None
+        details = {"approvalId": "a", "rule": "r", **({"dryRun": True} if dry_run else {})}
+        tx.record(cloudevent("approval.granted", "E-1", {**occurrence.data, **details}), NOON)
         tx.decisions.add_grant(
-            occurrence.id, occurrence.revision, "r", "a", NOON, dry_run=dry_run, cause="c"
+            occurrence.id,
+            occurrence.revision,
+            "r",
+            "a",
+            NOON,
+            dry_run=dry_run,
+            cause="c",
+            position=tx.recorded[-1].position,
         )
         grant = tx.decisions.grants(occurrence.id)[-1].id
         for _ in range(attempts):

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from relay.events.model import Event
+from relay.events.timestamps import format_rfc3339
 from relay.outbox import Decision, FirstAnswer, StoreSettings
 from relay.outbox.retention import prune
 from relay.outbox.rows import PageLimit
 from relay.outbox.transaction import Transaction
-from tests.builders import DATA
+from tests.builders import DATA, cloudevent
 from tests.outbox.open_store import NOW, connection_of, numbered_event, open_file_in
 
 LATER = NOW + timedelta(minutes=1)
@@ -52,6 +53,53 @@ def vote(occurrence: int, number: int = 1, **changes: Any) -> Decision:
         message_id=None,
     )
     return replace(made, **changes)
+
+
+def record_vote(tx: Transaction, decision: Decision, event_key: str = "e") -> Decision:
+    """Store a decision as the journal holds it, and return it so."""
+    details = {
+        "approvalId": decision.approval_id,
+        "decision": decision.decision,
+        "principal": decision.principal,
+        "channel": decision.channel,
+        "reason": decision.reason,
+        "expires": format_rfc3339(decision.expires) if decision.expires is not None else None,
+        **({"dryRun": True} if decision.dry_run else {}),
+    }
+    event = cloudevent(
+        "approval.recorded",
+        event_key,
+        {**data(), "revision": decision.revision, **details},
+        time=format_rfc3339(decision.at),
+    )
+    tx.record(event, decision.at)
+    position = tx.recorded[-1].position
+    recorded = replace(decision, recorded_event_id=event.id, position=position)
+    tx.decisions.add_decision(recorded)
+    return recorded
+
+
+def add_grant(
+    tx: Transaction, occurrence: int, event_key: str = "e", *, dry_run: bool = False
+) -> None:
+    """Store a grant as the journal holds it."""
+    approval_id = "a" * 32
+    details = {"approvalId": approval_id, "rule": "rule", "revision": "0123"}
+    dry = {"dryRun": True} if dry_run else {}
+    event = cloudevent(
+        "approval.granted", event_key, {**data(), **details, **dry}, time=format_rfc3339(NOW)
+    )
+    tx.record(event, NOW)
+    tx.decisions.add_grant(
+        occurrence,
+        "0123",
+        "rule",
+        approval_id,
+        NOW,
+        dry_run=dry_run,
+        cause="c",
+        position=tx.recorded[-1].position,
+    )
 
 
 def test_an_event_appears_changes_and_leaves(tx: Transaction) -> None:
@@ -126,8 +174,7 @@ def test_decisions_are_read_back_and_count_until_they_do_not(tx: Transaction) ->
         message_id="m",
         principal="slack:T/U",
     )
-    for decision in (first, second):
-        tx.decisions.add_decision(decision)
+    first, second = record_vote(tx, first), record_vote(tx, second)
     assert tx.decisions.for_occurrence(1) == [first, second]
     tx.decisions.stop_counting(first.approval_id)
     assert tx.decisions.for_occurrence(1, counting=True) == [second]
@@ -142,7 +189,7 @@ def test_decisions_are_read_back_and_count_until_they_do_not(tx: Transaction) ->
 def test_a_grant_is_claimed_answered_and_closed(tx: Transaction) -> None:
     tx.snapshot.add("e", data(), None, numbered_event(1), NOW)
     for dry_run in (False, True):
-        tx.decisions.add_grant(1, "0123", "rule", "a" * 32, NOW, dry_run=dry_run, cause="c")
+        add_grant(tx, 1, dry_run=dry_run)
     (grant,) = tx.decisions.open_grants()
     assert (grant.state, grant.attempts, grant.status, grant.granted_at) == (
         "granted",
@@ -171,7 +218,7 @@ def test_what_a_step_could_still_move(tx: Transaction) -> None:
         if key != "live":
             tx.snapshot.mark_ended(key, "unknown", numbered_event(number + 10), NOW)
     tx.decisions.add_decision(vote(2))
-    tx.decisions.add_grant(3, "0123", "rule", "a" * 32, NOW, dry_run=False, cause="c")
+    add_grant(tx, 3, "granted")
     assert tx.decisions.unsettled() == [1, 2, 3]
 
 
@@ -189,7 +236,7 @@ def test_ended_events_are_forgotten_with_all_that_hangs_on_them(tx: Transaction)
     for number, key in enumerate(("ended", "live", "late"), start=1):
         tx.snapshot.add(key, data(), None, numbered_event(number), NOW)
         tx.decisions.add_decision(vote(number, number))
-        tx.decisions.add_grant(number, "0123", "rule", "a" * 32, NOW, dry_run=False, cause="c")
+        add_grant(tx, number, key)
     tx.snapshot.mark_ended("ended", "completed", numbered_event(8), NOW)
     tx.snapshot.mark_ended("late", "completed", numbered_event(9), LATER)
     tx.snapshot.prune(LATER)

@@ -194,7 +194,7 @@ async def test_closing_lets_another_relay_have_the_file(tmp_path: Path) -> None:
         async with open_store_in(tmp_path) as store:
             assert await store.transact(record_event(number)) == number
             assert store.trusted
-    assert file_names(tmp_path) == ["relay.db", "relay.db-shm", "relay.db-wal", "relay.db.lock"]
+    assert file_names(tmp_path) == ["relay.db", "relay.db-lock", "relay.db-shm", "relay.db-wal"]
     assert (
         tmp_path / "relay.db-wal"
     ).stat().st_size == 0  # the file alone is all of it, and an older copy can take its place

@@ -1,0 +1,166 @@
+"""Follows every claim in the journal back to the grant and the votes that it came from.
+
+The chain shows that no row was changed. This shows that no StartRequest was claimed without a rule
+or a quorum, and that the tables hold no vote or grant that the journal does not.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from relay.events.cloudevent import CloudEvent
+from relay.outbox.decisions import Decisions
+from relay.outbox.journal import Journal, read_checkpoint
+
+_POSITIONS_SINCE = 3
+"""The version of the state file from which its tables say where the journal holds their rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Roots:
+    """What was found.
+
+    ``pruned`` counts the claims whose grant or votes are older than the kept journal. Each of
+    ``problems`` is a sentence about something without a root.
+    """
+
+    claims: int
+    pruned: int
+    problems: tuple[str, ...]
+
+
+class _Pruned(Exception):
+    """The row is older than the kept journal."""
+
+
+class _Rootless(Exception):
+    """The text continues "the claim at position 7"."""
+
+
+def find_roots(connection: sqlite3.Connection) -> Roots:
+    """Follow every claim, and every vote, hold and open grant of the tables."""
+    claims = pruned = 0
+    problems: list[str] = []
+    rows = connection.execute(
+        "SELECT position, event_key, body FROM journal WHERE kind = 'claim' ORDER BY position"
+    )
+    for position, event_key, body in rows:
+        claims += 1
+        try:
+            _Claim(connection, position, event_key, orjson.loads(body)).follow()
+        except _Pruned:
+            pruned += 1
+        except _Rootless as problem:
+            problems.append(f"the claim at position {position} ({event_key}) {problem}")
+    if connection.execute("PRAGMA user_version").fetchone()[0] >= _POSITIONS_SINCE:
+        problems += _problems_of_tables(connection)
+    return Roots(claims, pruned, tuple(problems))
+
+
+class _Claim:
+    """One claim of the journal, which a grant and votes before it must explain."""
+
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        position: int,
+        event_key: str,
+        note: Mapping[str, Any],
+    ) -> None:
+        self._connection = connection
+        self._journal = Journal(connection)
+        self._checkpoint = read_checkpoint(connection).position
+        self._position, self._event_key, self._note = position, event_key, note
+
+    def follow(self) -> None:
+        """Raises _Rootless, and _Pruned."""
+        position = self._note.get("granted") or self._find_grant()
+        granted = self._event(position, "approval.granted")
+        if granted is None:
+            raise _Rootless("follows from no approval.granted")
+        facts = ("approvalId", "revision", "rule")
+        if "dryRun" in granted.data or any(granted.data[key] != self._note[key] for key in facts):
+            raise _Rootless(f"does not agree with the grant at position {position}")
+        required = granted.data["required"]
+        voters = self._voters() if required else set()
+        if len(voters) < required:
+            raise _Rootless(f"follows from {len(voters)} of {required} recorded votes")
+
+    def _find_grant(self) -> int | None:
+        """An older version did not say where its grant is."""
+        row = self._connection.execute(
+            "SELECT max(position) FROM journal WHERE event_key = ? AND position < ? AND "
+            "kind = 'approval.granted' "
+            "AND json_extract(CAST(body AS TEXT), '$.data.approvalId') = ?",
+            (self._event_key, self._position, self._note["approvalId"]),
+        ).fetchone()
+        if row[0] is None and self._checkpoint:
+            raise _Pruned
+        return row[0]  # type: ignore[no-any-return]  # a position or None
+
+    def _voters(self) -> set[str]:
+        recorded = self._note.get("recorded")
+        if recorded is not None:
+            return {self._voter(position) for position in recorded}
+        rows = self._connection.execute(
+            "SELECT body FROM journal WHERE event_key = ? AND position < ? "
+            "AND kind = 'approval.recorded'",
+            (self._event_key, self._position),
+        )
+        votes = [event for (body,) in rows if self._is_vote(event := CloudEvent.parse(body))]
+        if self._checkpoint and not votes:
+            raise _Pruned
+        return {vote.data["principal"] for vote in votes}
+
+    def _voter(self, position: int) -> str:
+        event = self._event(position, "approval.recorded")
+        if event is None or not self._is_vote(event):
+            raise _Rootless(f"counts a vote at position {position}, where there is none")
+        return str(event.data["principal"])
+
+    def _is_vote(self, event: CloudEvent) -> bool:
+        data = event.data
+        vote = (data["decision"], data["revision"], "dryRun" in data)
+        return vote == ("approve", self._note["revision"], False)
+
+    def _event(self, position: int | None, kind: str) -> CloudEvent | None:
+        if position is None or position >= self._position:
+            return None
+        if position <= self._checkpoint:
+            raise _Pruned
+        return self._journal.verified_event(position, kind, self._event_key)
+
+
+def _problems_of_tables(connection: sqlite3.Connection) -> Iterator[str]:
+    """Yield a sentence for each row of the tables that differs from the journal."""
+    decisions = Decisions(connection, Journal(connection))
+    occurrences = connection.execute("SELECT id, key, live FROM occurrence ORDER BY id").fetchall()
+    for occurrence, key, is_live in occurrences:
+        held = decisions.for_occurrence(occurrence, counting=True)
+        held += decisions.holds_before(key, occurrence)
+        rooted = {decision.approval_id for decision in held}
+        rows = connection.execute(
+            "SELECT approval_id, principal FROM decision WHERE counts AND occurrence = ?",
+            (occurrence,),
+        )
+        for approval_id, principal in rows:
+            if approval_id not in rooted:
+                yield f"the vote {approval_id} of {principal} ({key}) is not in the journal"
+        rooted_grants = {grant.id for grant in decisions.grants(occurrence)}
+        grants = connection.execute(
+            "SELECT id, approval_id FROM start_request WHERE occurrence = ?", (occurrence,)
+        )
+        for grant, approval_id in grants:
+            if grant not in rooted_grants:
+                yield f"the grant of approval {approval_id} ({key}) is not in the journal"
+        for decision in decisions.in_force(key).values() if is_live else ():
+            if decision.decision == "hold" and decision.approval_id not in rooted:
+                yield (
+                    f"the hold {decision.approval_id} of {decision.principal} ({key}) is in the "
+                    "journal and not in its table"
+                )
