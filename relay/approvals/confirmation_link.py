@@ -7,6 +7,7 @@ import hmac
 from relay.approvals.authorize import Refusal
 from relay.approvals.request import DecisionRequest, LinkCredentials
 from relay.outbox import Occurrence
+from relay.outbox.chat_messages import code_digest
 from relay.outbox.transaction import Transaction
 
 MAX_WRONG_CODES = 5
@@ -43,7 +44,10 @@ def check_confirmation_link(
     if not code:
         reason = "approving asks for the code that the message shows"
         return Refusal(403, reason, field="code")
-    if hmac.compare_digest(code.encode("utf-8", "surrogateescape"), link.code.encode()):
+    if link.code is None:
+        reason = "an older version of the relay made this link, and it approves nothing"
+        return Refusal(409, f"{reason}; {_NEXT_STEP}")
+    if hmac.compare_digest(code_digest(link_use.token, code), link.code):
         return None
     tx.messages.count_wrong_code(link)
     reason = "this is not the code that the message shows"

@@ -176,7 +176,7 @@ class EventStatuses:
                 return None
             message = tx.messages.find(sink.name, occurrence.id)
             link = self._links.recorded(tx, message, nonce=nonce, in_chat=in_chat)
-            code = message.code if message is not None else None
+            code = self._links.code(message) if message is not None else None
             return event_card(self._read(tx, occurrence), self._scope, link=link, code=code)
 
         return await self._store.transact(work)

@@ -1,6 +1,6 @@
 """The links in a message to the page that confirms a decision, and the tokens in them.
 
-The state file holds the digests of the tokens only (`relay.outbox.chat_messages`).
+The state file holds digests of tokens and codes only (`relay.outbox.chat_messages`).
 """
 
 from __future__ import annotations
@@ -41,16 +41,21 @@ class ConfirmationLinks:
             return self.placeholder(in_chat=in_chat)
         if message is None:
             return None
+        code = self.code(message)
 
         def link(status: ApprovalStatus, decision: DecisionKind) -> str:
             occurrence = status.occurrence
             token = self._token(message.id, nonce, occurrence.id, occurrence.revision, decision)
             tx.messages.add_link(
-                message.id, token, occurrence.id, occurrence.revision, decision, status.now
+                message.id, token, code, occurrence.id, occurrence.revision, decision, status.now
             )
             return f"{self._public_url}/approve#{token}"
 
         return link
+
+    def code(self, message: ChatMessage) -> str:
+        """Return the code that a message shows; the same until this process ends."""
+        return f"{int.from_bytes(self._mac('code', message.id)) % 10**6:06d}"
 
     def placeholder(self, *, in_chat: bool) -> Link | None:
         """Return what `recorded` would, with the same URL for every button and no record."""
@@ -59,5 +64,7 @@ class ConfirmationLinks:
         return (lambda _status, _decision: "") if self._public_url is not None else None
 
     def _token(self, *meaning: object) -> str:
-        mac = hmac.digest(self._key, repr(meaning).encode(), "sha256")
-        return base64.urlsafe_b64encode(mac).decode().rstrip("=")
+        return base64.urlsafe_b64encode(self._mac("token", *meaning)).decode().rstrip("=")
+
+    def _mac(self, *meaning: object) -> bytes:
+        return hmac.digest(self._key, repr(meaning).encode(), "sha256")

@@ -8,7 +8,6 @@ does not call platforms: `relay.chat.live_message` does.
 from __future__ import annotations
 
 import hashlib
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -78,7 +77,6 @@ class MessagePlanner:
 
         ``in_chat``: the chat itself takes decisions, not the page behind links.
         """
-        code = f"{secrets.randbelow(10**6):06d}"
 
         def work(tx: Transaction) -> MessageUpdate | None:
             occurrence = _occurrence_of(tx, event)
@@ -86,7 +84,7 @@ class MessagePlanner:
                 return None
             message = tx.messages.find(sink.name, occurrence.id)
             if message is None:
-                message = self._begin_message(tx, sink, occurrence, code)
+                message = self._begin_message(tx, sink, occurrence)
             elif _is_up_to_date(tx, message, occurrence):
                 return None
             return self._plan(tx, sink, message, in_chat=in_chat)
@@ -133,9 +131,9 @@ class MessagePlanner:
         ]
         now = self._clock.now()
         statuses = [self._approvals.status(tx, occurrence, now) for occurrence in occurrences]
-        scope, code = self._scope, message.code
+        scope, code = self._scope, self._links.code(message)
         placeholder = self._links.placeholder(in_chat=in_chat)  # each edit has new URLs
-        content = message_card(statuses, scope, link=placeholder, code=code)
+        content = message_card(statuses, scope, link=placeholder, code="")
         content_hash = hashlib.sha256(repr(content).encode()).hexdigest()
         card = None
         if content_hash != message.content_hash:
@@ -168,7 +166,7 @@ class MessagePlanner:
         )
 
     def _begin_message(
-        self, tx: Transaction, sink: SinkSettings, occurrence: Occurrence, code: str
+        self, tx: Transaction, sink: SinkSettings, occurrence: Occurrence
     ) -> ChatMessage:
         """Create the message about an event; many events of one document share a message."""
         together = [
@@ -183,7 +181,7 @@ class MessagePlanner:
         for other in shown:
             self._redeliver_end_of_previous(tx, sink, other)
         occurrence_ids = [other.id for other in shown]
-        tx.messages.begin(sink.name, occurrence_ids, code, history_position=first_position - 1)
+        tx.messages.begin(sink.name, occurrence_ids, history_position=first_position - 1)
         message = tx.messages.find(sink.name, occurrence.id)
         assert message is not None  # noqa: S101  # it was created just now
         return message

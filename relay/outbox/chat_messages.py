@@ -6,6 +6,7 @@ It stores what `relay.chat` decides, and knows no platform.
 from __future__ import annotations
 
 import hashlib
+import hmac
 import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,16 +26,15 @@ MAX_LINKS = 100
 class ChatMessage:
     """One message.
 
-    ``ref`` is the platform's name of it; None if the platform cannot name it. ``code`` is shown in
-    it and asked for by the confirm page. ``content_hash`` is that of the card that it shows; None
-    if it must be shown again. ``history_position`` is the journal position up to which its thread
-    tells. ``refresh_at`` is when time alone changes it, or has changed it.
+    ``ref`` is the platform's name of it; None if the platform cannot name it. ``content_hash`` is
+    that of the card that it shows; None if it must be shown again. ``history_position`` is the
+    journal position up to which its thread tells. ``refresh_at`` is when time alone changes it, or
+    has changed it.
     """
 
     id: int
     ref: str | None
     is_posted: bool
-    code: str
     content_hash: str | None
     history_position: int
     refresh_at: datetime | None
@@ -44,15 +44,16 @@ class ChatMessage:
 class ConfirmationLink:
     """The decision about one revision of an occurrence that a link stands for.
 
-    ``token`` is the digest of the link's token. ``code`` is that of the message. ``wrong_codes``
-    counts the wrong codes that were given with the link.
+    ``token`` is the digest of the link's token. ``code`` is that of the code beside the link, see
+    `code_digest`; None if an older version made the link. ``wrong_codes`` counts the wrong codes
+    that were given with the link.
     """
 
     token: str
     occurrence: int
     revision: str
     decision: Literal["approve", "hold", "release"]
-    code: str
+    code: str | None
     wrong_codes: int
 
 
@@ -69,7 +70,7 @@ class ChatMessages:
     def find(self, sink: str, occurrence: int) -> ChatMessage | None:
         """Return the message in which a sink shows an event."""
         rows = self._connection.execute(
-            "SELECT message.id, ref, posted AS is_posted, code, looks AS content_hash, "
+            "SELECT message.id, ref, posted AS is_posted, looks AS content_hash, "
             "told AS history_position, stale_at AS refresh_at "
             "FROM message JOIN message_about ON message.id = message "
             "WHERE message_about.sink = ? AND occurrence = ?",
@@ -102,13 +103,11 @@ class ChatMessages:
         ).fetchone()
         return row is not None
 
-    def begin(
-        self, sink: str, occurrences: Sequence[int], code: str, history_position: int
-    ) -> None:
+    def begin(self, sink: str, occurrences: Sequence[int], history_position: int) -> None:
         """Create the message in which a sink is about to show these events."""
         message = self._connection.execute(
-            "INSERT INTO message (sink, code, told) VALUES (?, ?, ?)",
-            (sink, code, history_position),
+            "INSERT INTO message (sink, code, told) VALUES (?, '', ?)",
+            (sink, history_position),
         ).lastrowid
         self._connection.executemany(
             "INSERT OR REPLACE INTO message_about VALUES (?, ?, ?)",
@@ -172,20 +171,29 @@ class ChatMessages:
         return str(time) if time is not None else None
 
     def add_link(
-        self, message: int, token: str, occurrence: int, revision: str, decision: str, at: datetime
+        self,
+        message: int,
+        token: str,
+        code: str,
+        occurrence: int,
+        revision: str,
+        decision: str,
+        at: datetime,
     ) -> None:
-        """Record what a link of a message stands for. Only the digest of its token is kept."""
+        """Record what a link of a message stands for. Of token and code only digests are kept."""
+        about = (message, occurrence, revision, decision, format_sortable(at))
         self._connection.execute(
-            "INSERT OR IGNORE INTO invitation (token, message, occurrence, revision, decision, at) "
-            "VALUES (?, ?, ?, ?, ?, ?)",
-            (token_digest(token), message, occurrence, revision, decision, format_sortable(at)),
+            "INSERT OR IGNORE INTO invitation "
+            "(token, code, message, occurrence, revision, decision, at) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (token_digest(token), code_digest(token, code), *about),
         )
 
     def find_link(self, token: str) -> ConfirmationLink | None:
         """Return what a link stands for."""
         rows = self._connection.execute(
             "SELECT token, occurrence, revision, decision, code, wrong AS wrong_codes "
-            "FROM invitation JOIN message ON message.id = message WHERE token = ?",
+            "FROM invitation WHERE token = ?",
             (token_digest(token),),
         )
         return next(read_as(_CONFIRMATION_LINK, rows), None)
@@ -215,3 +223,13 @@ class ChatMessages:
 def token_digest(token: str) -> str:
     """Return the form in which a token is kept: nobody who reads the file can follow the link."""
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def code_digest(token: str, code: str) -> str:
+    """Return the form in which the code beside a link is kept.
+
+    A code is too short for a plain digest. The token is the key: it is random, and in the message
+    alone. So nobody who reads the file can find the code.
+    """
+    key, text = (part.encode("utf-8", "surrogateescape") for part in (token, code))
+    return hmac.digest(key, text, "sha256").hex()

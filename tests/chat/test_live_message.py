@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 from datetime import datetime, timedelta
 from functools import partial
@@ -15,7 +16,7 @@ from relay.errors import Deferred
 from relay.events.build import relay_event
 from relay.events.timestamps import format_sortable
 from relay.outbox import Mode
-from relay.outbox.chat_messages import ConfirmationLink, token_digest
+from relay.outbox.chat_messages import ConfirmationLink, code_digest, token_digest
 from relay.outbox.transaction import Transaction
 from tests.approvals.builders import ORIGIN, build_event
 from tests.approvals.manual_clock import NOON, ManualClock
@@ -356,7 +357,7 @@ def find_link(token: str, tx: Transaction) -> ConfirmationLink | None:
     return tx.messages.find_link(token)
 
 
-async def test_the_file_holds_only_digests_of_the_tokens_in_links(tmp_path: Path) -> None:
+async def test_the_file_holds_only_digests_of_the_tokens_and_codes_of_links(tmp_path: Path) -> None:
     async with relay_with_wall(tmp_path, Wall()) as relay:
         await relay.see(build_event())
         await relay.settle()
@@ -366,7 +367,16 @@ async def test_the_file_holds_only_digests_of_the_tokens_in_links(tmp_path: Path
             link = await relay.store.read(partial(find_link, token))
             assert link is not None
             assert (link.decision, link.revision) == (button.decision, build_event().revision)
-            assert link.code == card.code
+            assert link.code == code_digest(token, card.code or "")
+    with contextlib.closing(sqlite3.connect(tmp_path / "relay.db")) as file:
+        tables = file.execute("SELECT name FROM sqlite_schema WHERE type = 'table'").fetchall()
+        values = {
+            value
+            for (table,) in tables
+            for row in file.execute(f"SELECT * FROM {table}")  # noqa: S608  # our own tables
+            for value in row
+        }
+    assert card.code not in values
     data = b"".join(file.read_bytes() for file in tmp_path.iterdir())  # noqa: ASYNC240  # small
     assert not any(token.encode() in data for token in tokens)
     assert all(token_digest(token).encode() in data for token in tokens)

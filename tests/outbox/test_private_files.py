@@ -10,14 +10,16 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
 
 from relay.errors import StoreError, StoreLocked
+from relay.outbox.chat_messages import ChatMessages
 from relay.outbox.file import lock_path
 from relay.outbox.journal import Journal, verify_journal
-from tests.outbox.open_store import append_row, open_file_in, read_column
+from tests.outbox.open_store import IDENTITY, NOW, append_row, open_file_in, read_column
 
 LOCK_ALL = """
 import fcntl, sys
@@ -114,6 +116,31 @@ def test_a_file_that_is_set_aside_is_private(tmp_path: Path) -> None:
         found = rights(tmp_path)
     assert any("set-aside" in name for name in found)
     assert set(found.values()) == {0o600}
+
+
+def test_the_codes_of_an_older_version_are_removed(tmp_path: Path) -> None:
+    """Their messages are shown again, so that people get links that approve."""
+    path = tmp_path / "relay.db"
+    with contextlib.closing(sqlite3.connect(path)) as older:
+        for version in (1, 2):
+            script = files("relay.outbox").joinpath("schema", f"{version}.sql")
+            older.executescript(script.read_text(encoding="utf-8"))
+        older.execute("INSERT INTO meta VALUES ('scope', ?), ('mode', 'on')", (IDENTITY.scope,))
+        older.commit()
+        older.executescript(
+            """
+            PRAGMA user_version = 2;
+            PRAGMA application_id = 1229800530;
+            INSERT INTO occurrence VALUES (1, 'e', 1, '{}', 'r', 1, NULL, '', '', NULL, 't');
+            INSERT INTO message (sink, posted, code, told) VALUES ('ops', 1, '421337', 1);
+            INSERT INTO message_about VALUES ('ops', 1, 1);
+            INSERT INTO invitation VALUES ('digest', 1, 1, 'r', 'approve', 0, '');
+            """
+        )
+    with open_file_in(path) as file:
+        assert file.connection.execute("SELECT code FROM message").fetchall() == [("",)]
+        assert file.connection.execute("SELECT code FROM invitation").fetchall() == [(None,)]
+        assert ChatMessages(file.connection).take_due_refreshes("ops", NOW) == [1]
 
 
 @pytest.mark.parametrize("kind", ["posix", "flock"])
