@@ -294,6 +294,10 @@ def downgrade(approvals: ApprovalFile) -> None:
         "INSERT INTO start_request SELECT id, occurrence, revision, rule, approval_id, granted_at, "
         "state, attempts, status, dry_run, cause FROM newer",
         "DROP TABLE newer",
+        "DROP TABLE invitation",
+        "CREATE TABLE invitation (token TEXT PRIMARY KEY, message INTEGER NOT NULL, occurrence "
+        "INTEGER NOT NULL, revision TEXT NOT NULL, decision TEXT NOT NULL, wrong INTEGER NOT NULL "
+        "DEFAULT 0, at TEXT NOT NULL) WITHOUT ROWID",
         "PRAGMA user_version = 2",
     )
 
