@@ -22,5 +22,6 @@ ALTER TABLE invitation ADD COLUMN code TEXT;
 UPDATE message SET code = '';                            -- not used any more
 UPDATE message SET stale_at = '1970-01-01T00:00:00.000000Z' WHERE posted AND id IN
   (SELECT message FROM message_about JOIN occurrence ON occurrence.id = occurrence WHERE live);
+
 -- What Azure changed about an event is found however much else happened.
 CREATE INDEX IF NOT EXISTS journal_of_change ON journal (event_key, position) WHERE kind >= 'event.' AND kind < 'event/';
