@@ -55,7 +55,7 @@ class RawConnection:
         """Send a request with a key, without reading its response."""
         lines = [f"{'POST' if body else 'GET'} {path} HTTP/1.1", "Host: relay"]
         if key:
-            lines.append(f"Authorization: Bearer key-of-{key}")
+            lines.append(f"Authorization: Bearer bearer-test-key-of-{key}")
         if body:
             lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
         lines += [f"{name}: {value}" for name, value in fields.items()]
@@ -282,7 +282,7 @@ async def test_handshakes_that_never_end_give_way_to_newcomers(tmp_path: Path) -
         AsyncExitStack() as stack,
     ):
         url = f"https://127.0.0.1:{relay.server.port}/v1/events"
-        headers = {"Authorization": "Bearer key-of-bob"}
+        headers = {"Authorization": "Bearer bearer-test-key-of-bob"}
         async with client.get(url, headers=headers) as response:
             assert response.status == 200
         for number in range(MAXIMUM * 2):

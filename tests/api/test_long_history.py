@@ -240,7 +240,8 @@ async def _compare_costs(relay: RunningRelay) -> None:
 async def _slow_readers(relay: RunningRelay, count: int, path: str) -> AsyncIterator[None]:
     """Readers of one key that ask and read nothing."""
     request = (
-        f"GET {path} HTTP/1.1\r\nHost: relay\r\nAuthorization: Bearer key-of-reader\r\n\r\n"
+        f"GET {path} HTTP/1.1\r\nHost: relay\r\n"
+        "Authorization: Bearer bearer-test-key-of-reader\r\n\r\n"
     ).encode()
     with contextlib.ExitStack() as stack:
         loop = asyncio.get_running_loop()
@@ -308,7 +309,7 @@ async def test_a_slot_is_free_again_after_every_kind_of_answer(tmp_path: Path) -
         with contextlib.suppress(aiohttp.ClientError, TimeoutError):
             timeout = aiohttp.ClientTimeout(total=0.001)
             url = f"http://127.0.0.1:{relay.server.port}{PATH}"
-            headers = {"Authorization": "Bearer key-of-bob"}
+            headers = {"Authorization": "Bearer bearer-test-key-of-bob"}
             async with relay.session.get(url, headers=headers, timeout=timeout) as response:
                 orjson.loads(await response.read())
         assert (await relay.call("GET", PATH)).status == 200

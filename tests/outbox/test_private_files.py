@@ -132,7 +132,8 @@ def test_the_codes_of_an_older_version_are_removed(tmp_path: Path) -> None:
             PRAGMA user_version = 2;
             PRAGMA application_id = 1229800530;
             INSERT INTO occurrence VALUES (1, 'e', 1, '{}', 'r', 1, NULL, '', '', NULL, 't');
-            INSERT INTO message (sink, posted, code, told) VALUES ('ops', 1, '421337', 1);
+            INSERT INTO message (sink, posted, code, looks, told)
+              VALUES ('ops', 1, '421337', 'hash', 1);
             INSERT INTO message_about VALUES ('ops', 1, 1);
             INSERT INTO invitation VALUES ('digest', 1, 1, 'r', 'approve', 0, '');
             """
