@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from relay.clock import Clock
+from relay.delivery.result_recorder import ResultRecorder
 from relay.delivery.routing import wants
-from relay.delivery.settlement import SettlementBatcher
 from relay.delivery.worker import Worker
 from relay.events.build import ReportRelayEvent
 from relay.outbox import AttemptOutcome, Entry, RecordedEvent, SinkState
@@ -54,9 +54,9 @@ class Dispatcher:
     ) -> None:
         self._store = store
         self._clock = clock
-        self._settlements = SettlementBatcher(store)
+        self._results = ResultRecorder(store)
         self._workers = {
-            name: Worker(settings, sink, store, self._settlements, clock, report)
+            name: Worker(settings, sink, store, self._results, clock, report)
             for name, (settings, sink) in sinks.items()
         }
         # Entries that arrive before `start` has read what waits; None after that.
@@ -91,7 +91,7 @@ class Dispatcher:
                 for worker in self._workers.values():
                     group.create_task(worker.run(), name=f"sink {worker.settings.name}")
         finally:
-            self._settlements.close()
+            self._results.close()
 
     async def drain(self) -> None:
         """Return when everything that can be sent now was sent."""

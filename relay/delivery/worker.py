@@ -16,8 +16,8 @@ from relay.clock import Clock, wait_for_event
 from relay.delivery.circuit_breaker import CircuitBreaker
 from relay.delivery.ordered_queue import OrderedQueue
 from relay.delivery.read_ahead import ReadAhead
+from relay.delivery.result_recorder import ResultRecorder
 from relay.delivery.retry import DeadLetter, DisableSink, RetryAfter, RetryDecision
-from relay.delivery.settlement import SettlementBatcher
 from relay.delivery.sink_health import SinkHealth, error_name
 from relay.errors import Deferred, Rejected, StoreUnavailable
 from relay.events.build import ReportRelayEvent
@@ -46,7 +46,7 @@ class Worker:
         settings: SinkSettings,
         sink: Sink,
         store: Store,
-        settlements: SettlementBatcher,
+        results: ResultRecorder,
         clock: Clock,
         report: ReportRelayEvent,
     ) -> None:
@@ -54,7 +54,7 @@ class Worker:
         self.tries: Counter[tuple[AttemptOutcome, int | None]] = Counter()
         """Tries since the start, by their outcome and the status of the receiver."""
         self._sink = sink
-        self._settlements = settlements
+        self._results = results
         self._clock = clock
         self._queue = OrderedQueue()
         self._read_ahead = ReadAhead(store, self._queue)
@@ -128,7 +128,7 @@ class Worker:
         return max(self._circuit.allowed_at, self._rate_allows_at)
 
     @property
-    def _is_at_limit(self) -> bool:
+    def _has_max_open_deliveries(self) -> bool:
         """Whether only an entry that is open already may be tried.
 
         An unanswered entry counts twice while its next try reads its event. So this is never too
@@ -146,7 +146,7 @@ class Worker:
         max_in_flight = 1 if self._circuit.is_probing else self._sink.concurrency
         if self._in_flight >= max_in_flight:
             return True
-        return self._is_at_limit and not self._unanswered
+        return self._has_max_open_deliveries and not self._unanswered
 
     def _start_deliveries(self, group: asyncio.TaskGroup) -> None:
         while (entry := self._take_next()) is not None:
@@ -162,7 +162,7 @@ class Worker:
         self._queue.release_due(now)
         entry = self._queue.take_next(
             least_tried=self._circuit.prefers_least_tried,
-            among=self._unanswered if self._is_at_limit else None,
+            among=self._unanswered if self._has_max_open_deliveries else None,
         )
         if entry is not None:
             self.health.record_start(entry)
@@ -260,7 +260,7 @@ class Worker:
 
     def _handle_success(self, entry: Entry, attempt: Attempt) -> None:
         self._unrecorded += 1
-        self._settlements.record_delivery(entry.id, attempt, self._on_recorded)
+        self._results.record_delivery(entry.id, attempt, self._on_recorded)
         self._queue.remove_head(entry)
         if self.health.record_success(entry):
             self._queue.release_all(include_individual=True)
@@ -275,7 +275,7 @@ class Worker:
     ) -> None:
         if isinstance(decision, DisableSink):
             if self.health.state != "disabled":
-                self._settlements.record_sink_state(self.settings.name, "disabled", error.reason)
+                self._results.record_sink_state(self.settings.name, "disabled", error.reason)
                 self.health.disable(error.reason)
                 self._wake.set()
             decision = RetryAfter(0.0)
@@ -294,7 +294,7 @@ class Worker:
             )
             if error.unanswered:
                 self._unanswered.add(entry.id)
-            self._settlements.record_deferral(entry.id, attempt, until)
+            self._results.record_deferral(entry.id, attempt, until)
 
     def _make_dead_letter(self, entry: Entry, reason: str, attempt: Attempt | None) -> None:
         self._queue.remove_head(entry)
@@ -310,7 +310,7 @@ class Worker:
     ) -> None:
         self._unanswered.discard(entry.id)
         self.health.forget_entry(entry)
-        self._settlements.record_settlement(entry.id, state, reason, self._clock.now(), attempt)
+        self._results.record_settlement(entry.id, state, reason, self._clock.now(), attempt)
 
     def _is_replaceable(self, entry: Entry) -> bool:
         """Whether a newer entry of the same ordering key and family replaces this one."""

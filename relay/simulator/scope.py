@@ -232,22 +232,22 @@ class Scope:
 
     def approve(self, event: Event | str, vm: str) -> Event:
         """Approve a live event as a VM or an operator."""
-        event = self._expect(event)
+        event = self._event_in_status(event)
         self.accept_start_request([event.event_id], vm)
         return self.event(event)
 
     def start(self, event: Event | str) -> Event:
         """Start a Scheduled event at once."""
-        event = self._expect(event, "Scheduled")
+        event = self._event_in_status(event, "Scheduled")
         return self.event(self._start(event, self.clock.now()))
 
     def end(self, event: Event | str) -> Event:
         """End a Started event at once."""
-        return self._remove(self._expect(event, "Started"), "Completed", self.clock.now())
+        return self._remove(self._event_in_status(event, "Started"), "Completed", self.clock.now())
 
     def cancel(self, event: Event | str) -> Event:
         """Remove a Scheduled event without starting it."""
-        return self._remove(self._expect(event, "Scheduled"), "Canceled", self.clock.now())
+        return self._remove(self._event_in_status(event, "Scheduled"), "Canceled", self.clock.now())
 
     def update(
         self,
@@ -260,7 +260,7 @@ class Scope:
         fields: Mapping[str, Any] | None = None,
     ) -> Event:
         """Change a live event; None changes nothing. ``notice`` is in seconds from now."""
-        event = self._expect(event)
+        event = self._event_in_status(event)
         now = self.clock.now()
         changes = {
             "resources": tuple(resources) if resources is not None else None,
@@ -310,7 +310,7 @@ class Scope:
         needed = {vm.name for vm in self.setup.vms} & set(event.resources)
         return event.plan.approvals == "all" and not needed <= set(approved_by)
 
-    def _expect(self, event: Event | str, status: Status | None = None) -> Event:
+    def _event_in_status(self, event: Event | str, status: Status | None = None) -> Event:
         event = self.event(event)
         if not event.is_live or status not in (None, event.status):
             raise InvalidTransition(

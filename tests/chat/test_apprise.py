@@ -28,7 +28,7 @@ from relay.chat.platforms import apprise
 from relay.chat.platforms.apprise import guarded_thread
 from relay.chat.platforms.apprise import plugin as plugin_module
 from relay.chat.platforms.apprise.fanout import ServiceFanout
-from relay.chat.platforms.apprise.guarded_thread import SerialThread
+from relay.chat.platforms.apprise.guarded_thread import SerialCaller
 from relay.chat.platforms.apprise.plugin import REQUIREMENT, load_plugin
 from relay.chat.platforms.apprise.settings import Settings
 from relay.chat.platforms.apprise.text import card_text
@@ -475,7 +475,7 @@ async def test_a_thread_of_a_sink_cannot_connect_to_a_refused_address(address: s
                 return "no route"
             return "connected"
 
-    assert await SerialThread[str]("t").run(connect, 10) == ("refused", True)
+    assert await SerialCaller[str]("t").call(connect, 10) == ("refused", True)
     assert await asyncio.to_thread(connect) != "refused"
 
 
@@ -488,7 +488,7 @@ async def test_a_thread_of_a_sink_cannot_send_datagrams_to_a_refused_address() -
                 return True
             return False
 
-    assert await SerialThread[bool]("t").run(send, 10) == (True, True)
+    assert await SerialCaller[bool]("t").call(send, 10) == (True, True)
 
 
 async def test_a_name_that_resolves_to_a_refused_address_is_a_permanent_failure(
@@ -512,7 +512,7 @@ async def test_the_guard_covers_every_refused_network(network: Any) -> None:
         guarded_thread._guard("socket.connect", (None, (str(network[0]), 9)))  # noqa: SLF001  # tests the rule itself
 
     with pytest.raises(AddressRefused):
-        await SerialThread[None]("t").run(raise_audit_event, 10)
+        await SerialCaller[None]("t").call(raise_audit_event, 10)
 
 
 async def test_an_error_in_a_thread_is_raised_by_the_caller() -> None:
@@ -520,7 +520,7 @@ async def test_an_error_in_a_thread_is_raised_by_the_caller() -> None:
         raise ValueError("of its own")
 
     with pytest.raises(ValueError, match="of its own"):
-        await SerialThread[None]("t").run(fail, 10)
+        await SerialCaller[None]("t").call(fail, 10)
 
 
 # --- calls and stories

@@ -117,7 +117,7 @@ class Authenticator:
         return client_caller(client, "callback")
 
 
-def local_caller(user: str) -> Caller:
+def local_socket_caller(user: str) -> Caller:
     """Return a user of the local socket. The file rights of the socket are the authority."""
     return Caller(f"local:{user}", "local", ALL_RIGHTS)
 

@@ -29,7 +29,7 @@ class RuleEvaluation(TypedDict):
     """RFC 3339: when its hours begin or end next."""
 
 
-class ActiveDecision(TypedDict):
+class CountedVoteOrHold(TypedDict):
     """A vote that counts, or a hold that is in force."""
 
     principal: str
@@ -56,8 +56,8 @@ class ApprovalEvaluation(TypedDict):
     """The machines that no counted vote covers."""
     closes: str | None
     """RFC 3339: when voting closes."""
-    voted: list[ActiveDecision]
-    holds: list[ActiveDecision]
+    voted: list[CountedVoteOrHold]
+    holds: list[CountedVoteOrHold]
     holdMeans: str
     lapses: str | None
     """RFC 3339: when the grant expires if no StartRequest is sent."""
@@ -105,9 +105,9 @@ def _evaluate(tx: Transaction, call: Call, occurrence: Occurrence) -> ApprovalEv
     )
 
 
-def _active_decisions(decisions: Iterable[tuple[str, datetime | None]]) -> list[ActiveDecision]:
+def _active_decisions(decisions: Iterable[tuple[str, datetime | None]]) -> list[CountedVoteOrHold]:
     return [
-        ActiveDecision(principal=principal, until=_format_time(until))
+        CountedVoteOrHold(principal=principal, until=_format_time(until))
         for principal, until in decisions
     ]
 

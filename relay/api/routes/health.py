@@ -26,7 +26,7 @@ class UndeliveringSinks(TypedDict):
     paused: list[str]
 
 
-class SinkReadiness(TypedDict):
+class SinkProblems(TypedDict):
     """The sinks that do not deliver. They do not make the relay unready."""
 
     sinks: UndeliveringSinks
@@ -37,7 +37,7 @@ class SinkReadiness(TypedDict):
     """
 
 
-class ReadinessStatus(SinkReadiness):
+class ReadinessStatus(SinkProblems):
     """Polling and the store work."""
 
     status: Literal["ok"]
@@ -72,8 +72,8 @@ async def _show_readiness(call: Call) -> ReadinessStatus:
     return ReadinessStatus(status="ok", source="ok", store="ok", **sinks)
 
 
-def _sink_readiness(statuses: Sequence[SinkStatus], *, tells_reasons: bool) -> SinkReadiness:
-    readiness = SinkReadiness(
+def _sink_readiness(statuses: Sequence[SinkStatus], *, tells_reasons: bool) -> SinkProblems:
+    readiness = SinkProblems(
         sinks=UndeliveringSinks(
             failing=[sink.name for sink in statuses if sink.failing and sink.state == "on"],
             disabled=[sink.name for sink in statuses if sink.state == "disabled"],

@@ -63,7 +63,7 @@ class Server:
             await runner.setup()
             stack.push_async_callback(runner.cleanup)
             listeners = await self._open_listeners(stack, runner)
-            accept_task = asyncio.create_task(_accept(listeners), name="api: accept")
+            accept_task = asyncio.create_task(_run_listeners(listeners), name="api: accept")
             stack.push_async_callback(_cancel, accept_task)
             self._stack = stack.pop_all()
         return self
@@ -166,7 +166,7 @@ async def _ignore_expectation(_request: web.Request) -> None:
     """Keep aiohttp from answering Expect: the pipeline does so before it reads the body."""
 
 
-async def _accept(listeners: list[Listener]) -> None:
+async def _run_listeners(listeners: list[Listener]) -> None:
     async with asyncio.TaskGroup() as group:
         for listener in listeners:
             group.create_task(listener.run())

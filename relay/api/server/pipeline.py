@@ -24,7 +24,7 @@ from relay.api.auth.authentication import (
     LOOPBACK_READER,
     Authenticator,
     NotAuthenticated,
-    local_caller,
+    local_socket_caller,
 )
 from relay.api.schema.responses import Problem, json_response
 from relay.api.schema.route import Call, Route
@@ -105,7 +105,7 @@ class RequestPipeline:
             self.state.charge_proof(request)
             return ANONYMOUS
         if peer.uid is not None and route.access != "signature":
-            caller = local_caller(await asyncio.to_thread(_user_name, peer.uid))
+            caller = local_socket_caller(await asyncio.to_thread(_user_name, peer.uid))
             connection_of(request).recognize(caller.principal)
             return caller
         allows_loopback = route.access in ("key or loopback", "key, loopback or public")

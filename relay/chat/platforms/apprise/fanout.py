@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from relay.chat import MessageGone
 from relay.chat.cards.card import Card, Text, Tone
-from relay.chat.platforms.apprise.guarded_thread import SerialThread
+from relay.chat.platforms.apprise.guarded_thread import SerialCaller
 from relay.chat.platforms.apprise.plugin import SendResult
 from relay.chat.platforms.apprise.settings import Settings
 from relay.chat.platforms.apprise.text import card_text, inert_text, render_text
@@ -47,7 +47,7 @@ class ServiceFanout:
         self._settings = settings
         self._max_partial_messages = max_partial_messages
         self._plugins = settings.load_plugins()
-        self._threads: dict[str, SerialThread[SendResult]] = {}
+        self._callers: dict[str, SerialCaller[SendResult]] = {}
         self._recipients: dict[str, set[str]] = {}
         """By the digest of the message."""
 
@@ -103,9 +103,9 @@ class ServiceFanout:
         plugin = self._plugins[url]
         timeout = self._settings.timeout
         thread_name = f"{self._settings.name}: {plugin.name}"
-        thread = self._threads.setdefault(url, SerialThread(thread_name))
+        caller = self._callers.setdefault(url, SerialCaller(thread_name))
         try:
-            result, is_address_refused = await thread.run(
+            result, is_address_refused = await caller.call(
                 lambda: plugin.send(notice.title, notice.body, notice.message_type), timeout
             )
         except TimeoutError:

@@ -25,14 +25,17 @@ _CONNECTING_EVENTS = frozenset({"socket.connect", "socket.sendto", "socket.sendm
 """Audit events (https://docs.python.org/3/library/audit_events.html)."""
 
 
-class SerialThread(Generic[T]):
-    """Runs one call at a time. A late call delays the next one, so threads do not pile up."""
+class SerialCaller(Generic[T]):
+    """Calls one function at a time, each in a thread of its own.
+
+    A late call delays the next one, so threads do not pile up.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._finished: asyncio.Future[None] | None = None
 
-    async def run(self, function: Callable[[], T], timeout: float) -> tuple[T, bool]:  # noqa: ASYNC109  # waiting for an earlier call counts, too
+    async def call(self, function: Callable[[], T], timeout: float) -> tuple[T, bool]:  # noqa: ASYNC109  # waiting for an earlier call counts, too
         """Call a function within ``timeout`` seconds, including the wait for an earlier call.
 
         Returns its result, and whether it tried to connect to a refused address. Raises what the

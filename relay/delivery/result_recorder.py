@@ -21,7 +21,7 @@ from relay.outbox.transaction import Transaction
 _log = logging.getLogger(__name__)
 
 
-class SettlementBatcher:
+class ResultRecorder:
     """Groups the results of deliveries into transactions."""
 
     def __init__(self, store: Store) -> None:
