@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -15,12 +16,14 @@ import aiohttp
 import orjson
 import pytest
 
+from relay.api.server.connection import Connection
 from relay.api.server.limits import ServerLimits
 from relay.approvals.refusals import MAX_RECORDED_ABOUT_EVENT
 from relay.events.build import decision_event
 from relay.outbox import Attempt, Entry
 from relay.outbox.rows import PageLimit, take_page
 from relay.outbox.transaction import Transaction
+from relay.rate_limits import TokenBuckets
 from tests.api.confirmation_links import render_message
 from tests.api.running_relay import (
     EVENT_ID,
@@ -313,3 +316,39 @@ async def test_a_slot_is_free_again_after_every_kind_of_answer(tmp_path: Path) -
             async with relay.session.get(url, headers=headers, timeout=timeout) as response:
                 orjson.loads(await response.read())
         assert (await relay.call("GET", PATH)).status == 200
+
+
+async def test_strangers_who_read_no_answer_hold_no_slot(tmp_path: Path) -> None:
+    """Their requests come without waiting for responses, until the kernel takes no more of them."""
+    limits = ServerLimits(max_large_answers=1, max_large_answers_of_caller=1)
+    body = b'{"token": "none"}'
+    request = (
+        b"POST /v1/confirmations/look HTTP/1.1\r\nHost: relay\r\n"
+        b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+    )
+    async with run_relay(tmp_path, limits=limits) as relay:
+        # No call is over the limit of the address, as each would get another problem.
+        relay.server.state.address_buckets = TokenBuckets(1, 10_000)
+        await relay.observe(make_event())
+        responses = relay.server.state.responses_by_status
+        with socket.socket() as deaf:
+            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            deaf.setblocking(False)
+            loop = asyncio.get_running_loop()
+            await loop.sock_connect(deaf, ("127.0.0.1", relay.server.port))
+            sending = asyncio.create_task(loop.sock_sendall(deaf, request * 10_000))
+            await eventually(_is_response_waiting)
+            async with asyncio.timeout(5):
+                assert (await relay.call("GET", "/v1/events")).status == 200
+            assert 0 < responses[404] < 10_000
+            sending.cancel()
+
+
+def _is_response_waiting() -> bool:
+    """Whether a response could not be written in full."""
+    return any(
+        isinstance(found, Connection)
+        and found.transport is not None
+        and found.transport.get_write_buffer_size() > 0
+        for found in gc.get_objects()
+    )

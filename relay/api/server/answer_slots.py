@@ -1,6 +1,6 @@
 """Bounds how many large answers are built or sent at once, so that slow readers hold few of them.
 
-Each answer is a page of bounded size.
+Each answer is a page of bounded size. A problem is small, so it holds no slot while it is sent.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from relay.api.schema.responses import Problem, internal_error
 from relay.api.server.limits import ServerLimits
 
 UNTIL_SENT = web.RequestKey("until_sent", contextlib.AsyncExitStack)
-"""What a request holds until its response is sent."""
+"""What a request holds until its response is sent. It is released before a problem is sent."""
 _MAX_LINGER_BYTES = 2**20
 _MAX_HEADERS = 64
 _MAX_LINE_BYTES = 8190

@@ -136,6 +136,8 @@ def _error_middleware(state: ServerState) -> Middleware:
         except BaseException:
             await until_sent.aclose()  # nothing will be sent
             raise
+        if response.status >= 400:
+            await until_sent.aclose()  # a problem is small, and strangers can get one
         state.responses_by_status[response.status] += 1
         return response
 
