@@ -12,6 +12,7 @@ import ipaddress
 import logging
 import socket
 from collections import Counter
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from aiohttp import web
@@ -73,6 +74,7 @@ class Connection(web.RequestHandler):
         "_limits",
         "_responses_by_status",
         "_sock",
+        "_wait",
         "group",
         "in_good_call",
         "peer",
@@ -109,6 +111,7 @@ class Connection(web.RequestHandler):
         self.used_at = self._loop.time()
         self.wakeup = asyncio.Event()
         self._sock = sock
+        self._wait: asyncio.Timeout | None = None
         self._limits = limits
         self._responses_by_status = responses_by_status
 
@@ -145,6 +148,26 @@ class Connection(web.RequestHandler):
         super().connection_lost(exc)
         self.group.discard(self)
         self.wakeup.set()
+        if self._wait is not None:
+            self._wait.reschedule(self._loop.time())
+
+    @contextlib.asynccontextmanager
+    async def while_open(self) -> AsyncIterator[None]:
+        """End a wait when the connection is lost. Raises ConnectionResetError.
+
+        Nothing limits the calls of lost connections, so each of them must end soon.
+        """
+        try:
+            async with asyncio.timeout(None) as wait:
+                if self.transport is None:
+                    wait.reschedule(self._loop.time())
+                self._wait = wait
+                try:
+                    yield
+                finally:
+                    self._wait = None
+        except TimeoutError:
+            raise ConnectionResetError("the caller has disconnected") from None
 
     @override
     async def finish_response(

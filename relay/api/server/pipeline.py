@@ -83,7 +83,8 @@ class RequestPipeline:
         )
         if route.is_large:
             slot = self.state.answer_slots.slot(_answer_reader(caller, request))
-            await request[UNTIL_SENT].enter_async_context(slot)
+            async with connection_of(request).while_open():
+                await request[UNTIL_SENT].enter_async_context(slot)
         if route.find_resource is not None:
             call = replace(call, resource=await route.find_resource(call))
         if route.needs is not None and route.needs not in caller.rights.can:
