@@ -163,6 +163,22 @@ async def test_clients_on_all_connections_shut_nobody_out_and_the_largest_gives_
         assert all([await connection.is_open() for connection in alice])
 
 
+async def test_more_than_sixteen_connections_of_a_principal_give_way_like_those_of_strangers(
+    tmp_path: Path,
+) -> None:
+    async with crowd(tmp_path) as crowded:
+        kept = [await crowded.connect_as("alice") for _ in range(16)]
+        surplus = await crowded.connect()
+        await surplus.send("/v1/stream", "alice")
+        assert (await surplus.read_head())[1] == 200
+        strangers = [await crowded.connect() for _ in range(MAXIMUM - 17)]
+        newcomer = await crowded.connect()
+        assert await newcomer.is_open()
+        await kept[0].wait_until_closed()
+        assert all([await stranger.is_open() for stranger in strangers])
+        assert all([await connection.is_open() for connection in kept[1:]])
+
+
 async def test_a_link_protects_no_connection(tmp_path: Path) -> None:
     async with crowd(tmp_path) as crowded:
         links = await render_message(crowded.relay)
