@@ -21,6 +21,9 @@ MAX_EVENTS_IN_MEMORY = 500
 The events of later ones are read from the journal when they are sent.
 """
 
+MAX_OUTDATED_ITEMS = 100
+"""Items in the heap of ready keys, beyond two for each key, after which it is made anew."""
+
 
 @dataclass(slots=True, kw_only=True)
 class _KeyQueue:
@@ -41,6 +44,12 @@ class _KeyQueue:
     def priority(self) -> int:
         """The highest priority of its entries: the less important before it make way for it."""
         return min(priority for priority, count in self.counts.items() if count)
+
+    @property
+    def ready_item(self) -> tuple[int, int, str]:
+        """Its item in the heap of ready keys."""
+        head = self.entries[0]
+        return (self.priority, head.id, head.ordering_key)
 
 
 class OrderedQueue:
@@ -223,8 +232,13 @@ class OrderedQueue:
         self._push_ready(key_queue)
 
     def _push_ready(self, key_queue: _KeyQueue) -> None:
-        head = key_queue.entries[0]
-        heapq.heappush(self._ready, (key_queue.priority, head.id, head.ordering_key))
+        if len(self._ready) >= 2 * len(self._queues) + MAX_OUTDATED_ITEMS:
+            # A sink that is paused takes nothing, so nothing else removes outdated items.
+            queues = self._queues.values()
+            self._ready = [queue.ready_item for queue in queues if queue.state == "ready"]
+            heapq.heapify(self._ready)
+        else:
+            heapq.heappush(self._ready, key_queue.ready_item)
 
     def _count_entry(self, key_queue: _KeyQueue, entry: Entry, change: Literal[1, -1]) -> None:
         self._count += change

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import dataclass, field, replace
 
 import hypothesis.strategies as st
@@ -309,3 +310,19 @@ def test_lanes_that_come_and_go_leave_nothing_behind() -> None:
         None,
     )
     assert not lanes.take_next()
+
+
+def test_entries_that_are_replaced_while_a_sink_is_paused_leave_nothing_behind() -> None:
+    lanes = OrderedQueue()
+    tracemalloc.start()
+    for id_ in range(20_000):
+        newer = entry(id_, "lane", "event.updated", in_memory=False)
+        lanes.remove_superseded(newer)
+        lanes.push(newer)
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(lanes) == 1
+    assert kept < 100_000
+    last = lanes.take_next()
+    assert last is not None
+    assert last.id == id_
