@@ -61,10 +61,7 @@ OVERTAKEN = "its client is over its rate, and meanwhile a newer hold on the even
 POLL_INTERVAL = 1.0
 """Seconds between two checks of whether messages can be decided."""
 MAX_PAUSE = 60.0
-"""Seconds: the longest pause after a decision that could not be recorded.
-
-Each delivery counts towards the delivery limit of the queue.
-"""
+"""Seconds: the longest pause after a decision that could not be recorded."""
 
 _log = logging.getLogger(__name__)
 
@@ -141,12 +138,11 @@ class ApprovalConsumer:
                 if connection.lost:
                     raise Deferred(f"the connection to {broker} was lost")
             channel = await connection.channel(publisher_confirms=False)
-            # After a failure one message is tried alone: only its deliveries are counted.
-            is_trial = failures > 0
-            deliveries = await self._start_consuming(channel, 1 if is_trial else PREFETCH)
+            deliveries = await self._start_consuming(channel)
             self._log_state(f"connected to {broker}; messages are taken from {self._queue}{hint}")
-            recorded = await self._decide_all(channel, deliveries, poll_interval, once=is_trial)
-            # What is not acknowledged returns to the queue when the channel closes.
+            recorded = await self._decide_all(channel, deliveries, poll_interval)
+            # What is not acknowledged returns to the queue when the channel closes. It keeps its
+            # order only because all of it is delivered again together.
             with connection.cut_after(CLOSE_TIMEOUT):
                 await channel.close()
             failures = 0 if recorded else failures + 1
@@ -170,7 +166,7 @@ class ApprovalConsumer:
         )
 
     async def _start_consuming(
-        self, channel: AbstractChannel, prefetch: int
+        self, channel: AbstractChannel
     ) -> asyncio.Queue[DeliveredMessage | Deferred]:
         """Return what will arrive: messages, and an error when the channel or the queue is gone.
 
@@ -188,7 +184,7 @@ class ApprovalConsumer:
         channel.close_callbacks.add(on_close)
         aiormq_channel = await channel.get_underlay_channel()
         aiormq_channel.on_consumer_cancel_callbacks.add(on_cancel)
-        await aiormq_channel.basic_qos(prefetch_count=prefetch)
+        await aiormq_channel.basic_qos(prefetch_count=PREFETCH)
         try:
             await aiormq_channel.basic_consume(
                 self._queue, deliveries.put, consumer_tag=self._consumer_tag
@@ -210,13 +206,11 @@ class ApprovalConsumer:
         channel: AbstractChannel,
         deliveries: asyncio.Queue[DeliveredMessage | Deferred],
         poll_interval: float,
-        *,
-        once: bool,
     ) -> bool:
-        """Read and decide messages while that is possible, or ``once``.
+        """Read and decide messages while that is possible.
 
-        Returns False if a decision could not be recorded. Raises Deferred if the channel or the
-        queue is gone.
+        Returns False if the last decision could not be recorded. Raises Deferred if the channel or
+        the queue is gone.
         """
         aiormq_channel = await channel.get_underlay_channel()
         waiting = FairQueue(self._buckets, MAX_WAITING)
@@ -234,13 +228,36 @@ class ApprovalConsumer:
                     continue
                 for release in waiting.take_overtaken_releases(taken):
                     await self._give_up(aiormq_channel, release, OVERTAKEN)
-                recorded = await self._decide(aiormq_channel, taken)
+                failures = 0
+                while not await self._decide(aiormq_channel, taken):
+                    raise_if_cancelled()
+                    # Returned to the queue, it would come behind others that were returned before.
+                    failures += 1
+                    pause = exponential_backoff(
+                        failures + 1, first=poll_interval, maximum=MAX_PAUSE
+                    )
+                    if not await self._pause(pause, reading, poll_interval):
+                        return False
                 raise_if_cancelled()
-                if once or not recorded:
-                    return recorded
         finally:
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
+        return True
+
+    async def _pause(
+        self, seconds: float, reading: asyncio.Task[NoReturn], poll_interval: float
+    ) -> bool:
+        """Wait; return False at once if no message can be decided.
+
+        Raises Deferred if the channel or the queue is gone.
+        """
+        end = self._clock.monotonic() + seconds
+        while (remaining := end - self._clock.monotonic()) > 0:
+            if await self._handler.blocking_reason() is not None:
+                return False
+            await self._clock.sleep(min(remaining, poll_interval))
+            if reading.done():
+                await reading
         return True
 
     async def _read_all(

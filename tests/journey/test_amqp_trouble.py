@@ -19,10 +19,12 @@ from relay.amqp.connection import HEARTBEAT
 from relay.amqp.topology import approvals_topology, establish
 from relay.api.auth.rejection_log import RejectionLog
 from relay.app import approval_consumer, started
+from relay.approvals.request import DecisionAnswer, DecisionRequest
 from relay.approvals.service import ApprovalService
 from relay.clock import SystemClock
 from relay.config import Config
 from relay.errors import StoreUnavailable
+from relay.outbox.transaction import Transaction
 from relay.simulator import VM, Setup, Simulator
 from tests.journey.bus import (
     SCOPE,
@@ -237,6 +239,39 @@ async def test_where_nothing_can_be_recorded_though_all_seems_well_it_asks_ever_
         monkeypatch.undo()
         await system.bus.wait_for_event("approval.refused", cause="asked for")
         assert not system.bus.dead_letters
+
+
+async def test_decisions_that_cannot_be_recorded_change_neither_the_order_nor_the_delivery_count(
+    node: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a disk that is full again and again. An older release must not end a newer hold."""
+    submit = ApprovalService.submit
+    asked: list[str | None] = []
+
+    def refuse_often(
+        self: ApprovalService, tx: Transaction, request: DecisionRequest
+    ) -> DecisionAnswer:
+        asked.append(request.message_id)
+        if len(asked) % 4:
+            raise StoreUnavailable("no room")
+        return submit(self, tx, request)
+
+    sent = ["hold", "release", "hold again"]
+    async with running_system(node, tmp_path, consumes=False) as system, AsyncExitStack() as stack:
+        await stack.enter_async_context(_second_consumer(system, poll_interval=0.05))
+        await eventually(system.is_consuming, every=0.05)
+        await system.bus.listen(stack)
+        event, decision = await system.schedule_reboot()
+        monkeypatch.setattr(ApprovalService, "submit", refuse_often)
+        await system.running.relay.gate.set_mode("off", "local:tester")
+        await eventually(system.is_not_consuming, every=0.05)
+        for name in sent:
+            await system.bus.send({**decision, "decision": name.split()[0]}, name, user="holder")
+        await system.running.relay.gate.set_mode("on", "local:tester")
+        await system.bus.wait_for_event("approval.recorded", event, sent[-1])
+        recorded = system.bus.events_of_type("approval.recorded", event)
+    assert [told["causationid"] for told in recorded] == sent
+    assert asked == [name for name in sent for _ in range(4)]
 
 
 async def test_an_error_in_our_own_code_buries_the_message_that_met_it_and_no_other(
