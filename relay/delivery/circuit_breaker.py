@@ -1,8 +1,8 @@
 """Decides whether a sink as a whole may be tried now. Times are monotonic seconds. No I/O.
 
 While a sink is failing, one entry at a time is tried, as a probe. Probes alternate between the
-oldest entry and the entry with the fewest attempts. So a receiver that always answers 500 to one
-event holds back no other.
+first entry of the queue and the entry with the fewest attempts. So a receiver that always answers
+500 to one event holds back no other.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class CircuitBreaker:
 
     @property
     def prefers_least_tried(self) -> bool:
-        """Whether the next probe is the entry with the fewest attempts, not the oldest one."""
+        """Whether the next probe is the entry with the fewest attempts, not the first one."""
         return self.is_probing and (self._is_least_tried_turn or self._has_extra_probe)
 
     @property
