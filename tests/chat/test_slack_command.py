@@ -173,6 +173,32 @@ async def test_a_button_of_an_ephemeral_card_works_for_one_person_and_decision_o
         assert await channel.votes(other_event) == []
 
 
+async def test_a_button_of_one_sink_decides_nothing_in_another_of_the_same_app(
+    tmp_path: Path,
+) -> None:
+    async with running_slack() as slack:
+        sinks = [
+            slack.settings(name="watchers", approve_in_chat=True, can=["read", "hold"]),
+            slack.settings(name="leads", channel="C0LEADS", approve_in_chat=True),
+        ]
+        async with stage(tmp_path, sinks, approvals=VOTERS) as relay:
+            event = relay.reboot("vm-0")
+            await eventually(lambda: bool(slack.channel_messages()))
+            slack.request_url = f"{relay.url}/v1/chat/watchers"
+            command = slack.command_payload(f"approve {event.event_id}")
+            card = reply_of(await slack.call_relay(command))
+            for sink, reply in (("watchers", "not in your rights"), ("leads", "no longer valid")):
+                slack.request_url = f"{relay.url}/v1/chat/{sink}"
+                click = slack.button_payload(card.buttons()["Approve"], card.ts)
+                assert (await slack.call_relay(click)).status == 200
+                await eventually(
+                    lambda reply=reply: any(
+                        reply in answer["text"] for answer in slack.private_replies
+                    )
+                )
+            assert (await relay.event(event))["votes"] == []
+
+
 @pytest.mark.parametrize(
     ("seconds_later", "is_valid"),
     [
@@ -192,11 +218,11 @@ def test_an_action_token_expires_after_a_quarter_of_an_hour(
         decision="approve",
         revision="3f",
         event_id="E-1",
-        action_token=make_action_token(command.actor, button, "xoxb-token", NOON),
+        action_token=make_action_token("ops", command.actor, button, "xoxb-token", NOON),
     )
     later = NOON + timedelta(seconds=seconds_later)
-    assert is_action_token_valid(command.actor, action, "xoxb-token", later) is is_valid
-    assert not is_action_token_valid(command.actor, action, "xoxb-other", NOON)
+    assert is_action_token_valid("ops", command.actor, action, "xoxb-token", later) is is_valid
+    assert not is_action_token_valid("ops", command.actor, action, "xoxb-other", NOON)
 
 
 async def test_hold_is_recorded_at_once_with_its_reason(tmp_path: Path) -> None:

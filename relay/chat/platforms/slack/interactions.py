@@ -1,6 +1,6 @@
 """Handles verified requests of Slack: passes decisions to the gate and replies to the person.
 
-A click is checked in this order: who clicked, whether this relay made the button, and then whether
+A click is checked in this order: who clicked, whether this sink made the button, and then whether
 the gate accepts the decision. A stranger's click therefore has no effect.
 """
 
@@ -122,7 +122,7 @@ class Interactions:
         return decision_reply(answer, status, actor)
 
     async def _status_behind_button(self, click: ButtonClick) -> ApprovalStatus | None:
-        """Return the event's status if this relay made the button; None if it did not."""
+        """Return the event's status if this sink made the button; None if it did not."""
         action = click.action
         if not click.is_ephemeral:
             if action.action_token is not None:
@@ -131,7 +131,7 @@ class Interactions:
                 self._settings.name, click.message_ref, action.event_id
             )
         bot_token, now = self._settings.bot_token(), self._clock.now()
-        if not is_action_token_valid(click.actor, action, bot_token, now):
+        if not is_action_token_valid(self._settings.name, click.actor, action, bot_token, now):
             return None
         statuses = await self._context.statuses.live_statuses(self._settings)
         return next(iter(find_events(statuses, action.event_id, exact=True)), None)

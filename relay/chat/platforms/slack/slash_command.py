@@ -105,7 +105,8 @@ class SlashCommandHandler:
         bot_token, now = self._settings.bot_token(), self._clock.now()
 
         def value_for_actor(button: Button) -> str:
-            return button_value(button, make_action_token(actor, button, bot_token, now))
+            token = make_action_token(self._settings.name, actor, button, bot_token, now)
+            return button_value(button, token)
 
         card = _with_buttons_for(card, decision)
         return PrivateReply(card_message(card, actor.team_id, value_for_actor))
