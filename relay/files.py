@@ -13,6 +13,8 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
+MAX_FILE_BYTES = 4 * 1024 * 1024
+"""Of a file with a secret or certificates: the CAs of a whole machine are much smaller."""
 _ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
 
 
@@ -36,6 +38,20 @@ def _may_match(path: Path, matches_mode: Callable[[int], bool]) -> bool:
         return matches_mode(path.stat().st_mode)
     except OSError as error:
         return error.errno not in _ABSENT
+
+
+def require_regular_file(path: Path) -> None:
+    """Return for a regular file of at most ``MAX_FILE_BYTES``, and for a link to one.
+
+    To read a pipe waits for its writer, and to read some devices never ends. Raises OSError.
+    """
+    status = path.stat()
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    if status.st_size > MAX_FILE_BYTES:
+        raise OSError(errno.EFBIG, f"it is larger than {MAX_FILE_BYTES} bytes", str(path))
 
 
 def describe_os_error(error: OSError) -> str:

@@ -157,7 +157,7 @@ def test_url_and_secrets_may_live_in_files_and_are_read_again_when_these_change(
         ),
         (
             {"tls": {"ca_file": "/dev/null"}},
-            "ca_file: expected PEM that fits together, got something else",
+            "ca_file: expected a readable file: it is no regular file",
         ),
         ({"rate": 0}, "Input should be greater than 0"),
         ({"proxy": "socks5://proxy/"}, "proxy: expected a URL that starts with"),
