@@ -87,7 +87,8 @@ class Client(Section):
     """Sign this client's callbacks; several during a rotation."""
     secrets_file: Path | None = None
     san: str | None = Field(default=None, pattern=r"^[^*\s]+$")
-    """A name in the client's certificate (subjectAltName: DNS, URI or e-mail).
+    """A name in the client's certificate (subjectAltName): a URI if it has a colon, an e-mail
+    address if it has an @, else a DNS name. URIs are compared with case.
 
     A caller with this certificate needs no key. Its principal is mtls:<name>.
     """
@@ -240,7 +241,7 @@ class ApiSettings(Section):
         _check_unique("name", (client.name for client in self.clients))
         check_case("clients", (client.name for client in self.clients))
         _check_unique("amqp_user", (client.amqp_user for client in self.clients))
-        # Names in certificates are compared without case.
+        # Most names in certificates are compared without case.
         _check_unique("san", (client.san and client.san.lower() for client in self.clients))
         _check_credentials_not_shared(self.clients)
         return self

@@ -10,6 +10,7 @@ from base64 import urlsafe_b64encode
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -480,6 +481,47 @@ async def test_a_certificate_of_no_client_or_two_clients_is_401(certified: Certi
     both = (x509.DNSName("drain.internal"), x509.UniformResourceIdentifier("spiffe://west/job"))
     for sans in ((), (x509.DNSName("other.internal"),), (x509.DNSName("*.internal"),), both):
         assert (await certified.call("GET", "/v1/events", *sans))[0] == 401, sans
+
+
+@pytest.mark.parametrize(
+    "san",
+    [
+        x509.UniformResourceIdentifier("spiffe://west/JOB"),
+        x509.DNSName("spiffe://west/job"),
+        x509.UniformResourceIdentifier("drain.internal"),
+        x509.RFC822Name("drain.internal"),
+        x509.DNSName("drain.internal."),
+        x509.DNSName("drain.internal\0.example.com"),
+        x509.DNSName("x, DNS:drain.internal"),
+    ],
+)
+async def test_a_name_that_only_resembles_a_clients_is_401(
+    certified: Certified, san: x509.GeneralName
+) -> None:
+    """A CA can give these to somebody else."""
+    assert (await certified.call("GET", "/v1/events", san))[0] == 401
+
+
+async def test_a_certificate_that_expires_on_an_open_connection_is_401(
+    certified: Certified,
+) -> None:
+    file = certified.folder / "client.pem"
+    ends = timedelta(seconds=3)
+    names = (x509.DNSName("drain.internal"),)
+    file.write_bytes(certified.authority.issue("drain", names, ends=ends))
+    context = ssl.create_default_context(cafile=certified.folder / "authority.pem")
+    context.load_cert_chain(file)
+    url = f"https://localhost:{certified.relay.server.port}/v1/events"
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context)) as session:
+
+        async def status() -> int:
+            async with session.get(url) as answer:
+                await answer.read()
+                return answer.status
+
+        assert await status() == 200
+        certified.relay.clock.offset = ends.total_seconds() + 1
+        assert await status() == 401
 
 
 async def test_readiness_gives_reasons_to_certificates_of_clients_and_refuses_none(

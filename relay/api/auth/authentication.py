@@ -6,6 +6,7 @@ import base64
 import hashlib
 import hmac
 import secrets
+import ssl
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +39,9 @@ class Authenticator:
         self._clients = settings.clients
         self._clients_by_name = {client.name: client for client in settings.clients}
         self._clients_by_san = {
-            client.san.lower(): client for client in settings.clients if client.san is not None
+            _certificate_name(_san_kind(client.san), client.san): client
+            for client in settings.clients
+            if client.san is not None
         }
         self._tokens: TokenVerifier | None = None
         if settings.oidc is not None:
@@ -82,12 +85,13 @@ class Authenticator:
         return await self._tokens.caller_from_token(key)
 
     def _by_certificate(self, certificate: Mapping[str, Any]) -> Caller:
+        # The handshake checked the time. The connection, or its TLS session, can outlast it.
+        if self._clock.now().timestamp() > ssl.cert_time_to_seconds(certificate["notAfter"]):
+            raise NotAuthenticated("the certificate has expired since the handshake")
         names = {
-            value.lower()
-            for kind, value in certificate.get("subjectAltName", ())
-            if kind in ("DNS", "URI", "email")
+            _certificate_name(kind, value) for kind, value in certificate.get("subjectAltName", ())
         }
-        clients = [client for san, client in self._clients_by_san.items() if san in names]
+        clients = [client for name, client in self._clients_by_san.items() if name in names]
         if len(clients) != 1:
             raise NotAuthenticated(
                 f"the certificate: expected the name of one client, got those of {len(clients)}"
@@ -115,6 +119,22 @@ class Authenticator:
         if client is None or not client_secrets:
             raise NotAuthenticated("no client with secrets has this name")
         return client_caller(client, "callback")
+
+
+def _san_kind(san: str) -> str:
+    """Return the kind of name that a client's ``san`` is, as Python's ssl module calls it."""
+    if ":" in san:
+        return "URI"
+    return "email" if "@" in san else "DNS"
+
+
+def _certificate_name(kind: str, value: str) -> tuple[str, str]:
+    """Return a name such that equal ones belong to the same client.
+
+    A CA checks each kind in its own way, so a name of one kind is none of another. The path of a
+    URI has a case (RFC 3986, section 6.2.2.1), and two SPIFFE IDs can differ by it.
+    """
+    return kind, value if kind == "URI" else value.lower()
 
 
 def local_socket_caller(user: str) -> Caller:
