@@ -11,6 +11,7 @@ import glob
 import logging
 import os
 import sqlite3
+import stat
 from dataclasses import dataclass
 from datetime import datetime
 from importlib.resources import files
@@ -201,6 +202,10 @@ def _remove_older_lock(path: Path) -> None:
     itself.
     """
     if not may_exist(path):
+        return
+    if not stat.S_ISREG(path.lstat().st_mode):
+        # No relay made it. To open a pipe waits for a writer, and a link leads to another file.
+        path.unlink()
         return
     with contextlib.suppress(ImportError):  # Windows refuses to remove a file that is open
         import fcntl  # noqa: PLC0415  # only on POSIX

@@ -240,3 +240,21 @@ def test_a_link_in_the_place_of_a_part_is_not_followed(tmp_path: Path, name: str
     ):
         pass
     assert rights(tmp_path)["elsewhere"] == 0o644
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link to a pipe", "link to a file"])
+def test_what_is_no_lock_of_an_older_version_is_removed_unopened(tmp_path: Path, kind: str) -> None:
+    """To open a pipe waits for its writer, so the relay would never start."""
+    lock, elsewhere = tmp_path / "relay.db.lock", tmp_path / "elsewhere"
+    if kind == "link to a file":
+        elsewhere.touch()
+    else:
+        os.mkfifo(elsewhere)
+    if kind == "pipe":
+        elsewhere.rename(lock)
+    else:
+        lock.symlink_to(elsewhere)
+    with open_file_in(tmp_path / "relay.db"):
+        assert not lock.is_symlink()
+        assert not lock.exists()
+    assert elsewhere.exists() == (kind != "pipe")
