@@ -524,6 +524,29 @@ async def test_a_certificate_that_expires_on_an_open_connection_is_401(
         assert await status() == 401
 
 
+async def test_a_ca_that_is_removed_counts_no_more_on_open_connections(
+    certified: Certified,
+) -> None:
+    file = certified.folder / "client.pem"
+    file.write_bytes(certified.authority.issue("drain", (x509.DNSName("drain.internal"),)))
+    context = ssl.create_default_context(cafile=certified.folder / "authority.pem")
+    context.load_cert_chain(file)
+    url = f"https://localhost:{certified.relay.server.port}/v1/events"
+    other = Authority("other").pem
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context)) as session:
+
+        async def call() -> tuple[int, str | None]:
+            async with session.get(url) as answer:
+                await answer.read()
+                return answer.status, answer.headers.get("Connection")
+
+        assert await call() == (200, None)
+        (certified.folder / "authority.pem").write_bytes(certified.authority.pem + other)
+        assert await call() == (200, None)
+        (certified.folder / "authority.pem").write_bytes(other)
+        assert await call() == (401, "close")
+
+
 async def test_readiness_gives_reasons_to_certificates_of_clients_and_refuses_none(
     certified: Certified,
 ) -> None:

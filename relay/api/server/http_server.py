@@ -100,6 +100,7 @@ class Server:
             limits=limits,
         )
         tls_context = None if settings.tls is None else reloading_server_context(settings.tls).get
+        self.state.tls_context = tls_context
         group: set[Connection] = set()  # a host name can have several sockets
         listeners = [
             make_listener(

@@ -31,6 +31,7 @@ from relay.api.schema.route import Call, Route
 from relay.api.server.connection import UNTIL_SENT, connection_of
 from relay.api.server.limits import MAX_BODY_BYTES
 from relay.api.server.state import ServerState
+from relay.api.server.tls import trusts_as_much
 from relay.approvals.request import Caller, MalformedBody, read_json
 from relay.validation import first_error
 
@@ -154,9 +155,28 @@ class RequestPipeline:
             return self.authenticator.by_signature(client, request.headers, content)
         authorization = request.headers.getall("Authorization", [])
         certificate = request.get_extra_info("peercert")  # the TLS handshake has verified it
+        if certificate and not authorization:
+            self._check_authorities(request)
         return await self.authenticator.by_bearer(
             authorization, certificate, before_token=lambda: self.state.charge_proof(request)
         )
+
+    def _check_authorities(self, request: web.Request) -> None:
+        """Close a connection that was opened while a CA was trusted that no longer is.
+
+        Nobody knows whether that CA signed this certificate. Raises Problem 401.
+        """
+        context = request.get_extra_info("sslcontext")
+        current = self.state.tls_context
+        if context is None or current is None or trusts_as_much(current(), context):
+            return
+        self.state.reject_credentials(request, "client_ca_file has lost a CA since the handshake")
+        problem = Problem(
+            401,
+            "the trusted CAs have changed since this connection was opened; connect again",
+            closes=True,
+        )
+        raise self.state.refusal(request, problem)
 
 
 def check_content_length(request: web.Request) -> None:

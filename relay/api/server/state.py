@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import math
+import ssl
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from aiohttp import web
@@ -38,6 +39,8 @@ class ServerState:
     limits: ServerLimits
     relay: Relay | None = None
     """None while the relay starts or stops."""
+    tls_context: Callable[[], ssl.SSLContext] | None = None
+    """Returns the context for new connections; None without TLS."""
     rejections: RejectionLog = field(default_factory=RejectionLog)
     responses_by_status: Counter[int] = field(default_factory=Counter)
     stream_wakeups: dict[asyncio.Event, str] = field(default_factory=dict)
