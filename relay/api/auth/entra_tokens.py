@@ -115,7 +115,10 @@ class TokenVerifier:
 def _is_finite_number(value: object) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    return math.isfinite(value)
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # JSON has integers that are too large for a float
+        return False
 
 
 def _key_id(token: str) -> str:
