@@ -50,7 +50,8 @@ class Authenticator:
 
             self._tokens = TokenVerifier(settings.oidc, clock)
         self._clock = clock
-        # Checking the signature of an unknown client takes as long as that of a known client.
+        # The signature of every client is checked with as many secrets, also of an unknown one. So
+        # the duration does not say who exists, or whose secrets are being changed.
         self._decoy_secret = PREFIX + base64.b64encode(secrets.token_bytes(32)).decode()
 
     async def by_bearer(
@@ -112,8 +113,10 @@ class Authenticator:
         """Return the client of this name if it signed the content. Raises NotAuthenticated."""
         client = self._clients_by_name.get(name)
         client_secrets = () if client is None else client.reveal_all("secrets")
+        count = max((len(other.reveal_all("secrets")) for other in self._clients), default=1)
+        decoys = (self._decoy_secret,) * max(count - len(client_secrets), not client_secrets)
         try:
-            verify(client_secrets or (self._decoy_secret,), headers, content, self._clock.now())
+            verify((*client_secrets, *decoys), headers, content, self._clock.now())
         except SignatureRefused as error:
             raise NotAuthenticated(str(error)) from None
         if client is None or not client_secrets:
