@@ -296,10 +296,12 @@ class ApprovalService:
         occurrence = status.occurrence
         in_force = tx.decisions.in_force(occurrence.key)
         known = {decision.approval_id for decision in status.decisions}
+        # A dry run can grant once more with the votes of an accepted StartRequest; it sends none.
+        is_rehearsal = status.mode == "dry-run" and status.is_accepted
         revived = [
             decision
-            for decision in status.decisions
-            if decision.decision == "approve" and decision.approval_id not in in_force
+            for decision in status.counted_votes
+            if decision.approval_id not in in_force and not is_rehearsal
         ]
         removed = [
             replace(decision, occurrence=occurrence.id)

@@ -96,7 +96,12 @@ class Decisions:
         are left out, because their ends cannot be read from the journal.
         """
         found: dict[str, Decision] = {}
-        for position, event in self._journal.decisive_events(event_key):
+        claimed_revision: str | None = None
+        for position, kind, body in self._journal.decisive_rows(event_key):
+            if kind == "claim":
+                claimed_revision = orjson.loads(body)["revision"]
+                continue
+            event = CloudEvent.parse(body)
             data = event.data
             for approval_id in data.get("ended", ()):
                 found.pop(approval_id, None)
@@ -106,13 +111,17 @@ class Decisions:
                 ):
                     found[data["approvalId"]] = _recorded_decision(position, event)
             elif event.name != "approval.voided":
+                # An accepted StartRequest used the votes on the state that was claimed. The event
+                # can have changed since: then the answer shows a newer state, with votes of its
+                # own.
                 ended = event.name == "event.ended"
                 found = {
                     approval_id: decision
                     for approval_id, decision in found.items()
                     if decision.decision == "hold"
-                    or not (ended or decision.revision == data["revision"])
+                    or not (ended or decision.revision == claimed_revision)
                 }
+                claimed_revision = None
         return found
 
     def _select_decisions(self, condition: str, *values: object) -> list[Decision]:

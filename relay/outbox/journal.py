@@ -113,6 +113,10 @@ class Journal:
 
         This is a look-up by position: the hash of the row before, and that of the row itself.
         """
+        body = self._verified_body(position, kind, event_key)
+        return CloudEvent.parse(body) if body is not None else None
+
+    def _verified_body(self, position: int | None, kind: str, event_key: str) -> bytes | None:
         row = self._connection.execute(
             "SELECT position, at, kind, event_key, transition, body, hash, coalesce("
             "(SELECT hash FROM journal AS before WHERE before.position = journal.position - 1), "
@@ -125,23 +129,24 @@ class Journal:
         *columns, digest, before = row
         if digest != row_hash(before or GENESIS.hash, *columns):
             return None
-        return CloudEvent.parse(row[5])
+        return bytes(row[5])
 
-    def decisive_events(self, event_key: str) -> Iterator[tuple[int, CloudEvent]]:
+    def decisive_rows(self, event_key: str) -> Iterator[tuple[int, str, bytes]]:
         """Yield what decides which votes and holds on an EventId are in force, oldest first.
 
-        Each comes with its position. Only rows that the chain holds are read.
+        Each row is its position, kind and body. Only rows that the chain holds are read.
         """
         rows = self._connection.execute(
             "SELECT position, kind FROM journal WHERE event_key = ? AND kind IN "
-            "('approval.recorded', 'approval.voided', 'startrequest.accepted', 'event.ended') "
+            "('approval.recorded', 'approval.voided', 'claim', 'startrequest.accepted', "
+            "'event.ended') "
             "ORDER BY position",
             (event_key,),
         ).fetchall()
         for position, kind in rows:
-            event = self.verified_event(position, kind, event_key)
-            if event is not None:
-                yield position, event
+            body = self._verified_body(position, kind, event_key)
+            if body is not None:
+                yield position, kind, body
 
     def last_change_position(self, event_key: str, before: str | None = None) -> int | None:
         """Return the position of the newest ``event.*`` about an EventId.

@@ -16,7 +16,7 @@ from relay.outbox.file import open_for_reading
 from relay.outbox.retention import prune
 from relay.outbox.roots import find_roots
 from relay.outbox.rows import PageLimit
-from tests.approvals.builders import REBOOT, REDEPLOY, USER_REBOOT, ApprovalFile
+from tests.approvals.builders import REBOOT, REDEPLOY, USER_REBOOT, ApprovalFile, build_event
 from tests.approvals.manual_clock import NOON
 
 INSERT_VOTE = """
@@ -245,6 +245,39 @@ def test_a_row_of_the_journal_without_the_right_hash_grants_nothing(
 
 
 # --- what must keep working
+
+
+def test_an_acceptance_takes_no_vote_on_a_state_that_came_while_it_was_sent(
+    approvals: ApprovalFile, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The answer of IMDS shows the new state, but it ends the votes on the claimed state."""
+    approvals.record_document(REDEPLOY)
+    approvals.submit(of=REDEPLOY)
+    claims = approvals.claim()
+    approvals.set_in_flight(*claims)
+    changed = build_event(event_type="Redeploy", due=1800.0)
+    approvals.record_document(changed)
+    approvals.submit(by="bob", of=changed)
+    approvals.accept(claims)
+    approvals.set_in_flight()
+    approvals.apply_transitions()
+    assert [vote.principal for vote in approvals.status().counted_votes] == ["client:bob"]
+    assert [claim.grant.revision for claim in approvals.claim()] == [changed.revision]
+    assert problems(approvals) == ()
+    assert "changed by another program" not in caplog.text
+
+
+def test_a_dry_run_after_an_acceptance_finds_nothing_wrong(
+    approvals: ApprovalFile, caplog: pytest.LogCaptureFixture
+) -> None:
+    approvals.record_document(REDEPLOY)
+    approvals.submit(of=REDEPLOY)
+    approvals.accept(approvals.claim())
+    approvals.set_mode("dry-run")
+    assert [grant.dry_run for grant in approvals.grants] == [False, True]
+    approvals.set_mode("on")
+    assert approvals.claim() == []
+    assert "changed by another program" not in caplog.text
 
 
 @pytest.fixture
