@@ -281,6 +281,7 @@ class ApprovalService:
                 "grant": grant.id,
                 "attempt": grant.attempts + 1,
                 "granted": grant.position,
+                "required": status.votes_required,
                 "recorded": [vote.position for vote in status.counted_votes if status.quorum],
             }
             tx.journal.append_note(now, "claim", note, event_key=occurrence.key)

@@ -86,7 +86,8 @@ class _Claim:
         facts = ("approvalId", "revision", "rule")
         if "dryRun" in granted.data or any(granted.data[key] != self._note[key] for key in facts):
             raise _Rootless(f"does not agree with the grant at position {position}")
-        required = granted.data["required"]
+        # The rules can have changed since the grant. An older version did not say what they asked.
+        required = self._note.get("required", granted.data["required"])
         voters = self._voters() if required else set()
         if len(voters) < required:
             raise _Rootless(f"follows from {len(voters)} of {required} recorded votes")
@@ -96,7 +97,8 @@ class _Claim:
         row = self._connection.execute(
             "SELECT max(position) FROM journal WHERE event_key = ? AND position < ? AND "
             "kind = 'approval.granted' "
-            "AND json_extract(CAST(body AS TEXT), '$.data.approvalId') = ?",
+            "AND json_extract(CAST(body AS TEXT), '$.data.approvalId') = ? "
+            "AND json_extract(CAST(body AS TEXT), '$.data.dryRun') IS NULL",
             (self._event_key, self._position, self._note["approvalId"]),
         ).fetchone()
         if row[0] is None and self._checkpoint:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from relay.outbox import StoreSettings
+from relay.approvals import ApprovalsSettings
+from relay.outbox import Mode, StoreSettings
 from relay.outbox.file import open_for_reading
 from relay.outbox.retention import prune
 from relay.outbox.roots import find_roots
@@ -357,6 +358,56 @@ def test_a_grant_of_the_last_version_is_claimed_on(approvals: ApprovalFile) -> N
     approvals.accept([claimed])
     assert problems(approvals) == ()
     assert len(approvals.events("approval.granted")) == 1
+
+
+def test_a_grant_of_the_last_version_is_not_taken_for_that_of_a_dry_run(
+    approvals: ApprovalFile,
+) -> None:
+    """A dry run grants with the same vote."""
+    approvals.record_document(REDEPLOY)
+    approvals.submit(of=REDEPLOY)
+    approvals.set_mode("dry-run")
+    downgrade(approvals)
+    approvals.crash()
+    assert [grant.dry_run for grant in approvals.grants] == [False, True]
+    assert problems(approvals) == ()
+    approvals.set_mode("on")
+    assert len(approvals.claim()) == 1
+
+
+def test_the_audit_finds_the_grant_of_an_older_claim_beside_that_of_a_dry_run(
+    approvals: ApprovalFile,
+) -> None:
+    approvals.record_document(REDEPLOY)
+    approvals.submit(of=REDEPLOY)
+    modes: tuple[Mode, ...] = ("dry-run", "on")
+    for mode in modes:
+        approvals.set_mode(mode)
+    approvals.claim()
+    older = "json_remove(CAST(body AS TEXT), '$.granted', '$.required', '$.recorded')"
+    approvals.connection.execute("BEGIN")
+    approvals.connection.execute("DROP TRIGGER journal_is_append_only")
+    approvals.connection.execute(
+        f"UPDATE journal SET body = CAST({older} AS BLOB) WHERE kind = 'claim'"  # noqa: S608  # our own text
+    )
+    found = find_roots(approvals.connection)
+    approvals.connection.execute("ROLLBACK")
+    assert (found.claims, found.problems) == (1, ())
+
+
+def test_a_claim_follows_from_the_votes_that_the_rules_asked_for_then(
+    approvals: ApprovalFile,
+) -> None:
+    """The rules asked for more votes when the approval was granted."""
+    approvals.record_document(REBOOT)
+    approvals.submit()
+    approvals.submit(by="bob")
+    fields = approvals.settings.model_dump(mode="json", by_alias=True)
+    (rule,) = (rule for rule in fields["rules"] if rule["name"] == "databases")
+    rule["approve"] |= {"votes": 1, "from": ["client:alice"]}
+    approvals.crash(ApprovalsSettings.model_validate(fields))
+    assert len(approvals.claim()) == 1
+    assert problems(approvals) == ()
 
 
 def test_the_audit_reads_a_file_of_the_last_version(voted: ApprovalFile) -> None:

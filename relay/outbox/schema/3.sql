@@ -14,6 +14,7 @@ UPDATE start_request SET position = (
   WHERE occurrence.id = start_request.occurrence AND journal.kind = 'approval.granted'
   AND json_extract(CAST(journal.body AS TEXT), '$.data.approvalId') = start_request.approval_id
   AND json_extract(CAST(journal.body AS TEXT), '$.data.revision') = start_request.revision
+  AND coalesce(json_extract(CAST(journal.body AS TEXT), '$.data.dryRun'), 0) = start_request.dry_run
 ) WHERE state IN ('granted', 'sent');
 
 -- A digest of the code beside a link, keyed with the token, which only the message has. Links of an older version have
