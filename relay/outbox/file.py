@@ -36,6 +36,11 @@ _APPLICATION_ID = 0x494D4452  # "IMDR"
 _BUSY_TIMEOUT = 5000  # milliseconds
 _SQLITE_LOCK_BYTES = 0x40000000
 """Where SQLite locks a database (https://www.sqlite.org/lockingv3.html)."""
+_NEWEST_COLUMNS = """
+SELECT decision.position, start_request.position, invitation.code
+FROM decision, start_request, invitation LIMIT 0
+"""
+"""Fails on the tables of an older version, also if the file says that it has the current one."""
 _log = logging.getLogger(__name__)
 
 
@@ -238,6 +243,7 @@ def _connect(path: Path, identity: StateFileOwner) -> tuple[sqlite3.Connection, 
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("BEGIN IMMEDIATE")  # all tables appear, or none
         _create_tables(connection, version)  # fails if the tables are not those of the version
+        connection.execute(_NEWEST_COLUMNS)
         corrupt_codes.remove(sqlite3.SQLITE_ERROR)  # from here on it is a mistake in our SQL
         if version == 0:
             _begin(connection, "off" if _was_set_aside_before(path) else "on", identity)

@@ -496,6 +496,7 @@ def test_a_file_of_the_first_version_gets_what_it_lacks_and_keeps_what_it_has(
     path = tmp_path / "relay.db"
     with monkeypatch.context() as earlier:
         earlier.setattr(file_module, "SCHEMA_VERSION", 1)
+        earlier.setattr(file_module, "_NEWEST_COLUMNS", "SELECT 1")
         with open_file_in(path) as file:
             append_row(Journal(file.connection))
             assert read_column(path, "PRAGMA user_version") == [1]
@@ -508,6 +509,24 @@ def test_a_file_of_the_first_version_gets_what_it_lacks_and_keeps_what_it_has(
             read_column(tmp_path / "fresh.db", "SELECT sql FROM sqlite_master ORDER BY name")
             == upgraded
         )
+
+
+@pytest.mark.parametrize("made", range(1, SCHEMA_VERSION + 1))
+@pytest.mark.parametrize("said", range(1, SCHEMA_VERSION + 1))
+def test_a_file_with_the_tables_of_another_version_than_it_says_is_corrupt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: int, said: int
+) -> None:
+    """A flipped bit in the header is enough."""
+    path = tmp_path / "relay.db"
+    with monkeypatch.context() as earlier:
+        earlier.setattr(file_module, "SCHEMA_VERSION", made)
+        earlier.setattr(file_module, "_NEWEST_COLUMNS", "SELECT 1")
+        begin(path)
+    with contextlib.closing(sqlite3.connect(path)) as stranger:
+        stranger.execute(f"PRAGMA user_version = {said}")
+    with open_file_in(path) as file:
+        file.connection.execute("SELECT position FROM decision")
+    assert (mode(path), len(set_aside(path))) == (("on", 0) if made == said else ("off", 1))
 
 
 def test_a_reader_sees_a_running_relay_and_cannot_write(tmp_path: Path) -> None:
