@@ -253,20 +253,24 @@ class Journal:
         """Delete the rows from before a moment; return how many.
 
         Rows that a waiting entry, a dead letter, a vote or hold in force or an open grant needs are
-        kept. A checkpoint with the last hash
+        kept, except for events that ended before that moment. A checkpoint with the last hash
         remains, so that the chain can still be verified.
         """
         # Stop at the first row that is not old, even if older ones follow. A clock that was wrong
         # for a while wrote old times late.
+        of_kept_event = (
+            "occurrence IN (SELECT id FROM occurrence WHERE live OR last_changed >= :before)"
+        )
         first_kept = self._connection.execute(
-            "SELECT min("
-            "(SELECT coalesce(min(position), 9e18) FROM journal WHERE at >= ?), "
+            "SELECT min("  # noqa: S608  # our own text
+            "(SELECT coalesce(min(position), 9e18) FROM journal WHERE at >= :before), "
             "(SELECT coalesce(min(position), 9e18) FROM entry "
             "WHERE state IN ('waiting', 'parked')), "
-            "(SELECT coalesce(min(position), 9e18) FROM decision WHERE counts), "
+            "(SELECT coalesce(min(position), 9e18) FROM decision "
+            f"WHERE counts AND {of_kept_event}), "
             "(SELECT coalesce(min(position), 9e18) FROM start_request "
-            "WHERE state IN ('granted', 'sent')))",
-            (format_sortable(before),),
+            f"WHERE state IN ('granted', 'sent') AND {of_kept_event}))",
+            {"before": format_sortable(before)},
         ).fetchone()[0]
         last_pruned = self._connection.execute(
             "SELECT position, hash FROM journal WHERE position < ? ORDER BY position DESC LIMIT 1",

@@ -39,9 +39,10 @@ def prune(tx: Transaction, settings: StoreSettings, now: datetime) -> PruneResul
     dead_letters = tx.deliveries.prune(delivery_limit, settings.dead_letters)
     tx.decisions.prune_answers(min(delivery_limit, now - MIN_ANSWER_RETENTION))
     tx.decisions.prune_refusals()
+    journal_rows = tx.journal.prune(audit_limit, now)
     tx.snapshot.prune(audit_limit)
     tx.messages.prune()
-    return PruneResult(tx.journal.prune(audit_limit, now), dead_letters)
+    return PruneResult(journal_rows, dead_letters)
 
 
 async def prune_forever(store: Store, clock: Clock, report: ReportRelayEvent) -> None:

@@ -118,8 +118,16 @@ class Snapshot:
         )
 
     def prune(self, before: datetime) -> None:
-        """Delete the occurrences that ended before a moment, with their decisions and grants."""
-        old = "(SELECT id FROM occurrence WHERE NOT live AND last_changed < ?)"
+        """Delete the occurrences that ended before a moment, with their decisions and grants.
+
+        Prune the journal first: an occurrence is kept while the journal holds a hold on it.
+        Otherwise the hold would be in force without its row when the EventId comes back.
+        """
+        old = (
+            "(SELECT id FROM occurrence WHERE NOT live AND last_changed < ? AND id NOT IN "
+            "(SELECT occurrence FROM decision WHERE counts AND decision = 'hold' "
+            "AND position > coalesce((SELECT position FROM checkpoint), 0)))"
+        )
         values = (format_sortable(before),)
         self._connection.execute(f"DELETE FROM decision WHERE occurrence IN {old}", values)  # noqa: S608  # our own text
         self._connection.execute(f"DELETE FROM start_request WHERE occurrence IN {old}", values)  # noqa: S608  # our own text

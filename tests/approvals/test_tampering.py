@@ -307,6 +307,33 @@ def test_votes_holds_and_grants_outlive_the_pruning_of_the_journal(voted: Approv
     assert problems(voted) == ()
 
 
+def test_a_hold_on_an_event_that_is_gone_stays_as_long_as_its_row_of_the_journal(
+    approvals: ApprovalFile, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The hold on another event, and its place in the journal, keep that row."""
+    other, redeploy = build_event("E-0", due=None), build_event(event_type="Redeploy", due=None)
+    approvals.record_document(other)
+    approvals.submit("hold", "eve", other)
+    approvals.record_document(other, redeploy)
+    approvals.submit("hold", "eve", redeploy)
+    approvals.record_document(other)
+    retention = StoreSettings(retain=0.0, audit_retain=0.0)
+    soon = NOON + timedelta(seconds=60)
+    approvals.transact(lambda tx: prune(tx, retention, soon))
+    approvals.record_document(other, redeploy)
+    assert [hold.principal for hold in approvals.status().active_holds] == ["client:eve"]
+    assert problems(approvals) == ()
+    approvals.record_document(other)
+    approvals.submit("release", "eve", other)
+    approvals.transact(lambda tx: prune(tx, retention, soon))
+    approvals.transact(lambda tx: prune(tx, retention, soon))
+    approvals.record_document(other, redeploy)
+    approvals.submit(of=redeploy)
+    assert len(approvals.claim()) == 1
+    assert problems(approvals) == ()
+    assert "changed by another program" not in caplog.text
+
+
 def downgrade(approvals: ApprovalFile) -> None:
     """Make the file one of the version before, whose events had no ``expires`` and ``ended``."""
     approvals.close()
