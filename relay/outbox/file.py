@@ -12,6 +12,7 @@ import logging
 import os
 import sqlite3
 import stat
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from importlib.resources import files
@@ -95,17 +96,18 @@ def open_state_file(path: Path, identity: StateFileOwner, now: datetime) -> Stat
     path = _resolve(path)
     lock = _lock(path)
     try:
-        try:
-            connection, trusted = _connect(path, identity)
-        except _UnusableFile as problem:
-            set_aside_as = _set_aside(path, now)
-            _log.warning(
-                "the state file %s %s. It was renamed to %s, and a fresh file begins",
-                path,
-                problem,
-                set_aside_as,
-            )
-            connection, trusted = _connect(path, identity)
+        with _older_relays_kept_out(path):
+            try:
+                connection, trusted = _connect(path, identity)
+            except _UnusableFile as problem:
+                set_aside_as = _set_aside(path, now)
+                _log.warning(
+                    "the state file %s %s. It was renamed to %s, and a fresh file begins",
+                    path,
+                    problem,
+                    set_aside_as,
+                )
+                connection, trusted = _connect(path, identity)
     except Exception as error:
         lock.close()
         if isinstance(error, sqlite3.Error | OSError | _UnusableFile):
@@ -183,7 +185,6 @@ def _lock(path: Path) -> sqlite3.Connection:
             # With a first page, later locks write nothing and work on a full disk.
             lock.execute("PRAGMA user_version = 1")
         lock.execute("BEGIN EXCLUSIVE")
-        _remove_older_lock(path.with_name(f"{path.name}.lock"))
     except sqlite3.Error as error:
         lock.close()
         if result_code(error) == sqlite3.SQLITE_BUSY:
@@ -191,33 +192,42 @@ def _lock(path: Path) -> sqlite3.Connection:
                 f"another relay holds {path}: stop it, or give this one a store.path of its own"
             ) from error
         raise _folder_error(path, _error_text(error)) from error
-    except OSError as error:
-        lock.close()
-        raise StoreLocked(
-            f"another relay, of an older version, holds {path}: stop it, or give this one a "
-            "store.path of its own"
-        ) from error
     return lock
 
 
-def _remove_older_lock(path: Path) -> None:
-    """Remove the lock file of an older version. Raises OSError if a relay holds it.
+@contextlib.contextmanager
+def _older_relays_kept_out(path: Path) -> Iterator[None]:
+    """Hold the lock file of older versions, then remove it: the file has the new schema by then.
 
-    Others could read that file, and so hold a shared lock on it. Only a relay has it locked for
-    itself.
+    Raises StoreLocked if a relay of an older version holds it. Others could read the lock file, and
+    so hold a shared lock on it. Only a relay has it locked for itself.
     """
-    if not may_exist(path):
+    older = path.with_name(f"{path.name}.lock")
+    if not may_exist(older):
+        yield
         return
-    if not stat.S_ISREG(path.lstat().st_mode):
+    if not stat.S_ISREG(older.lstat().st_mode):
         # No relay made it. To open a pipe waits for a writer, and a link leads to another file.
-        path.unlink()
+        older.unlink()
+        yield
         return
-    with contextlib.suppress(ImportError):  # Windows refuses to remove a file that is open
-        import fcntl  # noqa: PLC0415  # only on POSIX
-
-        with path.open("rb") as older:
-            fcntl.lockf(older, fcntl.LOCK_SH | fcntl.LOCK_NB, 512, _SQLITE_LOCK_BYTES)
-    path.unlink()
+    with contextlib.ExitStack() as held:
+        try:
+            try:
+                import fcntl  # noqa: PLC0415  # only on POSIX
+            except ImportError:  # Windows refuses to remove a file that is open
+                older.unlink()
+            else:
+                file = held.enter_context(older.open("rb"))
+                fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB, 512, _SQLITE_LOCK_BYTES)
+        except OSError as error:
+            raise StoreLocked(
+                f"another relay, of an older version, holds {path}: stop it, or give this one a "
+                "store.path of its own"
+            ) from error
+        yield
+        with contextlib.suppress(OSError):
+            older.unlink()
 
 
 def _folder_error(path: Path, text: str) -> StoreError:

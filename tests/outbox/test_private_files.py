@@ -9,6 +9,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
@@ -34,7 +35,7 @@ sys.stdin.read()
 """
 OLD_RELAY = """
 import sqlite3, sys
-lock = sqlite3.connect(sys.argv[1], isolation_level=None)
+lock = sqlite3.connect(sys.argv[1], isolation_level=None, timeout=0)
 lock.execute("PRAGMA user_version = 1")
 lock.execute("BEGIN EXCLUSIVE")
 print("locked", flush=True)
@@ -178,6 +179,46 @@ def test_a_running_relay_of_an_older_version_still_holds_the_file(tmp_path: Path
         ):
             pass
         assert not (tmp_path / "relay.db").exists()
+
+
+def test_a_relay_of_an_older_version_cannot_start_while_the_file_gets_a_new_schema(
+    tmp_path: Path,
+) -> None:
+    """It would use a file of its own version, which then changes under it."""
+    path, older = tmp_path / "relay.db", tmp_path / "relay.db.lock"
+    with open_file_in(path):
+        pass
+    with contextlib.closing(sqlite3.connect(older, isolation_level=None)) as lock:
+        lock.execute("PRAGMA user_version = 1")
+    start = """
+import sys
+from pathlib import Path
+from tests.outbox.open_store import open_file_in
+with open_file_in(Path(sys.argv[1])):
+    pass
+"""
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as busy:
+        busy.execute("BEGIN IMMEDIATE")  # the relay waits before it writes the schema
+        with subprocess.Popen([sys.executable, "-c", start, path]) as starting:
+            wait_until_locked(older)
+            old = subprocess.run(
+                [sys.executable, "-c", OLD_RELAY, older],
+                check=False,
+                capture_output=True,
+                input=b"",
+            )
+            busy.execute("ROLLBACK")
+    assert b"database is locked" in old.stderr
+    assert starting.returncode == 0
+    assert not older.exists()
+
+
+def wait_until_locked(file: Path) -> None:
+    """Return once another process has locked a file."""
+    deadline = time.monotonic() + 30
+    while f":{file.stat().st_ino} " not in Path("/proc/locks").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_a_second_start_leaves_the_lock_of_the_first_in_force(tmp_path: Path) -> None:
