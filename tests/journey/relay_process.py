@@ -61,6 +61,8 @@ class Inbox:
 
     url: str = ""
     status: int = 204
+    answers_after: float = 0.0
+    """Seconds."""
     events: list[dict[str, Any]] = field(default_factory=list)
     forged: int = 0
     on_event: Callable[[dict[str, Any]], None] | None = None
@@ -94,6 +96,7 @@ class Inbox:
             self.events.append(event)
             if self.on_event is not None:
                 self.on_event(event)
+        await asyncio.sleep(self.answers_after)
         return web.Response(status=self.status)
 
 

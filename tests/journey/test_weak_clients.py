@@ -1,0 +1,367 @@
+"""Known clients without rights flood every way in at once; nobody else waits, and little is kept.
+
+`make chaos` sends 100,000 requests, 20,000 of them over AMQP. `make test` sends 5,000, 3,000 of
+them over AMQP. The measured figures are in the log and in the properties of the test.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import re
+import statistics
+import sys
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from aio_pika.exceptions import ChannelNotFoundEntity
+
+from relay.outbox.file import open_for_reading
+from relay.outbox.journal import verify_journal
+from relay.simulator import VM, Event, Plan, Setup, Simulator
+from tests.chat.teams_server import TeamsWorkflow, card_actions, running_workflow
+from tests.journey.bus import SCOPE, Bus, unused_exchange
+from tests.journey.relay_process import (
+    CLIENT_SECRET,
+    Inbox,
+    RelayProcess,
+    client,
+    eventually,
+    inbox,
+    name_of,
+    relay,
+    webhook,
+)
+from tests.journey.weak_clients import Attack, Report, WeakClient
+from tests.rabbitmq import Broker
+
+CHAOS = bool(os.environ.get("RELAY_TEST_CHAOS"))
+REQUESTS, MESSAGES = (80_000, 20_000) if CHAOS else (2_000, 3_000)
+NORMAL_SAMPLES = 20 if CHAOS else 4
+HONEST_KEY = "imdsr_bearer-test-key-of-the-honest"
+LATEST = 10.0
+"""Seconds: ten times the aim for what must not wait longer than a second."""
+MAX_GROWTH_OF_MEMORY = 50 * 2**20
+MAX_GROWTH_OF_STATE = 20 * 2**20
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Figures:
+    """Seconds that each honest action took, and the largest sizes in bytes."""
+
+    notices: list[float] = field(default_factory=list)
+    holds_over_http: list[float] = field(default_factory=list)
+    holds_over_amqp: list[float] = field(default_factory=list)
+    health: list[float] = field(default_factory=list)
+    memory: int = 0
+    state: int = 0
+
+    @property
+    def times(self) -> dict[str, list[float]]:
+        """The seconds of each action."""
+        return {name: value for name, value in asdict(self).items() if isinstance(value, list)}
+
+
+@dataclass(slots=True, kw_only=True)
+class Scene:
+    """A relay in its own process, its surroundings, and an honest client."""
+
+    sim: Simulator
+    process: RelayProcess
+    bus: Bus
+    box: Inbox
+    teams: TeamsWorkflow
+    weak: list[WeakClient]
+    arrivals: dict[tuple[str, str], float] = field(default_factory=dict)
+    """When the webhook first got each type of event about each EventId."""
+
+    async def schedule(self) -> tuple[Event, dict[str, Any]]:
+        """Schedule a reboot. Return it, and the decision that approves it."""
+        event = self.sim.schedule(
+            Plan(type="Reboot", resources=("vm-0",), notice=7200.0, lasts=None)
+        )
+        data = (await self.bus.wait_for_event("event.scheduled", event))["data"]
+        return event, {
+            "eventId": data["eventId"],
+            "decision": "approve",
+            "revision": data["revision"],
+        }
+
+    def note_arrival(self, event: dict[str, Any]) -> None:
+        """Remember when the webhook got an event."""
+        self.arrivals.setdefault((name_of(event), str(event.get("subject"))), time.monotonic())
+
+    async def notice(self, _: dict[str, Any]) -> float:
+        """Return the seconds from a change in Azure to its arrival at the webhook."""
+        event = self.sim.schedule(Plan(type="Freeze", resources=("vm-0",), lasts=None))
+        began = time.monotonic()
+        key = ("event.scheduled", event.event_id)
+        await eventually(lambda: key in self.arrivals, within=120)
+        self.sim.cancel(event)
+        return self.arrivals[key] - began
+
+    async def hold_over_http(self, decision: dict[str, Any]) -> float:
+        """Return the seconds that a new hold takes, on a new connection."""
+        began = time.monotonic()
+        status, _ = await self.process.call(
+            "POST",
+            "/v1/approvals",
+            {**decision, "decision": "hold"},
+            {"Authorization": f"Bearer {HONEST_KEY}", "Idempotency-Key": uuid.uuid4().hex},
+        )
+        assert status == 202
+        return time.monotonic() - began
+
+    async def hold_over_amqp(self, decision: dict[str, Any]) -> float:
+        """Return the seconds from a message to its answer on the bus.
+
+        The broker can refuse the message while the queue is full. Then it is sent again.
+        """
+        message_id = uuid.uuid4().hex
+        began = time.monotonic()
+
+        async def is_taken() -> bool:
+            hold = {**decision, "decision": "hold"}
+            return not await self.bus.send_all(hold, [message_id], user="honest")
+
+        await eventually(is_taken, within=120)
+        await self.bus.wait_for_event("approval.recorded", cause=message_id, within=120)
+        return time.monotonic() - began
+
+    async def ask_health(self, _: dict[str, Any]) -> float:
+        """Return the seconds that /healthz takes, on a new connection."""
+        began = time.monotonic()
+        status, _body = await self.process.call("GET", "/healthz")
+        assert status == 200
+        return time.monotonic() - began
+
+    async def measure(self, decision: dict[str, Any], go_on: Callable[[Figures], bool]) -> Figures:
+        """Repeat all honest actions side by side, and sample the sizes."""
+        figures = Figures()
+        actions: list[tuple[list[float], Callable[[dict[str, Any]], Awaitable[float]]]] = [
+            (figures.notices, self.notice),
+            (figures.holds_over_http, self.hold_over_http),
+            (figures.holds_over_amqp, self.hold_over_amqp),
+            (figures.health, self.ask_health),
+        ]
+
+        async def repeat(
+            samples: list[float], action: Callable[[dict[str, Any]], Awaitable[float]]
+        ) -> None:
+            while go_on(figures):
+                samples.append(await action(decision))
+                await asyncio.sleep(0.25)  # an honest client stays below its rate
+
+        async def watch_sizes() -> None:
+            while go_on(figures):
+                figures.memory = max(figures.memory, self.memory())
+                figures.state = max(figures.state, self.state())
+                await asyncio.sleep(0.1)
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(watch_sizes())
+            for samples, action in actions:
+                group.create_task(repeat(samples, action))
+        return figures
+
+    def memory(self) -> int:
+        """Return the resident memory of the relay in bytes."""
+        assert self.process.process is not None
+        status = Path(f"/proc/{self.process.process.pid}/status").read_text()
+        resident = re.search(r"VmRSS:\s+(\d+) kB", status)
+        assert resident is not None
+        return int(resident[1]) * 1024
+
+    def state(self) -> int:
+        """Return the size of the state file and of the files beside it in bytes."""
+        total = 0
+        for file in self.process.directory.glob("relay.db*"):
+            with contextlib.suppress(FileNotFoundError):
+                total += file.stat().st_size
+        return total
+
+    async def flood(self, decision: dict[str, Any]) -> tuple[Report, Figures]:
+        """Let the weak clients attack, and measure meanwhile."""
+        tokens = [
+            action["url"].partition("#")[2]
+            for card in self.teams.cards
+            for action in card_actions(card)
+            if "#" in action["url"]
+        ]
+        attack = Attack(
+            port=self.process.port,
+            clients=self.weak,
+            event_id=decision["eventId"],
+            revision=decision["revision"],
+            tokens=tokens,
+            requests=REQUESTS,
+            messages=MESSAGES,
+            exchange=f"{self.bus.exchange}.approvals",
+            routing_key=f"approve.{SCOPE}",
+        )
+        attackers = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "tests.journey.weak_clients",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        try:
+            talk = asyncio.create_task(attackers.communicate(orjson.dumps(attack)))
+            figures = await self.measure(decision, lambda _: not talk.done())
+            output, _ = await talk
+            assert await attackers.wait() == 0
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                attackers.kill()
+        return Report(**orjson.loads(output)), figures
+
+
+def define_weak_clients(node: Broker) -> list[tuple[WeakClient, dict[str, Any]]]:
+    """Make four clients that may only read, and four whose machines are others, in the broker too.
+
+    Return each with its section of the configuration.
+    """
+    found = []
+    names = [f"{kind}-{number}" for number in range(4) for kind in ("reader", "outsider")]
+    everything = {"vhost": "/", "configure": ".*", "write": ".*", "read": ".*"}
+    node.define(
+        {
+            "users": [{"name": name, "password": name, "tags": ""} for name in (*names, "honest")],
+            "permissions": [{"user": name, **everything} for name in (*names, "honest")],
+        }
+    )
+    for number, name in enumerate(names):
+        secret = f"{CLIENT_SECRET[:-3]}{number}o="
+        weak = WeakClient(
+            name=name,
+            key=f"imdsr_bearer-test-key-of-{name}",
+            secret=secret,
+            amqp_url=node.amqp_url(name),
+        )
+        rights: dict[str, Any] = {"can": ["read"]}
+        if name.startswith("outsider"):
+            rights = {"can": ["read", "approve", "hold"], "resources": ["db-*"]}
+        found.append((weak, client(name, key=weak.key, secrets=[secret], amqp_user=name, **rights)))
+    return found
+
+
+@asynccontextmanager
+async def scene(node: Broker, folder: Path) -> AsyncIterator[Scene]:
+    """Run a relay with a slow webhook, a chat and RabbitMQ in both directions."""
+    clients = define_weak_clients(node)
+    bus = Bus(node, unused_exchange())
+    async with AsyncExitStack() as stack:
+        sim = await stack.enter_async_context(Simulator(Setup(vms=(VM("vm-0"),))))
+        box = await stack.enter_async_context(inbox())
+        box.answers_after = 0.1
+        teams = await stack.enter_async_context(running_workflow())
+        honest = client("honest", key=HONEST_KEY, amqp_user="honest", can=["approve", "hold"])
+        voters = [section["name"] for _, section in clients if "approve" in section["can"]]
+        rule = {
+            "name": "reboots",
+            "match": {"event_type": ["Reboot"]},
+            "approve": {"votes": 1, "from": [f"client:{name}" for name in ("honest", *voters)]},
+        }
+        amqp_url = node.amqp_url()
+        document = {
+            "scope": SCOPE,
+            "relay": "vm-0",
+            "source": {"url": sim.url},
+            "sinks": [
+                webhook(box.url),
+                {"kind": "rabbitmq", "name": "bus", "url": amqp_url, "exchange": bus.exchange},
+                {"kind": "teams", "name": "ops", "url": teams.url, "allow_http": True},
+            ],
+            "approvals": {"amqp": {"url": amqp_url}, "tell_first": "0s", "rules": [rule]},
+            "api": {
+                "public_url": "https://relay.example.com",
+                "clients": [honest, *(section for _, section in clients)],
+            },
+        }
+        process = await stack.enter_async_context(relay(folder, document))
+        await process.start()
+
+        async def is_consuming() -> bool:
+            with contextlib.suppress(ChannelNotFoundEntity):
+                return (await bus.waiting())[1] == 1
+            return False
+
+        await eventually(is_consuming, every=0.1)
+        await bus.listen(stack)
+        weak = [client for client, _ in clients]
+        made = Scene(sim=sim, process=process, bus=bus, box=box, teams=teams, weak=weak)
+        box.on_event = made.note_arrival
+        yield made
+
+
+@pytest.mark.timeout(900)
+async def test_known_clients_without_rights_delay_nobody_and_leave_little(
+    own_broker: Broker, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    async with scene(own_broker, tmp_path) as stage:
+        _, target = await stage.schedule()
+        last, vote = await stage.schedule()
+        await eventually(lambda: len(stage.teams.cards) >= 2)
+        normal = await stage.measure(target, lambda now: len(now.notices) < NORMAL_SAMPLES)
+        report, flooded = await stage.flood(target)
+        for name, text in described(report, normal, flooded).items():
+            record_property(name, text)
+            _log.info("%s: %s", name, text)
+        # It was a flood: everything was sent, and almost everything was refused.
+        assert sum(report.statuses.values()) == REQUESTS
+        assert report.messages == MESSAGES
+        assert report.statuses.get("429", 0) > REQUESTS / 2
+        assert report.streams >= 32
+        assert not [status for status in report.statuses if status.startswith("5")]
+        for name, samples in flooded.times.items():
+            assert samples
+            assert max(samples) < max(normal.times[name]) + LATEST, name
+        assert flooded.memory < normal.memory + MAX_GROWTH_OF_MEMORY
+        assert flooded.state < normal.state + MAX_GROWTH_OF_STATE
+        assert len(stage.sim.start_requests) == 0
+        # A vote of the honest client counts, and is the only one.
+        headers = {"Authorization": f"Bearer {HONEST_KEY}"}
+        status, _ = await stage.process.call("POST", "/v1/approvals", vote, headers)
+        assert status == 202
+        await stage.sim.approved(last, within=60)
+        assert [request.event_ids for request in stage.sim.start_requests] == [(last.event_id,)]
+        assert await stage.process.stop() == 0
+        assert "Traceback" not in stage.process.log
+        with contextlib.closing(open_for_reading(stage.process.store)) as reader:
+            _, rows = verify_journal(reader)
+        record_property("rows of the journal", rows)
+        _log.info("rows of the journal: %d", rows)
+
+
+def described(report: Report, normal: Figures, flooded: Figures) -> dict[str, str]:
+    """Return the measured figures, for people."""
+    texts = {
+        "answers": str(report.statuses),
+        "answers by kind": str(report.statuses_by_kind),
+        "messages": f"{report.messages}, {report.messages_refused_by_broker} not taken",
+        "streams": str(report.streams),
+    }
+    for name, samples in flooded.times.items():
+        texts[name] = f"{_summary(samples)}; before the flood {_summary(normal.times[name])}"
+    for name, grown in (
+        ("memory", flooded.memory - normal.memory),
+        ("state", flooded.state - normal.state),
+    ):
+        texts[name] = f"{grown / 2**20:+.1f} MiB"
+    return texts
+
+
+def _summary(samples: list[float]) -> str:
+    median, worst = statistics.median(samples), max(samples)
+    return f"median {median:.2f} s, most {worst:.2f} s of {len(samples)}"
