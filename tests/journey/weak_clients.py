@@ -97,11 +97,14 @@ class Flood:
     # --- HTTP
 
     async def _work(self, worker: int) -> None:
-        """Send requests, half of the workers on one connection each while the relay keeps it."""
-        keeps = worker % 2 == 0
+        """Send requests, half of the workers on one connection each while the relay keeps it.
+
+        Every fourth worker reads: the relay lets it wait, and the others must not wait with it.
+        """
+        keeps, reads = worker % 2 == 0, worker % 8 in (0, 1)
         connection = None
         while (number := next(self._numbers)) < self._attack.requests:
-            kind, request = self._request(number)
+            kind, request = self._request(number, reads=reads)
             ended = "no answer"
             try:
                 async with asyncio.timeout(30):
@@ -137,13 +140,13 @@ class Flood:
         if len(self._unread) > UNREAD:
             self._unread.popleft().close()
 
-    def _request(self, number: int) -> tuple[str, bytes]:
+    def _request(self, number: int, *, reads: bool) -> tuple[str, bytes]:
         """Return the kind and the bytes of a request."""
         attack = self._attack
         client = attack.clients[number % len(attack.clients)]
         vote = {"eventId": attack.event_id, "decision": "approve", "revision": attack.revision}
         token = attack.tokens[number % len(attack.tokens)]
-        kinds = (
+        decisions = (
             ("vote", "/v1/approvals", vote),
             ("hold", "/v1/approvals", {**vote, "decision": "hold"}),
             ("release", "/v1/approvals", {**vote, "decision": "release"}),
@@ -152,11 +155,14 @@ class Flood:
             ("callback", f"/v1/callbacks/{client.name}", vote),
             ("look at a link", "/v1/confirmations/look", {"token": token}),
             ("confirm a link", "/v1/confirmations", {"token": token, "code": f"{number % 10**6}"}),
+        )
+        pages = (
             ("events", "/v1/events", None),
             ("event", f"/v1/events/{attack.event_id}", None),
             ("deliveries", "/v1/deliveries?limit=500", None),
             ("unread", "/v1/deliveries?limit=500", None),
         )
+        kinds = pages if reads else decisions
         kind, path, body = kinds[number // len(attack.clients) % len(kinds)]
         fields = [f"Authorization: Bearer {client.key}", f"Idempotency-Key: {number}"]
         content = b"" if body is None else orjson.dumps(body)
