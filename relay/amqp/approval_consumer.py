@@ -58,6 +58,8 @@ MESSAGES_PER_TURN = 16
 """Messages that are read in one turn of the event loop."""
 TOO_MANY = f"its client has sent more than {CALLER_RATE:.0f} messages a second for too long"
 OVERTAKEN = "its client is over its rate, and meanwhile a newer hold on the event was decided"
+DECISIONS_AT_ONCE = 16
+"""Messages that are submitted together, so that a message waits for few commits of others."""
 POLL_INTERVAL = 1.0
 """Seconds between two checks of whether messages can be decided."""
 MAX_PAUSE = 60.0
@@ -217,28 +219,18 @@ class ApprovalConsumer:
         news = asyncio.Event()
         reading = asyncio.create_task(self._read_all(deliveries, waiting, news))
         reading.add_done_callback(lambda _: news.set())
+        carried: list[WaitingMessage] = []
         try:
             while await self._handler.blocking_reason() is None:
                 if reading.done():
                     await reading
                 news.clear()
-                taken = waiting.take(self._clock.monotonic())
-                if not isinstance(taken, WaitingMessage):
+                taken = await self._take(aiormq_channel, waiting, carried)
+                if not isinstance(taken, list):
                     await wait_for_event(news, self._clock, min(taken, poll_interval))
                     continue
-                for release in waiting.take_overtaken_releases(taken):
-                    await self._give_up(aiormq_channel, release, OVERTAKEN)
-                failures = 0
-                while not await self._decide(aiormq_channel, taken):
-                    raise_if_cancelled()
-                    # Returned to the queue, it would come behind others that were returned before.
-                    failures += 1
-                    pause = exponential_backoff(
-                        failures + 1, first=poll_interval, maximum=MAX_PAUSE
-                    )
-                    if not await self._pause(pause, reading, poll_interval):
-                        return False
-                raise_if_cancelled()
+                if not await self._decide_together(aiormq_channel, taken, reading, poll_interval):
+                    return False
         finally:
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
@@ -298,6 +290,64 @@ class ApprovalConsumer:
         else:
             return WaitingMessage(tag, submission)
         return None
+
+    async def _take(
+        self,
+        channel: aiormq.abc.AbstractChannel,
+        waiting: FairQueue,
+        carried: list[WaitingMessage],
+    ) -> list[WaitingMessage] | float:
+        """Return the next messages; without any, the seconds until there can be one.
+
+        They have one kind of decision, and a release is alone: if only some of them can be recorded
+        at first, no release ends a newer hold, and no vote overtakes a hold. ``carried`` holds the
+        message that was taken and belongs to the next ones.
+        """
+        taken = [carried.pop()] if carried else []
+        while len(taken) < DECISIONS_AT_ONCE:
+            message = waiting.take(self._clock.monotonic())
+            if not isinstance(message, WaitingMessage):
+                return taken or message
+            for release in waiting.take_overtaken_releases(message):
+                await self._give_up(channel, release, OVERTAKEN)
+            decision = message.submission.decision
+            if taken and (decision == "release" or decision != taken[0].submission.decision):
+                carried.append(message)
+                return taken
+            taken.append(message)
+            if decision == "release":
+                return taken
+        return taken
+
+    async def _decide_together(
+        self,
+        channel: aiormq.abc.AbstractChannel,
+        messages: list[WaitingMessage],
+        reading: asyncio.Task[NoReturn],
+        poll_interval: float,
+    ) -> bool:
+        """Decide about messages; return False if some cannot be recorded. Raises Deferred.
+
+        What is not recorded is tried again here. Returned to the queue, it would come behind others
+        that were returned before.
+        """
+        failures = 0
+        while True:
+            # Each submits its decision before it first waits, so their order stays.
+            decisions = (self._decide(channel, message) for message in messages)
+            recorded = await asyncio.gather(*decisions)
+            raise_if_cancelled()
+            messages = [
+                message
+                for message, is_recorded in zip(messages, recorded, strict=True)
+                if not is_recorded
+            ]
+            if not messages:
+                return True
+            failures += 1
+            pause = exponential_backoff(failures + 1, first=poll_interval, maximum=MAX_PAUSE)
+            if not await self._pause(pause, reading, poll_interval):
+                return False
 
     async def _decide(self, channel: aiormq.abc.AbstractChannel, message: WaitingMessage) -> bool:
         """Decide about a message and settle it; return False if the decision is not recorded."""

@@ -10,14 +10,20 @@ import os
 import re
 import shlex
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import aiohttp
 import pytest
+from yarl import URL
 
-from relay.amqp.approval_consumer import MAX_WAITING
+from relay.amqp.approval_consumer import DECISIONS_AT_ONCE, MAX_WAITING, ApprovalConsumer
+from relay.amqp.approval_message import ApprovalMessage
+from relay.amqp.fair_queue import Submission
 from relay.amqp.topology import MAX_APPROVALS, approvals_topology, establish
+from relay.clock import SystemClock
 from relay.rate_limits import CALLER_BURST, CALLER_RATE
+from tests.background_tasks import BackgroundTasks
 from tests.journey.bus import SCOPE, Bus, System, define_users, running_system, unused_exchange
 from tests.journey.relay_process import eventually
 from tests.outbox.open_store import read_column
@@ -63,6 +69,62 @@ async def test_a_hold_behind_a_flood_of_another_client_is_decided_before_the_flo
         excess = MESSAGES - full - MAX_WAITING - len(refused(system))
         await eventually(lambda: len(system.bus.dead_letters) >= excess)
         assert len(refused(system)) <= allowed_since(began)
+
+
+@dataclass(slots=True)
+class SlowHandler:
+    """Decides nothing before all messages were read; counts the decisions under way."""
+
+    messages: int
+    read_messages: int = 0
+    submitted: list[str] = field(default_factory=list)
+    under_way: int = 0
+    most_under_way: int = 0
+    decided: int = 0
+
+    async def blocking_reason(self) -> str | None:
+        return None
+
+    def read(self, message: ApprovalMessage) -> Submission:
+        self.read_messages += 1
+
+        async def decide() -> bool:
+            self.submitted.append(message.message_id)
+            self.under_way += 1
+            self.most_under_way = max(self.most_under_way, self.under_way)
+            await eventually(lambda: self.read_messages == self.messages)
+            await asyncio.sleep(0)
+            self.under_way -= 1
+            self.decided += 1
+            return True
+
+        return Submission(user=message.user, decision="hold", event_id="e", decide=decide)
+
+
+async def test_messages_that_wait_together_are_submitted_together_and_in_order(
+    node: Broker,
+) -> None:
+    """Otherwise a hold waits for a commit of each hold before it."""
+    bus, ids = Bus(node, unused_exchange()), [f"hold {number}" for number in range(40)]
+    async with bus.connection() as connection:
+        await establish(connection, approvals_topology(bus.exchange, SCOPE), True)
+    await bus.send_all({"eventId": "e"}, ids, user="holder")
+    handler = SlowHandler(len(ids))
+    consumer = ApprovalConsumer(
+        urls=lambda: [URL(node.amqp_url())],
+        declare=True,
+        exchange=bus.exchange,
+        scope=SCOPE,
+        relay="vm-0",
+        handler=handler,
+        on_unusable=lambda *_: None,
+        clock=SystemClock(),
+    )
+    async with BackgroundTasks(consumer.run()):
+        await eventually(lambda: handler.decided == len(ids))
+    assert handler.submitted == ids
+    assert handler.most_under_way == DECISIONS_AT_ONCE
+    assert (await bus.waiting())[0] == 0
 
 
 def allowed_since(began: float) -> float:
