@@ -84,6 +84,8 @@ class Scene:
     weak: list[WeakClient]
     arrivals: dict[tuple[str, str], float] = field(default_factory=dict)
     """When the webhook first got each type of event about each EventId."""
+    publishing: list[float] = field(default_factory=list)
+    """The seconds until the broker took each message with an honest hold."""
 
     async def schedule(self) -> tuple[Event, dict[str, Any]]:
         """Schedule a reboot. Return it, and the decision that approves it."""
@@ -135,6 +137,7 @@ class Scene:
             return not await self.bus.send_all(hold, [message_id], user="honest")
 
         await eventually(is_taken, within=120)
+        self.publishing.append(time.monotonic() - began)
         await self.bus.wait_for_event("approval.recorded", cause=message_id, within=120)
         return time.monotonic() - began
 
@@ -319,7 +322,9 @@ async def test_known_clients_without_rights_delay_nobody_and_leave_little(
         await eventually(lambda: len(stage.teams.cards) >= 2)
         normal = await stage.measure(target, lambda now: len(now.notices) < NORMAL_SAMPLES)
         report, flooded = await stage.flood(target)
-        for name, text in described(report, normal, flooded).items():
+        figures = described(report, normal, flooded)
+        figures["of holds_over_amqp, until the broker took them"] = summary(stage.publishing)
+        for name, text in figures.items():
             record_property(name, text)
             _log.info("%s: %s", name, text)
         # It was a flood: everything was sent, and almost everything was refused.
@@ -357,7 +362,7 @@ def described(report: Report, normal: Figures, flooded: Figures) -> dict[str, st
         "streams": str(report.streams),
     }
     for name, samples in flooded.times.items():
-        texts[name] = f"{_summary(samples)}; before the flood {_summary(normal.times[name])}"
+        texts[name] = f"{summary(samples)}; before the flood {summary(normal.times[name])}"
     for name, grown in (
         ("memory", flooded.memory - normal.memory),
         ("state", flooded.state - normal.state),
@@ -366,6 +371,7 @@ def described(report: Report, normal: Figures, flooded: Figures) -> dict[str, st
     return texts
 
 
-def _summary(samples: list[float]) -> str:
+def summary(samples: list[float]) -> str:
+    """Return the median and the largest, for people."""
     median, worst = statistics.median(samples), max(samples)
     return f"median {median:.2f} s, most {worst:.2f} s of {len(samples)}"
