@@ -292,6 +292,7 @@ async def test_a_caller_waits_for_its_own_answers_and_then_gets_429(tmp_path: Pa
             assert (answer.status, answer.headers["Retry-After"]) == (429, "1")
             assert (await relay.call("GET", PATH, by="alice")).status == 200
             assert (await relay.call("GET", "/healthz", by="bob")).status == 200
+    async with run_relay(tmp_path, limits=ServerLimits(max_large_answers_of_caller=1)) as relay:
         answers = await asyncio.gather(*(relay.call("GET", PATH, by="bob") for _ in range(30)))
         assert {answer.status for answer in answers} == {200}
 

@@ -169,9 +169,10 @@ async def test_while_the_state_file_cannot_be_written_messages_wait_in_the_queue
 
 
 async def test_while_approvals_are_off_from_the_start_there_is_a_queue_to_wait_in(
-    node: Broker, tmp_path: Path
+    node: Broker, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The relay makes the queue when it connects, so no message is lost while approvals are off."""
+    caplog.set_level(logging.INFO, "relay.amqp")
     exchange = unused_exchange()
     bus = Bus(node, exchange)
     async with Simulator(Setup(vms=(VM("vm-0"),))) as sim:
@@ -181,7 +182,9 @@ async def test_while_approvals_are_off_from_the_start_there_is_a_queue_to_wait_i
         }
         document["approvals"]["enabled"] = False
         async with started(Config.model_validate(document), SystemClock()):
-            await eventually(lambda: _is_there(bus), every=0.1)
+            # It is bound when this is logged. A message that comes before that has no queue.
+            await eventually(lambda: "messages wait" in caplog.text, every=0.1)
+            assert await _is_there(bus)
             await bus.send({"eventId": "x", "decision": "approve", "revision": "r"}, "early")
             await eventually(bus.holds_one, every=0.1)
             assert await bus.waiting() == (1, 0)
