@@ -37,6 +37,7 @@ def test_the_journal_has_the_claim_after_the_grant_with_what_will_be_sent(
         "grant": claimed.grant.id,
         "attempt": 1,
         "granted": 2,
+        "required": 0,
         "recorded": [],
     }
     assert approvals.grants[0].state == "sent"
