@@ -20,9 +20,9 @@ from relay.api.auth.authentication import client_caller
 from relay.api.auth.rejection_log import RejectionLog
 from relay.api.server.http_server import Server
 from relay.approvals.amqp_handler import AmqpApprovalHandler
+from relay.approvals.engine import ApprovalEngine
 from relay.approvals.gate import Gate
 from relay.approvals.request import Caller
-from relay.approvals.service import ApprovalService
 from relay.chat import ChatSettings
 from relay.chat.context import ChatContext, make_chat_context
 from relay.clock import Clock, SystemClock
@@ -127,7 +127,7 @@ async def started(
         record = _relay_event_recorder(store, origin, clock)
         store.listeners.write_error_changed.append(lambda reason: _report_store(reason, record))
 
-        approvals = ApprovalService(
+        approvals = ApprovalEngine(
             config.approvals,
             origin,
             trusted=store.trusted,
@@ -302,7 +302,7 @@ async def _run_tasks(
                 task.cancel()
             await gate.wait_until_idle(DRAIN_TIMEOUT / 2)
             approvals.cancel()
-            await gate.record_folded_refusals()
+            await gate.record_aggregated_refusals()
             last_read = poller.last_read_at
             if last_read is not None:  # the next start tells from it whether polling paused
                 store.submit(lambda tx: tx.set_last_read(last_read), fail_open=True)

@@ -1,6 +1,6 @@
 """Who may decide what about an event, and when it is too late. Pure.
 
-`service` asks `authorize` before it records a decision. Rules and quorums are counted elsewhere
+`engine` asks `authorize` before it records a decision. Rules and quorums are counted elsewhere
 (`status`, `transitions`).
 """
 

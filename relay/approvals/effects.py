@@ -1,6 +1,6 @@
 """Write decisions and transitions into the store: the row and the CloudEvent of each.
 
-`service` decides, and calls these functions inside one transaction of the store. The caller names
+`engine` decides, and calls these functions inside one transaction of the store. The caller names
 the cause of each event; it becomes ``causationid``.
 """
 

@@ -1,6 +1,6 @@
 """Takes requests to approve, applies the transitions that are due, and sends what was granted.
 
-The decisions themselves are in `service`. The steps of each StartRequest
+The decisions themselves are in `engine`. The steps of each StartRequest
 (docs/guarantees.md#every-startrequest-follows-from-the-journal):
 
 1. Wait until the notices about its events are delivered, or ``tell_first`` has passed.
@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 
 from relay.approvals import StartRequestPort
+from relay.approvals.engine import ApprovalEngine, ClaimedGrant
 from relay.approvals.request import DecisionAnswer, DecisionRequest
-from relay.approvals.service import ApprovalService, Claim
 from relay.clock import Clock, wait_for_event
 from relay.errors import SourceError, SourceRefused, StoreUnavailable
 from relay.outbox import Grant, Mode, Occurrence
@@ -44,14 +44,14 @@ class Gate:
 
     def __init__(
         self,
-        service: ApprovalService,
+        engine: ApprovalEngine,
         store: Store,
         port: StartRequestPort,
         clock: Clock,
         names_this_vm: Callable[[Sequence[str]], bool],
     ) -> None:
         """``names_this_vm`` says whether the resources of an event include this VM."""
-        self.service = service
+        self.engine = engine
         self._store = store
         self._port = port
         self._clock = clock
@@ -74,23 +74,23 @@ class Gate:
         The answer is 503 if the decision cannot be written
         (docs/guarantees.md#approvals-fail-closed).
         """
-        refusals = self.service.refusals
+        refusals = self.engine.refusals
         try:
-            answer = await self._store.transact(lambda tx: self.service.submit(tx, request))
+            answer = await self._store.transact(lambda tx: self.engine.decide(tx, request))
         except StoreUnavailable:
             refusals.forget(request)
             return DecisionAnswer(
                 503,
                 {"detail": "the decision cannot be recorded now; nothing was decided, try again"},
             )
-        if answer.folded:
+        if answer.is_aggregated:
             refusals.count(request, answer.body["detail"])
             self._refusals_wake.set()
         return answer
 
     async def mode(self) -> Mode:
         """Return the mode in force."""
-        return await self._store.read(self.service.mode)
+        return await self._store.read(self.engine.mode)
 
     async def set_mode(self, mode: Mode, principal: str) -> Mode:
         """Set and remember the switch; return the mode then in force. Raises StoreUnavailable."""
@@ -98,7 +98,7 @@ class Gate:
 
         def set_switch(tx: Transaction) -> Mode:
             tx.set_mode(mode, principal, now)
-            return self.service.mode(tx)
+            return self.engine.mode(tx)
 
         effective = await self._store.transact(set_switch)
         _log.warning("%s set approvals to %s; they are now %s", principal, mode, effective)
@@ -113,7 +113,7 @@ class Gate:
     async def wait_until_idle(self, within: float) -> None:
         """Return when no StartRequest is in flight, or after ``within`` seconds."""
         deadline = self._clock.monotonic() + within
-        while self.service.in_flight and self._clock.monotonic() < deadline:
+        while self.engine.in_flight and self._clock.monotonic() < deadline:
             await self._clock.sleep(IDLE_CHECK_INTERVAL)
 
     async def run(self) -> None:
@@ -128,7 +128,7 @@ class Gate:
             self._transitions_wake.clear()
             try:
                 next_change = await self._store.transact(
-                    lambda tx: self.service.apply_transitions(tx, self._clock.now())
+                    lambda tx: self.engine.apply_transitions(tx, self._clock.now())
                 )
             except StoreUnavailable:
                 timeout: float | None = RETRY_DELAY
@@ -141,30 +141,32 @@ class Gate:
 
     # --- refusals
 
-    async def record_folded_refusals(self, now: datetime | None = None) -> bool:
+    async def record_aggregated_refusals(self, now: datetime | None = None) -> bool:
         """Record the refusals that were counted in minutes that are over; None: in all minutes.
 
         Return whether they could be recorded. Otherwise they stay counted.
         """
-        folded = self.service.refusals.take_due(now)
-        if not folded:
+        aggregated = self.engine.refusals.take_due(now)
+        if not aggregated:
             return True
         at = self._clock.now()
         try:
-            await self._store.transact(lambda tx: self.service.record_folded(tx, folded, at))
+            await self._store.transact(
+                lambda tx: self.engine.record_aggregated_refusals(tx, aggregated, at)
+            )
         except StoreUnavailable:
-            self.service.refusals.put_back(folded)
+            self.engine.refusals.put_back(aggregated)
             return False
         return True
 
     async def _record_refusals(self) -> None:
         while True:
             self._refusals_wake.clear()
-            if not await self.record_folded_refusals(self._clock.now()):
+            if not await self.record_aggregated_refusals(self._clock.now()):
                 await self._clock.sleep(RETRY_DELAY)
                 continue
             timeout: float | None = None
-            next_due = self.service.refusals.next_due()
+            next_due = self.engine.refusals.next_due()
             if next_due is not None:
                 timeout = min((next_due - self._clock.now()).total_seconds(), MAX_TIMER)
             await wait_for_event(self._refusals_wake, self._clock, timeout)
@@ -193,13 +195,13 @@ class Gate:
         grants = tx.decisions.open_grants()
         monotonic = self._clock.monotonic()
         self._first_seen = {grant.id: self._first_seen.get(grant.id, monotonic) for grant in grants}
-        if self.service.mode(tx) != "on":
+        if self.engine.mode(tx) != "on":
             return [], False
         ready: list[Grant] = []
         is_waiting = False
         for grant in grants:
             occurrence = tx.snapshot.get(grant.occurrence)
-            if self.service.status(tx, occurrence, now).active_holds:
+            if self.engine.status(tx, occurrence, now).active_holds:
                 continue
             if self._are_notices_out(tx, grant, occurrence):
                 ready.append(grant)
@@ -219,7 +221,7 @@ class Gate:
         if not self._names_this_vm(occurrence.event.resources):
             return True
         waited = self._clock.monotonic() - self._first_seen[grant.id]
-        if waited >= self.service.settings.tell_first:
+        if waited >= self.engine.settings.tell_first:
             return True
         return not tx.deliveries.has_waiting(occurrence.key)
 
@@ -248,7 +250,7 @@ class Gate:
         # From the claim on, only the answer decides about these grants. Set this before the claim
         # is on disk, because transitions run at any time. It takes effect with the claim, which
         # counts the attempt.
-        self.service.in_flight = frozenset((grant.id, grant.attempts + 1) for grant in grants)
+        self.engine.in_flight = frozenset((grant.id, grant.attempts + 1) for grant in grants)
         try:
             claims = await self._store.transact(
                 lambda tx: self._claim(tx, grants, self._clock.now())
@@ -256,20 +258,20 @@ class Gate:
             if claims:
                 await self._send(claims)
         finally:
-            self.service.in_flight = frozenset()
+            self.engine.in_flight = frozenset()
             self._transitions_wake.set()
         return bool(claims)
 
-    def _claim(self, tx: Transaction, grants: Sequence[Grant], now: datetime) -> list[Claim]:
+    def _claim(self, tx: Transaction, grants: Sequence[Grant], now: datetime) -> list[ClaimedGrant]:
         # The fresh read may have added notices about these events.
         ready = [
             grant
             for grant in grants
             if self._are_notices_out(tx, grant, tx.snapshot.get(grant.occurrence))
         ]
-        return self.service.claim(tx, ready, now)
+        return self.engine.claim_grants(tx, ready, now)
 
-    async def _send(self, claims: Sequence[Claim]) -> None:
+    async def _send(self, claims: Sequence[ClaimedGrant]) -> None:
         """Send one StartRequest and record its answer.
 
         Raises SourceError if IMDS neither accepted nor refused it.
@@ -292,7 +294,7 @@ class Gate:
         # The StartRequest was sent, so its answer counts even if the file cannot be written.
         now = self._clock.now()
         await self._store.transact(
-            lambda tx: self.service.record_answer(tx, claims, answer, now), fail_open=True
+            lambda tx: self.engine.record_start_answers(tx, claims, answer, now), fail_open=True
         )
         if answer is not None and not isinstance(answer, SourceRefused):
             raise answer

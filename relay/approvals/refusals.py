@@ -1,4 +1,4 @@
-"""Folds the refusals of a principal that asks again and again.
+"""Aggregates the refusals of a principal that asks again and again.
 
 In each minute the first refusals are recorded one by one. The others are counted, and recorded as
 one event for each EventId when the minute is over. The counts are in memory: a crash loses those of
@@ -28,7 +28,7 @@ MAX_RECORDED = 100
 
 
 @dataclass(frozen=True, slots=True)
-class FoldedRefusals:
+class AggregatedRefusals:
     """Refusals that become one event. The request and the reason are those of the newest."""
 
     request: DecisionRequest
@@ -37,7 +37,7 @@ class FoldedRefusals:
 
 
 @dataclass(slots=True)
-class _ShownMinute:
+class _HistoryMinute:
     """The refusals of one principal in a history, from ``began`` on."""
 
     began: datetime
@@ -54,7 +54,7 @@ class _Minute:
     began: datetime
     recorded: list[tuple[str | None, DecisionRequest]] = field(default_factory=list)
     """Each with its EventId in lower case; None if the store does not know it."""
-    folded: dict[str | None, FoldedRefusals] = field(default_factory=dict)
+    aggregated: dict[str | None, AggregatedRefusals] = field(default_factory=dict)
     """By EventId in lower case. None: EventIds about which nothing else was recorded."""
 
     def is_over(self, now: datetime) -> bool:
@@ -63,14 +63,14 @@ class _Minute:
         return abs(now - self.began) >= MINUTE
 
 
-def fold_refusals(history: Iterable[tuple[str, bytes]]) -> list[bytes]:
+def aggregate_refusals(history: Iterable[tuple[str, bytes]]) -> list[bytes]:
     """Return the JSON of CloudEvents; surplus refusals of a minute are one event with ``count``.
 
     ``history`` holds the kind and the JSON of each, oldest first. An earlier version of the relay
     recorded each refusal.
     """
     shown: list[bytes | None] = []
-    minutes: dict[str, _ShownMinute] = {}
+    minutes: dict[str, _HistoryMinute] = {}
     for kind, body in history:
         shown.append(body)
         if kind != "approval.refused":
@@ -80,7 +80,7 @@ def fold_refusals(history: Iterable[tuple[str, bytes]]) -> list[bytes]:
         principal = event["data"]["principal"]
         minute = minutes.get(principal)
         if minute is None or abs(at - minute.began) >= MINUTE:
-            minute = minutes[principal] = _ShownMinute(at)
+            minute = minutes[principal] = _HistoryMinute(at)
         if minute.single < MAX_RECORDED_ABOUT_EVENT or "count" in event["data"]:
             minute.single += 1
             continue
@@ -93,7 +93,7 @@ def fold_refusals(history: Iterable[tuple[str, bytes]]) -> list[bytes]:
     return [body for body in shown if body is not None]
 
 
-class RefusalFold:
+class RefusalAggregator:
     """Decides which refusals are recorded one by one, and counts the others.
 
     `admit` runs in transactions, on the thread of the store. The rest runs on the event loop.
@@ -103,7 +103,7 @@ class RefusalFold:
         self._lock = threading.Lock()
         self._minutes: dict[str, _Minute] = {}
         """The open minute of each principal."""
-        self._due: list[FoldedRefusals] = []
+        self._due: list[AggregatedRefusals] = []
 
     def admit(self, request: DecisionRequest, event_key: str | None) -> bool:
         """Return whether the refusal of a request is recorded by itself.
@@ -134,29 +134,29 @@ class RefusalFold:
             event_key: str | None = request.event_id.lower()
             if all(key != event_key for key, _ in minute.recorded):
                 event_key = None
-            before = minute.folded.get(event_key)
+            before = minute.aggregated.get(event_key)
             count = before.count + 1 if before is not None else 1
-            minute.folded[event_key] = FoldedRefusals(request, reason, count)
+            minute.aggregated[event_key] = AggregatedRefusals(request, reason, count)
 
     def next_due(self) -> datetime | None:
         """Return when `take_due` will return something; None if nothing was counted."""
         with self._lock:
             if self._due:
                 return datetime.min.replace(tzinfo=UTC)
-            began = (minute.began for minute in self._minutes.values() if minute.folded)
+            began = (minute.began for minute in self._minutes.values() if minute.aggregated)
             return min((moment + MINUTE for moment in began), default=None)
 
-    def take_due(self, now: datetime | None) -> list[FoldedRefusals]:
+    def take_due(self, now: datetime | None) -> list[AggregatedRefusals]:
         """Return and remove what was counted in minutes that are over; None: in all minutes."""
         with self._lock:
             self._close(now)
             due, self._due = self._due, []
             return due
 
-    def put_back(self, folded: Iterable[FoldedRefusals]) -> None:
+    def put_back(self, aggregated: Iterable[AggregatedRefusals]) -> None:
         """Return what could not be recorded: the next `take_due` returns it again."""
         with self._lock:
-            self._due += folded
+            self._due += aggregated
 
     def _open_minute(self, request: DecisionRequest) -> _Minute:
         principal = request.caller.principal
@@ -171,4 +171,4 @@ class RefusalFold:
         for principal, minute in list(self._minutes.items()):
             if now is None or minute.is_over(now):
                 del self._minutes[principal]
-                self._due += minute.folded.values()
+                self._due += minute.aggregated.values()

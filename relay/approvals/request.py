@@ -1,7 +1,7 @@
 """One request to decide about one state of one event, whichever channel it came by. Pure.
 
 `DecisionBody` is the JSON body, `DecisionRequest` the request of an authenticated caller, and
-`DecisionAnswer` what the caller gets back. `service` decides the request.
+`DecisionAnswer` what the caller gets back. `engine` decides the request.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class DecisionAnswer:
     """The JSON of the answer; for a refusal the members of its problem."""
     repeat: bool = False
     """Whether this is the first answer to the same request again."""
-    folded: bool = False
+    is_aggregated: bool = False
     """Whether the request was refused and only counted: see `relay.approvals.refusals`."""
 
     @property

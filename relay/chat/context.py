@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from relay.approvals import ApprovalsSettings
+from relay.approvals.engine import ApprovalEngine
 from relay.approvals.principals import is_chat_principal
 from relay.approvals.request import (
     Caller,
@@ -24,7 +25,6 @@ from relay.approvals.request import (
     Rights,
 )
 from relay.approvals.rules import Quorum, client_principals_beside
-from relay.approvals.service import ApprovalService
 from relay.approvals.status import ApprovalStatus
 from relay.chat import AnswerableChatSettings
 from relay.chat.cards.card import Card
@@ -126,7 +126,7 @@ class EventStatuses:
     """Answers what a platform may ask about events. Its coroutines raise StoreUnavailable."""
 
     def __init__(
-        self, store: Store, approvals: ApprovalService, clock: Clock, links: ConfirmationLinks
+        self, store: Store, approvals: ApprovalEngine, clock: Clock, links: ConfirmationLinks
     ) -> None:
         self._store = store
         self._approvals = approvals
@@ -202,7 +202,7 @@ class ChatContext:
 
 def make_chat_context(
     store: Store,
-    approvals: ApprovalService,
+    approvals: ApprovalEngine,
     clock: Clock,
     public_url: str | None,
     rights_by_client: Mapping[str, Rights] = MappingProxyType({}),

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from relay.approvals.service import ApprovalService
+from relay.approvals.engine import ApprovalEngine
 from relay.chat.cards.card import Card, Text
 from relay.chat.cards.rendering import message_card, next_refresh_time
 from relay.chat.cards.timeline import history_lines, voting_closed_lines
@@ -62,7 +62,7 @@ class MessagePlanner:
     """Knows which message of a sink shows which events. Its coroutines raise StoreUnavailable."""
 
     def __init__(
-        self, store: Store, approvals: ApprovalService, clock: Clock, links: ConfirmationLinks
+        self, store: Store, approvals: ApprovalEngine, clock: Clock, links: ConfirmationLinks
     ) -> None:
         self._store = store
         self._approvals = approvals

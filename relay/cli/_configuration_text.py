@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from relay.api import Client
+from relay.approvals.engine import effective_mode
 from relay.approvals.rules import Hours, Quorum, Rule, RuleConditions
-from relay.approvals.service import effective_mode
 from relay.cli._output import (
     format_duration,
     join_names,

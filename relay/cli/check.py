@@ -12,7 +12,7 @@ import typer
 
 from relay.api.diagnostics import static_findings
 from relay.api.server.tls import make_server_context
-from relay.approvals.service import effective_mode
+from relay.approvals.engine import effective_mode
 from relay.approvals.status import ApprovalStatus, rule_for
 from relay.approvals.transitions import next_transitions
 from relay.cli._configuration_text import describe_approval, print_configuration

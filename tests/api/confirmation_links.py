@@ -31,7 +31,7 @@ async def render_message(
 ) -> MessageLinks:
     """Update a sink's message about the event, and return what it shows."""
     chat = make_chat_context(
-        relay.store, relay.gate.service, relay.clock, f"http://127.0.0.1:{relay.server.port}"
+        relay.store, relay.gate.engine, relay.clock, f"http://127.0.0.1:{relay.server.port}"
     )
 
     def read_last_change(tx: Transaction) -> Any:

@@ -24,8 +24,8 @@ from relay.api import ApiSettings, Relay
 from relay.api.server.http_server import Server
 from relay.api.server.limits import ServerLimits
 from relay.approvals import ApprovalsSettings
+from relay.approvals.engine import ApprovalEngine
 from relay.approvals.gate import Gate
-from relay.approvals.service import ApprovalService
 from relay.clock import SystemClock
 from relay.delivery.dispatcher import Dispatcher
 from relay.delivery.routing import matching_sinks
@@ -376,7 +376,7 @@ async def run_relay(
         )
         await dispatcher.start()
         gate = Gate(
-            ApprovalService(rules, ORIGIN, client_resources=settings.resources_by_client),
+            ApprovalEngine(rules, ORIGIN, client_resources=settings.resources_by_client),
             store,
             azure,
             clock,

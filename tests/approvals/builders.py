@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from relay.approvals import ApprovalsSettings
+from relay.approvals.engine import ApprovalEngine, ClaimedGrant
 from relay.approvals.request import (
     Caller,
     DecisionAnswer,
@@ -17,7 +18,6 @@ from relay.approvals.request import (
     Right,
     Rights,
 )
-from relay.approvals.service import ApprovalService, Claim
 from relay.approvals.status import ApprovalStatus, rule_for
 from relay.errors import SourceError
 from relay.events.build import Origin, event_data
@@ -230,7 +230,7 @@ def build_status(
 
 
 class ApprovalFile:
-    """A state file with an ApprovalService and a Recorder, without a gate or threads.
+    """A state file with an ApprovalEngine and a Recorder, without a gate or threads.
 
     Each method is one transaction; its changes are in the file when it returns.
     """
@@ -257,7 +257,7 @@ class ApprovalFile:
             self.path, StateFileOwner(ORIGIN.scope, "vm"), self.clock.now()
         )
         self.connection.execute("PRAGMA synchronous = OFF")  # no test cuts the power
-        self.service = ApprovalService(
+        self.engine = ApprovalEngine(
             self.settings, ORIGIN, trusted=self.trusted, client_resources=CLIENT_RESOURCES
         )
         self.recorder = Recorder(ORIGIN, self.boot_id, frozenset({"db-1"}))
@@ -299,7 +299,7 @@ class ApprovalFile:
 
     def apply_transitions(self) -> datetime | None:
         """Apply every transition that is due; return when the next is due by time alone."""
-        return self.transact(lambda tx: self.service.apply_transitions(tx, self.clock.now()))
+        return self.transact(lambda tx: self.engine.apply_transitions(tx, self.clock.now()))
 
     def submit(
         self,
@@ -310,30 +310,32 @@ class ApprovalFile:
     ) -> DecisionAnswer:
         """Submit a request about an event."""
         request = build_request(decision, by, of, at=self.clock.now(), **changes)
-        return self.transact(lambda tx: self.service.submit(tx, request))
+        return self.transact(lambda tx: self.engine.decide(tx, request))
 
     def set_mode(self, mode: Mode) -> None:
         """Set the mode as an operator does."""
         self.transact(lambda tx: tx.set_mode(mode, "local:root", self.clock.now()))
         self.apply_transitions()
 
-    def claim(self) -> list[Claim]:
-        """Claim every open grant, as the gate does last before it sends."""
+    def claim(self) -> list[ClaimedGrant]:
+        """ClaimedGrant every open grant, as the gate does last before it sends."""
         return self.transact(
-            lambda tx: self.service.claim(tx, tx.decisions.open_grants(), self.clock.now())
+            lambda tx: self.engine.claim_grants(tx, tx.decisions.open_grants(), self.clock.now())
         )
 
-    def set_in_flight(self, *claims: Claim) -> None:
+    def set_in_flight(self, *claims: ClaimedGrant) -> None:
         """Set which StartRequests are being sent, as the gate does."""
-        self.service.in_flight = frozenset(
+        self.engine.in_flight = frozenset(
             (claim.grant.id, claim.grant.attempts + 1) for claim in claims
         )
 
-    def answer(self, claims: list[Claim], error: SourceError | None) -> None:
+    def answer(self, claims: list[ClaimedGrant], error: SourceError | None) -> None:
         """Record what IMDS answered; None is 200."""
-        self.transact(lambda tx: self.service.record_answer(tx, claims, error, self.clock.now()))
+        self.transact(
+            lambda tx: self.engine.record_start_answers(tx, claims, error, self.clock.now())
+        )
 
-    def accept(self, claims: list[Claim]) -> None:
+    def accept(self, claims: list[ClaimedGrant]) -> None:
         """Record that IMDS answered 200."""
         self.answer(claims, None)
 
@@ -357,7 +359,7 @@ class ApprovalFile:
         def read_status(tx: Transaction) -> ApprovalStatus:
             newest = tx.snapshot.find(event_id.lower())
             assert newest is not None
-            return self.service.status(tx, newest, self.clock.now())
+            return self.engine.status(tx, newest, self.clock.now())
 
         return self.transact(read_status)
 

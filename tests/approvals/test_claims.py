@@ -87,7 +87,7 @@ def test_only_grants_that_were_asked_for_are_claimed(approvals: ApprovalFile) ->
     approvals.record_document(USER_REBOOT, build_event("E-2", event_source="User"))
     wanted = approvals.grants[1:]
     claims = approvals.transact(
-        lambda tx: approvals.service.claim(tx, wanted, approvals.clock.now())
+        lambda tx: approvals.engine.claim_grants(tx, wanted, approvals.clock.now())
     )
     assert [claimed.event_id for claimed in claims] == ["E-2"]
 

@@ -16,9 +16,9 @@ import pytest
 
 from relay.approvals import ApprovalsSettings
 from relay.approvals.authorize import SENT_BEFORE_NOTICE
+from relay.approvals.engine import ApprovalEngine
 from relay.approvals.gate import Gate
 from relay.approvals.request import DecisionAnswer
-from relay.approvals.service import ApprovalService
 from relay.errors import SourceError, SourceRefused, SourceUnavailable, StoreUnavailable
 from relay.events.cloudevent import CloudEvent
 from relay.events.model import Document, Event
@@ -170,7 +170,7 @@ async def running_gate(
         azure.store = store
         await azure.poll()
         gate = Gate(
-            ApprovalService(settings, ORIGIN, client_resources=CLIENT_RESOURCES),
+            ApprovalEngine(settings, ORIGIN, client_resources=CLIENT_RESOURCES),
             store,
             azure,
             clock,
@@ -435,7 +435,7 @@ async def test_a_grant_fails_if_not_before_passes_while_the_claim_waits_for_the_
         disk = threading.Event()
         harness.azure.after_read = lambda: harness.store.submit(lambda _: disk.wait(10))
         await harness.submit(of=REDEPLOY)
-        await wait_until(lambda: harness.gate.service.in_flight != frozenset())
+        await wait_until(lambda: harness.gate.engine.in_flight != frozenset())
         harness.clock.advance(900)
         disk.set()
         await harness.wait_for_events("startrequest.failed")
@@ -675,7 +675,7 @@ async def test_of_a_hold_and_the_claim_of_a_retry_the_first_wins(
 
         def hold() -> None:
             request = build_request("hold", "eve", USER_REBOOT, at=harness.clock.now())
-            holds.append(harness.store.submit(lambda tx: harness.gate.service.submit(tx, request)))
+            holds.append(harness.store.submit(lambda tx: harness.gate.engine.decide(tx, request)))
 
         def after_read() -> None:
             harness.store.submit(lambda _: disk.wait(10))
@@ -685,7 +685,7 @@ async def test_of_a_hold_and_the_claim_of_a_retry_the_first_wins(
         azure.after_read = after_read
         azure.may_answer.clear()
         harness.clock.advance(1)
-        await wait_until(lambda: harness.gate.service.in_flight != frozenset())
+        await wait_until(lambda: harness.gate.engine.in_flight != frozenset())
         if not hold_first:
             hold()
         disk.set()

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from relay.approvals.engine import ApprovalEngine
 from relay.approvals.gate import Gate
-from relay.approvals.service import ApprovalService
 from relay.events.cloudevent import CloudEvent
 from relay.imds import SourceSettings
 from relay.imds.client import ImdsClient
@@ -113,7 +113,7 @@ async def running_relay(
             jitter=lambda: 0.0,
         )
         gate = Gate(
-            ApprovalService(SETTINGS, ORIGIN, client_resources=CLIENT_RESOURCES),
+            ApprovalEngine(SETTINGS, ORIGIN, client_resources=CLIENT_RESOURCES),
             store,
             poller,
             clock,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from relay.approvals import ApprovalsSettings
-from relay.approvals.service import effective_mode
+from relay.approvals.engine import effective_mode
 from relay.outbox import Mode
 from tests.approvals.builders import REBOOT, USER_REBOOT, ApprovalFile, build_caller, build_event
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from relay.approvals.refusals import MAX_RECORDED, MAX_RECORDED_ABOUT_EVENT, RefusalFold
+from relay.approvals.refusals import MAX_RECORDED, MAX_RECORDED_ABOUT_EVENT, RefusalAggregator
 from relay.outbox.decisions import MAX_REFUSALS
 from tests.approvals.builders import REBOOT, ApprovalFile, build_event, build_request
 from tests.approvals.manual_clock import NOON, wait_until
@@ -37,10 +37,13 @@ async def test_after_ten_refusals_in_a_minute_the_others_become_one_event(tmp_pa
         assert _counts(harness) == [None] * 10
         await harness.settle()
         harness.clock.advance(1)
-        (*_, folded) = await harness.wait_for_events("approval.refused", 11)
+        (*_, aggregated) = await harness.wait_for_events("approval.refused", 11)
         assert _counts(harness) == [None] * 10 + [291]
-        assert (folded.data["principal"], folded.data["reason"]) == ("client:eve", "the last")
-        assert (folded.subject, folded.data["revision"]) == ("E-1", REBOOT.revision)
+        assert (aggregated.data["principal"], aggregated.data["reason"]) == (
+            "client:eve",
+            "the last",
+        )
+        assert (aggregated.subject, aggregated.data["revision"]) == ("E-1", REBOOT.revision)
 
 
 async def test_the_next_minute_begins_with_ten_refusals_again(tmp_path: Path) -> None:
@@ -67,7 +70,7 @@ async def test_unknown_events_share_ten_refusals(tmp_path: Path) -> None:
         for number in range(40):
             answer = await harness.submit("approve", "eve", event_id=f"E-{number + 2}")
             assert answer.status == 404
-        assert await harness.gate.record_folded_refusals()
+        assert await harness.gate.record_aggregated_refusals()
         assert _counts(harness) == [None] * 10 + [30]
         await _refuse(harness, 1)
         assert _counts(harness) == [None] * 10 + [30, None]
@@ -78,15 +81,15 @@ async def test_a_principal_with_many_events_is_bounded_too(tmp_path: Path) -> No
     async with running_gate(tmp_path, *events) as harness:
         for event in events:
             await _refuse(harness, 1, event_id=event.event_id)
-        await harness.gate.record_folded_refusals()
+        await harness.gate.record_aggregated_refusals()
         assert _counts(harness) == [None] * MAX_RECORDED + [MAX_RECORDED]
 
 
 async def test_a_stop_records_what_was_counted_and_nothing_twice(tmp_path: Path) -> None:
     async with running_gate(tmp_path, REBOOT) as harness:
         await _refuse(harness, 15)
-        assert await harness.gate.record_folded_refusals()
-        assert await harness.gate.record_folded_refusals()
+        assert await harness.gate.record_aggregated_refusals()
+        assert await harness.gate.record_aggregated_refusals()
         assert _counts(harness) == [None] * 10 + [5]
 
 
@@ -95,17 +98,17 @@ async def test_while_the_store_fails_the_count_waits(tmp_path: Path) -> None:
         await _refuse(harness, 15)
         connection = harness.store._state_file.connection  # noqa: SLF001  # no other way to break the disk
         connection.execute("PRAGMA query_only = ON")
-        assert not await harness.gate.record_folded_refusals()
+        assert not await harness.gate.record_aggregated_refusals()
         assert (await harness.submit("approve", "bob", revision="x")).status == 503
         connection.execute("PRAGMA query_only = OFF")
         await wait_until(lambda: harness.store.write_error is None)
         for _ in range(10):
             await harness.submit("approve", "bob", revision="x")
-        assert await harness.gate.record_folded_refusals()
+        assert await harness.gate.record_aggregated_refusals()
         assert _counts(harness) == [None] * 20 + [5]
 
 
-async def test_a_folded_refusal_is_answered_as_any_other_and_repeats_get_the_same(
+async def test_a_aggregated_refusal_is_answered_as_any_other_and_repeats_get_the_same(
     tmp_path: Path,
 ) -> None:
     async with running_gate(tmp_path, REBOOT) as harness:
@@ -120,28 +123,28 @@ async def test_a_folded_refusal_is_answered_as_any_other_and_repeats_get_the_sam
         assert (repeat.repeat, repeat.body) == (True, answers[19].body)
         reused = await harness.submit("hold", "eve", request_id="r19", digest="other")
         assert reused.status == 409
-        await harness.gate.record_folded_refusals()
+        await harness.gate.record_aggregated_refusals()
         assert _counts(harness)[10:] == [11]
 
 
 def test_a_minute_ends_when_the_clock_is_set_back() -> None:
-    fold, request = RefusalFold(), build_request()
+    aggregator, request = RefusalAggregator(), build_request()
     for _ in range(MAX_RECORDED_ABOUT_EVENT):
-        assert fold.admit(build_request(), "e-1")
-    assert not fold.admit(request, "e-1")
-    fold.count(request, "why")
+        assert aggregator.admit(build_request(), "e-1")
+    assert not aggregator.admit(request, "e-1")
+    aggregator.count(request, "why")
     earlier = build_request(at=request.at.replace(hour=3))
-    assert fold.admit(earlier, "e-1")
-    assert [folded.count for folded in fold.take_due(earlier.at)] == [1]
+    assert aggregator.admit(earlier, "e-1")
+    assert [aggregated.count for aggregated in aggregator.take_due(earlier.at)] == [1]
 
 
 def test_a_transaction_that_runs_twice_uses_one_place() -> None:
-    fold, request = RefusalFold(), build_request()
+    aggregator, request = RefusalAggregator(), build_request()
     for _ in range(MAX_RECORDED_ABOUT_EVENT + 1):
-        assert fold.admit(request, "e-1")
-    fold.forget(request)
-    assert all(fold.admit(build_request(), "e-1") for _ in range(MAX_RECORDED_ABOUT_EVENT))
-    assert not fold.admit(request, "e-1")
+        assert aggregator.admit(request, "e-1")
+    aggregator.forget(request)
+    assert all(aggregator.admit(build_request(), "e-1") for _ in range(MAX_RECORDED_ABOUT_EVENT))
+    assert not aggregator.admit(request, "e-1")
 
 
 @pytest.mark.parametrize("status", [202, 403])

@@ -158,7 +158,7 @@ def test_a_decision_is_written_as_a_whole_or_not_at_all(approvals: ApprovalFile)
     rows_before = list(read_rows(approvals.connection))
 
     def submit_and_fail(tx: Any) -> None:
-        approvals.service.submit(tx, build_request(of=REDEPLOY))
+        approvals.engine.decide(tx, build_request(of=REDEPLOY))
         raise RuntimeError("the disk is full")
 
     with pytest.raises(RuntimeError):

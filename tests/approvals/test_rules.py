@@ -158,7 +158,7 @@ def test_a_grant_is_not_claimed_after_the_hours(timed: ApprovalFile) -> None:
     timed.clock.advance(120)
     assert (
         timed.transact(
-            lambda tx: timed.service.claim(tx, tx.decisions.open_grants(), timed.clock.now())
+            lambda tx: timed.engine.claim_grants(tx, tx.decisions.open_grants(), timed.clock.now())
         )
         == []
     )

@@ -1,6 +1,6 @@
 """Random sequences of documents, votes, holds, crashes and answers, compared with a small model.
 
-The service, the recorder and the file are real; the state machine does what the gate does between
+The engine, the recorder and the file are real; the state machine does what the gate does between
 them. It checks the journal, and every StartRequest that would be sent.
 """
 
@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from typing_extensions import override  # in typing from Python 3.12
 
 from relay.approvals import ApprovalsSettings
-from relay.approvals.service import Claim
+from relay.approvals.engine import ClaimedGrant
 from relay.errors import SourceError, SourceRefused, SourceUnavailable
 from relay.events.model import Event
 from relay.events.timestamps import format_rfc3339
@@ -181,7 +181,7 @@ class Approvals(RuleBasedStateMachine):
         self.model: dict[str, Model] = {}
         self.holds_of_ended: dict[str, dict[tuple[str, bool], datetime]] = {}
         """The holds of events that left the document; they return with the event."""
-        self.claims_in_flight: list[Claim] = []
+        self.claims_in_flight: list[ClaimedGrant] = []
         self.unshared: set[int] = set()
         self.restarts, self.posts = 0, list[Post]()
         self.azure_says("A", "voted", 400.0)
@@ -406,7 +406,7 @@ class Approvals(RuleBasedStateMachine):
         late=st.booleans(),
     )
     def vote_wait_and_claim(self, other: str, seconds: float, late: bool) -> None:
-        """Claim a while after the votes; the timer of the transitions may be late."""
+        """ClaimedGrant a while after the votes; the timer of the transitions may be late."""
         self.two_vote("A", other)
         self.time_passes(seconds, step=not late)
         self.claim(lost=False)
@@ -459,11 +459,11 @@ class Approvals(RuleBasedStateMachine):
         grants = self.approvals.transact(lambda tx: tx.decisions.open_grants())
         grants = [grant for grant in grants if grant.id in self.unshared][:1] or grants
         self._read()
-        self.approvals.service.in_flight = frozenset(
+        self.approvals.engine.in_flight = frozenset(
             (grant.id, grant.attempts + 1) for grant in grants
         )
         self.claims_in_flight = self.approvals.transact(
-            lambda tx: self.approvals.service.claim(tx, grants, self.clock.now())
+            lambda tx: self.approvals.engine.claim_grants(tx, grants, self.clock.now())
         )
         assert len({claim.event_id for claim in self.claims_in_flight}) == len(
             self.claims_in_flight
@@ -477,7 +477,7 @@ class Approvals(RuleBasedStateMachine):
             self.approvals.set_in_flight()
         self._step()
 
-    def _check(self, claim: Claim) -> None:
+    def _check(self, claim: ClaimedGrant) -> None:
         """Check by the model and by the journal that the StartRequest is allowed."""
         model, now = self.model[claim.event_id], self.clock.now()
         assert self.mode == "on"
@@ -511,7 +511,7 @@ class Approvals(RuleBasedStateMachine):
             self._check_quorum(claim, about_revision, now)
 
     def _check_quorum(
-        self, claim: Claim, journal: list[tuple[str, dict[str, Any]]], now: datetime
+        self, claim: ClaimedGrant, journal: list[tuple[str, dict[str, Any]]], now: datetime
     ) -> None:
         required = requirement(self.ruleset, now)
         if required.sent_within is not None and not claim.grant.attempts:

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from relay.approvals.service import ApprovalService
+from relay.approvals.engine import ApprovalEngine
 from relay.chat import CallbackRefused, ChatSettings, ChatSink
 from relay.chat.context import make_chat_context
 from relay.clock import SystemClock
@@ -153,7 +153,7 @@ async def relay_with_chat(directory: Path, receiver: ReceiverControl) -> AsyncIt
     settings: ChatSettings = member.Settings.model_validate(
         {"kind": receiver.kind, "name": "chat", **receiver.settings()}
     )
-    approvals = ApprovalService(
+    approvals = ApprovalEngine(
         SETTINGS,
         ORIGIN,
         client_resources=dict.fromkeys(("client:alice", "client:bob", "client:drain")),
@@ -306,9 +306,9 @@ async def shows_no_votes_after_the_start(
         now = relay.clock.now()
 
         def start(tx: Transaction) -> None:
-            claims = relay.approvals.claim(tx, tx.decisions.open_grants(), now)
+            claims = relay.approvals.claim_grants(tx, tx.decisions.open_grants(), now)
             assert len(claims) == 1
-            relay.approvals.record_answer(tx, claims, None, now)
+            relay.approvals.record_start_answers(tx, claims, None, now)
 
         await relay.store.transact(start)
         await relay.settle()

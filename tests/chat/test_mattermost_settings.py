@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from relay.approvals.service import ApprovalService
+from relay.approvals.engine import ApprovalEngine
 from relay.chat.context import make_chat_context
 from relay.chat.platforms.mattermost import connect
 from relay.chat.platforms.mattermost.settings import Settings
@@ -117,7 +117,7 @@ def test_approve_in_chat_needs_the_url_that_mattermost_calls() -> None:
 async def test_connecting_without_that_url_raises_config_error() -> None:
     """The whole configuration refuses this earlier. A caller of `connect` can do without one."""
     settings = Settings.model_validate({**SECTION, "approve_in_chat": True, "secret": SECRET})
-    approvals = ApprovalService(SETTINGS, ORIGIN)
+    approvals = ApprovalEngine(SETTINGS, ORIGIN)
     context = make_chat_context(None, approvals, SystemClock(), None)  # type: ignore[arg-type]  # no store is read
     with pytest.raises(ConfigError, match=r"approve_in_chat needs api\.public_url"):
         async with connect(settings, SystemClock(), context):

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from relay.approvals import ApprovalsSettings
+from relay.approvals.engine import ApprovalEngine
 from relay.approvals.request import DecisionAnswer, DecisionKind
-from relay.approvals.service import ApprovalService
 from relay.chat import ChatSettings, MessageGone
 from relay.chat.cards.card import Card, PrincipalRef, Text
 from relay.chat.context import make_chat_context
@@ -106,7 +106,7 @@ class RecordingRelay:
     """A relay without an API and with one sink. The test says what Azure announces."""
 
     store: Store
-    approvals: ApprovalService
+    approvals: ApprovalEngine
     clock: Clock
 
     async def see(self, *events: Event, fail_open: bool = False) -> None:
@@ -129,7 +129,7 @@ class RecordingRelay:
     ) -> DecisionAnswer:
         """Submit a client's decision, by default about the event E-1."""
         request = build_request(decision, client, event, at=self.clock.now(), reason=reason)
-        return await self.store.transact(lambda tx: self.approvals.submit(tx, request))
+        return await self.store.transact(lambda tx: self.approvals.decide(tx, request))
 
     async def settle(self) -> None:
         """Return when everything recorded is delivered."""
@@ -183,7 +183,7 @@ async def relay_with_wall(
         clock,
         lambda event: tuple(matching_sinks(event, [settings])),
     ) as store:
-        approvals = ApprovalService(approvals_settings, ORIGIN, client_resources=CLIENT_RESOURCES)
+        approvals = ApprovalEngine(approvals_settings, ORIGIN, client_resources=CLIENT_RESOURCES)
         context = make_chat_context(store, approvals, clock, public_url)
         sink = LiveMessageSink(settings, context, wall, clock, in_chat=in_chat)
         dispatcher = Dispatcher({"wall": (settings, sink)}, store, clock, lambda *_: None)

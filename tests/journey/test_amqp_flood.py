@@ -42,7 +42,7 @@ def node(_private_node: Broker) -> Broker:
 
 
 def refused(system: System) -> list[str]:
-    """The messages that the relay has refused, also those of refusals that are folded."""
+    """The messages that the relay has refused, also those of refusals that are aggregated."""
     query = "SELECT request_id FROM answer WHERE status >= 400"
     return [str(message_id) for message_id in read_column(system.config.store.path, query)]
 

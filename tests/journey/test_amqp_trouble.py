@@ -19,8 +19,8 @@ from relay.amqp.connection import HEARTBEAT
 from relay.amqp.topology import approvals_topology, establish
 from relay.api.auth.rejection_log import RejectionLog
 from relay.app import approval_consumer, started
+from relay.approvals.engine import ApprovalEngine
 from relay.approvals.request import DecisionAnswer, DecisionRequest
-from relay.approvals.service import ApprovalService
 from relay.clock import SystemClock
 from relay.config import Config
 from relay.errors import StoreUnavailable
@@ -230,7 +230,7 @@ async def test_where_nothing_can_be_recorded_though_all_seems_well_it_asks_ever_
         asked += 1
         raise StoreUnavailable("no room")
 
-    monkeypatch.setattr(ApprovalService, "submit", refuse)
+    monkeypatch.setattr(ApprovalEngine, "decide", refuse)
     async with running_system(node, tmp_path, consumes=False) as system, AsyncExitStack() as stack:
         await stack.enter_async_context(_second_consumer(system, poll_interval=0.2))
         await eventually(system.is_consuming, every=0.05)
@@ -248,16 +248,16 @@ async def test_decisions_that_cannot_be_recorded_change_neither_the_order_nor_th
     node: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a disk that is full again and again. An older release must not end a newer hold."""
-    submit = ApprovalService.submit
+    decide = ApprovalEngine.decide
     asked: list[str | None] = []
 
     def refuse_often(
-        self: ApprovalService, tx: Transaction, request: DecisionRequest
+        self: ApprovalEngine, tx: Transaction, request: DecisionRequest
     ) -> DecisionAnswer:
         asked.append(request.message_id)
         if len(asked) % 4:
             raise StoreUnavailable("no room")
-        return submit(self, tx, request)
+        return decide(self, tx, request)
 
     sent = ["hold", "release", "hold again"]
     async with running_system(node, tmp_path, consumes=False) as system, AsyncExitStack() as stack:
@@ -265,7 +265,7 @@ async def test_decisions_that_cannot_be_recorded_change_neither_the_order_nor_th
         await eventually(system.is_consuming, every=0.05)
         await system.bus.listen(stack)
         event, decision = await system.schedule_reboot()
-        monkeypatch.setattr(ApprovalService, "submit", refuse_often)
+        monkeypatch.setattr(ApprovalEngine, "decide", refuse_often)
         await system.running.relay.gate.set_mode("off", "local:tester")
         await eventually(system.is_not_consuming, every=0.05)
         for name in sent:
@@ -283,7 +283,7 @@ async def test_an_error_in_our_own_code_buries_the_message_that_met_it_and_no_ot
     """Back in the queue it would block the others. The log has the traceback."""
     async with running_system(node, tmp_path) as system:
         with monkeypatch.context() as broken:
-            broken.setattr(ApprovalService, "submit", lambda *_: 1 / 0)
+            broken.setattr(ApprovalEngine, "decide", lambda *_: 1 / 0)
             await system.bus.send(
                 {"eventId": "x", "decision": "approve", "revision": "r"}, "cursed"
             )

@@ -126,7 +126,7 @@ def _find_preview(tx: Transaction, call: Call, token: str) -> ConfirmationPrevie
     link = tx.messages.find_link(token)
     if link is None or link.wrong_codes >= MAX_WRONG_CODES:
         return None
-    service, now = call.relay.gate.service, call.server.clock.now()
+    service, now = call.relay.gate.engine, call.server.clock.now()
     occurrence = tx.snapshot.get(link.occurrence)
     status = service.status(tx, occurrence, now)
     # The page has its own form, so the card's buttons need no links.

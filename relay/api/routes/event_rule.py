@@ -73,7 +73,7 @@ async def _show_evaluation(call: Call) -> ApprovalEvaluation:
 
 
 def _evaluate(tx: Transaction, call: Call, occurrence: Occurrence) -> ApprovalEvaluation:
-    service = call.relay.gate.service
+    service = call.relay.gate.engine
     status = service.status(tx, occurrence, call.relay.clock.now())
     explanation = explain(status, service.settings.rules, service.origin.scope)
     return ApprovalEvaluation(

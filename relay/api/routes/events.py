@@ -14,7 +14,7 @@ from relay.api.schema.paging import CURSOR, LOG_SIZE, PAGE_SIZE, parse_cursor
 from relay.api.schema.responses import Problem
 from relay.api.schema.route import Call, Route
 from relay.approvals.explain import approval_summary
-from relay.approvals.refusals import fold_refusals
+from relay.approvals.refusals import aggregate_refusals
 from relay.approvals.request import DecisionKind
 from relay.approvals.status import ApprovalState
 from relay.events.catalog import EventData
@@ -134,7 +134,7 @@ async def _show_event(call: Call) -> EventDetails:
 
 
 def _summary(tx: Transaction, call: Call, occurrence: Occurrence) -> EventSummary:
-    status = call.relay.gate.service.status(tx, occurrence, call.relay.clock.now())
+    status = call.relay.gate.engine.status(tx, occurrence, call.relay.clock.now())
     return EventSummary(
         **cast("EventData", occurrence.data),
         occurrence=occurrence.number,
@@ -150,7 +150,7 @@ def _details(tx: Transaction, call: Call, occurrence: Occurrence) -> EventDetail
     rows, has_more = tx.journal.history(
         occurrence.key, occurrence.first_seen, call.parameters, PageLimit(LOG_SIZE)
     )
-    bodies = fold_refusals([(row.kind, row.body) for row in reversed(rows)])
+    bodies = aggregate_refusals([(row.kind, row.body) for row in reversed(rows)])
     return EventDetails(
         **_summary(tx, call, occurrence),
         # The stored JSON is sent unchanged.

@@ -14,7 +14,7 @@ from relay.telemetry.metrics import MetricsCollector
 async def _show_metrics(call: Call) -> web.Response:
     relay, server = call.relay, call.server
     mode, position = await relay.store.read(
-        lambda tx: (relay.gate.service.mode(tx), tx.head().position)
+        lambda tx: (relay.gate.engine.mode(tx), tx.head().position)
     )
     registry = CollectorRegistry()
     registry.register(

@@ -29,7 +29,7 @@ from relay.approvals.effects import (
     record_refusal,
     record_start_answer,
 )
-from relay.approvals.refusals import FoldedRefusals, RefusalFold
+from relay.approvals.refusals import AggregatedRefusals, RefusalAggregator
 from relay.approvals.request import DecisionAnswer, DecisionRequest
 from relay.approvals.status import ApprovalStatus, rule_for
 from relay.approvals.transitions import CreateGrant, can_claim, next_change_at, next_transitions
@@ -46,7 +46,7 @@ _REUSED_ID = Refusal(
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class ClaimedGrant:
     """A grant for which a StartRequest may be sent now."""
 
     grant: Grant
@@ -54,7 +54,7 @@ class Claim:
     """The EventId in the case that Azure wrote."""
 
 
-class ApprovalService:
+class ApprovalEngine:
     """The approvals of one relay."""
 
     def __init__(
@@ -74,7 +74,7 @@ class ApprovalService:
         self.origin = origin
         self.in_flight: frozenset[tuple[int, int]] = frozenset()
         """The StartRequests that are being sent, as in `ApprovalStatus`."""
-        self.refusals = RefusalFold()
+        self.refusals = RefusalAggregator()
         """Which refusals are recorded one by one."""
         self._trusted = trusted
         self._client_resources = client_resources
@@ -104,23 +104,23 @@ class ApprovalService:
 
     # --- requests
 
-    def submit(self, tx: Transaction, request: DecisionRequest) -> DecisionAnswer:
+    def decide(self, tx: Transaction, request: DecisionRequest) -> DecisionAnswer:
         """Decide a request and record the decision. A repeat gets its first answer."""
-        first_answer = _first_answer(tx, request)
+        first_answer = _find_first_answer(tx, request)
         if first_answer is not None and first_answer.digest == request.digest:
             return DecisionAnswer(first_answer.status, first_answer.body, repeat=True)
         status = self._current_status(tx, request)
         if first_answer is not None:
-            return self._refuse(tx, request, status, _REUSED_ID)
+            return self._refuse_request(tx, request, status, _REUSED_ID)
         refusal = authorize(request, status)
         if refusal is None and status is not None and request.link is not None:
             refusal = check_confirmation_link(tx, request, request.link, status.occurrence)
         if refusal is not None:
-            answer = self._refuse(tx, request, status, refusal)
+            answer = self._refuse_request(tx, request, status, refusal)
         else:
             assert status is not None  # noqa: S101  # authorize refuses an unknown event
-            answer = self._accept(tx, request, status)
-        request_id = _remembered_id(request, answer.status)
+            answer = self._accept_request(tx, request, status)
+        request_id = _id_to_remember(request, answer.status)
         if request_id is not None:
             tx.decisions.remember_answer(
                 request.caller.principal,
@@ -134,26 +134,30 @@ class ApprovalService:
 
     def _current_status(self, tx: Transaction, request: DecisionRequest) -> ApprovalStatus | None:
         """Return the status after all transitions that were due before the request."""
-        occurrence = self._find_occurrence(tx, request)
-        return None if occurrence is None else self._advance(tx, occurrence, request.at)
+        occurrence = self._find_event(tx, request)
+        return (
+            None
+            if occurrence is None
+            else self._apply_event_transitions(tx, occurrence, request.at)
+        )
 
-    def _find_occurrence(self, tx: Transaction, request: DecisionRequest) -> Occurrence | None:
+    def _find_event(self, tx: Transaction, request: DecisionRequest) -> Occurrence | None:
         if request.scope not in (None, self.origin.scope):
             return None
         return tx.snapshot.find(request.event_id.lower())
 
-    def _refuse(
+    def _refuse_request(
         self,
         tx: Transaction,
         request: DecisionRequest,
         status: ApprovalStatus | None,
         refusal: Refusal,
     ) -> DecisionAnswer:
-        is_folded = False
+        is_aggregated = False
         if refusal.status != 503:  # HTTP
             event_key = status.occurrence.key if status is not None else None
-            is_folded = not self.refusals.admit(request, event_key)
-            if not is_folded:
+            is_aggregated = not self.refusals.admit(request, event_key)
+            if not is_aggregated:
                 record_refusal(
                     tx, self.origin, request, status, reason=refusal.reason, mode=self.mode(tx)
                 )
@@ -162,15 +166,15 @@ class ApprovalService:
             body["revision"] = status.occurrence.revision
         if refusal.field is not None:
             body["field"] = refusal.field
-        return DecisionAnswer(refusal.status, body, folded=is_folded)
+        return DecisionAnswer(refusal.status, body, is_aggregated=is_aggregated)
 
-    def record_folded(
-        self, tx: Transaction, folded: Sequence[FoldedRefusals], now: datetime
+    def record_aggregated_refusals(
+        self, tx: Transaction, aggregated: Sequence[AggregatedRefusals], now: datetime
     ) -> None:
         """Record refusals that were only counted, and delete surplus first answers."""
-        for refusals in folded:
+        for refusals in aggregated:
             request = refusals.request
-            occurrence = self._find_occurrence(tx, request)
+            occurrence = self._find_event(tx, request)
             record_refusal(
                 tx,
                 self.origin,
@@ -182,7 +186,7 @@ class ApprovalService:
             )
         tx.decisions.prune_refusals()
 
-    def _accept(
+    def _accept_request(
         self, tx: Transaction, request: DecisionRequest, status: ApprovalStatus
     ) -> DecisionAnswer:
         if request.request_id is None:
@@ -205,7 +209,7 @@ class ApprovalService:
             cause=cause,
             ended=find_ended_decisions(request, status),
         )
-        after = self._advance(tx, status.occurrence, request.at, cause=recorded)
+        after = self._apply_event_transitions(tx, status.occurrence, request.at, cause=recorded)
         return build_answer(request, recorded, after)
 
     # --- transitions
@@ -217,7 +221,7 @@ class ApprovalService:
         """
         moments = []
         for occurrence_id in tx.decisions.unsettled():
-            status = self._advance(tx, tx.snapshot.get(occurrence_id), now)
+            status = self._apply_event_transitions(tx, tx.snapshot.get(occurrence_id), now)
             moment = next_change_at(status)
             if moment is not None:
                 moments.append(moment)
@@ -226,7 +230,7 @@ class ApprovalService:
                 moments.append(now.replace(second=0, microsecond=0) + timedelta(minutes=1))
         return min(moments, default=None)
 
-    def _advance(
+    def _apply_event_transitions(
         self,
         tx: Transaction,
         occurrence: Occurrence,
@@ -244,14 +248,16 @@ class ApprovalService:
             if not transitions:
                 return status
             is_granting = any(isinstance(transition, CreateGrant) for transition in transitions)
-            if is_granting and self._follow_journal(tx, status):
+            if is_granting and self._restore_from_journal(tx, status):
                 continue
             for transition in transitions:
                 cause = apply_transition(tx, self.origin, transition, status, cause)
 
     # --- StartRequests
 
-    def claim(self, tx: Transaction, grants: Sequence[Grant], now: datetime) -> list[Claim]:
+    def claim_grants(
+        self, tx: Transaction, grants: Sequence[Grant], now: datetime
+    ) -> list[ClaimedGrant]:
         """Check everything again, and claim the grants for which a StartRequest may be sent.
 
         The caller sends it only after this transaction is on disk
@@ -266,11 +272,11 @@ class ApprovalService:
             status = self.status(tx, occurrence, now)
             if not can_claim(grant, status):
                 continue
-            if self._follow_journal(tx, status):
+            if self._restore_from_journal(tx, status):
                 status = self.status(tx, occurrence, now)
                 if not can_claim(grant, status):
                     continue
-            claim = Claim(grant, occurrence.event.event_id)
+            claim = ClaimedGrant(grant, occurrence.event.event_id)
             claims.append(claim)
             tx.decisions.claim_grant(grant.id)
             note = {
@@ -287,7 +293,7 @@ class ApprovalService:
             tx.journal.append_note(now, "claim", note, event_key=occurrence.key)
         return claims
 
-    def _follow_journal(self, tx: Transaction, status: ApprovalStatus) -> bool:
+    def _restore_from_journal(self, tx: Transaction, status: ApprovalStatus) -> bool:
         """Correct the votes and holds in the table by the journal; return whether they differed.
 
         This reads all that was decided about the EventId, so it comes only before a grant and
@@ -324,8 +330,12 @@ class ApprovalService:
             )
         return bool(revived or removed)
 
-    def record_answer(
-        self, tx: Transaction, claims: Sequence[Claim], error: SourceError | None, now: datetime
+    def record_start_answers(
+        self,
+        tx: Transaction,
+        claims: Sequence[ClaimedGrant],
+        error: SourceError | None,
+        now: datetime,
     ) -> None:
         """Record the answer of IMDS to the StartRequest for these claims; None means 200.
 
@@ -359,7 +369,7 @@ def effective_mode(settings: ApprovalsSettings, switch: Mode, *, trusted: bool) 
     return max(configured, switch, key=_MODES_BY_STRICTNESS.index)
 
 
-def _first_answer(tx: Transaction, request: DecisionRequest) -> FirstAnswer | None:
+def _find_first_answer(tx: Transaction, request: DecisionRequest) -> FirstAnswer | None:
     """Return the first answer to the request."""
     for request_id in (request.request_id, request.signed_id):
         if request_id is not None:
@@ -369,7 +379,7 @@ def _first_answer(tx: Transaction, request: DecisionRequest) -> FirstAnswer | No
     return None
 
 
-def _remembered_id(request: DecisionRequest, status: int) -> str | None:
+def _id_to_remember(request: DecisionRequest, status: int) -> str | None:
     """The id under which a repeat of the request gets this status again; None: it does not."""
     if request.link is not None:
         # After any refusal the person can correct the code, or get a right.
