@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 
-from relay.approvals.authorize import Refusal
+from relay.approvals.admission import Refusal
 from relay.approvals.request import DecisionRequest, LinkCredentials
 from relay.outbox import Occurrence
 from relay.outbox.chat_messages import code_digest

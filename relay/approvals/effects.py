@@ -12,8 +12,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from relay.approvals.acceptance import sent_before_notice
-from relay.approvals.authorize import HOLD_NOTICE
+from relay.approvals.admission import HOLD_NOTICE, sent_before_notice
 from relay.approvals.request import DecisionRequest
 from relay.approvals.status import ApprovalStatus
 from relay.approvals.transitions import CreateGrant, ExpireHold, FailGrant, Transition, VoidVotes

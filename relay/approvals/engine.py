@@ -1,7 +1,7 @@
 """Decides approvals inside transactions of the store: requests, transitions, claims and answers.
 
 `gate` runs these methods in the store and sends the StartRequests. The rules of decision are in
-`authorize` and `transitions`; `effects` writes what was decided. Nothing here waits or sends.
+`admission` and `transitions`; `effects` writes what was decided. Nothing here waits or sends.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from types import MappingProxyType
 from typing import Any
 
 from relay.approvals import ApprovalsSettings
-from relay.approvals.acceptance import (
+from relay.approvals.admission import (
+    Refusal,
+    authorize,
     build_answer,
     build_decision,
     find_ended_decisions,
     find_same_decision,
 )
-from relay.approvals.authorize import Refusal, authorize
 from relay.approvals.confirmation_link import check_confirmation_link
 from relay.approvals.effects import (
     apply_transition,

@@ -1,7 +1,7 @@
 """How the approval of one event stands at one moment. Pure.
 
 `ApprovalStatus` holds every fact that a decision depends on and derives from them what counts now.
-`authorize` and `transitions` decide by it. Nothing here decides or changes anything.
+`admission` and `transitions` decide by it. Nothing here decides or changes anything.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from playwright.async_api import Page, expect
 from pytest_aiohttp import AiohttpServer
 from yarl import URL
 
-from relay.approvals.authorize import HOLD_NOTICE
+from relay.approvals.admission import HOLD_NOTICE
 from relay.approvals.confirmation_link import MAX_WRONG_CODES
 from relay.events.timestamps import parse_timestamp
 from tests.api.confirmation_links import post_confirmation, proxy_application, render_message

@@ -14,7 +14,7 @@ import aiohttp
 import orjson
 import pytest
 
-from relay.approvals.authorize import HOLD_NOTICE
+from relay.approvals.admission import HOLD_NOTICE
 from relay.approvals.confirmation_link import MAX_WRONG_CODES
 from relay.outbox.chat_messages import token_digest
 from relay.outbox.transaction import Transaction

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from relay.approvals import ApprovalsSettings
-from relay.approvals.authorize import SENT_BEFORE_NOTICE
+from relay.approvals.admission import SENT_BEFORE_NOTICE
 from relay.approvals.engine import ApprovalEngine
 from relay.approvals.gate import Gate
 from relay.approvals.request import DecisionAnswer

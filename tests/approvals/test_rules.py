@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from relay.approvals import ApprovalsSettings
-from relay.approvals.authorize import Refusal, authorize
+from relay.approvals.admission import Refusal, authorize
 from relay.approvals.request import Caller, Rights
 from relay.approvals.rules import Hours
 from relay.approvals.transitions import can_claim, next_change_at, next_transitions

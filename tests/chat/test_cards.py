@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.approvals import ApprovalsSettings
-from relay.approvals.authorize import HOLD_NOTICE, SENT_BEFORE_NOTICE, authorize
+from relay.approvals.admission import HOLD_NOTICE, SENT_BEFORE_NOTICE, authorize
 from relay.approvals.refusals import AggregatedRefusals
 from relay.approvals.request import DecisionKind
 from relay.approvals.status import ApprovalStatus

@@ -13,7 +13,7 @@ from typing_extensions import TypedDict
 
 from relay.api.schema.responses import Problem
 from relay.api.schema.route import Call, Parameter, RequestBody, Route
-from relay.approvals.authorize import HOLD_NOTICE
+from relay.approvals.admission import HOLD_NOTICE
 from relay.approvals.request import DecisionAnswer, DecisionBody, DecisionKind
 from relay.outbox import Mode
 

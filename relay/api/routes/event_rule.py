@@ -10,7 +10,7 @@ from typing_extensions import TypedDict
 
 from relay.api.routes.events import read_event
 from relay.api.schema.route import Call, Route
-from relay.approvals.authorize import hold_notice
+from relay.approvals.admission import hold_notice
 from relay.approvals.explain import explain
 from relay.approvals.status import ApprovalState
 from relay.events.timestamps import format_rfc3339

@@ -5,7 +5,7 @@ The gate decides on its own: a button only offers what the gate would accept fro
 
 from __future__ import annotations
 
-from relay.approvals.authorize import hold_notice
+from relay.approvals.admission import hold_notice
 from relay.approvals.request import DecisionKind
 from relay.approvals.status import ApprovalStatus
 from relay.chat.cards.card import Button, Link, Text

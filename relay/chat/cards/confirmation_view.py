@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
-from relay.approvals.authorize import HOLD_NOTICE, authorize
+from relay.approvals.admission import HOLD_NOTICE, authorize
 from relay.approvals.request import Caller, DecisionKind, DecisionRequest, Rights
 from relay.approvals.status import ApprovalStatus
 from relay.chat.cards.card import Text

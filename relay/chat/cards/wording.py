@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from relay.approvals.authorize import hold_notice
+from relay.approvals.admission import hold_notice
 from relay.approvals.status import ApprovalStatus
 from relay.chat.cards.card import Text, Tone
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from relay.approvals.authorize import HOLD_NOTICE, Refusal, authorize
+from relay.approvals.admission import HOLD_NOTICE, Refusal, authorize
 from relay.approvals.request import DecisionRequest
 from relay.approvals.status import ApprovalStatus
 from tests.approvals.builders import (
