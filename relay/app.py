@@ -16,7 +16,7 @@ from typing import Any
 
 from relay.amqp.approval_consumer import ApprovalConsumer
 from relay.api import Client, Relay
-from relay.api.auth.authentication import client_caller
+from relay.api.auth.authentication import caller_for_client
 from relay.api.auth.rejection_log import RejectionLog
 from relay.api.server.http_server import Server
 from relay.approvals.amqp_handler import AmqpApprovalHandler
@@ -53,7 +53,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Running:
+class RunningRelay:
     """A started relay, for the demo and for tests."""
 
     relay: Relay
@@ -73,12 +73,12 @@ async def run(config: Config, *, clock: Clock | None = None) -> None:
     is_up = asyncio.Event()
 
     async def run_until_stopped() -> None:
-        async with started(config, clock or SystemClock()):
+        async with start_relay(config, clock or SystemClock()):
             is_up.set()
             await stop.wait()
             _log.info("stopping: the relay sends what it can, the store keeps the rest")
 
-    _call_on_signals(stop.set)
+    _call_on_stop_signals(stop.set)
     relay = asyncio.create_task(run_until_stopped(), name="relay")
     stopping = asyncio.create_task(stop.wait(), name="stop")
     await asyncio.wait({relay, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -97,9 +97,9 @@ async def run(config: Config, *, clock: Clock | None = None) -> None:
 
 
 @asynccontextmanager
-async def started(
+async def start_relay(
     config: Config, clock: Clock, *, boot: Callable[[], str | None] = read_boot_id
-) -> AsyncIterator[Running]:
+) -> AsyncIterator[RunningRelay]:
     """Start a relay, yield it, and drain it in the end. ``boot`` returns the machine's boot id."""
     if config.has_no_rule_for_user_events:
         _log.warning("%s", NO_RULE_FOR_USER_EVENTS)
@@ -109,7 +109,7 @@ async def started(
         client = await stack.enter_async_context(ImdsClient(config.source, clock))
         instance = await discover(client, clock, required="auto" in (config.scope, config.relay))
         names = resource_names(instance, socket.gethostname()) if instance is not None else None
-        origin = _origin(config, instance)
+        origin = _determine_origin(config, instance)
 
         owner = StateFileOwner(origin.scope, instance.vm_id if instance is not None else None)
         store = await stack.enter_async_context(
@@ -125,7 +125,9 @@ async def started(
                 "cannot verify the VM ID, and the state file is bound to one VM: approvals are off"
             )
         record = _relay_event_recorder(store, origin, clock)
-        store.listeners.write_error_changed.append(lambda reason: _report_store(reason, record))
+        store.listeners.write_error_changed.append(
+            lambda reason: _report_write_error(reason, record)
+        )
 
         approvals = ApprovalEngine(
             config.approvals,
@@ -171,7 +173,7 @@ async def started(
                 if isinstance(sink_settings, ChatSettings)
             },
         )
-        consumer = approval_consumer(config, relay, server.state.rejections)
+        consumer = make_approval_consumer(config, relay, server.state.rejections)
 
         _log.info(
             "relay %s of scope %s runs; the API listens on %s",
@@ -181,11 +183,11 @@ async def started(
         )
         async with _run_tasks(poller, gate, dispatcher, store, clock, consumer, record):
             server.state.attach(relay)
-            yield Running(relay=relay, poller=poller, api_port=server.port)
+            yield RunningRelay(relay=relay, poller=poller, api_port=server.port)
             server.state.detach()
 
 
-def _origin(config: Config, instance: Instance | None) -> Origin:
+def _determine_origin(config: Config, instance: Instance | None) -> Origin:
     scope, relay = config.scope, config.relay
     if instance is not None:
         scope = derive_scope(instance) if scope == "auto" else scope
@@ -211,7 +213,7 @@ def _relay_event_recorder(store: Store, origin: Origin, clock: Clock) -> ReportR
     return record
 
 
-def _report_store(reason: str | None, record: ReportRelayEvent) -> None:
+def _report_write_error(reason: str | None, record: ReportRelayEvent) -> None:
     """Report that the store cannot be written (``reason``), or can be written again (None)."""
     if reason is None:
         _log.info("the state file can be written again; it holds what happened meanwhile")
@@ -238,7 +240,7 @@ async def _connect_sinks(
     return sinks
 
 
-def approval_consumer(
+def make_approval_consumer(
     config: Config, relay: Relay, rejections: RejectionLog
 ) -> ApprovalConsumer | None:
     """Return the consumer of approvals over AMQP; None if the configuration has no such section."""
@@ -247,7 +249,7 @@ def approval_consumer(
         return None
 
     def on_unusable(user: str | None, reason: str) -> None:
-        rejections.unusable_message(user, reason, relay.clock.monotonic())
+        rejections.record_unusable_message(user, reason, relay.clock.monotonic())
 
     return ApprovalConsumer(
         urls=settings.targets,
@@ -256,7 +258,7 @@ def approval_consumer(
         scope=relay.origin.scope,
         relay=relay.origin.relay,
         handler=AmqpApprovalHandler(
-            callers=amqp_callers(config.api.clients),
+            callers=callers_by_amqp_user(config.api.clients),
             gate=relay.gate,
             store=relay.store,
             clock=relay.clock,
@@ -266,10 +268,10 @@ def approval_consumer(
     )
 
 
-def amqp_callers(clients: Sequence[Client]) -> dict[str, Caller]:
+def callers_by_amqp_user(clients: Sequence[Client]) -> dict[str, Caller]:
     """Return the clients that have a RabbitMQ user, by that user."""
     return {
-        client.amqp_user: client_caller(client, "amqp")
+        client.amqp_user: caller_for_client(client, "amqp")
         for client in clients
         if client.amqp_user is not None
     }
@@ -314,7 +316,7 @@ async def _run_tasks(
             delivery.cancel()
 
 
-def _call_on_signals(stop: Callable[[], object]) -> None:
+def _call_on_stop_signals(stop: Callable[[], object]) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         try:

@@ -29,7 +29,7 @@ from yarl import URL
 
 from relay.amqp.connection import Connection
 from relay.amqp.topology import approvals_topology, establish, events_topology
-from relay.app import started
+from relay.app import start_relay
 from relay.clock import SystemClock
 from relay.config import Config, load
 from relay.simulator import VM, Plan, Setup, Simulator
@@ -385,7 +385,10 @@ async def test_the_example_drains_and_approves_over_the_broker_of_the_compose_fi
         document["source"]["url"] = sim.url
         async with program("examples/drain.py", environment) as output:
             assert await output.readline() == b"draining vm-* for drain\n"
-            async with asyncio.timeout(60), started(Config.model_validate(document), SystemClock()):
+            async with (
+                asyncio.timeout(60),
+                start_relay(Config.model_validate(document), SystemClock()),
+            ):
                 foreign = sim.schedule(Plan(type="Reboot", resources=("vm-0", "db-0"), lasts=None))
                 event = sim.schedule(Plan(type="Reboot", resources=("vm-0",), lasts=None))
                 await sim.approved(event, within=60)
@@ -614,7 +617,7 @@ async def test_the_relay_is_healthy_where_it_listens_and_not_elsewhere(
             "store": {"path": str(tmp_path / "relay.db")},
             "api": {"listen": f"127.0.0.1:{port}"},
         }
-        async with started(Config.model_validate(document), SystemClock()):
+        async with start_relay(Config.model_validate(document), SystemClock()):
             assert await _health(services["relay"], "8080", port) == 0
         assert await _health(services["relay"], "8080", port) != 0
 

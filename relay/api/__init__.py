@@ -18,10 +18,10 @@ from relay.delivery.dispatcher import Dispatcher
 from relay.events.build import Origin
 from relay.outbox.sqlite import Store
 
-__all__ = ["ApiSettings", "Client", "EventSource", "Relay"]
+__all__ = ["ApiSettings", "Client", "Relay", "SourceHealth"]
 
 
-class EventSource(Protocol):
+class SourceHealth(Protocol):
     """What the API reports about the poller."""
 
     lost: bool
@@ -38,7 +38,7 @@ class Relay:
     store: Store
     gate: Gate
     dispatcher: Dispatcher
-    source: EventSource
+    source: SourceHealth
     origin: Origin
     clock: Clock
     chats: Mapping[str, ChatSink] = field(default_factory=dict)

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Final, TypeVar
 
 import typer
 
-from relay.app import started
+from relay.app import start_relay
 from relay.cli._client import Client
 from relay.cli._connection import connect
 from relay.cli._decision import decide
@@ -138,7 +138,7 @@ async def _start_programs(steps: Steps) -> AsyncIterator[_DemoPrograms]:
             steps.print(f"an Azure is simulated at {azure.url}, with one VM: {_VM_NAME}")
             steps.print(f"a webhook receiver listens at {receiver.url}")
             config = _configuration(azure.url, receiver.url, secret=secret, key=key, store=store)
-            async with started(config, clock) as running:
+            async with start_relay(config, clock) as running:
                 url = f"http://127.0.0.1:{running.api_port}"
                 steps.print(f"the relay runs, its API is at {url}")
                 async with connect(url=url, key=key) as relay:

@@ -17,12 +17,12 @@ from pamqp.header import ContentHeader
 from relay.amqp.approval_message import UnusableMessage, parse_message
 from relay.amqp.frames import MAX_BODY_BYTES
 from relay.api import Client
-from relay.app import amqp_callers
+from relay.app import callers_by_amqp_user
 from relay.approvals.amqp_handler import read_request
 from relay.approvals.request import DecisionRequest
 
 EXCHANGE, KEY = "azure.scheduledevents.approvals", "approve.prod"
-CALLERS = amqp_callers(
+CALLERS = callers_by_amqp_user(
     (
         Client(name="db-drain", amqp_user="drain", can=("approve",)),
         Client(name="http-only", can=("approve",)),

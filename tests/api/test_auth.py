@@ -267,10 +267,10 @@ def test_unauthenticated_calls_from_many_addresses_take_bounded_memory(
 ) -> None:
     rejections = RejectionLog()
     for number in range(5000):
-        rejections.unauthenticated_call(Peer(f"2001:db8:{number:x}::1"), "no key", now=1.0)
+        rejections.record_unauthenticated_call(Peer(f"2001:db8:{number:x}::1"), "no key", now=1.0)
     assert rejections.count == 5000
     assert len(rejections._senders) == len(caplog.records) == 1024  # noqa: SLF001
-    rejections.unauthenticated_call(Peer("192.0.2.1"), "no key", now=62.0)
+    rejections.record_unauthenticated_call(Peer("192.0.2.1"), "no key", now=62.0)
     assert len(caplog.records) == 1025
 
 

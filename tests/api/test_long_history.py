@@ -287,7 +287,7 @@ async def test_a_caller_waits_for_its_own_answers_and_then_gets_429(tmp_path: Pa
     limits = ServerLimits(max_large_answers_of_caller=1, send_timeout=0.2)
     async with run_relay(tmp_path, limits=limits) as relay:
         await relay.observe(make_event())
-        async with relay.server.state.answer_slots.slot("client:bob"):
+        async with relay.server.state.large_answers.slot("client:bob"):
             answer = await relay.call("GET", PATH, by="bob")
             assert (answer.status, answer.headers["Retry-After"]) == (429, "1")
             assert (await relay.call("GET", PATH, by="alice")).status == 200
@@ -327,7 +327,7 @@ async def test_a_caller_that_disconnects_no_longer_waits_for_a_slot(tmp_path: Pa
     ).encode()
     async with run_relay(tmp_path, limits=limits) as relay:
         await relay.observe(make_event())
-        async with relay.server.state.answer_slots.slot("client:bob"):
+        async with relay.server.state.large_answers.slot("client:bob"):
             writers = []
             for _ in range(20):
                 _, writer = await asyncio.open_connection("127.0.0.1", relay.server.port)

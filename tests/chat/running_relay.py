@@ -10,7 +10,7 @@ from typing import Any
 
 import aiohttp
 
-from relay.app import Running, started
+from relay.app import RunningRelay, start_relay
 from relay.clock import Clock, SystemClock
 from relay.config import Config
 from relay.simulator import VM, Event, Plan, Setup, Simulator
@@ -39,7 +39,7 @@ class Stage:
     """Azure, the relay, and an HTTP session for calls of its API at ``url``."""
 
     azure: Simulator
-    running: Running
+    running: RunningRelay
     url: str
     web: aiohttp.ClientSession
 
@@ -120,7 +120,7 @@ async def stage(
             },
         }
         running = await stack.enter_async_context(
-            started(Config.model_validate(document), clock or SystemClock())
+            start_relay(Config.model_validate(document), clock or SystemClock())
         )
         web = await stack.enter_async_context(aiohttp.ClientSession())
         yield Stage(azure, running, f"http://127.0.0.1:{running.api_port}", web)

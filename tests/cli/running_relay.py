@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from relay.app import started
+from relay.app import start_relay
 from relay.clock import SystemClock
 from relay.config import load
 from relay.simulator import VM, Event, Plan, Setup, Simulator
@@ -100,7 +100,7 @@ async def running_relay(folder: Path, **approvals: Any) -> AsyncIterator[Running
             },
         }
         file.write_bytes(orjson.dumps(document))  # JSON is YAML
-        async with started(load(file, {}).config, SystemClock()) as running:
+        async with start_relay(load(file, {}).config, SystemClock()) as running:
             yield RunningRelay(
                 azure=azure,
                 receiver=receiver,

@@ -16,7 +16,7 @@ from pamqp.commands import Basic
 from yarl import URL
 
 from relay.amqp.connection import Connection
-from relay.app import Running, started
+from relay.app import RunningRelay, start_relay
 from relay.clock import SystemClock
 from relay.config import Config
 from relay.simulator import VM, Event, Plan, Setup, Simulator
@@ -199,12 +199,12 @@ class System:
 
     sim: Simulator
     bus: Bus
-    _running: Running | None = None
+    _running: RunningRelay | None = None
     config: Config = field(default_factory=Config)
     scheduled: list[tuple[Event, dict[str, Any]]] = field(default_factory=list)
 
     @property
-    def running(self) -> Running:
+    def running(self) -> RunningRelay:
         """The relay, if it runs in this process."""
         assert self._running is not None
         return self._running
@@ -278,7 +278,7 @@ async def running_system(
         if not consumes:
             approvals = config.approvals.model_copy(update={"amqp": None})
             started_config = config.model_copy(update={"approvals": approvals})
-        running = await stack.enter_async_context(started(started_config, SystemClock()))
+        running = await stack.enter_async_context(start_relay(started_config, SystemClock()))
         system = System(sim, bus, running, config)
         if wait and consumes:
             await eventually(system.is_consuming, every=0.05)

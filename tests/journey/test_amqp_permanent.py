@@ -15,7 +15,7 @@ from aio_pika.abc import AbstractQueue
 from yarl import URL
 
 from relay.amqp.connection import Connection
-from relay.app import started
+from relay.app import start_relay
 from relay.clock import SystemClock
 from relay.config import Config
 from relay.simulator import VM, Plan, Setup, Simulator
@@ -108,7 +108,7 @@ async def telling(
             ],
             "api": {"listen": "127.0.0.1:0", "clients": [client()]},
         }
-        async with started(Config.model_validate(document), SystemClock()) as running:
+        async with start_relay(Config.model_validate(document), SystemClock()) as running:
             base, headers = (
                 f"http://127.0.0.1:{running.api_port}",
                 {"Authorization": f"Bearer {KEY}"},

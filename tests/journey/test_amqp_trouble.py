@@ -18,7 +18,7 @@ from relay.amqp.approval_consumer import POLL_INTERVAL
 from relay.amqp.connection import HEARTBEAT
 from relay.amqp.topology import approvals_topology, establish
 from relay.api.auth.rejection_log import RejectionLog
-from relay.app import approval_consumer, started
+from relay.app import make_approval_consumer, start_relay
 from relay.approvals.engine import ApprovalEngine
 from relay.approvals.request import DecisionAnswer, DecisionRequest
 from relay.clock import SystemClock
@@ -181,7 +181,7 @@ async def test_while_approvals_are_off_from_the_start_there_is_a_queue_to_wait_i
             "store": {"path": str(tmp_path / "relay.db")},
         }
         document["approvals"]["enabled"] = False
-        async with started(Config.model_validate(document), SystemClock()):
+        async with start_relay(Config.model_validate(document), SystemClock()):
             # It is bound when this is logged. A message that comes before that has no queue.
             await eventually(lambda: "messages wait" in caplog.text, every=0.1)
             assert await _is_there(bus)
@@ -358,7 +358,7 @@ async def _second_consumer(
     system: System, *, heartbeat: int = HEARTBEAT, poll_interval: float = POLL_INTERVAL
 ) -> AsyncIterator[None]:
     """Another consumer of the same relay, with other intervals."""
-    consumer = approval_consumer(system.config, system.running.relay, RejectionLog())
+    consumer = make_approval_consumer(system.config, system.running.relay, RejectionLog())
     assert consumer is not None
     async with asyncio.TaskGroup() as group:
         running = consumer.run(heartbeat=heartbeat, poll_interval=poll_interval)

@@ -13,7 +13,7 @@ import orjson
 from pamqp.commands import Basic
 from standardwebhooks import Webhook
 
-from relay.app import started
+from relay.app import start_relay
 from relay.clock import SystemClock
 from relay.config import Config
 from relay.outbox.file import open_for_reading
@@ -48,7 +48,7 @@ async def test_two_hundred_copies_over_http_callbacks_and_amqp_are_one_start_req
             },
         }
         config = Config.model_validate(document)
-        running = await stack.enter_async_context(started(config, SystemClock()))
+        running = await stack.enter_async_context(start_relay(config, SystemClock()))
         system = System(sim, bus, running, config)
         await eventually(system.is_consuming, every=0.05)
         await bus.listen(stack)

@@ -14,7 +14,7 @@ import aiohttp
 import orjson
 import pytest
 
-from relay.app import started
+from relay.app import start_relay
 from relay.clock import SystemClock
 from relay.config import load
 from relay.errors import Deferred
@@ -192,7 +192,7 @@ async def test_no_credential_is_in_a_log_an_error_or_an_answer_of_the_api(
         }
         file = tmp_path / "relay.yaml"
         file.write_bytes(orjson.dumps(document))
-        async with started(load(file, {}).config, SystemClock()) as running:
+        async with start_relay(load(file, {}).config, SystemClock()) as running:
             event = azure.schedule(Plan(type="Reboot", started=True, lasts=None))
             await eventually(lambda: bool(receiver.requests))
 

@@ -54,7 +54,7 @@ class Authenticator:
         # the duration does not say who exists, or whose secrets are being changed.
         self._decoy_secret = PREFIX + base64.b64encode(secrets.token_bytes(32)).decode()
 
-    async def by_bearer(
+    async def caller_from_bearer(
         self,
         authorization: Sequence[str],
         certificate: Mapping[str, Any] | None,
@@ -67,7 +67,7 @@ class Authenticator:
         a token is verified, which takes longer than the rest. Raises NotAuthenticated.
         """
         if not authorization and certificate and self._clients_by_san:
-            return self._by_certificate(certificate)
+            return self._caller_from_certificate(certificate)
         if len(authorization) != 1:
             raise NotAuthenticated(
                 f"Authorization: expected it once, got it {len(authorization)} times"
@@ -76,7 +76,7 @@ class Authenticator:
         key = key.strip()
         if scheme.lower() != "bearer" or not key:
             raise NotAuthenticated("Authorization: expected Bearer and a key")
-        caller = self._by_key(key)
+        caller = self._caller_from_key(key)
         if caller is not None:
             return caller
         is_token = key.count(".") == 2  # RFC 7515, section 3.1
@@ -85,7 +85,7 @@ class Authenticator:
         before_token()
         return await self._tokens.caller_from_token(key)
 
-    def _by_certificate(self, certificate: Mapping[str, Any]) -> Caller:
+    def _caller_from_certificate(self, certificate: Mapping[str, Any]) -> Caller:
         # The handshake checked the time. The connection, or its TLS session, can outlast it.
         if self._clock.now().timestamp() > ssl.cert_time_to_seconds(certificate["notAfter"]):
             raise NotAuthenticated("the certificate has expired since the handshake")
@@ -99,7 +99,7 @@ class Authenticator:
             )
         return Caller(f"mtls:{clients[0].san}", "http", clients[0].rights)
 
-    def _by_key(self, key: str) -> Caller | None:
+    def _caller_from_key(self, key: str) -> Caller | None:
         """Return the client with this key. Always compares all keys, each in constant time."""
         digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
         owner = None
@@ -107,9 +107,11 @@ class Authenticator:
             for client_digest in client.key_digests():
                 if hmac.compare_digest(client_digest, digest):
                     owner = client
-        return None if owner is None else client_caller(owner, "http")
+        return None if owner is None else caller_for_client(owner, "http")
 
-    def by_signature(self, name: str, headers: Mapping[str, str], content: bytes) -> Caller:
+    def caller_from_signature(
+        self, name: str, headers: Mapping[str, str], content: bytes
+    ) -> Caller:
         """Return the client of this name if it signed the content. Raises NotAuthenticated."""
         client = self._clients_by_name.get(name)
         client_secrets = () if client is None else client.reveal_all("secrets")
@@ -121,7 +123,7 @@ class Authenticator:
             raise NotAuthenticated(str(error)) from None
         if client is None or not client_secrets:
             raise NotAuthenticated("no client with secrets has this name")
-        return client_caller(client, "callback")
+        return caller_for_client(client, "callback")
 
 
 def _san_kind(san: str) -> str:
@@ -145,6 +147,6 @@ def local_socket_caller(user: str) -> Caller:
     return Caller(f"local:{user}", "local", ALL_RIGHTS)
 
 
-def client_caller(client: Client, channel: str) -> Caller:
+def caller_for_client(client: Client, channel: str) -> Caller:
     """Return the client as a caller through a channel: http, callback or amqp."""
     return Caller(f"client:{client.name}", channel, client.rights)

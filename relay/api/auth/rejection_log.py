@@ -32,7 +32,7 @@ class RejectionLog:
         self.count = 0
         self._senders: OrderedDict[str, _Sender] = OrderedDict()  # the longest unlogged first
 
-    def unauthenticated_call(self, peer: Peer, reason: str, now: float) -> None:
+    def record_unauthenticated_call(self, peer: Peer, reason: str, now: float) -> None:
         """Record a call without valid credentials. `now` is monotonic seconds.
 
         The reason contains no secret.
@@ -43,7 +43,7 @@ class RejectionLog:
             now,
         )
 
-    def unusable_message(self, user: str | None, reason: str, now: float) -> None:
+    def record_unusable_message(self, user: str | None, reason: str, now: float) -> None:
         """Record an AMQP message that cannot be used. The broker validated the user."""
         self._record(
             f"amqp {user}",

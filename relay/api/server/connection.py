@@ -98,7 +98,7 @@ class Connection(web.RequestHandler):
             loop=asyncio.get_running_loop(),
             access_log=None,  # type: ignore[arg-type]  # aiohttp itself passes None for no log
             keepalive_timeout=limits.idle_timeout,
-            lingering_time=0,  # `linger` also limits the bytes
+            lingering_time=0,  # `drain_refused_body` also limits the bytes
             max_headers=_MAX_HEADERS,
             max_line_size=_MAX_LINE_BYTES,
             max_field_size=_MAX_LINE_BYTES,
@@ -120,7 +120,7 @@ class Connection(web.RequestHandler):
         """The principal of the last call if that was good, or else the peer's address."""
         return self.principal or self.peer.network
 
-    def recognize(self, principal: str) -> None:
+    def mark_authenticated(self, principal: str) -> None:
         """Record that the call in progress is a good one of this principal."""
         self.principal = principal
         self.in_good_call = True
@@ -152,7 +152,7 @@ class Connection(web.RequestHandler):
             self._wait.reschedule(self._loop.time())
 
     @contextlib.asynccontextmanager
-    async def while_open(self) -> AsyncIterator[None]:
+    async def cancel_on_disconnect(self) -> AsyncIterator[None]:
         """End a wait when the connection is lost. Raises ConnectionResetError.
 
         Nothing limits the calls of lost connections, so each of them must end soon.
@@ -182,7 +182,7 @@ class Connection(web.RequestHandler):
     ) -> tuple[web.StreamResponse, bool]:
         if not self.in_good_call:
             self.principal = None
-        elif self._is_surplus() and not resp.prepared:
+        elif self._exceeds_principal_limit() and not resp.prepared:
             resp.force_close()
         try:
             async with asyncio.timeout(self._limits.send_timeout):
@@ -191,13 +191,13 @@ class Connection(web.RequestHandler):
             self.abort()
             return resp, True
         if not request.content.at_eof():
-            await linger(request, self._limits.linger_timeout)
+            await drain_refused_body(request, self._limits.linger_timeout)
         if self.in_good_call:
             self.in_good_call = False
             self.used_at = self._loop.time()
         return result
 
-    def _is_surplus(self) -> bool:
+    def _exceeds_principal_limit(self) -> bool:
         """Whether the principal has more connections than it may keep."""
         count = sum(other.principal == self.principal for other in self.group)
         return count > self._limits.max_connections_per_principal
@@ -241,7 +241,7 @@ def connection_of(request: web.Request) -> Connection:
     return connection
 
 
-async def linger(request: web.BaseRequest, seconds: float) -> None:
+async def drain_refused_body(request: web.BaseRequest, seconds: float) -> None:
     """Read some of a refused body, so that the caller gets the response instead of a reset."""
     remaining = _MAX_LINGER_BYTES
     try:

@@ -10,13 +10,14 @@ import asyncio
 import logging
 import socket
 import ssl
+import struct
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from relay.api.server.connection import Connection, Peer
 from relay.api.server.limits import ServerLimits
-from relay.api.server.sockets import identify_peer
 
 _TLS_SHUTDOWN_TIMEOUT = 2.0
 _ACCEPT_RETRY_INTERVAL = 0.5  # seconds, for example after all file descriptors were used
@@ -51,7 +52,7 @@ class Listener:
                     await asyncio.sleep(_ACCEPT_RETRY_INTERVAL)
                     continue
                 self._make_room()
-                connection = self.connect(sock, identify_peer(sock, address), self.group)
+                connection = self.connect(sock, _identify_peer(sock, address), self.group)
                 self.group.add(connection)
                 group.create_task(self._open_connection(sock, connection))
 
@@ -97,3 +98,17 @@ class Listener:
             return (is_protected, -count, connection.in_good_call, connection.used_at)
 
         min(self.group, key=keeping_order).abort()
+
+
+def _identify_peer(sock: socket.socket, address: Any) -> Peer:
+    """Return the other end of an accepted connection. The kernel names the user of a local one.
+
+    Source: unix(7), SO_PEERCRED (Linux).
+    """
+    if sock.family in (socket.AF_INET, socket.AF_INET6):
+        return Peer(address[0])
+    size = struct.calcsize("3i")
+    _pid, uid, _gid = struct.unpack(
+        "3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    )
+    return Peer("the local socket", uid)

@@ -31,7 +31,7 @@ from relay.api.schema.route import Call, Route
 from relay.api.server.connection import UNTIL_SENT, connection_of
 from relay.api.server.limits import MAX_BODY_BYTES
 from relay.api.server.state import ServerState
-from relay.api.server.tls import trusts_as_much
+from relay.api.server.tls import still_trusts_all_cas
 from relay.approvals.request import Caller, MalformedBody, read_json
 from relay.validation import first_error
 
@@ -65,7 +65,7 @@ class RequestPipeline:
             except Problem as problem:
                 if route.access != "handler":
                     raise
-                raise self.state.refusal(request, problem) from None
+                raise self.state.problem_of_refusal(request, problem) from None
 
         return handle
 
@@ -83,8 +83,8 @@ class RequestPipeline:
             body=None if route.body is None else _parse_body(route.body, content),
         )
         if route.is_large:
-            slot = self.state.answer_slots.slot(_answer_reader(caller, request))
-            async with connection_of(request).while_open():
+            slot = self.state.large_answers.slot(_concurrency_key(caller, request))
+            async with connection_of(request).cancel_on_disconnect():
                 await request[UNTIL_SENT].enter_async_context(slot)
         if route.find_resource is not None:
             call = replace(call, resource=await route.find_resource(call))
@@ -104,14 +104,14 @@ class RequestPipeline:
             return ANONYMOUS
         if route.access == "handler":
             self.state.charge_address(request)
-            self.state.charge_proof(request)
+            self.state.charge_slow_check(request)
             return ANONYMOUS
         if peer.uid is not None and route.access != "signature":
             caller = local_socket_caller(await asyncio.to_thread(_user_name, peer.uid))
-            connection_of(request).recognize(caller.principal)
+            connection_of(request).mark_authenticated(caller.principal)
             return caller
         allows_loopback = route.access in ("key or loopback", "key, loopback or public")
-        if allows_loopback and peer.is_loopback and _is_for_loopback(request):
+        if allows_loopback and peer.is_loopback and _is_direct_loopback_call(request):
             return LOOPBACK_READER
         if route.access != "key, loopback or public":
             return await self._check_credentials(route, request, content)
@@ -134,31 +134,31 @@ class RequestPipeline:
             # A certificate that names no client is normal for a health check, and is no attempt.
             if route.access != "key, loopback or public" or "Authorization" in request.headers:
                 state.reject_credentials(request, str(error))
-            raise state.refusal(request, _unauthorized(route)) from None
+            raise state.problem_of_refusal(request, _unauthorized(route)) from None
         callback = None
         if route.access == "signature":
             digest = hashlib.sha256(content).hexdigest()
             callback = f"{caller.principal} {request.headers['webhook-id']} {digest}"
-            if state.is_repeated(callback):
+            if state.is_replayed_callback(callback):
                 return caller  # it may be a captured copy: its address is charged, not the client
         state.accept_credentials(request)
         state.charge_caller(caller.principal, f"of {caller.principal}")
         if callback is not None:
-            state.remember(callback)
-        connection_of(request).recognize(caller.principal)
+            state.remember_callback(callback)
+        connection_of(request).mark_authenticated(caller.principal)
         return caller
 
     async def _authenticate(self, route: Route, request: web.Request, content: bytes) -> Caller:
         if route.access == "signature":
-            self.state.charge_proof(request)
+            self.state.charge_slow_check(request)
             client = request.match_info["client"]
-            return self.authenticator.by_signature(client, request.headers, content)
+            return self.authenticator.caller_from_signature(client, request.headers, content)
         authorization = request.headers.getall("Authorization", [])
         certificate = request.get_extra_info("peercert")  # the TLS handshake has verified it
         if certificate and not authorization:
             self._check_authorities(request)
-        return await self.authenticator.by_bearer(
-            authorization, certificate, before_token=lambda: self.state.charge_proof(request)
+        return await self.authenticator.caller_from_bearer(
+            authorization, certificate, before_token=lambda: self.state.charge_slow_check(request)
         )
 
     def _check_authorities(self, request: web.Request) -> None:
@@ -168,7 +168,7 @@ class RequestPipeline:
         """
         context = request.get_extra_info("sslcontext")
         current = self.state.tls_context
-        if context is None or current is None or trusts_as_much(current(), context):
+        if context is None or current is None or still_trusts_all_cas(current(), context):
             return
         self.state.reject_credentials(request, "client_ca_file has lost a CA since the handshake")
         problem = Problem(
@@ -176,7 +176,7 @@ class RequestPipeline:
             "the trusted CAs have changed since this connection was opened; connect again",
             closes=True,
         )
-        raise self.state.refusal(request, problem)
+        raise self.state.problem_of_refusal(request, problem)
 
 
 def check_content_length(request: web.Request) -> None:
@@ -260,12 +260,12 @@ def _unauthorized(route: Route) -> Problem:
     )
 
 
-def _answer_reader(caller: Caller, request: web.Request) -> str:
+def _concurrency_key(caller: Caller, request: web.Request) -> str:
     """Who reads the answer: the principal, or the address of an anonymous caller."""
     return connection_of(request).peer.network if caller is ANONYMOUS else caller.principal
 
 
-def _is_for_loopback(request: web.Request) -> bool:
+def _is_direct_loopback_call(request: web.Request) -> bool:
     """Whether the call names a loopback host and came through no proxy.
 
     A proxy on this machine serves callers elsewhere. A page of another site can let its own name

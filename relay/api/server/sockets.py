@@ -7,12 +7,9 @@ import contextlib
 import os
 import socket
 import stat
-import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from relay.api.server.connection import Peer
 from relay.errors import ConfigError
 from relay.files import open_private
 
@@ -73,20 +70,6 @@ def local_socket(path: Path) -> Iterator[socket.socket]:
         with contextlib.suppress(OSError), _lock(path):
             if os.path.samestat(path.stat(), own_file):
                 path.unlink()
-
-
-def identify_peer(sock: socket.socket, address: Any) -> Peer:
-    """Return the other end of an accepted connection. The kernel names the user of a local one.
-
-    Source: unix(7), SO_PEERCRED (Linux).
-    """
-    if sock.family in (socket.AF_INET, socket.AF_INET6):
-        return Peer(address[0])
-    size = struct.calcsize("3i")
-    _pid, uid, _gid = struct.unpack(
-        "3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-    )
-    return Peer("the local socket", uid)
 
 
 @contextlib.contextmanager

@@ -11,15 +11,16 @@ import asyncio
 import math
 import ssl
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from weakref import WeakValueDictionary
 
 from aiohttp import web
 
 from relay.api import Relay
 from relay.api.auth.rejection_log import RejectionLog
 from relay.api.schema.responses import Problem
-from relay.api.server.answer_slots import AnswerSlots
 from relay.api.server.connection import connection_of
 from relay.api.server.limits import ServerLimits
 from relay.clock import Clock
@@ -29,6 +30,39 @@ from relay.signature import MAX_AGE, MAX_AHEAD
 
 _WAIT = web.RequestKey("wait", int)
 """Seconds until the address may call again. Only while nothing shows that the call is good."""
+
+
+class ConcurrencyLimiter:
+    """Bounds how many large answers are built or sent at once: slow readers hold few of them.
+
+    Each answer is a page of bounded size. A problem is small, so it holds no slot while it is sent.
+    """
+
+    def __init__(self, total: int, per_caller: int, timeout: float) -> None:
+        """``timeout``: the seconds that a call waits for a slot."""
+        self._free = asyncio.Semaphore(total)
+        self._per_caller = per_caller
+        self._timeout = timeout
+        self._by_caller: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+
+    @asynccontextmanager
+    async def slot(self, caller: str) -> AsyncIterator[None]:
+        """Hold a slot while the context lasts. Raises Problem 429 if none becomes free in time."""
+        own = self._by_caller.get(caller)
+        if own is None:
+            own = self._by_caller[caller] = asyncio.Semaphore(self._per_caller)
+        async with AsyncExitStack() as stack:
+            try:
+                async with asyncio.timeout(self._timeout):
+                    await stack.enter_async_context(own)
+                    await stack.enter_async_context(self._free)
+            except TimeoutError:
+                raise Problem(
+                    429,
+                    "too many answers are being read at once; read them faster, or one by one",
+                    headers={"Retry-After": "1"},
+                ) from None
+            yield
 
 
 @dataclass(slots=True, kw_only=True)
@@ -46,8 +80,8 @@ class ServerState:
     stream_wakeups: dict[asyncio.Event, str] = field(default_factory=dict)
     """The principal of each open stream, by the event that makes the stream look for news."""
     address_buckets: TokenBuckets = field(default_factory=lambda: TokenBuckets(20, 100))
-    proof_buckets: TokenBuckets = field(default_factory=lambda: TokenBuckets(200, 200))
-    """For each address without calls left: proofs that take longer to check than a key."""
+    slow_check_buckets: TokenBuckets = field(default_factory=lambda: TokenBuckets(200, 200))
+    """For each address without calls left: credentials that take longer to check than a key."""
     caller_buckets: TokenBuckets = field(
         default_factory=lambda: TokenBuckets(CALLER_RATE, CALLER_BURST)
     )
@@ -55,12 +89,12 @@ class ServerState:
         default_factory=lambda: TokenBuckets(1 / (MAX_AGE + MAX_AHEAD), 1)
     )
     """Each callback for which its client was charged, while its signature can be valid."""
-    answer_slots: AnswerSlots = field(init=False)
+    large_answers: ConcurrencyLimiter = field(init=False)
     long_reads: asyncio.Semaphore = field(init=False)
 
     def __post_init__(self) -> None:
         limits = self.limits
-        self.answer_slots = AnswerSlots(
+        self.large_answers = ConcurrencyLimiter(
             limits.max_large_answers, limits.max_large_answers_of_caller, limits.send_timeout
         )
         self.long_reads = asyncio.Semaphore(limits.max_long_reads)
@@ -84,13 +118,13 @@ class ServerState:
         if wait:
             request[_WAIT] = math.ceil(wait)
 
-    def charge_proof(self, request: web.Request) -> None:
-        """Charge the address for a proof that takes long to check. Raises Problem 429.
+    def charge_slow_check(self, request: web.Request) -> None:
+        """Charge the address for credentials that take long to check. Raises Problem 429.
 
         It is free while the address has calls left, as it was charged for the call.
         """
         network = connection_of(request).peer.network
-        if _WAIT in request and self.proof_buckets.take(network, self.clock.monotonic()):
+        if _WAIT in request and self.slow_check_buckets.take(network, self.clock.monotonic()):
             raise _too_many_from_address(request[_WAIT])
 
     def charge_caller(self, name: str, description: str) -> None:
@@ -99,11 +133,11 @@ class ServerState:
         if wait:
             raise _too_many_calls(description, wait)
 
-    def is_repeated(self, callback: str) -> bool:
+    def is_replayed_callback(self, callback: str) -> bool:
         """Whether the client was charged for this callback already."""
         return not self.callback_buckets.has_token(callback, self.clock.monotonic())
 
-    def remember(self, callback: str) -> None:
+    def remember_callback(self, callback: str) -> None:
         """Remember that the client was charged for this callback."""
         self.callback_buckets.take(callback, self.clock.monotonic())
 
@@ -120,9 +154,9 @@ class ServerState:
         """
         if _WAIT not in request:
             peer = connection_of(request).peer
-            self.rejections.unauthenticated_call(peer, reason, self.clock.monotonic())
+            self.rejections.record_unauthenticated_call(peer, reason, self.clock.monotonic())
 
-    def refusal(self, request: web.Request, problem: Problem) -> Problem:
+    def problem_of_refusal(self, request: web.Request, problem: Problem) -> Problem:
         """Return the problem of a refused call: 429 if its address has no calls left."""
         wait = request.get(_WAIT)
         return problem if wait is None else _too_many_from_address(wait)
