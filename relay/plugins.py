@@ -10,7 +10,7 @@ from types import ModuleType
 from relay.errors import ConfigError
 
 
-def members(family: ModuleType) -> dict[str, ModuleType]:
+def load_plugins(family: ModuleType) -> dict[str, ModuleType]:
     """Return the members of a family by name.
 
     These are the public modules of the package, and the entry points of the group with the name of

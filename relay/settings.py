@@ -142,7 +142,7 @@ def _read_secret(path: Path) -> str:
     raise ValueError(f"expected a readable file, {path} could not be read: {problem}")
 
 
-def check_case(key: str, names: Iterable[str]) -> None:
+def check_names_differ_without_case(key: str, names: Iterable[str]) -> None:
     """Raise ValueError if two names under a key differ by case only: people would mix them up."""
     seen: dict[str, str] = {}
     for name in names:

@@ -391,7 +391,7 @@ async def test_the_example_drains_and_approves_over_the_broker_of_the_compose_fi
             ):
                 foreign = sim.schedule(Plan(type="Reboot", resources=("vm-0", "db-0"), lasts=None))
                 event = sim.schedule(Plan(type="Reboot", resources=("vm-0",), lasts=None))
-                await sim.approved(event, within=60)
+                await sim.wait_until_approved(event, within=60)
                 assert (
                     await output.readline()
                     == (
@@ -406,7 +406,7 @@ async def test_the_example_drains_and_approves_over_the_broker_of_the_compose_fi
                 )
                 await _deleted_and_made_again(defined, "drain")
                 another = sim.schedule(Plan(type="Reboot", resources=("vm-0",), lasts=None))
-                await sim.approved(another, within=60)
+                await sim.wait_until_approved(another, within=60)
     assert drained.read_text() == "vm-0\nvm-0\n"
     assert not sim.event(foreign).approved
 

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field, SecretStr, field_validator, model_va
 
 from relay.api.auth.entra_settings import OidcSettings
 from relay.approvals.request import Rights
-from relay.settings import Section, check_case
+from relay.settings import Section, check_names_differ_without_case
 from relay.signature import decode_secret
 
 CLIENT_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
@@ -239,7 +239,7 @@ class ApiSettings(Section):
                 "clients: expected tls.client_ca_file, the CA of the certificates that san names"
             )
         _check_unique("name", (client.name for client in self.clients))
-        check_case("clients", (client.name for client in self.clients))
+        check_names_differ_without_case("clients", (client.name for client in self.clients))
         _check_unique("amqp_user", (client.amqp_user for client in self.clients))
         # Most names in certificates are compared without case.
         _check_unique("san", (client.san and client.san.lower() for client in self.clients))

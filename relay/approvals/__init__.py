@@ -24,7 +24,7 @@ from relay.approvals.rules import (
     eligible_voters,
     person_for,
 )
-from relay.settings import Section, check_case
+from relay.settings import Section, check_names_differ_without_case
 
 
 class AmqpSettings(BrokerSection):
@@ -56,8 +56,8 @@ class ApprovalsSettings(Section):
 
     @model_validator(mode="after")
     def _check_people(self) -> ApprovalsSettings:
-        check_case("people", self.people)
-        check_case("groups", self.groups)
+        check_names_differ_without_case("people", self.people)
+        check_names_differ_without_case("groups", self.groups)
         owners: dict[str, str] = {}
         for person, principals in self.people.items():
             for principal in principals:

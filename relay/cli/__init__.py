@@ -43,7 +43,7 @@ from relay.cli._exit_codes import (
     EXIT_USAGE,
     error_text,
     exit_code,
-    unwrap_group,
+    unwrap_exception_group,
 )
 from relay.cli._output import print_status
 
@@ -117,7 +117,7 @@ def main() -> None:
     except typer.Abort:
         code = EXIT_FAILED
     except Exception as error:  # noqa: BLE001  # a person must see no traceback
-        code = _print_error(unwrap_group(error))
+        code = _print_error(unwrap_exception_group(error))
     sys.exit(code if code in range(4) else EXIT_FAILED)
 
 

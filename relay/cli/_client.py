@@ -90,7 +90,7 @@ class Client:
                 url, headers=headers, timeout=_STREAM_TIMEOUT, allow_redirects=False
             ) as response:
                 if response.status != HTTPStatus.OK:
-                    raise error_for(response.status, await response.read())
+                    raise error_from_response(response.status, await response.read())
                 yield response.content.iter_any()
         except _CONNECTION_ERRORS as error:
             raise ConnectionError(self._describe(error)) from error
@@ -124,7 +124,7 @@ class Client:
 
     def _parse(self, status: int, body: bytes) -> Any:
         if not 200 <= status < 300:
-            raise error_for(status, body)
+            raise error_from_response(status, body)
         try:
             answer = orjson.loads(body)
         except orjson.JSONDecodeError:
@@ -154,7 +154,7 @@ class Client:
         return f"no relay answers at {self._address}: {reason}. Is the relay running?"
 
 
-def error_for(status: int, body: bytes) -> CommandFailed | RefusedByPolicy:
+def error_from_response(status: int, body: bytes) -> CommandFailed | RefusedByPolicy:
     """Return the error for a response that is not 2xx, with the ``detail`` of its problem body."""
     try:
         detail = str(orjson.loads(body)["detail"])

@@ -15,13 +15,13 @@ from relay.cli._output import (
     print_output,
     print_table,
 )
-from relay.config import Config, Loaded
-from relay.config.people import Voter
+from relay.config import Config, LoadedConfig
+from relay.config.voters import Voter
 from relay.events.match import Match
 from relay.sinks import SinkSettings
 
 
-def print_configuration(loaded: Loaded) -> None:
+def print_configuration(loaded: LoadedConfig) -> None:
     """Print what would run, and the tables of sinks, rules, people and clients."""
     config = loaded.config
     print_fields(_overview(loaded))
@@ -95,7 +95,7 @@ def describe_approval(rule: Rule) -> str:
     return text
 
 
-def _overview(loaded: Loaded) -> Iterator[tuple[str, object]]:
+def _overview(loaded: LoadedConfig) -> Iterator[tuple[str, object]]:
     config = loaded.config
     store, approvals, api = config.store, config.approvals, config.api
     yield "configuration", loaded.file or "the defaults: there is no file"

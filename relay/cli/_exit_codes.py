@@ -26,7 +26,7 @@ class RefusedByPolicy(RelayError):
     """The rules, the caller's rights or the state of the event forbid the request."""
 
 
-def unwrap_group(error: Exception) -> Exception:
+def unwrap_exception_group(error: Exception) -> Exception:
     """Return the only error of a group, else the error itself. Task groups wrap what they raise."""
     while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]

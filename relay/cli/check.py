@@ -53,7 +53,7 @@ def check(
     events = None
     if against is not None:
         document = _read_document(against)
-        events = list(decisions(loaded.config, document, datetime.now(UTC)))
+        events = list(evaluate_rules(loaded.config, document, datetime.now(UTC)))
     warnings = [
         *config_warnings(loaded.config),
         *(f"{finding.subject}: {finding.line}" for finding in static_findings(loaded.config.api)),
@@ -77,7 +77,7 @@ def check(
         print_status(f"warning: {warning}")
 
 
-def decisions(config: Config, document: Document, now: datetime) -> Iterator[dict[str, Any]]:
+def evaluate_rules(config: Config, document: Document, now: datetime) -> Iterator[dict[str, Any]]:
     """Yield what the rules would decide about each event of a document without any vote."""
     mode = effective_mode(config.approvals, "on", trusted=True)
     for event in document.events:
@@ -97,7 +97,7 @@ def decisions(config: Config, document: Document, now: datetime) -> Iterator[dic
             **occurrence.data,
             "rule": rule.name if rule else None,
             "approved": bool(next_transitions(status)),
-            "follows": _consequence(status),
+            "follows": _describe_consequence(status),
         }
 
 
@@ -141,7 +141,7 @@ def _new_occurrence(event: Event, incarnation: int | None) -> Occurrence:
     )
 
 
-def _consequence(status: ApprovalStatus) -> str:
+def _describe_consequence(status: ApprovalStatus) -> str:
     if status.occurrence.event.is_started:
         return "nothing, it has started"
     if not status.is_open:
@@ -152,16 +152,16 @@ def _consequence(status: ApprovalStatus) -> str:
     closes_at = status.voting_closes_at
     if closes_at is not None and status.quorum is not None:
         verb = "closes" if status.now < closes_at else "closed"
-        parts.append(f"voting {verb} {_local(closes_at)}")
+        parts.append(f"voting {verb} {_format_local(closes_at)}")
     hours = status.rule.match.time
     ends_at = hours.next_change(status.now) if hours is not None else None
     if ends_at is not None:
-        parts.append(f"the rule applies until {_local(ends_at)}")
+        parts.append(f"the rule applies until {_format_local(ends_at)}")
     text = "; ".join(parts)
     return text if status.mode == "on" else f"nothing: approvals are {status.mode} (else {text})"
 
 
-def _local(moment: datetime) -> str | None:
+def _format_local(moment: datetime) -> str | None:
     return format_local_time(format_rfc3339(moment))
 
 

@@ -204,7 +204,7 @@ async def _approve(programs: _DemoPrograms, steps: Steps, event_id: str) -> None
         raise CommandFailed(f"expected the approval to be granted, it is {answer['state']}")
     await _wait_for_webhook(programs, steps, "approval.recorded", event_id)
     await _wait_for_webhook(programs, steps, "approval.granted", event_id)
-    approved = programs.azure.approved(event_id, within=steps.timeout)
+    approved = programs.azure.wait_until_approved(event_id, within=steps.timeout)
     await steps.wait("a StartRequest at Azure", approved)
     steps.print("Azure has the StartRequest")
     await _wait_for_webhook(programs, steps, "startrequest.accepted", event_id)
@@ -212,10 +212,14 @@ async def _approve(programs: _DemoPrograms, steps: Steps, event_id: str) -> None
 
 async def _watch_until_ended(programs: _DemoPrograms, steps: Steps, event_id: str) -> str:
     """Wait until the event has started and ended. Return its outcome."""
-    await steps.wait("the event to start", programs.azure.started(event_id, within=steps.timeout))
+    await steps.wait(
+        "the event to start", programs.azure.wait_until_started(event_id, within=steps.timeout)
+    )
     steps.print("Azure starts the event")
     await _wait_for_webhook(programs, steps, "event.started", event_id)
-    await steps.wait("the event to end", programs.azure.ended(event_id, within=steps.timeout))
+    await steps.wait(
+        "the event to end", programs.azure.wait_until_ended(event_id, within=steps.timeout)
+    )
     steps.print("the event is over, Azure shows it no more")
     ended = await _wait_for_webhook(programs, steps, "event.ended", event_id)
     if programs.receiver.rejected_requests:

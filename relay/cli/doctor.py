@@ -16,7 +16,7 @@ from relay.cli._options import AsJson, ConfigFile
 from relay.cli._output import pluralize, print_json, print_output, print_status, print_table
 from relay.cli.check import config_warnings
 from relay.clock import Clock, SystemClock
-from relay.config import Config, Loaded, load, sink_modules
+from relay.config import Config, LoadedConfig, load, sink_modules
 from relay.config.file_permissions import diagnose_secret_files
 from relay.diagnostics import Finding, ok
 from relay.imds.diagnostics import diagnose as diagnose_source
@@ -65,7 +65,7 @@ def doctor(*, config: ConfigFile = None, poll: Poll = False, as_json: AsJson = F
     raise typer.Exit(EXIT_FAILED if failures else EXIT_DONE)
 
 
-async def _diagnose(loaded: Loaded, clock: Clock, *, poll: bool) -> list[Finding]:
+async def _diagnose(loaded: LoadedConfig, clock: Clock, *, poll: bool) -> list[Finding]:
     config = loaded.config
     api_findings, is_running = await diagnose_api(config.api)
     source_findings, instance = await diagnose_source(

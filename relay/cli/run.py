@@ -8,11 +8,11 @@ import logging
 import os
 
 from relay import app
-from relay.cli._exit_codes import CommandFailed, unwrap_group
+from relay.cli._exit_codes import CommandFailed, unwrap_exception_group
 from relay.cli._options import ConfigFile
 from relay.config import load
 from relay.errors import ConfigError, RelayError
-from relay.telemetry.log import set_up
+from relay.telemetry.log import configure_logging
 
 _log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ def run(config: ConfigFile = None) -> None:
     The log goes to standard error.
     """
     loaded = load(config)
-    set_up(loaded.config.telemetry.log)
+    configure_logging(loaded.config.telemetry.log)
     _log.info("the configuration is %s", loaded.file or "the defaults")
     try:
         runner = asyncio.Runner()
@@ -41,7 +41,7 @@ def run(config: ConfigFile = None) -> None:
             f"{error}. Another relay may be running here. If so, choose another address"
         ) from error
     except Exception as error:
-        if not isinstance(unwrap_group(error), RelayError):
+        if not isinstance(unwrap_exception_group(error), RelayError):
             # The log of a service is the only place where a traceback of a bug can be found.
             _log.critical("the relay ends because of a bug in it", exc_info=True)
         raise

@@ -31,7 +31,7 @@ __all__ = [
     "DEFAULTS",
     "NO_RULE_FOR_USER_EVENTS",
     "Config",
-    "Loaded",
+    "LoadedConfig",
     "load",
     "sink_modules",
 ]
@@ -45,7 +45,7 @@ COMMAND_LINE_VARIABLES = frozenset({"IMDS_RELAY_CONFIG", "IMDS_RELAY_URL", "IMDS
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedConfig:
     """A valid configuration and its file. The file is None if only defaults and variables apply."""
 
     config: Config
@@ -57,7 +57,7 @@ def load(
     environment: Mapping[str, str] = os.environ,
     *,
     default_paths: Sequence[Path] = DEFAULT_PATHS,
-) -> Loaded:
+) -> LoadedConfig:
     """Find, read and check the document. Raises ConfigError with a line for each error."""
     file = path
     if file is None and environment.get("IMDS_RELAY_CONFIG"):
@@ -73,7 +73,7 @@ def load(
     }
     override_values(values, variables)
     try:
-        return Loaded(Config.model_validate(values), file)
+        return LoadedConfig(Config.model_validate(values), file)
     except ValidationError as error:
         config_input = ConfigInput(
             file=file,
@@ -93,7 +93,7 @@ def _secret_keys() -> frozenset[str]:
     sections: list[type[BaseModel]] = [Config]
     for section in sections:  # grows by the sections inside, which may contain themselves
         for name, field in section.model_fields.items():
-            for inner in _types_in(field.annotation):
+            for inner in _nested_types(field.annotation):
                 if inner is SecretStr:
                     keys.add(name)
                 elif _is_section(inner) and inner not in sections:
@@ -105,8 +105,8 @@ def _is_section(annotation: Any) -> bool:
     return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
-def _types_in(annotation: Any) -> Iterator[Any]:
+def _nested_types(annotation: Any) -> Iterator[Any]:
     """Yield an annotation and every annotation inside it."""
     yield annotation
     for argument in getattr(annotation, "__args__", ()):
-        yield from _types_in(argument)
+        yield from _nested_types(argument)

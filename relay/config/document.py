@@ -43,7 +43,7 @@ def read_document(file: Traversable) -> Any:
     except MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark is not None else ""
         problem = (error.problem or "it cannot be parsed").splitlines()[0]
-        raise ConfigError(f"{file}{line}: expected YAML: {_without_values(problem)}") from None
+        raise ConfigError(f"{file}{line}: expected YAML: {_redact_values(problem)}") from None
     except RecursionError:
         raise ConfigError(f"{file}: expected YAML with less nesting") from None
     except YAMLError:
@@ -60,7 +60,7 @@ def read_document(file: Traversable) -> Any:
     return document
 
 
-def _without_values(problem: str) -> str:
+def _redact_values(problem: str) -> str:
     """Remove values from a parser's message: any of them may be a secret.
 
     Examples are 'found duplicate key "url" with value "amqp://user:password@…"', and undefined

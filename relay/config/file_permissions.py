@@ -9,20 +9,20 @@ from typing import Any
 
 from pydantic import BaseModel, SecretStr
 
-from relay.config import Loaded
+from relay.config import LoadedConfig
 from relay.diagnostics import Finding, failure, ok, warning
 
 _PUBLIC_FILES = frozenset({"cert_file", "ca_file", "client_ca_file"})
 """Keys of files that hold no secret."""
 
 
-def diagnose_secret_files(loaded: Loaded) -> list[Finding]:
+def diagnose_secret_files(loaded: LoadedConfig) -> list[Finding]:
     """Return a finding for each secret file that others can read or write; else one that is ok."""
     values = list(_values_in("", loaded.config))
     files = {
         value: key_path
         for key_path, value in values
-        if isinstance(value, Path) and _is_of_secret_file(key_path)
+        if isinstance(value, Path) and _names_secret_file(key_path)
     }
     holds_secrets = any(isinstance(value, SecretStr) and value for _, value in values)
     if loaded.file is not None and holds_secrets:
@@ -54,7 +54,7 @@ def _diagnose(file: Path, label: str) -> Finding | None:
     return None
 
 
-def _is_of_secret_file(key_path: str) -> bool:
+def _names_secret_file(key_path: str) -> bool:
     key = key_path.rpartition(".")[2]
     return key.endswith("_file") and key not in _PUBLIC_FILES
 

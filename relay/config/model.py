@@ -14,12 +14,12 @@ from relay.approvals import ApprovalsSettings
 from relay.approvals.principals import declare_chat_principals
 from relay.approvals.rules import Quorum, Rule, eligible_voters, person_for
 from relay.chat import ChatSettings, platforms
-from relay.config.people import Voter, check_principals, voters_by_rule
 from relay.config.shared_secrets import check_secrets_not_shared
+from relay.config.voters import Voter, check_principals, voters_by_rule
 from relay.events.match import matches_any
 from relay.imds import SourceSettings
 from relay.outbox import StoreSettings
-from relay.settings import Section, check_case
+from relay.settings import Section, check_names_differ_without_case
 from relay.sinks import SinkSettings
 from relay.telemetry import TelemetrySettings
 
@@ -42,11 +42,11 @@ def sink_modules() -> dict[str, Any]:
 
     The first call also declares the principals of the chat platforms, so that rules can name them.
     """
-    platform_modules = plugins.members(platforms)
+    platform_modules = plugins.load_plugins(platforms)
     for platform in platform_modules.values():
         if platform.Settings.principals is not None:
             declare_chat_principals(platform.Settings.principals)
-    return {**plugins.members(sinks), **platform_modules}
+    return {**plugins.load_plugins(sinks), **platform_modules}
 
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Config(Section):
         duplicates = sorted({name for name in names if names.count(name) > 1})
         if duplicates:
             raise ValueError(f"sinks: Duplicate sink name: {', '.join(duplicates)}.")
-        check_case("sinks", names)
+        check_names_differ_without_case("sinks", names)
         for sink in self.sinks:
             needs_public_url = isinstance(sink, ChatSettings) and sink.needs_public_url
             if needs_public_url and self.api.public_url is None:
@@ -89,7 +89,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _check_amqp_answers_have_a_sink(self) -> Config:
-        if self.approvals.amqp is not None and not any(map(_sends_answers, self.sinks)):
+        if self.approvals.amqp is not None and not any(map(_delivers_approval_answers, self.sinks)):
             raise ValueError(
                 "approvals.amqp: expected a rabbitmq sink whose events include approval.*, "
                 "because that sink sends the answers"
@@ -148,11 +148,13 @@ class Config(Section):
         The exchange and the queue of the approvals are named after it.
         """
         return next(
-            str(getattr(sink, "exchange", "")) for sink in self.sinks if _sends_answers(sink)
+            str(getattr(sink, "exchange", ""))
+            for sink in self.sinks
+            if _delivers_approval_answers(sink)
         )
 
 
-def _sends_answers(sink: SinkSettings) -> bool:
+def _delivers_approval_answers(sink: SinkSettings) -> bool:
     return sink.kind == "rabbitmq" and all(
         matches_any(sink.events, event_type) for event_type in _APPROVAL_ANSWER_TYPES
     )

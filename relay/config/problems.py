@@ -84,12 +84,12 @@ def describe_errors(error: ValidationError, config_input: ConfigInput) -> Iterat
     for details in error.errors(include_url=False):
         errors_by_path.setdefault(_path(details, config_input.values), []).append(details)
     for path, errors in errors_by_path.items():
-        if not _is_other_alternative(path, errors, errors_by_path):
+        if not _is_unchosen_alternative(path, errors, errors_by_path):
             line = f"{_place(path, config_input)}{_problem(errors, path, config_input)}"
             yield _SECRET.sub(r"\1\2…", line)
 
 
-def _is_other_alternative(
+def _is_unchosen_alternative(
     path: KeyPath, errors: Sequence[ErrorDetails], all_paths: Collection[KeyPath]
 ) -> bool:
     """Whether the only error here is of an alternative that was not meant.

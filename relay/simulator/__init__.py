@@ -6,7 +6,7 @@ does not know the relay. docs/simulator.md describes it.
 
 from __future__ import annotations
 
-from relay.simulator.azure import Call
+from relay.simulator.azure import RecordedCall
 from relay.simulator.event import Event, Plan
 from relay.simulator.faults import Fault
 from relay.simulator.playbook import Playbook, list_playbooks, load_playbook, perform
@@ -17,12 +17,12 @@ from relay.simulator.setup import VM, Setup
 
 __all__ = [
     "VM",
-    "Call",
     "Event",
     "Fault",
     "InvalidTransition",
     "Plan",
     "Playbook",
+    "RecordedCall",
     "Setup",
     "Simulator",
     "UnknownEvent",

@@ -22,7 +22,7 @@ _MAX_CALLS = 10_000
 
 
 @dataclass(slots=True, kw_only=True)
-class Call:
+class RecordedCall:
     """One HTTP call to the simulator. The control API is not counted."""
 
     at: datetime
@@ -62,15 +62,15 @@ class SimulatedAzure(Scope):
             on_transition=self._report_transition,
         )
         self.faults = Faults()
-        self.calls: deque[Call] = deque(maxlen=_MAX_CALLS)
+        self.calls: deque[RecordedCall] = deque(maxlen=_MAX_CALLS)
         self._report = report
         self._changed = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._running = False
 
-    def fault(self, fault: Fault) -> None:
+    def add_fault(self, fault: Fault) -> None:
         """Let calls fail from now on."""
-        self.faults.add(fault, self.clock.now(), self.span)
+        self.faults.add(fault, self.clock.now(), self.scale_duration)
         self.report(f"fault {fault.label} waits for {fault.on} calls")
 
     def clear_faults(self) -> None:
@@ -83,62 +83,64 @@ class SimulatedAzure(Scope):
         self._report(f"{self.clock.now():%H:%M:%S} {text}")
 
     @property
-    def start_requests(self) -> tuple[Call, ...]:
+    def start_requests(self) -> tuple[RecordedCall, ...]:
         """Every POST, whatever its answer was."""
         return tuple(call for call in self.calls if call.method == "POST")
 
-    async def approved(self, event: Event | str, *, within: float) -> Event:
+    async def wait_until_approved(self, event: Event | str, *, within: float) -> Event:
         """Wait at most ``within`` real seconds until it is approved. Raises TimeoutError."""
         return await self._wait(event, lambda state: state.approved, "approved", within)
 
-    async def started(self, event: Event | str, *, within: float) -> Event:
+    async def wait_until_started(self, event: Event | str, *, within: float) -> Event:
         """Wait until the event is no longer Scheduled. Raises TimeoutError."""
         return await self._wait(event, lambda state: state.status != "Scheduled", "started", within)
 
-    async def ended(self, event: Event | str, *, within: float) -> Event:
+    async def wait_until_ended(self, event: Event | str, *, within: float) -> Event:
         """Wait until the event is gone. Raises TimeoutError."""
         return await self._wait(event, lambda state: not state.is_live, "gone", within)
 
-    async def until(self, condition: Callable[[], bool], *, within: float | None = None) -> None:
+    async def wait_until(
+        self, condition: Callable[[], bool], *, within: float | None = None
+    ) -> None:
         """Wait until a condition holds. Each call and change checks it. Raises TimeoutError."""
         async with asyncio.timeout(within):
             while not condition():
                 await self._changed.wait()
 
-    def notify(self) -> None:
+    def wake_waiters(self) -> None:
         """Wake those who wait, and set the timer for what is due next."""
         self._changed.set()
         self._changed = asyncio.Event()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._running and (due := self.next_due()) is not None:
+        if self._running and (due := self.next_transition_at()) is not None:
             seconds = (due - self.clock.now()).total_seconds()
             self._timer = asyncio.get_running_loop().call_later(max(seconds, 0.001), self._on_timer)
 
-    def begin(self) -> None:
+    def start_timer(self) -> None:
         """Start the timer: events happen when they are due. Needs a running event loop."""
         self._running = True
-        self.notify()
+        self.wake_waiters()
 
-    def stop(self) -> None:
+    def stop_timer(self) -> None:
         """Stop the timer."""
         self._running = False
-        self.notify()
+        self.wake_waiters()
 
     def _on_timer(self) -> None:
         self.tick()
-        self.notify()
+        self.wake_waiters()
 
     def _report_transition(self, transition: Transition) -> None:
         self._report(f"{transition.at:%H:%M:%S} {_describe(transition)}")
-        self.notify()
+        self.wake_waiters()
 
     async def _wait(
         self, event: Event | str, condition: Callable[[Event], bool], state: str, within: float
     ) -> Event:
         try:
-            await self.until(lambda: condition(self.event(event)), within=within)
+            await self.wait_until(lambda: condition(self.event(event)), within=within)
         except TimeoutError as error:
             reference = event if isinstance(event, str) else event.event_id
             state_now = self.event(event)

@@ -108,7 +108,7 @@ class Faults:
         """Remove all faults."""
         self._active.clear()
 
-    def take(self, target: Target, vm: str, now: datetime) -> Fault | None:
+    def take_for_call(self, target: Target, vm: str, now: datetime) -> Fault | None:
         """Return the fault that this call meets, and count the call; None if it meets none."""
         self._active = [
             active for active in self._active if active.until is None or now < active.until
@@ -150,7 +150,7 @@ def distort_body(body: bytes, fault: Fault) -> bytes:
     return body
 
 
-async def answer_instead(
+async def answer_with_fault(
     request: web.Request, fault: Fault, *, span: Callable[[float], timedelta]
 ) -> web.StreamResponse:
     """Return the answer of a fault that replaces the right one.
@@ -160,7 +160,7 @@ async def answer_instead(
     if fault.kind == "hang":
         await asyncio.Event().wait()
     if fault.kind == "reset":
-        _reset(request)
+        _reset_connection(request)
         return web.Response()
     if fault.kind == "redirect":
         location = fault.location or str(request.rel_url.update_query(redirected="true"))
@@ -188,7 +188,7 @@ async def send_slowly(
     return response
 
 
-def _reset(request: web.Request) -> None:
+def _reset_connection(request: web.Request) -> None:
     """Reset the TCP connection: SO_LINGER with 0 makes the close send RST, see socket(7)."""
     if request.transport is None:
         return

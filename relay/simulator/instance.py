@@ -25,13 +25,13 @@ _UUID_NAMESPACE = uuid.UUID("a2b7c4d0-1690-4254-9169-254169254000")
 _BASE36_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
-def compute(vm: VM) -> dict[str, Any]:
+def compute_document(vm: VM) -> dict[str, Any]:
     """Return the ``compute`` part of the instance document, with the fields that clients need."""
-    scale_set = vm.set_name
+    scale_set = vm.scale_set_name
     host_name = vm.name.lower()
     resource = f"virtualMachines/{vm.name}"
-    if vm.uniform_member is not None:
-        _, number = vm.uniform_member
+    if vm.uniform_set_and_number is not None:
+        _, number = vm.uniform_set_and_number
         host_name = f"{scale_set.lower()}{_base36(number):0>6}"
         resource = f"virtualMachineScaleSets/{scale_set}/virtualMachines/{number}"
     placement_group = vm.placement_group
@@ -65,14 +65,14 @@ def compute(vm: VM) -> dict[str, Any]:
     }
 
 
-def instance(vm: VM) -> dict[str, Any]:
+def instance_document(vm: VM) -> dict[str, Any]:
     """Return the whole instance document."""
     addresses = {
         "ipAddress": [{"privateIpAddress": "10.0.0.4", "publicIpAddress": ""}],
         "subnet": [{"address": "10.0.0.0", "prefix": "24"}],
     }
     interface = {"ipv4": addresses, "ipv6": {"ipAddress": []}, "macAddress": "000D3A000001"}
-    return {"compute": compute(vm), "network": {"interface": [interface]}}
+    return {"compute": compute_document(vm), "network": {"interface": [interface]}}
 
 
 def _uuid(name: str) -> str:

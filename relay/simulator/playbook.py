@@ -156,7 +156,7 @@ _ACTION_METHODS: Mapping[str, Callable[[SimulatedAzure, Any], Event | None]] = {
     "cancel": SimulatedAzure.cancel,
     "update": lambda azure, update: azure.update(**dict(update)),
     "approve": lambda azure, approval: azure.approve(approval.event, approval.vm),
-    "fault": SimulatedAzure.fault,
+    "fault": SimulatedAzure.add_fault,
     "clear_faults": lambda azure, _: azure.clear_faults(),
     "skip_incarnations": SimulatedAzure.skip_incarnations,
     "reset_incarnation": SimulatedAzure.reset_incarnation,

@@ -32,7 +32,7 @@ async def play(azure: SimulatedAzure, playbook: Playbook) -> None:
                 perform(azure, step)
             except InvalidTransition as error:
                 azure.report(f"a step is left out: {error}")
-        await azure.until(lambda: not azure.events)
+        await azure.wait_until(lambda: not azure.events)
         if not playbook.loop:
             return
 
@@ -75,15 +75,15 @@ async def run_simulator(
 
 async def _wait_for_time(azure: SimulatedAzure, step: Step, started_at: datetime) -> None:
     if step.at is not None:
-        due = started_at + azure.span(step.at)
+        due = started_at + azure.scale_duration(step.at)
         await azure.clock.sleep(max((due - azure.clock.now()).total_seconds(), 0.0))
         return
     if step.when is not None:
-        await azure.until(partial(_holds, azure, step.when))
-    await azure.clock.sleep(azure.span(step.after or 0.0).total_seconds())
+        await azure.wait_until(partial(_is_met, azure, step.when))
+    await azure.clock.sleep(azure.scale_duration(step.after or 0.0).total_seconds())
 
 
-def _holds(azure: SimulatedAzure, condition: Condition) -> bool:
+def _is_met(azure: SimulatedAzure, condition: Condition) -> bool:
     event = azure.event(condition.event)
     if condition.is_ == "gone":
         return not event.is_live

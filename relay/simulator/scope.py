@@ -88,7 +88,7 @@ class Scope:
         self.tick()
         return tuple(self._live_events.values())
 
-    def span(self, seconds: float) -> timedelta:
+    def scale_duration(self, seconds: float) -> timedelta:
         """Return the scaled duration of a number of Azure's seconds."""
         return timedelta(seconds=seconds / self.setup.scale)
 
@@ -112,14 +112,14 @@ class Scope:
         entries = (
             event_fields(event, api_version)
             for event in self._live_events.values()
-            if self._sees(vm, event)
+            if self._is_visible_to(vm, event)
         )
         return {
             "DocumentIncarnation": self.incarnation,
             "Events": [entry for entry in entries if entry is not None],
         }
 
-    def next_due(self) -> datetime | None:
+    def next_transition_at(self) -> datetime | None:
         """Return when the next thing happens by itself."""
         times = [
             time
@@ -136,7 +136,7 @@ class Scope:
         Only tests with a manual clock need to call this.
         """
         now = self.clock.now()
-        while (at := self.next_due()) is not None and at <= now:
+        while (at := self.next_transition_at()) is not None and at <= now:
             if self._hides_events and self._shows_events_at == at:
                 self._hides_events = False
                 self._change_document(changed=bool(self._live_events))
@@ -156,13 +156,13 @@ class Scope:
     def register_call(self) -> timedelta:
         """Switch the service on, as each call does. Return how long the answer must wait."""
         now = self.tick()
-        disabled_after = self.span(self.setup.disabled_after)
+        disabled_after = self.scale_duration(self.setup.disabled_after)
         if self._last_call_at is not None and now - self._last_call_at > disabled_after:
             self.disable()
         self._last_call_at = now
         if self._answers_at is None:
-            self._answers_at = now + self.span(self.setup.first_call)
-            self._shows_events_at = now + self.span(self.setup.events_after)
+            self._answers_at = now + self.scale_duration(self.setup.first_call)
+            self._shows_events_at = now + self.scale_duration(self.setup.events_after)
         return max(self._answers_at - now, timedelta(0))
 
     def disable(self) -> None:
@@ -187,19 +187,19 @@ class Scope:
         if plan.resources is None:
             plan = replace(plan, resources=(self.setup.vms[0].name,))
         notice = plan.notice if plan.notice is not None else DEFAULT_NOTICE[plan.type]
-        not_before = now if plan.started else now + self.span(notice)
+        not_before = now if plan.started else now + self.scale_duration(notice)
         event = Event(
             event_id=event_id,
             plan=plan,
             status="Scheduled",
             not_before=not_before,
-            starts=not_before + self.span(plan.starts_after),
+            starts=not_before + self.scale_duration(plan.starts_after),
             ends=None,
         )
         if plan.started:
             self._start(event, now)
         else:
-            self._put(event, now, "scheduled")
+            self._store_event(event, now, "scheduled")
         return self.event(event)
 
     def accept_start_request(self, event_ids: Iterable[str], vm: str) -> None:
@@ -226,9 +226,9 @@ class Scope:
         approved = event.approved or not self._lacks_approval(event, approved_by)
         starts = event.starts
         if approved and event.plan.approvals != "ignored" and starts is not None:
-            starts = min(starts, now + self.span(event.plan.starts_after))
+            starts = min(starts, now + self.scale_duration(event.plan.starts_after))
         event = replace(event, approved_by=approved_by, approved=approved, starts=starts)
-        self._put(event, now, "approved", f"by {vm}")
+        self._store_event(event, now, "approved", f"by {vm}")
 
     def approve(self, event: Event | str, vm: str) -> Event:
         """Approve a live event as a VM or an operator."""
@@ -273,7 +273,7 @@ class Scope:
         event = replace(event, plan=plan)
         if notice is not None:
             event = self._reschedule(event, notice, now)
-        self._put(event, now, "updated")
+        self._store_event(event, now, "updated")
         return self.event(event)
 
     def _reschedule(self, event: Event, notice: float, now: datetime) -> Event:
@@ -282,8 +282,8 @@ class Scope:
                 "expected a Scheduled event to give a new notice, "
                 f"{event.event_id} is {event.status}"
             )
-        not_before = now + self.span(notice)
-        starts = not_before + self.span(event.plan.starts_after)
+        not_before = now + self.scale_duration(notice)
+        starts = not_before + self.scale_duration(event.plan.starts_after)
         if event.approved and event.plan.approvals != "ignored":
             return replace(event, not_before=not_before)  # it starts early, as approved
         return replace(event, not_before=not_before, starts=starts)
@@ -301,7 +301,7 @@ class Scope:
             Transition(at=now, kind="reset", detail=f"DocumentIncarnation is {incarnation}")
         )
 
-    def _sees(self, vm: str | None, event: Event) -> bool:
+    def _is_visible_to(self, vm: str | None, event: Event) -> bool:
         return not self._hides_events and (
             self.setup.broadcast or vm is None or vm in event.resources
         )
@@ -321,9 +321,9 @@ class Scope:
 
     def _start(self, event: Event, at: datetime) -> Event:
         lasts = event.plan.lasts
-        ends = at + self.span(lasts) if lasts is not None else None
+        ends = at + self.scale_duration(lasts) if lasts is not None else None
         event = replace(event, status="Started", starts=None, ends=ends)
-        self._put(event, at, "started")
+        self._store_event(event, at, "started")
         return event
 
     def _remove(
@@ -338,10 +338,14 @@ class Scope:
         )
         return gone
 
-    def _put(self, event: Event, at: datetime, kind: TransitionKind, detail: str = "") -> None:
+    def _store_event(
+        self, event: Event, at: datetime, kind: TransitionKind, detail: str = ""
+    ) -> None:
         before = self._live_events.get(event.event_id)
         self._live_events[event.event_id] = event
-        self._change_document(changed=before is None or _fields(before) != _fields(event))
+        self._change_document(
+            changed=before is None or _newest_fields(before) != _newest_fields(event)
+        )
         self._on_transition(Transition(at=at, kind=kind, event=event, detail=detail))
 
     def _change_document(self, *, changed: bool) -> None:
@@ -351,5 +355,5 @@ class Scope:
             self._skipped_incarnations = 0
 
 
-def _fields(event: Event) -> dict[str, Any] | None:
+def _newest_fields(event: Event) -> dict[str, Any] | None:
     return event_fields(event, NEWEST_API_VERSION)

@@ -21,18 +21,18 @@ from pydantic import BaseModel, Field, ValidationError
 from yarl import URL
 
 from relay.clock import Clock
-from relay.simulator.azure import Call, SimulatedAzure
+from relay.simulator.azure import RecordedCall, SimulatedAzure
 from relay.simulator.control import ControlApi
 from relay.simulator.event import API_VERSIONS, PREVIEW_API_VERSION
 from relay.simulator.faults import (
     JSON,
     Fault,
     Target,
-    answer_instead,
+    answer_with_fault,
     distort_body,
     send_slowly,
 )
-from relay.simulator.instance import INSTANCE_VERSIONS, compute, instance
+from relay.simulator.instance import INSTANCE_VERSIONS, compute_document, instance_document
 from relay.simulator.scope import UnknownEvent
 from relay.simulator.setup import VM, Setup
 
@@ -100,12 +100,12 @@ class Simulator(SimulatedAzure):
                 self.urls[vm.name] = str(URL.build(scheme="http", host=host, port=bound_port))
                 self.is_loopback &= ip_address(host).is_loopback
             self._listeners = opening.pop_all()
-        self.begin()
+        self.start_timer()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         """End every call and stop listening."""
-        self.stop()
+        self.stop_timer()
         await self._listeners.aclose()
 
     def _app(self, vm: VM) -> web.Application:
@@ -137,20 +137,20 @@ class Simulator(SimulatedAzure):
                 body=_error("Too many requests"),
                 content_type=JSON,
             )
-        fault = self.faults.take(target, vm.name, self.clock.now())
+        fault = self.faults.take_for_call(target, vm.name, self.clock.now())
         if fault is not None:
             call.fault = fault.label
             self.report(f"{vm.name} {call.method} {call.path} meets a fault: {call.fault}")
             if fault.replaces_answer:
-                return await self._answer_instead(request, call, vm, target, fault)
-        status, body = await self._right_answer(request, call, vm, target)
+                return await self._send_faulty_answer(request, call, vm, target, fault)
+        status, body = await self._correct_answer(request, call, vm, target)
         call.status = status
         if status >= 400:
             self.report(f"{vm.name} {call.method} {call.path} is refused: {status} {body.decode()}")
-        self.notify()
+        self.wake_waiters()
         if fault is None or status != 200:
             return web.Response(status=status, body=body, content_type=JSON, charset="utf-8")
-        pause = self.span(fault.time).total_seconds()
+        pause = self.scale_duration(fault.time).total_seconds()
         if fault.kind == "drip":
             return await send_slowly(request, body, pause=pause, clock=self.clock)
         if fault.kind == "delay":
@@ -159,21 +159,21 @@ class Simulator(SimulatedAzure):
         body = distort_body(body, fault)
         return web.Response(body=body, content_type=content_type, charset="utf-8")
 
-    async def _answer_instead(
-        self, request: web.Request, call: Call, vm: VM, target: Target, fault: Fault
+    async def _send_faulty_answer(
+        self, request: web.Request, call: RecordedCall, vm: VM, target: Target, fault: Fault
     ) -> web.StreamResponse:
         if fault.processed:
-            await self._right_answer(request, call, vm, target)
-        self.notify()
-        response = await answer_instead(request, fault, span=self.span)
+            await self._correct_answer(request, call, vm, target)
+        self.wake_waiters()
+        response = await answer_with_fault(request, fault, span=self.scale_duration)
         call.status = None if fault.kind == "reset" else response.status
         return response
 
-    async def _record_call(self, request: web.Request, vm: VM) -> Call:
+    async def _record_call(self, request: web.Request, vm: VM) -> RecordedCall:
         peer = (
             request.transport.get_extra_info("peername") if request.transport is not None else None
         )
-        call = Call(
+        call = RecordedCall(
             at=self.clock.now(),
             vm=vm.name,
             method=request.method,
@@ -200,8 +200,8 @@ class Simulator(SimulatedAzure):
         recent_calls.append(now)
         return False
 
-    async def _right_answer(
-        self, request: web.Request, call: Call, vm: VM, target: Target
+    async def _correct_answer(
+        self, request: web.Request, call: RecordedCall, vm: VM, target: Target
     ) -> _StatusAndBody:
         """Return the answer of IMDS. It depends on the api-version."""
         version = request.query.get("api-version", "")
@@ -227,9 +227,9 @@ class Simulator(SimulatedAzure):
     def _answer_instance(self, vm: VM, *, whole: bool) -> _StatusAndBody:
         if not self.setup.instance_metadata:
             return 404, _error("Not found")
-        return 200, orjson.dumps(instance(vm) if whole else compute(vm))
+        return 200, orjson.dumps(instance_document(vm) if whole else compute_document(vm))
 
-    def _answer_start_request(self, call: Call, vm: VM) -> _StatusAndBody:
+    def _answer_start_request(self, call: RecordedCall, vm: VM) -> _StatusAndBody:
         if not call.event_ids:
             return 400, _error('Bad request. The body is not {"StartRequests": [{"EventId": "…"}]}')
         try:

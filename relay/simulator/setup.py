@@ -31,7 +31,7 @@ class VM:
     tags: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def uniform_member(self) -> tuple[str, int] | None:
+    def uniform_set_and_number(self) -> tuple[str, int] | None:
         """Scale set and number in a uniform scale set; None for another VM."""
         match = re.fullmatch(r"(.+)_(\d+)", self.name)
         if match is None or self.scale_set not in (None, match[1]):
@@ -39,11 +39,11 @@ class VM:
         return match[1], int(match[2])
 
     @property
-    def set_name(self) -> str:
+    def scale_set_name(self) -> str:
         """The name of the scale set; empty without one."""
         if self.scale_set is not None:
             return self.scale_set
-        return self.uniform_member[0] if self.uniform_member else ""
+        return self.uniform_set_and_number[0] if self.uniform_set_and_number else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ import orjson
 from typing_extensions import override
 
 
-def set_up(form: Literal["text", "json"]) -> None:
+def configure_logging(form: Literal["text", "json"]) -> None:
     """Log the relay's records from INFO on, and those of libraries from WARNING on."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_JsonFormatter() if form == "json" else _TextFormatter())

@@ -177,7 +177,7 @@ async def test_a_503_is_tried_again_after_a_fresh_read(
     tmp_path: Path, azure: tuple[Simulator, ManualClock]
 ) -> None:
     async with running_relay(tmp_path, *azure) as relay:
-        relay.sim.fault(Fault(status=503, on="approval", calls=3))
+        relay.sim.add_fault(Fault(status=503, on="approval", calls=3))
         relay.sim.schedule(USER)
         accepted = await relay.wait_for_event("startrequest.accepted")
         assert accepted.data["attempts"] == 4
@@ -189,7 +189,7 @@ async def test_two_events_in_one_start_request_are_split_by_a_400(
     tmp_path: Path, azure: tuple[Simulator, ManualClock]
 ) -> None:
     async with running_relay(tmp_path, *azure) as relay:
-        relay.sim.fault(Fault(status=400, on="approval", calls=2))
+        relay.sim.add_fault(Fault(status=400, on="approval", calls=2))
         first, second = relay.sim.schedule(USER), relay.sim.schedule(USER)
         failed = await relay.wait_for_event("startrequest.failed")
         accepted = await relay.wait_for_event("startrequest.accepted")
@@ -207,7 +207,7 @@ async def test_a_start_request_with_a_lost_answer_is_not_repeated_once_started(
 ) -> None:
     """Azure took the StartRequest: the fresh read finds the event Started."""
     async with running_relay(tmp_path, *azure, timeout="2s" if kind == "hang" else "30s") as relay:
-        relay.sim.fault(Fault(kind=kind, on="approval", processed=True))
+        relay.sim.add_fault(Fault(kind=kind, on="approval", processed=True))
         event = relay.sim.schedule(Plan(source="User", starts_after=0.0, lasts=None))
         failed = await relay.wait_for_event("startrequest.failed")
         assert (failed.subject, failed.data["status"], failed.data["attempts"]) == (
@@ -224,7 +224,7 @@ async def test_a_start_request_with_a_lost_answer_is_repeated_while_scheduled(
     tmp_path: Path, azure: tuple[Simulator, ManualClock]
 ) -> None:
     async with running_relay(tmp_path, *azure) as relay:
-        relay.sim.fault(Fault(kind="reset", on="approval", processed=True))
+        relay.sim.add_fault(Fault(kind="reset", on="approval", processed=True))
         relay.sim.schedule(Plan(source="User", starts_after=30.0, lasts=None))
         accepted = await relay.wait_for_event("startrequest.accepted")
         assert accepted.data["attempts"] == 2
@@ -245,7 +245,7 @@ async def test_an_approval_by_another_vm_is_not_ours(
 
 async def _killed_in_flight(folder: Path, sim: Simulator, clock: ManualClock) -> Event:
     async with running_relay(folder, sim, clock) as relay:
-        sim.fault(Fault(kind="hang", on="approval", processed=True))
+        sim.add_fault(Fault(kind="hang", on="approval", processed=True))
         event = sim.schedule(Plan(source="User", starts_after=30.0, lasts=10.0))
         await relay.advance_until(lambda: bool(sim.start_requests))
         return event

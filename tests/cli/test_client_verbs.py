@@ -141,7 +141,7 @@ async def test_approve_shows_what_is_approved_and_exits_with_0(relay: RunningRel
         assert text in result.err
     granted = await elsewhere(relay, "approve", event.event_id, "--yes")
     assert (granted.code, granted.out) == (0, "granted (2 of 2 votes): the StartRequest follows\n")
-    await relay.azure.approved(event, within=60)
+    await relay.azure.wait_until_approved(event, within=60)
 
 
 async def test_approve_prints_the_answer_as_json(relay: RunningRelay) -> None:
@@ -274,7 +274,7 @@ async def test_a_hold_after_a_lost_start_request_says_that_it_may_have_counted(
 ) -> None:
     rule = {"name": "all", "approve": "automatic"}
     async with running_relay(tmp_path, rules=[rule]) as relay:
-        relay.azure.fault(Fault(on="approval", status=503, retry_after=60.0, lasts=600.0))
+        relay.azure.add_fault(Fault(on="approval", status=503, retry_after=60.0, lasts=600.0))
         event = await relay.announce()
 
         async def is_sent() -> bool:

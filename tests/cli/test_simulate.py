@@ -12,7 +12,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from relay.cli._exit_codes import CommandFailed, unwrap_group
+from relay.cli._exit_codes import CommandFailed, unwrap_exception_group
 from relay.cli._webhook_receiver import receive_webhooks
 from relay.cli.demo import Steps, run_demo
 from relay.clock import SystemClock
@@ -196,7 +196,7 @@ async def test_a_step_of_the_demo_that_does_not_come_is_named(
 ) -> None:
     with pytest.raises(ExceptionGroup) as caught:
         await run_demo(Steps(timeout=0.001), stay=False)
-    error = unwrap_group(caught.value)
+    error = unwrap_exception_group(caught.value)
     assert isinstance(error, CommandFailed)
     assert str(error) == "expected event.scheduled at the receiver within 0.001 s, it did not come"
     assert "done in" not in capsys.readouterr().out

@@ -21,7 +21,7 @@ from relay.cli._exit_codes import (
     RefusedByPolicy,
     error_text,
     exit_code,
-    unwrap_group,
+    unwrap_exception_group,
 )
 from relay.cli._output import (
     format_duration,
@@ -183,9 +183,11 @@ def test_every_error_has_its_code_and_its_sentence(
 
 def test_the_only_error_of_nested_groups_is_unwrapped() -> None:
     inner = CommandFailed("no")
-    assert unwrap_group(ExceptionGroup("outer", [ExceptionGroup("inner", [inner])])) is inner
+    assert (
+        unwrap_exception_group(ExceptionGroup("outer", [ExceptionGroup("inner", [inner])])) is inner
+    )
     two = ExceptionGroup("two", [inner, inner])
-    assert unwrap_group(two) is two
+    assert unwrap_exception_group(two) is two
 
 
 def test_a_bug_names_its_file_and_line() -> None:

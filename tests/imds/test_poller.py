@@ -250,7 +250,7 @@ async def test_no_usable_answer_ends_no_event_and_the_next_good_one_goes_on(
     ):
         sim.schedule(Plan())
         await running.polled()
-        sim.fault(fault)
+        sim.add_fault(fault)
         calls = len(sim.calls)
         await running.until(lambda: running.poller.failures == fault.calls)
         assert running.recorded_names == ["event.scheduled"]
@@ -268,8 +268,8 @@ async def test_the_same_trouble_is_logged_once_and_so_is_its_end(
 ) -> None:
     caplog.set_level(logging.INFO, "relay.imds.poller")
     async with simulated(tmp_path) as (running, sim):
-        sim.fault(Fault(status=503, calls=3))
-        sim.fault(Fault(status=400, calls=2))
+        sim.add_fault(Fault(status=503, calls=3))
+        sim.add_fault(Fault(status=400, calls=2))
         await running.until(lambda: len(sim.calls) >= 6 and running.poller.failures == 0)
         logged = [
             (record.levelname, record.getMessage())
@@ -279,7 +279,7 @@ async def test_the_same_trouble_is_logged_once_and_so_is_its_end(
         assert [level for level, _ in logged] == ["WARNING", "ERROR", "INFO"]
         assert "503" in logged[0][1]
         assert "400" in logged[1][1]
-        sim.fault(Fault(status=400))
+        sim.add_fault(Fault(status=400))
         await running.polled()
         assert [
             record.getMessage() for record in caplog.records if record.levelname == "ERROR"
@@ -296,7 +296,7 @@ async def test_the_rest_after_failures_doubles_and_jitter_only_adds(
     tmp_path: Path, chance: float, pauses: list[float]
 ) -> None:
     async with simulated(tmp_path, chance=lambda: chance) as (running, sim):
-        sim.fault(Fault(status=500, calls=len(pauses)))
+        sim.add_fault(Fault(status=500, calls=len(pauses)))
         await running.polled()
         for pause in pauses:
             assert running.clock.remaining_sleeps[0] == pytest.approx(pause)
@@ -312,7 +312,7 @@ async def test_retry_after_only_lengthens_and_nobody_s_question_cuts_it_short(
     tmp_path: Path,
 ) -> None:
     async with simulated(tmp_path) as (running, sim):
-        sim.fault(Fault(status=429, retry_after=20.0))
+        sim.add_fault(Fault(status=429, retry_after=20.0))
         await running.polled()
         calls = len(sim.calls)
         question = asyncio.create_task(running.poller.read_fresh())
@@ -365,7 +365,7 @@ async def test_a_read_that_began_before_the_question_is_not_fresh(tmp_path: Path
 
 async def test_whoever_asks_is_told_why_it_could_not_be_read(tmp_path: Path) -> None:
     async with simulated(tmp_path, interval="10s") as (running, sim):
-        sim.fault(Fault(status=503))
+        sim.add_fault(Fault(status=503))
         running.clock.advance(4)
         questions = [asyncio.create_task(running.poller.read_fresh()) for _ in range(2)]
         for question in questions:
@@ -375,7 +375,7 @@ async def test_whoever_asks_is_told_why_it_could_not_be_read(tmp_path: Path) -> 
 
 async def test_whoever_asks_no_longer_disturbs_nobody(tmp_path: Path) -> None:
     async with simulated(tmp_path, interval="10s") as (running, sim):
-        sim.fault(Fault(status=503))
+        sim.add_fault(Fault(status=503))
         running.clock.advance(4)
         gone, stays = (
             asyncio.create_task(running.poller.read_fresh()),
@@ -410,7 +410,7 @@ async def test_the_source_is_lost_150_s_after_the_start_where_nothing_was_ever_r
 ) -> None:
     clock = ManualClock()
     async with Simulator(Setup(vms=(VM("vm-0"),), rate_limit=None), clock=clock) as sim:
-        sim.fault(Fault(status=503, lasts=1000.0))
+        sim.add_fault(Fault(status=503, lasts=1000.0))
         async with rig(tmp_path, sim.url, clock) as running:
             await running.until(
                 lambda: running.clock.monotonic() >= 1000 + FIRST_ANSWER_TIMEOUT - 0.5, step=0.5
@@ -436,7 +436,7 @@ async def test_the_source_is_lost_90_s_after_the_last_usable_answer_and_said_so_
         await running.polled()
         last = running.clock.monotonic()
         for rounds in (1, 2):
-            sim.fault(Fault(kind="empty", lasts=1000.0))
+            sim.add_fault(Fault(kind="empty", lasts=1000.0))
             await running.until(
                 lambda last=last: running.clock.monotonic() >= last + ANSWER_TIMEOUT - 0.5,  # type: ignore[misc]  # mypy cannot infer a lambda with a default
                 step=0.5,
@@ -590,7 +590,7 @@ async def test_the_last_read_is_that_of_the_last_usable_answer_idle_or_not(tmp_p
         await running.polled(2)
         last = running.clock.now()
         assert running.poller.last_read_at == last
-        sim.fault(Fault(kind="truncated", calls=2))
+        sim.add_fault(Fault(kind="truncated", calls=2))
         await running.polled()
         assert running.poller.last_read_at == last
 

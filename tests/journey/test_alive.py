@@ -44,7 +44,7 @@ async def test_a_part_that_fails_ends_the_relay_with_its_error(tmp_path: Path) -
         )
         clock = _BreakableClock()
         running = asyncio.create_task(run(config, clock=clock))
-        await sim.until(
+        await sim.wait_until(
             lambda: any(call.path.endswith("scheduledevents") for call in sim.calls), within=60
         )
         clock.broken.set()

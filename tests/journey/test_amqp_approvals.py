@@ -47,7 +47,7 @@ async def test_a_message_of_the_right_user_starts_the_event_and_is_answered(syst
     """Its answers name it as their cause, down to what Azure said; nothing is left in the queue."""
     event, decision = await system.schedule_reboot()
     await system.bus.send({**decision, "reason": "drained"}, "right")
-    await system.sim.approved(event, within=60)
+    await system.sim.wait_until_approved(event, within=60)
     await system.bus.wait_for_event("startrequest.accepted", event)
     for name in ("approval.recorded", "approval.granted", "startrequest.accepted"):
         assert [event["causationid"] for event in system.bus.events_of_type(name, event)] == [
@@ -70,7 +70,7 @@ async def test_a_repeat_gets_no_second_event_and_starts_nothing_again(system: Sy
     for _ in range(3):
         await system.bus.send(cloud, "again")
         await system.bus.send(other, "again, refused")
-    await system.sim.approved(event, within=60)
+    await system.sim.wait_until_approved(event, within=60)
     await _all_before_is_decided(system)
     assert (
         len(system.bus.events_of_type("approval.recorded", event))

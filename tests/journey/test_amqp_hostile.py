@@ -194,13 +194,13 @@ async def test_a_message_that_another_gave_back_is_decided_like_any(system: Syst
                 await message.nack(requeue=True)
     finally:
         await system.running.relay.gate.set_mode("on", "local:tester")
-    await system.sim.approved(event, within=60)
+    await system.sim.wait_until_approved(event, within=60)
     assert len(system.bus.events_of_type("approval.recorded", event)) == 1
 
 
 async def test_what_azure_refuses_is_told_as_caused_by_the_message(system: System) -> None:
     event, decision = await system.schedule_reboot()
-    system.sim.fault(Fault(on="approval", status=400))
+    system.sim.add_fault(Fault(on="approval", status=400))
     await system.bus.send(decision, "refused by Azure")
     failed = await system.bus.wait_for_event("startrequest.failed", event)
     assert (failed["causationid"], failed["data"]["status"]) == ("refused by Azure", 400)

@@ -312,7 +312,7 @@ async def test_a_broker_that_is_killed_costs_no_approval(
         await asyncio.to_thread(node.start)
         await eventually(lambda: log_of(caplog)[-1].endswith("messages wait: approvals are off"))
         await system.running.relay.gate.set_mode("on", "local:tester")
-        await system.sim.approved(event, within=60)
+        await system.sim.wait_until_approved(event, within=60)
 
 
 async def test_a_broker_that_hangs_is_noticed_and_come_back_to(
@@ -381,7 +381,7 @@ async def test_under_a_memory_alarm_approvals_still_count_and_are_answered_after
         await system.bus.send(decision, "alarmed")
         await asyncio.to_thread(node.alarm, on=True)
         await system.running.relay.gate.set_mode("on", "local:tester")
-        await system.sim.approved(event, within=60)
+        await system.sim.wait_until_approved(event, within=60)
         assert not system.bus.events_of_type("approval.recorded")
         await asyncio.to_thread(node.alarm, on=False)
         await system.bus.wait_for_event("approval.granted", event, "alarmed")

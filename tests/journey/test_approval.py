@@ -84,7 +84,7 @@ async def test_a_vote_starts_the_event_and_the_receiver_gets_every_step(tmp_path
             1,
             "reboots",
         )
-        await sim.approved(event, within=60)
+        await sim.wait_until_approved(event, within=60)
         await eventually(lambda: "event.started" in receiver.types_of(event.event_id))
         sim.end(event)
         await eventually(lambda: "event.ended" in receiver.types_of(event.event_id))
@@ -130,7 +130,7 @@ async def test_a_signed_callback_approves_and_its_repeat_does_nothing_new(tmp_pa
                     responses.append((response.status, await response.json(content_type=None)))
         assert [status for status, _ in responses] == [401, 202, 202]
         assert responses[1][1] == responses[2][1]
-        await sim.approved(event, within=60)
+        await sim.wait_until_approved(event, within=60)
         assert len(sim.start_requests) == 1
 
 
@@ -179,12 +179,12 @@ async def test_a_relay_killed_before_the_answer_sends_again_only_while_the_event
             )
         )
         shown = await _shown_event(process, event)
-        sim.fault(Fault(kind="hang", on="approval", calls=1, processed=processed))
+        sim.add_fault(Fault(kind="hang", on="approval", calls=1, processed=processed))
         assert (await process.call("POST", "/v1/approvals", _decision_body(shown)))[0] == 202
         await eventually(lambda: len(sim.start_requests) == 1)
         await process.kill()
         if processed:
-            await sim.started(event, within=60)
+            await sim.wait_until_started(event, within=60)
         await process.start()
         if processed:
             # The event has started, so the relay sends no second request.
@@ -192,7 +192,7 @@ async def test_a_relay_killed_before_the_answer_sends_again_only_while_the_event
             await eventually(lambda: "startrequest.failed" in receiver.types_of(event.event_id))
             assert len(sim.start_requests) == 1
         else:
-            await sim.started(event, within=60)
+            await sim.wait_until_started(event, within=60)
             await eventually(lambda: "startrequest.accepted" in receiver.types_of(event.event_id))
             assert len(sim.start_requests) == 2
         await process.stop()
@@ -260,7 +260,7 @@ async def test_with_a_full_disk_notices_still_go_out_and_nothing_is_approved(
             await eventually(process.ready)
             status, answer = await process.call("POST", "/v1/approvals", _decision_body(shown))
             assert (status, answer["state"]) == (202, "granted")
-            await sim.approved(first, within=60)
+            await sim.wait_until_approved(first, within=60)
             assert await process.stop() == 0
             connection = open_for_reading(small_disk / "relay.db")
             verify_journal(connection)
@@ -312,5 +312,5 @@ async def test_two_hundred_copies_of_one_approval_start_the_event_once(tmp_path:
         )
         assert set(statuses) <= {202, 409, 429}  # 429: a client may send fewer calls a second
         assert 202 in statuses
-        await sim.started(event, within=60)
+        await sim.wait_until_started(event, within=60)
         assert len(sim.start_requests) == 1

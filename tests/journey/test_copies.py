@@ -97,7 +97,7 @@ async def test_two_hundred_copies_over_http_callbacks_and_amqp_are_one_start_req
                     )
                 )
                 group.create_task(post("callbacks/drain", signed))
-        await sim.approved(event, within=60)
+        await sim.wait_until_approved(event, within=60)
         await eventually(system.is_idle, every=0.1)
         assert sum(statuses.values()) + COPIES // 3 == COPIES
         assert statuses.keys() <= {

@@ -187,7 +187,7 @@ async def kill_and_restart(
         if changes or not has(before, "approval.granted"):
             await eventually(lambda: _vote_until_granted(process, event), every=0.2)
         await eventually(lambda: has(journal(process), "startrequest.accepted"), every=0.05)
-        await sim.approved(event, within=60)
+        await sim.wait_until_approved(event, within=60)
         await process.kill()
         check_journal(process, len(sim.start_requests), 2)
         return True

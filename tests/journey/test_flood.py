@@ -247,7 +247,7 @@ async def test_a_flood_starts_nothing_and_breaks_nothing_and_an_approval_still_w
                 seconds * 1000,
             )
             assert (status, seconds < 10.0) == (202, True)
-            await sim.approved(event, within=60)
+            await sim.wait_until_approved(event, within=60)
             assert len(sim.start_requests) == 1
             assert [
                 status for status in flood.statuses if status >= 500 or 200 <= status < 300

@@ -158,9 +158,9 @@ async def test_a_reboot_before_the_answer_leaves_the_start_request_unknown(
     It cannot know whether Azure took the StartRequest.
     """
     async with machine(tmp_path) as vm:
-        vm.azure.fault(Fault(kind="hang", on="approval", calls=1, processed=True))
+        vm.azure.add_fault(Fault(kind="hang", on="approval", calls=1, processed=True))
         event = await vm.approve_reboot()
-        await vm.azure.approved(event, within=30)
+        await vm.azure.wait_until_approved(event, within=30)
         await vm.relay.kill()
         vm.azure.start(event)
         vm.azure.end(event)
@@ -242,9 +242,9 @@ async def test_an_orderly_shutdown_reports_first_that_the_start_request_was_acce
 ) -> None:
     """SIGTERM comes while Azure accepts. The relay reports the answer and exits with 0 in time."""
     async with machine(tmp_path) as vm:
-        vm.azure.fault(Fault(kind="delay", on="approval", calls=1, time=1.0))
+        vm.azure.add_fault(Fault(kind="delay", on="approval", calls=1, time=1.0))
         event = await vm.approve_reboot()
-        await vm.azure.until(lambda: bool(vm.azure.start_requests), within=30)
+        await vm.azure.wait_until(lambda: bool(vm.azure.start_requests), within=30)
         assert await vm.relay.stop() == 0
         assert vm.receiver.types_of(event.event_id) == [*BEFORE, "startrequest.accepted"]
         vm.azure.start(event)

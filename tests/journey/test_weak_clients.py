@@ -345,7 +345,7 @@ async def test_known_clients_without_rights_delay_nobody_and_leave_little(
         headers = {"Authorization": f"Bearer {HONEST_KEY}"}
         status, _ = await stage.process.call("POST", "/v1/approvals", vote, headers)
         assert status == 202
-        await stage.sim.approved(last, within=60)
+        await stage.sim.wait_until_approved(last, within=60)
         assert stage.started() == [last.event_id]
         assert await stage.process.stop() == 0
         assert "Traceback" not in stage.process.log

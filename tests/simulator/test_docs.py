@@ -54,7 +54,7 @@ async def test_the_commands_do_what_the_page_shows() -> None:
             elif kind == "json":
                 assert without_dates(json.loads(answers[-1])) == without_dates(json.loads(text))
         assert not [answer for answer in answers if '"error"' in answer]
-        assert (await sim.started("reboot", within=60)).approved_by == ("vm-0",)
+        assert (await sim.wait_until_started("reboot", within=60)).approved_by == ("vm-0",)
         assert [call.status for call in sim.calls] == [200, 200, 200]
         assert sim.faults.active == ()
 

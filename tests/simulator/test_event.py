@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from relay.simulator.event import API_VERSIONS, Event, EventType, Plan, event_fields
-from relay.simulator.instance import compute
+from relay.simulator.instance import compute_document
 from relay.simulator.setup import VM
 
 NOT_BEFORE = datetime(2022, 4, 11, 22, 26, 58, 999999, tzinfo=UTC)
@@ -101,7 +101,7 @@ def test_odd_fields_replace_the_right_ones_and_none_takes_a_field_away() -> None
     ],
 )
 def test_a_vm_knows_its_scale_set_and_host_name(vm: VM, scale_set: str, computer_name: str) -> None:
-    about = compute(vm)
+    about = compute_document(vm)
     assert (about["vmScaleSetName"], about["osProfile"]["computerName"]) == (
         scale_set,
         computer_name,
@@ -109,7 +109,11 @@ def test_a_vm_knows_its_scale_set_and_host_name(vm: VM, scale_set: str, computer
 
 
 def test_vms_of_one_scale_set_share_the_placement_group_and_nothing_else() -> None:
-    first, second, stranger = compute(VM("a_0")), compute(VM("a_1")), compute(VM("b_0"))
+    first, second, stranger = (
+        compute_document(VM("a_0")),
+        compute_document(VM("a_1")),
+        compute_document(VM("b_0")),
+    )
     assert first["placementGroupId"] == second["placementGroupId"] != stranger["placementGroupId"]
     assert len({first["vmId"], second["vmId"], stranger["vmId"]}) == 3
-    assert compute(VM("a_0")) == first
+    assert compute_document(VM("a_0")) == first

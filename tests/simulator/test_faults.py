@@ -19,7 +19,7 @@ FREE = Setup(vms=(VM("vm-0"), VM("vm-1")), rate_limit=None)
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def span(seconds: float) -> timedelta:
+def scale_duration(seconds: float) -> timedelta:
     return timedelta(seconds=seconds)
 
 
@@ -37,7 +37,7 @@ async def test_a_status_is_answered_as_often_as_asked(
     client: aiohttp.ClientSession, status: int
 ) -> None:
     async with Simulator(FREE) as sim:
-        sim.fault(Fault(status=status, calls=2))
+        sim.add_fault(Fault(status=status, calls=2))
         assert [(await ask(client, sim))[0] for _ in range(3)] == [status, status, 200]
 
 
@@ -46,7 +46,7 @@ async def test_retry_after_is_in_whole_seconds_and_scaled_like_any_wait(
 ) -> None:
     async with Simulator(Setup(scale=10.0)) as sim:
         for seconds, header in ((70.0, "7"), (1.0, "1"), (11.0, "2")):
-            sim.fault(Fault(status=429, retry_after=seconds))
+            sim.add_fault(Fault(status=429, retry_after=seconds))
             async with client.get(
                 sim.url + EVENTS, params={"api-version": NEWEST_API_VERSION}
             ) as response:
@@ -66,7 +66,7 @@ async def test_a_broken_body_comes_with_200(
 ) -> None:
     async with Simulator(FREE) as sim:
         sim.schedule(Plan(id="A", description="x" * 20))
-        sim.fault(Fault(kind=kind))
+        sim.add_fault(Fault(kind=kind))
         status, body = await ask(client, sim)
         assert status == 200
         assert body.startswith(start)
@@ -78,14 +78,14 @@ async def test_a_broken_body_comes_with_200(
 
 async def test_a_document_can_lack_its_events(client: aiohttp.ClientSession) -> None:
     async with Simulator(FREE) as sim:
-        sim.fault(Fault(kind="no-events"))
+        sim.add_fault(Fault(kind="no-events"))
         assert orjson.loads((await ask(client, sim))[1]) == {"DocumentIncarnation": 1}
 
 
 async def test_an_event_can_be_there_twice_and_differ(client: aiohttp.ClientSession) -> None:
     async with Simulator(FREE) as sim:
         sim.schedule(Plan(id="A"))
-        sim.fault(Fault(kind="duplicate", fields={"EventStatus": "Started"}))
+        sim.add_fault(Fault(kind="duplicate", fields={"EventStatus": "Started"}))
         events = orjson.loads((await ask(client, sim))[1])["Events"]
         assert [(event["EventId"], event["EventStatus"]) for event in events] == [
             ("A", "Scheduled"),
@@ -95,7 +95,7 @@ async def test_an_event_can_be_there_twice_and_differ(client: aiohttp.ClientSess
 
 async def test_an_oversize_answer_is_still_json(client: aiohttp.ClientSession) -> None:
     async with Simulator(FREE) as sim:
-        sim.fault(Fault(kind="oversize", size=5_000_000))
+        sim.add_fault(Fault(kind="oversize", size=5_000_000))
         status, body = await ask(client, sim)
         assert (status, orjson.loads(body)) == (200, {"DocumentIncarnation": 1, "Events": []})
         assert len(body) > 5_000_000
@@ -103,7 +103,7 @@ async def test_an_oversize_answer_is_still_json(client: aiohttp.ClientSession) -
 
 async def test_a_wrong_content_type_leaves_the_body(client: aiohttp.ClientSession) -> None:
     async with Simulator(FREE) as sim:
-        sim.fault(Fault(kind="wrong-type"))
+        sim.add_fault(Fault(kind="wrong-type"))
         async with client.get(
             sim.url + EVENTS, params={"api-version": NEWEST_API_VERSION}
         ) as response:
@@ -113,14 +113,14 @@ async def test_a_wrong_content_type_leaves_the_body(client: aiohttp.ClientSessio
 
 async def test_a_redirect_shows_whether_it_was_followed(client: aiohttp.ClientSession) -> None:
     async with Simulator(FREE) as sim:
-        sim.fault(Fault(kind="redirect"))
-        sim.fault(Fault(kind="redirect", location="http://127.0.0.1:1/"))
+        sim.add_fault(Fault(kind="redirect"))
+        sim.add_fault(Fault(kind="redirect", location="http://127.0.0.1:1/"))
         assert (await ask(client, sim))[0] == 302
         async with client.get(
             sim.url + EVENTS, params={"api-version": NEWEST_API_VERSION}, allow_redirects=False
         ) as response:
             assert response.headers["Location"] == "http://127.0.0.1:1/"
-        sim.fault(Fault(kind="redirect"))
+        sim.add_fault(Fault(kind="redirect"))
         async with client.get(
             sim.url + EVENTS, params={"api-version": NEWEST_API_VERSION}
         ) as response:
@@ -131,7 +131,7 @@ async def test_a_redirect_shows_whether_it_was_followed(client: aiohttp.ClientSe
 async def test_a_reset_breaks_the_connection_off(client: aiohttp.ClientSession) -> None:
     """Two in a row: aiohttp's client quietly tries a GET once more when its connection breaks."""
     async with Simulator(FREE) as sim:
-        sim.fault(Fault(kind="reset", calls=2))
+        sim.add_fault(Fault(kind="reset", calls=2))
         with pytest.raises(aiohttp.ClientOSError) as caught:
             await ask(client, sim)
         assert caught.value.errno == errno.ECONNRESET
@@ -140,7 +140,7 @@ async def test_a_reset_breaks_the_connection_off(client: aiohttp.ClientSession) 
 
 async def test_a_hang_lasts_until_the_client_has_enough(client: aiohttp.ClientSession) -> None:
     async with Simulator(FREE) as sim:
-        sim.fault(Fault(kind="hang"))
+        sim.add_fault(Fault(kind="hang"))
         with pytest.raises(TimeoutError):
             await ask(client, sim, total=1.0)
         assert (await ask(client, sim))[0] == 200
@@ -150,14 +150,14 @@ async def test_a_hang_does_not_keep_the_simulator_from_ending(
     client: aiohttp.ClientSession,
 ) -> None:
     async with asyncio.timeout(60), asyncio.TaskGroup() as tasks, Simulator(FREE) as sim:
-        sim.fault(Fault(kind="hang", calls=2))
+        sim.add_fault(Fault(kind="hang", calls=2))
 
         async def hung() -> None:
             with pytest.raises(aiohttp.ClientError):
                 await ask(client, sim)
 
         tasks.create_task(hung())
-        await sim.until(lambda: bool(sim.calls), within=60)
+        await sim.wait_until(lambda: bool(sim.calls), within=60)
 
 
 @pytest.mark.parametrize(("kind", "least"), [("delay", 0.2), ("drip", 0.2)])
@@ -165,7 +165,7 @@ async def test_a_slow_answer_is_right_in_the_end(
     client: aiohttp.ClientSession, kind: Kind, least: float
 ) -> None:
     async with Simulator(FREE) as sim:
-        sim.fault(Fault(kind=kind, time=0.2 if kind == "delay" else 0.006))
+        sim.add_fault(Fault(kind=kind, time=0.2 if kind == "delay" else 0.006))
         began = sim.clock.monotonic()
         assert await ask(client, sim) == (200, b'{"DocumentIncarnation":1,"Events":[]}')
         assert least <= sim.clock.monotonic() - began < 20
@@ -181,7 +181,7 @@ async def test_an_approval_whose_answer_is_lost_counts_only_if_it_was_processed(
 ) -> None:
     async with Simulator(FREE) as sim:
         event = sim.schedule(Plan())
-        sim.fault(Fault(status=503, on="approval", processed=processed))
+        sim.add_fault(Fault(status=503, on="approval", processed=processed))
         assert (await ask(client, sim))[0] == 200
         body = {"StartRequests": [{"EventId": event.event_id}]}
         async with client.post(
@@ -196,7 +196,7 @@ async def test_a_fault_of_instance_metadata_leaves_the_events_alone(
     client: aiohttp.ClientSession,
 ) -> None:
     async with Simulator(FREE) as sim:
-        sim.fault(Fault(kind="empty", on="instance"))
+        sim.add_fault(Fault(kind="empty", on="instance"))
         assert (await ask(client, sim))[1]
         async with client.get(
             sim.url + "/metadata/instance", params={"api-version": "2021-02-01"}
@@ -206,7 +206,7 @@ async def test_a_fault_of_instance_metadata_leaves_the_events_alone(
 
 async def test_faults_can_be_cleared(client: aiohttp.ClientSession) -> None:
     async with Simulator(FREE) as sim:
-        sim.fault(Fault(status=503, lasts=3600.0))
+        sim.add_fault(Fault(status=503, lasts=3600.0))
         assert (await ask(client, sim))[0] == 503
         sim.clear_faults()
         assert (await ask(client, sim))[0] == 200
@@ -214,33 +214,37 @@ async def test_faults_can_be_cleared(client: aiohttp.ClientSession) -> None:
 
 def test_without_a_number_or_a_time_a_fault_happens_once() -> None:
     faults = Faults()
-    faults.add(Fault(), T0, span)
-    assert faults.take("document", "vm-0", T0) is not None
-    assert faults.take("document", "vm-0", T0) is None
+    faults.add(Fault(), T0, scale_duration)
+    assert faults.take_for_call("document", "vm-0", T0) is not None
+    assert faults.take_for_call("document", "vm-0", T0) is None
 
 
 def test_a_fault_that_lasts_is_over_at_its_time() -> None:
     faults = Faults()
-    faults.add(Fault(lasts=70.0), T0, span)
+    faults.add(Fault(lasts=70.0), T0, scale_duration)
     assert [
-        faults.take("document", "vm-0", T0 + span(seconds)) is not None for seconds in (0, 69.9, 70)
+        faults.take_for_call("document", "vm-0", T0 + scale_duration(seconds)) is not None
+        for seconds in (0, 69.9, 70)
     ] == [True, True, False]
     assert faults.active == ()
 
 
 def test_of_number_and_time_whichever_is_over_first_ends_a_fault() -> None:
     faults = Faults()
-    faults.add(Fault(lasts=70.0, calls=1), T0, span)
-    faults.add(Fault(lasts=10.0, calls=5, status=503), T0, span)
-    taken = [faults.take("document", "vm-0", T0 + span(seconds)) for seconds in (0, 0, 11)]
+    faults.add(Fault(lasts=70.0, calls=1), T0, scale_duration)
+    faults.add(Fault(lasts=10.0, calls=5, status=503), T0, scale_duration)
+    taken = [
+        faults.take_for_call("document", "vm-0", T0 + scale_duration(seconds))
+        for seconds in (0, 0, 11)
+    ]
     assert [fault.status if fault else None for fault in taken] == [500, 503, None]
 
 
 def test_a_fault_waits_for_the_calls_that_it_is_meant_for() -> None:
     faults = Faults()
-    faults.add(Fault(on="approval", vm="vm-1"), T0, span)
-    faults.add(Fault(on="any", status=410), T0, span)
-    assert faults.take("approval", "vm-0", T0) == Fault(on="any", status=410)
-    assert faults.take("approval", "vm-0", T0) is None
-    assert faults.take("document", "vm-1", T0) is None
-    assert faults.take("approval", "vm-1", T0) == Fault(on="approval", vm="vm-1")
+    faults.add(Fault(on="approval", vm="vm-1"), T0, scale_duration)
+    faults.add(Fault(on="any", status=410), T0, scale_duration)
+    assert faults.take_for_call("approval", "vm-0", T0) == Fault(on="any", status=410)
+    assert faults.take_for_call("approval", "vm-0", T0) is None
+    assert faults.take_for_call("document", "vm-1", T0) is None
+    assert faults.take_for_call("approval", "vm-1", T0) == Fault(on="approval", vm="vm-1")

@@ -63,14 +63,14 @@ async def test_every_shipped_playbook_runs_to_its_end(name: str) -> None:
 
         async def settle() -> None:
             sim.tick()
-            sim.notify()
+            sim.wake_waiters()
             for _ in range(10):  # the playbook's next step
                 await asyncio.sleep(0)
 
         playing = asyncio.create_task(play(sim, playbook))
         async with asyncio.timeout(60):
             while not playing.done():
-                due = sim.next_due()
+                due = sim.next_transition_at()
                 seconds = 60.0 if due is None else (due - clock.now()).total_seconds()
                 await clock.forward(min(max(seconds, 0.0), 60.0), settle)
         await playing
@@ -154,7 +154,7 @@ async def test_the_live_migration_is_that_of_the_pages(client: aiohttp.ClientSes
     ):
         await see(sim)
         tasks.create_task(play(sim, playbook))
-        await sim.until(lambda: bool(sim.events))
+        await sim.wait_until(lambda: bool(sim.events))
         await see(sim)
         sim.start("C7061BAC-AFDC-4513-B24B-AA5F13A16123")
         await see(sim)
@@ -337,7 +337,7 @@ async def test_a_playbook_can_go_round_and_round(tmp_path: Path) -> None:
     lines: list[str] = []
     async with Simulator(replace(playbook.azure, scale=100.0), report=lines.append) as sim:
         playing = asyncio.create_task(play(sim, playbook))
-        await sim.until(lambda: sum("scheduled" in line for line in lines) > 2, within=60)
+        await sim.wait_until(lambda: sum("scheduled" in line for line in lines) > 2, within=60)
         assert not playing.done()
         playing.cancel()
         await asyncio.wait({playing})

@@ -272,7 +272,7 @@ def test_waits_and_notice_run_as_many_times_faster_as_asked() -> None:
     machine = scope(scale=60.0)
     machine.schedule(Plan(id="A", notice=900.0, starts_after=60.0, lasts=600.0))
     moments = []
-    while (due := machine.next_due()) is not None:
+    while (due := machine.next_transition_at()) is not None:
         machine.at(due).tick()
         moments.append((due - T0).total_seconds())
     assert moments == [16.0, 26.0]
@@ -495,4 +495,4 @@ def test_left_alone_every_event_ends(actions: list[TimedAction]) -> None:
     perform_all(machine, actions)
     machine.at(later(1e6)).tick()
     assert machine.events == ()
-    assert machine.next_due() is None
+    assert machine.next_transition_at() is None

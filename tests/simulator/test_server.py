@@ -50,7 +50,7 @@ async def test_two_vms_share_one_document_and_either_may_approve(
         assert await get(client, sim.urls["vm-0"]) == await get(client, sim.urls["vm-1"])
         assert await approve(client, sim.urls["vm-1"], event.event_id) == 200
         assert await approve(client, sim.urls["vm-0"], event.event_id) == 200
-        assert (await sim.started(event, within=60)).approved_by == ("vm-1",)
+        assert (await sim.wait_until_started(event, within=60)).approved_by == ("vm-1",)
         status, document = await get(client, sim.urls["vm-0"])
         assert (status, document["Events"][0]["EventStatus"]) == (200, "Started")
 
@@ -58,8 +58,8 @@ async def test_two_vms_share_one_document_and_either_may_approve(
 async def test_time_passes_without_a_call(client: aiohttp.ClientSession) -> None:
     async with Simulator() as sim:
         event = sim.schedule(Plan(notice=0.05, starts_after=0.05, lasts=0.05))
-        await sim.started(event, within=60)
-        assert (await sim.ended(event, within=60)).status == "Completed"
+        await sim.wait_until_started(event, within=60)
+        assert (await sim.wait_until_ended(event, within=60)).status == "Completed"
         assert await get(client, sim.url) == (200, {"DocumentIncarnation": 4, "Events": []})
 
 
@@ -84,7 +84,7 @@ async def test_an_approval_needs_no_content_type_and_any_case_of_the_event_id_wi
             sim.url + EVENTS, params={"api-version": NEWEST_API_VERSION}, data=body, headers=headers
         ) as response:
             assert (response.status, await response.read()) == (200, b"")
-        assert (await sim.approved(event, within=60)).approved_by == ("vm-0",)
+        assert (await sim.wait_until_approved(event, within=60)).approved_by == ("vm-0",)
 
 
 async def test_an_unknown_event_id_is_refused(client: aiohttp.ClientSession) -> None:
@@ -354,7 +354,7 @@ async def test_waiting_in_vain_says_what_was_missing() -> None:
             TimeoutError,
             match=r"expected .* to be approved within 0\.01 s, it is Scheduled, approved by nobody",
         ):
-            await sim.approved(event, within=0.01)
+            await sim.wait_until_approved(event, within=0.01)
 
 
 async def test_whoever_watches_is_told_a_line_for_each_thing(client: aiohttp.ClientSession) -> None:

@@ -25,7 +25,7 @@ def wrong(**fields: Any) -> str:
 
 
 def test_the_folder_finds_the_member() -> None:
-    assert plugins.members(sinks)["webhook"] is webhook
+    assert plugins.load_plugins(sinks)["webhook"] is webhook
 
 
 def test_defaults_are_those_of_the_documentation() -> None:

@@ -41,7 +41,7 @@ def check_principals(approvals: ApprovalsSettings, api: ApiSettings) -> None:
             continue
         owner = "a client" if kind == "client" else "the san of a client"
         problem = f"expected {owner} of api.clients, {principal} is none"
-        close = _closest(name, (other for other in known if other.startswith(f"{kind}:")))
+        close = _closest_principal(name, (other for other in known if other.startswith(f"{kind}:")))
         raise WrongValue(path, f"{problem}; did you mean {close}?" if close else problem)
 
 
@@ -61,7 +61,7 @@ def _named_principals(approvals: ApprovalsSettings) -> Iterator[tuple[KeyPath, s
             yield ("approvals", *path, index), name
 
 
-def _closest(name: str, principals: Iterable[str]) -> str | None:
+def _closest_principal(name: str, principals: Iterable[str]) -> str | None:
     """Return the principal whose name is most like a name, without case; None if none is."""
     by_name = {principal.partition(":")[2].lower(): principal for principal in principals}
     matches = difflib.get_close_matches(name.lower(), by_name, n=1)
@@ -74,10 +74,10 @@ def voters_by_rule(
     """Yield who can vote by each rule that asks for votes."""
     for rule in approvals.rules:
         if isinstance(rule.approve, Quorum):
-            yield rule, rule.approve, voters(rule.approve, approvals, api, sinks)
+            yield rule, rule.approve, voters_of_quorum(rule.approve, approvals, api, sinks)
 
 
-def voters(
+def voters_of_quorum(
     quorum: Quorum, approvals: ApprovalsSettings, api: ApiSettings, sinks: Sequence[SinkSettings]
 ) -> list[Voter]:
     """Return who can vote by a rule, by name.
