@@ -67,6 +67,11 @@ class ApprovalStatus:
             return self.not_before
 
     @property
+    def is_voting_closed(self) -> bool:
+        """Whether votes come too late now."""
+        return self.voting_closes_at is not None and self.now >= self.voting_closes_at
+
+    @property
     def quorum(self) -> Quorum | None:
         """The votes that the rule asks for; None without a rule or where it is automatic."""
         approve = self.rule.approve if self.rule is not None else None
@@ -187,6 +192,11 @@ class ApprovalStatus:
             if is_current and grant.state not in FAILED_GRANT_STATES:
                 return grant
         return None
+
+    @property
+    def is_approved(self) -> bool:
+        """Whether a StartRequest will be sent, or was, unless a hold prevents it."""
+        return self.active_grant is not None or self.is_claimed
 
     @property
     def is_claimed(self) -> bool:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
-from typing import Protocol
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from typing import Any, Protocol
 
-from relay.chat import ChatSettings, MessageGone
+from relay.chat import CallbackRefused, CallbackReply, ChatSettings, MessageGone
 from relay.chat.cards.card import Card, Text
 from relay.chat.cards.timeline import timeline_line
 from relay.chat.context import ChatContext
@@ -27,6 +27,18 @@ MAX_REFRESH_INTERVAL = 60.0
 _POSTED_AGAIN = "posted again"
 _UP_TO_DATE = "the message is up to date"
 _log = logging.getLogger(__name__)
+
+
+@asynccontextmanager
+async def background_task(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[None]:
+    """Run a coroutine as a task while this context lasts."""
+    task = asyncio.create_task(work, name=name)
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
 
 
 class ChatPlatform(Protocol):
@@ -92,16 +104,13 @@ class LiveMessageSink:
         finally:
             self._delivered.set()
 
-    @asynccontextmanager
-    async def refreshing(self) -> AsyncIterator[None]:
-        """Update messages that time alone has changed, while this context lasts."""
-        task = asyncio.create_task(self._refresh_forever(), name=f"{self._settings.name}: refresh")
-        try:
-            yield
-        finally:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+    async def handle_callback(self, headers: Mapping[str, str], body: bytes) -> CallbackReply:  # noqa: ARG002  # refused unread
+        """Raise CallbackRefused. A platform that calls the relay overrides this."""
+        raise CallbackRefused(f"{self._settings.kind} never calls the relay")
+
+    def refreshing(self) -> AbstractAsyncContextManager[None]:
+        """Update messages that time alone has changed, while the context lasts."""
+        return background_task(self._refresh_forever(), f"{self._settings.name}: refresh")
 
     async def _apply(self, update: MessageUpdate) -> str:
         """Call the platform and record the result. Returns what was done, for the attempt log."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import orjson
+from typing_extensions import override
 
 from relay.approvals.principals import PrincipalForm
 from relay.chat import AnswerableChatSettings, CallbackRefused, CallbackReply
@@ -57,6 +58,7 @@ class Pinboard(LiveMessageSink):
         self._context = context
         self._sink = settings
 
+    @override
     async def handle_callback(self, headers: Mapping[str, str], body: bytes) -> CallbackReply:
         """Take the answer of the user in the header X-User."""
         call = orjson.loads(body)

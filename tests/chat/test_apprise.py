@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +19,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from relay.chat import CallbackRefused
 from relay.chat.cards.card import Card
 from relay.chat.cards.grouped_card import grouped_card
 from relay.chat.cards.rendering import event_card
@@ -524,15 +522,6 @@ async def test_an_error_in_a_thread_is_raised_by_the_caller() -> None:
 
 
 # --- calls and stories
-
-
-@given(
-    st.dictionaries(st.text(max_size=20), st.text(max_size=20), max_size=3), st.binary(max_size=200)
-)
-async def test_every_call_is_refused(headers: Mapping[str, str], body: bytes) -> None:
-    sink = apprise.AppriseSink.__new__(apprise.AppriseSink)
-    with pytest.raises(CallbackRefused):
-        await sink.handle_callback(headers, body)
 
 
 def make_section(service: AppriseService) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from relay.approvals.admission import hold_notice
 from relay.approvals.request import DecisionKind
 from relay.approvals.status import ApprovalStatus
 from relay.chat.cards.card import Button, Link, Text
-from relay.chat.cards.wording import event_title, is_approved
+from relay.chat.cards.wording import event_title
 
 LABELS: dict[DecisionKind, str] = {
     "approve": "Approve",
@@ -33,14 +33,9 @@ def available_decisions(status: ApprovalStatus) -> tuple[DecisionKind, ...]:
     return tuple(decisions)
 
 
-def is_voting_closed(status: ApprovalStatus) -> bool:
-    """Return whether votes come too late now."""
-    return status.voting_closes_at is not None and status.now >= status.voting_closes_at
-
-
 def _can_be_approved(status: ApprovalStatus) -> bool:
-    is_settled = is_approved(status) or status.refused_by_imds
-    return status.quorum is not None and not is_voting_closed(status) and not is_settled
+    is_settled = status.is_approved or status.refused_by_imds
+    return status.quorum is not None and not status.is_voting_closed and not is_settled
 
 
 def decision_buttons(status: ApprovalStatus, link: Link | None) -> tuple[Button, ...]:

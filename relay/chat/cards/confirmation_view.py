@@ -13,7 +13,7 @@ from relay.approvals.admission import HOLD_NOTICE, authorize
 from relay.approvals.request import Caller, DecisionKind, DecisionRequest, Rights
 from relay.approvals.status import ApprovalStatus
 from relay.chat.cards.card import Text
-from relay.chat.cards.wording import is_approved, join_names, outcome_text, sentence
+from relay.chat.cards.wording import join_names, outcome_text, sentence
 from relay.events.cloudevent import CloudEvent
 from relay.events.timestamps import parse_timestamp
 
@@ -73,7 +73,7 @@ def _no_vote_needed(status: ApprovalStatus) -> Text | None:
         return ("No rule allows this relay to approve it.",)
     if status.quorum is None:
         return (f"Rule {status.rule.name} approves it without a vote.",)
-    if is_approved(status):
+    if status.is_approved:
         return ("It is approved already.",)
     return None
 

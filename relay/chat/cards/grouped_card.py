@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from relay.approvals.status import ApprovalStatus
-from relay.chat.cards.buttons import decision_buttons, is_voting_closed
+from relay.chat.cards.buttons import decision_buttons
 from relay.chat.cards.card import Card, Line, Link, Text, Tone
 from relay.chat.cards.wording import (
     event_title,
     event_tone,
-    is_approved,
     join_names,
     proceeds_notice,
 )
@@ -68,7 +67,7 @@ def event_line(status: ApprovalStatus) -> Text:
         text += (", not before ", status.not_before)
     if status.active_holds:
         text += (", held",)
-    elif is_approved(status):
+    elif status.is_approved:
         text += (", approved",)
     elif status.votes_required:
         text += (f", {status.vote_count} of {status.votes_required} votes",)
@@ -86,7 +85,7 @@ def _urgency(status: ApprovalStatus) -> tuple[bool, bool, datetime, int]:
 
 
 def _waits_for_votes(status: ApprovalStatus) -> bool:
-    return status.is_open and status.votes_missing > 0 and not is_voting_closed(status)
+    return status.is_open and status.votes_missing > 0 and not status.is_voting_closed
 
 
 def _summary(statuses: Sequence[ApprovalStatus]) -> Text:
@@ -96,7 +95,7 @@ def _summary(statuses: Sequence[ApprovalStatus]) -> Text:
     counts = {
         "waiting for votes": sum(_waits_for_votes(status) for status in statuses),
         "held": sum(bool(status.active_holds) for status in open_statuses),
-        "approved": sum(is_approved(status) for status in open_statuses),
+        "approved": sum(status.is_approved for status in open_statuses),
         "under way": sum(
             status.occurrence.live and status.occurrence.event.is_started for status in statuses
         ),

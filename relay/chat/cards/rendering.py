@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from relay.approvals.rules import Quorum, eligible_voters
 from relay.approvals.status import ApprovalStatus, approval_state
 from relay.approvals.transitions import grant_expires_at
-from relay.chat.cards.buttons import available_decisions, decision_buttons, is_voting_closed
+from relay.chat.cards.buttons import available_decisions, decision_buttons
 from relay.chat.cards.card import Card, Link, PrincipalRef, Text
 from relay.chat.cards.grouped_card import grouped_card
 from relay.chat.cards.wording import (
@@ -164,7 +164,7 @@ def _missing_votes_text(status: ApprovalStatus, quorum: Quorum) -> Text:
     if not status.is_open or not status.votes_missing:
         return ()
     uncovered = join_names(status.uncovered_resources)
-    if is_voting_closed(status) and status.voting_closes_at is not None:
+    if status.is_voting_closed and status.voting_closes_at is not None:
         text: Text = ("; voting closed at ", status.voting_closes_at)
         return (*text, f"; nobody has spoken for {uncovered}") if uncovered else text
     counted_people = {status.person(vote.principal) for vote in status.counted_votes}

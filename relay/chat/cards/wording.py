@@ -54,12 +54,7 @@ def event_tone(status: ApprovalStatus) -> Tone:
         return "running"
     if status.active_holds:
         return "held"
-    return "approved" if is_approved(status) else "waiting"
-
-
-def is_approved(status: ApprovalStatus) -> bool:
-    """Return whether a StartRequest will be sent, or was, unless a hold prevents it."""
-    return status.active_grant is not None or status.is_claimed
+    return "approved" if status.is_approved else "waiting"
 
 
 def outcome_text(outcome: str | None) -> str:

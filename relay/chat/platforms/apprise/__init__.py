@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import logging
 import urllib.request
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from relay.chat import CallbackRefused, CallbackReply
 from relay.chat.context import ChatContext
 from relay.chat.live_message import LiveMessageSink
 from relay.chat.platforms.apprise.fanout import ServiceFanout
@@ -23,18 +22,10 @@ from relay.clock import Clock
 _log = logging.getLogger(__name__)
 
 
-class AppriseSink(LiveMessageSink):
-    """The sink of some services."""
-
-    async def handle_callback(self, headers: Mapping[str, str], body: bytes) -> CallbackReply:  # noqa: ARG002  # every call is refused
-        """Raise CallbackRefused."""
-        raise CallbackRefused("nobody can answer through Apprise")
-
-
 @asynccontextmanager
 async def connect(
     settings: Settings, clock: Clock, context: ChatContext
-) -> AsyncIterator[AppriseSink]:
+) -> AsyncIterator[LiveMessageSink]:
     """Yield the sink. It connects for each message.
 
     Nobody waits at the end for threads that hang.
@@ -48,6 +39,6 @@ async def connect(
             ", ".join(proxies),
         )
     # in_chat=True: cards get no links, and their buttons only say which decisions are possible.
-    sink = AppriseSink(settings, context, ServiceFanout(settings), clock, in_chat=True)
+    sink = LiveMessageSink(settings, context, ServiceFanout(settings), clock, in_chat=True)
     async with sink.refreshing():
         yield sink

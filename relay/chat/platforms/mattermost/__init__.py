@@ -10,6 +10,8 @@ import secrets
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
+from typing_extensions import override
+
 from relay.chat import CallbackRefused, CallbackReply
 from relay.chat.context import ChatContext
 from relay.chat.live_message import LiveMessageSink
@@ -41,7 +43,8 @@ class MattermostSink(LiveMessageSink):
         super().__init__(settings, context, channel, clock, in_chat=interactions is not None)
         self._interactions = interactions
 
-    async def handle_callback(self, headers: Mapping[str, str], body: bytes) -> CallbackReply:  # noqa: ARG002  # Mattermost's headers prove nothing
+    @override
+    async def handle_callback(self, headers: Mapping[str, str], body: bytes) -> CallbackReply:
         """Handle a click or the submission of a dialog. Raises CallbackRefused."""
         if self._interactions is None:
             raise CallbackRefused("expected no calls, because approve_in_chat is off")

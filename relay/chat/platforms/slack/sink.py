@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Coroutine, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from typing import Any
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from typing_extensions import override
 
 from relay.chat import CallbackRefused, CallbackReply
 from relay.chat.context import ChatContext
-from relay.chat.live_message import ChatPlatform, LiveMessageSink
+from relay.chat.live_message import ChatPlatform, LiveMessageSink, background_task
 from relay.chat.platforms.slack.channel import Channel
 from relay.chat.platforms.slack.identity import LOOKUP_TIMEOUT, MemberDirectory
 from relay.chat.platforms.slack.interactions import Interactions
@@ -41,6 +41,7 @@ class SlackSink(LiveMessageSink):
         self._slack_settings = settings
         self._interactions = interactions
 
+    @override
     async def handle_callback(self, headers: Mapping[str, str], body: bytes) -> CallbackReply:
         """Handle a request of Slack. Its decision is on disk when this returns.
 
@@ -80,7 +81,7 @@ async def connect(
             connector = SocketConnector(api, session, settings)
             socket_mode = SocketMode(connector, clock, interactions.handle, sink_name=settings.name)
             task_name = f"{settings.name}: Socket Mode"
-            await stack.enter_async_context(_running(socket_mode.run(), task_name))
+            await stack.enter_async_context(background_task(socket_mode.run(), task_name))
         yield sink
 
 
@@ -101,15 +102,3 @@ async def diagnose(settings: Settings, clock: Clock) -> list[Finding]:
         except DeliveryError as error:
             return [failure(subject, error.reason, "see docs/chat/slack.md")]
         return [ok(subject, f"Slack accepts the tokens, for the workspace {team_id}")]
-
-
-@asynccontextmanager
-async def _running(work: Coroutine[Any, Any, None], task_name: str) -> AsyncIterator[None]:
-    """Run a coroutine as a task while this context lasts."""
-    task = asyncio.create_task(work, name=task_name)
-    try:
-        yield
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task

@@ -8,10 +8,9 @@ so people answer on the confirm page. `settings` is the platform's section of th
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from relay.chat import CallbackRefused, CallbackReply
 from relay.chat.context import ChatContext
 from relay.chat.live_message import LiveMessageSink
 from relay.chat.platforms.teams.settings import Settings
@@ -22,24 +21,14 @@ from relay.net.connectivity import check_connectivity
 from relay.net.http import open_session
 
 
-class TeamsSink(LiveMessageSink):
-    """The sink of one workflow."""
-
-    async def handle_callback(self, headers: Mapping[str, str], body: bytes) -> CallbackReply:  # noqa: ARG002  # refused unread
-        """Raise CallbackRefused: a workflow never calls the relay."""
-        raise CallbackRefused(
-            "a workflow of Teams never calls the relay: people answer on the confirm page"
-        )
-
-
 @asynccontextmanager
 async def connect(
     settings: Settings, clock: Clock, context: ChatContext
-) -> AsyncIterator[TeamsSink]:
+) -> AsyncIterator[LiveMessageSink]:
     """Open the sink's HTTP session. It connects when the first event is delivered."""
     async with open_session() as session:
         webhook = WorkflowWebhook(settings, clock, session)
-        sink = TeamsSink(settings, context, webhook, clock)
+        sink = LiveMessageSink(settings, context, webhook, clock)
         async with sink.refreshing():
             yield sink
 
