@@ -14,4 +14,4 @@ def first_error(error: ValidationError) -> tuple[str, str]:
     path = ".".join(str(part) for part in details["loc"])
     if details["type"] == "model_type":
         return path, "expected a JSON object"  # pydantic's text names a class of ours
-    return path, details["msg"]
+    return path, details["msg"].removeprefix("Value error, ")

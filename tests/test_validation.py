@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ValidationError, field_validator
 
 from relay.validation import first_error
 
@@ -14,6 +14,13 @@ class Child(BaseModel):
     """A model inside another."""
 
     count: int
+
+    @field_validator("count")
+    @classmethod
+    def _check_positive(cls, count: int) -> int:
+        if count < 0:
+            raise ValueError("expected a number from 0 on")
+        return count
 
 
 class Parent(BaseModel):
@@ -35,6 +42,12 @@ class Parent(BaseModel):
             "children.0.count",
             "Input should be a valid integer, unable to parse string as an integer",
             id="the first of two errors",
+        ),
+        pytest.param(
+            {"children": [{"count": -1}]},
+            "children.0.count",
+            "expected a number from 0 on",
+            id="an error of a validator",
         ),
     ],
 )

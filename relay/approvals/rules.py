@@ -149,6 +149,16 @@ class Rule(Section):
         hours = self.match.time
         return matches(self.match, data, scope) and (hours is None or hours.are_active(now))
 
+    def unmet_conditions(self, data: Mapping[str, Any], scope: str, now: datetime) -> list[str]:
+        """The keys of ``match`` that an event does not meet now."""
+        return [
+            key for key in RuleConditions.model_fields if not self._meets(key, data, scope, now)
+        ]
+
+    def _meets(self, key: str, data: Mapping[str, Any], scope: str, now: datetime) -> bool:
+        condition = RuleConditions().model_copy(update={key: getattr(self.match, key)})
+        return self.model_copy(update={"match": condition}).applies_to(data, scope, now)
+
 
 def eligible_voters(
     quorum: Quorum,

@@ -21,6 +21,7 @@ from relay.approvals.rules import (
 )
 from relay.events.match import covers_all
 from relay.events.model import Event
+from relay.events.timestamps import format_rfc3339
 from relay.outbox import Decision, Grant, Mode, Occurrence
 
 ApprovalState = Literal["none", "pending", "held", "granted", "sent", "accepted", "failed"]
@@ -321,3 +322,14 @@ def approval_state(status: ApprovalStatus) -> ApprovalState:
     if status.is_open and status.quorum is not None and status.mode != "off":
         return "pending"
     return "none"
+
+
+def approval_summary(status: ApprovalStatus) -> dict[str, Any]:
+    """``approval`` of an event, as the API gives it."""
+    closes_at = status.voting_closes_at
+    return {
+        "state": approval_state(status),
+        **status.vote_summary,
+        "missing": status.votes_missing if status.is_open else 0,
+        "closes": format_rfc3339(closes_at) if closes_at is not None else None,
+    }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from relay.approvals import ApprovalsSettings
-from relay.approvals.explain import approval_summary
+from relay.approvals.status import approval_summary
 from tests.approvals.builders import REBOOT, USER_REBOOT, ApprovalFile, build_event
 
 _NO_RULES = ApprovalsSettings()

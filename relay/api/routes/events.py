@@ -13,10 +13,9 @@ from relay.api.routes.deliveries import DeliverySummary, delivery_summary
 from relay.api.schema.paging import CURSOR, LOG_SIZE, PAGE_SIZE, parse_cursor
 from relay.api.schema.responses import Problem
 from relay.api.schema.route import Call, Route
-from relay.approvals.explain import approval_summary
 from relay.approvals.refusals import aggregate_refusals
 from relay.approvals.request import DecisionKind
-from relay.approvals.status import ApprovalState
+from relay.approvals.status import ApprovalState, approval_summary
 from relay.events.catalog import EventData
 from relay.events.timestamps import format_rfc3339
 from relay.outbox import Occurrence

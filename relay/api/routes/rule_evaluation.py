@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
-from typing import cast
 
 from typing_extensions import TypedDict
 
 from relay.api.routes.events import read_event
 from relay.api.schema.route import Call, Route
 from relay.approvals.admission import hold_notice
-from relay.approvals.explain import explain
-from relay.approvals.status import ApprovalState
+from relay.approvals.rules import Rule
+from relay.approvals.status import ApprovalState, ApprovalStatus, approval_state
+from relay.approvals.transitions import grant_expires_at
 from relay.events.timestamps import format_rfc3339
-from relay.outbox import Mode, Occurrence
+from relay.outbox import Decision, Mode, Occurrence
 from relay.outbox.transaction import Transaction
 
 
@@ -73,42 +73,49 @@ async def _show_evaluation(call: Call) -> ApprovalEvaluation:
 
 
 def _evaluate(tx: Transaction, call: Call, occurrence: Occurrence) -> ApprovalEvaluation:
-    service = call.relay.gate.engine
-    status = service.status(tx, occurrence, call.relay.clock.now())
-    explanation = explain(status, service.settings.rules, service.origin.scope)
+    approvals, data = call.relay.gate.engine, occurrence.data
+    status = approvals.status(tx, occurrence, call.relay.clock.now())
+    grant = status.active_grant
     return ApprovalEvaluation(
-        eventId=occurrence.data["eventId"],
-        revision=occurrence.data["revision"],
-        notBefore=occurrence.data["notBefore"],
-        state=cast("ApprovalState", explanation.state),
-        mode=cast("Mode", explanation.mode),
+        eventId=data["eventId"],
+        revision=data["revision"],
+        notBefore=data["notBefore"],
+        state=approval_state(status),
+        mode=status.mode,
         rule=status.rule.name if status.rule is not None else None,
         rules=[
-            RuleEvaluation(
-                name=rule.name,
-                unmet=list(rule.unmet_conditions),
-                decides=rule.decides,
-                turns=_format_time(rule.hours_change_at),
-            )
-            for rule in explanation.rules
+            _evaluate_rule(rule, status, approvals.origin.scope)
+            for rule in approvals.settings.rules
         ],
-        votes=explanation.votes,
-        required=explanation.required,
-        missing=explanation.missing,
-        mayVote=list(explanation.may_vote),
-        uncoveredResources=list(explanation.uncovered_resources),
-        closes=_format_time(explanation.voting_closes_at),
-        voted=_active_decisions(explanation.counted_votes),
-        holds=_active_decisions(explanation.holds),
+        votes=status.vote_count,
+        required=status.votes_required,
+        missing=status.votes_missing if status.is_open else 0,
+        mayVote=list(status.missing_voters) if status.is_open else [],
+        uncoveredResources=list(status.uncovered_resources) if status.is_open else [],
+        closes=_format_time(status.voting_closes_at),
+        voted=_in_force(status.counted_votes if status.quorum is not None else (), status),
+        holds=_in_force(status.active_holds, status),
         holdMeans=hold_notice(status),
-        lapses=_format_time(explanation.grant_expires_at),
+        lapses=_format_time(grant_expires_at(grant, status) if grant is not None else None),
     )
 
 
-def _active_decisions(decisions: Iterable[tuple[str, datetime | None]]) -> list[CountedVoteOrHold]:
+def _evaluate_rule(rule: Rule, status: ApprovalStatus, scope: str) -> RuleEvaluation:
+    hours = rule.match.time
+    return RuleEvaluation(
+        name=rule.name,
+        unmet=rule.unmet_conditions(status.occurrence.data, scope, status.now),
+        decides=status.rule is not None and status.rule.name == rule.name,
+        turns=_format_time(hours.next_change(status.now) if hours is not None else None),
+    )
+
+
+def _in_force(decisions: Iterable[Decision], status: ApprovalStatus) -> list[CountedVoteOrHold]:
     return [
-        CountedVoteOrHold(principal=principal, until=_format_time(until))
-        for principal, until in decisions
+        CountedVoteOrHold(
+            principal=decision.principal, until=_format_time(status.expires_at(decision))
+        )
+        for decision in decisions
     ]
 
 
