@@ -159,7 +159,7 @@ async def start_relay(
             # If the names of this VM are unknown, every event may be about it.
             lambda resources: names is None or names_this_vm(resources, names),
         )
-        chat.decisions.attach(gate.submit)
+        chat.decisions.attach_gate(gate.submit)
         relay = Relay(
             store=store,
             gate=gate,

@@ -32,7 +32,7 @@ _SECRET_IN_MESSAGE = re.compile(
 )
 
 
-def embedded_secrets(body: bytes) -> tuple[str, ...]:
+def secrets_in_message(body: bytes) -> tuple[str, ...]:
     """Return the link tokens, codes and action tokens that a message body contains.
 
     No log may contain them, although a platform may repeat the message in its answer.

@@ -1,8 +1,8 @@
 """What the relay hands to each chat platform: `ChatContext`.
 
-A platform proves who decided. `ChatDecisions.caller` accepts only principals that a rule, group or
-person names, with the rights that the sink and the person's clients leave. The gate then authorizes
-the decision like any other.
+A platform proves who decided. `ChatDecisionSubmitter.caller` accepts only principals that a rule,
+group or person names, with the rights that the sink and the person's clients leave. The gate then
+authorizes the decision like any other.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from relay.sinks import SinkSettings
 Submit = Callable[[DecisionRequest], Awaitable[DecisionAnswer]]
 
 
-class ChatDecisions:
+class ChatDecisionSubmitter:
     """Takes decisions from all chats. It answers 503 until a gate is attached."""
 
     def __init__(
@@ -53,7 +53,7 @@ class ChatDecisions:
         self._principals = _named_chat_principals(settings)
         self._submit: Submit | None = None
 
-    def attach(self, submit: Submit) -> None:
+    def attach_gate(self, submit: Submit) -> None:
         """From now on decisions reach the gate."""
         self._submit = submit
 
@@ -122,17 +122,14 @@ def _named_chat_principals(settings: ApprovalsSettings) -> frozenset[str]:
     )
 
 
-class EventStatuses:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventStatusReader:
     """Answers what a platform may ask about events. Its coroutines raise StoreUnavailable."""
 
-    def __init__(
-        self, store: Store, approvals: ApprovalEngine, clock: Clock, links: ConfirmationLinks
-    ) -> None:
-        self._store = store
-        self._approvals = approvals
-        self._scope = approvals.origin.scope
-        self._clock = clock
-        self._links = links
+    store: Store
+    approvals: ApprovalEngine
+    clock: Clock
+    links: ConfirmationLinks
 
     async def live_statuses(self, sink: SinkSettings) -> list[ApprovalStatus]:
         """Return the status of every event in the document that matches a sink's conditions."""
@@ -141,12 +138,12 @@ class EventStatuses:
             return [
                 self._read(tx, occurrence)
                 for occurrence in tx.snapshot.live()
-                if matches(sink.match, occurrence.data, self._scope, every=False)
+                if matches(sink.match, occurrence.data, self.approvals.origin.scope, every=False)
             ]
 
-        return await self._store.read(work)
+        return await self.store.read(work)
 
-    async def shown_in(self, sink: str, ref: str, event_id: str) -> ApprovalStatus | None:
+    async def find_shown_status(self, sink: str, ref: str, event_id: str) -> ApprovalStatus | None:
         """Return the status of an event that a message shows.
 
         ``ref`` is the platform's name of the message. None if the message is not of this sink or
@@ -159,9 +156,9 @@ class EventStatuses:
                 return None
             return self._read(tx, occurrence)
 
-        return await self._store.read(work)
+        return await self.store.read(work)
 
-    async def private_card(
+    async def make_private_card(
         self, sink: SinkSettings, event_id: str, *, in_chat: bool
     ) -> Card | None:
         """Return the card of an event for one person, with new links.
@@ -175,14 +172,16 @@ class EventStatuses:
             if occurrence is None or not occurrence.live:
                 return None
             message = tx.messages.find(sink.name, occurrence.id)
-            link = self._links.recorded(tx, message, nonce=nonce, in_chat=in_chat)
-            code = self._links.code(message) if message is not None else None
-            return event_card(self._read(tx, occurrence), self._scope, link=link, code=code)
+            link = self.links.make_recorded(tx, message, nonce=nonce, in_chat=in_chat)
+            code = self.links.confirmation_code(message) if message is not None else None
+            return event_card(
+                self._read(tx, occurrence), self.approvals.origin.scope, link=link, code=code
+            )
 
-        return await self._store.transact(work)
+        return await self.store.transact(work)
 
     def _read(self, tx: Transaction, occurrence: Occurrence) -> ApprovalStatus:
-        return self._approvals.status(tx, occurrence, self._clock.now())
+        return self.approvals.status(tx, occurrence, self.clock.now())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,8 +194,8 @@ class ChatContext:
     """
 
     messages: MessagePlanner
-    statuses: EventStatuses
-    decisions: ChatDecisions
+    statuses: EventStatusReader
+    decisions: ChatDecisionSubmitter
     public_url: str | None
 
 
@@ -207,15 +206,15 @@ def make_chat_context(
     public_url: str | None,
     rights_by_client: Mapping[str, Rights] = MappingProxyType({}),
 ) -> ChatContext:
-    """Return the context over a store; its decisions need a gate (`ChatDecisions.attach`).
+    """Return the context over a store. Its decisions need a gate: `attach_gate`.
 
     ``rights_by_client`` are the rights of the clients, by their principals.
     """
     url = public_url.rstrip("/") if public_url is not None else None
     links = ConfirmationLinks(url)
     return ChatContext(
-        messages=MessagePlanner(store, approvals, clock, links),
-        statuses=EventStatuses(store, approvals, clock, links),
-        decisions=ChatDecisions(approvals.settings, clock, rights_by_client),
+        messages=MessagePlanner(store=store, approvals=approvals, clock=clock, links=links),
+        statuses=EventStatusReader(store=store, approvals=approvals, clock=clock, links=links),
+        decisions=ChatDecisionSubmitter(approvals.settings, clock, rights_by_client),
         public_url=url,
     )

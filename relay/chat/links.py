@@ -29,7 +29,7 @@ class ConfirmationLinks:
         self._public_url = public_url
         self._key = secrets.token_bytes(32)
 
-    def recorded(
+    def make_recorded(
         self, tx: Transaction, message: ChatMessage | None, *, nonce: str, in_chat: bool
     ) -> Link | None:
         """Return where the buttons of a message lead; None if nothing can be decided from it.
@@ -38,10 +38,10 @@ class ConfirmationLinks:
         URLs. ``in_chat``: the chat itself takes decisions, so buttons lead nowhere else.
         """
         if in_chat or self._public_url is None:
-            return self.placeholder(in_chat=in_chat)
+            return self.make_placeholder(in_chat=in_chat)
         if message is None:
             return None
-        code = self.code(message)
+        code = self.confirmation_code(message)
 
         def link(status: ApprovalStatus, decision: DecisionKind) -> str:
             occurrence = status.occurrence
@@ -53,12 +53,12 @@ class ConfirmationLinks:
 
         return link
 
-    def code(self, message: ChatMessage) -> str:
+    def confirmation_code(self, message: ChatMessage) -> str:
         """Return the code that a message shows; the same until this process ends."""
         return f"{int.from_bytes(self._mac('code', message.id)) % 10**6:06d}"
 
-    def placeholder(self, *, in_chat: bool) -> Link | None:
-        """Return what `recorded` would, with the same URL for every button and no record."""
+    def make_placeholder(self, *, in_chat: bool) -> Link | None:
+        """Return what `make_recorded` would, with the same URL for every button and no record."""
         if in_chat:
             return lambda _status, _decision: None
         return (lambda _status, _decision: "") if self._public_url is not None else None

@@ -120,7 +120,7 @@ class LiveMessageSink:
         if shown:
             await self._messages.mark_shown(update, ref)
         if update.history_lines and shown != _POSTED_AGAIN:
-            told = await self._tell_history(update, ref)
+            told = await self._post_history(update, ref)
         if update.card is not None and not shown:
             await self._messages.mark_shown(update, ref)
         await self._messages.mark_history_told(update)
@@ -145,7 +145,7 @@ class LiveMessageSink:
             return None, _POSTED_AGAIN
         return None, ""
 
-    async def _tell_history(self, update: MessageUpdate, ref: str | None) -> str:
+    async def _post_history(self, update: MessageUpdate, ref: str | None) -> str:
         """Return what was done."""
         lines = update.history_lines
         if ref is None:

@@ -31,7 +31,7 @@ from relay.sinks import SinkSettings
 
 MAX_SEPARATE_MESSAGES = 5
 """Events of one document that get a message each; more events share one message."""
-MAX_UNTOLD_EVENTS = 200
+MAX_UNPOSTED_EVENTS = 200
 """Events that are read for one reply in a thread, the newest."""
 
 
@@ -58,17 +58,14 @@ class MessageUpdate:
     history_position: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MessagePlanner:
     """Knows which message of a sink shows which events. Its coroutines raise StoreUnavailable."""
 
-    def __init__(
-        self, store: Store, approvals: ApprovalEngine, clock: Clock, links: ConfirmationLinks
-    ) -> None:
-        self._store = store
-        self._approvals = approvals
-        self._scope = approvals.origin.scope
-        self._clock = clock
-        self._links = links
+    store: Store
+    approvals: ApprovalEngine
+    clock: Clock
+    links: ConfirmationLinks
 
     async def plan_update(
         self, sink: SinkSettings, event: CloudEvent, *, in_chat: bool
@@ -89,11 +86,11 @@ class MessagePlanner:
                 return None
             return self._plan(tx, sink, message, in_chat=in_chat)
 
-        return await self._store.transact(work, fail_open=True)
+        return await self.store.transact(work, fail_open=True)
 
     async def mark_shown(self, update: MessageUpdate, ref: str | None) -> None:
         """Record that the message shows the card of an update; ``ref`` names it."""
-        await self._store.transact(
+        await self.store.transact(
             lambda tx: tx.messages.mark_shown(update.message_id, ref, update.content_hash),
             fail_open=True,
         )
@@ -101,18 +98,18 @@ class MessagePlanner:
     async def mark_history_told(self, update: MessageUpdate) -> None:
         """Record that the thread has the history lines of an update."""
         position, refresh_at = update.history_position, update.refresh_at
-        await self._store.transact(
+        await self.store.transact(
             lambda tx: tx.messages.mark_history_told(update.message_id, position, refresh_at),
             fail_open=True,
         )
 
     async def next_refresh(self, sink: str) -> datetime | None:
         """Return when time alone changes what a message of a sink should show."""
-        return parse_timestamp(await self._store.read(lambda tx: tx.messages.next_refresh(sink)))
+        return parse_timestamp(await self.store.read(lambda tx: tx.messages.next_refresh(sink)))
 
     async def redeliver_due(self, sink: str) -> None:
         """Put an entry into the outbox for each message that time alone has changed."""
-        now = self._clock.now()
+        now = self.clock.now()
 
         def work(tx: Transaction) -> None:
             for occurrence_id in tx.messages.take_due_refreshes(sink, now):
@@ -121,7 +118,7 @@ class MessagePlanner:
                 if position is not None:
                     tx.redeliver(position, sink, now)
 
-        await self._store.transact(work, fail_open=True)
+        await self.store.transact(work, fail_open=True)
 
     def _plan(
         self, tx: Transaction, sink: SinkSettings, message: ChatMessage, *, in_chat: bool
@@ -129,19 +126,19 @@ class MessagePlanner:
         occurrences = [
             tx.snapshot.get(occurrence_id) for occurrence_id in tx.messages.occurrences(message.id)
         ]
-        now = self._clock.now()
-        statuses = [self._approvals.status(tx, occurrence, now) for occurrence in occurrences]
-        scope, code = self._scope, self._links.code(message)
-        placeholder = self._links.placeholder(in_chat=in_chat)  # each edit has new URLs
+        now = self.clock.now()
+        statuses = [self.approvals.status(tx, occurrence, now) for occurrence in occurrences]
+        scope, code = self.approvals.origin.scope, self.links.confirmation_code(message)
+        placeholder = self.links.make_placeholder(in_chat=in_chat)  # each edit has new URLs
         content = message_card(statuses, scope, link=placeholder, code="")
         content_hash = hashlib.sha256(repr(content).encode()).hexdigest()
         card = None
         if content_hash != message.content_hash:
             # Up to date, the message has a later position, so that its next edit has new links.
             nonce = f"position {message.history_position}"
-            link = self._links.recorded(tx, message, nonce=nonce, in_chat=in_chat)
+            link = self.links.make_recorded(tx, message, nonce=nonce, in_chat=in_chat)
             card = message_card(statuses, scope, link=link, code=code)
-        history, is_cut = _untold_history(tx, sink, message, occurrences)
+        history, is_cut = _unposted_history(tx, sink, message, occurrences)
         keys = [occurrence.key for occurrence in occurrences]
         is_event_changed = any(event.name == "event.updated" for _, event in history) or (
             is_cut
@@ -190,7 +187,7 @@ class MessagePlanner:
         return (
             tx.messages.find(sink.name, occurrence.id) is None
             and matches_any(sink.events, "event.scheduled")
-            and matches(sink.match, occurrence.data, self._scope, every=False)
+            and matches(sink.match, occurrence.data, self.approvals.origin.scope, every=False)
         )
 
     def _redeliver_end_of_previous(
@@ -209,7 +206,7 @@ class MessagePlanner:
         successor = tx.snapshot.find_next(tx.snapshot.get(previous_id)) or occurrence
         end = tx.journal.last_change_position(occurrence.key, successor.first_seen)
         if end is not None and end > message.history_position:
-            tx.redeliver(end, sink.name, self._clock.now())
+            tx.redeliver(end, sink.name, self.clock.now())
 
 
 def _occurrence_of(tx: Transaction, event: CloudEvent) -> Occurrence | None:
@@ -225,7 +222,7 @@ def _is_up_to_date(tx: Transaction, message: ChatMessage, occurrence: Occurrence
     )
 
 
-def _untold_history(
+def _unposted_history(
     tx: Transaction, sink: SinkSettings, message: ChatMessage, occurrences: Sequence[Occurrence]
 ) -> tuple[list[tuple[Occurrence, CloudEvent]], bool]:
     """Return the newest of what the thread does not tell yet, and whether there is more.
@@ -235,7 +232,7 @@ def _untold_history(
     history = []
     by_key = {occurrence.key: occurrence for occurrence in occurrences}
     events, is_cut = tx.journal.events_about(
-        list(by_key), message.history_position, PageLimit(MAX_UNTOLD_EVENTS)
+        list(by_key), message.history_position, PageLimit(MAX_UNPOSTED_EVENTS)
     )
     for event in events:
         if event.name == "event.scheduled" or not matches_any(sink.events, event.name):

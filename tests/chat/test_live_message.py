@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from relay.approvals import ApprovalsSettings
-from relay.chat.message_planner import MAX_UNTOLD_EVENTS
+from relay.chat.message_planner import MAX_UNPOSTED_EVENTS
 from relay.errors import Deferred
 from relay.events.build import relay_event
 from relay.events.timestamps import format_sortable
@@ -91,7 +91,7 @@ async def test_of_a_long_history_the_newest_is_told_and_no_change_is_missed(
         await relay.settle()
         relay.wall.error = Deferred("down")
         await relay.see(build_event(due=1000))
-        for _ in range(MAX_UNTOLD_EVENTS // 2):
+        for _ in range(MAX_UNPOSTED_EVENTS // 2):
             await relay.submit("hold", "bob")
             await relay.submit("release", "bob")
         await eventually(lambda: relay.dispatcher.status()[0].tries[("deferred", None)] > 0)

@@ -12,7 +12,7 @@ from relay.chat.cards.card import Card, Text, Tone
 from relay.chat.platforms.apprise.guarded_thread import SerialCaller
 from relay.chat.platforms.apprise.plugin import SendResult
 from relay.chat.platforms.apprise.settings import Settings
-from relay.chat.platforms.apprise.text import card_text, inert_text, render_text
+from relay.chat.platforms.apprise.text import card_text, neutralize_markup, render_text
 from relay.errors import Deferred
 from relay.net.egress import AddressRefused
 
@@ -29,7 +29,7 @@ _TRANSIENT_STATUSES = frozenset({408, 409, 425, 429})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Notice:
+class _PartialDelivery:
     """A text on its way. ``recipients`` are the URLs of the services that have it already."""
 
     title: str
@@ -53,7 +53,9 @@ class ServiceFanout:
 
     async def post(self, card: Card) -> None:
         """Send a card. Raises Deferred."""
-        await self._send_to_all(inert_text(card.title), card_text(card), _MESSAGE_TYPES[card.tone])
+        await self._send_to_all(
+            neutralize_markup(card.title), card_text(card), _MESSAGE_TYPES[card.tone]
+        )
 
     async def edit(self, ref: str, card: Card) -> None:  # noqa: ARG002  # nothing can be edited
         """Raise MessageGone: a sink of another kind, which had this sink's name, posted it."""
@@ -73,7 +75,7 @@ class ServiceFanout:
         """
         self._reload_plugins()
         digest = hashlib.sha256(f"{title}\n{body}".encode()).hexdigest()
-        notice = _Notice(
+        delivery = _PartialDelivery(
             title=title,
             body=body,
             message_type=message_type,
@@ -81,9 +83,9 @@ class ServiceFanout:
         )
         async with asyncio.TaskGroup() as group:
             tasks = [
-                group.create_task(self._send(url, notice))
+                group.create_task(self._send(url, delivery))
                 for url in self._plugins
-                if url not in notice.recipients
+                if url not in delivery.recipients
             ]
         errors = [error for error in (task.result() for task in tasks) if error is not None]
         if not errors:
@@ -98,7 +100,7 @@ class ServiceFanout:
             status=errors[0].status,
         )
 
-    async def _send(self, url: str, notice: _Notice) -> Deferred | None:
+    async def _send(self, url: str, delivery: _PartialDelivery) -> Deferred | None:
         """Send a message to one service. Returns the error, so that other services go on."""
         plugin = self._plugins[url]
         timeout = self._settings.timeout
@@ -106,7 +108,7 @@ class ServiceFanout:
         caller = self._callers.setdefault(url, SerialCaller(thread_name))
         try:
             result, is_address_refused = await caller.call(
-                lambda: plugin.send(notice.title, notice.body, notice.message_type), timeout
+                lambda: plugin.send(delivery.title, delivery.body, delivery.message_type), timeout
             )
         except TimeoutError:
             return Deferred(
@@ -118,7 +120,7 @@ class ServiceFanout:
                 f"{type(error).__name__}"
             )
         if result.accepted:
-            notice.recipients.add(url)
+            delivery.recipients.add(url)
             return None
         if is_address_refused:
             return Deferred(

@@ -19,7 +19,7 @@ def card_text(card: Card) -> str:
     lines = "\n".join(f"- {render_text(line.text)}" for line in card.lines)
     notes = [render_text(note) for note in card.notes]
     paragraphs = [render_text(card.summary), facts, lines, *notes, _command(card)]
-    paragraphs.append(inert_text(card.footer))
+    paragraphs.append(neutralize_markup(card.footer))
     return "\n\n".join(paragraph for paragraph in paragraphs if paragraph)
 
 
@@ -28,7 +28,7 @@ def render_text(text: Text) -> str:
     return "".join(_render_part(part) for part in text)
 
 
-def inert_text(text: str) -> str:
+def neutralize_markup(text: str) -> str:
     """Return a text that mentions nobody and links nowhere.
 
     Many services find mentions and links in plain text. A space without width stops them. The
@@ -40,7 +40,7 @@ def inert_text(text: str) -> str:
 def _render_part(part: str | datetime | PrincipalRef) -> str:
     if isinstance(part, datetime):
         return f"{part.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
-    return inert_text(part.principal if isinstance(part, PrincipalRef) else part)
+    return neutralize_markup(part.principal if isinstance(part, PrincipalRef) else part)
 
 
 def _command(card: Card) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from relay.chat import MessageGone, embedded_secrets
+from relay.chat import MessageGone, secrets_in_message
 from relay.chat.platforms.mattermost.settings import Settings
 from relay.clock import Clock
 from relay.errors import Deferred
@@ -151,7 +151,7 @@ class MattermostApi:
             url=self._base_url / path,
             headers=headers,
             body=body,
-            secrets=(token, *embedded_secrets(body)),
+            secrets=(token, *secrets_in_message(body)),
         )
 
 

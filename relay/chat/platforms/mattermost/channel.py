@@ -79,7 +79,7 @@ class Channel:
     def _integration(self, button: Button) -> Mapping[str, Any]:
         assert self._interactions is not None  # noqa: S101  # otherwise every button has a link
         try:
-            return self._interactions.integration(button)
+            return self._interactions.build_integration(button)
         except ValueError as error:
             raise Deferred(
                 f"the secret of this sink is no longer usable: {error}", failure="slow"

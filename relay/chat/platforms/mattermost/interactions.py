@@ -97,7 +97,7 @@ class Interactions:
         self._lookup_timeout = lookup_timeout
         self._callback_url = f"{context.public_url}/v1/chat/{settings.name}"
 
-    def integration(self, button: Button) -> dict[str, Any]:
+    def build_integration(self, button: Button) -> dict[str, Any]:
         """Return what a button contains. The server does not show it to anybody.
 
         Raises ValueError if there is no key.
@@ -109,7 +109,7 @@ class Interactions:
             event_id=button.event_id,
             revision=button.revision,
             decision=button.decision,
-            expires_at=self._now() + BUTTON_LIFETIME,
+            expires_at=self._unix_time() + BUTTON_LIFETIME,
             nonce=secrets.token_urlsafe(12),
         )
         proof = sign_action_token(self._settings.signing_key(), token)
@@ -150,7 +150,7 @@ class Interactions:
         dialog_token = replace(
             token,
             kind="dialog",
-            expires_at=self._now() + DIALOG_LIFETIME,
+            expires_at=self._unix_time() + DIALOG_LIFETIME,
             post_id=click.post_id,
             user_id=click.user_id,
         )
@@ -197,14 +197,14 @@ class Interactions:
                 within=self._lookup_timeout,
             )
         except Deferred as error:
-            raise self._unverified("a dialog could not be opened", error) from None
+            raise self._unverified_refusal("a dialog could not be opened", error) from None
         if "trigger_id" in response.error_id:
             raise CallbackRefused(
                 "expected a trigger id that Mattermost signed, "
                 f"it refuses this trigger id ({response.error_id})"
             )
         if not response.ok:
-            raise self._unverified(
+            raise self._unverified_refusal(
                 "a dialog could not be opened", self._api.delivery_error(response)
             )
 
@@ -217,14 +217,14 @@ class Interactions:
         token = verify_action_token(key, text, kind)
         if (token.sink, token.channel_id) != (self._settings.name, self._settings.channel):
             raise CallbackRefused("expected a token of this sink and channel, it is of another")
-        if self._now() >= token.expires_at:
+        if self._unix_time() >= token.expires_at:
             raise UserRefusal(_OUTDATED_MESSAGE if kind == "button" else _EXPIRED_DIALOG)
         return token
 
     async def _require_current_message(self, token: ActionToken, post_id: str) -> ApprovalStatus:
         """Return the status of the token's event if the post is this sink's message about it."""
         try:
-            status = await self._context.statuses.shown_in(
+            status = await self._context.statuses.find_shown_status(
                 self._settings.name, post_id, token.event_id
             )
         except StoreUnavailable:
@@ -241,7 +241,7 @@ class Interactions:
             self._log_refusal(token, f"user {user_id}", str(error))
             raise UserRefusal(str(error)) from None
         except Deferred as error:
-            raise self._unverified("a person could not be verified", error) from None
+            raise self._unverified_refusal("a person could not be verified", error) from None
         caller = self._context.decisions.caller(principal, self._settings)
         if caller is None:
             self._log_refusal(token, principal, "no rule, group or person of approvals names it")
@@ -256,11 +256,11 @@ class Interactions:
             "sink %s: refused %s by %s: %s", self._settings.name, token.decision, who, reason
         )
 
-    def _unverified(self, problem: str, error: Deferred) -> UserRefusal:
+    def _unverified_refusal(self, problem: str, error: Deferred) -> UserRefusal:
         _log.warning(
             "sink %s: %s, nothing was decided: %s", self._settings.name, problem, error.reason
         )
         return UserRefusal(_UNVERIFIED)
 
-    def _now(self) -> int:
+    def _unix_time(self) -> int:
         return int(self._clock.now().timestamp())

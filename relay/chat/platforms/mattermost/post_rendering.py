@@ -56,18 +56,18 @@ def attachments(
     if card.code is not None:
         paragraphs.append(f"The page asks for this code: **{escape_markdown(card.code)}**")
     common = {
-        "fallback": _cut(_one_line(card.title), MAX_TITLE_LENGTH),
+        "fallback": _truncate(_to_one_line(card.title), MAX_TITLE_LENGTH),
         "color": _COLORS[card.tone],
     }
     main = {
         **common,
-        "title": escape_markdown(_cut(card.title, MAX_TITLE_LENGTH)),
+        "title": escape_markdown(_truncate(card.title, MAX_TITLE_LENGTH)),
         "text": _join(paragraphs),
         "fields": [
             {"title": label, "value": render_text(text, names), "short": False}
             for label, text in card.facts
         ],
-        "footer": escape_markdown(_cut(card.footer, MAX_TITLE_LENGTH)),
+        "footer": escape_markdown(_truncate(card.footer, MAX_TITLE_LENGTH)),
         "actions": _actions(card.buttons, integration, numbers),
     }
     lines = [
@@ -102,7 +102,7 @@ def render_text(text: Text, names: Mapping[str, str], *, max_length: int = MAX_T
         if remaining <= 0:
             break
         if isinstance(part, str):
-            rendered += escape_markdown(_cut(part, remaining), starts_line=not rendered)
+            rendered += escape_markdown(_truncate(part, remaining), starts_line=not rendered)
             remaining -= len(part)
         else:
             shown = _time(part) if isinstance(part, datetime) else _person(part, names)
@@ -160,11 +160,11 @@ def _time(at: datetime) -> str:
 def _person(person: PrincipalRef, names: Mapping[str, str]) -> str:
     name = names.get(person.principal)
     if name:
-        return f"**{escape_markdown(_cut(name, _MAX_NAME_LENGTH))}**"
-    return f"`{_cut(_one_line(person.principal), _MAX_PRINCIPAL_LENGTH)}`"
+        return f"**{escape_markdown(_truncate(name, _MAX_NAME_LENGTH))}**"
+    return f"`{_truncate(_to_one_line(person.principal), _MAX_PRINCIPAL_LENGTH)}`"
 
 
-def _one_line(text: str) -> str:
+def _to_one_line(text: str) -> str:
     return _without_breaks(text).replace("`", "'").strip()
 
 
@@ -177,5 +177,5 @@ def _join(paragraphs: Sequence[str]) -> str:
     return "\n\n".join(paragraph for paragraph in paragraphs if paragraph)
 
 
-def _cut(text: str, max_length: int) -> str:
+def _truncate(text: str, max_length: int) -> str:
     return text if len(text) <= max_length else f"{text[: max(max_length - 1, 0)]}…"

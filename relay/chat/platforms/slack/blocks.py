@@ -29,13 +29,13 @@ from relay.chat.platforms.slack.payloads import LINK_ACTION_PREFIX
 from relay.chat.platforms.slack.rich_text import (
     BOLD,
     CODE,
-    flatten,
     join_lines,
     notification_markup,
     plain_text,
     replace_control_characters,
     rich_text_block,
     rich_text_elements,
+    to_plain_text,
     truncate,
 )
 
@@ -201,7 +201,7 @@ def _button_style(button: Button) -> str | None:
 
 def _confirm_text(question: Text) -> PlainTextObject:
     """Return a question, shortened in its middle: its end says what the decision leads to."""
-    text = flatten(question)
+    text = to_plain_text(question)
     if len(text) > _MAX_CONFIRM_TEXT:
         start = _MAX_CONFIRM_TEXT // 3
         end = _MAX_CONFIRM_TEXT - start - len(" … ")

@@ -16,7 +16,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from relay.approvals.request import Caller
-from relay.chat.context import ChatDecisions
+from relay.chat.context import ChatDecisionSubmitter
 from relay.chat.platforms.slack.payloads import Actor
 from relay.chat.platforms.slack.settings import Settings
 from relay.chat.platforms.slack.web import WebApi
@@ -108,7 +108,7 @@ class MemberDirectory:
             await self._require_member(actor)
 
     async def require_caller(
-        self, actor: Actor, decisions: ChatDecisions, sink: Settings
+        self, actor: Actor, decisions: ChatDecisionSubmitter, sink: Settings
     ) -> Caller:
         """Return the caller that may submit decisions for the actor.
 

@@ -127,7 +127,7 @@ class Interactions:
         if not click.is_ephemeral:
             if action.action_token is not None:
                 return None
-            return await self._context.statuses.shown_in(
+            return await self._context.statuses.find_shown_status(
                 self._settings.name, click.message_ref, action.event_id
             )
         bot_token, now = self._settings.bot_token(), self._clock.now()

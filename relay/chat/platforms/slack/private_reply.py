@@ -82,7 +82,7 @@ class ResponseUrlSender:
         task.add_done_callback(self._tasks.discard)
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
+    async def cancel_at_end(self) -> AsyncIterator[None]:
         """Cancel the replies still being sent when this context ends."""
         try:
             yield

@@ -77,7 +77,7 @@ def plain_text(text: str, max_length: int) -> PlainTextObject:
     return PlainTextObject(text=text, emoji=False)
 
 
-def flatten(text: Text) -> str:
+def to_plain_text(text: Text) -> str:
     """Return a text as one string, with times in UTC and principals as rules name them."""
     pieces = []
     for part in text:

@@ -70,7 +70,7 @@ async def connect(
         api = WebApi(session, settings, clock)
         members = MemberDirectory(api, clock, lookup_timeout=LOOKUP_TIMEOUT)
         replies = ResponseUrlSender(session, settings)
-        await stack.enter_async_context(replies.running())
+        await stack.enter_async_context(replies.cancel_at_end())
         interactions = Interactions(settings, context, members, clock, replies)
         channel = Channel(
             api, settings.channel, members.team_id, has_interactions=settings.has_interactions

@@ -97,7 +97,7 @@ class SlashCommandHandler:
     async def _show_event(
         self, actor: Actor, status: ApprovalStatus, decision: DecisionKind, *, in_chat: bool
     ) -> PrivateReply:
-        card = await self._context.statuses.private_card(
+        card = await self._context.statuses.make_private_card(
             self._settings, status.occurrence.event.event_id, in_chat=in_chat
         )
         if card is None:

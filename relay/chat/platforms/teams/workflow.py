@@ -8,7 +8,7 @@ import aiohttp
 import orjson
 from yarl import URL
 
-from relay.chat import MessageGone, embedded_secrets
+from relay.chat import MessageGone, secrets_in_message
 from relay.chat.cards.card import Card, Text
 from relay.chat.platforms.teams.card import Json, card_message, follow_up_message
 from relay.chat.platforms.teams.settings import CREATE_WORKFLOW, Settings
@@ -83,7 +83,9 @@ def build_request(url: URL, message: Json) -> Request:
     signature = url.query.get("sig", "")
     secrets = (signature,) if signature else ()
     headers = {"Content-Type": "application/json"}
-    return Request(url=url, headers=headers, body=body, secrets=(*secrets, *embedded_secrets(body)))
+    return Request(
+        url=url, headers=headers, body=body, secrets=(*secrets, *secrets_in_message(body))
+    )
 
 
 def _with_remedy(error: Deferred, response: Response) -> Deferred:
