@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from relay.cli._client import Client
 from relay.cli._connection import with_client
-from relay.cli._delivery_table import print_deliveries
 from relay.cli._options import AllPages, AsJson
+from relay.cli.deliveries import print_deliveries
 
 
 @with_client

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import typer
 
 from relay.cli._client import Client
 from relay.cli._connection import with_client
-from relay.cli._delivery_table import print_deliveries
 from relay.cli._options import AllPages, AsJson
 from relay.cli._output import (
     format_duration,
     format_local_time,
+    pluralize,
     print_fields,
     print_json,
     print_output,
+    print_page,
     print_status,
     print_table,
 )
 from relay.events.cloudevent import event_name
+
+_COLUMNS = ("id", "sink", "what", "event", "state", "when", "reason")
 
 
 @with_client
@@ -66,3 +70,21 @@ async def deliveries(
     print_table(columns, rows, empty="it was not tried yet")
     if details.get("next") is not None:
         print_status("there were more tries before: --all")
+
+
+def print_deliveries(page: Mapping[str, Any], *, empty: str, as_json: bool) -> None:
+    """Print a page of deliveries or dead letters."""
+    print_page(page, _COLUMNS, _delivery_row, empty=empty, as_json=as_json)
+
+
+def _delivery_row(delivery: Mapping[str, Any]) -> tuple[object, ...]:
+    time = delivery["settled"] or delivery["nextAttempt"] or delivery["recorded"]
+    return (
+        delivery["id"],
+        delivery["sink"],
+        event_name(delivery["type"]),
+        delivery["eventId"],
+        f"{delivery['state']}, {pluralize(delivery['attempts'], 'try')}",
+        format_local_time(time, relative=False),
+        delivery["reason"],
+    )

@@ -105,7 +105,7 @@ class _DemoPrograms:
 async def run_demo(steps: Steps, *, stay: bool) -> None:
     """Run the demo. Raises CommandFailed if a step does not come in time."""
     async with _start_programs(steps) as programs:
-        event_id = await _announce(programs, steps)
+        event_id = await _schedule_reboot(programs, steps)
         await _approve(programs, steps, event_id)
         outcome = await _watch_until_ended(programs, steps, event_id)
         print_output(
@@ -173,7 +173,7 @@ def _configuration(
     )
 
 
-async def _announce(programs: _DemoPrograms, steps: Steps) -> str:
+async def _schedule_reboot(programs: _DemoPrograms, steps: Steps) -> str:
     """Let Azure schedule an event. Return its EventId."""
     event = programs.azure.schedule(Plan(type="Reboot", starts_after=1.0, lasts=2.0))
     not_before = format_local_time(event.not_before.isoformat())

@@ -44,7 +44,7 @@ async def redeliver(
     every: Annotated[bool, typer.Option("--all", help="Every dead letter.")] = False,
 ) -> None:
     """Send a dead letter again at once, or all that match every given option, oldest first."""
-    conditions = {"sink": sink, "type": event_type, "eventId": event, "since": _timestamp(since)}
+    conditions = {"sink": sink, "type": event_type, "eventId": event, "since": _parse_since(since)}
     selection = {name: value for name, value in conditions.items() if value is not None}
     is_by_id = dead_letter is not None
     is_by_options = bool(selection) or every
@@ -74,7 +74,7 @@ async def _redeliver_in_batches(relay: Client, selection: dict[str, Any]) -> int
     return count
 
 
-def _timestamp(since: str | None) -> str | None:
+def _parse_since(since: str | None) -> str | None:
     """Return the timestamp for --since, which is a duration before now or a timestamp."""
     if since is None:
         return None

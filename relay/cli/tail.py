@@ -37,7 +37,7 @@ async def _follow(relay: Client, *, as_json: bool) -> None:
                 async for chunk in chunks:
                     delay = _MIN_RECONNECT_DELAY
                     for data in stream.feed(chunk):
-                        _print(orjson.loads(data), as_json=as_json)
+                        _print_event(orjson.loads(data), as_json=as_json)
             reason = "the relay ended the stream"
         except ConnectionError as error:
             if not stream.has_connected:
@@ -50,7 +50,7 @@ async def _follow(relay: Client, *, as_json: bool) -> None:
         delay = min(2 * delay, _MAX_RECONNECT_DELAY)
 
 
-def _print(event: Mapping[str, Any], *, as_json: bool) -> None:
+def _print_event(event: Mapping[str, Any], *, as_json: bool) -> None:
     if as_json:
         print_json_line(event)
         return
