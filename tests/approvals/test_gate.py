@@ -49,9 +49,11 @@ TIMEOUT = SourceUnavailable("expected an answer within 10s, none came whole")
 class Azure:
     """IMDS as the gate sees it: a document to read, and answers to StartRequests."""
 
-    def __init__(self, clock: ManualClock, *events: Event) -> None:
+    def __init__(
+        self, clock: ManualClock, *events: Event, answers: Sequence[SourceError | None] = ()
+    ) -> None:
         self.document: tuple[Event, ...] = events
-        self.answers: deque[SourceError | None] = deque()
+        self.answers = deque(answers)
         """The next answers to StartRequests; None, or nothing left: 200."""
         self.read_errors: deque[SourceError] = deque()
         self.sent: list[tuple[str, ...]] = []
@@ -132,6 +134,11 @@ class GateHarness:
         # Otherwise the test could advance the clock before the gate sleeps.
         await self.settle()
         return self.events(name)
+
+    async def wait_for_start_requests(self, count: int) -> None:
+        """Wait until so many StartRequests were sent, and the gate waits for what comes next."""
+        await wait_until(lambda: len(self.azure.sent) == count)
+        await self.settle()
 
     async def deliver_everything(self) -> None:
         """Settle every entry of every sink."""
@@ -505,8 +512,7 @@ async def test_wait_until_idle_waits_for_the_answer_or_its_timeout(tmp_path: Pat
 
 
 async def test_after_a_shared_400_each_event_is_sent_alone(tmp_path: Path) -> None:
-    azure = Azure(ManualClock(), USER_REBOOT, OTHER_REBOOT)
-    azure.answers.extend([REFUSED, REFUSED, None])
+    azure = Azure(ManualClock(), USER_REBOOT, OTHER_REBOOT, answers=[REFUSED, REFUSED, None])
     async with running_gate(tmp_path, azure=azure) as harness:
         await harness.wait_for_events("startrequest.accepted")
         (failed,), (accepted,) = (
@@ -527,8 +533,7 @@ async def test_after_a_shared_400_each_event_is_sent_alone(tmp_path: Path) -> No
 
 
 async def test_a_400_is_final(tmp_path: Path) -> None:
-    azure = Azure(ManualClock(), USER_REBOOT)
-    azure.answers.append(REFUSED)
+    azure = Azure(ManualClock(), USER_REBOOT, answers=[REFUSED])
     async with running_gate(tmp_path, azure=azure) as harness:
         (failed,) = await harness.wait_for_events("startrequest.failed")
         assert (failed.data["status"], failed.data["attempts"]) == (400, 1)
@@ -558,24 +563,24 @@ async def test_without_an_answer_the_gate_tries_again_with_longer_pauses(
 
 
 async def test_after_a_success_the_first_pause_is_short_again(tmp_path: Path) -> None:
-    azure = Azure(ManualClock(), USER_REBOOT)
-    azure.answers.extend([UNAVAILABLE, UNAVAILABLE, None, UNAVAILABLE])
+    azure = Azure(ManualClock(), USER_REBOOT, answers=[UNAVAILABLE, UNAVAILABLE, None, UNAVAILABLE])
     async with running_gate(tmp_path, azure=azure) as harness:
         await harness.clock.advance_until(lambda: len(azure.sent) == 3)
         await harness.wait_for_events("startrequest.accepted")
         await harness.record_document(USER_REBOOT, OTHER_REBOOT)
-        await wait_until(lambda: len(azure.sent) == 4)
-        await harness.settle()
+        await harness.wait_for_start_requests(4)
         harness.clock.advance(1)
         await harness.wait_for_events("startrequest.accepted", 2)
 
 
 async def test_the_pause_follows_retry_after(tmp_path: Path) -> None:
-    azure = Azure(ManualClock(), USER_REBOOT)
-    azure.answers.append(SourceUnavailable("expected 200, got 429", status=429, retry_after=20))
+    azure = Azure(
+        ManualClock(),
+        USER_REBOOT,
+        answers=[SourceUnavailable("expected 200, got 429", status=429, retry_after=20)],
+    )
     async with running_gate(tmp_path, azure=azure) as harness:
-        await wait_until(lambda: len(azure.sent) == 1)
-        await harness.settle()
+        await harness.wait_for_start_requests(1)
         harness.clock.advance(19.9)
         await harness.settle()
         assert len(azure.sent) == 1
@@ -584,11 +589,13 @@ async def test_the_pause_follows_retry_after(tmp_path: Path) -> None:
 
 
 async def test_a_change_of_the_event_during_a_pause_is_reported_at_once(tmp_path: Path) -> None:
-    azure = Azure(ManualClock(), USER_REBOOT)
-    azure.answers.append(SourceUnavailable("expected 200, got 429", status=429, retry_after=60))
+    azure = Azure(
+        ManualClock(),
+        USER_REBOOT,
+        answers=[SourceUnavailable("expected 200, got 429", status=429, retry_after=60)],
+    )
     async with running_gate(tmp_path, azure=azure) as harness:
-        await wait_until(lambda: len(azure.sent) == 1)
-        await harness.settle()
+        await harness.wait_for_start_requests(1)
         await harness.record_document(STARTED)
         (failed,) = await harness.wait_for_events("startrequest.failed")
         assert (failed.data["status"], failed.data["attempts"]) == (429, 1)
@@ -601,11 +608,9 @@ async def test_a_change_of_the_event_during_a_pause_is_reported_at_once(tmp_path
 async def test_a_start_request_that_azure_took_without_an_answer_is_not_sent_again(
     tmp_path: Path,
 ) -> None:
-    azure = Azure(ManualClock(), USER_REBOOT)
-    azure.answers.append(TIMEOUT)
+    azure = Azure(ManualClock(), USER_REBOOT, answers=[TIMEOUT])
     async with running_gate(tmp_path, azure=azure) as harness:
-        await wait_until(lambda: len(azure.sent) == 1)
-        await harness.settle()
+        await harness.wait_for_start_requests(1)
         azure.document = (STARTED,)
         harness.clock.advance(1)
         (failed,) = await harness.wait_for_events("startrequest.failed")
@@ -619,11 +624,9 @@ async def test_a_start_request_that_azure_took_without_an_answer_is_not_sent_aga
 async def test_a_hold_between_two_attempts_stops_the_next_until_its_release(
     tmp_path: Path,
 ) -> None:
-    azure = Azure(ManualClock(), USER_REBOOT)
-    azure.answers.append(TIMEOUT)
+    azure = Azure(ManualClock(), USER_REBOOT, answers=[TIMEOUT])
     async with running_gate(tmp_path, azure=azure) as harness:
-        await wait_until(lambda: len(azure.sent) == 1)
-        await harness.settle()
+        await harness.wait_for_start_requests(1)
         held = await harness.submit("hold", "eve", USER_REBOOT)
         assert (held.status, held.body["state"]) == (202, "held")
         assert held.body["notice"] == SENT_BEFORE_NOTICE
@@ -642,12 +645,10 @@ async def test_a_hold_between_two_attempts_stops_the_next_until_its_release(
 
 
 async def test_a_hold_during_the_fresh_read_of_a_retry_is_in_time(tmp_path: Path) -> None:
-    azure = Azure(ManualClock(), REDEPLOY)
-    azure.answers.append(UNAVAILABLE)
+    azure = Azure(ManualClock(), REDEPLOY, answers=[UNAVAILABLE])
     async with running_gate(tmp_path, azure=azure) as harness:
         await harness.submit(of=REDEPLOY)
-        await wait_until(lambda: len(azure.sent) == 1)
-        await harness.settle()
+        await harness.wait_for_start_requests(1)
         azure.may_read.clear()
         harness.clock.advance(1)
         await wait_until(lambda: azure.reads == 2)
@@ -665,11 +666,9 @@ async def test_of_a_hold_and_the_claim_of_a_retry_the_first_wins(
     tmp_path: Path, hold_first: bool
 ) -> None:
     """Both wait for the disk at once; the order of the transactions decides, not of the calls."""
-    azure = Azure(ManualClock(), USER_REBOOT)
-    azure.answers.append(TIMEOUT)
+    azure = Azure(ManualClock(), USER_REBOOT, answers=[TIMEOUT])
     async with running_gate(tmp_path, azure=azure) as harness:
-        await wait_until(lambda: len(azure.sent) == 1)
-        await harness.settle()
+        await harness.wait_for_start_requests(1)
         disk = threading.Event()
         holds: list[asyncio.Future[DecisionAnswer]] = []
 
@@ -696,11 +695,9 @@ async def test_of_a_hold_and_the_claim_of_a_retry_the_first_wins(
 
 
 async def test_a_hold_while_a_retry_is_in_flight_is_too_late(tmp_path: Path) -> None:
-    azure = Azure(ManualClock(), USER_REBOOT)
-    azure.answers.append(TIMEOUT)
+    azure = Azure(ManualClock(), USER_REBOOT, answers=[TIMEOUT])
     async with running_gate(tmp_path, azure=azure) as harness:
-        await wait_until(lambda: len(azure.sent) == 1)
-        await harness.settle()
+        await harness.wait_for_start_requests(1)
         azure.may_answer.clear()
         harness.clock.advance(1)
         await wait_until(lambda: len(azure.sent) == 2)
@@ -712,11 +709,9 @@ async def test_a_hold_while_a_retry_is_in_flight_is_too_late(tmp_path: Path) -> 
 async def test_a_hold_on_one_event_of_a_shared_start_request_stops_that_one_only(
     tmp_path: Path,
 ) -> None:
-    azure = Azure(ManualClock(), USER_REBOOT, OTHER_REBOOT)
-    azure.answers.append(TIMEOUT)
+    azure = Azure(ManualClock(), USER_REBOOT, OTHER_REBOOT, answers=[TIMEOUT])
     async with running_gate(tmp_path, azure=azure) as harness:
-        await wait_until(lambda: len(azure.sent) == 1)
-        await harness.settle()
+        await harness.wait_for_start_requests(1)
         assert (await harness.submit("hold", "eve", USER_REBOOT)).status == 202
         harness.clock.advance(1)
         (accepted,) = await harness.wait_for_events("startrequest.accepted")
@@ -739,11 +734,9 @@ async def test_a_hold_after_a_kill_stops_the_repeat_of_the_claim(tmp_path: Path)
 
 
 async def test_a_held_retry_fails_when_not_before_passes(tmp_path: Path) -> None:
-    azure = Azure(ManualClock(), USER_REBOOT)
-    azure.answers.append(TIMEOUT)
+    azure = Azure(ManualClock(), USER_REBOOT, answers=[TIMEOUT])
     async with running_gate(tmp_path, azure=azure) as harness:
-        await wait_until(lambda: len(azure.sent) == 1)
-        await harness.settle()
+        await harness.wait_for_start_requests(1)
         assert (await harness.submit("hold", "eve", USER_REBOOT)).status == 202
         await harness.settle()
         harness.clock.advance(900)

@@ -183,8 +183,9 @@ async def posts_an_event_once(
 ) -> None:
     """An event is one message with all that readers must know; a redelivery posts nothing."""
     async with relay_with_chat(directory, receiver) as relay:
-        await relay.see(relay.reboot(description="Host maintenance", resources=("db-1", "web_01")))
-        await relay.settle()
+        await relay.deliver_document(
+            relay.reboot(description="Host maintenance", resources=("db-1", "web_01"))
+        )
         (text,) = receiver.messages()
         for words in (
             "Reboot of db-1, web_01",
@@ -209,13 +210,12 @@ async def edits_or_follows_up(
     """Changes appear in the message and its thread, or in follow-ups that name the event."""
     async with relay_with_chat(directory, receiver) as relay:
         reboot = relay.reboot()
-        await relay.see(reboot)
+        await relay.record_document(reboot)
         await relay.submit("approve", "alice", reboot)
         await relay.settle()
         await relay.submit("hold", "bob", reboot)
         await relay.settle()
-        await relay.see()
-        await relay.settle()
+        await relay.deliver_document()
         history = "\n".join(receiver.replies() if receiver.edits else receiver.messages()[1:])
         for words in ("voted to approve, 1 of 2", "put it on hold", "Azure has taken it back"):
             assert words in history or words in receiver.messages()[0]
@@ -231,10 +231,8 @@ async def shows_a_new_time(
 ) -> None:
     """When Azure changes the event, the last message in the channel is right."""
     async with relay_with_chat(directory, receiver) as relay:
-        await relay.see(relay.reboot(resources=("db-1",)))
-        await relay.settle()
-        await relay.see(relay.reboot(due=5400, resources=("db-1", "db-2")))
-        await relay.settle()
+        await relay.deliver_document(relay.reboot(resources=("db-1",)))
+        await relay.deliver_document(relay.reboot(due=5400, resources=("db-1", "db-2")))
         assert "Reboot of db-1, db-2" in receiver.messages()[-1]
         assert "Azure proceeds at NotBefore regardless" in receiver.messages()[-1]
         assert len(receiver.messages()) == (1 if receiver.edits else 2)
@@ -245,8 +243,7 @@ async def shows_that_the_time_has_come(
 ) -> None:
     """What time alone changes is edited; where nothing can be edited, nothing is posted."""
     async with relay_with_chat(directory, receiver) as relay:
-        await relay.see(relay.reboot(due=3))
-        await relay.settle()
+        await relay.deliver_document(relay.reboot(due=3))
         assert len(receiver.messages()) == 1
 
         async def is_refreshed() -> bool:
@@ -264,8 +261,7 @@ async def says_that_voting_has_closed(
 ) -> None:
     """After `close_before` the newest text asks nobody for votes. Nothing else has happened."""
     async with relay_with_chat(directory, receiver) as relay:
-        await relay.see(relay.reboot(due=66))
-        await relay.settle()
+        await relay.deliver_document(relay.reboot(due=66))
         assert "2 missing" in receiver.messages()[0]
         await eventually(lambda: "oting closed" in receiver.messages()[-1], within=TIMEOUT)
         await relay.settle()
@@ -281,11 +277,10 @@ async def keeps_votes_after_a_change_of_the_description(
     """The revision is the same, and nothing says that votes do not count."""
     async with relay_with_chat(directory, receiver) as relay:
         reboot = relay.reboot(description="Host maintenance")
-        await relay.see(reboot)
+        await relay.record_document(reboot)
         await relay.submit("approve", "alice", reboot)
         await relay.settle()
-        await relay.see(replace(reboot, description="Urgent maintenance"))
-        await relay.settle()
+        await relay.deliver_document(replace(reboot, description="Urgent maintenance"))
         text = "\n".join(receiver.messages() + receiver.replies())
         assert "Azure changed description" in text or not receiver.edits
         assert "not count" not in text
@@ -300,7 +295,7 @@ async def shows_no_votes_after_the_start(
     """The start is a new revision: "0 of 2" would contradict "It is approved"."""
     async with relay_with_chat(directory, receiver) as relay:
         reboot = relay.reboot()
-        await relay.see(reboot)
+        await relay.record_document(reboot)
         for client in ("alice", "bob"):
             await relay.submit("approve", client, reboot)
         now = relay.clock.now()
@@ -312,8 +307,7 @@ async def shows_no_votes_after_the_start(
 
         await relay.store.transact(start)
         await relay.settle()
-        await relay.see(replace(reboot, event_status="Started", not_before=None))
-        await relay.settle()
+        await relay.deliver_document(replace(reboot, event_status="Started", not_before=None))
         assert "It is approved" in receiver.messages()[0] or not receiver.edits
         assert "Azure" in receiver.messages()[-1]
         assert not any(
@@ -331,7 +325,7 @@ async def posts_the_latest_state_after_an_outage(
     await receiver.disconnect()
     async with relay_with_chat(directory, receiver) as relay:
         reboot = relay.reboot()
-        await relay.see(reboot)
+        await relay.record_document(reboot)
         for _turn in range(5):
             await relay.submit("hold", "bob", reboot)
             await relay.submit("release", "bob", reboot)
@@ -355,7 +349,7 @@ async def tries_slowly_until_somebody_corrects_something(
     """It retries slowly, with a reason that helps, and delivers once somebody mended it."""
     await receiver.refuse()
     async with relay_with_chat(directory, receiver) as relay:
-        await relay.see(relay.reboot())
+        await relay.record_document(relay.reboot())
         await eventually(lambda: bool(relay.observed.errors), within=TIMEOUT)
         error = relay.observed.errors[0]
         assert isinstance(error, Deferred)
@@ -372,7 +366,7 @@ async def shows_hostile_texts_as_text(
     """Descriptions, names and reasons are shown as text: no mention, no link, and readable."""
     async with relay_with_chat(directory, receiver) as relay:
         reboot = relay.reboot(description=HOSTILE, resources=("db-1", "@here"))
-        await relay.see(reboot)
+        await relay.record_document(reboot)
         await relay.submit("approve", "alice", reboot, reason=HOSTILE)
         await relay.settle()
         assert "click" in "\n".join(receiver.messages())
@@ -385,7 +379,7 @@ async def cuts_long_texts(
     """A hundred long names and a text of thousands of characters are cut, never refused."""
     async with relay_with_chat(directory, receiver) as relay:
         names = tuple(f"{'m' * 60}-{number}" for number in range(100))
-        await relay.see(
+        await relay.record_document(
             relay.reboot(resources=names, description="\N{PILE OF POO}<&>\"'\\*_" * 400)
         )
         await relay.settle()
@@ -399,14 +393,13 @@ async def makes_one_message_of_many_events(
 ) -> None:
     """Fifty events of one document are one message, and their end is no flood."""
     async with relay_with_chat(directory, receiver) as relay:
-        await relay.see(
+        await relay.record_document(
             *(relay.reboot(f"E-{number}", resources=(f"db-{number}",)) for number in range(50))
         )
         await relay.settle()
         (text,) = receiver.messages()
         assert "50 maintenance events at once" in text
-        await relay.see()
-        await relay.settle()
+        await relay.deliver_document()
         assert len(receiver.messages()) <= (1 if receiver.edits else 4)
         assert len(receiver.replies()) <= 3
 
@@ -417,8 +410,7 @@ async def updates_its_message_after_a_restart(
     """A restarted relay updates the same message."""
     async with relay_with_chat(directory, receiver) as relay:
         reboot = relay.reboot()
-        await relay.see(reboot)
-        await relay.settle()
+        await relay.deliver_document(reboot)
     async with relay_with_chat(directory, receiver) as relay:
         await relay.submit("approve", "alice", reboot)
         await relay.settle()
@@ -435,8 +427,7 @@ async def posts_anew_what_another_kind_had_posted(
     """The sink was of another kind before, whose names of messages mean nothing here."""
     async with relay_with_chat(directory, receiver) as relay:
         reboot = relay.reboot()
-        await relay.see(reboot)
-        await relay.settle()
+        await relay.deliver_document(reboot)
         await relay.store.transact(
             lambda tx: tx.messages.mark_shown(1, "another/kind's:name", "looked otherwise")
         )
@@ -479,7 +470,7 @@ async def closes_during_delivery(
     async with asyncio.timeout(TIMEOUT):
         async with relay_with_chat(directory, receiver) as relay:
             await receiver.hang()
-            await relay.see(relay.reboot())
+            await relay.record_document(relay.reboot())
             await eventually(lambda: relay.observed.deliveries_under_way == 1, within=TIMEOUT)
         assert relay.observed.deliveries_under_way == 0
     await receiver.reconnect()
@@ -496,7 +487,7 @@ async def shows_no_secret_in_any_error(
     caplog.set_level(logging.DEBUG)
     async with relay_with_chat(directory, receiver) as relay:
         await receiver.disconnect()
-        await relay.see(relay.reboot())
+        await relay.record_document(relay.reboot())
         await eventually(lambda: len(relay.observed.errors) >= 2, within=TIMEOUT)
         await receiver.reconnect()
         await receiver.refuse()
@@ -518,7 +509,7 @@ async def refuses_calls_that_prove_nothing(
 ) -> None:
     """A call without a proof gets a status, and has no effect."""
     async with relay_with_chat(directory, receiver) as relay:
-        await relay.see(relay.reboot())
+        await relay.record_document(relay.reboot())
         for body in (b"", b"{}", b"payload=%7B%7D", b"\xff\xfe", b"[" * 10_000):
             with pytest.raises(CallbackRefused) as caught:
                 await relay.chat.handle_callback({}, body)

@@ -28,16 +28,14 @@ STARTED = build_event(event_status="Started", due=None)
 
 async def test_an_event_is_one_message_from_its_first_notice_to_its_end(tmp_path: Path) -> None:
     async with relay_with_wall(tmp_path, Wall()) as relay:
-        await relay.see(build_event())
-        await relay.settle()
+        await relay.deliver_document(build_event())
         assert relay.wall.calls == ["post"]
         await relay.submit("approve", "alice")
         await relay.submit("hold", "bob")
         await relay.submit("release", "bob")
         await relay.settle()
-        await relay.see(STARTED)
-        await relay.see()
-        await relay.settle()
+        await relay.record_document(STARTED)
+        await relay.deliver_document()
         assert list(relay.wall.cards) == ["m1"]
         assert relay.wall.cards["m1"].tone == "over"
         assert relay.wall.cards["m1"].buttons == ()
@@ -57,10 +55,9 @@ async def test_the_same_eventid_that_comes_again_is_a_message_of_its_own(tmp_pat
     async with relay_with_wall(tmp_path, Wall(), clock=clock) as relay:
         for _ in range(2):
             clock.advance(1)
-            await relay.see(build_event())
+            await relay.record_document(build_event())
             clock.advance(1)
-            await relay.see()
-        await relay.settle()
+            await relay.deliver_document()
         assert [card.tone for card in relay.wall.cards.values()] == ["over", "over"]
 
 
@@ -69,12 +66,10 @@ async def test_many_events_of_one_document_are_one_message_and_its_edits_come_to
 ) -> None:
     events = [build_event(f"E-{number}", resources=(f"db-{number}",)) for number in range(50)]
     async with relay_with_wall(tmp_path, Wall()) as relay:
-        await relay.see(*events)
-        await relay.settle()
+        await relay.deliver_document(*events)
         assert relay.wall.calls == ["post"]
         assert relay.wall.cards["m1"].title == "50 maintenance events at once"
-        await relay.see()
-        await relay.settle()
+        await relay.deliver_document()
         assert relay.wall.cards["m1"].tone == "over"
         assert relay.wall.calls.count("edit") <= 2
         assert relay.wall.threads["m1"][0].startswith("… 30 more happened before")
@@ -87,10 +82,9 @@ async def test_of_a_long_history_the_newest_is_told_and_no_change_is_missed(
     """The change of Azure is older than what is read of the history."""
     clock = ManualClock()
     async with relay_with_wall(tmp_path, Wall(can_edit=can_edit), clock=clock) as relay:
-        await relay.see(build_event())
-        await relay.settle()
+        await relay.deliver_document(build_event())
         relay.wall.error = Deferred("down")
-        await relay.see(build_event(due=1000))
+        await relay.record_document(build_event(due=1000))
         for _ in range(MAX_UNPOSTED_EVENTS // 2):
             await relay.submit("hold", "bob")
             await relay.submit("release", "bob")
@@ -108,8 +102,7 @@ async def test_of_a_long_history_the_newest_is_told_and_no_change_is_missed(
 
 async def test_a_few_events_of_one_document_get_a_message_each(tmp_path: Path) -> None:
     async with relay_with_wall(tmp_path, Wall()) as relay:
-        await relay.see(build_event("E-1"), build_event("E-2"), build_event("E-3"))
-        await relay.settle()
+        await relay.deliver_document(build_event("E-1"), build_event("E-2"), build_event("E-3"))
         assert [card.footer for card in relay.wall.cards.values()] == [
             "E-1 · prod",
             "E-2 · prod",
@@ -123,8 +116,7 @@ async def test_a_grouped_message_holds_only_what_the_sink_wants(tmp_path: Path) 
         for number in range(20)
     ]
     async with relay_with_wall(tmp_path, Wall(), match={"resources": ["db-*"]}) as relay:
-        await relay.see(*events)
-        await relay.settle()
+        await relay.deliver_document(*events)
         assert sorted(card.footer for card in relay.wall.cards.values()) == [
             "E-0 · prod",
             "E-1 · prod",
@@ -136,7 +128,7 @@ async def test_a_platform_that_was_down_gets_the_latest_state_and_no_flood(tmp_p
     """Nothing is lost: one reply has the history of the outage."""
     clock = ManualClock()
     async with relay_with_wall(tmp_path, Wall(error=Deferred("down")), clock=clock) as relay:
-        await relay.see(build_event())
+        await relay.record_document(build_event())
         for _ in range(3):
             await relay.submit("hold", "bob")
             await relay.submit("release", "bob")
@@ -156,8 +148,7 @@ async def test_a_platform_that_was_down_gets_the_latest_state_and_no_flood(tmp_p
 async def test_a_restart_edits_the_message_that_was_posted_before(tmp_path: Path) -> None:
     wall = Wall()
     async with relay_with_wall(tmp_path, wall) as relay:
-        await relay.see(build_event())
-        await relay.settle()
+        await relay.deliver_document(build_event())
     async with relay_with_wall(tmp_path, wall) as relay:
         await relay.submit("approve", "alice")
         await relay.settle()
@@ -167,8 +158,7 @@ async def test_a_restart_edits_the_message_that_was_posted_before(tmp_path: Path
 
 async def test_a_message_that_somebody_deleted_is_posted_anew(tmp_path: Path) -> None:
     async with relay_with_wall(tmp_path, Wall()) as relay:
-        await relay.see(build_event())
-        await relay.settle()
+        await relay.deliver_document(build_event())
         relay.wall.cards["gone"] = relay.wall.cards.pop("m1")
         await relay.submit("approve", "alice")
         await relay.settle()
@@ -178,7 +168,7 @@ async def test_a_message_that_somebody_deleted_is_posted_anew(tmp_path: Path) ->
 
 async def test_a_platform_that_cannot_edit_gets_short_follow_ups(tmp_path: Path) -> None:
     async with relay_with_wall(tmp_path, Wall(can_edit=False)) as relay:
-        await relay.see(build_event())
+        await relay.record_document(build_event())
         await relay.submit("approve", "alice")
         await relay.settle()
         assert relay.wall.calls == ["post", "reply"]
@@ -193,10 +183,8 @@ async def test_a_platform_that_cannot_edit_gets_new_buttons_when_the_old_ones_ar
     """An approval is bound to the revision that its message showed."""
     changed = build_event(due=1800)
     async with relay_with_wall(tmp_path, Wall(can_edit=False)) as relay:
-        await relay.see(build_event())
-        await relay.settle()
-        await relay.see(changed)
-        await relay.settle()
+        await relay.deliver_document(build_event())
+        await relay.deliver_document(changed)
         assert relay.wall.calls == ["post", "post"]
         assert relay.wall.cards["m2"].buttons[0].revision == changed.revision
 
@@ -205,10 +193,8 @@ async def test_a_platform_that_cannot_edit_tells_a_new_time_though_nobody_can_an
     tmp_path: Path,
 ) -> None:
     async with relay_with_wall(tmp_path, Wall(can_edit=False), public_url=None) as relay:
-        await relay.see(build_event())
-        await relay.settle()
-        await relay.see(build_event(due=1800))
-        await relay.settle()
+        await relay.deliver_document(build_event())
+        await relay.deliver_document(build_event(due=1800))
         assert relay.wall.calls == ["post", "post"]
         assert [part for part in relay.wall.cards["m2"].summary if isinstance(part, datetime)] == [
             NOON + timedelta(seconds=1800)
@@ -218,8 +204,7 @@ async def test_a_platform_that_cannot_edit_tells_a_new_time_though_nobody_can_an
 async def test_buttons_go_when_their_time_is_over_though_nothing_happened(tmp_path: Path) -> None:
     clock = ManualClock()
     async with relay_with_wall(tmp_path, Wall(), clock=clock) as relay:
-        await relay.see(build_event())
-        await relay.settle()
+        await relay.deliver_document(build_event())
         assert relay.wall.decisions("m1") == ["approve", "hold"]
         await relay.pass_time(840)
         await eventually(lambda: relay.wall.decisions("m1") == ["hold"])
@@ -239,10 +224,9 @@ async def test_a_vote_that_expires_vanishes_from_the_message_though_nothing_happ
     tmp_path: Path, events: list[str]
 ) -> None:
     async with relay_with_wall(tmp_path, Wall(), events=events) as relay:
-        await relay.see(build_event())
+        await relay.record_document(build_event())
         await relay.submit("approve", "alice")
-        await relay.see(build_event(description="new"))
-        await relay.settle()
+        await relay.deliver_document(build_event(description="new"))
         assert card_text(relay).startswith("1 of 2: client:alice; 1 missing")
         await relay.pass_time(300)
         await eventually(lambda: card_text(relay).startswith("0 of 2; 2 missing"))
@@ -265,10 +249,9 @@ async def test_an_approval_that_was_not_sent_in_time_vanishes_from_every_message
     async with relay_with_wall(
         tmp_path, Wall(), approvals_settings=settings, events=["event.*"]
     ) as relay:
-        await relay.see(build_event())
+        await relay.record_document(build_event())
         await relay.submit("approve", "alice")
-        await relay.see(build_event(description="new"))
-        await relay.settle()
+        await relay.deliver_document(build_event(description="new"))
         assert "1 of 1" in card_text(relay)
         assert "It is approved" in card_text(relay)
         await relay.pass_time(120)
@@ -287,8 +270,7 @@ async def test_a_platform_that_cannot_edit_is_told_once_that_voting_has_closed(
     clock = ManualClock()
     wall = Wall(can_edit=False)
     async with relay_with_wall(tmp_path, wall, clock=clock) as relay:
-        await relay.see(build_event())
-        await relay.settle()
+        await relay.deliver_document(build_event())
         await relay.pass_time(700)
         await relay.submit("approve", "alice")
         await relay.settle()
@@ -316,8 +298,7 @@ async def test_nobody_is_told_that_voting_has_closed_where_all_votes_were_given(
 ) -> None:
     clock = ManualClock()
     async with relay_with_wall(tmp_path, Wall(can_edit=False), clock=clock) as relay:
-        await relay.see(build_event())
-        await relay.settle()
+        await relay.deliver_document(build_event())
         await relay.pass_time(700)
         for client in ("alice", "bob"):
             await relay.submit("approve", client)
@@ -335,8 +316,7 @@ async def test_nobody_is_told_that_voting_has_closed_where_all_votes_were_given(
 async def test_buttons_go_when_approvals_are_turned_off_and_come_back(tmp_path: Path) -> None:
     clock = ManualClock()
     async with relay_with_wall(tmp_path, Wall(), clock=clock) as relay:
-        await relay.see(build_event())
-        await relay.settle()
+        await relay.deliver_document(build_event())
 
         def set_mode(mode: Mode, tx: Transaction) -> None:
             tx.set_mode(mode, "local:root", clock.now())
@@ -359,8 +339,7 @@ def find_link(token: str, tx: Transaction) -> ConfirmationLink | None:
 
 async def test_the_file_holds_only_digests_of_the_tokens_and_codes_of_links(tmp_path: Path) -> None:
     async with relay_with_wall(tmp_path, Wall()) as relay:
-        await relay.see(build_event())
-        await relay.settle()
+        await relay.deliver_document(build_event())
         card, tokens = relay.wall.cards["m1"], relay.wall.tokens("m1")
         for button, token in zip(card.buttons, tokens, strict=True):
             assert button.url == f"https://relay.example.com/approve#{token}"
@@ -384,10 +363,8 @@ async def test_the_file_holds_only_digests_of_the_tokens_and_codes_of_links(tmp_
 
 async def test_links_to_an_event_that_has_ended_are_forgotten(tmp_path: Path) -> None:
     async with relay_with_wall(tmp_path, Wall()) as relay:
-        await relay.see(build_event())
-        await relay.settle()
-        await relay.see()
-        await relay.settle()
+        await relay.deliver_document(build_event())
+        await relay.deliver_document()
         await relay.store.transact(lambda tx: tx.messages.prune())
     with sqlite3.connect(tmp_path / "relay.db") as file:
         assert file.execute("SELECT count(*) FROM invitation").fetchone() == (0,)
@@ -397,8 +374,7 @@ async def test_links_to_an_event_that_has_ended_are_forgotten(tmp_path: Path) ->
 
 async def test_buttons_of_the_chat_itself_lead_nowhere_else(tmp_path: Path) -> None:
     async with relay_with_wall(tmp_path, Wall(), in_chat=True, public_url=None) as relay:
-        await relay.see(build_event())
-        await relay.settle()
+        await relay.deliver_document(build_event())
         assert [button.url for button in relay.wall.cards["m1"].buttons] == [None, None]
         assert relay.wall.cards["m1"].code is None
 
@@ -408,8 +384,7 @@ async def test_a_message_that_is_up_to_date_is_not_sent_again(
     tmp_path: Path, *, in_chat: bool
 ) -> None:
     async with relay_with_wall(tmp_path, Wall(), in_chat=in_chat) as relay:
-        await relay.see(build_event())
-        await relay.settle()
+        await relay.deliver_document(build_event())
         position = await relay.store.read(lambda tx: tx.journal.last_change_position("e-1"))
         assert position is not None
 

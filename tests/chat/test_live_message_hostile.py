@@ -35,12 +35,10 @@ APPROVALS = {"rules": [rule(1, "client:alice")]}
 async def test_a_clock_that_is_set_back_keeps_no_message_from_being_current(tmp_path: Path) -> None:
     clock = ManualClock()
     async with relay_with_wall(tmp_path, Wall(), clock=clock) as relay:
-        await relay.see(build_event())
-        await relay.settle()
+        await relay.deliver_document(build_event())
         clock.set_wall_clock(NOON - timedelta(seconds=30))
         await relay.submit("approve", "alice")
-        await relay.see()
-        await relay.settle()
+        await relay.deliver_document()
         assert relay.wall.cards["m1"].tone == "over"
         assert any("alice voted" in line for line in relay.wall.threads["m1"])
 
@@ -99,8 +97,7 @@ async def test_links_do_not_pile_up_while_an_event_is_edited_for_days(tmp_path: 
         tokens = []
         for number in range(MAX_LINKS + 20):
             clock.advance(1)
-            await relay.see(build_event(description=str(number), due=86400))
-            await relay.settle()
+            await relay.deliver_document(build_event(description=str(number), due=86400))
             tokens.append(relay.wall.tokens("m1")[0])
         await relay.store.transact(lambda tx: tx.messages.prune())
         assert await relay.are_links_valid(tokens) == [False] * 20 + [True] * MAX_LINKS
@@ -111,8 +108,7 @@ async def test_messages_change_with_time_again_after_an_error_that_nobody_foresa
 ) -> None:
     clock = ManualClock()
     async with relay_with_wall(tmp_path, Wall(), clock=clock) as relay:
-        await relay.see(build_event())
-        await relay.settle()
+        await relay.deliver_document(build_event())
 
         def spoil(tx: Transaction, change: str) -> None:
             connection = tx._connection  # noqa: SLF001  # a relay never changes its journal
@@ -165,12 +161,10 @@ async def test_a_grouped_message_changes_with_time_though_one_of_its_events_came
     clock = ManualClock()
     events = [build_event(f"E-{number}", due=900) for number in range(7)]
     async with relay_with_wall(tmp_path, Wall(), clock=clock) as relay:
-        await relay.see(*events)
-        await relay.settle()
+        await relay.deliver_document(*events)
         for seen in (events[1:], events):
             clock.advance(1)
-            await relay.see(*seen)
-            await relay.settle()
+            await relay.deliver_document(*seen)
         assert [card.title for card in relay.wall.cards.values()] == [
             "7 maintenance events at once",
             "Reboot of db-1",
@@ -233,8 +227,7 @@ async def test_what_opens_something_gets_into_no_log_though_the_platform_repeats
 async def test_links_that_people_see_stay_good_while_edits_fail_for_hours(tmp_path: Path) -> None:
     clock = ManualClock()
     async with relay_with_wall(tmp_path, Wall(), clock=clock) as relay:
-        await relay.see(build_event(due=30 * 86400))
-        await relay.settle()
+        await relay.deliver_document(build_event(due=30 * 86400))
         shown = relay.wall.tokens("m1")
         relay.wall.error = Deferred("down")
         await relay.submit("hold", "bob")
@@ -258,11 +251,10 @@ async def test_links_of_a_message_that_was_sent_from_memory_are_in_the_file_afte
     """The file gets what happened later, when another content would be right."""
     clock, disk = ManualClock(), LimitedDisk(tmp_path)
     async with relay_with_wall(tmp_path, Wall(), clock=clock) as relay:
-        await relay.see(build_event())
-        await relay.settle()
+        await relay.deliver_document(build_event())
         disk.fill()
         try:
-            await relay.see(build_event(due=1800), fail_open=True)
+            await relay.record_document(build_event(due=1800), fail_open=True)
             await eventually(lambda: relay.wall.calls == ["post", "edit", "reply"])
             tokens = relay.wall.tokens("m1")
             clock.set_wall_clock(NOON + timedelta(seconds=1790))
@@ -280,12 +272,11 @@ async def test_a_message_ends_though_its_event_came_again_before_the_platform_he
     """Azure's document can be empty for a moment: the second event supersedes that end."""
     clock = ManualClock()
     async with relay_with_wall(tmp_path, Wall(), clock=clock) as relay:
-        await relay.see(build_event(due=86400))
-        await relay.settle()
+        await relay.deliver_document(build_event(due=86400))
         relay.wall.error = Deferred("down")
         for seen in ((), (build_event(due=86400),)):
             clock.advance(1)
-            await relay.see(*seen)
+            await relay.record_document(*seen)
         relay.wall.error = None
         await clock.advance_until(
             lambda: [card.tone for card in relay.wall.cards.values()] == ["over", "waiting"],

@@ -109,7 +109,7 @@ class RecordingRelay:
     approvals: ApprovalEngine
     clock: Clock
 
-    async def see(self, *events: Event, fail_open: bool = False) -> None:
+    async def record_document(self, *events: Event, fail_open: bool = False) -> None:
         """Record a document with these events, and what follows from it."""
         recorder = Recorder(ORIGIN, BOOT_ID, frozenset({"db-1"}))
         now = self.clock.now()
@@ -118,6 +118,11 @@ class RecordingRelay:
         await self.store.transact(
             lambda tx: self.approvals.apply_transitions(tx, now), fail_open=fail_open
         )
+
+    async def deliver_document(self, *events: Event) -> None:
+        """Record a document with these events, and return when all about it is delivered."""
+        await self.record_document(*events)
+        await self.settle()
 
     async def submit(
         self,
