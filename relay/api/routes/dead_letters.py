@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
 from relay.api.routes.deliveries import DeliveryPage, read_delivery, read_page
-from relay.api.schema.paging import CURSOR, PAGE_SIZE, parse_cursor
+from relay.api.schema.paging import PAGE_SIZE, page_route
 from relay.api.schema.responses import Problem
 from relay.api.schema.route import Call, RequestBody, Route
 from relay.delivery.dispatcher import redeliver, redeliver_matching
@@ -127,15 +127,10 @@ async def _redeliver_matching(call: Call) -> BulkRedelivery:
 
 
 ROUTES = (
-    Route(
-        method="GET",
-        path="/v1/dead-letters",
-        summary="deliveries that were given up, and the reasons",
-        handler=_list_dead_letters,
-        needs="read",
-        is_large=True,
-        parameters=(CURSOR,),
-        parse_parameters=parse_cursor,
+    page_route(
+        "/v1/dead-letters",
+        "deliveries that were given up, and the reasons",
+        _list_dead_letters,
     ),
     Route(
         method="POST",

@@ -7,9 +7,9 @@ from typing import Literal, cast
 
 from typing_extensions import TypedDict
 
-from relay.api.schema.paging import CURSOR, LOG_SIZE, PAGE_SIZE, parse_cursor, split_page
+from relay.api.schema.paging import LOG_SIZE, PAGE_SIZE, page_route, split_page
 from relay.api.schema.responses import Problem
-from relay.api.schema.route import Call, Route
+from relay.api.schema.route import Call
 from relay.events.cloudevent import TYPE_PREFIX, TYPE_VERSION
 from relay.outbox import EntryState
 from relay.outbox.deliveries import Delivery
@@ -133,26 +133,16 @@ async def _show_delivery(call: Call) -> DeliveryDetails:
 
 
 ROUTES = (
-    Route(
-        method="GET",
-        path="/v1/deliveries",
-        summary="what was sent and what waits, the newest first",
-        handler=_list_deliveries,
-        needs="read",
-        is_large=True,
-        parameters=(CURSOR,),
-        parse_parameters=parse_cursor,
+    page_route(
+        "/v1/deliveries",
+        "what was sent and what waits, the newest first",
+        _list_deliveries,
     ),
-    Route(
-        method="GET",
-        path="/v1/deliveries/{id}",
-        summary="one delivery with its newest attempts: "
+    page_route(
+        "/v1/deliveries/{id}",
+        "one delivery with its newest attempts: "
         "outcome, duration, status, the first KiB of the response",
-        handler=_show_delivery,
-        needs="read",
-        is_large=True,
-        parameters=(CURSOR,),
-        parse_parameters=parse_cursor,
-        find_resource=_find_delivery,
+        _show_delivery,
+        _find_delivery,
     ),
 )

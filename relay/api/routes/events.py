@@ -10,9 +10,9 @@ from pydantic import with_config
 from typing_extensions import TypedDict
 
 from relay.api.routes.deliveries import DeliverySummary, delivery_summary
-from relay.api.schema.paging import CURSOR, LOG_SIZE, PAGE_SIZE, parse_cursor
+from relay.api.schema.paging import LOG_SIZE, PAGE_SIZE, page_route
 from relay.api.schema.responses import Problem
-from relay.api.schema.route import Call, Route
+from relay.api.schema.route import Call
 from relay.approvals.refusals import aggregate_refusals
 from relay.approvals.request import DecisionKind
 from relay.approvals.status import ApprovalState, approval_summary
@@ -176,25 +176,15 @@ def _details(tx: Transaction, call: Call, occurrence: Occurrence) -> EventDetail
 
 
 ROUTES = (
-    Route(
-        method="GET",
-        path="/v1/events",
-        summary="current and recent events",
-        handler=_list_events,
-        needs="read",
-        is_large=True,
-        parameters=(CURSOR,),
-        parse_parameters=parse_cursor,
+    page_route(
+        "/v1/events",
+        "current and recent events",
+        _list_events,
     ),
-    Route(
-        method="GET",
-        path="/v1/events/{eventId}",
-        summary="one event with its history, votes and deliveries, the newest of each",
-        handler=_show_event,
-        needs="read",
-        is_large=True,
-        parameters=(CURSOR,),
-        parse_parameters=parse_cursor,
-        find_resource=_find_event,
+    page_route(
+        "/v1/events/{eventId}",
+        "one event with its history, votes and deliveries, the newest of each",
+        _show_event,
+        _find_event,
     ),
 )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol, TypeVar
 
 from aiohttp import web
 
 from relay.api.schema.responses import Problem
-from relay.api.schema.route import Parameter
+from relay.api.schema.route import Call, Parameter, Route
 
 PAGE_SIZE = 100
 LOG_SIZE = 200
@@ -48,3 +48,23 @@ def split_page(rows: Sequence[_Row]) -> tuple[Sequence[_Row], str | None]:
     """
     page = rows[:PAGE_SIZE]
     return page, str(page[-1].id) if len(rows) > PAGE_SIZE else None
+
+
+def page_route(
+    path: str,
+    summary: str,
+    handler: Callable[[Call], Awaitable[Any]],
+    find_resource: Callable[[Call], Awaitable[Any]] | None = None,
+) -> Route:
+    """Return a route whose response is a page. The handler gets the cursor as the parameters."""
+    return Route(
+        method="GET",
+        path=path,
+        summary=summary,
+        handler=handler,
+        needs="read",
+        is_large=True,
+        parameters=(CURSOR,),
+        parse_parameters=parse_cursor,
+        find_resource=find_resource,
+    )
