@@ -12,6 +12,7 @@ import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from relay.amqp.approval_consumer import ApprovalConsumer
@@ -117,7 +118,7 @@ async def start_relay(
                 config.store,
                 owner,
                 clock,
-                lambda event: matching_sinks(event, config.sinks),
+                partial(matching_sinks, sinks=config.sinks),
             )
         )
         if not store.trusted:
@@ -157,7 +158,7 @@ async def start_relay(
             poller,
             clock,
             # If the names of this VM are unknown, every event may be about it.
-            lambda resources: names is None or names_this_vm(resources, names),
+            partial(names_this_vm, resource_names=names) if names is not None else lambda _: True,
         )
         chat.decisions.attach_gate(gate.submit)
         relay = Relay(

@@ -108,7 +108,7 @@ class Section(BaseModel):
         """Yield every current secret of this section and of the sections inside it."""
         for field in type(self).model_fields:
             yield from self.reveal_lines(field) if field in self._files else ()
-            yield from _revealed(getattr(self, field))
+            yield from _secrets_in(getattr(self, field))
 
     def reveal_lines(self, field: str) -> tuple[str, ...]:
         """Return the current lines of a field's file, without empty lines."""
@@ -116,7 +116,7 @@ class Section(BaseModel):
         return tuple(line for line in lines if line)
 
 
-def _revealed(value: object) -> Iterator[str]:
+def _secrets_in(value: object) -> Iterator[str]:
     """Yield every secret inside a value, except those in files."""
     match value:
         case SecretStr():
@@ -125,10 +125,10 @@ def _revealed(value: object) -> Iterator[str]:
             yield from value.reveal_everything()
         case Mapping():
             for inner in value.values():
-                yield from _revealed(inner)
+                yield from _secrets_in(inner)
         case tuple():
             for inner in value:
-                yield from _revealed(inner)
+                yield from _secrets_in(inner)
 
 
 def _read_secret(path: Path) -> str:

@@ -67,7 +67,7 @@ def sign(secrets: Iterable[str], message_id: str, timestamp: int, body: bytes) -
         raise ValueError(
             "expected an id of at most 256 visible ASCII characters without a full stop"
         )
-    signatures = _signatures(secrets, message_id, str(timestamp), body)
+    signatures = _parse_signatures(secrets, message_id, str(timestamp), body)
     if not signatures:
         raise ValueError("expected at least one secret to sign with, got none")
     return " ".join(signatures)
@@ -79,12 +79,12 @@ def verify(secrets: Iterable[str], headers: Mapping[str, str], body: bytes, now:
     The three headers must each be there once; case does not matter. Raises SignatureRefused for
     anything else, and if a secret is unusable, because an approval must fail closed.
     """
-    message_id = _header(headers, "webhook-id", _ID)
-    timestamp = _header(headers, "webhook-timestamp", _TIMESTAMP)
-    received = _header(headers, "webhook-signature").encode("utf-8", "replace").split(b" ")
+    message_id = _require_header(headers, "webhook-id", _ID)
+    timestamp = _require_header(headers, "webhook-timestamp", _TIMESTAMP)
+    received = _require_header(headers, "webhook-signature").encode("utf-8", "replace").split(b" ")
     _check_age(now.timestamp() - int(timestamp))
     try:
-        signatures = _signatures(secrets, message_id, timestamp, body)
+        signatures = _parse_signatures(secrets, message_id, timestamp, body)
     except ValueError as error:
         raise SignatureRefused(f"the secrets to verify with cannot be used: {error}") from None
     # Texts are compared, not decoded bytes: a signature has only one spelling. All pairs are
@@ -114,13 +114,17 @@ def _check_age(age: float) -> None:
         )
 
 
-def _signatures(secrets: Iterable[str], message_id: str, timestamp: str, body: bytes) -> list[str]:
+def _parse_signatures(
+    secrets: Iterable[str], message_id: str, timestamp: str, body: bytes
+) -> list[str]:
     content = b".".join((message_id.encode(), timestamp.encode(), body))
     digests = (hmac.digest(decode_secret(secret), content, hashlib.sha256) for secret in secrets)
     return [f"v1,{base64.b64encode(digest).decode()}" for digest in digests]
 
 
-def _header(headers: Mapping[str, str], name: str, pattern: re.Pattern[str] | None = None) -> str:
+def _require_header(
+    headers: Mapping[str, str], name: str, pattern: re.Pattern[str] | None = None
+) -> str:
     values = [value for key, value in headers.items() if key.lower() == name]
     if len(values) != 1:
         raise SignatureRefused(f"{name}: expected it once, got it {len(values)} times")

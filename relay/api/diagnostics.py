@@ -90,10 +90,10 @@ async def _check_listener(settings: ApiSettings) -> tuple[list[Finding], bool]:
                 remedy = "join its group, or run doctor as the service's user"
                 return [warning(subject, f"you may not open {address}", remedy)], True
             if isinstance(error, aiohttp.ClientSSLError):
-                return [_not_a_relay(endpoint)], False
+                return [_not_a_relay_finding(endpoint)], False
         except (aiohttp.ClientError, TimeoutError, ValueError):
             if not needs_certificate:
-                return [_not_a_relay(endpoint)], False
+                return [_not_a_relay_finding(endpoint)], False
             message = (
                 f"the program that listens on {address} needs a client certificate: "
                 "doctor cannot check whether it is a relay"
@@ -151,7 +151,7 @@ async def _get_readiness(endpoint: _Endpoint) -> tuple[int, dict[str, Any]]:
     return response.status, body
 
 
-def _not_a_relay(endpoint: _Endpoint) -> Finding:
+def _not_a_relay_finding(endpoint: _Endpoint) -> Finding:
     return failure(
         endpoint.subject,
         f"something that is no relay of this configuration listens on {endpoint.address}",

@@ -138,8 +138,8 @@ def _missing_right(request: DecisionRequest, status: ApprovalStatus) -> str | No
         return None
     if "hold" not in can:
         return "you may not release: neither hold nor operate is in your rights (can)"
-    person = status.person(request.caller.principal)
-    if any(status.person(hold.principal) == person for hold in status.active_holds):
+    person = status.person_of(request.caller.principal)
+    if any(status.person_of(hold.principal) == person for hold in status.active_holds):
         return None
     return (
         "somebody else took the hold; they can release it, and so can anybody with the right "
@@ -235,7 +235,7 @@ def _ends(request: DecisionRequest, decision: Decision, status: ApprovalStatus) 
     caller = request.caller
     if request.decision == "release":
         may_release = "operate" in caller.rights.can or (
-            status.person(decision.principal) == status.person(caller.principal)
+            status.person_of(decision.principal) == status.person_of(caller.principal)
         )
         return may_release and decision in status.active_holds
     if (decision.decision, decision.principal) != (request.decision, caller.principal):
@@ -255,12 +255,12 @@ def build_answer(
             "decision": request.decision,
             "state": _answer_state(request, status),
             **status.vote_summary,
-            **sent_before_notice(request.decision, status),
+            **late_hold_notice(request.decision, status),
         },
     )
 
 
-def sent_before_notice(decision: str, status: ApprovalStatus) -> dict[str, str]:
+def late_hold_notice(decision: str, status: ApprovalStatus) -> dict[str, str]:
     """Return ``notice`` for the answer to a hold, and for its event, if it may come too late."""
     is_late = decision == "hold" and status.may_have_been_started
     return {"notice": SENT_BEFORE_NOTICE} if is_late else {}

@@ -12,7 +12,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from relay.approvals.admission import HOLD_NOTICE, sent_before_notice
+from relay.approvals.admission import HOLD_NOTICE, late_hold_notice
 from relay.approvals.request import DecisionRequest
 from relay.approvals.status import ApprovalStatus
 from relay.approvals.transitions import CreateGrant, ExpireHold, FailGrant, Transition, VoidVotes
@@ -66,7 +66,7 @@ def record_decision(
         "channel": decision.channel,
         "reason": decision.reason,
         **status_with_decision.vote_summary,
-        **sent_before_notice(decision.decision, status),
+        **late_hold_notice(decision.decision, status),
         "expires": format_rfc3339(decision.expires) if decision.expires is not None else None,
         **_ended(ended),
     }

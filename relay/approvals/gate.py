@@ -185,7 +185,7 @@ class Gate:
                 await self._clock.sleep(RETRY_DELAY)
                 continue
             if ready:
-                await self._start(ready)
+                await self._read_and_send(ready)
             else:
                 timeout = NOTICE_CHECK_INTERVAL if is_waiting else None
                 await wait_for_event(self._grants_wake, self._clock, timeout)
@@ -203,7 +203,7 @@ class Gate:
             occurrence = tx.snapshot.get(grant.occurrence)
             if self.engine.status(tx, occurrence, now).active_holds:
                 continue
-            if self._are_notices_out(tx, grant, occurrence):
+            if self._are_notices_delivered(tx, grant, occurrence):
                 ready.append(grant)
             else:
                 is_waiting = True
@@ -212,7 +212,7 @@ class Gate:
                 return [grant], is_waiting
         return ready[:MAX_EVENTS_PER_START_REQUEST], is_waiting
 
-    def _are_notices_out(self, tx: Transaction, grant: Grant, occurrence: Occurrence) -> bool:
+    def _are_notices_delivered(self, tx: Transaction, grant: Grant, occurrence: Occurrence) -> bool:
         """Whether the notices about an event are delivered, or have had ``tell_first``.
 
         Only an event of this VM waits
@@ -225,7 +225,7 @@ class Gate:
             return True
         return not tx.deliveries.has_waiting(occurrence.key)
 
-    async def _start(self, grants: Sequence[Grant]) -> None:
+    async def _read_and_send(self, grants: Sequence[Grant]) -> None:
         """Read the document, then send one StartRequest for the grants that still hold."""
         try:
             await self._port.read_fresh()
@@ -267,7 +267,7 @@ class Gate:
         ready = [
             grant
             for grant in grants
-            if self._are_notices_out(tx, grant, tx.snapshot.get(grant.occurrence))
+            if self._are_notices_delivered(tx, grant, tx.snapshot.get(grant.occurrence))
         ]
         return self.engine.claim_grants(tx, ready, now)
 

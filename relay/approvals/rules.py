@@ -188,7 +188,7 @@ def person_for(principal: str, people: Mapping[str, Sequence[str]]) -> str:
     return principal
 
 
-def client_principals_beside(
+def client_principals_of_same_person(
     principal: str, people: Mapping[str, Sequence[str]]
 ) -> tuple[str, ...]:
     """Return the principals of clients that the person with a chat principal has, too."""

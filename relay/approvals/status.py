@@ -15,7 +15,7 @@ from relay.approvals.principals import is_chat_principal
 from relay.approvals.rules import (
     Quorum,
     Rule,
-    client_principals_beside,
+    client_principals_of_same_person,
     eligible_voters,
     person_for,
 )
@@ -141,16 +141,16 @@ class ApprovalStatus:
         """How many people have voted; 0 where the rule asks for no votes."""
         if self.quorum is None:
             return 0
-        return len({self.person(vote.principal) for vote in self.counted_votes})
+        return len({self.person_of(vote.principal) for vote in self.counted_votes})
 
     @property
     def missing_voters(self) -> tuple[str, ...]:
         """The eligible principals of the people who have not voted yet, sorted."""
-        people_who_voted = {self.person(vote.principal) for vote in self.counted_votes}
+        people_who_voted = {self.person_of(vote.principal) for vote in self.counted_votes}
         return tuple(
             voter
             for voter in sorted(self.eligible_voters)
-            if self.person(voter) not in people_who_voted
+            if self.person_of(voter) not in people_who_voted
         )
 
     @property
@@ -177,7 +177,7 @@ class ApprovalStatus:
     @property
     def votes_missing(self) -> int:
         """How many more votes are needed at least."""
-        return max(0, self.votes_required - self.vote_count, int(self._lacks_coverage))
+        return max(0, self.votes_required - self.vote_count, int(self._has_uncovered_resources))
 
     @property
     def is_satisfied(self) -> bool:
@@ -250,12 +250,12 @@ class ApprovalStatus:
         expiry = self.expires_at(decision)
         return expiry is not None and expiry <= self.now
 
-    def person(self, principal: str) -> str:
+    def person_of(self, principal: str) -> str:
         """The person who has this principal, or the principal itself."""
         return person_for(principal, self.people)
 
     @property
-    def _lacks_coverage(self) -> bool:
+    def _has_uncovered_resources(self) -> bool:
         if self.quorum is None or not self.quorum.each_resource:
             return False
         # Nobody can cover an event that names no resource.
@@ -281,7 +281,7 @@ class ApprovalStatus:
         if principal.startswith(_PRINCIPALS_OF_CLIENTS):
             clients = (principal,)
         elif is_chat_principal(principal):
-            clients = client_principals_beside(principal, self.people)
+            clients = client_principals_of_same_person(principal, self.people)
         # A client that is not there was removed, or may not approve any more.
         return all(
             client in self.resources_by_client

@@ -108,13 +108,13 @@ def _fail_grants(status: ApprovalStatus) -> Iterator[FailGrant]:
 
 def failure_reason(grant: Grant, status: ApprovalStatus) -> str | None:
     """Return why an open grant cannot be accepted any more, or None if it still can."""
-    problem = _failure(grant, status)
+    problem = _open_grant_problem(grant, status)
     if problem is None or grant.state != "sent":
         return problem
     return f"{problem}; whether IMDS took the StartRequest is not known"
 
 
-def _failure(grant: Grant, status: ApprovalStatus) -> str | None:
+def _open_grant_problem(grant: Grant, status: ApprovalStatus) -> str | None:
     occurrence = status.occurrence
     if not occurrence.live:
         return "the event ended before a StartRequest was accepted"

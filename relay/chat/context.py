@@ -24,7 +24,7 @@ from relay.approvals.request import (
     Right,
     Rights,
 )
-from relay.approvals.rules import Quorum, client_principals_beside
+from relay.approvals.rules import Quorum, client_principals_of_same_person
 from relay.approvals.status import ApprovalStatus
 from relay.chat import AnswerableChatSettings
 from relay.chat.cards.card import Card
@@ -71,7 +71,7 @@ class ChatDecisionSubmitter:
         """Return what the sink and every client of the person allow."""
         of_clients = [
             self._rights_by_client[client]
-            for client in client_principals_beside(principal, self._people)
+            for client in client_principals_of_same_person(principal, self._people)
         ]
         can = frozenset[Right](sink.can).intersection(*(rights.can for rights in of_clients))
         resources = {rights.resources for rights in of_clients if rights.resources is not None}

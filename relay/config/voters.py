@@ -12,7 +12,7 @@ from relay.approvals.principals import is_chat_principal
 from relay.approvals.rules import (
     Quorum,
     Rule,
-    client_principals_beside,
+    client_principals_of_same_person,
     eligible_voters,
     person_for,
 )
@@ -96,7 +96,7 @@ def voters_of_quorum(
             return api.oidc is not None
         if not is_chat_principal(principal):
             return True
-        clients = client_principals_beside(principal, approvals.people)
+        clients = client_principals_of_same_person(principal, approvals.people)
         return prefix not in silent_chats and all(client in may_approve for client in clients)
 
     principals_by_voter: dict[str, list[str]] = {}

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from relay.chat.cards.card import Button, Card, Line, PrincipalRef, Text
+from relay.chat.cards.card import Button, Card, EventLine, PrincipalRef, Text
 from relay.chat.platforms.mattermost.post_rendering import (
     MAX_MESSAGE_LENGTH,
     attachments,
@@ -102,7 +102,9 @@ def test_links_are_in_the_text_and_the_ids_of_other_buttons_are_unique() -> None
     button = Button(
         decision="hold", label="Hold", event_id="E", revision="r", question=("Really?",)
     )
-    grouped = card(buttons=(link,), lines=(Line(("One",), (button,)), Line(("Two",), (button,))))
+    grouped = card(
+        buttons=(link,), lines=(EventLine(("One",), (button,)), EventLine(("Two",), (button,)))
+    )
     main, *lines = attachments(grouped, {}, lambda button: {"url": button.label})
     assert main["text"] == "Soon.\n\n**[Approve](https://relay.example.com/approve#t)**"
     assert main["actions"] == []

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relay.chat.cards.card import Button, Card, Line, PrincipalRef, Text
+from relay.chat.cards.card import Button, Card, EventLine, PrincipalRef, Text
 from relay.chat.platforms.slack.blocks import card_message, text_message
 from relay.chat.platforms.slack.payloads import button_value
 from tests.chat.slack_block_kit import is_valid_block_kit, rich_text_elements, text_of_blocks
@@ -49,7 +49,8 @@ cards = st.builds(
     ),
     notes=st.lists(texts.filter(bool), max_size=4).map(tuple),
     lines=st.lists(
-        st.builds(Line, text=texts, buttons=st.lists(buttons, max_size=3).map(tuple)), max_size=10
+        st.builds(EventLine, text=texts, buttons=st.lists(buttons, max_size=3).map(tuple)),
+        max_size=10,
     ).map(tuple),
     buttons=st.lists(buttons, max_size=3).map(tuple),
     code=st.none() | st.just("123456"),
@@ -209,7 +210,7 @@ def test_a_truncated_text_ends_with_an_ellipsis() -> None:
 
 def test_long_texts_leave_room_for_the_warning_and_the_buttons() -> None:
     lines = tuple(
-        Line(
+        EventLine(
             (f"Reboot of {'😀' * 900}",),
             (
                 Button(

@@ -112,7 +112,7 @@ class ConfirmationRequest(ConfirmationLinkRequest):
 
 async def _preview(call: Call) -> ConfirmationPreview:
     body: ConfirmationLinkRequest = call.body
-    preview = await call.read(lambda tx: _find_preview(tx, call, body.token))
+    preview = await call.run_long_read(lambda tx: _find_preview(tx, call, body.token))
     if preview is None:
         call.server.reject_credentials(call.request, "an invalid link was looked at")
         raise Problem(404, _INVALID_LINK)

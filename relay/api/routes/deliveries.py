@@ -84,7 +84,7 @@ def delivery_summary(delivery: Delivery) -> DeliverySummary:
 
 async def read_page(call: Call, states: tuple[EntryState, ...] = ()) -> DeliveryPage:
     """Return the page that the cursor names, of deliveries in these states; none means all."""
-    deliveries = await call.read(
+    deliveries = await call.run_long_read(
         lambda tx: tx.deliveries.page(states=states, before=call.parameters, limit=PAGE_SIZE + 1)
     )
     page, next_cursor = split_page(deliveries)
@@ -112,7 +112,7 @@ async def _find_delivery(call: Call) -> Delivery:
 
 async def _show_delivery(call: Call) -> DeliveryDetails:
     delivery: Delivery = call.resource
-    attempts = await call.read(
+    attempts = await call.run_long_read(
         lambda tx: tx.deliveries.attempts(delivery.id, call.parameters, LOG_SIZE + 1)
     )
     page = attempts[-LOG_SIZE:]

@@ -104,7 +104,7 @@ async def read_event(call: Call, read: Callable[[Transaction, Occurrence], T]) -
         occurrence = tx.snapshot.find(key)
         return None if occurrence is None else read(tx, occurrence)
 
-    result = await call.read(work)
+    result = await call.run_long_read(work)
     if result is None:
         raise Problem(
             404, "no such event in this scope; see GET /v1/events, or `imds-relay events`"
@@ -120,7 +120,7 @@ async def _list_events(call: Call) -> EventPage:
             next=str(page[-1].id) if has_more else None,
         )
 
-    return await call.read(read)
+    return await call.run_long_read(read)
 
 
 async def _find_event(call: Call) -> EventDetails:

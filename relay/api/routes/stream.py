@@ -37,9 +37,11 @@ async def _stream_events(call: Call) -> web.StreamResponse:
     principal = call.caller.principal
     own = sum(other == principal for other in wakeups.values())
     if own >= limits.max_streams_per_principal:
-        raise _too_many_streams(f"{limits.max_streams_per_principal} streams of {principal}")
+        raise _too_many_streams_problem(
+            f"{limits.max_streams_per_principal} streams of {principal}"
+        )
     if len(wakeups) >= limits.max_streams:
-        raise _too_many_streams(f"{limits.max_streams} streams")
+        raise _too_many_streams_problem(f"{limits.max_streams} streams")
     response = web.StreamResponse(
         headers={**COMMON_HEADERS, "Content-Type": MEDIA_TYPE, "X-Accel-Buffering": "no"}
     )
@@ -89,7 +91,7 @@ async def _send_events(call: Call, response: web.StreamResponse, position: int) 
             frames = b": still here\n\n"
 
 
-def _too_many_streams(maximum: str) -> Problem:
+def _too_many_streams_problem(maximum: str) -> Problem:
     return Problem(429, f"the maximum of {maximum} is open", headers={"Retry-After": "15"})
 
 

@@ -68,7 +68,7 @@ class Call:
             raise Problem(503, "the relay is starting or stopping; try again")
         return self.server.relay
 
-    async def read(self, work: Callable[[Transaction], T]) -> T:
+    async def run_long_read(self, work: Callable[[Transaction], T]) -> T:
         """Run work that reads a page from the store. Few calls do so at once."""
         async with self.server.long_reads:
             return await self.relay.store.read(work)

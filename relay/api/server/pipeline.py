@@ -134,7 +134,7 @@ class RequestPipeline:
             # A certificate that names no client is normal for a health check, and is no attempt.
             if route.access != "key, loopback or public" or "Authorization" in request.headers:
                 state.reject_credentials(request, str(error))
-            raise state.problem_of_refusal(request, _unauthorized(route)) from None
+            raise state.problem_of_refusal(request, _unauthorized_problem(route)) from None
         callback = None
         if route.access == "signature":
             digest = hashlib.sha256(content).hexdigest()
@@ -182,7 +182,7 @@ class RequestPipeline:
 def check_content_length(request: web.Request) -> None:
     """Refuse a body that is announced as too long before reading it. Raises Problem 413."""
     if (request.content_length or 0) > MAX_BODY_BYTES:
-        raise _content_too_long()
+        raise _content_too_long_problem()
 
 
 async def _read_content(request: web.Request, seconds: float) -> bytes:
@@ -198,14 +198,14 @@ async def _read_content(request: web.Request, seconds: float) -> bytes:
     except TimeoutError:
         raise Problem(408, f"the body did not arrive within {seconds:g} s", closes=True) from None
     except web.HTTPRequestEntityTooLarge:
-        raise _content_too_long() from None
+        raise _content_too_long_problem() from None
     except (web.RequestPayloadError, HttpProcessingError):
         raise Problem(400, "the body's framing is malformed", closes=True) from None
     except OSError as error:
         raise ConnectionResetError("the caller has disconnected") from error
 
 
-def _content_too_long() -> Problem:
+def _content_too_long_problem() -> Problem:
     return Problem(413, f"expected a body of at most {MAX_BODY_BYTES} bytes", closes=True)
 
 
@@ -246,7 +246,7 @@ def _parse_body(model: type[BaseModel], content: bytes) -> BaseModel:
         raise Problem(422, f"{field}: {message}", field=field) from None
 
 
-def _unauthorized(route: Route) -> Problem:
+def _unauthorized_problem(route: Route) -> Problem:
     if route.access == "signature":
         return Problem(
             401,

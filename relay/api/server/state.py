@@ -125,13 +125,13 @@ class ServerState:
         """
         network = connection_of(request).peer.network
         if _WAIT in request and self.slow_check_buckets.take(network, self.clock.monotonic()):
-            raise _too_many_from_address(request[_WAIT])
+            raise _address_limit_problem(request[_WAIT])
 
     def charge_caller(self, name: str, description: str) -> None:
         """Charge an identified caller for a call. Raises Problem 429."""
         wait = math.ceil(self.caller_buckets.take(name, self.clock.monotonic()))
         if wait:
-            raise _too_many_calls(description, wait)
+            raise _rate_limit_problem(description, wait)
 
     def is_replayed_callback(self, callback: str) -> bool:
         """Whether the client was charged for this callback already."""
@@ -159,18 +159,18 @@ class ServerState:
     def problem_of_refusal(self, request: web.Request, problem: Problem) -> Problem:
         """Return the problem of a refused call: 429 if its address has no calls left."""
         wait = request.get(_WAIT)
-        return problem if wait is None else _too_many_from_address(wait)
+        return problem if wait is None else _address_limit_problem(wait)
 
     def _wake_streams(self, _recorded: Sequence[RecordedEvent] = ()) -> None:
         for wakeup in self.stream_wakeups:
             wakeup.set()
 
 
-def _too_many_from_address(wait: int) -> Problem:
-    return _too_many_calls("from this address without valid credentials", wait)
+def _address_limit_problem(wait: int) -> Problem:
+    return _rate_limit_problem("from this address without valid credentials", wait)
 
 
-def _too_many_calls(description: str, wait: int) -> Problem:
+def _rate_limit_problem(description: str, wait: int) -> Problem:
     return Problem(
         429,
         f"too many calls {description}; try again in {wait} s",

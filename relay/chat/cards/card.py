@@ -44,7 +44,7 @@ class Button:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class EventLine:
     """One event of a grouped message."""
 
     text: Text
@@ -65,7 +65,7 @@ class Card:
     summary: Text
     facts: tuple[tuple[str, Text], ...] = ()
     notes: tuple[Text, ...] = ()
-    lines: tuple[Line, ...] = ()
+    lines: tuple[EventLine, ...] = ()
     buttons: tuple[Button, ...] = ()
     code: str | None = None
     footer: str = ""

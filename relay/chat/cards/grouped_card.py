@@ -8,7 +8,7 @@ from datetime import datetime
 
 from relay.approvals.status import ApprovalStatus
 from relay.chat.cards.buttons import decision_buttons
-from relay.chat.cards.card import Card, Line, Link, Text, Tone
+from relay.chat.cards.card import Card, EventLine, Link, Text, Tone
 from relay.chat.cards.wording import (
     event_title,
     event_tone,
@@ -31,7 +31,7 @@ def grouped_card(
     live = [status for status in statuses if status.occurrence.live]
     ordered = sorted(live or statuses, key=_urgency)
     lines = tuple(
-        Line(event_line(status), decision_buttons(status, link))
+        EventLine(event_line(status), decision_buttons(status, link))
         for status in ordered[:MAX_LISTED_EVENTS]
     )
     notes: list[Text] = []

@@ -167,11 +167,11 @@ def _missing_votes_text(status: ApprovalStatus, quorum: Quorum) -> Text:
     if status.is_voting_closed and status.voting_closes_at is not None:
         text: Text = ("; voting closed at ", status.voting_closes_at)
         return (*text, f"; nobody has spoken for {uncovered}") if uncovered else text
-    counted_people = {status.person(vote.principal) for vote in status.counted_votes}
+    counted_people = {status.person_of(vote.principal) for vote in status.counted_votes}
     voters = [
         principal
         for principal in sorted(eligible_voters(quorum, status.groups, status.people))
-        if status.person(principal) not in counted_people
+        if status.person_of(principal) not in counted_people
     ]
     text = (f"; {status.votes_missing} missing, from ", *_principals_text(voters[:MAX_NAMES]))
     if len(voters) > MAX_NAMES:
