@@ -371,7 +371,6 @@ def effective_mode(settings: ApprovalsSettings, switch: Mode, *, trusted: bool) 
 
 
 def _find_first_answer(tx: Transaction, request: DecisionRequest) -> FirstAnswer | None:
-    """Return the first answer to the request."""
     for request_id in (request.request_id, request.signed_id):
         if request_id is not None:
             answer = tx.decisions.first_answer(request.caller.principal, request_id)

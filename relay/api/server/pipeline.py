@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import ipaddress
-import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
@@ -30,23 +28,11 @@ from relay.api.schema.responses import Problem, json_response
 from relay.api.schema.route import Call, Route
 from relay.api.server.connection import UNTIL_SENT, connection_of
 from relay.api.server.limits import MAX_BODY_BYTES
+from relay.api.server.loopback import is_direct_loopback_call
 from relay.api.server.state import ServerState
 from relay.api.server.tls import still_trusts_all_cas
 from relay.approvals.request import Caller, MalformedBody, read_json
 from relay.validation import first_error
-
-_HOST = re.compile(r"(?:\[([^\]]*)\]|([^:]*))(?::[0-9]*)?")
-# Proxies add headers like these. X-Forwarded-* and X-Envoy-* have many more.
-_PROXY_HEADERS = (
-    "forwarded",
-    "via",
-    "x-real-ip",
-    "x-client-ip",
-    "x-cluster-client-ip",
-    "true-client-ip",
-    "cf-connecting-ip",
-)
-_PROXY_HEADER_PREFIXES = ("x-forwarded", "x-envoy-", "x-original-")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +97,7 @@ class RequestPipeline:
             connection_of(request).mark_authenticated(caller.principal)
             return caller
         allows_loopback = route.access in ("key or loopback", "key, loopback or public")
-        if allows_loopback and peer.is_loopback and _is_direct_loopback_call(request):
+        if allows_loopback and peer.is_loopback and is_direct_loopback_call(request):
             return LOOPBACK_READER
         if route.access != "key, loopback or public":
             return await self._check_credentials(route, request, content)
@@ -263,28 +249,6 @@ def _unauthorized_problem(route: Route) -> Problem:
 def _concurrency_key(caller: Caller, request: web.Request) -> str:
     """Who reads the answer: the principal, or the address of an anonymous caller."""
     return connection_of(request).peer.network if caller is ANONYMOUS else caller.principal
-
-
-def _is_direct_loopback_call(request: web.Request) -> bool:
-    """Whether the call names a loopback host and came through no proxy.
-
-    A proxy on this machine serves callers elsewhere. A page of another site can let its own name
-    point to this machine, and its visitor's browser then names that host.
-    """
-    hosts = [_HOST.fullmatch(value) for value in request.headers.getall("Host", [])]
-    if len(hosts) != 1 or hosts[0] is None or not _is_loopback_host(*hosts[0].groups("")):
-        return False
-    names = [name.lower() for name in request.headers]
-    return not any(
-        name in _PROXY_HEADERS or name.startswith(_PROXY_HEADER_PREFIXES) for name in names
-    )
-
-
-def _is_loopback_host(ipv6: str, name: str) -> bool:
-    try:
-        return name.lower() == "localhost" or ipaddress.ip_address(ipv6 or name).is_loopback
-    except ValueError:  # another name
-        return False
 
 
 def _has_credentials(request: web.Request) -> bool:

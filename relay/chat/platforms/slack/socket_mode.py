@@ -157,7 +157,6 @@ class SocketMode:
     async def _process(
         self, socket: aiohttp.ClientWebSocketResponse, envelope: Mapping[str, Any]
     ) -> None:
-        """Handle an envelope and acknowledge it."""
         try:
             reply = await self._reply_to(envelope)
             if not isinstance(envelope.get("envelope_id"), str):
