@@ -371,7 +371,7 @@ def effective_mode(settings: ApprovalsSettings, switch: Mode, *, trusted: bool) 
 
 
 def _find_first_answer(tx: Transaction, request: DecisionRequest) -> FirstAnswer | None:
-    for request_id in (request.request_id, request.signed_id):
+    for request_id in (request.request_id, request.signed_request_id):
         if request_id is not None:
             answer = tx.decisions.first_answer(request.caller.principal, request_id)
             if answer is not None:
@@ -387,6 +387,6 @@ def _id_to_remember(request: DecisionRequest, status: int) -> str | None:
     if status == 404 and request.message_id is None:
         # Over HTTP a caller may ask again for an event that is not known yet. Whoever captured a
         # callback may not.
-        return request.signed_id
+        return request.signed_request_id
     # A message that comes again must not get a second event.
     return request.request_id if status in (202, 403, 404, 409) else None

@@ -77,7 +77,7 @@ class DecisionRequest:
     """The link of the confirm page, if the request came by one."""
 
     @property
-    def signed_id(self) -> str | None:
+    def signed_request_id(self) -> str | None:
         """What copies of a signed callback share, and a callback that is signed again does not.
 
         The space separates it from every ``request_id`` of a caller.

@@ -91,7 +91,7 @@ async def _diagnose(loaded: LoadedConfig, clock: Clock, *, poll: bool) -> list[F
         ),
         *api_findings,
         *source_findings,
-        *_diagnose_names(config, instance),
+        *_diagnose_vm_names(config, instance),
         *store_findings,
         *(finding for findings in sink_findings for finding in findings),
         *await _diagnose_approvals_over_amqp(config, scope or "unknown"),
@@ -113,7 +113,7 @@ async def _diagnose_sink(settings: SinkSettings, clock: Clock, scope: str) -> li
     return findings
 
 
-def _diagnose_names(config: Config, instance: Instance | None) -> list[Finding]:
+def _diagnose_vm_names(config: Config, instance: Instance | None) -> list[Finding]:
     if instance is None:
         return []
     names = resource_names(instance, socket.gethostname())

@@ -78,7 +78,7 @@ def expand_variables(
     def expand(value: Any, path: KeyPath) -> Any:
         if not isinstance(value, str):
             return _plain_scalar(value)
-        place = describe_place(file, document, path)
+        place = location_prefix(file, document, path)
         return _REFERENCE.sub(lambda match: _resolve(match, place, environment), value)
 
     try:
@@ -151,7 +151,7 @@ def _parse_variable(name: str, text: str) -> Any:
         ) from None
 
 
-def describe_place(file: Traversable | None, document: Any, path: KeyPath) -> str:
+def location_prefix(file: Traversable | None, document: Any, path: KeyPath) -> str:
     """Return a place as the start of a sentence: ``relay.yaml:3: source.interval: ``."""
     line = _line(document, path)
     file_and_line = "" if file is None else f"{file}" if line is None else f"{file}:{line}"

@@ -16,9 +16,9 @@ from pydantic_core import ErrorDetails
 
 from relay.config.document import (
     KeyPath,
-    describe_place,
     describe_type,
     format_path,
+    location_prefix,
     path_of_variable,
 )
 
@@ -141,7 +141,7 @@ def _place(path: KeyPath, config_input: ConfigInput) -> str:
         pairs = zip(path, path_of_variable(name), strict=False)
         if path and all(str(part).lower() == variable_part for part, variable_part in pairs):
             return f"environment variable {name}: {format_path(path)}: "
-    return describe_place(config_input.file, config_input.document, path)
+    return location_prefix(config_input.file, config_input.document, path)
 
 
 def _problem(errors: Sequence[ErrorDetails], path: KeyPath, config_input: ConfigInput) -> str:

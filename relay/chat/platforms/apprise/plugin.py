@@ -80,7 +80,7 @@ def load_plugin(url: str, *, allow_http: bool) -> ApprisePlugin:
             "expected a URL that Apprise knows, such as gotifys://gotify.example.com/token, "
             "got something else"
         )
-    _check_kind(library.plugins.N_MGR[parsed["schema"]], parsed, allow_http=allow_http)
+    _check_plugin_class(library.plugins.N_MGR[parsed["schema"]], parsed, allow_http=allow_http)
     plugin = library.Apprise.instantiate(url, asset=_make_asset(library))
     if plugin is None:
         raise ValueError(
@@ -104,7 +104,7 @@ def _make_asset(library: Any) -> Any:
     )
 
 
-def _check_kind(kind: Any, parsed: dict[str, Any], *, allow_http: bool) -> None:
+def _check_plugin_class(kind: Any, parsed: dict[str, Any], *, allow_http: bool) -> None:
     """Raise ValueError for a service that is not on the network or would read local files.
 
     ``kind`` is the class of the library's plugin, ``parsed`` the parts of the URL.
