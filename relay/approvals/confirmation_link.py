@@ -6,7 +6,7 @@ import hmac
 
 from relay.approvals.admission import Refusal
 from relay.approvals.request import DecisionRequest, LinkCredentials
-from relay.outbox import Occurrence
+from relay.outbox import TrackedEvent
 from relay.outbox.chat_messages import code_digest
 from relay.outbox.transaction import Transaction
 
@@ -19,7 +19,7 @@ _NEXT_STEP = (
 
 
 def check_confirmation_link(
-    tx: Transaction, request: DecisionRequest, link_use: LinkCredentials, occurrence: Occurrence
+    tx: Transaction, request: DecisionRequest, link_use: LinkCredentials, occurrence: TrackedEvent
 ) -> Refusal | None:
     """Return why a link does not permit a decision about an event, or None if it does.
 

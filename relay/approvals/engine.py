@@ -36,7 +36,7 @@ from relay.approvals.status import ApprovalStatus, rule_for
 from relay.approvals.transitions import CreateGrant, can_claim, next_change_at, next_transitions
 from relay.errors import SourceError, SourceRefused
 from relay.events.build import Origin
-from relay.outbox import Decision, FirstAnswer, Grant, GrantState, Mode, Occurrence
+from relay.outbox import Decision, FirstAnswer, Grant, GrantState, Mode, TrackedEvent
 from relay.outbox.transaction import Transaction
 
 _log = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ class ApprovalEngine:
         """Return the mode in force: the stricter of configuration and switch."""
         return effective_mode(self.settings, tx.mode(), trusted=self._trusted)
 
-    def status(self, tx: Transaction, occurrence: Occurrence, now: datetime) -> ApprovalStatus:
+    def status(self, tx: Transaction, occurrence: TrackedEvent, now: datetime) -> ApprovalStatus:
         """Collect every fact that a decision about an event depends on."""
         # A hold belongs to the EventId: it is in force again when the event comes back.
         earlier_holds = tx.decisions.holds_before(occurrence.key, occurrence.id)
@@ -142,7 +142,7 @@ class ApprovalEngine:
             else self._apply_event_transitions(tx, occurrence, request.at)
         )
 
-    def _find_event(self, tx: Transaction, request: DecisionRequest) -> Occurrence | None:
+    def _find_event(self, tx: Transaction, request: DecisionRequest) -> TrackedEvent | None:
         if request.scope not in (None, self.origin.scope):
             return None
         return tx.snapshot.find(request.event_id.lower())
@@ -234,7 +234,7 @@ class ApprovalEngine:
     def _apply_event_transitions(
         self,
         tx: Transaction,
-        occurrence: Occurrence,
+        occurrence: TrackedEvent,
         now: datetime,
         *,
         cause: Decision | None = None,

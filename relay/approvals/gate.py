@@ -21,7 +21,7 @@ from relay.approvals.engine import ApprovalEngine, ClaimedGrant
 from relay.approvals.request import DecisionAnswer, DecisionRequest
 from relay.clock import Clock, wait_for_event
 from relay.errors import SourceError, SourceRefused, StoreUnavailable
-from relay.outbox import Grant, Mode, Occurrence
+from relay.outbox import Grant, Mode, TrackedEvent
 from relay.outbox.sqlite import Store
 from relay.outbox.transaction import Transaction
 
@@ -212,7 +212,9 @@ class Gate:
                 return [grant], is_waiting
         return ready[:MAX_EVENTS_PER_START_REQUEST], is_waiting
 
-    def _are_notices_delivered(self, tx: Transaction, grant: Grant, occurrence: Occurrence) -> bool:
+    def _are_notices_delivered(
+        self, tx: Transaction, grant: Grant, occurrence: TrackedEvent
+    ) -> bool:
         """Whether the notices about an event are delivered, or have had ``tell_first``.
 
         Only an event of this VM waits

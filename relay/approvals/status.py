@@ -22,7 +22,7 @@ from relay.approvals.rules import (
 from relay.events.match import covers_all
 from relay.events.model import Event
 from relay.events.timestamps import format_rfc3339
-from relay.outbox import Decision, Grant, Mode, Occurrence
+from relay.outbox import Decision, Grant, Mode, TrackedEvent
 
 ApprovalState = Literal["none", "pending", "held", "granted", "sent", "accepted", "failed"]
 FAILED_GRANT_STATES = ("failed", "refused")
@@ -34,7 +34,7 @@ _PRINCIPALS_OF_CLIENTS = ("client:", "mtls:")
 class ApprovalStatus:
     """Every fact about one occurrence that a decision depends on, at the moment ``now``."""
 
-    occurrence: Occurrence
+    occurrence: TrackedEvent
     decisions: tuple[Decision, ...]
     """The votes and holds that were not replaced, released or voided, oldest first."""
     grants: tuple[Grant, ...]
@@ -296,7 +296,7 @@ def is_scheduled(event: Event) -> bool:
 
 
 def rule_for(
-    rules: Sequence[Rule], occurrence: Occurrence, scope: str, now: datetime
+    rules: Sequence[Rule], occurrence: TrackedEvent, scope: str, now: datetime
 ) -> Rule | None:
     """The first rule whose conditions the event meets now; only this rule decides."""
     for rule in rules:

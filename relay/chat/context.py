@@ -33,7 +33,7 @@ from relay.chat.links import ConfirmationLinks
 from relay.chat.message_planner import MessagePlanner
 from relay.clock import Clock
 from relay.events.match import matches
-from relay.outbox import Occurrence
+from relay.outbox import TrackedEvent
 from relay.outbox.sqlite import Store
 from relay.outbox.transaction import Transaction
 from relay.sinks import SinkSettings
@@ -180,7 +180,7 @@ class EventStatusReader:
 
         return await self.store.transact(work)
 
-    def _read(self, tx: Transaction, occurrence: Occurrence) -> ApprovalStatus:
+    def _read(self, tx: Transaction, occurrence: TrackedEvent) -> ApprovalStatus:
         return self.approvals.status(tx, occurrence, self.clock.now())
 
 

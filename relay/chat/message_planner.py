@@ -22,7 +22,7 @@ from relay.clock import Clock
 from relay.events.cloudevent import CloudEvent
 from relay.events.match import matches, matches_any
 from relay.events.timestamps import parse_timestamp
-from relay.outbox import Occurrence
+from relay.outbox import TrackedEvent
 from relay.outbox.chat_messages import ChatMessage
 from relay.outbox.rows import PageLimit
 from relay.outbox.sqlite import Store
@@ -163,7 +163,7 @@ class MessagePlanner:
         )
 
     def _begin_message(
-        self, tx: Transaction, sink: SinkSettings, occurrence: Occurrence
+        self, tx: Transaction, sink: SinkSettings, occurrence: TrackedEvent
     ) -> ChatMessage:
         """Create the message about an event; many events of one document share a message."""
         together = [
@@ -183,7 +183,7 @@ class MessagePlanner:
         assert message is not None  # noqa: S101  # it was created just now
         return message
 
-    def _needs_message(self, tx: Transaction, sink: SinkSettings, occurrence: Occurrence) -> bool:
+    def _needs_message(self, tx: Transaction, sink: SinkSettings, occurrence: TrackedEvent) -> bool:
         return (
             tx.messages.find(sink.name, occurrence.id) is None
             and matches_any(sink.events, "event.scheduled")
@@ -191,7 +191,7 @@ class MessagePlanner:
         )
 
     def _redeliver_end_of_previous(
-        self, tx: Transaction, sink: SinkSettings, occurrence: Occurrence
+        self, tx: Transaction, sink: SinkSettings, occurrence: TrackedEvent
     ) -> None:
         """Have the message about the previous occurrence of an EventId show its end.
 
@@ -209,12 +209,12 @@ class MessagePlanner:
             tx.redeliver(end, sink.name, self.clock.now())
 
 
-def _occurrence_of(tx: Transaction, event: CloudEvent) -> Occurrence | None:
+def _occurrence_of(tx: Transaction, event: CloudEvent) -> TrackedEvent | None:
     at = parse_timestamp(event.attributes["time"])
     return tx.snapshot.find_at((event.subject or "").lower(), at) if at is not None else None
 
 
-def _is_up_to_date(tx: Transaction, message: ChatMessage, occurrence: Occurrence) -> bool:
+def _is_up_to_date(tx: Transaction, message: ChatMessage, occurrence: TrackedEvent) -> bool:
     """Return whether an earlier delivery has told what is delivered now."""
     return (
         message.content_hash is not None
@@ -223,8 +223,8 @@ def _is_up_to_date(tx: Transaction, message: ChatMessage, occurrence: Occurrence
 
 
 def _unposted_history(
-    tx: Transaction, sink: SinkSettings, message: ChatMessage, occurrences: Sequence[Occurrence]
-) -> tuple[list[tuple[Occurrence, CloudEvent]], bool]:
+    tx: Transaction, sink: SinkSettings, message: ChatMessage, occurrences: Sequence[TrackedEvent]
+) -> tuple[list[tuple[TrackedEvent, CloudEvent]], bool]:
     """Return the newest of what the thread does not tell yet, and whether there is more.
 
     The message itself tells that an event was announced.

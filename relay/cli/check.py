@@ -31,7 +31,7 @@ from relay.events.build import event_data
 from relay.events.model import Document, Event
 from relay.events.timestamps import format_rfc3339
 from relay.imds.document import parse_document
-from relay.outbox import Occurrence
+from relay.outbox import TrackedEvent
 
 DocumentFile = Annotated[
     Path | None,
@@ -124,9 +124,9 @@ def _read_document(file: Path) -> Document:
         raise ConfigError(f"--against: {file}: {error}") from error
 
 
-def _new_occurrence(event: Event, incarnation: int | None) -> Occurrence:
+def _new_occurrence(event: Event, incarnation: int | None) -> TrackedEvent:
     """Return the event as the store would hold it when first seen."""
-    return Occurrence(
+    return TrackedEvent(
         id=0,
         key=event.key,
         number=1,

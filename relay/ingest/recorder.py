@@ -22,7 +22,7 @@ from relay.events.build import (
 from relay.events.cloudevent import CloudEvent
 from relay.events.delta import Change, diff
 from relay.events.model import Document, Event
-from relay.outbox import Grant, Occurrence
+from relay.outbox import Grant, TrackedEvent
 from relay.outbox.transaction import Transaction
 
 _REBOOT_TYPES = ("reboot", "redeploy")
@@ -66,7 +66,7 @@ class Recorder:
         return len(changes)
 
     def _apply(
-        self, tx: Transaction, change: Change, occurrence: Occurrence | None, poll: PollResult
+        self, tx: Transaction, change: Change, occurrence: TrackedEvent | None, poll: PollResult
     ) -> tuple[CloudEvent, str]:
         """Update the snapshot. Return the CloudEvent of the change and its transition."""
         transition = transition_id(change, self.origin)
@@ -97,7 +97,7 @@ class Recorder:
         return event, transition
 
     def _end_evidence(
-        self, occurrence: Occurrence, grants: list[Grant], poll: PollResult
+        self, occurrence: TrackedEvent, grants: list[Grant], poll: PollResult
     ) -> EndEvidence:
         event = occurrence.event
         start_sent = any(grant.may_be_accepted for grant in grants)
@@ -111,7 +111,7 @@ class Recorder:
             and (start_sent or _is_due(event, poll.at)),
         )
 
-    def _has_rebooted(self, occurrence: Occurrence) -> bool:
+    def _has_rebooted(self, occurrence: TrackedEvent) -> bool:
         if self.boot_id is None or occurrence.boot_id is None:
             return False
         return occurrence.boot_id != self.boot_id
@@ -122,7 +122,7 @@ def names_this_vm(resources: Iterable[str], resource_names: frozenset[str]) -> b
     return any(resource.lower() in resource_names for resource in resources)
 
 
-def _may_explain_reboot(tx: Transaction, occurrence: Occurrence, now: datetime) -> bool:
+def _may_explain_reboot(tx: Transaction, occurrence: TrackedEvent, now: datetime) -> bool:
     """Whether this event can be the cause of a reboot: it has started, is due, or was approved."""
     return (
         occurrence.event.is_started

@@ -65,11 +65,11 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Occurrence:
-    """The time of an EventId in the document, from when it appears until it leaves.
+class TrackedEvent:
+    """An event of Azure in the store, from when it appears in the document until it leaves.
 
-    An EventId that comes back gets a new occurrence with the next ``number``. ``key`` is the
-    EventId in lower case. ``data`` is the data of ``event.*``.
+    This is one occurrence of its EventId. An EventId that comes back gets a new one with the next
+    ``number``. ``key`` is the EventId in lower case. ``data`` is the data of ``event.*``.
     """
 
     id: int

@@ -14,10 +14,10 @@ from pydantic import TypeAdapter
 
 from relay.events.cloudevent import CloudEvent
 from relay.events.timestamps import format_sortable
-from relay.outbox import Occurrence
+from relay.outbox import TrackedEvent
 from relay.outbox.rows import PageLimit, read_as, take_page
 
-_OCCURRENCE = TypeAdapter(Occurrence)
+_OCCURRENCE = TypeAdapter(TrackedEvent)
 
 
 class Snapshot:
@@ -26,15 +26,15 @@ class Snapshot:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
 
-    def live(self) -> list[Occurrence]:
+    def live(self) -> list[TrackedEvent]:
         """Return what the last recorded document held, in order of appearance."""
         return self._select("WHERE live ORDER BY id")
 
-    def find(self, event_key: str) -> Occurrence | None:
+    def find(self, event_key: str) -> TrackedEvent | None:
         """Return the newest occurrence of an EventId (in lower case)."""
         return self._select_first("WHERE key = ? ORDER BY number DESC LIMIT 1", event_key)
 
-    def find_at(self, event_key: str, moment: datetime) -> Occurrence | None:
+    def find_at(self, event_key: str, moment: datetime) -> TrackedEvent | None:
         """Return the occurrence of an EventId (in lower case) at a moment."""
         occurrence = self._select_first(
             "WHERE key = ? AND first_seen <= ? ORDER BY number DESC LIMIT 1",
@@ -45,24 +45,24 @@ class Snapshot:
             return self._select_first("WHERE key = ? ORDER BY number LIMIT 1", event_key)
         return occurrence
 
-    def find_next(self, occurrence: Occurrence) -> Occurrence | None:
+    def find_next(self, occurrence: TrackedEvent) -> TrackedEvent | None:
         """Return the next occurrence of the same EventId."""
         return self._select_first(
             "WHERE key = ? AND number = ?", occurrence.key, occurrence.number + 1
         )
 
-    def seen_together(self, occurrence: Occurrence) -> list[Occurrence]:
+    def seen_together(self, occurrence: TrackedEvent) -> list[TrackedEvent]:
         """Return the events that first appeared in the same document, this one included."""
         return self._select("WHERE first_seen = ? ORDER BY id", occurrence.first_seen)
 
-    def get(self, occurrence_id: int) -> Occurrence:
+    def get(self, occurrence_id: int) -> TrackedEvent:
         """Return one occurrence. Raises KeyError if there is none."""
         occurrence = self._select_first("WHERE id = ?", occurrence_id)
         if occurrence is None:
             raise KeyError(occurrence_id)
         return occurrence
 
-    def page(self, before: int | None, limit: PageLimit) -> tuple[list[Occurrence], bool]:
+    def page(self, before: int | None, limit: PageLimit) -> tuple[list[TrackedEvent], bool]:
         """Return occurrences with an id less than ``before``, newest first.
 
         The second value says whether there are more.
@@ -133,10 +133,10 @@ class Snapshot:
         self._connection.execute(f"DELETE FROM start_request WHERE occurrence IN {old}", values)  # noqa: S608  # our own text
         self._connection.execute(f"DELETE FROM occurrence WHERE id IN {old}", values)  # noqa: S608  # our own text
 
-    def _select_first(self, where: str, *values: object) -> Occurrence | None:
+    def _select_first(self, where: str, *values: object) -> TrackedEvent | None:
         return next(iter(self._select(where, *values)), None)
 
-    def _select(self, where: str, *values: object) -> list[Occurrence]:
+    def _select(self, where: str, *values: object) -> list[TrackedEvent]:
         return list(read_as(_OCCURRENCE, self._rows(where, *values)))
 
     def _rows(self, where: str, *values: object) -> sqlite3.Cursor:

@@ -25,7 +25,7 @@ from relay.events.cloudevent import CloudEvent
 from relay.events.model import Document, Event
 from relay.events.timestamps import format_rfc3339
 from relay.ingest.recorder import PollResult, Recorder
-from relay.outbox import Decision, Grant, GrantState, Mode, Occurrence, StateFileOwner
+from relay.outbox import Decision, Grant, GrantState, Mode, StateFileOwner, TrackedEvent
 from relay.outbox.file import StateFile, open_state_file
 from relay.outbox.journal import read_rows, verify_journal
 from relay.outbox.transaction import Route, Transaction
@@ -130,7 +130,7 @@ OPERATOR = build_caller("op", "operate")
 # --- without a file
 
 
-def build_occurrence(of: Event | None = None, **changes: Any) -> Occurrence:
+def build_occurrence(of: Event | None = None, **changes: Any) -> TrackedEvent:
     """An event that is in the document."""
     of = of or build_event()
     fields: dict[str, Any] = {
@@ -146,7 +146,7 @@ def build_occurrence(of: Event | None = None, **changes: Any) -> Occurrence:
         "outcome": None,
         "last_event_id": "t" * 32,
     }
-    return Occurrence(**fields | changes)
+    return TrackedEvent(**fields | changes)
 
 
 def build_decision(

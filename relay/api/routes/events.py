@@ -18,7 +18,7 @@ from relay.approvals.request import DecisionKind
 from relay.approvals.status import ApprovalState, approval_summary
 from relay.events.catalog import EventData
 from relay.events.timestamps import format_rfc3339
-from relay.outbox import Occurrence
+from relay.outbox import TrackedEvent
 from relay.outbox.rows import PageLimit
 from relay.outbox.transaction import Transaction
 
@@ -96,7 +96,7 @@ class EventPage(TypedDict):
     next: str | None
 
 
-async def read_event(call: Call, read: Callable[[Transaction, Occurrence], T]) -> T:
+async def read_event(call: Call, read: Callable[[Transaction, TrackedEvent], T]) -> T:
     """Return what `read` finds about the event that the path names. Raises Problem 404."""
     key = call.request.match_info["eventId"].lower()
 
@@ -132,7 +132,7 @@ async def _show_event(call: Call) -> EventDetails:
     return details
 
 
-def _summary(tx: Transaction, call: Call, occurrence: Occurrence) -> EventSummary:
+def _summary(tx: Transaction, call: Call, occurrence: TrackedEvent) -> EventSummary:
     status = call.relay.gate.engine.status(tx, occurrence, call.relay.clock.now())
     return EventSummary(
         **cast("EventData", occurrence.data),
@@ -144,7 +144,7 @@ def _summary(tx: Transaction, call: Call, occurrence: Occurrence) -> EventSummar
     )
 
 
-def _details(tx: Transaction, call: Call, occurrence: Occurrence) -> EventDetails:
+def _details(tx: Transaction, call: Call, occurrence: TrackedEvent) -> EventDetails:
     deliveries = tx.deliveries.page(event_key=occurrence.key, limit=LOG_SIZE)
     rows, has_more = tx.journal.history(
         occurrence.key, occurrence.first_seen, call.parameters, PageLimit(LOG_SIZE)

@@ -14,7 +14,7 @@ from relay.approvals.rules import Rule
 from relay.approvals.status import ApprovalState, ApprovalStatus, approval_state
 from relay.approvals.transitions import grant_expires_at
 from relay.events.timestamps import format_rfc3339
-from relay.outbox import Decision, Mode, Occurrence
+from relay.outbox import Decision, Mode, TrackedEvent
 from relay.outbox.transaction import Transaction
 
 
@@ -72,7 +72,7 @@ async def _show_evaluation(call: Call) -> ApprovalEvaluation:
     return evaluation
 
 
-def _evaluate(tx: Transaction, call: Call, occurrence: Occurrence) -> ApprovalEvaluation:
+def _evaluate(tx: Transaction, call: Call, occurrence: TrackedEvent) -> ApprovalEvaluation:
     approvals, data = call.relay.gate.engine, occurrence.data
     status = approvals.status(tx, occurrence, call.relay.clock.now())
     grant = status.active_grant

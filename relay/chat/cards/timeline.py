@@ -12,7 +12,7 @@ from relay.chat.cards.wording import UNNAMED_MACHINES, join_names, outcome_text,
 from relay.events.cloudevent import CloudEvent
 from relay.events.model import Event
 from relay.events.timestamps import parse_timestamp
-from relay.outbox import Occurrence
+from relay.outbox import TrackedEvent
 
 MAX_HISTORY_LINES = 20
 """Lines in one reply. The newest stay; a first line counts the others."""
@@ -41,7 +41,7 @@ _RELAY_EVENTS = {
 
 
 def history_lines(
-    history: Sequence[tuple[Occurrence, CloudEvent]], *, is_grouped: bool, is_cut: bool = False
+    history: Sequence[tuple[TrackedEvent, CloudEvent]], *, is_grouped: bool, is_cut: bool = False
 ) -> tuple[Text, ...]:
     """Return the lines of one reply, oldest first.
 
