@@ -19,8 +19,7 @@ from pydantic.alias_generators import to_camel
 
 from relay.clock import Clock
 from relay.errors import DocumentError, SourceError, SourceUnavailable
-from relay.imds.client import ImdsClient
-from relay.imds.rate_limit import retry_delay
+from relay.imds.client import ImdsClient, retry_delay
 from relay.log_once import LogOnce
 from relay.validation import first_error
 

@@ -16,9 +16,8 @@ from relay.clock import Clock, wait_for_event
 from relay.errors import SourceError, SourceRefused, SourceUnavailable, StoreUnavailable
 from relay.events.build import ReportRelayEvent
 from relay.imds import SourceSettings
-from relay.imds.client import ImdsClient
+from relay.imds.client import ImdsClient, retry_delay
 from relay.imds.document import parse_document
-from relay.imds.rate_limit import retry_delay
 from relay.ingest.recorder import PollResult, Recorder
 from relay.log_once import LogOnce
 from relay.outbox.sqlite import Store

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.imds.rate_limit import (
+from relay.imds.client import (
     CALL_WINDOW,
     MAX_BACKOFF,
     MAX_CALLS,
