@@ -14,8 +14,7 @@ from typing import Any
 
 from relay.errors import RelayError
 from relay.outbox import Attempt, EntryState, SinkState
-from relay.outbox.job import Work
-from relay.outbox.sqlite import Store
+from relay.outbox.sqlite import Store, Work
 from relay.outbox.transaction import Transaction
 
 _log = logging.getLogger(__name__)

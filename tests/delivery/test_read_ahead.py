@@ -7,7 +7,7 @@ import sqlite3
 from pathlib import Path
 
 from relay.errors import StoreUnavailable
-from relay.outbox.job import Work
+from relay.outbox.sqlite import Work
 from tests.delivery.running_dispatcher import ScriptedSink, SteppedClock, hangs, running_dispatcher
 from tests.outbox.open_store import wait_until
 

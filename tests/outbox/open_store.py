@@ -15,9 +15,8 @@ from relay.clock import SystemClock
 from relay.events.cloudevent import CloudEvent
 from relay.outbox import StateFileOwner, StoreSettings
 from relay.outbox.file import StateFile, open_state_file
-from relay.outbox.job import Work
 from relay.outbox.journal import Journal
-from relay.outbox.sqlite import Store, open_store
+from relay.outbox.sqlite import Store, Work, open_store
 from relay.outbox.transaction import Route, Transaction
 from tests.builders import DATA, cloudevent
 
