@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import orjson
@@ -12,6 +13,9 @@ import orjson
 TYPE_PREFIX = "io.imdsrelay."
 TYPE_VERSION = ".v1"
 CONTENT_TYPE = "application/cloudevents+json; charset=utf-8"
+EVENT, DECISION, RELAY, REFUSAL = range(4)
+"""The priorities: ``event.*``; ``startrequest.*`` and ``approval.*``; ``relay.*``;
+``approval.refused``. Of the events that wait, those of the first priority are sent first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,3 +84,14 @@ def event_name(event_type: str) -> str:
 def digest_id(*parts: object) -> str:
     """Return 32 hexadecimal digits over the parts. Equal parts give equal ids on every machine."""
     return hashlib.sha256(orjson.dumps(parts, option=orjson.OPT_SORT_KEYS)).hexdigest()[:32]
+
+
+@cache
+def priority(name: str) -> int:
+    """Return the priority of an event by its name, ``<family>.<change>``.
+
+    Refusals come last: a client that may decide nothing can cause any number of them.
+    """
+    if name == "approval.refused":
+        return REFUSAL
+    return {"event": EVENT, "relay": RELAY}.get(name.partition(".")[0], DECISION)

@@ -15,9 +15,8 @@ from typing import Any, Literal
 from pydantic import Field, Json
 from typing_extensions import override  # in typing from Python 3.12
 
-from relay.events.cloudevent import CloudEvent
+from relay.events.cloudevent import CloudEvent, priority
 from relay.events.model import Event
-from relay.events.priority import priority
 from relay.settings import Duration, Section
 
 Mode = Literal["on", "dry-run", "off"]
@@ -172,7 +171,7 @@ class Entry:
 
     @property
     def priority(self) -> int:
-        """How early it is sent; see `relay.events.priority`."""
+        """How early it is sent; see `relay.events.cloudevent.priority`."""
         return priority(self.type)
 
 

@@ -14,7 +14,7 @@ from datetime import datetime
 import orjson
 from pydantic import TypeAdapter
 
-from relay.events.priority import priority
+from relay.events.cloudevent import priority
 from relay.events.timestamps import format_sortable
 from relay.outbox import Attempt, Entry, EntryState, SinkState
 from relay.outbox.rows import bulk_insert, read_as
