@@ -22,7 +22,7 @@ from relay.clock import Clock
 from relay.errors import DocumentError, SourceError, SourceRefused, SourceUnavailable
 from relay.imds import SourceSettings
 from relay.net.backoff import exponential_backoff
-from relay.net.http_outcome import measure_clock_skew
+from relay.net.http import measure_clock_skew
 from relay.net.retry_after import parse_retry_after
 
 MAX_CALLS = 2

@@ -25,8 +25,15 @@ from relay.errors import Deferred
 from relay.events.cloudevent import CONTENT_TYPE, CloudEvent
 from relay.net.connectivity import check_connectivity
 from relay.net.egress import parse_receiver_url
-from relay.net.http import Request, Transport, basic_authorization, open_session, post
-from relay.net.http_outcome import interpret_response, measure_clock_skew
+from relay.net.http import (
+    Request,
+    Transport,
+    basic_authorization,
+    interpret_response,
+    measure_clock_skew,
+    open_session,
+    post,
+)
 from relay.net.tls_settings import ClientTlsSettings
 from relay.settings import Duration, Section
 from relay.sinks import Receipt, SinkSettings

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from multidict import CIMultiDict
 
 from relay.errors import Deferred
-from relay.net.http import Response
-from relay.net.http_outcome import interpret_response, measure_clock_skew
+from relay.net.http import Response, interpret_response, measure_clock_skew
 from tests.builders import cloudevent
 from tests.sinks.http_receiver import Connection, listening
 from tests.sinks.webhook_sink import NOW, sink

@@ -14,8 +14,7 @@ from relay.chat.platforms.teams.card import Json, card_message, follow_up_messag
 from relay.chat.platforms.teams.settings import CREATE_WORKFLOW, Settings
 from relay.clock import Clock
 from relay.errors import Deferred
-from relay.net.http import Request, Response, post
-from relay.net.http_outcome import interpret_response
+from relay.net.http import Request, Response, interpret_response, post
 
 _TURNED_OFF = (
     "the workflow is turned off or was deleted: turn it on in the Workflows app, or "
