@@ -102,7 +102,7 @@ async def open_outbox(sections: Sequence[dict[str, Any]]) -> AsyncIterator[Outbo
         for sink in settings:
             context = sink_modules()[sink.kind].connect(sink, clock)
             connected[sink.name] = (sink, await stack.enter_async_context(context))
-        dispatcher = Dispatcher(connected, store, clock, lambda *_: None)
+        dispatcher = Dispatcher(connected, store, clock, lambda *_, **__: None)
         await dispatcher.start()
         running = asyncio.create_task(dispatcher.run())
         await asyncio.sleep(1)  # the sinks connect

@@ -125,7 +125,7 @@ async def start_relay(
             _log.warning(
                 "cannot verify the VM ID, and the state file is bound to one VM: approvals are off"
             )
-        record = _relay_event_recorder(store, origin, clock)
+        record = relay_event_recorder(store, origin, clock)
         store.listeners.write_error_changed.append(
             lambda reason: _report_write_error(reason, record)
         )
@@ -196,8 +196,10 @@ def _determine_origin(config: Config, instance: Instance | None) -> Origin:
     return Origin(scope, relay)
 
 
-def _relay_event_recorder(store: Store, origin: Origin, clock: Clock) -> ReportRelayEvent:
-    def record(name: str, sink: str | None, reason: str, count: int) -> None:
+def relay_event_recorder(store: Store, origin: Origin, clock: Clock) -> ReportRelayEvent:
+    """Return what records ``relay.*`` events. It does not wait until they are on disk."""
+
+    def record(name: str, reason: str, *, sink: str | None = None, count: int = 1) -> None:
         at = clock.now()
         future = store.submit(
             lambda tx: tx.record(
@@ -223,7 +225,7 @@ def _report_write_error(reason: str | None, record: ReportRelayEvent) -> None:
         "the state file cannot be written: %s. Notices go out from memory, approvals are refused",
         reason,
     )
-    record("relay.store-failing", None, f"the state file cannot be written: {reason}", 1)
+    record("relay.store-failing", f"the state file cannot be written: {reason}")
 
 
 async def _connect_sinks(

@@ -87,7 +87,7 @@ class SinkHealth:
         _log.error(
             "sink %s asked us to stop, it is disabled and keeps its entries: %s", self._name, reason
         )
-        self._report("relay.sink-disabled", self._name, reason, len(self._waiting))
+        self._report("relay.sink-disabled", reason, sink=self._name, count=len(self._waiting))
 
     def report_if_stalled(self) -> None:
         """Report the sink as failing if no try has succeeded for too long."""
@@ -113,9 +113,9 @@ class SinkHealth:
         self._dead_letters += 1
         self._report(
             "relay.dead-lettered",
-            self._name,
             f"{entry.type} (entry {entry.id}): {reason}",
-            self._dead_letters,
+            sink=self._name,
+            count=self._dead_letters,
         )
 
     def record_clock_skew(self, skew: float | None) -> None:
@@ -132,7 +132,7 @@ class SinkHealth:
             "check both, because signatures contain the time"
         )
         _log.warning("sink %s: %s", self._name, reason)
-        self._report("relay.clock-skewed", self._name, reason, 1)
+        self._report("relay.clock-skewed", reason, sink=self._name)
 
     def forget_entry(self, entry: Entry) -> None:
         """An entry is not tried again."""
@@ -151,7 +151,9 @@ class SinkHealth:
         if has_recovered:
             waiting = len(self._waiting)
             _log.info("sink %s delivers again; %d entries waited", self._name, waiting)
-            self._report("relay.sink-recovered", self._name, "it delivers again", waiting)
+            self._report(
+                "relay.sink-recovered", "it delivers again", sink=self._name, count=waiting
+            )
         return has_recovered
 
     def record_rejection(self, entry: Entry, error: Rejected) -> None:
@@ -229,7 +231,7 @@ class SinkHealth:
 
     def _report_failing(self, reason: str) -> None:
         _log.warning("sink %s is failing: %s", self._name, reason)
-        self._report("relay.sink-failing", self._name, reason, len(self._waiting))
+        self._report("relay.sink-failing", reason, sink=self._name, count=len(self._waiting))
 
 
 def error_name(error: Exception) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 from relay.events.catalog import dataschema
 from relay.events.cloudevent import TYPE_PREFIX, TYPE_VERSION, CloudEvent, digest_id
@@ -13,8 +13,12 @@ from relay.events.delta import Change
 from relay.events.model import Event
 from relay.events.timestamps import format_rfc3339, parse_timestamp
 
-ReportRelayEvent = Callable[[str, str | None, str, int], None]
-"""Records a ``relay.*`` event. The arguments are its name, sink, reason and count."""
+
+class ReportRelayEvent(Protocol):
+    """A function that records a ``relay.*`` event."""
+
+    def __call__(self, name: str, reason: str, *, sink: str | None = None, count: int = 1) -> None:
+        """``count`` is how many things the event stands for; ``sink`` is what it is about."""
 
 
 @dataclass(frozen=True, slots=True)

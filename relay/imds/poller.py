@@ -171,7 +171,7 @@ class Poller:
         self.failures, self._last_error = 0, None
         if self.lost:
             self.lost = False
-            self._report("relay.source-recovered", None, "the metadata service answers again", 1)
+            self._report("relay.source-recovered", "the metadata service answers again")
 
     async def _watch_forever(self) -> None:
         """Report the loss of the source, even while a call hangs."""
@@ -190,4 +190,4 @@ class Poller:
         self.lost = True
         reason = self._last_error.reason if self._last_error is not None else "no answer came"
         _log.error("the metadata service is lost, no usable answer for %.0f s: %s", seconds, reason)
-        self._report("relay.source-lost", None, f"no usable answer for {seconds:g} s: {reason}", 1)
+        self._report("relay.source-lost", f"no usable answer for {seconds:g} s: {reason}")

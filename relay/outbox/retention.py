@@ -62,7 +62,7 @@ async def prune_forever(store: Store, clock: Clock, report: ReportRelayEvent) ->
                 f"were more than store.dead_letters: {types}"
             )
             _log.warning("%s", reason)
-            report("relay.dead-lettered", None, reason, lost.total())
+            report("relay.dead-lettered", reason, count=lost.total())
         await clock.sleep(PRUNE_INTERVAL)
 
 

@@ -23,6 +23,7 @@ from yarl import URL
 from relay.api import ApiSettings, Relay
 from relay.api.server.http_server import Server
 from relay.api.server.limits import ServerLimits
+from relay.app import relay_event_recorder
 from relay.approvals import ApprovalsSettings
 from relay.approvals.engine import ApprovalEngine
 from relay.approvals.gate import Gate
@@ -30,7 +31,7 @@ from relay.clock import SystemClock
 from relay.delivery.dispatcher import Dispatcher
 from relay.delivery.routing import matching_sinks
 from relay.errors import Deferred, Rejected
-from relay.events.build import Origin, relay_event
+from relay.events.build import Origin
 from relay.events.cloudevent import CloudEvent
 from relay.events.model import Document, Event
 from relay.events.timestamps import format_rfc3339
@@ -353,18 +354,6 @@ async def run_relay(
             )
         )
 
-        def report(name: str, sink: str | None, reason: str, count: int) -> None:
-            at = clock.now()
-            store.submit(
-                lambda tx: tx.record(
-                    relay_event(
-                        name, ORIGIN, at, sink=sink, reason=reason, count=count, head=str(tx.head())
-                    ),
-                    at,
-                ),
-                fail_open=True,
-            )
-
         dispatcher = Dispatcher(
             {
                 settings.name: (settings, recording_sinks[settings.name])
@@ -372,7 +361,7 @@ async def run_relay(
             },
             store,
             clock,
-            report,
+            relay_event_recorder(store, ORIGIN, clock),
         )
         await dispatcher.start()
         gate = Gate(

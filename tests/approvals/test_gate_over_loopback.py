@@ -108,7 +108,7 @@ async def running_relay(
             recorder,
             store,
             clock,
-            report=lambda *_: None,
+            report=lambda *_, **__: None,
             last_read_at=None,
             jitter=lambda: 0.0,
         )

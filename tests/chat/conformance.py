@@ -167,7 +167,9 @@ async def relay_with_chat(directory: Path, receiver: ReceiverControl) -> AsyncIt
         context = make_chat_context(store, approvals, clock, "https://relay.example.com")
         async with member.connect(settings, clock, context) as chat:
             observed = ObservedChat(chat)
-            dispatcher = Dispatcher({"chat": (settings, observed)}, store, clock, lambda *_: None)
+            dispatcher = Dispatcher(
+                {"chat": (settings, observed)}, store, clock, lambda *_, **__: None
+            )
             await dispatcher.start()
             async with BackgroundTasks(dispatcher.run()):
                 yield ChatRelay(

@@ -191,7 +191,7 @@ async def relay_with_wall(
         approvals = ApprovalEngine(approvals_settings, ORIGIN, client_resources=CLIENT_RESOURCES)
         context = make_chat_context(store, approvals, clock, public_url)
         sink = LiveMessageSink(settings, context, wall, clock, in_chat=in_chat)
-        dispatcher = Dispatcher({"wall": (settings, sink)}, store, clock, lambda *_: None)
+        dispatcher = Dispatcher({"wall": (settings, sink)}, store, clock, lambda *_, **__: None)
         await dispatcher.start()
         async with sink.refreshing(), BackgroundTasks(dispatcher.run()):
             yield WallRelay(

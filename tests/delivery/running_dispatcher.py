@@ -11,11 +11,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from relay.app import relay_event_recorder
 from relay.clock import Clock, SystemClock
 from relay.delivery.dispatcher import Dispatcher
 from relay.delivery.routing import matching_sinks
 from relay.errors import Deferred
-from relay.events.build import Origin, relay_event
+from relay.events.build import Origin
 from relay.events.cloudevent import CloudEvent
 from relay.events.timestamps import format_rfc3339
 from relay.outbox import StoreSettings
@@ -212,21 +213,11 @@ async def running_dispatcher(
         clock,
         lambda event: matching_sinks(event, settings.values()),
     ) as store:
-
-        def say(name: str, sink: str | None, reason: str, count: int) -> None:
-            at = clock.now()
-            store.submit(
-                lambda tx: tx.record(
-                    relay_event(
-                        name, ORIGIN, at, sink=sink, reason=reason, count=count, head=str(tx.head())
-                    ),
-                    at,
-                ),
-                fail_open=True,
-            )
-
         dispatcher = Dispatcher(
-            {name: (settings[name], sink) for name, sink in sinks.items()}, store, clock, say
+            {name: (settings[name], sink) for name, sink in sinks.items()},
+            store,
+            clock,
+            relay_event_recorder(store, ORIGIN, clock),
         )
         await dispatcher.start()
         task = asyncio.create_task(

@@ -371,7 +371,7 @@ async def test_what_is_recorded_while_it_starts_is_neither_missed_nor_sent_twice
     async with open_store(
         StoreSettings(path=tmp_path / "relay.db"), IDENTITY, clock, lambda _: ("bus",)
     ) as store:
-        dispatcher = Dispatcher({"bus": (settings, far)}, store, clock, lambda *_: None)
+        dispatcher = Dispatcher({"bus": (settings, far)}, store, clock, lambda *_, **__: None)
         starting = asyncio.create_task(dispatcher.start())
         told: list[str] = []
         while not starting.done():

@@ -6,7 +6,6 @@ import asyncio
 from datetime import UTC, datetime
 from pathlib import Path
 
-from relay.events.build import ReportRelayEvent
 from relay.outbox import StoreSettings
 from relay.outbox.retention import PRUNE_INTERVAL, prune_forever
 from relay.outbox.transaction import Transaction
@@ -41,8 +40,11 @@ async def dead_letter_types(relay: RunningDispatcher) -> list[str]:
 
 async def test_a_flood_of_refusals_pushes_no_event_out_of_the_dead_letters(tmp_path: Path) -> None:
     """Of each type the oldest go first, and each report counts what was lost since the start."""
-    reports: list[tuple[str, str | None, str, int]] = []
-    report: ReportRelayEvent = lambda *facts: reports.append(facts)  # noqa: E731
+    reports: list[tuple[str, str, str | None, int]] = []
+
+    def report(name: str, reason: str, *, sink: str | None = None, count: int = 1) -> None:
+        reports.append((name, reason, sink, count))
+
     clock = SteppedClock()
     async with running_dispatcher(tmp_path, {"bus": ScriptedSink()}, run=False) as relay:
         relay.store.settings = StoreSettings(path=tmp_path, dead_letters=MAX_DEAD_LETTERS)
@@ -71,11 +73,11 @@ async def test_a_flood_of_refusals_pushes_no_event_out_of_the_dead_letters(tmp_p
         "store.dead_letters: {}"
     )
     assert reports == [
-        ("relay.dead-lettered", None, reason.format(95, "95 approval.refused"), 95),
+        ("relay.dead-lettered", reason.format(95, "95 approval.refused"), None, 95),
         (
             "relay.dead-lettered",
-            None,
             reason.format(107, "5 approval.granted, 100 approval.refused, 2 event.scheduled"),
+            None,
             107,
         ),
     ]
