@@ -28,7 +28,7 @@ from ruamel.yaml import YAML
 from yarl import URL
 
 from relay.amqp.connection import Connection
-from relay.amqp.topology import approvals_topology, establish, events_topology
+from relay.amqp.topology import approvals_topology, declare_topology, events_topology
 from relay.app import start_relay
 from relay.clock import SystemClock
 from relay.config import Config, load
@@ -96,7 +96,7 @@ async def test_the_definitions_make_what_declare_true_makes(defined: Broker) -> 
     connection = Connection(URL(url_of(defined, "admin")).with_path("/made"), "test")
     await connection.connect()
     async with connection:
-        await establish(
+        await declare_topology(
             connection, (*events_topology(MAIN), *approvals_topology(MAIN, SCOPE)), declare=True
         )
     everything = json.loads(await asyncio.to_thread(defined.ctl, "export_definitions", "-"))
@@ -156,7 +156,7 @@ async def test_the_relay_may_publish_and_take_approvals_and_nothing_else(defined
     connection = Connection(URL(url_of(defined, "relay")), "test")
     await connection.connect()
     async with connection:
-        unseen = await establish(
+        unseen = await declare_topology(
             connection,
             (*events_topology(MAIN), *approvals_topology(MAIN, SCOPE)),
             declare="passive",

@@ -12,7 +12,7 @@ from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from yarl import URL
 
-from relay.amqp.connection import connected
+from relay.amqp.connection import open_connection
 from relay.clock import SystemClock
 from relay.errors import Deferred
 from relay.net.tls_context import client_context, explain_refusal
@@ -74,7 +74,7 @@ async def test_a_broker_behind_such_a_ca_is_spoken_to(lax: Files) -> None:
 
     async with listening(broker, tls=True, certificate=lax.server) as receiver:
         with pytest.raises(Deferred):
-            async with connected(
+            async with open_connection(
                 URL(f"amqps://guest:guest@localhost:{receiver.port}/?cafile={lax.ca}"), "test"
             ):
                 pass

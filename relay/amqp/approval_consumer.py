@@ -38,7 +38,7 @@ from relay.amqp.topology import (
     approvals_queue,
     approvals_routing_key,
     approvals_topology,
-    establish,
+    declare_topology,
     unknown_parts,
 )
 from relay.clock import Clock, wait_for_event
@@ -130,14 +130,14 @@ class ApprovalConsumer:
 
     async def _serve(self, connection: Connection, poll_interval: float) -> NoReturn:
         async with asyncio.timeout(SETUP_TIMEOUT):
-            hint = await self._establish(connection)
+            hint = await self._declare_topology(connection)
         broker = host_port(connection.url)
         failures = 0
         while True:
             while (reason := await self._handler.blocking_reason()) is not None:
                 self._log_state(f"connected to {broker}; messages wait: {reason}{hint}")
                 await self._clock.sleep(poll_interval)
-                if connection.lost:
+                if connection.is_lost:
                     raise Deferred(f"the connection to {broker} was lost")
             channel = await connection.channel(publisher_confirms=False)
             deliveries = await self._start_consuming(channel)
@@ -145,23 +145,23 @@ class ApprovalConsumer:
             recorded = await self._decide_all(channel, deliveries, poll_interval)
             # What is not acknowledged returns to the queue when the channel closes. It keeps its
             # order only because all of it is delivered again together.
-            with connection.cut_after(CLOSE_TIMEOUT):
+            with connection.abort_after(CLOSE_TIMEOUT):
                 await channel.close()
             failures = 0 if recorded else failures + 1
             pause = exponential_backoff(failures + 1, first=poll_interval, maximum=MAX_PAUSE)
             await self._clock.sleep(pause)
 
-    async def _establish(self, connection: Connection) -> str:
+    async def _declare_topology(self, connection: Connection) -> str:
         """Make or check the topology; return the end of a sentence about what is not as it should.
 
         A queue that was made before there were limits stays in use. Raises Deferred.
         """
         try:
-            return unknown_parts(await establish(connection, self._topology, self._declare))
+            return unknown_parts(await declare_topology(connection, self._topology, self._declare))
         except Deferred as error:
             if error.status != 406:  # AMQP: PRECONDITION_FAILED
                 raise
-        await establish(connection, self._topology_without_limits, self._declare)
+        await declare_topology(connection, self._topology_without_limits, self._declare)
         return (
             f"; the queue {self._queue} was made without limits: set them by a policy "
             "(docs/rabbitmq.md#a-queue-without-limits)"
@@ -270,7 +270,7 @@ class ApprovalConsumer:
             if message is not None:
                 given_up = waiting.add(message)
                 if given_up is not None:
-                    await self._give_up(delivery.channel, given_up, TOO_MANY)
+                    await self._dead_letter(delivery.channel, given_up, TOO_MANY)
                 if given_up is not message:
                     news.set()
             if deliveries.qsize() % MESSAGES_PER_TURN == 0:
@@ -309,7 +309,7 @@ class ApprovalConsumer:
             if not isinstance(message, WaitingMessage):
                 return taken or message
             for release in waiting.take_overtaken_releases(message):
-                await self._give_up(channel, release, OVERTAKEN)
+                await self._dead_letter(channel, release, OVERTAKEN)
             decision = message.submission.decision
             if taken and (decision == "release" or decision != taken[0].submission.decision):
                 carried.append(message)
@@ -360,7 +360,7 @@ class ApprovalConsumer:
             await channel.basic_ack(message.tag)
         return recorded
 
-    async def _give_up(
+    async def _dead_letter(
         self, channel: aiormq.abc.AbstractChannel, message: WaitingMessage, reason: str
     ) -> None:
         await self._reject(channel, message.tag, message.submission.user, reason)

@@ -18,7 +18,7 @@ FILE_OPTIONS = {"cafile", "certfile", "keyfile"}
 _OPTIONS = {"auth", *FILE_OPTIONS}
 
 
-class BrokerSection(Section):
+class BrokerSettings(Section):
     """A section with the URL of a RabbitMQ."""
 
     url: SecretStr | None = None

@@ -21,7 +21,7 @@ from yarl import URL
 
 from relay.amqp.broker_url import FILE_OPTIONS, host_port
 from relay.amqp.cancellation import is_cancelled, raise_if_cancelled
-from relay.amqp.failures import ConnectionFailure, combine, describe_failure
+from relay.amqp.failures import ConnectionFailure, combine_failures, describe_failure
 from relay.amqp.frames import CoalescingWriter, SanitizingReader
 from relay.clock import Clock
 from relay.errors import Deferred
@@ -51,7 +51,7 @@ class Connection(aio_pika.Connection):
         self.kwargs["transport_factory"] = self
 
     @property
-    def lost(self) -> bool:
+    def is_lost(self) -> bool:
         """Whether it is over, whoever ended it. ``is_closed`` is true only after our own close."""
         return not self.connected.is_set()
 
@@ -79,30 +79,30 @@ class Connection(aio_pika.Connection):
         self._writer = CoalescingWriter(transport, protocol, reader)
         return reader, self._writer
 
-    async def leave(self) -> None:
+    async def close_gracefully(self) -> None:
         """Close within `CLOSE_TIMEOUT` seconds. Raises nothing but a cancellation."""
         try:
             # The connection ends in any case, so errors do not matter.
-            with contextlib.suppress(Exception), self.cut_after(CLOSE_TIMEOUT):
+            with contextlib.suppress(Exception), self.abort_after(CLOSE_TIMEOUT):
                 await self.close()
         finally:
-            self._cut()
+            self._abort()
             await self.close()  # else a close that was cut short leaves it marked as open
 
     @contextlib.contextmanager
-    def cut_after(self, seconds: float) -> Iterator[None]:
+    def abort_after(self, seconds: float) -> Iterator[None]:
         """Drop the socket if the block takes longer.
 
         A timeout around the block is not enough. aiormq's writer can wait for a broker that reads
         nothing; once cancelled, it waits for the same broker to read its farewell.
         """
-        timer = asyncio.get_running_loop().call_later(seconds, self._cut)
+        timer = asyncio.get_running_loop().call_later(seconds, self._abort)
         try:
             yield
         finally:
             timer.cancel()
 
-    def _cut(self) -> None:
+    def _abort(self) -> None:
         if self._writer is not None:
             # Before Python 3.11.5 a TLS transport that was closed twice has no `abort`. It then
             # ends after `ssl_shutdown_timeout`.
@@ -145,7 +145,7 @@ async def keep_connected(
             hosts = urls()
             host_count = len(hosts)
             url = hosts[attempts % host_count]
-            async with connected(url, name, heartbeat, setup_timeout) as connection:
+            async with open_connection(url, name, heartbeat, setup_timeout) as connection:
                 await serve(connection)
         except asyncio.CancelledError as error:
             if is_cancelled():
@@ -158,7 +158,7 @@ async def keep_connected(
             failed_rounds = 0
             failures.clear()
         failures = deque((*failures, failure), maxlen=host_count)
-        on_failure(combine(failures))
+        on_failure(combine_failures(failures))
         attempts += 1
         if attempts % host_count == 0:
             failed_rounds += 1
@@ -169,14 +169,14 @@ async def keep_connected(
 
 
 @contextlib.asynccontextmanager
-async def connected(
+async def open_connection(
     url: URL, name: str, heartbeat: int = HEARTBEAT, setup_timeout: float = SETUP_TIMEOUT
 ) -> AsyncIterator[Connection]:
     """Yield one connection, and close it at the end. Raises Deferred if it cannot be opened."""
     connection = Connection(url.update_query(heartbeat=heartbeat), name)
     try:
         try:
-            with connection.cut_after(setup_timeout + 1):
+            with connection.abort_after(setup_timeout + 1):
                 async with asyncio.timeout(setup_timeout):
                     await connection.connect()
         except (Exception, asyncio.CancelledError) as error:
@@ -189,4 +189,4 @@ async def connected(
         raise_if_cancelled()
         yield connection
     finally:
-        await connection.leave()
+        await connection.close_gracefully()

@@ -14,7 +14,7 @@ from yarl import URL
 
 from relay.amqp.broker_url import host_port
 from relay.amqp.cancellation import is_cancelled
-from relay.amqp.connection import SETUP_TIMEOUT, Connection, connected
+from relay.amqp.connection import SETUP_TIMEOUT, Connection, open_connection
 from relay.amqp.failures import broker_message, describe_failure
 from relay.amqp.topology import Declare, Part, Queue
 from relay.diagnostics import Finding, failure, ok, warning
@@ -43,7 +43,7 @@ async def diagnose(
     for url in urls:
         try:
             async with (
-                connected(url, "imds-relay doctor") as connection,
+                open_connection(url, "imds-relay doctor") as connection,
                 asyncio.timeout(SETUP_TIMEOUT),
             ):
                 tls = " with TLS" if url.scheme == "amqps" else ""

@@ -34,7 +34,7 @@ class ConnectionFailure:
         return Deferred(self.reason, failure=self.failure, status=self.status)
 
 
-def combine(failures: Sequence[ConnectionFailure]) -> ConnectionFailure:
+def combine_failures(failures: Sequence[ConnectionFailure]) -> ConnectionFailure:
     """Return the failures of several hosts as one, with the reasons in a fixed order."""
     reasons = {failure.reason for failure in failures}
     kinds = {failure.failure for failure in failures}

@@ -143,7 +143,7 @@ def approvals_topology(exchange: str, scope: str, *, limited: bool = True) -> tu
     )
 
 
-async def establish(
+async def declare_topology(
     connection: AbstractConnection, parts: Sequence[Part], declare: Declare
 ) -> tuple[Part, ...]:
     """Make or check the parts, as ``declare`` says.
@@ -165,10 +165,10 @@ async def establish(
                 missing.append(part.title)
             except ChannelAccessRefused as error:
                 if declare is True:
-                    raise _refused(part, error) from None
+                    raise _refused_error(part, error) from None
                 unknown.append(part)
             except amqp.ChannelPreconditionFailed as error:
-                raise _different(part, error) from None
+                raise _different_error(part, error) from None
         raise_if_cancelled()
     if missing:
         raise Deferred(
@@ -180,7 +180,7 @@ async def establish(
     return tuple(unknown)
 
 
-def _refused(part: Part, error: ChannelAccessRefused) -> Deferred:
+def _refused_error(part: Part, error: ChannelAccessRefused) -> Deferred:
     return Deferred(
         f"the broker refused to make {part.title} ({broker_message(error)}): grant the user "
         "configure, read and write on it, or make it yourself and set declare: passive",
@@ -189,7 +189,7 @@ def _refused(part: Part, error: ChannelAccessRefused) -> Deferred:
     )
 
 
-def _different(part: Part, error: amqp.ChannelPreconditionFailed) -> Deferred:
+def _different_error(part: Part, error: amqp.ChannelPreconditionFailed) -> Deferred:
     return Deferred(
         f"{part.title} already exists with different arguments ({broker_message(error)}): "
         "delete it so that the relay makes it again, or set declare: passive to use it as it is",

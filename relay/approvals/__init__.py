@@ -11,7 +11,7 @@ from typing import Protocol
 
 from pydantic import Field, model_validator
 
-from relay.amqp.broker_url import BrokerSection
+from relay.amqp.broker_url import BrokerSettings
 from relay.amqp.topology import Declare
 from relay.approvals.rules import (
     BoundedDuration,
@@ -27,7 +27,7 @@ from relay.approvals.rules import (
 from relay.settings import Section, check_names_differ_without_case
 
 
-class AmqpSettings(BrokerSection):
+class AmqpSettings(BrokerSettings):
     """Approvals that arrive over RabbitMQ."""
 
     declare: Declare = True

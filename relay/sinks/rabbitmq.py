@@ -15,14 +15,14 @@ from aiormq.exceptions import ChannelAccessRefused
 from pamqp.commands import Basic
 from pydantic import Field
 
-from relay.amqp.broker_url import BrokerSection, host_port
+from relay.amqp.broker_url import BrokerSettings, host_port
 from relay.amqp.cancellation import raise_if_cancelled
 from relay.amqp.connection import HEARTBEAT, SETUP_TIMEOUT, Connection, keep_connected
 from relay.amqp.diagnostics import diagnose as diagnose_broker
 from relay.amqp.event_message import message_properties, routing_key
 from relay.amqp.failures import ConnectionFailure, broker_message, describe_failure
 from relay.amqp.publish_channel import PublishChannel, PublishResult
-from relay.amqp.topology import Declare, establish, events_topology, unknown_parts
+from relay.amqp.topology import Declare, declare_topology, events_topology, unknown_parts
 from relay.clock import Clock
 from relay.diagnostics import Finding
 from relay.errors import Deferred, Rejected
@@ -37,7 +37,7 @@ CONNECTION_WAIT = 1.0
 _log = logging.getLogger("relay.sinks.rabbitmq")
 
 
-class Settings(SinkSettings, BrokerSection):
+class Settings(SinkSettings, BrokerSettings):
     """A topic exchange on a RabbitMQ."""
 
     kind: Literal["rabbitmq"]
@@ -202,7 +202,7 @@ class RabbitMQ:
         while True:
             async with asyncio.timeout(SETUP_TIMEOUT):
                 topology = events_topology(settings.exchange)
-                unknown = await establish(connection, topology, settings.declare)
+                unknown = await declare_topology(connection, topology, settings.declare)
                 channel = await PublishChannel.open(connection, settings.exchange, self._tasks)
             raise_if_cancelled()
             self._channel = channel

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from yarl import URL
 
-from relay.amqp.broker_url import BrokerSection, host_port, parse_urls
+from relay.amqp.broker_url import BrokerSettings, host_port, parse_urls
 
 EXTERNAL = "?auth=external&cafile=/ca.pem&certfile=/relay.pem&keyfile=/key.pem"
 
@@ -90,7 +90,7 @@ def test_a_metadata_address_is_refused_before_it_is_dialled(hosts: str) -> None:
     ):
         parse_urls(f"amqp://user:hunter2@{hosts}/")
     with pytest.raises(ValidationError, match="url: expected a broker's address"):
-        BrokerSection.model_validate({"url": f"amqp://user:hunter2@{hosts}/"})
+        BrokerSettings.model_validate({"url": f"amqp://user:hunter2@{hosts}/"})
 
 
 @given(st.text(max_size=40))
@@ -122,7 +122,7 @@ def test_a_broker_is_named_by_host_and_port_alone(url: str, name: str) -> None:
 def test_a_url_in_a_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
     file = tmp_path / "url"
     file.write_text("amqp://old@h/\n")
-    section = BrokerSection.model_validate({"url_file": file})
+    section = BrokerSettings.model_validate({"url_file": file})
     assert section.targets()[0].user == "old"
     file.write_text("amqps://newer@a,b/\n")
     assert [(url.user, url.host) for url in section.targets()] == [("newer", "a"), ("newer", "b")]
@@ -138,12 +138,12 @@ def test_a_url_in_a_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
 )
 def test_a_section_without_a_broker_is_refused(fields: dict[str, str], problem: str) -> None:
     with pytest.raises(ValidationError, match=problem):
-        BrokerSection.model_validate(fields)
+        BrokerSettings.model_validate(fields)
 
 
 def test_a_section_whose_file_names_no_broker_is_refused_without_showing_it(tmp_path: Path) -> None:
     file = tmp_path / "url"
     file.write_text("hunter2")
     with pytest.raises(ValidationError, match="url_file: expected a URL such as") as refused:
-        BrokerSection.model_validate({"url_file": file})
+        BrokerSettings.model_validate({"url_file": file})
     assert "hunter2" not in str(refused.value)

@@ -18,7 +18,7 @@ from relay.amqp.broker_url import host_port, parse_urls
 from relay.amqp.cancellation import raise_if_cancelled
 from relay.amqp.connection import SETUP_TIMEOUT, Connection, keep_connected
 from relay.amqp.failures import ConnectionFailure, describe_failure
-from relay.amqp.topology import Exchange, establish
+from relay.amqp.topology import Exchange, declare_topology
 from relay.clock import SystemClock
 from relay.errors import Deferred
 from tests.certificates import AUTHORITY, CLIENT, IMPOSTOR
@@ -155,7 +155,7 @@ async def test_it_can_be_stopped_at_any_moment(broker: Reachable) -> None:
     urls = parse_urls(broker.amqp_url())
 
     async def serve(broker_connection: Connection) -> NoReturn:
-        await establish(broker_connection, (Exchange("amq.topic", "topic"),) * 4, "passive")
+        await declare_topology(broker_connection, (Exchange("amq.topic", "topic"),) * 4, "passive")
         raise_if_cancelled()
         await asyncio.Event().wait()
         raise AssertionError
@@ -226,7 +226,7 @@ async def test_a_host_that_goes_is_left_for_the_next_within_seconds(
 
     async def serve(broker_connection: Connection) -> NoReturn:
         used.put_nowait(host_port(broker_connection.url))
-        while not broker_connection.lost:  # noqa: ASYNC110  # there is no event to wait for
+        while not broker_connection.is_lost:  # noqa: ASYNC110  # there is no event to wait for
             await asyncio.sleep(0.01)
         raise Deferred("it was lost")
 
@@ -301,7 +301,7 @@ async def test_what_the_broker_does_not_take_is_named(own_broker: Broker) -> Non
     broker_connection = Connection(URL(f"{own_broker.amqp_url()}?auth=gssapi"), "test")
     with pytest.raises(Exception, match="PLAIN") as refused:
         await broker_connection.connect()
-    await broker_connection.leave()
+    await broker_connection.close_gracefully()
     assert "the broker accepts only PLAIN" in describe_failure(refused.value).reason
     assert "rabbitmq_auth_mechanism_ssl" in describe_failure(refused.value).reason
 

@@ -20,7 +20,7 @@ from relay.amqp.topology import (
     Exchange,
     Queue,
     approvals_topology,
-    establish,
+    declare_topology,
     events_topology,
     unknown_parts,
 )
@@ -113,7 +113,7 @@ async def test_true_makes_all_of_them_and_finds_nothing_to_differ_the_next_time(
     broker_connection: Connection, exchange: str
 ) -> None:
     for _ in range(2):
-        await establish(broker_connection, parts_of(exchange), True)
+        await declare_topology(broker_connection, parts_of(exchange), True)
     assert all([await exists(broker_connection, part) for part in parts_of(exchange)])
 
 
@@ -154,20 +154,20 @@ async def test_a_part_that_differs_in_one_argument_is_named_with_it(
     with pytest.raises(
         Deferred, match=f"^{re.escape(part.title)} already exists with different arguments "
     ) as refused:
-        await establish(broker_connection, (part,), True)
+        await declare_topology(broker_connection, (part,), True)
     assert f"inequivalent arg '{argument}'" in refused.value.reason
     assert refused.value.reason.endswith(
         "delete it so that the relay makes it again, or set declare: passive to use it as it is"
     )
     assert refused.value.status == 406
     for declare in ("passive", False):
-        await establish(broker_connection, (part,), declare)
+        await declare_topology(broker_connection, (part,), declare)
 
 
 async def test_passive_names_each_that_is_missing_and_makes_it_not(
     broker_connection: Connection, exchange: str
 ) -> None:
-    await establish(broker_connection, parts_of(exchange), True)
+    await declare_topology(broker_connection, parts_of(exchange), True)
     for part in parts_of(exchange):
         async with broker_connection.channel() as channel:
             if isinstance(part, Exchange):
@@ -177,10 +177,10 @@ async def test_passive_names_each_that_is_missing_and_makes_it_not(
         with pytest.raises(
             Deferred, match=f"^the broker has no {re.escape(part.title)}: make what is missing"
         ) as caught:
-            await establish(broker_connection, parts_of(exchange), "passive")
+            await declare_topology(broker_connection, parts_of(exchange), "passive")
         assert (caught.value.failure, caught.value.status) == ("slow", 404)
         assert not await exists(broker_connection, part)
-        await establish(broker_connection, parts_of(exchange), True)
+        await declare_topology(broker_connection, parts_of(exchange), True)
 
 
 @pytest.mark.parametrize("declare", ["passive", False])
@@ -191,9 +191,9 @@ async def test_what_is_not_to_be_made_is_not_made(
     if declare == "passive":
         all_of_them = ", no ".join(part.title for part in parts_of(exchange))
         with pytest.raises(Deferred, match=f"^the broker has no {re.escape(all_of_them)}: "):
-            await establish(broker_connection, parts_of(exchange), declare)
+            await declare_topology(broker_connection, parts_of(exchange), declare)
     else:
-        await establish(broker_connection, parts_of(exchange), declare)
+        await declare_topology(broker_connection, parts_of(exchange), declare)
     assert not any([await exists(broker_connection, part) for part in parts_of(exchange)])
 
 
@@ -218,21 +218,21 @@ async def test_what_the_user_may_not_look_at_is_unknown_and_not_missing(own_brok
     connection = Connection(URL(own_broker.amqp_url("looker")), "test")
     await connection.connect()
     async with connected(own_broker) as maker, connection:
-        await establish(maker, parts, True)
+        await declare_topology(maker, parts, True)
         refused = tuple([part for part in parts if await _refused(connection, part)])
         assert seen not in refused
-        assert await establish(connection, parts, "passive") == refused
+        assert await declare_topology(connection, parts, "passive") == refused
         assert all(part.title in unknown_parts(refused) for part in refused)
         async with maker.channel() as channel:
             await channel.exchange_delete(seen.name)
         with pytest.raises(
             Deferred, match=r"^the broker has no exchange looked: make what is missing"
         ):
-            await establish(connection, parts, "passive")
+            await declare_topology(connection, parts, "passive")
         with pytest.raises(
             Deferred, match=r"^the broker refused to make exchange hidden\.unrouted "
         ):
-            await establish(connection, tuple(others), True)
+            await declare_topology(connection, tuple(others), True)
 
 
 def test_where_all_was_looked_at_nothing_is_said_of_it() -> None:

@@ -19,7 +19,7 @@ from aiormq.exceptions import ChannelAccessRefused
 from yarl import URL
 
 from relay.amqp.connection import Connection
-from relay.amqp.topology import approvals_topology, establish, events_topology
+from relay.amqp.topology import approvals_topology, declare_topology, events_topology
 from relay.config import NO_RULE_FOR_USER_EVENTS
 from relay.imds.diagnostics import NOT_POLLED
 from relay.outbox.file import SCHEMA_VERSION
@@ -282,7 +282,7 @@ async def test_the_documented_rights_are_enough_for_a_broker_that_lets_nobody_lo
     connection = Connection(URL(own_broker.amqp_url()), "test")
     await connection.connect()
     async with connection:
-        await establish(
+        await declare_topology(
             connection,
             (
                 *events_topology("azure.scheduledevents"),

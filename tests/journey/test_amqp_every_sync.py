@@ -16,7 +16,7 @@ import pytest
 from yarl import URL
 
 from relay.amqp.connection import Connection
-from relay.amqp.topology import approvals_topology, establish, events_topology
+from relay.amqp.topology import approvals_topology, declare_topology, events_topology
 from relay.simulator import VM, Setup, Simulator
 from tests.journey.bus import SCOPE, Bus, System, define_users, relay_document, unused_exchange
 from tests.journey.relay_process import RelayProcess, eventually, relay
@@ -76,7 +76,7 @@ async def _make(bus: Bus) -> None:
     connection = Connection(URL(bus.broker.amqp_url()), "test")
     await connection.connect()
     async with connection:
-        await establish(
+        await declare_topology(
             connection,
             (*events_topology(bus.exchange), *approvals_topology(bus.exchange, SCOPE)),
             True,

@@ -20,7 +20,7 @@ from yarl import URL
 from relay.amqp.approval_consumer import DECISIONS_AT_ONCE, MAX_WAITING, ApprovalConsumer
 from relay.amqp.approval_message import ApprovalMessage
 from relay.amqp.fair_queue import Submission
-from relay.amqp.topology import MAX_APPROVALS, approvals_topology, establish
+from relay.amqp.topology import MAX_APPROVALS, approvals_topology, declare_topology
 from relay.clock import SystemClock
 from relay.rate_limits import CALLER_BURST, CALLER_RATE
 from tests.background_tasks import BackgroundTasks
@@ -107,7 +107,7 @@ async def test_messages_that_wait_together_are_submitted_together_and_in_order(
     """Otherwise a hold waits for a commit of each hold before it."""
     bus, ids = Bus(node, unused_exchange()), [f"hold {number}" for number in range(40)]
     async with bus.connection() as connection:
-        await establish(connection, approvals_topology(bus.exchange, SCOPE), True)
+        await declare_topology(connection, approvals_topology(bus.exchange, SCOPE), True)
     await bus.send_all({"eventId": "e"}, ids, user="holder")
     handler = SlowHandler(len(ids))
     consumer = ApprovalConsumer(
@@ -161,7 +161,7 @@ async def test_the_broker_refuses_more_than_the_queue_may_hold(
     bus = Bus(node, unused_exchange("azure.scheduledevents"))
     async with bus.connection() as connection:
         parts = approvals_topology(bus.exchange, SCOPE, limited=limited)
-        await establish(connection, parts, True)
+        await declare_topology(connection, parts, True)
     if not limited:
         page = (ROOT / "docs/rabbitmq.md").read_text()
         (command,) = re.findall(r"    rabbitmqctl (set_policy (?:.*\\\n)*.*)", page)

@@ -16,7 +16,7 @@ from aio_pika.exceptions import ChannelNotFoundEntity
 
 from relay.amqp.approval_consumer import POLL_INTERVAL
 from relay.amqp.connection import HEARTBEAT
-from relay.amqp.topology import approvals_topology, establish
+from relay.amqp.topology import approvals_topology, declare_topology
 from relay.api.auth.rejection_log import RejectionLog
 from relay.app import make_approval_consumer, start_relay
 from relay.approvals.engine import ApprovalEngine
@@ -502,7 +502,9 @@ async def test_a_queue_from_before_there_were_limits_stays_in_use(
     caplog.set_level(logging.INFO, "relay.amqp.approval_consumer")
     bus = Bus(node, unused_exchange())
     async with bus.connection() as connection:
-        await establish(connection, approvals_topology(bus.exchange, SCOPE, limited=False), True)
+        await declare_topology(
+            connection, approvals_topology(bus.exchange, SCOPE, limited=False), True
+        )
     async with running_system(node, tmp_path, bus.exchange) as system:
         await approve(system, "without limits")
     assert log_of(caplog)[0].endswith(

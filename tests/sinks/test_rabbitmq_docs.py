@@ -22,7 +22,7 @@ from yarl import URL
 
 from relay.amqp.connection import Connection
 from relay.amqp.event_message import message_properties, routing_key
-from relay.amqp.topology import approvals_topology, establish, events_topology
+from relay.amqp.topology import approvals_topology, declare_topology, events_topology
 from relay.approvals.request import DecisionBody
 from relay.config import Config
 from relay.sinks.rabbitmq import Settings
@@ -151,10 +151,10 @@ async def test_the_rights_of_the_page_are_enough_to_declare_both_directions_and_
     connection = Connection(URL(f"amqp://imds-relay:hunter2@127.0.0.1:{own_broker.port}/"), "test")
     await connection.connect()
     async with connection:
-        await establish(connection, parts, True)
+        await declare_topology(connection, parts, True)
         for command in taking:
             await asyncio.to_thread(own_broker.ctl, *command)
-        await establish(connection, parts, "passive")
+        await declare_topology(connection, parts, "passive")
         async with connection.channel() as channel:
             taken: asyncio.Queue[AbstractIncomingMessage] = asyncio.Queue()
             assert await (
