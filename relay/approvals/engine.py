@@ -221,7 +221,7 @@ class ApprovalEngine:
         None: no transition follows from time.
         """
         moments = []
-        for occurrence_id in tx.decisions.unsettled():
+        for occurrence_id in tx.decisions.unsettled_occurrences():
             status = self._apply_event_transitions(tx, tx.snapshot.get(occurrence_id), now)
             moment = next_change_at(status)
             if moment is not None:

@@ -30,9 +30,9 @@ from relay.config import load
 from relay.errors import ConfigError
 from relay.files import may_exist
 from relay.outbox import Head
+from relay.outbox.claim_audit import audit_claims
 from relay.outbox.file import open_for_reading
 from relay.outbox.journal import JournalRow, read_checkpoint, read_rows, verify_journal
-from relay.outbox.roots import find_roots
 
 verbs = typer.Typer(
     invoke_without_command=True,
@@ -84,9 +84,9 @@ def verify_chain(
     expected = _parse_head(expect) if expect is not None else None
     with _open_journal(store, config) as (connection, path):
         head, count = verify_journal(connection, expected)
-        roots = find_roots(connection)
-    if roots.problems:
-        raise CommandFailed("; ".join(["without a root in the journal", *roots.problems]))
+        claim_audit = audit_claims(connection)
+    if claim_audit.problems:
+        raise CommandFailed("; ".join(["without a root in the journal", *claim_audit.problems]))
     if as_json:
         print_json(
             {
@@ -95,14 +95,16 @@ def verify_chain(
                 "position": head.position,
                 "hash": head.hash,
                 "journalhead": str(head),
-                "claims": roots.claims,
-                "pruned": roots.pruned,
+                "claims": claim_audit.claims,
+                "pruned": claim_audit.pruned,
             }
         )
         return
     print_output(f"the chain of {path} holds: {pluralize(count, 'row')}, journalhead {head}")
-    older = f", {roots.pruned} of them from before the kept journal" if roots.pruned else ""
-    print_output(f"claims that follow from recorded approvals: {roots.claims}{older}")
+    older = (
+        f", {claim_audit.pruned} of them from before the kept journal" if claim_audit.pruned else ""
+    )
+    print_output(f"claims that follow from recorded approvals: {claim_audit.claims}{older}")
     if expected is not None:
         print_output(
             "it ends where it was seen to end"

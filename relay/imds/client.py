@@ -215,7 +215,7 @@ class ImdsClient:
                 f"expected a complete answer from {self._settings.url} within {timeout:g}s"
             ) from error
         except (aiohttp.ClientError, OSError) as error:
-            raise _unavailable(error) from error
+            raise _unavailable_error(error) from error
         finally:
             if not call.sent:
                 self._budget.release()
@@ -275,10 +275,10 @@ async def _send_once(
     try:
         return await send(request)
     except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as error:
-        raise _unavailable(error) from error
+        raise _unavailable_error(error) from error
 
 
-def _unavailable(error: Exception) -> SourceUnavailable:
+def _unavailable_error(error: Exception) -> SourceUnavailable:
     return SourceUnavailable(f"expected an answer, got {type(error).__name__}: {error}")
 
 

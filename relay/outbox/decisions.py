@@ -182,7 +182,7 @@ class Decisions:
         """
         return self._select_grants("state IN ('granted', 'sent') AND NOT dry_run")
 
-    def unsettled(self) -> list[int]:
+    def unsettled_occurrences(self) -> list[int]:
         """Return the ids of the occurrences for which a transition can be due.
 
         Live occurrences come first, then those with counting votes or open grants. Holds of an

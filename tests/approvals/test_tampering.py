@@ -13,9 +13,9 @@ import pytest
 
 from relay.approvals import ApprovalsSettings
 from relay.outbox import Mode, StoreSettings
+from relay.outbox.claim_audit import audit_claims
 from relay.outbox.file import open_for_reading
 from relay.outbox.retention import prune
-from relay.outbox.roots import find_roots
 from relay.outbox.rows import PageLimit
 from tests.approvals.builders import REBOOT, REDEPLOY, USER_REBOOT, ApprovalFile, build_event
 from tests.approvals.manual_clock import NOON
@@ -45,7 +45,7 @@ def by_hand(approvals: ApprovalFile, *statements: str) -> None:
 def problems(approvals: ApprovalFile) -> tuple[str, ...]:
     """What ``audit verify`` names."""
     with contextlib.closing(open_for_reading(approvals.path)) as connection:
-        return find_roots(connection).problems
+        return audit_claims(connection).problems
 
 
 @pytest.mark.parametrize("position", ["NULL", "1", "2", "99"])
@@ -417,7 +417,7 @@ def test_the_audit_finds_the_grant_of_an_older_claim_beside_that_of_a_dry_run(
     approvals.connection.execute(
         f"UPDATE journal SET body = CAST({older} AS BLOB) WHERE kind = 'claim'"  # noqa: S608  # our own text
     )
-    found = find_roots(approvals.connection)
+    found = audit_claims(approvals.connection)
     approvals.connection.execute("ROLLBACK")
     assert (found.claims, found.problems) == (1, ())
 
@@ -443,6 +443,6 @@ def test_the_audit_reads_a_file_of_the_last_version(voted: ApprovalFile) -> None
     voted.claim()
     downgrade(voted)
     with contextlib.closing(open_for_reading(voted.path)) as connection:
-        roots = find_roots(connection)
-    assert (roots.claims, roots.pruned, roots.problems) == (1, 0, ())
+        audit = audit_claims(connection)
+    assert (audit.claims, audit.pruned, audit.problems) == (1, 0, ())
     voted.crash()

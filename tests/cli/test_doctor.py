@@ -1,4 +1,4 @@
-"""``doctor``: what it sees of real far sides, and that it leaves all of them as they were."""
+"""``doctor``: what it sees of real services, and that it leaves all of them as they were."""
 
 from __future__ import annotations
 

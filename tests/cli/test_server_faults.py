@@ -1,4 +1,4 @@
-"""Verbs whose far side is no relay, or a relay that breaks the connection; and ``tail``."""
+"""Verbs that call no relay, or a relay that breaks the connection; and ``tail``."""
 
 from __future__ import annotations
 

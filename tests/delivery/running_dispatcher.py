@@ -50,7 +50,7 @@ async def hangs(_: CloudEvent) -> Receipt:
 
 @dataclass(slots=True)
 class ScriptedSink:
-    """A sink whose far side is this test. ``answer`` can be exchanged at any time."""
+    """A sink whose receiver is this test. ``answer`` can be exchanged at any time."""
 
     answer: Answer = accepts
     concurrency: int = 16

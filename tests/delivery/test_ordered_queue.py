@@ -214,7 +214,7 @@ class LanesLaw(RuleBasedStateMachine):
 
     @rule(alone=st.booleans())
     def wake_all(self, alone: bool) -> None:
-        """The far side answers again, or may."""
+        """The receiver answers again, or may."""
         self.lanes.release_all(include_individual=alone)
         for lane in self.of("resting").values():
             if alone or not lane.alone:

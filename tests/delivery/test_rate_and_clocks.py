@@ -1,4 +1,4 @@
-"""A sink with a rate, and far sides whose clock differs from ours."""
+"""A sink with a rate, and receivers whose clock differs from ours."""
 
 from __future__ import annotations
 

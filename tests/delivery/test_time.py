@@ -362,7 +362,7 @@ async def test_sixteen_failures_of_one_broken_connection_are_one(tmp_path: Path)
 
 
 async def test_an_operator_who_resumes_a_sink_has_everything_tried_at_once(tmp_path: Path) -> None:
-    """Also what rests by itself, and whatever the far side had asked for."""
+    """Also what rests by itself, and whatever the receiver had asked for."""
     clock = SteppedClock()
 
     async def refused(event: CloudEvent) -> Receipt:

@@ -219,7 +219,7 @@ def test_what_a_step_could_still_move(tx: Transaction) -> None:
             tx.snapshot.mark_ended(key, "unknown", numbered_event(number + 10), NOW)
     tx.decisions.add_decision(vote(2))
     add_grant(tx, 3, "granted")
-    assert tx.decisions.unsettled() == [1, 2, 3]
+    assert tx.decisions.unsettled_occurrences() == [1, 2, 3]
 
 
 def test_first_answers_are_kept_for_each_principal_and_id(tx: Transaction) -> None:

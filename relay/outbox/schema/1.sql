@@ -137,7 +137,7 @@ CREATE TABLE attempt (
   PRIMARY KEY (entry, number)
 ) WITHOUT ROWID;
 
--- Sinks that the far side or an operator stopped, and those that the file held at the last start.
+-- Sinks that their receiver or an operator stopped, and those that the file held at the last start.
 CREATE TABLE sink (
   name   TEXT PRIMARY KEY,
   state  TEXT NOT NULL,              -- on, paused, disabled

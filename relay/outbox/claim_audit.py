@@ -22,7 +22,7 @@ _POSITIONS_SINCE = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Roots:
+class ClaimAudit:
     """What was found.
 
     ``pruned`` counts the claims whose grant or votes are older than the kept journal. Each of
@@ -38,11 +38,11 @@ class _Pruned(Exception):
     """The row is older than the kept journal."""
 
 
-class _Rootless(Exception):
+class _Unjustified(Exception):
     """The text continues "the claim at position 7"."""
 
 
-def find_roots(connection: sqlite3.Connection) -> Roots:
+def audit_claims(connection: sqlite3.Connection) -> ClaimAudit:
     """Follow every claim, and every vote, hold and open grant of the tables."""
     claims = pruned = 0
     problems: list[str] = []
@@ -52,14 +52,14 @@ def find_roots(connection: sqlite3.Connection) -> Roots:
     for position, event_key, body in rows:
         claims += 1
         try:
-            _Claim(connection, position, event_key, orjson.loads(body)).follow()
+            _Claim(connection, position, event_key, orjson.loads(body)).verify()
         except _Pruned:
             pruned += 1
-        except _Rootless as problem:
+        except _Unjustified as problem:
             problems.append(f"the claim at position {position} ({event_key}) {problem}")
     if connection.execute("PRAGMA user_version").fetchone()[0] >= _POSITIONS_SINCE:
-        problems += _problems_of_tables(connection)
-    return Roots(claims, pruned, tuple(problems))
+        problems += _table_differences(connection)
+    return ClaimAudit(claims, pruned, tuple(problems))
 
 
 class _Claim:
@@ -77,20 +77,20 @@ class _Claim:
         self._checkpoint = read_checkpoint(connection).position
         self._position, self._event_key, self._note = position, event_key, note
 
-    def follow(self) -> None:
-        """Raises _Rootless, and _Pruned."""
+    def verify(self) -> None:
+        """Raises _Unjustified, and _Pruned."""
         position = self._note.get("granted") or self._find_grant()
         granted = self._event(position, "approval.granted")
         if granted is None:
-            raise _Rootless("follows from no approval.granted")
+            raise _Unjustified("follows from no approval.granted")
         facts = ("approvalId", "revision", "rule")
         if "dryRun" in granted.data or any(granted.data[key] != self._note[key] for key in facts):
-            raise _Rootless(f"does not agree with the grant at position {position}")
+            raise _Unjustified(f"does not agree with the grant at position {position}")
         # The rules can have changed since the grant. An older version did not say what they asked.
         required = self._note.get("required", granted.data["required"])
         voters = self._voters() if required else set()
         if len(voters) < required:
-            raise _Rootless(f"follows from {len(voters)} of {required} recorded votes")
+            raise _Unjustified(f"follows from {len(voters)} of {required} recorded votes")
 
     def _find_grant(self) -> int | None:
         """An older version did not say where its grant is."""
@@ -122,7 +122,7 @@ class _Claim:
     def _voter(self, position: int) -> str:
         event = self._event(position, "approval.recorded")
         if event is None or not self._is_vote(event):
-            raise _Rootless(f"counts a vote at position {position}, where there is none")
+            raise _Unjustified(f"counts a vote at position {position}, where there is none")
         return str(event.data["principal"])
 
     def _is_vote(self, event: CloudEvent) -> bool:
@@ -138,7 +138,7 @@ class _Claim:
         return self._journal.verified_event(position, kind, self._event_key)
 
 
-def _problems_of_tables(connection: sqlite3.Connection) -> Iterator[str]:
+def _table_differences(connection: sqlite3.Connection) -> Iterator[str]:
     """Yield a sentence for each row of the tables that differs from the journal."""
     decisions = Decisions(connection, Journal(connection))
     occurrences = connection.execute("SELECT id, key, live FROM occurrence ORDER BY id").fetchall()
