@@ -1,8 +1,20 @@
-"""Turns an error of pydantic into words for whoever sent the data."""
+"""Validates what others send, and turns errors of pydantic into words for them."""
 
 from __future__ import annotations
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+
+class RequestBody(BaseModel):
+    """The base of the models of request bodies: unknown fields and other types are errors."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        frozen=True,
+        hide_input_in_errors=True,
+        use_attribute_docstrings=True,
+    )
 
 
 def first_error(error: ValidationError) -> tuple[str, str]:

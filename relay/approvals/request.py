@@ -14,9 +14,9 @@ from datetime import datetime
 from typing import Any, Literal
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
-from relay.validation import first_error
+from relay.validation import RequestBody, first_error
 
 DecisionKind = Literal["approve", "hold", "release"]
 Right = Literal["read", "approve", "hold", "operate"]
@@ -117,16 +117,8 @@ class InvalidField(ValueError):
         self.problem = problem
 
 
-class DecisionBody(BaseModel):
+class DecisionBody(RequestBody):
     """The body of ``POST /v1/approvals``, of a signed callback, and of a message."""
-
-    model_config = ConfigDict(
-        extra="forbid",
-        strict=True,
-        frozen=True,
-        hide_input_in_errors=True,
-        use_attribute_docstrings=True,
-    )
 
     # An unknown EventId becomes the CloudEvents subject, which allows no control characters.
     eventId: str = Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f-\x9f]+$")  # noqa: N815  # the API's name

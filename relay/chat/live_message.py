@@ -98,7 +98,7 @@ class LiveMessageSink:
             return Receipt()
         try:
             update = await self._messages.plan_update(self._settings, event, in_chat=self._in_chat)
-            return Receipt(response=await self._apply(update) if update else _UP_TO_DATE)
+            return Receipt(response=await self._apply_update(update) if update else _UP_TO_DATE)
         except StoreUnavailable as error:
             raise Deferred(f"the content of the message cannot be read: {error}") from None
         finally:
@@ -112,7 +112,7 @@ class LiveMessageSink:
         """Update messages that time alone has changed, while the context lasts."""
         return background_task(self._refresh_forever(), f"{self._settings.name}: refresh")
 
-    async def _apply(self, update: MessageUpdate) -> str:
+    async def _apply_update(self, update: MessageUpdate) -> str:
         """Call the platform and record the result. Returns what was done, for the attempt log."""
         ref, shown, told = update.ref, "", ""
         if update.card is not None:

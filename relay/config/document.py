@@ -79,7 +79,7 @@ def expand_variables(
         if not isinstance(value, str):
             return _plain_scalar(value)
         place = location_prefix(file, document, path)
-        return _REFERENCE.sub(lambda match: _resolve(match, place, environment), value)
+        return _REFERENCE.sub(lambda match: _resolve_variable(match, place, environment), value)
 
     try:
         return _map_scalars(document, expand)
@@ -97,7 +97,7 @@ def _map_scalars(value: Any, change: Callable[[Any, KeyPath], Any], path: KeyPat
     return change(value, path)
 
 
-def _resolve(reference: re.Match[str], place: str, environment: Mapping[str, str]) -> str:
+def _resolve_variable(reference: re.Match[str], place: str, environment: Mapping[str, str]) -> str:
     if reference[0] == "$$":
         return "$"
     name = reference[1]

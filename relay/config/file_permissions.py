@@ -28,7 +28,9 @@ def diagnose_secret_files(loaded: LoadedConfig) -> list[Finding]:
     if loaded.file is not None and holds_secrets:
         files[loaded.file] = "the configuration, which holds secrets itself"
     findings = [
-        finding for file, label in files.items() if (finding := _diagnose(file, label)) is not None
+        finding
+        for file, label in files.items()
+        if (finding := _diagnose_file(file, label)) is not None
     ]
     if findings:
         return findings
@@ -37,7 +39,7 @@ def diagnose_secret_files(loaded: LoadedConfig) -> list[Finding]:
     return [ok("secrets", "no secret is in a file")]
 
 
-def _diagnose(file: Path, label: str) -> Finding | None:
+def _diagnose_file(file: Path, label: str) -> Finding | None:
     try:
         mode = file.stat().st_mode
     except OSError as error:

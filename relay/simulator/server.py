@@ -81,7 +81,7 @@ class Simulator(SimulatedAzure):
     async def __aenter__(self) -> Self:
         """Listen. Raises OSError, and listens nowhere, if one address cannot be used."""
         log = logging.getLogger(__name__)
-        log.addFilter(_is_not_bad_http)
+        log.addFilter(_is_about_valid_http)
         async with AsyncExitStack() as opening:
             for number, vm in enumerate(self.setup.vms):
                 runner = web.AppRunner(
@@ -239,7 +239,7 @@ class Simulator(SimulatedAzure):
         return 200, b""
 
 
-def _is_not_bad_http(record: logging.LogRecord) -> bool:
+def _is_about_valid_http(record: logging.LogRecord) -> bool:
     """Filter out the tracebacks of aiohttp for requests that are not HTTP. It answers them 400."""
     return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
 

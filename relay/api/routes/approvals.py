@@ -12,10 +12,11 @@ from aiohttp import web
 from typing_extensions import TypedDict
 
 from relay.api.schema.responses import Problem
-from relay.api.schema.route import Call, Parameter, RequestBody, Route
+from relay.api.schema.route import Call, Parameter, Route
 from relay.approvals.admission import HOLD_NOTICE
 from relay.approvals.request import DecisionAnswer, DecisionBody, DecisionKind
 from relay.outbox import Mode
+from relay.validation import RequestBody
 
 _IDEMPOTENCY_KEY = Parameter(
     name="Idempotency-Key",

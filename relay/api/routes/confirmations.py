@@ -14,7 +14,7 @@ from typing_extensions import TypedDict
 
 from relay.api.routes.approvals import DecisionRecorded, recorded_decision
 from relay.api.schema.responses import Problem
-from relay.api.schema.route import Call, RequestBody, Route
+from relay.api.schema.route import Call, Route
 from relay.approvals.confirmation_link import MAX_WRONG_CODES
 from relay.approvals.request import DecisionKind, DecisionRequest, LinkCredentials
 from relay.chat.cards.buttons import LABELS, confirmation_question
@@ -25,6 +25,7 @@ from relay.events.timestamps import format_rfc3339
 from relay.outbox.chat_messages import ConfirmationLink, token_digest
 from relay.outbox.rows import PageLimit
 from relay.outbox.transaction import Transaction
+from relay.validation import RequestBody
 
 _MAX_CHANGES = 50
 """Changes of an event that the preview reads, the newest."""

@@ -12,12 +12,13 @@ from typing_extensions import TypedDict
 from relay.api.routes.deliveries import DeliveryPage, read_delivery, read_page
 from relay.api.schema.paging import PAGE_SIZE, page_route
 from relay.api.schema.responses import Problem
-from relay.api.schema.route import Call, RequestBody, Route
+from relay.api.schema.route import Call, Route
 from relay.delivery.dispatcher import redeliver, redeliver_matching
 from relay.events.cloudevent import event_name
 from relay.events.timestamps import format_rfc3339, parse_timestamp
 from relay.outbox import EntryState
 from relay.outbox.deliveries import DeadLetterFilter, Delivery
+from relay.validation import RequestBody
 
 _NO_SUCH_DEAD_LETTER = "no such dead letter; see GET /v1/dead-letters, or `imds-relay dead-letters`"
 

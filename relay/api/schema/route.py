@@ -12,7 +12,7 @@ from types import UnionType
 from typing import Any, Literal, TypeVar, get_args, get_type_hints
 
 from aiohttp import web
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from relay.api import Relay
 from relay.api.schema.responses import Problem
@@ -31,18 +31,6 @@ certificate or the local socket. key or loopback: the same, and programs on this
 key, loopback or public: the same, but no caller is refused: the others are anonymous, without
 rights. signature: by a Standard Webhooks signature.
 """
-
-
-class RequestBody(BaseModel):
-    """The base of the models of request bodies: unknown fields and other types are errors."""
-
-    model_config = ConfigDict(
-        extra="forbid",
-        strict=True,
-        frozen=True,
-        hide_input_in_errors=True,
-        use_attribute_docstrings=True,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
