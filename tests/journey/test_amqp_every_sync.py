@@ -20,6 +20,7 @@ from relay.amqp.topology import approvals_topology, declare_topology, events_top
 from relay.simulator import VM, Setup, Simulator
 from tests.journey.bus import SCOPE, Bus, System, define_users, relay_document, unused_exchange
 from tests.journey.relay_process import RelayProcess, eventually, relay
+from tests.kill_at_sync import killed_at_sync
 from tests.rabbitmq import Broker
 
 CHAOS = bool(os.environ.get("RELAY_TEST_CHAOS"))
@@ -45,7 +46,7 @@ async def story(broker: Broker, folder: Path, sync: int) -> bool:
         await process.start()
         # strace counts system calls per thread, so the file must exist before.
         await process.kill()
-        process.prefix = _killed_at(sync)
+        process.prefix = killed_at_sync(sync)
         await process.start(ready=False)
         next_life = asyncio.create_task(_next_life(process))
         event, decision = await system.schedule_reboot()
@@ -81,23 +82,6 @@ async def _make(bus: Bus) -> None:
             (*events_topology(bus.exchange), *approvals_topology(bus.exchange, SCOPE)),
             True,
         )
-
-
-def _killed_at(sync: int) -> tuple[str, ...]:
-    # -D: the tracer stands aside, so that the process that is started is the relay itself.
-    inject = f"inject=fdatasync,fsync:signal=SIGKILL:when={sync}"
-    return (
-        "strace",
-        "-D",
-        "-f",
-        "-qq",
-        "-o",
-        "/dev/null",
-        "-e",
-        "trace=fdatasync,fsync",
-        "-e",
-        inject,
-    )
 
 
 @needs_strace

@@ -24,6 +24,7 @@ from relay.outbox.file import open_for_reading
 from relay.outbox.journal import JournalRow, read_rows, verify_journal
 from relay.simulator import VM, Event, Plan, Setup, Simulator
 from tests.journey.relay_process import RelayProcess, client, eventually, relay
+from tests.kill_at_sync import killed_at_sync
 
 CHAOS = bool(os.environ.get("RELAY_TEST_CHAOS"))
 RULE = {
@@ -193,23 +194,6 @@ async def kill_and_restart(
         return True
 
 
-def _killed_at(sync: int) -> tuple[str, ...]:
-    # -D: strace runs detached, so the process that is started is the relay itself.
-    inject = f"inject=fdatasync,fsync:signal=SIGKILL:when={sync}"
-    return (
-        "strace",
-        "-D",
-        "-f",
-        "-qq",
-        "-o",
-        "/dev/null",
-        "-e",
-        "trace=fdatasync,fsync",
-        "-e",
-        inject,
-    )
-
-
 needs_strace = pytest.mark.skipif(
     shutil.which("strace") is None,
     reason="strace kills at an exact system call; another test kills at any time",
@@ -223,7 +207,9 @@ async def test_a_kill_at_a_sync_sends_nothing_without_a_quorum_and_loses_nothing
     tmp_path: Path, sync: int
 ) -> None:
     """Event, two votes, claim and answer are five writes, each after the one before it."""
-    assert await kill_and_restart(tmp_path / "relay", prefix=_killed_at(sync), changes=sync == 3)
+    assert await kill_and_restart(
+        tmp_path / "relay", prefix=killed_at_sync(sync), changes=sync == 3
+    )
 
 
 @needs_strace
@@ -236,7 +222,7 @@ async def test_a_kill_at_each_sync_sends_nothing_without_a_quorum_and_loses_noth
     """The test ends when a relay is not killed: then there was no further sync."""
     for sync in count(1):
         if not await kill_and_restart(
-            tmp_path / f"{sync}", prefix=_killed_at(sync), changes=changes
+            tmp_path / f"{sync}", prefix=killed_at_sync(sync), changes=changes
         ):
             print(f"syncs of the path: {sync - 1}")  # noqa: T201  # shown by pytest -s
             assert sync > 5  # event, two votes, claim and answer

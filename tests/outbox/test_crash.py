@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from relay.outbox.journal import verify_journal
+from tests.kill_at_sync import killed_at_sync
 from tests.outbox.open_store import open_file_in
 
 RECORDING = (sys.executable, "-m", "tests.outbox.record_until_killed")
@@ -62,20 +63,7 @@ def test_killed_at_any_sync_nothing_acknowledged_is_lost(
     if begun:
         with open_file_in(tmp_path / "relay.db"):
             pass
-    inject = f"inject=fdatasync,fsync:signal=SIGKILL:when={sync}"
-    command = [
-        "strace",
-        "-f",
-        "-qq",
-        "-o",
-        "/dev/null",
-        "-e",
-        "trace=fdatasync,fsync",
-        "-e",
-        inject,
-        *RECORDING,
-        str(tmp_path),
-    ]
+    command = [*killed_at_sync(sync), *RECORDING, str(tmp_path)]
     ended = subprocess.run(command, stdout=subprocess.PIPE, check=False, text=True)
     assert ended.returncode in (-9, 137)
     acknowledged = count_acknowledged(tmp_path, ended.stdout.splitlines(keepends=True))
