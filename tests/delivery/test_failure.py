@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -531,6 +532,16 @@ async def test_while_a_sink_has_nothing_to_deliver_or_is_paused_no_time_passes_f
         assert not of(relay, "bus")[0]
 
 
+@asynccontextmanager
+async def with_listener(
+    folder: Path, sink: ScriptedSink, clock: SteppedClock
+) -> AsyncIterator[tuple[RunningDispatcher, ScriptedSink]]:
+    """Deliver to the sink as "bus". The sink "chat" takes all, also reports about the first."""
+    listener = ScriptedSink(clock=clock)
+    async with running_dispatcher(folder, {"bus": sink, "chat": listener}, clock=clock) as relay:
+        yield relay, listener
+
+
 async def refuses_one(event: CloudEvent) -> Receipt:
     """Refuse the event "refused" until a person corrects something, and accept all others."""
     if event.subject == "refused":
@@ -544,11 +555,8 @@ async def test_one_refused_event_does_not_make_a_sink_failing_that_accepts_the_o
 ) -> None:
     """It is refused again and again between two others that are accepted."""
     clock = SteppedClock()
-    sink, other = (
-        ScriptedSink(refuses_one, longest_pause=300.0, give_up_after=7200.0, clock=clock),
-        ScriptedSink(clock=clock),
-    )
-    async with running_dispatcher(tmp_path, {"bus": sink, "chat": other}, clock=clock) as relay:
+    sink = ScriptedSink(refuses_one, longest_pause=300.0, give_up_after=7200.0, clock=clock)
+    async with with_listener(tmp_path, sink, clock) as (relay, other):
         await relay.record_event("refused", not_before=7200.0)
         await relay.settle()
         for number in range(12):
@@ -569,11 +577,8 @@ async def test_a_sink_that_accepts_events_after_it_was_failing_is_not_failing_ag
     tmp_path: Path,
 ) -> None:
     clock = SteppedClock()
-    sink, other = (
-        ScriptedSink(refuses_one, longest_pause=300.0, clock=clock),
-        ScriptedSink(clock=clock),
-    )
-    async with running_dispatcher(tmp_path, {"bus": sink, "chat": other}, clock=clock) as relay:
+    sink = ScriptedSink(refuses_one, longest_pause=300.0, clock=clock)
+    async with with_listener(tmp_path, sink, clock) as (relay, other):
         await relay.record_event("refused", not_before=7200.0)
         for number in range(12):
             await relay.forward(100.0)
@@ -626,11 +631,8 @@ async def test_a_failed_try_after_hours_without_an_event_does_not_make_a_sink_fa
     tmp_path: Path,
 ) -> None:
     clock = SteppedClock()
-    sink, other = (
-        ScriptedSink(has_enough, longest_pause=300.0, clock=clock),
-        ScriptedSink(clock=clock),
-    )
-    async with running_dispatcher(tmp_path, {"bus": sink, "chat": other}, clock=clock) as relay:
+    sink = ScriptedSink(has_enough, longest_pause=300.0, clock=clock)
+    async with with_listener(tmp_path, sink, clock) as (relay, other):
         await relay.record_event("E-1")
         await relay.forward(7200.0)
         await refuses_once(relay, sink)
