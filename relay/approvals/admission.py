@@ -227,11 +227,11 @@ def find_ended_decisions(request: DecisionRequest, status: ApprovalStatus) -> li
     return [
         decision
         for decision in status.decisions
-        if _ends(request, decision, status) and (decision.dry_run or not dry_run)
+        if _is_ended_by(request, decision, status) and (decision.dry_run or not dry_run)
     ]
 
 
-def _ends(request: DecisionRequest, decision: Decision, status: ApprovalStatus) -> bool:
+def _is_ended_by(request: DecisionRequest, decision: Decision, status: ApprovalStatus) -> bool:
     caller = request.caller
     if request.decision == "release":
         may_release = "operate" in caller.rights.can or (

@@ -68,7 +68,7 @@ def record_decision(
         **status_with_decision.vote_summary,
         **late_hold_notice(decision.decision, status),
         "expires": format_rfc3339(decision.expires) if decision.expires is not None else None,
-        **_ended(ended),
+        **_ended_field(ended),
     }
     event = _record_event(
         tx,
@@ -198,7 +198,7 @@ def _void_votes(
         origin,
         "approval.voided",
         occurrence.data,
-        {"why": reason, **_ended(decisions)},
+        {"why": reason, **_ended_field(decisions)},
         cause=decisions[-1].recorded_event_id if is_expired else occurrence.last_event_id,
         at=status.now,
         dry_run=all(vote.dry_run for vote in decisions),
@@ -292,7 +292,7 @@ def _record_event(
     return tx.recorded[-1]
 
 
-def _ended(decisions: Sequence[Decision]) -> dict[str, list[str]]:
+def _ended_field(decisions: Sequence[Decision]) -> dict[str, list[str]]:
     """Return ``ended`` of an event: the decisions that count no more because of it."""
     ids = [decision.approval_id for decision in decisions]
     return {"ended": ids} if ids else {}

@@ -48,7 +48,7 @@ class _HistoryMinute:
 
 
 @dataclass(slots=True)
-class _Minute:
+class _OpenMinute:
     """The refusals of one principal from ``began`` on."""
 
     began: datetime
@@ -101,7 +101,7 @@ class RefusalAggregator:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._minutes: dict[str, _Minute] = {}
+        self._minutes: dict[str, _OpenMinute] = {}
         """The open minute of each principal."""
         self._due: list[AggregatedRefusals] = []
 
@@ -149,7 +149,7 @@ class RefusalAggregator:
     def take_due(self, now: datetime | None) -> list[AggregatedRefusals]:
         """Return and remove what was counted in minutes that are over; None: in all minutes."""
         with self._lock:
-            self._close(now)
+            self._close_minutes(now)
             due, self._due = self._due, []
             return due
 
@@ -158,15 +158,15 @@ class RefusalAggregator:
         with self._lock:
             self._due += aggregated
 
-    def _open_minute(self, request: DecisionRequest) -> _Minute:
+    def _open_minute(self, request: DecisionRequest) -> _OpenMinute:
         principal = request.caller.principal
         minute = self._minutes.get(principal)
         if minute is None or minute.is_over(request.at):
-            self._close(request.at)
-            minute = self._minutes[principal] = _Minute(request.at)
+            self._close_minutes(request.at)
+            minute = self._minutes[principal] = _OpenMinute(request.at)
         return minute
 
-    def _close(self, now: datetime | None) -> None:
+    def _close_minutes(self, now: datetime | None) -> None:
         """Close the minutes that are over; None: all."""
         for principal, minute in list(self._minutes.items()):
             if now is None or minute.is_over(now):

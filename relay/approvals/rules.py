@@ -152,10 +152,14 @@ class Rule(Section):
     def unmet_conditions(self, data: Mapping[str, Any], scope: str, now: datetime) -> list[str]:
         """The keys of ``match`` that an event does not meet now."""
         return [
-            key for key in RuleConditions.model_fields if not self._meets(key, data, scope, now)
+            key
+            for key in RuleConditions.model_fields
+            if not self._meets_condition(key, data, scope, now)
         ]
 
-    def _meets(self, key: str, data: Mapping[str, Any], scope: str, now: datetime) -> bool:
+    def _meets_condition(
+        self, key: str, data: Mapping[str, Any], scope: str, now: datetime
+    ) -> bool:
         condition = RuleConditions().model_copy(update={key: getattr(self.match, key)})
         return self.model_copy(update={"match": condition}).applies_to(data, scope, now)
 

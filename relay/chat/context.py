@@ -65,9 +65,9 @@ class ChatDecisionSubmitter:
         """
         if principal not in self._principals:
             return None
-        return Caller(principal, sink.kind, self._rights(principal, sink))
+        return Caller(principal, sink.kind, self._limited_rights(principal, sink))
 
-    def _rights(self, principal: str, sink: AnswerableChatSettings) -> Rights:
+    def _limited_rights(self, principal: str, sink: AnswerableChatSettings) -> Rights:
         """Return what the sink and every client of the person allow."""
         of_clients = [
             self._rights_by_client[client]
@@ -136,7 +136,7 @@ class EventStatusReader:
 
         def work(tx: Transaction) -> list[ApprovalStatus]:
             return [
-                self._read(tx, occurrence)
+                self._read_status(tx, occurrence)
                 for occurrence in tx.snapshot.live()
                 if matches(sink.match, occurrence.data, self.approvals.origin.scope, every=False)
             ]
@@ -154,7 +154,7 @@ class EventStatusReader:
             occurrence = tx.snapshot.find(event_id.lower())
             if occurrence is None or not tx.messages.shows(sink, ref, occurrence.id):
                 return None
-            return self._read(tx, occurrence)
+            return self._read_status(tx, occurrence)
 
         return await self.store.read(work)
 
@@ -175,12 +175,12 @@ class EventStatusReader:
             link = self.links.make_recorded(tx, message, nonce=nonce, in_chat=in_chat)
             code = self.links.confirmation_code(message) if message is not None else None
             return event_card(
-                self._read(tx, occurrence), self.approvals.origin.scope, link=link, code=code
+                self._read_status(tx, occurrence), self.approvals.origin.scope, link=link, code=code
             )
 
         return await self.store.transact(work)
 
-    def _read(self, tx: Transaction, occurrence: TrackedEvent) -> ApprovalStatus:
+    def _read_status(self, tx: Transaction, occurrence: TrackedEvent) -> ApprovalStatus:
         return self.approvals.status(tx, occurrence, self.clock.now())
 
 

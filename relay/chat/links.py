@@ -45,7 +45,9 @@ class ConfirmationLinks:
 
         def link(status: ApprovalStatus, decision: DecisionKind) -> str:
             occurrence = status.occurrence
-            token = self._token(message.id, nonce, occurrence.id, occurrence.revision, decision)
+            token = self._make_token(
+                message.id, nonce, occurrence.id, occurrence.revision, decision
+            )
             tx.messages.add_link(
                 message.id, token, code, occurrence.id, occurrence.revision, decision, status.now
             )
@@ -63,7 +65,7 @@ class ConfirmationLinks:
             return lambda _status, _decision: None
         return (lambda _status, _decision: "") if self._public_url is not None else None
 
-    def _token(self, *meaning: object) -> str:
+    def _make_token(self, *meaning: object) -> str:
         return base64.urlsafe_b64encode(self._mac("token", *meaning)).decode().rstrip("=")
 
     def _mac(self, *meaning: object) -> bytes:

@@ -116,7 +116,7 @@ class LiveMessageSink:
         """Call the platform and record the result. Returns what was done, for the attempt log."""
         ref, shown, told = update.ref, "", ""
         if update.card is not None:
-            ref, shown = await self._show(update, update.card)
+            ref, shown = await self._show_card(update, update.card)
         if shown:
             await self._messages.mark_shown(update, ref)
         if update.history_lines and shown != _POSTED_AGAIN:
@@ -126,7 +126,7 @@ class LiveMessageSink:
         await self._messages.mark_history_told(update)
         return ", ".join(filter(None, (shown, told))) or _UP_TO_DATE
 
-    async def _show(self, update: MessageUpdate, card: Card) -> tuple[str | None, str]:
+    async def _show_card(self, update: MessageUpdate, card: Card) -> tuple[str | None, str]:
         """Return the name that the message has now, and what was done.
 
         A platform that cannot edit gets a new message only if Azure changed an event. Otherwise

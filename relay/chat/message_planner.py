@@ -84,7 +84,7 @@ class MessagePlanner:
                 message = self._begin_message(tx, sink, occurrence)
             elif _is_up_to_date(tx, message, occurrence):
                 return None
-            return self._plan(tx, sink, message, in_chat=in_chat)
+            return self._plan_message(tx, sink, message, in_chat=in_chat)
 
         return await self.store.transact(work, fail_open=True)
 
@@ -120,7 +120,7 @@ class MessagePlanner:
 
         await self.store.transact(work, fail_open=True)
 
-    def _plan(
+    def _plan_message(
         self, tx: Transaction, sink: SinkSettings, message: ChatMessage, *, in_chat: bool
     ) -> MessageUpdate:
         occurrences = [

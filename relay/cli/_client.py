@@ -93,7 +93,7 @@ class Client:
                     raise error_from_response(response.status, await response.read())
                 yield response.content.iter_any()
         except _CONNECTION_ERRORS as error:
-            raise ConnectionError(self._describe(error)) from error
+            raise ConnectionError(self._describe_error(error)) from error
 
     async def _call(
         self,
@@ -118,7 +118,7 @@ class Client:
                     return self._parse(response.status, await response.read())
             except _CONNECTION_ERRORS as error:
                 if not attempts_left or isinstance(error, aiohttp.ClientConnectorError):
-                    raise CommandFailed(self._describe(error)) from error
+                    raise CommandFailed(self._describe_error(error)) from error
                 await asyncio.sleep(_RETRY_DELAY)
         raise AssertionError
 
@@ -140,7 +140,7 @@ class Client:
             query or None
         )
 
-    def _describe(self, error: BaseException) -> str:
+    def _describe_error(self, error: BaseException) -> str:
         if isinstance(error, TimeoutError):
             return f"no answer came from {self._address} in time"
         if not isinstance(error, aiohttp.ClientConnectorError):

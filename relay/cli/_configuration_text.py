@@ -24,7 +24,7 @@ from relay.sinks import SinkSettings
 def print_configuration(loaded: LoadedConfig) -> None:
     """Print what would run, and the tables of sinks, rules, people and clients."""
     config = loaded.config
-    print_fields(_overview(loaded))
+    print_fields(_overview_rows(loaded))
     print_output("")
     print_table(
         ("sink", "kind", "to", "events", "only"),
@@ -95,7 +95,7 @@ def describe_approval(rule: Rule) -> str:
     return text
 
 
-def _overview(loaded: LoadedConfig) -> Iterator[tuple[str, object]]:
+def _overview_rows(loaded: LoadedConfig) -> Iterator[tuple[str, object]]:
     config = loaded.config
     store, approvals, api = config.store, config.approvals, config.api
     yield "configuration", loaded.file or "the defaults: there is no file"
@@ -118,13 +118,13 @@ def _sink_row(sink: SinkSettings) -> tuple[object, ...]:
     return (
         sink.name,
         sink.kind,
-        _origins(sink),
+        _url_origins(sink),
         join_names(sink.events),
         _describe_match(sink.match),
     )
 
 
-def _origins(sink: SinkSettings) -> str:
+def _url_origins(sink: SinkSettings) -> str:
     """Return the origins of the sink's URLs. The rest of a URL may hold a secret."""
     if hasattr(sink, "targets"):
         urls = sink.targets()

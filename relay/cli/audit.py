@@ -125,12 +125,12 @@ def show_rows(
             f"the journal in {path} has no row about event {event}; see `imds-relay audit export`"
         )
     if as_json:
-        print_json([_exported(row) for row in event_rows])
+        print_json([_exported_row(row) for row in event_rows])
         return
     print_table(
         ("row", "at", "what", "by", "detail"),
         [
-            (row.position, format_local_time(row.at, relative=False), *_describe(row))
+            (row.position, format_local_time(row.at, relative=False), *_describe_row(row))
             for row in event_rows
         ],
         empty="",
@@ -148,7 +148,7 @@ def export(*, store: StoreFile = None, config: ConfigFile = None) -> None:
         head = read_checkpoint(connection)
         print_json_line({"kind": "checkpoint", "position": head.position, "hash": head.hash})
         for row in read_rows(connection):
-            print_json_line(_exported(row))
+            print_json_line(_exported_row(row))
             head = Head(row.position, row.hash)
         print_json_line(
             {"kind": "head", "position": head.position, "hash": head.hash, "journalhead": str(head)}
@@ -185,7 +185,7 @@ def _parse_head(text: str) -> Head:
     return Head(int(match[1]), match[2])
 
 
-def _exported(row: JournalRow) -> dict[str, object]:
+def _exported_row(row: JournalRow) -> dict[str, object]:
     return {
         "position": row.position,
         "at": row.at,
@@ -197,7 +197,7 @@ def _exported(row: JournalRow) -> dict[str, object]:
     }
 
 
-def _describe(row: JournalRow) -> tuple[object, object, str]:
+def _describe_row(row: JournalRow) -> tuple[object, object, str]:
     """Return what a row records, by whom, and the details."""
     body = orjson.loads(row.body)
     if row.kind == "claim":

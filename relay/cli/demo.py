@@ -137,7 +137,9 @@ async def _start_programs(steps: Steps) -> AsyncIterator[_DemoPrograms]:
         ):
             steps.print(f"an Azure is simulated at {azure.url}, with one VM: {_VM_NAME}")
             steps.print(f"a webhook receiver listens at {receiver.url}")
-            config = _configuration(azure.url, receiver.url, secret=secret, key=key, store=store)
+            config = _demo_configuration(
+                azure.url, receiver.url, secret=secret, key=key, store=store
+            )
             async with start_relay(config, clock) as running:
                 url = f"http://127.0.0.1:{running.api_port}"
                 steps.print(f"the relay runs, its API is at {url}")
@@ -147,7 +149,7 @@ async def _start_programs(steps: Steps) -> AsyncIterator[_DemoPrograms]:
                     )
 
 
-def _configuration(
+def _demo_configuration(
     azure_url: str, receiver_url: str, *, secret: str, key: str, store: Path
 ) -> Config:
     webhook = {

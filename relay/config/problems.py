@@ -82,10 +82,10 @@ def describe_errors(error: ValidationError, config_input: ConfigInput) -> Iterat
     """Yield one line for each place with an error."""
     errors_by_path: dict[KeyPath, list[ErrorDetails]] = {}
     for details in error.errors(include_url=False):
-        errors_by_path.setdefault(_path(details, config_input.values), []).append(details)
+        errors_by_path.setdefault(_path_of_error(details, config_input.values), []).append(details)
     for path, errors in errors_by_path.items():
         if not _is_unchosen_alternative(path, errors, errors_by_path):
-            line = f"{_place(path, config_input)}{_problem(errors, path, config_input)}"
+            line = f"{_location(path, config_input)}{_describe_problem(errors, path, config_input)}"
             yield _SECRET.sub(r"\1\2…", line)
 
 
@@ -103,7 +103,7 @@ def _is_unchosen_alternative(
     return is_alternative and any(other[: len(path)] == path != other for other in all_paths)
 
 
-def _path(error: ErrorDetails, values: Any) -> KeyPath:
+def _path_of_error(error: ErrorDetails, values: Any) -> KeyPath:
     """Return the key path of an error, without the parts that pydantic adds.
 
     pydantic adds the kind of a sink and the alternative of a union. These are not in the values,
@@ -124,7 +124,7 @@ def _path(error: ErrorDetails, values: Any) -> KeyPath:
     elif isinstance(wrong_value := error.get("ctx", {}).get("error"), WrongValue):
         path.extend(wrong_value.path)
     elif error["type"] == "value_error":
-        key = _message(error).partition(": ")[0]
+        key = _error_message(error).partition(": ")[0]
         if key in _keys(node):
             path.append(key)
     return tuple(path)
@@ -136,7 +136,7 @@ def _keys(node: Any) -> Collection[str | int]:
     return range(len(node)) if isinstance(node, list) else ()
 
 
-def _place(path: KeyPath, config_input: ConfigInput) -> str:
+def _location(path: KeyPath, config_input: ConfigInput) -> str:
     for name in config_input.variables:
         pairs = zip(path, path_of_variable(name), strict=False)
         if path and all(str(part).lower() == variable_part for part, variable_part in pairs):
@@ -144,13 +144,17 @@ def _place(path: KeyPath, config_input: ConfigInput) -> str:
     return location_prefix(config_input.file, config_input.document, path)
 
 
-def _problem(errors: Sequence[ErrorDetails], path: KeyPath, config_input: ConfigInput) -> str:
+def _describe_problem(
+    errors: Sequence[ErrorDetails], path: KeyPath, config_input: ConfigInput
+) -> str:
     first = errors[0]
     if first["type"] == "extra_forbidden":
         return "unknown key, expected a key of this section; check its spelling and its place"
     if first["type"] == "missing":
         return "expected this key, but it is missing"
-    expectations = dict.fromkeys(_expected(error, path, config_input) for error in errors)
+    expectations = dict.fromkeys(
+        _describe_expectation(error, path, config_input) for error in errors
+    )
     sentence = " or ".join(expectations).replace(" or expected ", " or ")
     # The error of a whole section, or of a value that must not be shown, tells what was there.
     is_complete = isinstance(first["input"], dict) or ", got " in sentence
@@ -159,7 +163,7 @@ def _problem(errors: Sequence[ErrorDetails], path: KeyPath, config_input: Config
     return f"{sentence}; got {_shown_value(first, path, config_input)}"
 
 
-def _expected(error: ErrorDetails, path: KeyPath, config_input: ConfigInput) -> str:
+def _describe_expectation(error: ErrorDetails, path: KeyPath, config_input: ConfigInput) -> str:
     if isinstance(wrong_value := error.get("ctx", {}).get("error"), WrongValue):
         return wrong_value.problem
     if error["type"] == "union_tag_not_found":
@@ -167,10 +171,10 @@ def _expected(error: ErrorDetails, path: KeyPath, config_input: ConfigInput) -> 
     if error["type"] in _EXPECTED:
         expected = _EXPECTED[error["type"]].format_map(error.get("ctx", {}))
         return f"expected {expected.replace('True', 'true').replace('False', 'false')}"
-    return _message(error).removeprefix(f"{path[-1]}: " if path else "")
+    return _error_message(error).removeprefix(f"{path[-1]}: " if path else "")
 
 
-def _message(error: ErrorDetails) -> str:
+def _error_message(error: ErrorDetails) -> str:
     return error["msg"].removeprefix("Value error, ")
 
 

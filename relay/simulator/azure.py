@@ -89,15 +89,17 @@ class SimulatedAzure(Scope):
 
     async def wait_until_approved(self, event: Event | str, *, within: float) -> Event:
         """Wait at most ``within`` real seconds until it is approved. Raises TimeoutError."""
-        return await self._wait(event, lambda state: state.approved, "approved", within)
+        return await self._wait_for_state(event, lambda state: state.approved, "approved", within)
 
     async def wait_until_started(self, event: Event | str, *, within: float) -> Event:
         """Wait until the event is no longer Scheduled. Raises TimeoutError."""
-        return await self._wait(event, lambda state: state.status != "Scheduled", "started", within)
+        return await self._wait_for_state(
+            event, lambda state: state.status != "Scheduled", "started", within
+        )
 
     async def wait_until_ended(self, event: Event | str, *, within: float) -> Event:
         """Wait until the event is gone. Raises TimeoutError."""
-        return await self._wait(event, lambda state: not state.is_live, "gone", within)
+        return await self._wait_for_state(event, lambda state: not state.is_live, "gone", within)
 
     async def wait_until(
         self, condition: Callable[[], bool], *, within: float | None = None
@@ -133,10 +135,10 @@ class SimulatedAzure(Scope):
         self.wake_waiters()
 
     def _report_transition(self, transition: Transition) -> None:
-        self._report(f"{transition.at:%H:%M:%S} {_describe(transition)}")
+        self._report(f"{transition.at:%H:%M:%S} {_describe_transition(transition)}")
         self.wake_waiters()
 
-    async def _wait(
+    async def _wait_for_state(
         self, event: Event | str, condition: Callable[[Event], bool], state: str, within: float
     ) -> Event:
         try:
@@ -152,7 +154,7 @@ class SimulatedAzure(Scope):
         return self.event(event)
 
 
-def _describe(transition: Transition) -> str:
+def _describe_transition(transition: Transition) -> str:
     event = transition.event
     if event is None:
         return transition.detail

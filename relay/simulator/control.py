@@ -33,7 +33,7 @@ class ControlApi:
 
     async def _get_state(self, _: web.Request) -> web.Response:
         azure = self._azure
-        return _json(
+        return _json_response(
             {
                 "now": azure.clock.now(),
                 "scale": azure.setup.scale,
@@ -45,37 +45,37 @@ class ControlApi:
         )
 
     async def _get_calls(self, _: web.Request) -> web.Response:
-        return _json(list(self._azure.calls))
+        return _json_response(list(self._azure.calls))
 
     async def _get_event(self, request: web.Request) -> web.Response:
         try:
-            return _json(self._azure.event(request.match_info["event"]))
+            return _json_response(self._azure.event(request.match_info["event"]))
         except UnknownEvent as error:
-            return _error(error, status=404)
+            return _error_response(error, status=404)
 
     async def _perform(self, request: web.Request) -> web.Response:
         name = request.match_info["action"]
         if name not in ACTIONS:
-            return _error(f"expected one of {', '.join(ACTIONS)}, got {name}", status=404)
+            return _error_response(f"expected one of {', '.join(ACTIONS)}, got {name}", status=404)
         try:
             argument = orjson.loads(await request.read())
             event = perform(self._azure, Action.model_validate({name: argument}))
         except orjson.JSONDecodeError as error:
-            return _error(f"expected JSON: {error}", status=400)
+            return _error_response(f"expected JSON: {error}", status=400)
         except ValidationError as error:
-            return _error("; ".join(describe_errors(error.errors())), status=400)
+            return _error_response("; ".join(describe_errors(error.errors())), status=400)
         except UnknownEvent as error:
-            return _error(error, status=404)
+            return _error_response(error, status=404)
         except InvalidTransition as error:
-            return _error(error, status=409)
-        return _json(event or {})
+            return _error_response(error, status=409)
+        return _json_response(event or {})
 
 
-def _error(error: object, *, status: int) -> web.Response:
-    return _json({"error": str(error)}, status=status)
+def _error_response(error: object, *, status: int) -> web.Response:
+    return _json_response({"error": str(error)}, status=status)
 
 
-def _json(value: Any, *, status: int = 200) -> web.Response:
+def _json_response(value: Any, *, status: int = 200) -> web.Response:
     body = orjson.dumps(
         value,
         default=_decode_bytes,

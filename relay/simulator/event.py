@@ -140,7 +140,7 @@ def event_fields(event: Event, api_version: str) -> dict[str, Any] | None:
         "ResourceType": "VirtualMachine",
         "Resources": [prefix + name for name in event.resources],
         "NotBefore": rfc1123(event.not_before) if event.status == "Scheduled" else "",
-        "Description": _description(plan),
+        "Description": _default_description(plan),
         "EventSource": plan.source,
         "DurationInSeconds": plan.duration,
     }
@@ -152,7 +152,7 @@ def event_fields(event: Event, api_version: str) -> dict[str, Any] | None:
     }
 
 
-def _description(plan: Plan) -> str:
+def _default_description(plan: Plan) -> str:
     if plan.description is not None:
         return plan.description
     if plan.source == "User" and plan.type in _USER_ACTIONS:

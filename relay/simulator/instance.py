@@ -36,7 +36,7 @@ def compute_document(vm: VM) -> dict[str, Any]:
         resource = f"virtualMachineScaleSets/{scale_set}/virtualMachines/{number}"
     placement_group = vm.placement_group
     if placement_group is None:
-        placement_group = _uuid(f"placement/{scale_set}") if scale_set else ""
+        placement_group = _stable_uuid(f"placement/{scale_set}") if scale_set else ""
     vm_path = f"{vm.subscription}/{vm.resource_group}/{vm.name}"
     return {
         "azEnvironment": "AzurePublicCloud",
@@ -58,7 +58,7 @@ def compute_document(vm: VM) -> dict[str, Any]:
         "subscriptionId": vm.subscription,
         "tags": ";".join(f"{key}:{value}" for key, value in vm.tags.items()),
         "tagsList": [{"name": key, "value": value} for key, value in vm.tags.items()],
-        "vmId": vm.vm_id or _uuid(f"vm/{vm_path}"),
+        "vmId": vm.vm_id or _stable_uuid(f"vm/{vm_path}"),
         "vmScaleSetName": scale_set,
         "vmSize": "Standard_D2s_v3",
         "zone": vm.zone,
@@ -75,7 +75,7 @@ def instance_document(vm: VM) -> dict[str, Any]:
     return {"compute": compute_document(vm), "network": {"interface": [interface]}}
 
 
-def _uuid(name: str) -> str:
+def _stable_uuid(name: str) -> str:
     """Return an UUID that is always the same for a name."""
     return str(uuid.uuid5(_UUID_NAMESPACE, name))
 

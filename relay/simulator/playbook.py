@@ -206,7 +206,7 @@ def load_playbook(name_or_path: str | Path) -> Playbook:
 
 def describe_errors(errors: Iterable[ErrorDetails]) -> list[str]:
     """Return a line for each error: the key path, what was expected, and what was there."""
-    return [f"{_format_path(error['loc'])}: {_describe(error)}" for error in errors]
+    return [f"{_format_path(error['loc'])}: {_describe_error(error)}" for error in errors]
 
 
 def _packaged_files() -> Mapping[str, Traversable]:
@@ -233,7 +233,7 @@ def _format_path(path: tuple[int | str, ...]) -> str:
     return "".join(parts).removeprefix(".") or "the document"
 
 
-def _describe(error: ErrorDetails) -> str:
+def _describe_error(error: ErrorDetails) -> str:
     if error["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         return "unknown key"
     if error["type"] == "missing":

@@ -85,7 +85,7 @@ class Simulator(SimulatedAzure):
         async with AsyncExitStack() as opening:
             for number, vm in enumerate(self.setup.vms):
                 runner = web.AppRunner(
-                    self._app(vm),
+                    self._make_app(vm),
                     access_log=None,
                     logger=log,
                     handler_cancellation=True,
@@ -108,10 +108,10 @@ class Simulator(SimulatedAzure):
         self.stop_timer()
         await self._listeners.aclose()
 
-    def _app(self, vm: VM) -> web.Application:
-        get_document = partial(self._answer, vm=vm, target="document")
-        post_start_request = partial(self._answer, vm=vm, target="approval")
-        get_instance = partial(self._answer, vm=vm, target="instance")
+    def _make_app(self, vm: VM) -> web.Application:
+        get_document = partial(self._handle_call, vm=vm, target="document")
+        post_start_request = partial(self._handle_call, vm=vm, target="approval")
+        get_instance = partial(self._handle_call, vm=vm, target="instance")
         app = web.Application(client_max_size=_MAX_BODY_BYTES)
         app.add_routes(
             [
@@ -124,7 +124,9 @@ class Simulator(SimulatedAzure):
         )
         return app
 
-    async def _answer(self, request: web.Request, vm: VM, target: Target) -> web.StreamResponse:
+    async def _handle_call(
+        self, request: web.Request, vm: VM, target: Target
+    ) -> web.StreamResponse:
         call = await self._record_call(request, vm)
         if self._exceeds_rate_limit(vm):
             call.status = 429
@@ -134,7 +136,7 @@ class Simulator(SimulatedAzure):
             return web.Response(
                 status=429,
                 headers={"Retry-After": "1"},
-                body=_error("Too many requests"),
+                body=_error_body("Too many requests"),
                 content_type=JSON,
             )
         fault = self.faults.take_for_call(target, vm.name, self.clock.now())
@@ -208,15 +210,15 @@ class Simulator(SimulatedAzure):
         has_header = request.headers.get("Metadata", "").lower() == "true"
         needs_header = target == "instance" or version != PREVIEW_API_VERSION
         if needs_header and not has_header:
-            return 400, _error("Bad request. Required metadata header not specified")
+            return 400, _error_body("Bad request. Required metadata header not specified")
         if "X-Forwarded-For" in request.headers:
-            return 400, _error(
+            return 400, _error_body(
                 "Bad request. A request with the header X-Forwarded-For is not answered"
             )
         known_versions = INSTANCE_VERSIONS if target == "instance" else API_VERSIONS
         if version not in known_versions:
             text = "Bad request. api-version is invalid or was not specified in the request"
-            return 400, _error(text, **{"newest-versions": known_versions[:-4:-1]})
+            return 400, _error_body(text, **{"newest-versions": known_versions[:-4:-1]})
         if target == "instance":
             return self._answer_instance(vm, whole=request.path.endswith("/instance"))
         await self.clock.sleep(self.register_call().total_seconds())
@@ -226,16 +228,20 @@ class Simulator(SimulatedAzure):
 
     def _answer_instance(self, vm: VM, *, whole: bool) -> _StatusAndBody:
         if not self.setup.instance_metadata:
-            return 404, _error("Not found")
+            return 404, _error_body("Not found")
         return 200, orjson.dumps(instance_document(vm) if whole else compute_document(vm))
 
     def _answer_start_request(self, call: RecordedCall, vm: VM) -> _StatusAndBody:
         if not call.event_ids:
-            return 400, _error('Bad request. The body is not {"StartRequests": [{"EventId": "…"}]}')
+            return 400, _error_body(
+                'Bad request. The body is not {"StartRequests": [{"EventId": "…"}]}'
+            )
         try:
             self.accept_start_request(call.event_ids, vm.name)
         except UnknownEvent:
-            return 400, _error("Bad request. An EventId is not that of an event in the document")
+            return 400, _error_body(
+                "Bad request. An EventId is not that of an event in the document"
+            )
         return 200, b""
 
 
@@ -253,5 +259,5 @@ def _event_ids(body: bytes) -> tuple[str, ...]:
         return ()
 
 
-def _error(text: str, **more: Any) -> bytes:
+def _error_body(text: str, **more: Any) -> bytes:
     return orjson.dumps({"error": text, **more})

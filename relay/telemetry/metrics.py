@@ -88,13 +88,13 @@ class MetricsCollector(Collector):
             self.journal_position,
         )
         yield self._approvals_mode()
-        yield from self._sinks()
+        yield from self._sink_metrics()
         yield CounterMetricFamily(
             "imds_relay_rejected_calls",
             "Calls without valid credentials, and AMQP messages that could not be used",
             self.rejected_calls,
         )
-        yield self._responses()
+        yield self._response_metrics()
 
     def _approvals_mode(self) -> Metric:
         modes = GaugeMetricFamily(
@@ -104,7 +104,7 @@ class MetricsCollector(Collector):
             modes.add_metric([mode], float(mode == self.approvals_mode))
         return modes
 
-    def _sinks(self) -> Iterator[Metric]:
+    def _sink_metrics(self) -> Iterator[Metric]:
         labels = ["sink", "kind"]
         waiting = GaugeMetricFamily(
             "imds_relay_sink_waiting", "Deliveries that wait for the sink", labels=labels
@@ -129,7 +129,7 @@ class MetricsCollector(Collector):
                 attempts.add_metric([sink.name, sink.kind, outcome, str(status or "")], count)
         yield from (waiting, failing, states, attempts)
 
-    def _responses(self) -> Metric:
+    def _response_metrics(self) -> Metric:
         responses = CounterMetricFamily(
             "imds_relay_http_answers", "Responses of the API", labels=["status"]
         )

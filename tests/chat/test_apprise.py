@@ -507,7 +507,7 @@ async def test_a_name_that_resolves_to_a_refused_address_is_a_permanent_failure(
 @pytest.mark.parametrize("network", REFUSED, ids=str)
 async def test_the_guard_covers_every_refused_network(network: Any) -> None:
     def raise_audit_event() -> None:
-        guarded_thread._guard("socket.connect", (None, (str(network[0]), 9)))  # noqa: SLF001  # tests the rule itself
+        guarded_thread._check_connection("socket.connect", (None, (str(network[0]), 9)))  # noqa: SLF001  # tests the rule itself
 
     with pytest.raises(AddressRefused):
         await SerialCaller[None]("t").call(raise_audit_event, 10)

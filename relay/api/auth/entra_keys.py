@@ -43,9 +43,9 @@ class SigningKeys:
     async def find(self, key_id: str) -> Any:
         """Return the key with this id. Raises NotAuthenticated without it or with stale keys."""
         async with self._lock:
-            if key_id not in self._keys or self._age() >= MAX_KEY_AGE:
+            if key_id not in self._keys or self._seconds_since_fetch() >= MAX_KEY_AGE:
                 await self._refetch()
-            if self._age() >= MAX_KEY_AGE + 2 * KEY_REFETCH_INTERVAL:
+            if self._seconds_since_fetch() >= MAX_KEY_AGE + 2 * KEY_REFETCH_INTERVAL:
                 raise NotAuthenticated(
                     "the issuer's keys are not at hand: they could not be fetched"
                 )
@@ -55,7 +55,7 @@ class SigningKeys:
             )
         return self._keys[key_id]
 
-    def _age(self) -> float:
+    def _seconds_since_fetch(self) -> float:
         if self._fetched_at is None:
             return float("inf")
         return self._clock.monotonic() - self._fetched_at

@@ -111,7 +111,7 @@ class ConfirmationRequest(ConfirmationLinkRequest):
     """For the audit."""
 
 
-async def _preview(call: Call) -> ConfirmationPreview:
+async def _show_preview(call: Call) -> ConfirmationPreview:
     body: ConfirmationLinkRequest = call.body
     preview = await call.run_long_read(lambda tx: _find_preview(tx, call, body.token))
     if preview is None:
@@ -209,7 +209,7 @@ ROUTES = (
         method="POST",
         path="/v1/confirmations/look",
         summary="the decision of a link, and the state of its event; decides nothing",
-        handler=_preview,
+        handler=_show_preview,
         access="handler",
         is_large=True,
         body=ConfirmationLinkRequest,

@@ -116,7 +116,7 @@ async def _list_events(call: Call) -> EventPage:
     def read(tx: Transaction) -> EventPage:
         page, has_more = tx.snapshot.page(call.parameters, PageLimit(PAGE_SIZE))
         return EventPage(
-            items=[_summary(tx, call, row) for row in page],
+            items=[_event_summary(tx, call, row) for row in page],
             next=str(page[-1].id) if has_more else None,
         )
 
@@ -124,7 +124,7 @@ async def _list_events(call: Call) -> EventPage:
 
 
 async def _find_event(call: Call) -> EventDetails:
-    return await read_event(call, lambda tx, occurrence: _details(tx, call, occurrence))
+    return await read_event(call, lambda tx, occurrence: _event_details(tx, call, occurrence))
 
 
 async def _show_event(call: Call) -> EventDetails:
@@ -132,7 +132,7 @@ async def _show_event(call: Call) -> EventDetails:
     return details
 
 
-def _summary(tx: Transaction, call: Call, occurrence: TrackedEvent) -> EventSummary:
+def _event_summary(tx: Transaction, call: Call, occurrence: TrackedEvent) -> EventSummary:
     status = call.relay.gate.engine.status(tx, occurrence, call.relay.clock.now())
     return EventSummary(
         **cast("EventData", occurrence.data),
@@ -144,14 +144,14 @@ def _summary(tx: Transaction, call: Call, occurrence: TrackedEvent) -> EventSumm
     )
 
 
-def _details(tx: Transaction, call: Call, occurrence: TrackedEvent) -> EventDetails:
+def _event_details(tx: Transaction, call: Call, occurrence: TrackedEvent) -> EventDetails:
     deliveries = tx.deliveries.page(event_key=occurrence.key, limit=LOG_SIZE)
     rows, has_more = tx.journal.history(
         occurrence.key, occurrence.first_seen, call.parameters, PageLimit(LOG_SIZE)
     )
     bodies = aggregate_refusals([(row.kind, row.body) for row in reversed(rows)])
     return EventDetails(
-        **_summary(tx, call, occurrence),
+        **_event_summary(tx, call, occurrence),
         # The stored JSON is sent unchanged.
         history=[cast("CloudEventDocument", orjson.Fragment(body)) for body in bodies],
         votes=[

@@ -80,7 +80,7 @@ async def _send_events(call: Call, response: web.StreamResponse, position: int) 
         async with call.server.long_reads:
             events = await relay.store.read(partial(_read_events, position=position))
         if events:
-            frames = b"".join(_frame(number, event) for number, event in events)
+            frames = b"".join(_server_sent_event(number, event) for number, event in events)
             position = events[-1][0]
             continue
         try:
@@ -119,7 +119,7 @@ def _read_events(tx: Transaction, position: int) -> list[tuple[int, CloudEvent]]
     return tx.journal.events_after(position, _BATCH_SIZE, _BATCH_BYTES)
 
 
-def _frame(position: int, event: CloudEvent) -> bytes:
+def _server_sent_event(position: int, event: CloudEvent) -> bytes:
     # The JSON contains no line breaks: they are escaped in strings.
     return b"id: %d\nevent: %s\ndata: %s\n\n" % (position, event.type.encode(), event.body)
 

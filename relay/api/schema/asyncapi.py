@@ -137,7 +137,7 @@ def _queue_channel(queue: Queue) -> Json:
     binding = {
         "is": "queue",
         "queue": {"name": queue.name, "durable": True, "exclusive": False, "autoDelete": False},
-        **_arguments({"x-queue-type": "quorum", **queue.arguments}),
+        **_queue_arguments({"x-queue-type": "quorum", **queue.arguments}),
         **_BINDING,
     }
     key = queue.key or "(none)"
@@ -160,12 +160,12 @@ def _exchange_binding(exchange: Exchange) -> Json:
             "durable": True,
             "autoDelete": False,
         },
-        **_arguments(exchange.arguments),
+        **_queue_arguments(exchange.arguments),
         **_BINDING,
     }
 
 
-def _arguments(arguments: Mapping[str, Any]) -> Json:
+def _queue_arguments(arguments: Mapping[str, Any]) -> Json:
     return {"x-arguments": dict(arguments)} if arguments else {}
 
 

@@ -58,13 +58,13 @@ class Server:
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
             runner = web.AppRunner(
-                self._application(), access_log=None, shutdown_timeout=_SHUTDOWN_TIMEOUT
+                self._make_application(), access_log=None, shutdown_timeout=_SHUTDOWN_TIMEOUT
             )
             await runner.setup()
             stack.push_async_callback(runner.cleanup)
             listeners = await self._open_listeners(stack, runner)
             accept_task = asyncio.create_task(_run_listeners(listeners), name="api: accept")
-            stack.push_async_callback(_cancel, accept_task)
+            stack.push_async_callback(_cancel_and_wait, accept_task)
             self._stack = stack.pop_all()
         return self
 
@@ -72,7 +72,7 @@ class Server:
         self.state.detach()
         await self._stack.aclose()
 
-    def _application(self) -> web.Application:
+    def _make_application(self) -> web.Application:
         routes = all_routes()
         application = web.Application(
             middlewares=[_error_middleware(self.state)], client_max_size=MAX_BODY_BYTES
@@ -133,7 +133,7 @@ def _error_middleware(state: ServerState) -> Middleware:
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         until_sent = request[UNTIL_SENT] = AsyncExitStack()
         try:
-            response = await _answer(request, handler)
+            response = await _run_handler(request, handler)
         except BaseException:
             await until_sent.aclose()  # nothing will be sent
             raise
@@ -145,7 +145,7 @@ def _error_middleware(state: ServerState) -> Middleware:
     return middleware
 
 
-async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def _run_handler(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Return the response of the handler, or the problem that it raises."""
     try:
         check_content_length(request)
@@ -175,6 +175,6 @@ async def _run_listeners(listeners: list[Listener]) -> None:
             group.create_task(listener.run())
 
 
-async def _cancel(task: asyncio.Task[None]) -> None:
+async def _cancel_and_wait(task: asyncio.Task[None]) -> None:
     task.cancel()
     await asyncio.wait({task})

@@ -29,7 +29,7 @@ def grouped_card(
     ``link`` is None if nothing can be decided from the message.
     """
     live = [status for status in statuses if status.occurrence.live]
-    ordered = sorted(live or statuses, key=_urgency)
+    ordered = sorted(live or statuses, key=_sort_key)
     lines = tuple(
         EventLine(event_line(status), decision_buttons(status, link))
         for status in ordered[:MAX_LISTED_EVENTS]
@@ -45,7 +45,7 @@ def grouped_card(
     return Card(
         title=f"{len(statuses)} maintenance events at once",
         tone=next(tone for tone in _TONES_BY_URGENCY if tone in tones),
-        summary=_summary(statuses),
+        summary=_summary_text(statuses),
         facts=(("Machines", (join_names(list(dict.fromkeys(machines))),)),),
         notes=tuple(notes),
         lines=lines,
@@ -74,7 +74,7 @@ def event_line(status: ApprovalStatus) -> Text:
     return text
 
 
-def _urgency(status: ApprovalStatus) -> tuple[bool, bool, datetime, int]:
+def _sort_key(status: ApprovalStatus) -> tuple[bool, bool, datetime, int]:
     """Sort events that wait for votes first, then by NotBefore."""
     return (
         not _waits_for_votes(status),
@@ -88,7 +88,7 @@ def _waits_for_votes(status: ApprovalStatus) -> bool:
     return status.is_open and status.votes_missing > 0 and not status.is_voting_closed
 
 
-def _summary(statuses: Sequence[ApprovalStatus]) -> Text:
+def _summary_text(statuses: Sequence[ApprovalStatus]) -> Text:
     types = Counter(status.occurrence.event.event_type or "Maintenance" for status in statuses)
     parts = [", ".join(f"{count} × {event_type}" for event_type, count in types.most_common())]
     open_statuses = [status for status in statuses if status.is_open]

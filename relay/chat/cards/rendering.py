@@ -78,7 +78,7 @@ def event_card(status: ApprovalStatus, scope: str, *, link: Link | None, code: s
     """
     event = status.occurrence.event
     buttons = decision_buttons(status, link)
-    notes = [*_notes(status)]
+    notes = [*_note_texts(status)]
     possible_decisions = "|".join(available_decisions(status))
     if link is None and possible_decisions:
         command = f"imds-relay {possible_decisions} {event.event_id}"
@@ -86,7 +86,7 @@ def event_card(status: ApprovalStatus, scope: str, *, link: Link | None, code: s
     return Card(
         title=event_title(status),
         tone=event_tone(status),
-        summary=_summary(status),
+        summary=_summary_text(status),
         facts=(*_event_facts(status), *_approval_facts(status)),
         notes=tuple(notes),
         buttons=buttons,
@@ -95,7 +95,7 @@ def event_card(status: ApprovalStatus, scope: str, *, link: Link | None, code: s
     )
 
 
-def _summary(status: ApprovalStatus) -> Text:
+def _summary_text(status: ApprovalStatus) -> Text:
     not_before = status.not_before
     if not status.occurrence.live:
         return (outcome_text(status.occurrence.outcome),)
@@ -199,7 +199,7 @@ def _join_texts(texts: Sequence[Text]) -> Text:
     return tuple(joined[1:])
 
 
-def _notes(status: ApprovalStatus) -> Iterator[Text]:
+def _note_texts(status: ApprovalStatus) -> Iterator[Text]:
     if not status.occurrence.live:
         return
     if status.mode == "dry-run":

@@ -81,12 +81,12 @@ def voting_closed_lines(status: ApprovalStatus, since: datetime | None) -> tuple
 
 def timeline_line(event: CloudEvent) -> Text:
     """Return one line of history. A ``relay.*`` event is a message that consists of this line."""
-    text = _sentence(event.name, event.data)
+    text = _event_sentence(event.name, event.data)
     at = parse_timestamp(event.attributes.get("time"))
     return (at, ": ", *text) if at is not None else text
 
 
-def _sentence(name: str, data: Mapping[str, Any]) -> Text:
+def _event_sentence(name: str, data: Mapping[str, Any]) -> Text:
     match name:
         case "event.scheduled":
             machines = join_names(data["resources"]) or UNNAMED_MACHINES

@@ -67,14 +67,16 @@ def impact_text(event_type: str | None, seconds: int | None, machines: int = 1) 
     unknown_impact = f"goes through “{event_type}”" if event_type else "goes through maintenance"
     impact = _IMPACTS.get((event_type or "").lower(), unknown_impact)
     if "{duration}" in impact:
-        duration = f" for about {_duration(seconds)}" if seconds is not None else " for a while"
+        duration = (
+            f" for about {_duration_text(seconds)}" if seconds is not None else " for a while"
+        )
         impact = impact.replace("{duration}", duration)
     elif seconds is not None:
-        impact += f"; it takes about {_duration(seconds)}"
+        impact += f"; it takes about {_duration_text(seconds)}"
     return f"{'The machine' if machines == 1 else 'Each machine'} {impact}."
 
 
-def _duration(seconds: int) -> str:
+def _duration_text(seconds: int) -> str:
     if seconds < 120:
         return f"{seconds} s"
     return f"{seconds // 60} min" if seconds < 7200 else f"{seconds // 3600} h"

@@ -55,7 +55,7 @@ class SerialCaller(Generic[T]):
 
 
 class _ConnectionGuardedThread(threading.Thread, Generic[T]):
-    """A thread that the process does not wait for. `_guard` watches its connections."""
+    """A thread that the process does not wait for. `_check_connection` watches its connections."""
 
     def __init__(
         self, function: Callable[[], T], finished: asyncio.Future[None], name: str
@@ -85,11 +85,11 @@ class _ConnectionGuardedThread(threading.Thread, Generic[T]):
 
 @functools.cache
 def _install_guard() -> None:
-    """Install `_guard` for the rest of the process: an audit hook cannot be removed (PEP 578)."""
-    sys.addaudithook(_guard)
+    """Check connections until the process ends: an audit hook cannot be removed (PEP 578)."""
+    sys.addaudithook(_check_connection)
 
 
-def _guard(event: str, arguments: tuple[Any, ...]) -> None:
+def _check_connection(event: str, arguments: tuple[Any, ...]) -> None:
     """Refuse the connections of guarded threads to metadata and host addresses.
 
     The interpreter calls an audit hook before it connects a socket, whichever library connects.
@@ -99,12 +99,12 @@ def _guard(event: str, arguments: tuple[Any, ...]) -> None:
     thread, target = threading.current_thread(), arguments[1]
     if not isinstance(thread, _ConnectionGuardedThread) or not isinstance(target, tuple):
         return
-    if any(is_refused(ip_address(address)) for address in _resolve(str(target[0]))):
+    if any(is_refused(ip_address(address)) for address in _resolve_host(str(target[0]))):
         thread.is_address_refused = True
         raise AddressRefused
 
 
-def _resolve(host: str) -> list[str]:
+def _resolve_host(host: str) -> list[str]:
     """Return the addresses to which a socket would connect for a host."""
     try:
         ip_address(host)

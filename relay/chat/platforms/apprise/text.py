@@ -18,7 +18,7 @@ def card_text(card: Card) -> str:
     facts = "\n".join(f"{label}: {render_text(text)}" for label, text in card.facts)
     lines = "\n".join(f"- {render_text(line.text)}" for line in card.lines)
     notes = [render_text(note) for note in card.notes]
-    paragraphs = [render_text(card.summary), facts, lines, *notes, _command(card)]
+    paragraphs = [render_text(card.summary), facts, lines, *notes, _decision_command(card)]
     paragraphs.append(neutralize_markup(card.footer))
     return "\n\n".join(paragraph for paragraph in paragraphs if paragraph)
 
@@ -43,7 +43,7 @@ def _render_part(part: str | datetime | PrincipalRef) -> str:
     return neutralize_markup(part.principal if isinstance(part, PrincipalRef) else part)
 
 
-def _command(card: Card) -> str:
+def _decision_command(card: Card) -> str:
     """Return how to decide on the command line; empty if nothing can be decided."""
     buttons = [*card.buttons, *(button for line in card.lines for button in line.buttons)]
     if not buttons:

@@ -42,18 +42,18 @@ class Channel:
         return await self._api.create_post(
             {
                 "message": "",
-                "props": await self._props(card),
+                "props": await self._post_props(card),
                 "pending_post_id": self._pending_post_id(card),
             }
         )
 
     async def edit(self, ref: str, card: Card) -> None:
         """Replace the card of a post. Raises MessageGone, Deferred."""
-        await self._api.patch_post(ref, {"props": await self._props(card)})
+        await self._api.patch_post(ref, {"props": await self._post_props(card)})
 
     async def reply_in_thread(self, ref: str | None, lines: Sequence[Text]) -> None:
         """Reply to a post; post to the channel if ``ref`` is None. Raises MessageGone, Deferred."""
-        names = await self._user_names.find(_principals(lines))
+        names = await self._user_names.find(_mentioned_principals(lines))
         await self._api.create_post(
             {
                 "message": thread_message(lines, names),
@@ -62,11 +62,11 @@ class Channel:
             }
         )
 
-    async def _props(self, card: Card) -> Mapping[str, Any]:
+    async def _post_props(self, card: Card) -> Mapping[str, Any]:
         texts = [card.summary, *card.notes]
         texts += [text for _, text in card.facts]
         texts += [line.text for line in card.lines]
-        names = await self._user_names.find(_principals(texts))
+        names = await self._user_names.find(_mentioned_principals(texts))
         return {"attachments": attachments(card, names, self._integration)}
 
     def _pending_post_id(self, content: object) -> str:
@@ -86,5 +86,5 @@ class Channel:
             ) from None
 
 
-def _principals(texts: Iterable[Text]) -> set[str]:
+def _mentioned_principals(texts: Iterable[Text]) -> set[str]:
     return {part.principal for text in texts for part in text if isinstance(part, PrincipalRef)}

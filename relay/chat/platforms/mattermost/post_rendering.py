@@ -105,7 +105,7 @@ def render_text(text: Text, names: Mapping[str, str], *, max_length: int = MAX_T
             rendered += escape_markdown(_truncate(part, remaining), starts_line=not rendered)
             remaining -= len(part)
         else:
-            shown = _time(part) if isinstance(part, datetime) else _person(part, names)
+            shown = _time_text(part) if isinstance(part, datetime) else _person_text(part, names)
             rendered += shown
             remaining -= len(shown)
     return rendered.strip()
@@ -152,12 +152,12 @@ def _links(buttons: Sequence[Button]) -> str:
     )
 
 
-def _time(at: datetime) -> str:
+def _time_text(at: datetime) -> str:
     """Return a time with its zone: a post does not know the reader's time zone."""
     return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
-def _person(person: PrincipalRef, names: Mapping[str, str]) -> str:
+def _person_text(person: PrincipalRef, names: Mapping[str, str]) -> str:
     name = names.get(person.principal)
     if name:
         return f"**{escape_markdown(_truncate(name, _MAX_NAME_LENGTH))}**"

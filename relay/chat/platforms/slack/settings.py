@@ -52,7 +52,7 @@ class Settings(AnswerableChatSettings):
     """Allow an api_url with http, for tests."""
 
     @model_validator(mode="after")
-    def _check(self) -> Settings:
+    def _check_values(self) -> Settings:
         if find_spec("slack_sdk") is None:
             raise ValueError(
                 "expected the package slack-sdk, which this kind of sink needs, "

@@ -33,7 +33,7 @@ class Settings(ChatSettings):
     """Allow a URL with http, for tests."""
 
     @model_validator(mode="after")
-    def _check(self) -> Settings:
+    def _check_values(self) -> Settings:
         if self.url is None and self.url_file is None:
             raise ValueError("expected url or url_file, got neither")
         self.check_fields({"url": self.webhook_url})
