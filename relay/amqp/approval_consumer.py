@@ -117,7 +117,7 @@ class ApprovalConsumer:
         """Stay connected and consume until cancelled. Both intervals are in seconds."""
 
         async def serve(connection: Connection) -> NoReturn:
-            await self._serve(connection, poll_interval)
+            await self._consume_while_possible(connection, poll_interval)
 
         await keep_connected(
             self._urls,
@@ -128,7 +128,9 @@ class ApprovalConsumer:
             heartbeat=heartbeat,
         )
 
-    async def _serve(self, connection: Connection, poll_interval: float) -> NoReturn:
+    async def _consume_while_possible(
+        self, connection: Connection, poll_interval: float
+    ) -> NoReturn:
         async with asyncio.timeout(SETUP_TIMEOUT):
             hint = await self._declare_topology(connection)
         broker = host_port(connection.url)
@@ -225,7 +227,7 @@ class ApprovalConsumer:
                 if reading.done():
                     await reading
                 news.clear()
-                taken = await self._take(aiormq_channel, waiting, carried)
+                taken = await self._take_next_messages(aiormq_channel, waiting, carried)
                 if not isinstance(taken, list):
                     await wait_for_event(news, self._clock, min(taken, poll_interval))
                     continue
@@ -266,7 +268,7 @@ class ApprovalConsumer:
             delivery = await deliveries.get()
             if isinstance(delivery, Deferred):
                 raise delivery
-            message = await self._read(delivery)
+            message = await self._parse_delivery(delivery)
             if message is not None:
                 given_up = waiting.add(message)
                 if given_up is not None:
@@ -276,7 +278,7 @@ class ApprovalConsumer:
             if deliveries.qsize() % MESSAGES_PER_TURN == 0:
                 await asyncio.sleep(0)  # a flood leaves the rest of the relay its turn
 
-    async def _read(self, delivery: DeliveredMessage) -> WaitingMessage | None:
+    async def _parse_delivery(self, delivery: DeliveredMessage) -> WaitingMessage | None:
         """Return a message that can be decided; dead-letter any other."""
         channel: aiormq.abc.AbstractChannel = delivery.channel
         tag = delivery.delivery_tag or 0
@@ -284,14 +286,14 @@ class ApprovalConsumer:
             message = parse_message(delivery, self._exchange, self._routing_key)
             submission = self._handler.read(message)
         except UnusableMessage as error:
-            await self._reject(channel, tag, delivery.header.properties.user_id, str(error))
+            await self._reject_message(channel, tag, delivery.header.properties.user_id, str(error))
         except Exception:  # noqa: BLE001  # given back, it would return at once and block the others
             await self._reject_after_error(channel, tag)
         else:
             return WaitingMessage(tag, submission)
         return None
 
-    async def _take(
+    async def _take_next_messages(
         self,
         channel: aiormq.abc.AbstractChannel,
         waiting: FairQueue,
@@ -334,7 +336,7 @@ class ApprovalConsumer:
         failures = 0
         while True:
             # Each submits its decision before it first waits, so their order stays.
-            decisions = (self._decide(channel, message) for message in messages)
+            decisions = (self._decide_message(channel, message) for message in messages)
             recorded = await asyncio.gather(*decisions)
             raise_if_cancelled()
             messages = [
@@ -349,7 +351,9 @@ class ApprovalConsumer:
             if not await self._pause(pause, reading, poll_interval):
                 return False
 
-    async def _decide(self, channel: aiormq.abc.AbstractChannel, message: WaitingMessage) -> bool:
+    async def _decide_message(
+        self, channel: aiormq.abc.AbstractChannel, message: WaitingMessage
+    ) -> bool:
         """Decide about a message and settle it; return False if the decision is not recorded."""
         try:
             recorded = await message.submission.decide()
@@ -363,9 +367,9 @@ class ApprovalConsumer:
     async def _dead_letter(
         self, channel: aiormq.abc.AbstractChannel, message: WaitingMessage, reason: str
     ) -> None:
-        await self._reject(channel, message.tag, message.submission.user, reason)
+        await self._reject_message(channel, message.tag, message.submission.user, reason)
 
-    async def _reject(
+    async def _reject_message(
         self, channel: aiormq.abc.AbstractChannel, tag: int, user: str | None, reason: str
     ) -> None:
         self._on_unusable(user, reason)

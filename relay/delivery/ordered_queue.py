@@ -155,7 +155,7 @@ class OrderedQueue:
 
     def _take_first(self) -> Entry | None:
         key_queue = self._pop_ready()
-        return self._start(key_queue) if key_queue is not None else None
+        return self._mark_in_flight(key_queue) if key_queue is not None else None
 
     def _pop_ready(self) -> _KeyQueue | None:
         while self._ready:
@@ -167,7 +167,7 @@ class OrderedQueue:
                 return key_queue
         return None
 
-    def _start(self, key_queue: _KeyQueue) -> Entry:
+    def _mark_in_flight(self, key_queue: _KeyQueue) -> Entry:
         head = key_queue.entries[0]
         key_queue.state = "in_flight"
         self._in_flight[head.ordering_key] = key_queue
@@ -185,7 +185,7 @@ class OrderedQueue:
 
         allowed = (queue for queue in ready if among is None or queue.entries[0].id in among)
         first = min(allowed, key=rank, default=None)
-        return self._start(first) if first is not None else None
+        return self._mark_in_flight(first) if first is not None else None
 
     def remove_head(self, entry: Entry) -> None:
         """Remove an entry that was in flight; the next one of its ordering key becomes ready."""

@@ -43,7 +43,7 @@ class ReadAhead:
         try:
             async with self._lock:
                 if entry.position not in self._events:
-                    self._events = await self._read(entry)
+                    self._events = await self._read_with_upcoming(entry)
         finally:
             del self._wanted[entry.id]
         event = self._events.pop(entry.position)
@@ -51,7 +51,7 @@ class ReadAhead:
             raise event
         return event
 
-    async def _read(self, entry: Entry) -> _Events:
+    async def _read_with_upcoming(self, entry: Entry) -> _Events:
         upcoming = self._queue.upcoming(MAX_READ - len(self._wanted))
         positions = {entry.position for entry in (*self._wanted.values(), *upcoming)}
         try:

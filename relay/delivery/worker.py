@@ -84,7 +84,7 @@ class Worker:
         for entry in entries:
             if self._is_replaceable(entry):
                 for old in self._queue.remove_superseded(entry):
-                    self._settle(old, "superseded", f"replaced by a newer {entry.type}")
+                    self._finish_entry(old, "superseded", f"replaced by a newer {entry.type}")
             self._queue.push(entry)
         self._circuit.probe_now()
         self._wake.set()
@@ -194,14 +194,14 @@ class Worker:
             while entry is not None:
                 remaining -= 1
                 try:
-                    is_delivered = await self._deliver(entry)
+                    is_delivered = await self._deliver_entry(entry)
                 finally:
                     self._in_flight -= 1
                 entry = self._take_next() if is_delivered and remaining else None
         finally:
             self._wake.set()
 
-    async def _deliver(self, entry: Entry) -> bool:
+    async def _deliver_entry(self, entry: Entry) -> bool:
         """Deliver one entry; return whether it was delivered."""
         try:
             event = entry.event or await self._read_ahead.event(entry)
@@ -213,10 +213,10 @@ class Worker:
             reason = f"its event could not be read from the journal: {error_name(error)}"
             self._make_dead_letter(entry, reason, attempt=None)
         else:
-            return await self._try(entry, event)
+            return await self._attempt_delivery(entry, event)
         return False
 
-    async def _try(self, entry: Entry, event: CloudEvent) -> bool:
+    async def _attempt_delivery(self, entry: Entry, event: CloudEvent) -> bool:
         self._unanswered.discard(entry.id)
         at, began = self._clock.now(), self._clock.monotonic()
         result = await self._call_sink(event)
@@ -232,10 +232,10 @@ class Worker:
             self._make_dead_letter(entry, result.reason, attempt)
         elif isinstance(result, Deferred):
             decision = self.health.record_failure(entry, result, began)
-            self._apply(decision, entry, result, attempt)
+            self._apply_retry_decision(decision, entry, result, attempt)
         else:
             failure, decision = self.health.record_internal_error(entry, result, began)
-            self._apply(decision, entry, failure, attempt)
+            self._apply_retry_decision(decision, entry, failure, attempt)
         return False
 
     async def _call_sink(self, event: CloudEvent) -> Receipt | Exception:
@@ -270,7 +270,7 @@ class Worker:
         self._unrecorded -= 1
         self._wake.set()
 
-    def _apply(
+    def _apply_retry_decision(
         self, decision: RetryDecision, entry: Entry, error: Deferred, attempt: Attempt
     ) -> None:
         if isinstance(decision, DisableSink):
@@ -284,7 +284,7 @@ class Worker:
         elif self._is_replaceable(entry) and self._queue.is_superseded(entry):
             self._queue.remove_head(entry)
             reason = "replaced by a newer one while it was being sent"
-            self._settle(entry, "superseded", reason, attempt)
+            self._finish_entry(entry, "superseded", reason, attempt)
         else:
             until = self._clock.now() + timedelta(seconds=decision.delay)
             self._queue.delay_head(
@@ -300,12 +300,12 @@ class Worker:
         self._queue.remove_head(entry)
         if entry.family == "relay":
             # A dead letter is reported as relay.*, so one of relay.* would report itself forever.
-            self._settle(entry, "superseded", f"dropped: {reason}", attempt)
+            self._finish_entry(entry, "superseded", f"dropped: {reason}", attempt)
             return
-        self._settle(entry, "parked", reason, attempt)
+        self._finish_entry(entry, "parked", reason, attempt)
         self.health.record_dead_letter(entry, reason)
 
-    def _settle(
+    def _finish_entry(
         self, entry: Entry, state: EntryState, reason: str, attempt: Attempt | None = None
     ) -> None:
         self._unanswered.discard(entry.id)

@@ -16,33 +16,44 @@ from relay.events.cloudevent import TYPE_PREFIX, TYPE_VERSION
 _Strict = with_config({"extra": "forbid"})
 
 
-def _text(description: str) -> Any:
+def _described_field(description: str) -> Any:
     return Field(description=description)
 
 
-_EventId = Annotated[str, _text("Azure's identifier, in its original case; compare without case")]
-_Type = Annotated[
-    str | None, _text("Freeze, Reboot, Redeploy, Preempt, Terminate, or a later addition of Azure")
+_EventId = Annotated[
+    str, _described_field("Azure's identifier, in its original case; compare without case")
 ]
-_Status = Annotated[str | None, _text("Scheduled or Started, or a later addition of Azure")]
-_ResourceType = Annotated[str | None, _text("VirtualMachine, or a later addition of Azure")]
+_Type = Annotated[
+    str | None,
+    _described_field("Freeze, Reboot, Redeploy, Preempt, Terminate, or a later addition of Azure"),
+]
+_Status = Annotated[
+    str | None, _described_field("Scheduled or Started, or a later addition of Azure")
+]
+_ResourceType = Annotated[
+    str | None, _described_field("VirtualMachine, or a later addition of Azure")
+]
 _NotBefore = Annotated[
     str | None,
-    _text("RFC 3339: Azure does not start the event before this time; null once it has started"),
+    _described_field(
+        "RFC 3339: Azure does not start the event before this time; null once it has started"
+    ),
 ]
-_Description = Annotated[str | None, _text("Azure's description, for people")]
-_Source = Annotated[str | None, _text("Platform or User, or a later addition of Azure")]
+_Description = Annotated[str | None, _described_field("Azure's description, for people")]
+_Source = Annotated[str | None, _described_field("Platform or User, or a later addition of Azure")]
 _Duration = Annotated[
-    int | None, _text("announced length of the interruption in seconds; null: unknown")
+    int | None, _described_field("announced length of the interruption in seconds; null: unknown")
 ]
 _Incarnation = Annotated[
     int | None,
-    _text("DocumentIncarnation of the last document that held the event; a hint, it can decrease"),
+    _described_field(
+        "DocumentIncarnation of the last document that held the event; a hint, it can decrease"
+    ),
 ]
-_Resources = _text("names of all machines that the event concerns")
+_Resources = _described_field("names of all machines that the event concerns")
 _CHANGED_TEXT = "name as in data, mapped to the value before; "
 _ApprovedByRelay = Annotated[
-    bool, _text("IMDS has accepted a StartRequest of this relay for the event")
+    bool, _described_field("IMDS has accepted a StartRequest of this relay for the event")
 ]
 
 
@@ -60,7 +71,9 @@ class EventData(TypedDict):
     eventSource: _Source
     durationSeconds: _Duration
     documentIncarnation: _Incarnation
-    revision: Annotated[str, _text("names this state of the event; approvals refer to it")]
+    revision: Annotated[
+        str, _described_field("names this state of the event; approvals refer to it")
+    ]
 
 
 @_Strict
@@ -68,7 +81,7 @@ class UpdatedData(EventData):
     """The changes of a known event."""
 
     changed: Annotated[
-        dict[str, Any], _text(f"{_CHANGED_TEXT}never revision or documentIncarnation")
+        dict[str, Any], _described_field(f"{_CHANGED_TEXT}never revision or documentIncarnation")
     ]
 
 
@@ -77,7 +90,8 @@ class StartedData(EventData):
     """The event has started."""
 
     changed: Annotated[
-        dict[str, Any], _text(f"{_CHANGED_TEXT}empty if the event was first seen as Started")
+        dict[str, Any],
+        _described_field(f"{_CHANGED_TEXT}empty if the event was first seen as Started"),
     ]
     approvedByRelay: _ApprovedByRelay
 
@@ -88,10 +102,10 @@ class EndedData(EventData):
 
     outcome: Annotated[
         Literal["completed", "canceled", "unknown"],
-        _text("how the event ended, as far as this relay saw"),
+        _described_field("how the event ended, as far as this relay saw"),
     ]
     evidence: Annotated[
-        Literal["observed", "rebooted", "none"], _text("what the outcome is based on")
+        Literal["observed", "rebooted", "none"], _described_field("what the outcome is based on")
     ]
     approvedByRelay: _ApprovedByRelay
 
@@ -99,7 +113,7 @@ class EndedData(EventData):
 class _AboutEvent(TypedDict):
     eventId: Annotated[
         str,
-        _text(
+        _described_field(
             "Azure's identifier; for an unknown event as the caller wrote it, "
             "and the other fields are null"
         ),
@@ -113,16 +127,20 @@ class _AboutEvent(TypedDict):
     eventSource: _Source
     durationSeconds: _Duration
     documentIncarnation: _Incarnation
-    revision: Annotated[str | None, _text("names the state that the decision is about")]
+    revision: Annotated[str | None, _described_field("names the state that the decision is about")]
 
 
 _DryRun = Annotated[
-    bool, _text("true if approvals.dry_run is on and no StartRequest will follow; else absent")
+    bool,
+    _described_field(
+        "true if approvals.dry_run is on and no StartRequest will follow; else absent"
+    ),
 ]
 
 
 _Ended = Annotated[
-    list[str], _text("approvalId of each decision that counts no more because of this one")
+    list[str],
+    _described_field("approvalId of each decision that counts no more because of this one"),
 ]
 
 
@@ -130,26 +148,30 @@ _Ended = Annotated[
 class ApprovalData(_AboutEvent):
     """A decision about an event, and the event at that time."""
 
-    approvalId: Annotated[str, _text("identifies the decision, as in the response")]
-    decision: Annotated[Literal["approve", "hold", "release"], _text("the requested decision")]
+    approvalId: Annotated[str, _described_field("identifies the decision, as in the response")]
+    decision: Annotated[
+        Literal["approve", "hold", "release"], _described_field("the requested decision")
+    ]
     principal: Annotated[
         str,
-        _text(
+        _described_field(
             "who decided: client:<name>, local:<user>, slack:<team>/<user> and so on, "
             "rule:<name> or relay"
         ),
     ]
     channel: Annotated[
         str,
-        _text(
+        _described_field(
             "how the decision arrived: http, callback, amqp, local, page, slack, mattermost, "
             "rule or relay"
         ),
     ]
-    reason: Annotated[str | None, _text("the reason that the caller gave")]
-    votes: Annotated[int, _text("votes that count now; 0 for an automatic rule")]
-    required: Annotated[int, _text("votes that the rule requires; 0 for an automatic rule")]
-    rule: Annotated[str | None, _text("name of the rule that matches the event")]
+    reason: Annotated[str | None, _described_field("the reason that the caller gave")]
+    votes: Annotated[int, _described_field("votes that count now; 0 for an automatic rule")]
+    required: Annotated[
+        int, _described_field("votes that the rule requires; 0 for an automatic rule")
+    ]
+    rule: Annotated[str | None, _described_field("name of the rule that matches the event")]
     dryRun: NotRequired[_DryRun]
 
 
@@ -159,14 +181,15 @@ class RecordedData(ApprovalData):
 
     expires: NotRequired[
         Annotated[
-            str | None, _text("RFC 3339: when the decision stops counting; null: at NotBefore")
+            str | None,
+            _described_field("RFC 3339: when the decision stops counting; null: at NotBefore"),
         ]
     ]
     ended: NotRequired[_Ended]
     notice: NotRequired[
         Annotated[
             str,
-            _text(
+            _described_field(
                 "only of a hold after an earlier StartRequest: Azure may have accepted that one, "
                 "and the hold stops further ones"
             ),
@@ -178,11 +201,11 @@ class RecordedData(ApprovalData):
 class RefusedData(ApprovalData):
     """A request of an authenticated caller that was refused."""
 
-    refusal: Annotated[str, _text("the reason, as in the response")]
+    refusal: Annotated[str, _described_field("the reason, as in the response")]
     count: NotRequired[
         Annotated[
             int,
-            _text(
+            _described_field(
                 "how many refusals this event stands for, if the principal had more than ten "
                 "within a minute; the other fields are those of the newest; else absent"
             ),
@@ -196,7 +219,7 @@ class VoidedData(_AboutEvent):
 
     why: Annotated[
         Literal["changed", "expired", "ended"],
-        _text("the event changed, the votes expired, or the event ended"),
+        _described_field("the event changed, the votes expired, or the event ended"),
     ]
     ended: NotRequired[_Ended]
     dryRun: NotRequired[_DryRun]
@@ -206,18 +229,20 @@ class VoidedData(_AboutEvent):
 class StartRequestData(_AboutEvent):
     """The result of a StartRequest."""
 
-    status: Annotated[int | None, _text("HTTP status of the last response; null if there was none")]
-    attempts: Annotated[int, _text("how often the StartRequest was sent")]
-    reason: Annotated[str | None, _text("why the relay gave up")]
+    status: Annotated[
+        int | None, _described_field("HTTP status of the last response; null if there was none")
+    ]
+    attempts: Annotated[int, _described_field("how often the StartRequest was sent")]
+    reason: Annotated[str | None, _described_field("why the relay gave up")]
 
 
 @_Strict
 class RelayData(TypedDict):
     """A state of the relay itself or of one sink."""
 
-    sink: Annotated[str | None, _text("the sink that the event is about; null if none")]
-    reason: Annotated[str, _text("what happened, for people")]
-    count: Annotated[int, _text("how many entries or messages the event is about")]
+    sink: Annotated[str | None, _described_field("the sink that the event is about; null if none")]
+    reason: Annotated[str, _described_field("what happened, for people")]
+    count: Annotated[int, _described_field("how many entries or messages the event is about")]
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,12 +31,12 @@ def diff(previous: Iterable[Event], current: Document) -> tuple[Change, ...]:
     """
     known = {event.key: event for event in previous}
     seen = {event.key: event for event in current.events}
-    changes = [_compare(known.get(event.key), event) for event in seen.values()]
+    changes = [_compare_event(known.get(event.key), event) for event in seen.values()]
     ended = [Change("ended", event, {}) for key, event in known.items() if key not in seen]
     return (*(change for change in changes if change is not None), *ended)
 
 
-def _compare(before: Event | None, event: Event) -> Change | None:
+def _compare_event(before: Event | None, event: Event) -> Change | None:
     if before is None:
         return Change("started" if event.is_started else "scheduled", event, {})
     changed = _changed_fields(before, event)
@@ -52,9 +52,9 @@ def _changed_fields(before: Event, event: Event) -> dict[str, Any]:
     return {
         name: value
         for name, value in old.items()
-        if name != "eventId" and _unordered(value) != _unordered(new[name])
+        if name != "eventId" and _ignoring_order(value) != _ignoring_order(new[name])
     }
 
 
-def _unordered(value: Any) -> Any:
+def _ignoring_order(value: Any) -> Any:
     return sorted(value) if isinstance(value, list) else value

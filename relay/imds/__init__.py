@@ -15,7 +15,7 @@ from pydantic import AfterValidator, Field
 from relay.settings import Duration, Section
 
 
-def _origin(text: str) -> str:
+def _check_origin(text: str) -> str:
     # The error does not quote the text: it may hold a password.
     try:
         parts = urlsplit(text)
@@ -33,7 +33,7 @@ def _origin(text: str) -> str:
     return f"{parts.scheme}://{parts.netloc}"
 
 
-def _at_least_half_a_second(seconds: float) -> float:
+def _check_interval(seconds: float) -> float:
     # docs/protocol.md#five-calls-a-second
     if seconds < 0.5:
         raise ValueError(
@@ -43,23 +43,23 @@ def _at_least_half_a_second(seconds: float) -> float:
     return seconds
 
 
-def _positive(seconds: float) -> float:
+def _check_positive(seconds: float) -> float:
     if seconds <= 0:
         raise ValueError("expected more than 0s")
     return seconds
 
 
-_PositiveDuration = Annotated[Duration, AfterValidator(_positive)]
+_PositiveDuration = Annotated[Duration, AfterValidator(_check_positive)]
 
 
 class SourceSettings(Section):
     """Where scheduled events are read, and how often."""
 
-    url: Annotated[str, AfterValidator(_origin)] = "http://169.254.169.254"
+    url: Annotated[str, AfterValidator(_check_origin)] = "http://169.254.169.254"
     """The metadata service; another one only for tests and simulators."""
     api_version: str = Field(default="2020-07-01", pattern=r"^\d{4}-\d{2}-\d{2}$")
     """Version of the Scheduled Events API; 2020-07-01 is the newest."""
-    interval: Annotated[Duration, AfterValidator(_at_least_half_a_second)] = 1.0
+    interval: Annotated[Duration, AfterValidator(_check_interval)] = 1.0
     """Time from one poll to the next."""
     timeout: _PositiveDuration = 10.0
     """How long one call may take, the body of its answer included."""

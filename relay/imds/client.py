@@ -208,7 +208,7 @@ class ImdsClient:
                     response.headers.get("Date"), now, elapsed=(now - began).total_seconds()
                 )
                 if response.status != 200:
-                    raise await self._failure(response)
+                    raise await self._error_from_response(response)
                 return await _read_body(response) if method == "GET" else b""
         except TimeoutError as error:
             raise SourceUnavailable(
@@ -242,7 +242,7 @@ class ImdsClient:
         self._budget.mark_sent(self._clock.monotonic())
         self._budget_changed.set()
 
-    async def _failure(self, response: aiohttp.ClientResponse) -> SourceError:
+    async def _error_from_response(self, response: aiohttp.ClientResponse) -> SourceError:
         status = response.status
         if status == 400:
             text = await _read_error_text(response)

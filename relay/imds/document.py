@@ -32,7 +32,7 @@ def _whole_seconds(value: object) -> int | None:
     return math.ceil(value)
 
 
-def _incarnation(value: object) -> int | None:
+def _parse_incarnation(value: object) -> int | None:
     # A hint is never worth an error. The store holds signed integers of 64 bits.
     if isinstance(value, bool) or not isinstance(value, int):
         return None
@@ -77,7 +77,7 @@ class _WireEvent(_Wire):
 
 
 class _WireDocument(_Wire):
-    DocumentIncarnation: Annotated[int | None, BeforeValidator(_incarnation)] = None
+    DocumentIncarnation: Annotated[int | None, BeforeValidator(_parse_incarnation)] = None
     Events: list[_WireEvent]
 
 
@@ -110,11 +110,12 @@ def parse_document(body: bytes) -> Document:
         event = wire_event.to_event()
         events_by_key.setdefault(event.key, []).append(event)
     return Document(
-        document.DocumentIncarnation, tuple(_merge(events) for events in events_by_key.values())
+        document.DocumentIncarnation,
+        tuple(_merge_same_event(events) for events in events_by_key.values()),
     )
 
 
-def _merge(events: Sequence[Event]) -> Event:
+def _merge_same_event(events: Sequence[Event]) -> Event:
     if len(events) == 1:
         return events[0]
     # The order in the document must not matter: Started comes first, then the text decides.

@@ -56,7 +56,9 @@ class Recorder:
         """Work for the store: record every change and the new snapshot. Return the change count."""
         live = {occurrence.key: occurrence for occurrence in tx.snapshot.live()}
         changes = diff((occurrence.event for occurrence in live.values()), poll.document)
-        events = [self._apply(tx, change, live.get(change.event.key), poll) for change in changes]
+        events = [
+            self._apply_change(tx, change, live.get(change.event.key), poll) for change in changes
+        ]
         tx.record_all(events, poll.at)
         for occurrence in live.values():
             if occurrence.boot_id != self.boot_id and not _may_explain_reboot(
@@ -65,7 +67,7 @@ class Recorder:
                 tx.snapshot.set_boot_id(occurrence.id, self.boot_id)
         return len(changes)
 
-    def _apply(
+    def _apply_change(
         self, tx: Transaction, change: Change, occurrence: TrackedEvent | None, poll: PollResult
     ) -> tuple[CloudEvent, str]:
         """Update the snapshot. Return the CloudEvent of the change and its transition."""

@@ -93,12 +93,12 @@ def open_state_file(path: Path, identity: StateFileOwner, now: datetime) -> Stat
             f"expected a Python with SQLite {needed} or newer, got {sqlite3.sqlite_version}: "
             "run the relay with a newer Python"
         )
-    path = _resolve(path)
-    lock = _lock(path)
+    path = _resolve_link(path)
+    lock = _take_lock(path)
     try:
         with _older_relays_kept_out(path):
             try:
-                connection, trusted = _connect(path, identity)
+                connection, trusted = _open_connection(path, identity)
             except _UnusableFile as problem:
                 set_aside_as = _set_aside(path, now)
                 _log.warning(
@@ -107,7 +107,7 @@ def open_state_file(path: Path, identity: StateFileOwner, now: datetime) -> Stat
                     problem,
                     set_aside_as,
                 )
-                connection, trusted = _connect(path, identity)
+                connection, trusted = _open_connection(path, identity)
     except Exception as error:
         lock.close()
         if isinstance(error, sqlite3.Error | OSError | _UnusableFile):
@@ -147,7 +147,7 @@ def describe_read_error(path: Path) -> str | None:
     return None
 
 
-def _resolve(path: Path) -> Path:
+def _resolve_link(path: Path) -> Path:
     """Return the file that a link leads to: one log and one lock, whatever link is used.
 
     Raises StoreError for a link of another user, who could lead the relay to any file.
@@ -167,7 +167,7 @@ def lock_path(path: Path) -> Path:
     return path.with_name(f"{path.name}-lock")
 
 
-def _lock(path: Path) -> sqlite3.Connection:
+def _take_lock(path: Path) -> sqlite3.Connection:
     # The lock is an exclusive transaction on a second database beside the file. This works on every
     # platform, and the kernel releases it with the process. Other programs, such as the audit, can
     # still read the state file itself. Nobody else can open the database, so nobody can lock it.
@@ -234,7 +234,7 @@ def _folder_error(path: Path, text: str) -> StoreError:
     return StoreError(f"store.path: expected a folder that can be written, {path.parent}: {text}")
 
 
-def _connect(path: Path, identity: StateFileOwner) -> tuple[sqlite3.Connection, bool]:
+def _open_connection(path: Path, identity: StateFileOwner) -> tuple[sqlite3.Connection, bool]:
     """Open and check the file and create its tables; return also whether it is trusted.
 
     Raises _UnusableFile, StoreTooNew, sqlite3.Error.
@@ -248,7 +248,7 @@ def _connect(path: Path, identity: StateFileOwner) -> tuple[sqlite3.Connection, 
         # must only show at the commit.
         connection.execute("PRAGMA cache_spill = OFF")
         connection.execute("PRAGMA foreign_keys = ON")
-        version = _check(connection, identity)
+        version = _check_schema(connection, identity)
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("BEGIN IMMEDIATE")  # all tables appear, or none
@@ -256,7 +256,9 @@ def _connect(path: Path, identity: StateFileOwner) -> tuple[sqlite3.Connection, 
         connection.execute(_NEWEST_COLUMNS)
         corrupt_codes.remove(sqlite3.SQLITE_ERROR)  # from here on it is a mistake in our SQL
         if version == 0:
-            _begin(connection, "off" if _was_set_aside_before(path) else "on", identity)
+            _write_initial_meta(
+                connection, "off" if _was_set_aside_before(path) else "on", identity
+            )
         # This changes nothing, but fails if the file can only be read.
         connection.execute("UPDATE meta SET value = '' WHERE key = ''")
         owner = get_meta(connection, "vm_id")
@@ -291,7 +293,7 @@ def _make_private(path: Path) -> None:
             narrow(older)
 
 
-def _check(connection: sqlite3.Connection, identity: StateFileOwner) -> int:
+def _check_schema(connection: sqlite3.Connection, identity: StateFileOwner) -> int:
     """Return the schema version; 0 if the file is still empty.
 
     Raises _UnusableFile, StoreTooNew, sqlite3.Error, UnicodeDecodeError.
@@ -325,12 +327,14 @@ def _create_tables(connection: sqlite3.Connection, version: int) -> None:
     """Apply the schema files after this version."""
     for later in range(version + 1, SCHEMA_VERSION + 1):
         script = files("relay.outbox").joinpath("schema", f"{later}.sql")
-        for statement in _statements(script.read_text(encoding="utf-8")):
+        for statement in _split_statements(script.read_text(encoding="utf-8")):
             connection.execute(statement)
         connection.execute(f"PRAGMA user_version = {later}")
 
 
-def _begin(connection: sqlite3.Connection, mode: Mode, identity: StateFileOwner) -> None:
+def _write_initial_meta(
+    connection: sqlite3.Connection, mode: Mode, identity: StateFileOwner
+) -> None:
     connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
     connection.execute("INSERT INTO meta VALUES ('mode', ?)", (mode,))
     connection.execute("INSERT INTO meta VALUES ('scope', ?)", (identity.scope,))
@@ -381,7 +385,7 @@ def _was_set_aside_before(path: Path) -> bool:
     return any(path.parent.glob(f"{glob.escape(path.name)}.set-aside-*"))
 
 
-def _statements(script: str) -> list[str]:
+def _split_statements(script: str) -> list[str]:
     # executescript would commit first, and then the tables would not appear all at once.
     statements, current = [], ""
     for line in script.splitlines(keepends=True):

@@ -124,7 +124,7 @@ class Store:
         self._memory: sqlite3.Connection | None = None
         self._done_in_memory: list[Work[Any]] = []  # still to be done on the file
         self._recover_at = 0.0
-        self._thread = threading.Thread(target=self._run, name="store", daemon=True)
+        self._thread = threading.Thread(target=self._run_thread, name="store", daemon=True)
         self._thread.start()
 
     def submit(self, work: Work[T], *, fail_open: bool = False) -> asyncio.Future[T]:
@@ -163,13 +163,13 @@ class Store:
 
     # --- on the thread
 
-    def _run(self) -> None:
+    def _run_thread(self) -> None:
         jobs: list[StoreJob] = []
         is_open = True
         try:
             while is_open:
                 jobs, is_open = self._next_jobs()
-                self._execute(jobs, is_last=not is_open)
+                self._execute_jobs(jobs, is_last=not is_open)
                 jobs = []  # do not keep their results while waiting for the next ones
             if self._done_in_memory:
                 _log.error(
@@ -184,9 +184,9 @@ class Store:
             )
             reason = f"the thread of the state file has failed: {error!r}"
             self._set_write_error(reason)
-            self._refuse(jobs, reason)
+            self._refuse_jobs(jobs, reason)
             while is_open and (job := self._jobs.get()) is not None:
-                self._refuse([job], reason)
+                self._refuse_jobs([job], reason)
         finally:
             if self._memory is not None:
                 self._memory.close()
@@ -212,18 +212,18 @@ class Store:
         except queue.Empty:
             return jobs, True
 
-    def _execute(self, jobs: list[StoreJob], *, is_last: bool) -> None:
+    def _execute_jobs(self, jobs: list[StoreJob], *, is_last: bool) -> None:
         if self.write_error is not None and (is_last or time.monotonic() >= self._recover_at):
-            self._recover()
-        if self._memory is not None or not self._commit(jobs):
+            self._recover_file()
+        if self._memory is not None or not self._commit_jobs(jobs):
             self._run_in_memory(jobs)
-        self._publish(jobs)
+        self._publish_results(jobs)
 
-    def _recover(self) -> None:
+    def _recover_file(self) -> None:
         """If the file can be written again, repeat on it what was done in memory."""
         began = time.monotonic()
         repeated = [StoreJob(work, "open") for work in self._done_in_memory]
-        if self._commit([StoreJob(_write_probe, "closed")]) and self._commit(repeated):
+        if self._commit_jobs([StoreJob(_write_probe, "closed")]) and self._commit_jobs(repeated):
             for job in repeated:
                 if job.error is not None:
                     _log.error(
@@ -237,7 +237,7 @@ class Store:
         elapsed = time.monotonic() - began
         self._recover_at = time.monotonic() + max(MIN_RECOVERY_INTERVAL, 10 * elapsed)
 
-    def _commit(self, jobs: Sequence[StoreJob]) -> bool:
+    def _commit_jobs(self, jobs: Sequence[StoreJob]) -> bool:
         """Run jobs in one transaction on the file. Return whether it could be written."""
         connection = self._state_file.connection
         try:
@@ -287,10 +287,10 @@ class Store:
             raise
         return memory
 
-    def _refuse(self, jobs: Sequence[StoreJob], reason: str) -> None:
+    def _refuse_jobs(self, jobs: Sequence[StoreJob], reason: str) -> None:
         for job in jobs:
             job.error = StoreUnavailable(reason)
-        self._publish(jobs)
+        self._publish_results(jobs)
 
     def _set_write_error(self, reason: str | None) -> None:
         was_writable, self.write_error = self.write_error is None, reason
@@ -299,8 +299,8 @@ class Store:
                 lambda: [listener(reason) for listener in self.listeners.write_error_changed]
             )
 
-    def _publish(self, jobs: Sequence[StoreJob]) -> None:
-        self._call_on_loop(lambda: self._resolve(jobs))
+    def _publish_results(self, jobs: Sequence[StoreJob]) -> None:
+        self._call_on_loop(lambda: self._resolve_futures(jobs))
 
     def _call_on_loop(self, callback: Callable[[], object]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
@@ -308,7 +308,7 @@ class Store:
 
     # --- on the event loop
 
-    def _resolve(self, jobs: Sequence[StoreJob]) -> None:
+    def _resolve_futures(self, jobs: Sequence[StoreJob]) -> None:
         """Call the listeners and resolve the futures of the jobs."""
         for job in jobs:
             if job.error is None:

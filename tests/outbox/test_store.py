@@ -208,7 +208,7 @@ async def test_a_thread_that_dies_leaves_nobody_waiting(
         changes: list[str | None] = []
         store.listeners.write_error_changed.append(changes.append)
         # Calling it raises a TypeError, as a mistake in the code would.
-        store._commit = None  # type: ignore[assignment,method-assign]  # noqa: SLF001
+        store._commit_jobs = None  # type: ignore[assignment,method-assign]  # noqa: SLF001
         first, second = store.submit(record_event(1), fail_open=True), store.submit(record_event(2))
         for future in (first, second):
             with pytest.raises(StoreUnavailable, match="thread of the state file has failed"):
