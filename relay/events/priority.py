@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from functools import cache
 
-EVENT, DECISION, RELAY, REFUSAL = range(4)
+PRIORITIES = 4
+"""How many priorities there are."""
+EVENT, DECISION, RELAY, REFUSAL = range(PRIORITIES)
 """The priorities, the most important first: ``event.*``; ``startrequest.*`` and ``approval.*``;
 ``relay.*``; ``approval.refused``."""
 
