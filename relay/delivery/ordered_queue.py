@@ -16,7 +16,7 @@ from typing import Literal
 from relay.events.priority import PRIORITIES
 from relay.outbox import Entry
 
-MAX_EVENTS_IN_MEMORY = 10000
+MAX_EVENTS_IN_MEMORY = 2000
 """Entries of each priority that keep their event in memory.
 
 The events of later ones are read from the journal when they are sent.
@@ -44,7 +44,10 @@ class _KeyQueue:
     @property
     def priority(self) -> int:
         """The highest priority of its entries: the less important before it make way for it."""
-        return next(priority for priority, count in enumerate(self.counts) if count)
+        priority = 0
+        while not self.counts[priority]:  # the last one is never reached: a key has entries
+            priority += 1
+        return priority
 
     @property
     def ready_item(self) -> tuple[int, int, str]:
