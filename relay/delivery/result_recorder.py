@@ -20,7 +20,7 @@ from relay.outbox.sqlite import Store
 from relay.outbox.transaction import Transaction
 
 BATCH_PAUSE = 0.005
-"""Seconds for which the first delivery of a batch waits for others."""
+"""Seconds. No delivery waits for it, and no more can be repeated: a sink has a limit of its own."""
 FULL_BATCH = 32
 """Deliveries that do not wait for others. It is half of what a sink may have open, so that the sink
 goes on while the batch is written."""
@@ -29,10 +29,14 @@ _log = logging.getLogger(__name__)
 
 
 class ResultRecorder:
-    """Groups the results of deliveries into transactions."""
+    """Groups the results of deliveries into transactions.
 
-    def __init__(self, store: Store) -> None:
+    ``pause`` is how many seconds the first delivery of a batch waits for others.
+    """
+
+    def __init__(self, store: Store, *, pause: float = BATCH_PAUSE) -> None:
         self._store = store
+        self._pause = pause
         self._delivered: list[tuple[int, Attempt]] = []  # not yet submitted
         self._callbacks: list[Callable[[], None]] = []  # one for each of them
         self._timer: asyncio.TimerHandle | None = None  # ends the pause of the next batch
@@ -82,7 +86,7 @@ class ResultRecorder:
         if len(self._delivered) >= FULL_BATCH:
             self._write_batch()
         elif self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(BATCH_PAUSE, self._write_batch)
+            self._timer = asyncio.get_running_loop().call_later(self._pause, self._write_batch)
 
     def _write_batch(self) -> None:
         self._stop_timer()
