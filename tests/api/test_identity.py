@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import json
 import math
@@ -26,8 +27,8 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from pydantic import ValidationError
 
 from relay.api import ApiSettings
-from relay.api.auth.entra_keys import KEY_REFETCH_INTERVAL, MAX_KEY_AGE
-from tests.api.running_relay import RunningRelay, make_event, run_relay
+from relay.api.auth.entra_keys import KEY_REFETCH_INTERVAL, KEY_RETRY_INTERVAL, MAX_KEY_AGE
+from tests.api.running_relay import RunningRelay, eventually, make_event, run_relay
 from tests.certificates import LOCALHOST, Authority
 
 TENANT = "8f5f0d3c-59ac-4a4b-9d7b-0f0c7d2c1a11"
@@ -60,6 +61,10 @@ class Issuer:
     status: int = 200
     asked: int = 0
     elsewhere: int = 0
+    may_answer: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.may_answer.set()
 
     async def redirected(self, _request: web.Request) -> web.Response:
         """Where nobody is to look."""
@@ -69,6 +74,7 @@ class Issuer:
     async def answer(self, _request: web.Request) -> web.Response:
         """The handler."""
         self.asked += 1
+        await self.may_answer.wait()
         return web.json_response(
             {"keys": self.keys}, status=self.status, headers={"Location": "/elsewhere"}
         )
@@ -317,6 +323,35 @@ async def test_old_keys_hold_while_none_can_be_fetched_but_no_longer_than_a_day(
     entra.relay.clock.offset = MAX_KEY_AGE + 3 * KEY_REFETCH_INTERVAL
     assert await entra.status(entra.token()) == 401
     assert await entra.status(entra.token(kid="k2", key=OTHER)) == 200
+
+
+async def test_a_server_of_keys_that_hangs_delays_nobody_whose_key_is_at_hand(
+    entra: Entra,
+) -> None:
+    """Anybody can make the relay ask for keys, with a token that names an unknown one."""
+    assert await entra.status(entra.token()) == 200
+    entra.issuer.may_answer.clear()
+    for offset in (KEY_REFETCH_INTERVAL, MAX_KEY_AGE):
+        entra.relay.clock.offset = offset
+        asked = entra.issuer.asked
+        stranger = asyncio.create_task(entra.status(entra.token(kid="k2", key=OTHER)))
+        await eventually(lambda asked=asked: entra.issuer.asked > asked)
+        assert await entra.status(entra.token()) == 200
+        assert not stranger.done()
+        entra.issuer.may_answer.set()
+        assert await stranger == 401
+        entra.issuer.may_answer.clear()
+
+
+async def test_after_a_failure_the_keys_are_fetched_again_soon(entra: Entra) -> None:
+    entra.issuer.status = 503
+    for _ in range(3):
+        assert await entra.status(entra.token()) == 401
+    assert entra.issuer.asked == 1
+    entra.issuer.status = 200
+    entra.relay.clock.offset = KEY_RETRY_INTERVAL
+    assert await entra.status(entra.token()) == 200
+    assert entra.issuer.asked == 2
 
 
 async def test_a_weak_key_verifies_nothing(entra: Entra) -> None:
