@@ -29,7 +29,12 @@ from relay.approvals.effects import (
     record_refusal,
     record_start_answer,
 )
-from relay.approvals.refusals import FoldedRefusals, RefusalFold
+from relay.approvals.refusals import (
+    MAX_RECORDED_ABOUT_EVENT,
+    MINUTE,
+    FoldedRefusals,
+    RefusalFold,
+)
 from relay.approvals.request import DecisionAnswer, DecisionRequest
 from relay.approvals.status import ApprovalStatus, rule_for
 from relay.approvals.transitions import CreateGrant, can_claim, next_change_at, next_transitions
@@ -42,6 +47,13 @@ _log = logging.getLogger(__name__)
 _MODES_BY_STRICTNESS: tuple[Mode, ...] = ("on", "dry-run", "off")
 _REUSED_ID = Refusal(
     409, "this id came before with another body; give each request an id of its own"
+)
+MAX_DECISIONS_ABOUT_EVENT = 30
+"""Decisions of one principal about one event that are recorded in a minute."""
+_TOO_MANY = Refusal(
+    409,
+    f"you have decided {MAX_DECISIONS_ABOUT_EVENT} times about this event within a minute: "
+    "nothing was changed; wait a minute",
 )
 
 
@@ -185,11 +197,15 @@ class ApprovalService:
     def _accept(
         self, tx: Transaction, request: DecisionRequest, status: ApprovalStatus
     ) -> DecisionAnswer:
-        if request.request_id is None:
-            # A request with its own id gets its own event: over AMQP that event is the answer.
-            same_decision = find_same_decision(request, status)
-            if same_decision is not None:
-                return build_answer(request, same_decision, status)
+        """Record the decision, unless it changes nothing or is one of too many."""
+        recent = tx.decisions.recent_count(
+            status.occurrence.id, request.caller.principal, request.at - MINUTE
+        )
+        same_decision = find_same_decision(request, status)
+        if same_decision is not None and _is_answered(request, same_decision, recent):
+            return build_answer(request, same_decision, status)
+        if recent >= MAX_DECISIONS_ABOUT_EVENT:
+            return self._refuse(tx, request, status, _TOO_MANY)
         decision = build_decision(
             request,
             status,
@@ -357,6 +373,19 @@ def effective_mode(settings: ApprovalsSettings, switch: Mode, *, trusted: bool) 
     elif settings.dry_run:
         configured = "dry-run"
     return max(configured, switch, key=_MODES_BY_STRICTNESS.index)
+
+
+def _is_answered(request: DecisionRequest, same_decision: Decision, recent: int) -> bool:
+    """Whether an earlier decision, still in force, answers a request for the same decision.
+
+    Otherwise the request takes its place, so that it expires later. ``recent`` is the number of
+    decisions of the principal about the event in the last minute.
+    """
+    if request.request_id is None:
+        return True
+    if request.message_id is not None:  # over AMQP an event is the answer
+        return recent >= MAX_RECORDED_ABOUT_EVENT
+    return abs(request.at - same_decision.at) < MINUTE
 
 
 def _first_answer(tx: Transaction, request: DecisionRequest) -> FirstAnswer | None:

@@ -30,6 +30,8 @@ MAX_REFUSALS = 5000
 A client can make 3650 calls while a signature is valid, so it cannot push out the first answer of a
 callback that could still be repeated.
 """
+MAX_RECENT = 1000
+"""Decisions about an occurrence that are read to find those of the last minute."""
 
 
 class Decisions:
@@ -52,6 +54,15 @@ class Decisions:
         newest = f"SELECT id FROM decision WHERE occurrence = ?{condition} ORDER BY id DESC LIMIT ?"  # noqa: S608  # our own text
         decisions = self._select_decisions(f"id IN ({newest})", occurrence, limit)
         return [decision for decision in decisions if decision.counts or not counting]
+
+    def recent_count(self, occurrence: int, principal: str, since: datetime) -> int:
+        """Return how many of the newest decisions about an occurrence a principal took since."""
+        row = self._connection.execute(
+            "SELECT count(*) FROM (SELECT principal, at FROM decision WHERE occurrence = ? "
+            "ORDER BY id DESC LIMIT ?) WHERE principal = ? AND at > ?",
+            (occurrence, MAX_RECENT, principal, format_sortable(since)),
+        ).fetchone()
+        return int(row[0])
 
     def holds_before(self, event_key: str, occurrence: int) -> list[Decision]:
         """Return the holds that count from earlier occurrences of the same EventId."""
