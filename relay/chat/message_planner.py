@@ -137,8 +137,8 @@ class MessagePlanner:
         content_hash = hashlib.sha256(repr(content).encode()).hexdigest()
         card = None
         if content_hash != message.content_hash:
-            # Up to date, the message has a later position, so that its next edit has new links.
-            nonce = f"position {message.history_position}"
+            # The number grows with each edit, so a link that is void never comes back.
+            nonce = f"edit {message.times_shown}"
             link = self._links.recorded(tx, message, nonce=nonce, in_chat=in_chat)
             card = message_card(statuses, scope, link=link, code=code)
         history, is_cut = _untold_history(tx, sink, message, occurrences)
