@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,45 @@ async def test_while_the_store_fails_the_count_waits(tmp_path: Path) -> None:
             await harness.submit("approve", "bob", revision="x")
         assert await harness.gate.record_folded_refusals()
         assert _counts(harness) == [None] * 20 + [5]
+
+
+async def test_a_refusal_is_counted_though_its_caller_has_disconnected(tmp_path: Path) -> None:
+    async with running_gate(tmp_path, REBOOT) as harness:
+        await _refuse(harness, 10)
+        may_go_on = threading.Event()
+        blocked = harness.store.submit(lambda _: may_go_on.wait(60))
+        call = asyncio.create_task(harness.submit("approve", "eve", revision="x"))
+        await asyncio.sleep(0)  # the call is queued behind the work that is blocked
+        call.cancel()
+        await asyncio.wait([call])
+        assert call.cancelled()
+        may_go_on.set()
+        assert await blocked
+        await harness.store.read(lambda _: None)
+        await harness.gate.record_folded_refusals()
+        assert _counts(harness) == [None] * 10 + [1]
+
+
+async def test_the_count_waits_though_its_recorder_was_stopped_while_the_store_failed(
+    tmp_path: Path,
+) -> None:
+    async with running_gate(tmp_path, REBOOT) as harness:
+        await _refuse(harness, 15)
+        may_go_on = threading.Event()
+        blocked = harness.store.submit(lambda _: may_go_on.wait(60))
+        recording = asyncio.create_task(harness.gate.record_folded_refusals())
+        await asyncio.sleep(0)
+        recording.cancel()
+        await asyncio.wait([recording])
+        connection = harness.store._state_file.connection  # noqa: SLF001  # no other way to break the disk
+        connection.execute("PRAGMA query_only = ON")
+        may_go_on.set()
+        await asyncio.wait([blocked])
+        await wait_until(lambda: harness.store.write_error is not None)
+        connection.execute("PRAGMA query_only = OFF")
+        await wait_until(lambda: harness.store.write_error is None)
+        assert await harness.gate.record_folded_refusals()
+        assert _counts(harness) == [None] * 10 + [5]
 
 
 async def test_a_folded_refusal_is_answered_as_any_other_and_repeats_get_the_same(
