@@ -192,7 +192,7 @@ class ApprovalService:
                 mode=self.mode(tx),
                 count=refusals.count,
             )
-        tx.decisions.prune_refusals()
+        tx.decisions.prune_refusals(now)
 
     def _accept(
         self, tx: Transaction, request: DecisionRequest, status: ApprovalStatus

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 from dataclasses import asdict, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import orjson
@@ -25,11 +25,10 @@ _DECISION = TypeAdapter(Decision)
 _GRANT = TypeAdapter(Grant)
 _FIRST_ANSWER = TypeAdapter(FirstAnswer)
 MAX_REFUSALS = 5000
-"""First answers of refusals that are kept for each principal.
-
-A client can make 3650 calls while a signature is valid, so it cannot push out the first answer of a
-callback that could still be repeated.
-"""
+"""First answers of refusals that are kept for each principal, over HTTP and AMQP together."""
+REFUSAL_RETENTION = timedelta(minutes=7)
+"""For so long all of them are kept. A signature is valid for a shorter time, so nobody can push out
+the first answer of a callback that could still be repeated."""
 MAX_RECENT = 1000
 """Decisions about an occurrence that are read to find those of the last minute."""
 
@@ -292,18 +291,19 @@ class Decisions:
             (principal, request_id, digest, status, body_json, format_sortable(at)),
         )
 
-    def prune_refusals(self) -> None:
+    def prune_refusals(self, now: datetime) -> None:
         """Delete the first answers of each principal's refusals, except the newest.
 
-        See `MAX_REFUSALS`.
+        See `MAX_REFUSALS` and `REFUSAL_RETENTION`.
         """
+        before = format_sortable(now - REFUSAL_RETENTION)
         refusals = "FROM answer WHERE principal = :principal AND status != 202"
         principals = self._connection.execute("SELECT DISTINCT principal FROM answer").fetchall()
         for (principal,) in principals:
             self._connection.execute(
-                f"DELETE {refusals} AND at <= "
+                f"DELETE {refusals} AND at < :before AND at <= "
                 f"(SELECT at {refusals} ORDER BY at DESC LIMIT 1 OFFSET :newest)",
-                {"principal": principal, "newest": MAX_REFUSALS},
+                {"principal": principal, "newest": MAX_REFUSALS, "before": before},
             )
 
     def prune_answers(self, before: datetime) -> None:

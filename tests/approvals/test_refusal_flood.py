@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from relay.approvals.refusals import MAX_RECORDED, MAX_RECORDED_ABOUT_EVENT, RefusalFold
-from relay.outbox.decisions import MAX_REFUSALS
+from relay.outbox.decisions import MAX_REFUSALS, REFUSAL_RETENTION
+from relay.signature import MAX_AGE, MAX_AHEAD
 from tests.approvals.builders import REBOOT, ApprovalFile, build_event, build_request
 from tests.approvals.manual_clock import NOON, wait_until
 from tests.approvals.test_gate import GateHarness, running_gate
@@ -184,16 +185,22 @@ def test_a_transaction_that_runs_twice_uses_one_place() -> None:
     assert not fold.admit(request, "e-1")
 
 
-@pytest.mark.parametrize("status", [202, 403])
-def test_only_the_newest_refusals_are_first_answers(approvals: ApprovalFile, status: int) -> None:
-    """An accepted decision keeps its first answer however many others there are."""
+@pytest.mark.parametrize(("status", "is_old"), [(202, True), (403, False), (403, True)])
+def test_of_older_refusals_only_the_newest_are_first_answers(
+    approvals: ApprovalFile, status: int, *, is_old: bool
+) -> None:
+    """An accepted decision keeps its first answer however many others there are.
+
+    So does a refused callback for as long as its signature is valid.
+    """
+    now = NOON + (REFUSAL_RETENTION if is_old else timedelta(seconds=MAX_AGE + MAX_AHEAD))
 
     def remember(tx: Any) -> None:
         for number in range(MAX_REFUSALS + 10):
             at = NOON + timedelta(milliseconds=number)
             tx.decisions.remember_answer("client:eve", f"r{number}", "d", status, {}, at)
         tx.decisions.remember_answer("client:bob", "r", "d", status, {}, NOON)
-        tx.decisions.prune_refusals()
+        tx.decisions.prune_refusals(now + timedelta(seconds=MAX_REFUSALS / 1000 + 1))
 
     approvals.transact(remember)
     kept = {
@@ -201,5 +208,5 @@ def test_only_the_newest_refusals_are_first_answers(approvals: ApprovalFile, sta
         for number in range(MAX_REFUSALS + 10)
         if approvals.transact(lambda tx: tx.decisions.first_answer("client:eve", f"r{number}"))  # noqa: B023  # called at once
     }
-    assert kept == set(range(10 if status == 403 else 0, MAX_REFUSALS + 10))
+    assert kept == set(range(10 if status == 403 and is_old else 0, MAX_REFUSALS + 10))
     assert approvals.transact(lambda tx: tx.decisions.first_answer("client:bob", "r"))
