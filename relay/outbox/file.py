@@ -35,6 +35,8 @@ MIN_SQLITE_VERSION = (3, 33)
 """The first with UPDATE … FROM. RHEL 9 has 3.34, so STRICT tables and RETURNING are not used."""
 _APPLICATION_ID = 0x494D4452  # "IMDR"
 _BUSY_TIMEOUT = 5000  # milliseconds
+LOCK_TIMEOUT = 1.0
+"""Seconds to wait for a lock: ``imds-relay doctor`` reads the lock's database for an instant."""
 _SQLITE_LOCK_BYTES = 0x40000000
 """Where SQLite locks a database (https://www.sqlite.org/lockingv3.html)."""
 _NEWEST_COLUMNS = """
@@ -175,7 +177,7 @@ def _lock(path: Path) -> sqlite3.Connection:
         create_private_folder(path.parent)
         create_private(lock_path(path))
         lock = sqlite3.connect(
-            lock_path(path), isolation_level=None, timeout=0, check_same_thread=False
+            lock_path(path), isolation_level=None, timeout=LOCK_TIMEOUT, check_same_thread=False
         )
     except (sqlite3.Error, OSError) as error:
         text = describe_os_error(error) if isinstance(error, OSError) else str(error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import sqlite3
 import stat
@@ -213,10 +214,12 @@ with open_file_in(Path(sys.argv[1])):
     assert not older.exists()
 
 
-def wait_until_locked(file: Path) -> None:
-    """Return once another process has locked a file."""
+def wait_until_locked(file: Path, *, by: int | None = None) -> None:
+    """Return once a process has locked a file."""
     deadline = time.monotonic() + 30
-    while f":{file.stat().st_ino} " not in Path("/proc/locks").read_text():
+    owner = "" if by is None else rf" {by} \S+"
+    pattern = re.compile(rf"{owner}:{file.stat().st_ino} ")
+    while pattern.search(Path("/proc/locks").read_text()) is None:
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
@@ -236,6 +239,29 @@ with open_file_in(Path(sys.argv[1])):
             pass
         done = subprocess.run([sys.executable, "-c", start, path], check=False, capture_output=True)
         assert b"another relay holds" in done.stderr
+
+
+def test_a_relay_that_starts_waits_for_a_doctor_who_reads_the_lock(tmp_path: Path) -> None:
+    path = tmp_path / "relay.db"
+    with open_file_in(path):
+        pass
+    start = """
+import sys
+from pathlib import Path
+from relay.outbox import file
+from tests.outbox.open_store import open_file_in
+file.LOCK_TIMEOUT = 60
+with open_file_in(Path(sys.argv[1])):
+    pass
+"""
+    lock = lock_path(path)
+    with contextlib.closing(sqlite3.connect(lock, isolation_level=None)) as doctor:
+        doctor.execute("BEGIN")
+        doctor.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        with subprocess.Popen([sys.executable, "-c", start, path]) as starting:
+            wait_until_locked(lock, by=starting.pid)
+            doctor.execute("ROLLBACK")
+    assert starting.returncode == 0
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
