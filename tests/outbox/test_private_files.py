@@ -297,6 +297,66 @@ def test_a_link_of_another_user_is_not_followed(tmp_path: Path) -> None:
     assert not target.exists()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+@pytest.mark.parametrize("way", ["through a link of ours", "in a folder"])
+def test_a_link_of_another_user_on_the_way_is_not_followed(tmp_path: Path, way: str) -> None:
+    """In a folder that all can write; others cannot put one anywhere else."""
+    shared, private = tmp_path / "shared", tmp_path / "private"
+    shared.mkdir(0o755)
+    private.mkdir()
+    planted = shared / "planted"
+    if way == "in a folder":
+        planted.symlink_to(private)
+        path = planted / "relay.db"
+    else:
+        planted.symlink_to(private / "relay.db")
+        path = tmp_path / "ours.db"
+        path.symlink_to(Path("private") / ".." / "shared" / "planted")
+    os.chown(planted, 65534, 65534, follow_symlinks=False)
+    with open_file_in(path) as file:  # root has put it there
+        assert file.path == private / "relay.db"
+    shared.chmod(0o1777)
+    with pytest.raises(StoreError, match="planted is a link of user 65534"), open_file_in(path):
+        pass
+
+
+def test_a_link_that_leads_to_itself_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "relay.db"
+    path.symlink_to(path)
+    with pytest.raises(StoreError, match=r"store\.path: .* no regular file"), open_file_in(path):
+        pass
+
+
+def test_a_file_with_two_names_is_not_used(tmp_path: Path) -> None:
+    """Two relays could hold it: each name has a lock and a log of its own."""
+    (tmp_path / "copy").mkdir()
+    path, other = tmp_path / "relay.db", tmp_path / "copy" / "relay.db"
+    with open_file_in(path):
+        os.link(path, other)
+        with pytest.raises(StoreError, match="other names"), open_file_in(other):
+            pass
+    with pytest.raises(StoreError, match="other names"), open_file_in(path):
+        pass
+    other.unlink()
+    with open_file_in(path):
+        pass
+
+
+@pytest.mark.parametrize("name", ["relay.db", "relay.db-wal", "relay.db-shm", "relay.db-lock"])
+def test_a_file_under_another_name_is_not_overwritten(tmp_path: Path, name: str) -> None:
+    path, precious = tmp_path / "relay.db", tmp_path / "precious"
+    with open_file_in(path):
+        pass
+    precious.write_bytes(b"precious " * 2000)
+    precious.chmod(0o644)
+    (tmp_path / name).unlink(missing_ok=True)
+    os.link(precious, tmp_path / name)
+    with pytest.raises(StoreError, match="other names"), open_file_in(path):
+        pass
+    assert precious.read_bytes() == b"precious " * 2000
+    assert rights(tmp_path)["precious"] == 0o644
+
+
 @pytest.mark.parametrize("name", ["relay.db-wal", "relay.db-lock"])
 def test_a_link_in_the_place_of_a_part_is_not_followed(tmp_path: Path, name: str) -> None:
     (tmp_path / "elsewhere").touch(0o644)
