@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,10 @@ class Issuer:
 
     def __post_init__(self) -> None:
         self.may_answer.set()
+
+    def was_asked(self, times: int) -> bool:
+        """Whether the keys were asked for so often."""
+        return self.asked >= times
 
     async def redirected(self, _request: web.Request) -> web.Response:
         """Where nobody is to look."""
@@ -333,9 +338,9 @@ async def test_a_server_of_keys_that_hangs_delays_nobody_whose_key_is_at_hand(
     entra.issuer.may_answer.clear()
     for offset in (KEY_REFETCH_INTERVAL, MAX_KEY_AGE):
         entra.relay.clock.offset = offset
-        asked = entra.issuer.asked
+        fetches = entra.issuer.asked + 1
         stranger = asyncio.create_task(entra.status(entra.token(kid="k2", key=OTHER)))
-        await eventually(lambda asked=asked: entra.issuer.asked > asked)
+        await eventually(partial(entra.issuer.was_asked, fetches))
         assert await entra.status(entra.token()) == 200
         assert not stranger.done()
         entra.issuer.may_answer.set()
