@@ -7,7 +7,7 @@ import hashlib
 import hmac
 import secrets
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from relay.api.settings import ApiSettings, Client
@@ -43,6 +43,8 @@ class Authenticator:
             for client in settings.clients
             if client.san is not None
         }
+        self.suspended: Collection[str] = ()
+        """The names of clients whose keys and signatures are refused: others have their secrets."""
         self._tokens: TokenVerifier | None = None
         if settings.oidc is not None:
             # Imported here: the library takes ten megabytes, and only relays with api.oidc have it.
@@ -107,7 +109,7 @@ class Authenticator:
             for client_digest in client.key_digests():
                 if hmac.compare_digest(client_digest, digest):
                     owner = client
-        return None if owner is None else client_caller(owner, "http")
+        return None if owner is None else self._client_caller(owner, "http")
 
     def by_signature(self, name: str, headers: Mapping[str, str], content: bytes) -> Caller:
         """Return the client of this name if it signed the content. Raises NotAuthenticated."""
@@ -123,7 +125,12 @@ class Authenticator:
             raise NotAuthenticated(str(error)) from None
         if client is None or not client_secrets:
             raise NotAuthenticated("no client with secrets has this name")
-        return client_caller(client, "callback")
+        return self._client_caller(client, "callback")
+
+    def _client_caller(self, client: Client, channel: str) -> Caller:
+        if client.name in self.suspended:
+            raise NotAuthenticated(f"the key or secret of {client.name} is also somebody else's")
+        return client_caller(client, channel)
 
 
 def _san_kind(san: str) -> str:
