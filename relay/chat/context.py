@@ -30,7 +30,7 @@ from relay.chat import AnswerableChatSettings
 from relay.chat.cards.card import Card
 from relay.chat.cards.rendering import event_card
 from relay.chat.links import ConfirmationLinks
-from relay.chat.message_planner import MessagePlanner
+from relay.chat.message_planner import MessagePlanner, usable_in
 from relay.clock import Clock
 from relay.events.match import matches
 from relay.outbox import Occurrence
@@ -177,7 +177,8 @@ class EventStatuses:
             message = tx.messages.find(sink.name, occurrence.id)
             link = self._links.recorded(tx, message, nonce=nonce, in_chat=in_chat)
             code = self._links.code(message) if message is not None else None
-            return event_card(self._read(tx, occurrence), self._scope, link=link, code=code)
+            card = event_card(self._read(tx, occurrence), self._scope, link=link, code=code)
+            return usable_in(sink, card, in_chat=in_chat)
 
         return await self._store.transact(work)
 
