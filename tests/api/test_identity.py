@@ -25,6 +25,7 @@ from aiohttp import web
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.x509.oid import ExtendedKeyUsageOID
 from pydantic import ValidationError
 
 from relay.api import ApiSettings
@@ -542,6 +543,40 @@ async def test_a_name_that_only_resembles_a_clients_is_401(
 ) -> None:
     """A CA can give these to somebody else."""
     assert (await certified.call("GET", "/v1/events", san))[0] == 401
+
+
+@pytest.mark.parametrize("kind", ["another CA", "for servers", "expired", "signed by no CA"])
+async def test_a_certificate_that_the_ca_gave_to_no_client_ends_the_handshake(
+    certified: Certified, kind: str
+) -> None:
+    """The other CA has the same name, and each certificate has the name of a client."""
+    names = (x509.DNSName("drain.internal"),)
+    issuer = certified.authority
+    if kind == "another CA":
+        issuer = Authority("authority")
+    elif kind == "signed by no CA":
+        issuer = Authority("authority", ca=False)
+    content = issuer.issue(
+        "drain",
+        names,
+        usage=ExtendedKeyUsageOID.SERVER_AUTH if kind == "for servers" else None,
+        ends=timedelta(seconds=-1) if kind == "expired" else timedelta(days=1),
+    )
+    file = certified.folder / "client.pem"
+    file.write_bytes(content + (issuer.pem if kind == "signed by no CA" else b""))
+    context = ssl.create_default_context(cafile=certified.folder / "authority.pem")
+    context.load_cert_chain(file)
+    connector = aiohttp.TCPConnector(ssl=context)
+    async with aiohttp.ClientSession(connector=connector) as session:
+        with pytest.raises(aiohttp.ClientError):
+            await session.get(f"https://localhost:{certified.relay.server.port}/v1/events")
+
+
+async def test_clients_cannot_renegotiate(certified: Certified) -> None:
+    """OpenSSL 3 refuses it by itself."""
+    current = certified.relay.server.state.tls_context
+    assert current is not None
+    assert current().options & ssl.OP_NO_RENEGOTIATION
 
 
 async def test_a_certificate_that_expires_on_an_open_connection_is_401(
