@@ -202,7 +202,9 @@ class ApprovalService:
             status.occurrence.id, request.caller.principal, request.at - MINUTE
         )
         same_decision = find_same_decision(request, status)
-        if same_decision is not None and _is_answered(request, same_decision, recent):
+        # A request with an id of its own gets its own event: over AMQP that event is the answer.
+        has_event = request.request_id is not None and recent < MAX_RECORDED_ABOUT_EVENT
+        if same_decision is not None and not has_event:
             return build_answer(request, same_decision, status)
         if recent >= MAX_DECISIONS_ABOUT_EVENT:
             return self._refuse(tx, request, status, _TOO_MANY)
@@ -373,19 +375,6 @@ def effective_mode(settings: ApprovalsSettings, switch: Mode, *, trusted: bool) 
     elif settings.dry_run:
         configured = "dry-run"
     return max(configured, switch, key=_MODES_BY_STRICTNESS.index)
-
-
-def _is_answered(request: DecisionRequest, same_decision: Decision, recent: int) -> bool:
-    """Whether an earlier decision, still in force, answers a request for the same decision.
-
-    Otherwise the request takes its place, so that it expires later. ``recent`` is the number of
-    decisions of the principal about the event in the last minute.
-    """
-    if request.request_id is None:
-        return True
-    if request.message_id is not None:  # over AMQP an event is the answer
-        return recent >= MAX_RECORDED_ABOUT_EVENT
-    return abs(request.at - same_decision.at) < MINUTE
 
 
 def _first_answer(tx: Transaction, request: DecisionRequest) -> FirstAnswer | None:

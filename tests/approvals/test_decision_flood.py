@@ -13,18 +13,22 @@ from tests.approvals.builders import REBOOT, ApprovalFile
 
 
 @pytest.mark.parametrize("decision", ["approve", "hold"])
-def test_the_same_decision_again_within_a_minute_changes_nothing_whatever_its_id(
-    approvals: ApprovalFile, decision: DecisionKind
+@pytest.mark.parametrize("channel", ["http", "amqp"])
+def test_of_the_same_decision_with_new_ids_only_the_first_ones_of_a_minute_have_events(
+    approvals: ApprovalFile, decision: DecisionKind, channel: str
 ) -> None:
     approvals.record_document(REBOOT)
-    first = approvals.submit(decision, request_id="r0")
-    for number in range(1, 50):
-        approvals.clock.advance(1)
-        assert approvals.submit(decision, request_id=f"r{number}") == first
-    assert approvals.event_names() == ["approval.recorded"]
+    for number in range(50):
+        message_id = f"m{number}" if channel == "amqp" else None
+        answer = approvals.submit(decision, request_id=f"r{number}", message_id=message_id)
+        assert (answer.status, answer.repeat) == (202, False)
+    assert approvals.event_names() == ["approval.recorded"] * MAX_RECORDED_ABOUT_EVENT
+    approvals.clock.advance(60)
+    approvals.submit(decision, request_id="later")
+    assert len(approvals.events("approval.recorded")) == MAX_RECORDED_ABOUT_EVENT + 1
 
 
-def test_the_same_decision_again_after_a_minute_expires_later(approvals: ApprovalFile) -> None:
+def test_the_same_decision_again_expires_later(approvals: ApprovalFile) -> None:
     approvals.record_document(REBOOT)
     approvals.submit("hold", request_id="r0")
     (hold,) = approvals.status().active_holds
@@ -41,27 +45,14 @@ def test_a_copy_of_a_request_that_changed_nothing_changes_nothing_later(
 ) -> None:
     """Whoever captured it could otherwise take the hold again after its release."""
     approvals.record_document(REBOOT)
-    approvals.submit("hold", request_id="r0", signed_at="1700000000")
-    approvals.submit("hold", request_id="r1", signed_at="1700000000")
-    approvals.submit("release", request_id="r2")
+    for number in range(MAX_RECORDED_ABOUT_EVENT + 1):
+        approvals.submit("hold", request_id=f"r{number}", signed_at="1700000000")
+    approvals.submit("release", request_id="release")
     approvals.crash()
-    copied = approvals.submit("hold", request_id="r1", signed_at="1700000000")
+    last = f"r{MAX_RECORDED_ABOUT_EVENT}"
+    copied = approvals.submit("hold", request_id=last, signed_at="1700000000")
     assert (copied.status, copied.repeat) == (202, True)
     assert not approvals.status().active_holds
-
-
-def test_over_amqp_the_first_repetitions_of_a_minute_get_an_event(
-    approvals: ApprovalFile,
-) -> None:
-    """The event is the answer there."""
-    approvals.record_document(REBOOT)
-    for number in range(MAX_RECORDED_ABOUT_EVENT + 5):
-        answer = approvals.submit("hold", request_id=f"m{number}", message_id=f"m{number}")
-        assert answer.status == 202
-    assert len(approvals.events("approval.recorded")) == MAX_RECORDED_ABOUT_EVENT
-    approvals.clock.advance(60)
-    approvals.submit("hold", request_id="m", message_id="m")
-    assert approvals.cause("approval.recorded") == "m"
 
 
 @pytest.mark.parametrize("channel", ["http", "amqp"])
