@@ -76,8 +76,19 @@ class PublishChannel:
     def _on_close(self, _: object, error: BaseException | None) -> None:
         self.close_reason = error
 
+    @property
+    def is_blocked(self) -> bool:
+        """Whether the broker blocks publishers, as under a memory or disk alarm."""
+        unblocked = self._aiormq_channel.connection.ready()
+        try:
+            unblocked.send(None)  # aiormq tells it only to whoever waits
+        except StopIteration:
+            return False
+        unblocked.close()
+        return True
+
     async def wait_unblocked(self) -> None:
-        """Wait while the broker blocks publishers, as under a memory or disk alarm."""
+        """Wait while the broker blocks publishers."""
         await self._aiormq_channel.connection.ready()
 
     def current_publish(self, message_id: str) -> asyncio.Future[PublishResult] | None:
@@ -106,6 +117,26 @@ class PublishChannel:
             + content_frames(channel.number, header, body, channel.max_content_size)
         )
         return publish
+
+    async def wait(self, publish: asyncio.Future[PublishResult], deadline: float) -> bool:
+        """Wait until a publish is done, or until this time of the loop. Return whether it is done.
+
+        With `asyncio.wait` in `asyncio.timeout` a delivery would cost a sixth more.
+        """
+        end: asyncio.Future[None] = self._loop.create_future()
+
+        def on_end(_: object = None) -> None:
+            if not end.done():
+                end.set_result(None)
+
+        timer = self._loop.call_at(deadline, on_end)
+        publish.add_done_callback(on_end)
+        try:
+            await end
+        finally:
+            timer.cancel()
+            publish.remove_done_callback(on_end)
+        return publish.done()
 
     def leave(self, message_id: str, publish: asyncio.Future[PublishResult]) -> None:
         """Stop waiting for a publish. Its result is kept for the next delivery of the event."""

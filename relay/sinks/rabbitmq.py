@@ -137,27 +137,22 @@ class RabbitMQ:
         """
         key = routing_key(event)
         channel = await self._open_channel()
+        deadline = asyncio.get_running_loop().time() + self._settings.timeout
         publish = channel.current_publish(event.id)
-        try:
-            async with asyncio.timeout(self._settings.timeout):
-                if publish is None:
-                    await channel.wait_unblocked()
-                    # Another delivery of the event may have started one meanwhile.
-                    publish = channel.current_publish(event.id) or channel.start_publish(
-                        event.id, event.body, key, content_header(event)
-                    )
-                await asyncio.wait({publish})
-        except TimeoutError:
-            late = f"within {self._settings.timeout:g} s the broker did not"
-            if publish is None:
-                raise Deferred(
-                    f"{late} let anybody publish: see its memory and disk alarms. Nothing was sent"
-                ) from None
+        if publish is None:
+            if channel.is_blocked:
+                await self._wait_unblocked(channel, deadline)
+            # Another delivery of the event may have started one meanwhile.
+            publish = channel.current_publish(event.id) or channel.start_publish(
+                event.id, event.body, key, content_header(event)
+            )
+        if not await channel.wait(publish, deadline):
             channel.leave(event.id, publish)
             raise Deferred(
-                f"{late} confirm. The message may be stored, and is sent again with the same id",
+                f"within {self._settings.timeout:g} s the broker did not confirm. "
+                "The message may be stored, and is sent again with the same id",
                 unanswered=True,
-            ) from None
+            )
         receipt = interpret_publish_result(
             channel.take_result(event.id, publish),
             key,
@@ -172,6 +167,16 @@ class RabbitMQ:
                 key,
             )
         return receipt
+
+    async def _wait_unblocked(self, channel: PublishChannel, deadline: float) -> None:
+        try:
+            async with asyncio.timeout_at(deadline):
+                await channel.wait_unblocked()
+        except TimeoutError:
+            raise Deferred(
+                f"within {self._settings.timeout:g} s the broker did not let anybody publish: "
+                "see its memory and disk alarms. Nothing was sent"
+            ) from None
 
     async def _open_channel(self) -> PublishChannel:
         """Return the open channel. Raises Deferred if there is none soon."""
