@@ -58,8 +58,10 @@ MESSAGES_PER_TURN = 16
 """Messages that are read in one turn of the event loop."""
 TOO_MANY = f"its client has sent more than {CALLER_RATE:.0f} messages a second for too long"
 OVERTAKEN = "its client is over its rate, and meanwhile a newer hold on the event was decided"
-DECISIONS_AT_ONCE = 16
-"""Messages that are submitted together, so that a message waits for few commits of others."""
+VOTES_AT_ONCE = 16
+"""Votes that are submitted together. A hold that arrives meanwhile waits for them."""
+URGENT_AT_ONCE = 64
+"""Holds, or releases, that are submitted together, so that a hold waits for few commits."""
 POLL_INTERVAL = 1.0
 """Seconds between two checks of whether messages can be decided."""
 MAX_PAUSE = 60.0
@@ -299,24 +301,21 @@ class ApprovalConsumer:
     ) -> list[WaitingMessage] | float:
         """Return the next messages; without any, the seconds until there can be one.
 
-        They have one kind of decision, and a release is alone: if only some of them can be recorded
-        at first, no release ends a newer hold, and no vote overtakes a hold. ``carried`` holds the
-        message that was taken and belongs to the next ones.
+        They have one kind of decision: if only some of them can be recorded at first, no release
+        ends a newer hold, and no vote overtakes a hold. ``carried`` holds the message that was
+        taken and belongs to the next ones.
         """
         taken = [carried.pop()] if carried else []
-        while len(taken) < DECISIONS_AT_ONCE:
+        while not taken or len(taken) < _most_at_once(taken[0]):
             message = waiting.take(self._clock.monotonic())
             if not isinstance(message, WaitingMessage):
                 return taken or message
             for release in waiting.take_overtaken_releases(message):
                 await self._give_up(channel, release, OVERTAKEN)
-            decision = message.submission.decision
-            if taken and (decision == "release" or decision != taken[0].submission.decision):
+            if taken and message.submission.decision != taken[0].submission.decision:
                 carried.append(message)
                 return taken
             taken.append(message)
-            if decision == "release":
-                return taken
         return taken
 
     async def _decide_together(
@@ -380,3 +379,7 @@ class ApprovalConsumer:
 
     def _log_state(self, state: str) -> None:
         self._state_log.log(logging.INFO, "approvals over AMQP: %s", state)
+
+
+def _most_at_once(message: WaitingMessage) -> int:
+    return VOTES_AT_ONCE if message.submission.decision == "approve" else URGENT_AT_ONCE
