@@ -24,12 +24,13 @@ from typing import Any
 import orjson
 import pytest
 from aio_pika.exceptions import ChannelNotFoundEntity
+from pamqp.commands import Basic
 
 from relay.outbox.file import open_for_reading
 from relay.outbox.journal import verify_journal
 from relay.simulator import VM, Event, Plan, Setup, Simulator
 from tests.chat.teams_server import TeamsWorkflow, card_actions, running_workflow
-from tests.journey.bus import SCOPE, Bus, unused_exchange
+from tests.journey.bus import KEY, SCOPE, Bus, unused_exchange
 from tests.journey.relay_process import (
     CLIENT_SECRET,
     Inbox,
@@ -43,6 +44,7 @@ from tests.journey.relay_process import (
 )
 from tests.journey.weak_clients import Attack, Report, WeakClient
 from tests.rabbitmq import Broker
+from tests.raw_amqp import RawChannel
 
 CHAOS = bool(os.environ.get("RELAY_TEST_CHAOS"))
 REQUESTS, MESSAGES = 80_000, 20_000
@@ -79,6 +81,8 @@ class Scene:
     sim: Simulator
     process: RelayProcess
     bus: Bus
+    honest: RawChannel
+    """The connection of the honest client to the broker."""
     box: Inbox
     teams: TeamsWorkflow
     weak: list[WeakClient]
@@ -130,11 +134,14 @@ class Scene:
         The broker can refuse the message while the queue is full. Then it is sent again.
         """
         message_id = uuid.uuid4().hex
+        hold = orjson.dumps({**decision, "decision": "hold"})
+        header = Basic.Properties(message_id=message_id, user_id="honest", delivery_mode=2)
         began = time.monotonic()
 
         async def is_taken() -> bool:
-            hold = {**decision, "decision": "hold"}
-            return not await self.bus.send_all(hold, [message_id], user="honest")
+            return not await self.honest.publish_all(
+                self.bus.approvals_exchange, KEY, hold, [header]
+            )
 
         await eventually(is_taken, within=120)
         self.publishing.append(time.monotonic() - began)
@@ -213,8 +220,8 @@ class Scene:
             tokens=tokens,
             requests=REQUESTS,
             messages=MESSAGES,
-            exchange=f"{self.bus.exchange}.approvals",
-            routing_key=f"approve.{SCOPE}",
+            exchange=self.bus.approvals_exchange,
+            routing_key=KEY,
         )
         attackers = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -305,9 +312,17 @@ async def scene(node: Broker, folder: Path) -> AsyncIterator[Scene]:
             return False
 
         await eventually(is_consuming, every=0.1)
-        await bus.listen(stack)
-        weak = [client for client, _ in clients]
-        made = Scene(sim=sim, process=process, bus=bus, box=box, teams=teams, weak=weak)
+        # The flood fills the dead letters. Events must not wait for them on their way to this test.
+        await bus.listen(stack, dead_letters=False)
+        made = Scene(
+            sim=sim,
+            process=process,
+            bus=bus,
+            honest=await stack.enter_async_context(RawChannel(node.amqp_url("honest"))),
+            box=box,
+            teams=teams,
+            weak=[client for client, _ in clients],
+        )
         box.on_event = made.note_arrival
         yield made
 
