@@ -18,6 +18,7 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,11 @@ class Scene:
     """When the webhook first got each type of event about each EventId."""
     publishing: list[float] = field(default_factory=list)
     """The seconds until the broker took each message with an honest hold."""
+    deciding: list[float] = field(default_factory=list)
+    """The seconds until the relay decided each.
+
+    Its answer waits for earlier events about the same EventId, as the refusals of the flood.
+    """
 
     async def schedule(self) -> tuple[Event, dict[str, Any]]:
         """Schedule a reboot. Return it, and the decision that approves it."""
@@ -136,7 +142,7 @@ class Scene:
         message_id = uuid.uuid4().hex
         hold = orjson.dumps({**decision, "decision": "hold"})
         header = Basic.Properties(message_id=message_id, user_id="honest", delivery_mode=2)
-        began = time.monotonic()
+        began, moment = time.monotonic(), datetime.now(UTC)
 
         async def is_taken() -> bool:
             return not await self.honest.publish_all(
@@ -145,7 +151,8 @@ class Scene:
 
         await eventually(is_taken, within=120)
         self.publishing.append(time.monotonic() - began)
-        await self.bus.wait_for_event("approval.recorded", cause=message_id, within=120)
+        answer = await self.bus.wait_for_event("approval.recorded", cause=message_id, within=120)
+        self.deciding.append((datetime.fromisoformat(answer["time"]) - moment).total_seconds())
         return time.monotonic() - began
 
     async def ask_health(self, _: dict[str, Any]) -> float:
@@ -339,7 +346,9 @@ async def test_known_clients_without_rights_delay_nobody_and_leave_little(
         normal = await stage.measure(target, lambda now: len(now.notices) < NORMAL_SAMPLES)
         report, flooded = await stage.flood(target)
         figures = described(report, normal, flooded)
-        figures["of holds_over_amqp, until the broker took them"] = summary(stage.publishing)
+        holds = slice(-len(flooded.holds_over_amqp), None)
+        figures["of these, until the broker took them"] = summary(stage.publishing[holds])
+        figures["of these, until the relay decided"] = summary(stage.deciding[holds])
         for name, text in figures.items():
             record_property(name, text)
             _log.info("%s: %s", name, text)
