@@ -9,11 +9,11 @@ import asyncio
 import logging
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from relay.amqp.approval_consumer import ApprovalConsumer
 from relay.api import Client, Relay
@@ -28,6 +28,7 @@ from relay.chat import ChatSettings
 from relay.chat.context import ChatContext, make_chat_context
 from relay.clock import Clock, SystemClock
 from relay.config import NO_RULE_FOR_USER_EVENTS, Config, sink_modules
+from relay.config.shared_secrets import watch_secrets
 from relay.delivery.dispatcher import Dispatcher
 from relay.delivery.routing import matching_sinks
 from relay.events.build import Origin, ReportRelayEvent, relay_event
@@ -182,7 +183,8 @@ async def start_relay(
             origin.scope,
             server.address,
         )
-        async with _run_tasks(poller, gate, dispatcher, store, clock, consumer, record):
+        watching = watch_secrets(config.sinks, config.api.clients, clock, server.suspend_clients)
+        async with _run_tasks(poller, gate, dispatcher, store, clock, consumer, record, watching):
             server.state.attach(relay)
             yield RunningRelay(relay=relay, poller=poller, api_port=server.port)
             server.state.detach()
@@ -289,12 +291,14 @@ async def _run_tasks(
     clock: Clock,
     consumer: ApprovalConsumer | None,
     record: ReportRelayEvent,
+    watching: Coroutine[Any, Any, NoReturn],
 ) -> AsyncIterator[None]:
     """Run the tasks of all parts. If one fails, all end. In the end, give sinks time to send."""
     async with asyncio.TaskGroup() as group:
         inputs = [
             group.create_task(poller.run(), name="source"),
             group.create_task(prune_forever(store, clock, record), name="retention"),
+            group.create_task(watching, name="secrets"),
         ]
         if consumer is not None:
             inputs.append(group.create_task(consumer.run(), name="approvals over AMQP"))

@@ -10,11 +10,13 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 MAX_FILE_BYTES = 4 * 1024 * 1024
 """Of a file with a secret or certificates: the CAs of a whole machine are much smaller."""
+MAX_PARTS = 1000
+"""Names of a path and of the links in it. A link that leads to itself has no end."""
 _ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
 
 
@@ -107,11 +109,18 @@ def create_private(path: Path) -> None:
 def narrow(path: Path) -> bool:
     """Take the rights of others on a file away; return whether they had any.
 
-    Raises OSError, also if it is no file or belongs to another user. Windows has no such rights.
+    Raises OSError, also if it is no file, belongs to another user, or has another name: it would
+    have one lock and one log for each name. Windows has no such rights.
     """
     status = path.lstat()
     if not stat.S_ISREG(status.st_mode):
         raise FileExistsError(errno.EEXIST, f"{path} is no regular file", str(path))
+    if status.st_nlink > 1:
+        raise FileExistsError(
+            errno.EEXIST,
+            f"{path} has other names (hard links): remove them, or put a copy in its place",
+            str(path),
+        )
     if not hasattr(os, "geteuid"):
         return False
     if status.st_uid != os.geteuid():
@@ -120,6 +129,22 @@ def narrow(path: Path) -> bool:
         return False
     path.chmod(PRIVATE_FILE)
     return True
+
+
+def links_on_the_way(path: Path) -> Iterator[Path]:
+    """Return every symbolic link that leads to a file: those in its folders and in targets too."""
+    parts = list(reversed(path.absolute().parts))
+    current = Path(parts.pop())
+    for _ in range(MAX_PARTS):
+        if not parts:
+            return
+        name = parts.pop()
+        current = current.parent if name == os.pardir else current / name
+        if current.is_symlink():
+            yield current
+            target = current.readlink()
+            parts += reversed(target.parts)
+            current = Path(parts.pop()) if target.is_absolute() else current.parent
 
 
 def create_private_folder(path: Path) -> None:

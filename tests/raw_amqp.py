@@ -28,6 +28,7 @@ class RawChannel:
 
     def __init__(self, url: str) -> None:
         self._url = URL(url)
+        self._confirmed = 0  # messages that `publish_all` has sent
 
     async def __aenter__(self) -> Self:
         self._reader, self._writer = await asyncio.open_connection(self._url.host, self._url.port)
@@ -64,17 +65,19 @@ class RawChannel:
         self, exchange: str, key: str, body: bytes, properties: Sequence[spec.Basic.Properties]
     ) -> int:
         """Publish as fast as the broker reads; return how many messages it did not take."""
-        self._send(spec.Confirm.Select(), 1)
-        await self._next(spec.Confirm.SelectOk)
-        confirms = asyncio.create_task(self._count_refused(len(properties)))
+        if not self._confirmed:
+            self._send(spec.Confirm.Select(), 1)
+            await self._next(spec.Confirm.SelectOk)
+        first = self._confirmed + 1
+        self._confirmed += len(properties)
+        confirms = asyncio.create_task(self._count_refused(set(range(first, self._confirmed + 1))))
         for each in properties:
             self._write(exchange, key, body, each)
             await self._writer.drain()
         return await confirms
 
-    async def _count_refused(self, published: int) -> int:
+    async def _count_refused(self, open_tags: set[int]) -> int:
         refused = 0
-        open_tags = set(range(1, published + 1))
         while open_tags:
             frame: spec.Basic.Ack | spec.Basic.Nack = await self._next(
                 spec.Basic.Ack, spec.Basic.Nack

@@ -13,11 +13,10 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import NoReturn, Protocol
 
-import aiormq
 from aio_pika import exceptions as amqp
-from aio_pika.abc import AbstractChannel
-from aiormq.abc import DeliveredMessage
+from aiormq.abc import AbstractChannel, ChannelFrame, DeliveredMessage
 from aiormq.exceptions import ChannelAccessRefused
+from pamqp.commands import Basic
 from yarl import URL
 
 from relay.amqp.approval_message import ApprovalMessage, UnusableMessage, parse_message
@@ -54,12 +53,19 @@ PREFETCH = MAX_WAITING + 200
 
 More than can wait: a message behind them is always read.
 """
-MESSAGES_PER_TURN = 16
-"""Messages that are read in one turn of the event loop."""
+MESSAGES_PER_TURN = 64
+"""Messages that are read in one turn of the event loop, which is long while other work is.
+
+As many as this take about 10 ms.
+"""
+FRAMES_PER_MESSAGE = 3
 TOO_MANY = f"its client has sent more than {CALLER_RATE:.0f} messages a second for too long"
 OVERTAKEN = "its client is over its rate, and meanwhile a newer hold on the event was decided"
-DECISIONS_AT_ONCE = 16
-"""Messages that are submitted together, so that a message waits for few commits of others."""
+INTERNAL_ERROR = "internal error: a message with an approval was dead-lettered"
+VOTES_AT_ONCE = 16
+"""Votes that are submitted together. A hold that arrives meanwhile waits for them."""
+URGENT_AT_ONCE = 64
+"""Holds, or releases, that are submitted together, so that a hold waits for few commits."""
 POLL_INTERVAL = 1.0
 """Seconds between two checks of whether messages can be decided."""
 MAX_PAUSE = 60.0
@@ -141,7 +147,7 @@ class ApprovalConsumer:
                 await self._clock.sleep(poll_interval)
                 if connection.is_lost:
                     raise Deferred(f"the connection to {broker} was lost")
-            channel = await connection.channel(publisher_confirms=False)
+            channel = await self._open_channel(connection)
             deliveries = await self._start_consuming(channel)
             self._log_state(f"connected to {broker}; messages are taken from {self._queue}{hint}")
             recorded = await self._decide_all(channel, deliveries, poll_interval)
@@ -169,6 +175,18 @@ class ApprovalConsumer:
             "(docs/rabbitmq.md#a-queue-without-limits)"
         )
 
+    async def _open_channel(self, connection: Connection) -> AbstractChannel:
+        """Return an open channel whose buffer takes what is read in one turn of the event loop.
+
+        aio-pika's channels have room for ten frames. A message has three, so only about two were
+        read in each turn, and messages waited while other work made the turns long.
+        """
+        if connection.transport is None:
+            raise Deferred(f"the connection to {host_port(connection.url)} was lost")
+        return await connection.transport.connection.channel(
+            publisher_confirms=False, frame_buffer_size=FRAMES_PER_MESSAGE * MESSAGES_PER_TURN
+        )
+
     async def _start_consuming(
         self, channel: AbstractChannel
     ) -> asyncio.Queue[DeliveredMessage | Deferred]:
@@ -178,19 +196,19 @@ class ApprovalConsumer:
         """
         deliveries: asyncio.Queue[DeliveredMessage | Deferred] = asyncio.Queue()
 
-        def on_close(_: object, error: BaseException | None) -> None:
+        def on_close(closing: asyncio.Future[object]) -> None:
+            error = None if closing.cancelled() else closing.exception()
             reason = describe_failure(error or amqp.ChannelClosed()).reason
             deliveries.put_nowait(Deferred(f"the channel was closed: {reason}"))
 
         def on_cancel(_: object) -> None:
             deliveries.put_nowait(Deferred(f"the queue {self._queue} was deleted"))
 
-        channel.close_callbacks.add(on_close)
-        aiormq_channel = await channel.get_underlay_channel()
-        aiormq_channel.on_consumer_cancel_callbacks.add(on_cancel)
-        await aiormq_channel.basic_qos(prefetch_count=PREFETCH)
+        channel.closing.add_done_callback(on_close)
+        channel.on_consumer_cancel_callbacks.add(on_cancel)
+        await channel.basic_qos(prefetch_count=PREFETCH)
         try:
-            await aiormq_channel.basic_consume(
+            await channel.basic_consume(
                 self._queue, deliveries.put, consumer_tag=self._consumer_tag
             )
         except amqp.ChannelNotFoundEntity as error:
@@ -216,10 +234,9 @@ class ApprovalConsumer:
         Returns False if the last decision could not be recorded. Raises Deferred if the channel or
         the queue is gone.
         """
-        aiormq_channel = await channel.get_underlay_channel()
         waiting = FairQueue(self._buckets, MAX_WAITING)
         news = asyncio.Event()
-        reading = asyncio.create_task(self._read_all(deliveries, waiting, news))
+        reading = asyncio.create_task(self._read_all(channel, deliveries, waiting, news))
         reading.add_done_callback(lambda _: news.set())
         carried: list[WaitingMessage] = []
         try:
@@ -227,11 +244,11 @@ class ApprovalConsumer:
                 if reading.done():
                     await reading
                 news.clear()
-                taken = await self._take_next_messages(aiormq_channel, waiting, carried)
+                taken = await self._take_next_messages(channel, waiting, carried)
                 if not isinstance(taken, list):
                     await wait_for_event(news, self._clock, min(taken, poll_interval))
                     continue
-                if not await self._decide_together(aiormq_channel, taken, reading, poll_interval):
+                if not await self._decide_together(channel, taken, reading, poll_interval):
                     return False
         finally:
             reading.cancel()
@@ -256,6 +273,7 @@ class ApprovalConsumer:
 
     async def _read_all(
         self,
+        channel: AbstractChannel,
         deliveries: asyncio.Queue[DeliveredMessage | Deferred],
         waiting: FairQueue,
         news: asyncio.Event,
@@ -265,65 +283,70 @@ class ApprovalConsumer:
         Raises Deferred if the channel or the queue is gone.
         """
         while True:
+            rejected: list[int] = []
             delivery = await deliveries.get()
-            if isinstance(delivery, Deferred):
-                raise delivery
-            message = await self._parse_delivery(delivery)
-            if message is not None:
-                given_up = waiting.add(message)
+            for left in reversed(range(MESSAGES_PER_TURN)):
+                if isinstance(delivery, Deferred):
+                    raise delivery
+                message = self._parse_delivery(delivery, rejected)
+                given_up = waiting.add(message) if message is not None else None
                 if given_up is not None:
-                    await self._dead_letter(delivery.channel, given_up, TOO_MANY)
+                    self._on_unusable(given_up.submission.user, TOO_MANY)
+                    rejected.append(given_up.tag)
                 if given_up is not message:
                     news.set()
-            if deliveries.qsize() % MESSAGES_PER_TURN == 0:
-                await asyncio.sleep(0)  # a flood leaves the rest of the relay its turn
+                if not left or deliveries.empty():
+                    break
+                delivery = deliveries.get_nowait()
+            await _reject_together(channel, rejected)
+            await asyncio.sleep(0)  # a flood leaves the rest of the relay its turn
 
-    async def _parse_delivery(self, delivery: DeliveredMessage) -> WaitingMessage | None:
-        """Return a message that can be decided; dead-letter any other."""
-        channel: aiormq.abc.AbstractChannel = delivery.channel
+    def _parse_delivery(
+        self, delivery: DeliveredMessage, rejected: list[int]
+    ) -> WaitingMessage | None:
+        """Return a message that can be decided; add the tag of any other to ``rejected``."""
         tag = delivery.delivery_tag or 0
         try:
             message = parse_message(delivery, self._exchange, self._routing_key)
             submission = self._handler.read(message)
         except UnusableMessage as error:
-            await self._reject_message(channel, tag, delivery.header.properties.user_id, str(error))
+            self._on_unusable(delivery.header.properties.user_id, str(error))
         except Exception:  # noqa: BLE001  # given back, it would return at once and block the others
-            await self._reject_after_error(channel, tag)
+            _log.exception(INTERNAL_ERROR)
         else:
             return WaitingMessage(tag, submission)
+        rejected.append(tag)
         return None
 
     async def _take_next_messages(
         self,
-        channel: aiormq.abc.AbstractChannel,
+        channel: AbstractChannel,
         waiting: FairQueue,
         carried: list[WaitingMessage],
     ) -> list[WaitingMessage] | float:
         """Return the next messages; without any, the seconds until there can be one.
 
-        They have one kind of decision, and a release is alone: if only some of them can be recorded
-        at first, no release ends a newer hold, and no vote overtakes a hold. ``carried`` holds the
-        message that was taken and belongs to the next ones.
+        They have one kind of decision: if only some of them can be recorded at first, no release
+        ends a newer hold, and no vote overtakes a hold. ``carried`` holds the message that was
+        taken and belongs to the next ones.
         """
         taken = [carried.pop()] if carried else []
-        while len(taken) < DECISIONS_AT_ONCE:
+        while not taken or len(taken) < _most_at_once(taken[0]):
             message = waiting.take(self._clock.monotonic())
             if not isinstance(message, WaitingMessage):
                 return taken or message
             for release in waiting.take_overtaken_releases(message):
-                await self._dead_letter(channel, release, OVERTAKEN)
-            decision = message.submission.decision
-            if taken and (decision == "release" or decision != taken[0].submission.decision):
+                self._on_unusable(release.submission.user, OVERTAKEN)
+                await channel.basic_reject(release.tag, requeue=False, wait=False)
+            if taken and message.submission.decision != taken[0].submission.decision:
                 carried.append(message)
                 return taken
             taken.append(message)
-            if decision == "release":
-                return taken
         return taken
 
     async def _decide_together(
         self,
-        channel: aiormq.abc.AbstractChannel,
+        channel: AbstractChannel,
         messages: list[WaitingMessage],
         reading: asyncio.Task[NoReturn],
         poll_interval: float,
@@ -351,36 +374,37 @@ class ApprovalConsumer:
             if not await self._pause(pause, reading, poll_interval):
                 return False
 
-    async def _decide_message(
-        self, channel: aiormq.abc.AbstractChannel, message: WaitingMessage
-    ) -> bool:
+    async def _decide_message(self, channel: AbstractChannel, message: WaitingMessage) -> bool:
         """Decide about a message and settle it; return False if the decision is not recorded."""
         try:
             recorded = await message.submission.decide()
         except Exception:  # noqa: BLE001  # given back, it would return at once and block the others
-            await self._reject_after_error(channel, message.tag)
+            _log.exception(INTERNAL_ERROR)
+            await channel.basic_reject(message.tag, requeue=False)
             return True
         if recorded:
             await channel.basic_ack(message.tag)
         return recorded
-
-    async def _dead_letter(
-        self, channel: aiormq.abc.AbstractChannel, message: WaitingMessage, reason: str
-    ) -> None:
-        await self._reject_message(channel, message.tag, message.submission.user, reason)
-
-    async def _reject_message(
-        self, channel: aiormq.abc.AbstractChannel, tag: int, user: str | None, reason: str
-    ) -> None:
-        self._on_unusable(user, reason)
-        await channel.basic_reject(tag, requeue=False, wait=False)
-
-    async def _reject_after_error(self, channel: aiormq.abc.AbstractChannel, tag: int) -> None:
-        _log.exception("internal error: a message with an approval was dead-lettered")
-        await channel.basic_reject(tag, requeue=False)
 
     def _log_failure(self, failure: ConnectionFailure) -> None:
         self._state_log.log(logging.WARNING, "approvals over AMQP: %s", failure.reason)
 
     def _log_state(self, state: str) -> None:
         self._state_log.log(logging.INFO, "approvals over AMQP: %s", state)
+
+
+async def _reject_together(channel: AbstractChannel, tags: Sequence[int]) -> None:
+    """Dead-letter messages. aiormq itself writes ten rejections in a turn of the event loop.
+
+    Raises ChannelInvalidStateError.
+    """
+    if not tags:
+        return
+    if channel.is_closed:
+        raise amqp.ChannelInvalidStateError("the channel is closed")
+    frames = [Basic.Reject(delivery_tag=tag, requeue=False) for tag in tags]
+    await channel.connection.write_queue.put(ChannelFrame.marshall(channel.number, frames))
+
+
+def _most_at_once(message: WaitingMessage) -> int:
+    return VOTES_AT_ONCE if message.submission.decision == "approve" else URGENT_AT_ONCE

@@ -26,7 +26,7 @@ class Submission:
     """Decides; returns False if the decision cannot be recorded now."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class WaitingMessage:
     """A submission and the tag of its message. Tags grow in the order of arrival."""
 

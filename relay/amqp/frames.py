@@ -95,8 +95,17 @@ class CoalescingWriter(asyncio.StreamWriter):
 
     def _flush(self) -> None:
         pending, self._pending = self._pending, []
-        if pending:
+        if pending and not self.is_closing():
             super().write(b"".join(pending))
+
+
+def content_frames(channel: int, header: bytes, body: bytes, max_size: int) -> bytes:
+    """Return the frames of a message: its content header, and its body in parts that fit."""
+    parts = [_FRAME_HEAD.pack(_HEADER_FRAME, channel, len(header)), header, _FRAME_END]
+    for start in range(0, len(body), max_size):
+        part = body[start : start + max_size]
+        parts += (_FRAME_HEAD.pack(_BODY_FRAME, channel, len(part)), part, _FRAME_END)
+    return b"".join(parts)
 
 
 def strip_properties(header: bytes) -> tuple[bytes, int]:

@@ -30,7 +30,12 @@ from relay.approvals.effects import (
     record_refusal,
     record_start_answer,
 )
-from relay.approvals.refusals import AggregatedRefusals, RefusalAggregator
+from relay.approvals.refusals import (
+    MAX_RECORDED_ABOUT_EVENT,
+    MINUTE,
+    AggregatedRefusals,
+    RefusalAggregator,
+)
 from relay.approvals.request import DecisionAnswer, DecisionRequest
 from relay.approvals.status import ApprovalStatus, rule_for
 from relay.approvals.transitions import CreateGrant, can_claim, next_change_at, next_transitions
@@ -43,6 +48,13 @@ _log = logging.getLogger(__name__)
 _MODES_BY_STRICTNESS: tuple[Mode, ...] = ("on", "dry-run", "off")
 _REUSED_ID = Refusal(
     409, "this id came before with another body; give each request an id of its own"
+)
+MAX_DECISIONS_ABOUT_EVENT = 30
+"""Decisions of one principal about one event that are recorded in a minute."""
+_TOO_MANY = Refusal(
+    409,
+    f"you have decided {MAX_DECISIONS_ABOUT_EVENT} times about this event within a minute: "
+    "nothing was changed; wait a minute",
 )
 
 
@@ -185,16 +197,22 @@ class ApprovalEngine:
                 mode=self.mode(tx),
                 count=refusals.count,
             )
-        tx.decisions.prune_refusals()
+        tx.decisions.prune_refusals(now)
 
     def _accept_request(
         self, tx: Transaction, request: DecisionRequest, status: ApprovalStatus
     ) -> DecisionAnswer:
-        if request.request_id is None:
-            # A request with its own id gets its own event: over AMQP that event is the answer.
-            same_decision = find_same_decision(request, status)
-            if same_decision is not None:
-                return build_answer(request, same_decision, status)
+        """Record the decision, unless it changes nothing or is one of too many."""
+        recent = tx.decisions.recent_count(
+            status.occurrence.id, request.caller.principal, request.at - MINUTE
+        )
+        same_decision = find_same_decision(request, status)
+        # A request with an id of its own gets its own event: over AMQP that event is the answer.
+        has_event = request.request_id is not None and recent < MAX_RECORDED_ABOUT_EVENT
+        if same_decision is not None and not has_event:
+            return build_answer(request, same_decision, status)
+        if recent >= MAX_DECISIONS_ABOUT_EVENT:
+            return self._refuse_request(tx, request, status, _TOO_MANY)
         decision = build_decision(
             request,
             status,

@@ -15,6 +15,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from functools import partial
 
 from relay.approvals import StartRequestPort
 from relay.approvals.engine import ApprovalEngine, ClaimedGrant
@@ -74,19 +75,26 @@ class Gate:
         The answer is 503 if the decision cannot be written
         (docs/guarantees.md#approvals-fail-closed).
         """
-        refusals = self.engine.refusals
+        decided = self._store.submit(lambda tx: self.engine.decide(tx, request))
+        # The request is decided even if the caller disconnects meanwhile.
+        decided.add_done_callback(partial(self._count_refusal, request))
         try:
-            answer = await self._store.transact(lambda tx: self.engine.decide(tx, request))
+            return await asyncio.shield(decided)
         except StoreUnavailable:
-            refusals.forget(request)
             return DecisionAnswer(
                 503,
                 {"detail": "the decision cannot be recorded now; nothing was decided, try again"},
             )
-        if answer.is_aggregated:
-            refusals.count(request, answer.body["detail"])
+
+    def _count_refusal(
+        self, request: DecisionRequest, decided: asyncio.Future[DecisionAnswer]
+    ) -> None:
+        """Count a refusal that has no event of its own."""
+        if decided.exception() is not None:
+            self.engine.refusals.forget(request)
+        elif decided.result().is_aggregated:
+            self.engine.refusals.count(request, decided.result().body["detail"])
             self._refusals_wake.set()
-        return answer
 
     async def mode(self) -> Mode:
         """Return the mode in force."""
@@ -150,12 +158,18 @@ class Gate:
         if not aggregated:
             return True
         at = self._clock.now()
+        recorded = self._store.submit(
+            lambda tx: self.engine.record_aggregated_refusals(tx, aggregated, at)
+        )
+
+        def put_back_after_failure(recorded: asyncio.Future[None]) -> None:
+            if recorded.exception() is not None:
+                self.engine.refusals.put_back(aggregated)
+
+        recorded.add_done_callback(put_back_after_failure)
         try:
-            await self._store.transact(
-                lambda tx: self.engine.record_aggregated_refusals(tx, aggregated, at)
-            )
+            await asyncio.shield(recorded)
         except StoreUnavailable:
-            self.engine.refusals.put_back(aggregated)
             return False
         return True
 

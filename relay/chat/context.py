@@ -30,7 +30,7 @@ from relay.chat import AnswerableChatSettings
 from relay.chat.cards.card import Card
 from relay.chat.cards.rendering import event_card
 from relay.chat.links import ConfirmationLinks
-from relay.chat.message_planner import MessagePlanner
+from relay.chat.message_planner import MessagePlanner, usable_in
 from relay.clock import Clock
 from relay.events.match import matches
 from relay.outbox import TrackedEvent
@@ -174,9 +174,9 @@ class EventStatusReader:
             message = tx.messages.find(sink.name, occurrence.id)
             link = self.links.make_recorded(tx, message, nonce=nonce, in_chat=in_chat)
             code = self.links.confirmation_code(message) if message is not None else None
-            return event_card(
-                self._read_status(tx, occurrence), self.approvals.origin.scope, link=link, code=code
-            )
+            scope = self.approvals.origin.scope
+            card = event_card(self._read_status(tx, occurrence), scope, link=link, code=code)
+            return usable_in(sink, card, in_chat=in_chat)
 
         return await self.store.transact(work)
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from relay.approvals.engine import ApprovalEngine
+from relay.chat import AnswerableChatSettings
+from relay.chat.cards.buttons import limit_buttons
 from relay.chat.cards.card import Card, Text
 from relay.chat.cards.rendering import message_card, next_refresh_time
 from relay.chat.cards.timeline import history_lines, voting_closed_lines
@@ -131,13 +133,15 @@ class MessagePlanner:
         scope, code = self.approvals.origin.scope, self.links.confirmation_code(message)
         placeholder = self.links.make_placeholder(in_chat=in_chat)  # each edit has new URLs
         content = message_card(statuses, scope, link=placeholder, code="")
+        content = usable_in(sink, content, in_chat=in_chat)
         content_hash = hashlib.sha256(repr(content).encode()).hexdigest()
         card = None
         if content_hash != message.content_hash:
-            # Up to date, the message has a later position, so that its next edit has new links.
-            nonce = f"position {message.history_position}"
+            # The number grows with each edit, so a link that is void never comes back.
+            nonce = f"edit {message.times_shown}"
             link = self.links.make_recorded(tx, message, nonce=nonce, in_chat=in_chat)
             card = message_card(statuses, scope, link=link, code=code)
+            card = usable_in(sink, card, in_chat=in_chat)
         history, is_cut = _unposted_history(tx, sink, message, occurrences)
         keys = [occurrence.key for occurrence in occurrences]
         is_event_changed = any(event.name == "event.updated" for _, event in history) or (
@@ -207,6 +211,16 @@ class MessagePlanner:
         end = tx.journal.last_change_position(occurrence.key, successor.first_seen)
         if end is not None and end > message.history_position:
             tx.redeliver(end, sink.name, self.clock.now())
+
+
+def usable_in(sink: SinkSettings, card: Card, *, in_chat: bool) -> Card:
+    """Return the card without buttons that the sink refuses to everybody.
+
+    The page behind links knows the rights of its callers alone.
+    """
+    if in_chat and isinstance(sink, AnswerableChatSettings):
+        return limit_buttons(card, sink.can)
+    return card
 
 
 def _occurrence_of(tx: Transaction, event: CloudEvent) -> TrackedEvent | None:

@@ -91,12 +91,16 @@ class Dispatcher:
                 for worker in self._workers.values():
                     group.create_task(worker.run(), name=f"sink {worker.settings.name}")
         finally:
-            self._results.close()
+            self.flush_results()
 
     async def drain(self) -> None:
         """Return when everything that can be sent now was sent."""
         while not all(worker.is_idle for worker in self._workers.values()):
             await self._clock.sleep(DRAIN_POLL_INTERVAL)
+
+    def flush_results(self) -> None:
+        """Submit to the store what was delivered and waits for others to be recorded with."""
+        self._results.flush()
 
     def status(self) -> list[SinkStatus]:
         """Return the status of every sink, in the order of the configuration."""

@@ -7,15 +7,16 @@ entry comes first, and of equal ones the one with the oldest first entry.
 from __future__ import annotations
 
 import heapq
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice, zip_longest
 from typing import Literal
 
+from relay.events.cloudevent import PRIORITIES
 from relay.outbox import Entry
 
-MAX_EVENTS_IN_MEMORY = 500
+MAX_EVENTS_IN_MEMORY = 2000
 """Entries of each priority that keep their event in memory.
 
 The events of later ones are read from the journal when they are sent.
@@ -34,7 +35,7 @@ class _KeyQueue:
     """
 
     entries: deque[Entry] = field(default_factory=deque)
-    counts: Counter[int] = field(default_factory=Counter)
+    counts: list[int] = field(default_factory=lambda: [0] * PRIORITIES)
     """How many entries there are of each priority."""
     state: Literal["ready", "in_flight", "delayed"] = "ready"
     release_at: float = 0.0
@@ -43,7 +44,10 @@ class _KeyQueue:
     @property
     def priority(self) -> int:
         """The highest priority of its entries: the less important before it make way for it."""
-        return min(priority for priority, count in self.counts.items() if count)
+        priority = 0
+        while not self.counts[priority]:  # the last one is never reached: a key has entries
+            priority += 1
+        return priority
 
     @property
     def ready_item(self) -> tuple[int, int, str]:
@@ -65,7 +69,7 @@ class OrderedQueue:
         self._in_flight: dict[str, _KeyQueue] = {}  # those whose head is in flight
         self._delayed: list[tuple[float, str]] = []  # heap of (release_at, ordering key)
         self._count = 0
-        self._in_memory: Counter[int] = Counter()  # entries with their event, by priority
+        self._in_memory = [0] * PRIORITIES  # entries with their event, by priority
 
     def __len__(self) -> int:
         return self._count
@@ -241,10 +245,11 @@ class OrderedQueue:
             heapq.heappush(self._ready, key_queue.ready_item)
 
     def _count_entry(self, key_queue: _KeyQueue, entry: Entry, change: Literal[1, -1]) -> None:
+        priority = entry.priority
         self._count += change
-        key_queue.counts[entry.priority] += change
+        key_queue.counts[priority] += change
         if entry.event is not None:
-            self._in_memory[entry.priority] += change
+            self._in_memory[priority] += change
 
 
 def _supersedes(newer: Entry, entry: Entry) -> bool:

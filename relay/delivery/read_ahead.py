@@ -7,8 +7,7 @@ sink would get no more than its ``concurrency`` of events for each commit.
 from __future__ import annotations
 
 import asyncio
-import sqlite3
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from relay.delivery.ordered_queue import OrderedQueue
 from relay.errors import StoreUnavailable
@@ -17,7 +16,7 @@ from relay.outbox import Entry
 from relay.outbox.sqlite import Store
 from relay.outbox.transaction import Transaction
 
-MAX_READ = 64
+MAX_READ = 256
 """Events that are read at once."""
 
 _Events = dict[int, CloudEvent | Exception]
@@ -39,13 +38,14 @@ class ReadAhead:
 
         Raises StoreUnavailable, or what is wrong with its row.
         """
-        self._wanted[entry.id] = entry
-        try:
-            async with self._lock:
-                if entry.position not in self._events:
-                    self._events = await self._read_with_upcoming(entry)
-        finally:
-            del self._wanted[entry.id]
+        if entry.position not in self._events:
+            self._wanted[entry.id] = entry
+            try:
+                async with self._lock:
+                    if entry.position not in self._events:
+                        self._events = await self._read_with_upcoming(entry)
+            finally:
+                del self._wanted[entry.id]
         event = self._events.pop(entry.position)
         if isinstance(event, Exception):
             raise event
@@ -60,13 +60,12 @@ class ReadAhead:
             return await self._store.read(lambda tx: _read_events(tx, [entry.position]))
 
 
-def _read_events(tx: Transaction, positions: Iterable[int]) -> _Events:
+def _read_events(tx: Transaction, positions: Collection[int]) -> _Events:
+    bodies = tx.journal.bodies(positions)
     events: _Events = {}
     for position in positions:
         try:
-            events[position] = tx.journal.event(position)
-        except sqlite3.Error:
-            raise
+            events[position] = CloudEvent.parse(bodies[position])
         except Exception as error:  # noqa: BLE001  # a broken row must not stop the others
             events[position] = error
     return events

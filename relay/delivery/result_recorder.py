@@ -1,7 +1,8 @@
 """Records in the store how deliveries went, for all sinks, in the order of their ends.
 
 No delivery waits for it. If something is lost with the process, the same event is sent again with
-the same id. Deliveries that succeed while a batch is being written form the next batch.
+the same id. Deliveries that succeed within a few milliseconds of each other, or while a batch is
+being written, form one batch: a commit costs the same for one as for many.
 """
 
 from __future__ import annotations
@@ -17,17 +18,28 @@ from relay.outbox import Attempt, EntryState, SinkState
 from relay.outbox.sqlite import Store, Work
 from relay.outbox.transaction import Transaction
 
+BATCH_PAUSE = 0.005
+"""Seconds. No delivery waits for it, and no more can be repeated: a sink has a limit of its own."""
+FULL_BATCH = 32
+"""Deliveries that do not wait for others. It is half of what a sink may have open, so that the sink
+goes on while the batch is written."""
+
 _log = logging.getLogger(__name__)
 
 
 class ResultRecorder:
-    """Groups the results of deliveries into transactions."""
+    """Groups the results of deliveries into transactions.
 
-    def __init__(self, store: Store) -> None:
+    ``pause`` is how many seconds the first delivery of a batch waits for others.
+    """
+
+    def __init__(self, store: Store, *, pause: float = BATCH_PAUSE) -> None:
         self._store = store
+        self._pause = pause
         self._delivered: list[tuple[int, Attempt]] = []  # not yet submitted
         self._callbacks: list[Callable[[], None]] = []  # one for each of them
-        self._is_writing = False  # a batch is being written, or will be in this turn of the loop
+        self._timer: asyncio.TimerHandle | None = None  # ends the pause of the next batch
+        self._is_writing = False
 
     def record_delivery(
         self, entry_id: int, attempt: Attempt, on_written: Callable[[], None]
@@ -35,10 +47,7 @@ class ResultRecorder:
         """An entry was delivered. ``on_written`` is called once this is recorded, or cannot be."""
         self._delivered.append((entry_id, attempt))
         self._callbacks.append(on_written)
-        if not self._is_writing:
-            self._is_writing = True
-            # Later in this turn of the loop, so that all its deliveries form one batch.
-            asyncio.get_running_loop().call_soon(self._write_next_batch)
+        self._write_batch_when_due()
 
     def record_deferral(self, entry_id: int, attempt: Attempt, until: datetime) -> None:
         """A try failed, and the next one is due at ``until``."""
@@ -60,19 +69,37 @@ class ResultRecorder:
         """A sink has a new state."""
         self._submit_after_batch(lambda tx: tx.deliveries.set_sink_state(sink, state, reason))
 
-    def close(self) -> None:
+    def flush(self) -> None:
         """Submit what was not submitted yet."""
+        self._stop_timer()
         if self._delivered:
             self._submit_batch()
 
     def _submit_after_batch(self, work: Work[None]) -> None:
-        self.close()  # keep the order
+        self.flush()  # keep the order
         self._submit(work).add_done_callback(_log_unexpected_error)
 
-    def _write_next_batch(self) -> None:
-        self._is_writing = bool(self._delivered)
-        if self._is_writing:
-            self._submit_batch().add_done_callback(lambda _: self._write_next_batch())
+    def _write_batch_when_due(self) -> None:
+        if self._is_writing or not self._delivered:
+            return
+        if len(self._delivered) >= FULL_BATCH:
+            self._write_batch()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._pause, self._write_batch)
+
+    def _write_batch(self) -> None:
+        self._stop_timer()
+        self._is_writing = True
+        self._submit_batch().add_done_callback(self._on_batch_written)
+
+    def _on_batch_written(self, _: asyncio.Future[None]) -> None:
+        self._is_writing = False
+        self._write_batch_when_due()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _submit_batch(self) -> asyncio.Future[None]:
         delivered, self._delivered = self._delivered, []

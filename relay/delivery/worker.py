@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from relay.clock import Clock, wait_for_event
+from relay.clock import Clock
 from relay.delivery.circuit_breaker import CircuitBreaker
 from relay.delivery.ordered_queue import OrderedQueue
 from relay.delivery.read_ahead import ReadAhead
@@ -64,6 +64,7 @@ class Worker:
         self._unanswered: set[int] = set()  # ids of entries whose last try was not answered yet
         self._rate_allows_at = float("-inf")  # monotonic seconds
         self._wake = asyncio.Event()
+        self._timer: tuple[float, asyncio.Task[None]] | None = None  # see `_set_timer`
         self._is_stopping = False
 
     @property
@@ -110,8 +111,8 @@ class Worker:
                     self._wake.clear()
                     self.health.report_if_stalled()
                     self._start_deliveries(group)
-                    seconds = self._seconds_to_next_event()
-                    await wait_for_event(self._wake, self._clock, seconds)
+                    self._set_timer(group)
+                    await self._wake.wait()
             except asyncio.CancelledError:
                 self._is_stopping = True
                 raise
@@ -171,8 +172,26 @@ class Worker:
                 self._rate_allows_at = now + 1 / self.settings.rate
         return entry
 
-    def _seconds_to_next_event(self) -> float | None:
-        """Return the seconds until a try may begin or the sink counts as stalled.
+    def _set_timer(self, group: asyncio.TaskGroup) -> None:
+        """Wake the worker when a try may begin or the sink counts as stalled.
+
+        An earlier timer stays, because the moment moves on with each delivery: it wakes the worker
+        once for nothing, and saves a task for each delivery.
+        """
+        at = self._next_moment()
+        if at is None or (self._timer is not None and self._timer[0] <= at):
+            return
+        if self._timer is not None:
+            self._timer[1].cancel()
+        self._timer = at, group.create_task(self._wake_at(at), name=f"timer {self.settings.name}")
+
+    async def _wake_at(self, moment: float) -> None:
+        await self._clock.sleep(max(0.0, moment - self._clock.monotonic()))
+        self._timer = None
+        self._wake.set()
+
+    def _next_moment(self) -> float | None:
+        """Return when a try may begin or the sink counts as stalled, in monotonic seconds.
 
         None if only an event can change anything.
         """
@@ -182,8 +201,7 @@ class Worker:
         moments = [self._circuit.stalls_at]
         if not self._is_full:
             moments.append(allowed_at if now < allowed_at else self._queue.next_release_at())
-        due = min((moment for moment in moments if moment is not None), default=None)
-        return due - now if due is not None else None
+        return min((moment for moment in moments if moment is not None), default=None)
 
     # --- one try
 
@@ -222,15 +240,16 @@ class Worker:
         result = await self._call_sink(event)
         attempt = _describe_attempt(result, at, self._clock.monotonic() - began)
         self.tries[attempt.outcome, attempt.status] += 1
-        if isinstance(result, Receipt | Rejected | Deferred):
-            self.health.record_clock_skew(result.skew)
         if isinstance(result, Receipt):
+            self.health.record_clock_skew(result.skew)
             self._handle_success(entry, attempt)
             return True
         if isinstance(result, Rejected):
+            self.health.record_clock_skew(result.skew)
             self.health.record_rejection(entry, result)
             self._make_dead_letter(entry, result.reason, attempt)
         elif isinstance(result, Deferred):
+            self.health.record_clock_skew(result.skew)
             decision = self.health.record_failure(entry, result, began)
             self._apply_retry_decision(decision, entry, result, attempt)
         else:

@@ -13,7 +13,9 @@ import orjson
 TYPE_PREFIX = "io.imdsrelay."
 TYPE_VERSION = ".v1"
 CONTENT_TYPE = "application/cloudevents+json; charset=utf-8"
-EVENT, DECISION, RELAY, REFUSAL = range(4)
+PRIORITIES = 4
+"""How many priorities there are."""
+EVENT, DECISION, RELAY, REFUSAL = range(PRIORITIES)
 """The priorities: ``event.*``; ``startrequest.*`` and ``approval.*``; ``relay.*``;
 ``approval.refused``. Of the events that wait, those of the first priority are sent first."""
 

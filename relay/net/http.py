@@ -256,9 +256,9 @@ async def send(
 async def _read_body(response: aiohttp.ClientResponse, deadline: float) -> bytes:
     """Return the start of the body; less of it if it is slow or broken."""
     body = b""
-    if response.content.at_eof():
-        return body
     try:
+        if response.content.is_eof():  # all of it came with the headers: no timeout is needed
+            return response.content.read_nowait(MAX_RESPONSE_BYTES)
         async with timeout_at(deadline):
             while len(body) < MAX_RESPONSE_BYTES:
                 chunk = await response.content.read(MAX_RESPONSE_BYTES - len(body))
@@ -276,21 +276,29 @@ def _loggable_text(body: bytes, request: Request) -> str | None:
     Secrets are replaced before the cut: a cut could leave the first half of one.
     """
     text = body.decode("utf-8", "replace").strip()
-    url = request.url
-    secrets = {
-        url.raw_path_qs,
-        url.path_qs,
-        url.raw_path,
-        url.path,
-        url.raw_query_string,
-        url.query_string,
-        *request.secrets,
-    }
-    for secret in sorted(secrets, key=len, reverse=True):
-        if len(secret) > 1:
-            text = text.replace(secret, "…")
-    printable = "".join(
-        char if char.isprintable() or char in "\t\n" else "\N{REPLACEMENT CHARACTER}"
-        for char in text[:MAX_TEXT_BYTES]
+    if len(text) > 1:  # a shorter text contains no secret
+        secrets = {*_url_secrets(request.url), *request.secrets}
+        for secret in sorted(secrets, key=len, reverse=True):
+            if len(secret) > 1:
+                text = text.replace(secret, "…")
+    text = text[:MAX_TEXT_BYTES]
+    if not text.isprintable():
+        text = "".join(
+            char if char.isprintable() or char in "\t\n" else "\N{REPLACEMENT CHARACTER}"
+            for char in text
+        )
+    return text.encode()[:MAX_TEXT_BYTES].decode("utf-8", "ignore") or None
+
+
+@lru_cache(maxsize=256)  # a sink has one URL
+def _url_secrets(url: URL) -> frozenset[str]:
+    return frozenset(
+        {
+            url.raw_path_qs,
+            url.path_qs,
+            url.raw_path,
+            url.path,
+            url.raw_query_string,
+            url.query_string,
+        }
     )
-    return printable.encode()[:MAX_TEXT_BYTES].decode("utf-8", "ignore") or None

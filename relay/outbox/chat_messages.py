@@ -26,7 +26,8 @@ MAX_LINKS = 100
 class ChatMessage:
     """One message.
 
-    ``ref`` is the platform's name of it; None if the platform cannot name it. ``content_hash`` is
+    ``ref`` is the platform's name of it; None if the platform cannot name it. ``times_shown`` is
+    how often it was posted or edited. ``content_hash`` is
     that of the card that it shows; None if it must be shown again. ``history_position`` is the
     journal position up to which its thread tells. ``refresh_at`` is when time alone changes it, or
     has changed it.
@@ -34,10 +35,15 @@ class ChatMessage:
 
     id: int
     ref: str | None
-    is_posted: bool
+    times_shown: int
     content_hash: str | None
     history_position: int
     refresh_at: datetime | None
+
+    @property
+    def is_posted(self) -> bool:
+        """Whether the platform has the message."""
+        return self.times_shown > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +76,7 @@ class ChatMessages:
     def find(self, sink: str, occurrence: int) -> ChatMessage | None:
         """Return the message in which a sink shows an event."""
         rows = self._connection.execute(
-            "SELECT message.id, ref, posted AS is_posted, looks AS content_hash, "
+            "SELECT message.id, ref, posted AS times_shown, looks AS content_hash, "
             "told AS history_position, stale_at AS refresh_at "
             "FROM message JOIN message_about ON message.id = message "
             "WHERE message_about.sink = ? AND occurrence = ?",
@@ -117,7 +123,8 @@ class ChatMessages:
     def mark_shown(self, message: int, ref: str | None, content_hash: str) -> None:
         """Record that a message is posted and shows this content. It has no timer yet."""
         self._connection.execute(
-            "UPDATE message SET ref = ?, posted = 1, looks = ?, stale_at = NULL WHERE id = ?",
+            "UPDATE message SET ref = ?, posted = posted + 1, looks = ?, stale_at = NULL "
+            "WHERE id = ?",
             (ref, content_hash, message),
         )
 

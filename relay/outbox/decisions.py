@@ -9,7 +9,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 from dataclasses import asdict, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import orjson
@@ -25,11 +25,12 @@ _DECISION = TypeAdapter(Decision)
 _GRANT = TypeAdapter(Grant)
 _FIRST_ANSWER = TypeAdapter(FirstAnswer)
 MAX_REFUSALS = 5000
-"""First answers of refusals that are kept for each principal.
-
-A client can make 3650 calls while a signature is valid, so it cannot push out the first answer of a
-callback that could still be repeated.
-"""
+"""First answers of refusals that are kept for each principal, over HTTP and AMQP together."""
+REFUSAL_RETENTION = timedelta(minutes=7)
+"""For so long all of them are kept. A signature is valid for a shorter time, so nobody can push out
+the first answer of a callback that could still be repeated."""
+MAX_RECENT = 1000
+"""Decisions about an occurrence that are read to find those of the last minute."""
 
 
 class Decisions:
@@ -52,6 +53,15 @@ class Decisions:
         newest = f"SELECT id FROM decision WHERE occurrence = ?{condition} ORDER BY id DESC LIMIT ?"  # noqa: S608  # our own text
         decisions = self._select_decisions(f"id IN ({newest})", occurrence, limit)
         return [decision for decision in decisions if decision.counts or not counting]
+
+    def recent_count(self, occurrence: int, principal: str, since: datetime) -> int:
+        """Return how many of the newest decisions about an occurrence a principal took since."""
+        row = self._connection.execute(
+            "SELECT count(*) FROM (SELECT principal, at FROM decision WHERE occurrence = ? "
+            "ORDER BY id DESC LIMIT ?) WHERE principal = ? AND at > ?",
+            (occurrence, MAX_RECENT, principal, format_sortable(since)),
+        ).fetchone()
+        return int(row[0])
 
     def holds_before(self, event_key: str, occurrence: int) -> list[Decision]:
         """Return the holds that count from earlier occurrences of the same EventId."""
@@ -281,18 +291,19 @@ class Decisions:
             (principal, request_id, digest, status, body_json, format_sortable(at)),
         )
 
-    def prune_refusals(self) -> None:
+    def prune_refusals(self, now: datetime) -> None:
         """Delete the first answers of each principal's refusals, except the newest.
 
-        See `MAX_REFUSALS`.
+        See `MAX_REFUSALS` and `REFUSAL_RETENTION`.
         """
+        before = format_sortable(now - REFUSAL_RETENTION)
         refusals = "FROM answer WHERE principal = :principal AND status != 202"
         principals = self._connection.execute("SELECT DISTINCT principal FROM answer").fetchall()
         for (principal,) in principals:
             self._connection.execute(
-                f"DELETE {refusals} AND at <= "
+                f"DELETE {refusals} AND at < :before AND at <= "
                 f"(SELECT at {refusals} ORDER BY at DESC LIMIT 1 OFFSET :newest)",
-                {"principal": principal, "newest": MAX_REFUSALS},
+                {"principal": principal, "newest": MAX_REFUSALS, "before": before},
             )
 
     def prune_answers(self, before: datetime) -> None:

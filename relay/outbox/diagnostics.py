@@ -1,4 +1,4 @@
-"""Checks the state file for ``imds-relay doctor``. It writes, locks and sets aside nothing."""
+"""Checks the state file for ``imds-relay doctor``. It writes and sets aside nothing."""
 
 from __future__ import annotations
 
@@ -139,7 +139,10 @@ def _other_owner(meta: dict[str, str], scope: str | None, vm_id: str | None) -> 
 
 
 def _check_lock(path: Path) -> Finding:
-    """Whether a relay holds the file. To read the lock's database shows it, and locks nothing."""
+    """Whether a relay holds the file. To read the lock's database shows it.
+
+    A relay that starts in that instant waits for it: see `relay.outbox.file.LOCK_TIMEOUT`.
+    """
     lock = lock_path(path.resolve())
     if not may_exist(lock):
         return ok("lock", "no relay holds the state file")

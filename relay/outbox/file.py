@@ -24,6 +24,7 @@ from relay.files import (
     create_private,
     create_private_folder,
     describe_os_error,
+    links_on_the_way,
     may_exist,
     narrow,
 )
@@ -35,6 +36,8 @@ MIN_SQLITE_VERSION = (3, 33)
 """The first with UPDATE … FROM. RHEL 9 has 3.34, so STRICT tables and RETURNING are not used."""
 _APPLICATION_ID = 0x494D4452  # "IMDR"
 _BUSY_TIMEOUT = 5000  # milliseconds
+LOCK_TIMEOUT = 1.0
+"""Seconds to wait for a lock: ``imds-relay doctor`` reads the lock's database for an instant."""
 _SQLITE_LOCK_BYTES = 0x40000000
 """Where SQLite locks a database (https://www.sqlite.org/lockingv3.html)."""
 _NEWEST_COLUMNS = """
@@ -148,18 +151,24 @@ def describe_read_error(path: Path) -> str | None:
 
 
 def _resolve_link(path: Path) -> Path:
-    """Return the file that a link leads to: one log and one lock, whatever link is used.
+    """Return the file that links lead to: one log and one lock, whatever link is used.
 
-    Raises StoreError for a link of another user, who could lead the relay to any file.
+    Raises StoreError for a link of another user, who could lead the relay to any file. The kernel
+    refuses to follow most of them, but here they are only read.
     """
-    if hasattr(os, "geteuid") and path.is_symlink():
-        owner = path.lstat().st_uid
-        if owner not in (0, os.geteuid()):
-            raise StoreError(
-                f"store.path: expected a file, or a link of this user or root, {path} is a link of "
-                f"user {owner}"
+    if hasattr(os, "geteuid"):
+        for link in links_on_the_way(path):
+            owner, folder = link.lstat().st_uid, link.parent.stat()
+            # In a folder that only its owner and root can write, they have put it there.
+            is_planted = link == path.absolute() or (
+                folder.st_mode & 0o022 and owner != folder.st_uid
             )
-    return path.resolve()
+            if is_planted and owner not in (0, os.geteuid()):
+                raise StoreError(
+                    "store.path: expected a file, or links of this user or root, "
+                    f"{link} is a link of user {owner}"
+                )
+    return Path(os.path.realpath(path))  # Path.resolve raises for a link that leads to itself
 
 
 def lock_path(path: Path) -> Path:
@@ -175,7 +184,7 @@ def _take_lock(path: Path) -> sqlite3.Connection:
         create_private_folder(path.parent)
         create_private(lock_path(path))
         lock = sqlite3.connect(
-            lock_path(path), isolation_level=None, timeout=0, check_same_thread=False
+            lock_path(path), isolation_level=None, timeout=LOCK_TIMEOUT, check_same_thread=False
         )
     except (sqlite3.Error, OSError) as error:
         text = describe_os_error(error) if isinstance(error, OSError) else str(error)

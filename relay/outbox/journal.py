@@ -108,6 +108,25 @@ class Journal:
             raise KeyError(position)
         return CloudEvent.parse(row[0])
 
+    def bodies(self, positions: Iterable[int]) -> dict[int, bytes]:
+        """Return the bodies at these positions, as far as they were not pruned.
+
+        It is one statement with one row, because each row releases the interpreter lock:
+        docs/protocol.md#one-statement-for-each-table.
+        """
+        lengths, texts = self._connection.execute(
+            "SELECT json_group_array(json_array(position, length(CAST(body AS BLOB)))), "
+            "CAST(group_concat(body, '') AS BLOB) FROM journal "
+            "WHERE position IN (SELECT value FROM json_each(?))",
+            (orjson.dumps(list(positions)).decode(),),
+        ).fetchone()
+        bodies: dict[int, bytes] = {}
+        start = 0
+        for position, length in orjson.loads(lengths):
+            bodies[position] = texts[start : start + length]
+            start += length
+        return bodies
+
     def verified_event(self, position: int | None, kind: str, event_key: str) -> CloudEvent | None:
         """Return the CloudEvent at a position, if the chain holds it and it is of this kind.
 

@@ -38,7 +38,7 @@ def prune(tx: Transaction, settings: StoreSettings, now: datetime) -> PruneResul
     audit_limit = now - timedelta(seconds=settings.audit_retain)
     dead_letters = tx.deliveries.prune(delivery_limit, settings.dead_letters)
     tx.decisions.prune_answers(min(delivery_limit, now - MIN_ANSWER_RETENTION))
-    tx.decisions.prune_refusals()
+    tx.decisions.prune_refusals(now)
     journal_rows = tx.journal.prune(audit_limit, now)
     tx.snapshot.prune(audit_limit)
     tx.messages.prune()

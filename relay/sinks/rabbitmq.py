@@ -19,7 +19,7 @@ from relay.amqp.broker_url import BrokerSettings, host_port
 from relay.amqp.cancellation import raise_if_cancelled
 from relay.amqp.connection import HEARTBEAT, SETUP_TIMEOUT, Connection, keep_connected
 from relay.amqp.diagnostics import diagnose as diagnose_broker
-from relay.amqp.event_message import message_properties, routing_key
+from relay.amqp.event_message import content_header, routing_key
 from relay.amqp.failures import ConnectionFailure, broker_message, describe_failure
 from relay.amqp.publish_channel import PublishChannel, PublishResult
 from relay.amqp.topology import Declare, declare_topology, events_topology, unknown_parts
@@ -117,12 +117,9 @@ class RabbitMQ:
     longest_pause = 5.0  # a try costs nothing while there is no connection
     give_up_after = math.inf  # a broker that is back gets the whole history
 
-    def __init__(
-        self, settings: Settings, tasks: asyncio.TaskGroup, connection_wait: float
-    ) -> None:
+    def __init__(self, settings: Settings, connection_wait: float) -> None:
         self._settings = settings
         self._connection_wait = connection_wait
-        self._tasks = tasks
         self._channel: PublishChannel | None = None
         self._has_channel = asyncio.Event()
         self._failure = ConnectionFailure("the connection to the broker is being made")
@@ -140,29 +137,22 @@ class RabbitMQ:
         """
         key = routing_key(event)
         channel = await self._open_channel()
-        is_sent = False
-        try:
-            async with asyncio.timeout(self._settings.timeout):
-                publish = channel.current_publish(event.id)
-                if publish is None:
-                    await channel.wait_unblocked()
-                    # Another delivery of the event may have started one meanwhile.
-                    publish = channel.current_publish(event.id) or channel.start_publish(
-                        event.id, event.body, key, message_properties(event)
-                    )
-                is_sent = True
-                await asyncio.wait({publish})
-        except TimeoutError:
-            late = f"within {self._settings.timeout:g} s the broker did not"
-            if is_sent:
-                raise Deferred(
-                    f"{late} confirm. "
-                    "The message may be stored, and is sent again with the same id",
-                    unanswered=True,
-                ) from None
+        deadline = asyncio.get_running_loop().time() + self._settings.timeout
+        publish = channel.current_publish(event.id)
+        if publish is None:
+            if channel.is_blocked:
+                await self._wait_unblocked(channel, deadline)
+            # Another delivery of the event may have started one meanwhile.
+            publish = channel.current_publish(event.id) or channel.start_publish(
+                event.id, event.body, key, content_header(event)
+            )
+        if not await channel.wait(publish, deadline):
+            channel.leave(event.id, publish)
             raise Deferred(
-                f"{late} let anybody publish: see its memory and disk alarms. Nothing was sent"
-            ) from None
+                f"within {self._settings.timeout:g} s the broker did not confirm. "
+                "The message may be stored, and is sent again with the same id",
+                unanswered=True,
+            )
         receipt = interpret_publish_result(
             channel.take_result(event.id, publish),
             key,
@@ -177,6 +167,16 @@ class RabbitMQ:
                 key,
             )
         return receipt
+
+    async def _wait_unblocked(self, channel: PublishChannel, deadline: float) -> None:
+        try:
+            async with asyncio.timeout_at(deadline):
+                await channel.wait_unblocked()
+        except TimeoutError:
+            raise Deferred(
+                f"within {self._settings.timeout:g} s the broker did not let anybody publish: "
+                "see its memory and disk alarms. Nothing was sent"
+            ) from None
 
     async def _open_channel(self) -> PublishChannel:
         """Return the open channel. Raises Deferred if there is none soon."""
@@ -203,7 +203,7 @@ class RabbitMQ:
             async with asyncio.timeout(SETUP_TIMEOUT):
                 topology = events_topology(settings.exchange)
                 unknown = await declare_topology(connection, topology, settings.declare)
-                channel = await PublishChannel.open(connection, settings.exchange, self._tasks)
+                channel = await PublishChannel.open(connection, settings.exchange)
             raise_if_cancelled()
             self._channel = channel
             self._has_channel.set()
@@ -212,8 +212,8 @@ class RabbitMQ:
                 await channel.wait_closed()
             finally:
                 self._forget_channel()
-                # In the next turn of the loop, after the publishes that got an answer have ended.
-                asyncio.get_running_loop().call_soon(channel.cancel_in_flight)
+                # In the next turn of the loop, after aiormq has handled answers that came before.
+                asyncio.get_running_loop().call_soon(channel.end)
             reason = channel.close_reason
             if reason is not None and not isinstance(reason, amqp.ChannelClosed):
                 raise Deferred(
@@ -240,7 +240,7 @@ async def connect(
 ) -> AsyncIterator[RabbitMQ]:
     """Stay connected in the background until the context ends. The broker may be down."""
     async with asyncio.TaskGroup() as tasks:
-        sink = RabbitMQ(settings, tasks, connection_wait)
+        sink = RabbitMQ(settings, connection_wait)
         connection_task = tasks.create_task(
             keep_connected(
                 settings.targets,

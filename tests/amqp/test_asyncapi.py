@@ -13,11 +13,12 @@ from jsonschema import Draft7Validator
 from pydantic import ValidationError
 
 from docs.generate import examples
-from relay.amqp.event_message import message_properties, routing_key
+from relay.amqp.event_message import routing_key
 from relay.api.schema.asyncapi import asyncapi_document
 from relay.approvals.request import DecisionBody
 from relay.events.catalog import CATALOG
 from relay.events.cloudevent import CloudEvent
+from tests.sinks.rabbitmq_consumer import message_properties
 
 # The AsyncAPI Initiative's own schema, version 3.0.0, Apache-2.0: https://github.com/asyncapi/spec-json-schemas.
 # Examples and what is about other protocols are left out.

@@ -85,3 +85,13 @@ async def test_a_farewell_goes_out_before_the_stream_ends(
     assert wire.ended
     await asyncio.sleep(0)
     assert wire.pieces == [b"farewell"]
+
+
+async def test_what_is_written_after_the_end_is_dropped(
+    stream: CoalescingWriter, wire: Wire
+) -> None:
+    """A socket whose end was written raises an error for it, and nobody would catch that."""
+    stream.write_eof()
+    stream.write(b"too late")
+    await asyncio.sleep(0)
+    assert wire.pieces == []

@@ -11,11 +11,19 @@ import orjson
 import pytest
 from pydantic import ValidationError
 
+from relay import file_reload
 from relay.api import ApiSettings
 from relay.api.auth.rejection_log import RejectionLog
 from relay.api.server.connection import Peer
 from tests.api.confirmation_links import post_preview, render_message
-from tests.api.running_relay import EVENT_ID, OTHER_SECRET, RunningRelay, make_event, run_relay
+from tests.api.running_relay import (
+    EVENT_ID,
+    OTHER_SECRET,
+    SECRET,
+    RunningRelay,
+    make_event,
+    run_relay,
+)
 
 DIGEST = {
     key: hashlib.sha256(key.encode()).hexdigest()
@@ -42,6 +50,39 @@ async def keyed(tmp_path: Path) -> AsyncIterator[RunningRelay]:
     )
     async with run_relay(tmp_path, clients=clients) as running_relay:
         yield running_relay
+
+
+async def test_a_callback_of_nobody_looks_at_as_many_files_as_one_of_a_client(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the duration of a 401 says which client exists and has its secrets in a file."""
+    (tmp_path / "secrets").write_text(OTHER_SECRET)
+    clients = (
+        {"name": "filed", "secrets_file": str(tmp_path / "secrets")},
+        {"name": "plain", "secrets": [SECRET]},
+    )
+    looked_at: list[Path] = []
+    look = file_reload._stamp  # noqa: SLF001  # it is only watched
+
+    def look_and_count(file: Path) -> object:
+        looked_at.append(file)
+        return look(file)
+
+    async with run_relay(tmp_path, clients=clients) as relay:
+        monkeypatch.setattr(file_reload, "_stamp", look_and_count)
+        signature = "v1,K5oZfzN95Z9UVu1EsfQmfVNQhnkZ2pj9o9NDN/H/pI4="
+        headers = {
+            "webhook-id": "i",
+            "webhook-timestamp": f"{relay.clock.now().timestamp():.0f}",
+            "webhook-signature": signature,
+        }
+        counts = []
+        for name in ("filed", "plain", "nobody"):
+            looked_at.clear()
+            answer = await relay.call("POST", f"/v1/callbacks/{name}", {}, by=None, headers=headers)
+            assert answer.status == 401
+            counts.append(len(looked_at))
+        assert counts == [1, 1, 1]
 
 
 @pytest.mark.parametrize("who", ["old", "new", "file", "plain", "Åse"])

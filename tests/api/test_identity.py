@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import json
 import math
@@ -12,6 +13,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +25,12 @@ from aiohttp import web
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.x509.oid import ExtendedKeyUsageOID
 from pydantic import ValidationError
 
 from relay.api import ApiSettings
-from relay.api.auth.entra_keys import KEY_REFETCH_INTERVAL, MAX_KEY_AGE
-from tests.api.running_relay import RunningRelay, make_event, run_relay
+from relay.api.auth.entra_keys import KEY_REFETCH_INTERVAL, KEY_RETRY_INTERVAL, MAX_KEY_AGE
+from tests.api.running_relay import RunningRelay, eventually, make_event, run_relay
 from tests.certificates import LOCALHOST, Authority
 
 TENANT = "8f5f0d3c-59ac-4a4b-9d7b-0f0c7d2c1a11"
@@ -60,6 +63,14 @@ class Issuer:
     status: int = 200
     asked: int = 0
     elsewhere: int = 0
+    may_answer: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.may_answer.set()
+
+    def was_asked(self, times: int) -> bool:
+        """Whether the keys were asked for so often."""
+        return self.asked >= times
 
     async def redirected(self, _request: web.Request) -> web.Response:
         """Where nobody is to look."""
@@ -69,6 +80,7 @@ class Issuer:
     async def answer(self, _request: web.Request) -> web.Response:
         """The handler."""
         self.asked += 1
+        await self.may_answer.wait()
         return web.json_response(
             {"keys": self.keys}, status=self.status, headers={"Location": "/elsewhere"}
         )
@@ -319,6 +331,35 @@ async def test_old_keys_hold_while_none_can_be_fetched_but_no_longer_than_a_day(
     assert await entra.status(entra.token(kid="k2", key=OTHER)) == 200
 
 
+async def test_a_server_of_keys_that_hangs_delays_nobody_whose_key_is_at_hand(
+    entra: Entra,
+) -> None:
+    """Anybody can make the relay ask for keys, with a token that names an unknown one."""
+    assert await entra.status(entra.token()) == 200
+    entra.issuer.may_answer.clear()
+    for offset in (KEY_REFETCH_INTERVAL, MAX_KEY_AGE):
+        entra.relay.clock.offset = offset
+        fetches = entra.issuer.asked + 1
+        stranger = asyncio.create_task(entra.status(entra.token(kid="k2", key=OTHER)))
+        await eventually(partial(entra.issuer.was_asked, fetches))
+        assert await entra.status(entra.token()) == 200
+        assert not stranger.done()
+        entra.issuer.may_answer.set()
+        assert await stranger == 401
+        entra.issuer.may_answer.clear()
+
+
+async def test_after_a_failure_the_keys_are_fetched_again_soon(entra: Entra) -> None:
+    entra.issuer.status = 503
+    for _ in range(3):
+        assert await entra.status(entra.token()) == 401
+    assert entra.issuer.asked == 1
+    entra.issuer.status = 200
+    entra.relay.clock.offset = KEY_RETRY_INTERVAL
+    assert await entra.status(entra.token()) == 200
+    assert entra.issuer.asked == 2
+
+
 async def test_a_weak_key_verifies_nothing(entra: Entra) -> None:
     """1024 bits: others could compute the private key."""
     weak = rsa.generate_private_key(public_exponent=65537, key_size=1024)  # noqa: S505
@@ -502,6 +543,40 @@ async def test_a_name_that_only_resembles_a_clients_is_401(
 ) -> None:
     """A CA can give these to somebody else."""
     assert (await certified.call("GET", "/v1/events", san))[0] == 401
+
+
+@pytest.mark.parametrize("kind", ["another CA", "for servers", "expired", "signed by no CA"])
+async def test_a_certificate_that_the_ca_gave_to_no_client_ends_the_handshake(
+    certified: Certified, kind: str
+) -> None:
+    """The other CA has the same name, and each certificate has the name of a client."""
+    names = (x509.DNSName("drain.internal"),)
+    issuer = certified.authority
+    if kind == "another CA":
+        issuer = Authority("authority")
+    elif kind == "signed by no CA":
+        issuer = Authority("authority", ca=False)
+    content = issuer.issue(
+        "drain",
+        names,
+        usage=ExtendedKeyUsageOID.SERVER_AUTH if kind == "for servers" else None,
+        ends=timedelta(seconds=-1) if kind == "expired" else timedelta(days=1),
+    )
+    file = certified.folder / "client.pem"
+    file.write_bytes(content + (issuer.pem if kind == "signed by no CA" else b""))
+    context = ssl.create_default_context(cafile=certified.folder / "authority.pem")
+    context.load_cert_chain(file)
+    connector = aiohttp.TCPConnector(ssl=context)
+    async with aiohttp.ClientSession(connector=connector) as session:
+        with pytest.raises(aiohttp.ClientError):
+            await session.get(f"https://localhost:{certified.relay.server.port}/v1/events")
+
+
+async def test_clients_cannot_renegotiate(certified: Certified) -> None:
+    """OpenSSL 3 refuses it by itself."""
+    current = certified.relay.server.state.tls_context
+    assert current is not None
+    assert current().options & ssl.OP_NO_RENEGOTIATION
 
 
 async def test_a_certificate_that_expires_on_an_open_connection_is_401(

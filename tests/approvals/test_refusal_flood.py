@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ from typing import Any
 import pytest
 
 from relay.approvals.refusals import MAX_RECORDED, MAX_RECORDED_ABOUT_EVENT, RefusalAggregator
-from relay.outbox.decisions import MAX_REFUSALS
+from relay.outbox.decisions import MAX_REFUSALS, REFUSAL_RETENTION
+from relay.signature import MAX_AGE, MAX_AHEAD
 from tests.approvals.builders import REBOOT, ApprovalFile, build_event, build_request
 from tests.approvals.manual_clock import NOON, wait_until
 from tests.approvals.test_gate import GateHarness, running_gate
@@ -108,7 +110,46 @@ async def test_while_the_store_fails_the_count_waits(tmp_path: Path) -> None:
         assert _counts(harness) == [None] * 20 + [5]
 
 
-async def test_a_aggregated_refusal_is_answered_as_any_other_and_repeats_get_the_same(
+async def test_a_refusal_is_counted_though_its_caller_has_disconnected(tmp_path: Path) -> None:
+    async with running_gate(tmp_path, REBOOT) as harness:
+        await _refuse(harness, 10)
+        may_go_on = threading.Event()
+        blocked = harness.store.submit(lambda _: may_go_on.wait(60))
+        call = asyncio.create_task(harness.submit("approve", "eve", revision="x"))
+        await asyncio.sleep(0)  # the call is queued behind the work that is blocked
+        call.cancel()
+        await asyncio.wait([call])
+        assert call.cancelled()
+        may_go_on.set()
+        assert await blocked
+        await harness.store.read(lambda _: None)
+        await harness.gate.record_aggregated_refusals()
+        assert _counts(harness) == [None] * 10 + [1]
+
+
+async def test_the_count_waits_though_its_recorder_was_stopped_while_the_store_failed(
+    tmp_path: Path,
+) -> None:
+    async with running_gate(tmp_path, REBOOT) as harness:
+        await _refuse(harness, 15)
+        may_go_on = threading.Event()
+        blocked = harness.store.submit(lambda _: may_go_on.wait(60))
+        recording = asyncio.create_task(harness.gate.record_aggregated_refusals())
+        await asyncio.sleep(0)
+        recording.cancel()
+        await asyncio.wait([recording])
+        connection = harness.store._state_file.connection  # noqa: SLF001  # no other way to break the disk
+        connection.execute("PRAGMA query_only = ON")
+        may_go_on.set()
+        await asyncio.wait([blocked])
+        await wait_until(lambda: harness.store.write_error is not None)
+        connection.execute("PRAGMA query_only = OFF")
+        await wait_until(lambda: harness.store.write_error is None)
+        assert await harness.gate.record_aggregated_refusals()
+        assert _counts(harness) == [None] * 10 + [5]
+
+
+async def test_an_aggregated_refusal_is_answered_as_any_other_and_repeats_get_the_same(
     tmp_path: Path,
 ) -> None:
     async with running_gate(tmp_path, REBOOT) as harness:
@@ -147,16 +188,22 @@ def test_a_transaction_that_runs_twice_uses_one_place() -> None:
     assert not aggregator.admit(request, "e-1")
 
 
-@pytest.mark.parametrize("status", [202, 403])
-def test_only_the_newest_refusals_are_first_answers(approvals: ApprovalFile, status: int) -> None:
-    """An accepted decision keeps its first answer however many others there are."""
+@pytest.mark.parametrize(("status", "is_old"), [(202, True), (403, False), (403, True)])
+def test_of_older_refusals_only_the_newest_are_first_answers(
+    approvals: ApprovalFile, status: int, *, is_old: bool
+) -> None:
+    """An accepted decision keeps its first answer however many others there are.
+
+    So does a refused callback for as long as its signature is valid.
+    """
+    now = NOON + (REFUSAL_RETENTION if is_old else timedelta(seconds=MAX_AGE + MAX_AHEAD))
 
     def remember(tx: Any) -> None:
         for number in range(MAX_REFUSALS + 10):
             at = NOON + timedelta(milliseconds=number)
             tx.decisions.remember_answer("client:eve", f"r{number}", "d", status, {}, at)
         tx.decisions.remember_answer("client:bob", "r", "d", status, {}, NOON)
-        tx.decisions.prune_refusals()
+        tx.decisions.prune_refusals(now + timedelta(seconds=MAX_REFUSALS / 1000 + 1))
 
     approvals.transact(remember)
     kept = {
@@ -164,5 +211,5 @@ def test_only_the_newest_refusals_are_first_answers(approvals: ApprovalFile, sta
         for number in range(MAX_REFUSALS + 10)
         if approvals.transact(lambda tx: tx.decisions.first_answer("client:eve", f"r{number}"))  # noqa: B023  # called at once
     }
-    assert kept == set(range(10 if status == 403 else 0, MAX_REFUSALS + 10))
+    assert kept == set(range(10 if status == 403 and is_old else 0, MAX_REFUSALS + 10))
     assert approvals.transact(lambda tx: tx.decisions.first_answer("client:bob", "r"))

@@ -9,6 +9,7 @@ import pytest
 
 from tests.chat.running_relay import ALICE as OPERATOR
 from tests.chat.running_relay import rule, stage
+from tests.chat.slack_block_kit import text_of_blocks
 from tests.chat.slack_server import ALICE, TEAM, running_slack
 from tests.chat.test_slack_interactions import AnnouncedReboot, announce_reboot
 
@@ -65,7 +66,6 @@ def client(name: str, *can: str, resources: list[str] | None = None) -> dict[str
             "may not decide for vm-0",
             id="resources of the second client",
         ),
-        pytest.param([], {"can": ["hold"]}, "Approve", "may not approve", id="sink's can"),
         pytest.param(
             [client("ann", *ALL)],
             {"resources": ["db-*"]},
@@ -101,3 +101,26 @@ async def test_a_decision_in_a_chat_needs_the_rights_of_person_and_sink(
             assert refusal in await reboot.private_reply()
             assert await reboot.voters() == []
             assert await reboot.recorded_events() == ["event.scheduled", "approval.refused"]
+
+
+async def test_a_chat_shows_only_the_buttons_that_its_can_allows(tmp_path: Path) -> None:
+    approvals = {"rules": [rule(1, ANN, "client:alice")]}
+    async with (
+        running_slack() as slack,
+        stage(
+            tmp_path, [slack.settings(approve_in_chat=True, can=["hold"])], approvals=approvals
+        ) as relay,
+    ):
+        reboot = AnnouncedReboot(slack, relay, *await announce_reboot(slack, relay))
+        assert list(reboot.message.buttons()) == ["Hold"]
+        # a button from before the limit
+        payload = slack.click_payload(reboot.message, "Hold")
+        (action,) = payload["actions"]
+        action["value"] = action["value"].replace("hold", "approve", 1)
+        await slack.call_relay(payload)
+        assert "may not approve" in await reboot.private_reply()
+        assert await reboot.recorded_events() == ["event.scheduled", "approval.refused"]
+        command = slack.command_payload(f"approve {reboot.event.event_id}")
+        answer = await slack.call_relay(command)
+        assert answer.body is not None
+        assert "There is nothing to approve from here now." in text_of_blocks(answer.body["blocks"])

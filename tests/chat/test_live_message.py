@@ -88,6 +88,7 @@ async def test_of_a_long_history_the_newest_is_told_and_no_change_is_missed(
         for _ in range(MAX_UNPOSTED_EVENTS // 2):
             await relay.submit("hold", "bob")
             await relay.submit("release", "bob")
+            clock.advance(4)  # more at once would be refused
         await eventually(lambda: relay.dispatcher.status()[0].tries[("deferred", None)] > 0)
         relay.wall.calls.clear()
         relay.wall.error = None

@@ -14,6 +14,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from relay.approvals.confirmation_link import MAX_WRONG_CODES
 from relay.errors import Deferred
 from relay.events.timestamps import parse_timestamp
 from relay.outbox.chat_messages import MAX_LINKS
@@ -101,6 +102,33 @@ async def test_links_do_not_pile_up_while_an_event_is_edited_for_days(tmp_path: 
             tokens.append(relay.wall.tokens("m1")[0])
         await relay.store.transact(lambda tx: tx.messages.prune())
         assert await relay.are_links_valid(tokens) == [False] * 20 + [True] * MAX_LINKS
+
+
+async def test_a_link_that_wrong_codes_have_voided_never_comes_back(tmp_path: Path) -> None:
+    """Time alone can change a message twice, and nothing else is told of the event between."""
+    clock = ManualClock()
+    async with relay_with_wall(tmp_path, Wall(), clock=clock, events=["event.scheduled"]) as relay:
+        await relay.deliver_document(build_event(due=30 * 86400))
+        await relay.settle()
+        tokens = relay.wall.tokens("m1")
+
+        def void_and_refresh(tx: Transaction) -> None:
+            link = tx.messages.find_link(tokens[-2])
+            assert link is not None
+            for _ in range(MAX_WRONG_CODES):
+                tx.messages.count_wrong_code(link)
+            tx.messages.refresh_all(clock.now())
+
+        for number in range(1, 4):
+            await relay.store.transact(void_and_refresh)
+
+            def is_edited(number: int = number) -> bool:
+                return relay.wall.calls.count("edit") == number
+
+            await clock.advance_until(is_edited, within=10**6)
+            await relay.settle()
+            tokens += relay.wall.tokens("m1")
+        assert len(set(tokens)) == len(tokens) == 8
 
 
 async def test_messages_change_with_time_again_after_an_error_that_nobody_foresaw(

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from relay.approvals.request import Caller, Rights
 from relay.chat import MessageGone
 from relay.chat.cards.card import Card
 from relay.chat.platforms.mattermost import diagnose
@@ -297,21 +298,37 @@ async def test_a_name_stays_if_it_cannot_be_looked_up_again(
     assert await user_names.find([ann]) == {ann: "anna"}
 
 
+def make_caller(principal: str) -> Caller:
+    """Return the caller of a person whom a rule names."""
+    return Caller(principal, "mattermost", Rights(frozenset({"approve"})))
+
+
 async def test_a_membership_check_is_reused_for_half_a_minute(
     server: MattermostServer, api: MattermostApi
 ) -> None:
     clock = ManualClock()
     members = MemberDirectory(api, server.channel_id, clock, lookup_timeout=TIMEOUT)
     ann = server.add_user("ann")
-    assert await members.eligible_principal(ann) == server.principal(ann)
+    assert (await members.require_caller(ann, make_caller)).principal == server.principal(ann)
     count = len(server.calls)
     clock.advance(29)
-    assert await members.eligible_principal(ann) == server.principal(ann)
+    assert (await members.require_caller(ann, make_caller)).principal == server.principal(ann)
     assert len(server.calls) == count
     clock.advance(2)
     server.users[ann]["delete_at"] = 1
     with pytest.raises(NotEligible, match="not an active one"):
-        await members.eligible_principal(ann)
+        await members.require_caller(ann, make_caller)
+
+
+async def test_the_server_is_not_asked_about_people_whom_no_rule_names(
+    server: MattermostServer, api: MattermostApi
+) -> None:
+    """A leaked button lets anybody name anybody here."""
+    members = MemberDirectory(api, server.channel_id, ManualClock(), lookup_timeout=TIMEOUT)
+    for _ in range(5):
+        with pytest.raises(NotEligible, match="not among those who decide"):
+            await members.require_caller(new_id(), lambda _: None)
+    assert server.calls == [("GET", f"channels/{server.channel_id}")]
 
 
 async def test_the_server_must_identify_a_person_within_the_lookup_timeout(
@@ -321,7 +338,7 @@ async def test_the_server_must_identify_a_person_within_the_lookup_timeout(
     ann = server.add_user("ann")
     server.hanging_prefix = "users/"
     with pytest.raises(Deferred, match=r"within 0\.5 s"):
-        await members.eligible_principal(ann)
+        await members.require_caller(ann, make_caller)
 
 
 def make_settings(server: MattermostServer, directory: Path, **changes: Any) -> Settings:

@@ -23,6 +23,7 @@ from relay.chat.platforms.mattermost.action_token import (
     sign_action_token,
     verify_action_token,
 )
+from relay.chat.throttled_log import MAX_WARNINGS
 from relay.clock import SystemClock
 from relay.simulator import VM, Event, Setup, Simulator
 from tests.chat.mattermost_relay import (
@@ -249,10 +250,11 @@ async def test_a_voter_whom_the_server_does_not_vouch_for_is_refused(
 
 async def test_a_user_who_does_not_exist_is_refused(ops: MattermostRelay) -> None:
     event, post = await ops.announce_reboot()
-    status, _ = await ops.server.click(post, "Approve", new_id())
-    assert status == 200
-    ((_, text),) = ops.server.ephemeral_texts
-    assert "not an active one" in text
+    del ops.server.users[ops.ann]
+    for user_id, problem in ((ops.ann, "not an active one"), (new_id(), "not among those")):
+        status, _ = await ops.server.click(post, "Approve", user_id)
+        assert status == 200
+        assert problem in ops.server.ephemeral_texts[-1][1]
     assert await ops.votes(event) == []
 
 
@@ -561,6 +563,29 @@ async def test_a_double_click_is_one_vote(ops: MattermostRelay) -> None:
     assert answers == [(200, {}), (200, {})]
     assert len(await ops.votes(event)) == 1
     assert await ops.count_events(event, "approval.recorded") == 1
+
+
+async def test_a_button_that_was_used_before_decides_again(ops: MattermostRelay) -> None:
+    """The post still shows it if it could not be edited. A hold in vain must not look like one."""
+    event, post = await ops.announce_reboot()
+    (hold,) = [button for button in buttons_of(post) if button["name"] == "Hold"]
+    for _ in range(2):
+        await ops.server.call_relay(CALLBACK_URL, ops.server.click_payload(post, hold, ops.ann))
+        assert await ops.server.submit(ops.ann, ops.server.dialogs[-1]) == (200, {})
+        assert (await ops.relay.event(event))["approval"]["state"] == "held"
+        assert await ops.relay.approve(event, "release") == 202
+
+
+async def test_clicks_of_many_strangers_do_not_fill_the_log(
+    ops: MattermostRelay, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, post = await ops.announce_reboot()
+    for _ in range(MAX_WARNINGS):
+        await ops.server.click(post, "Approve", new_id())
+    caplog.clear()
+    for _ in range(5):
+        await ops.server.click(post, "Approve", new_id())
+    assert "refused" not in caplog.text
 
 
 async def test_simultaneous_clicks_are_one_vote_of_each_person(ops: MattermostRelay) -> None:

@@ -178,7 +178,7 @@ async def test_a_button_of_one_sink_decides_nothing_in_another_of_the_same_app(
 ) -> None:
     async with running_slack() as slack:
         sinks = [
-            slack.settings(name="watchers", approve_in_chat=True, can=["read", "hold"]),
+            slack.settings(name="watchers", approve_in_chat=True, resources=["db-*"]),
             slack.settings(name="leads", channel="C0LEADS", approve_in_chat=True),
         ]
         async with stage(tmp_path, sinks, approvals=VOTERS) as relay:
@@ -187,7 +187,10 @@ async def test_a_button_of_one_sink_decides_nothing_in_another_of_the_same_app(
             slack.request_url = f"{relay.url}/v1/chat/watchers"
             command = slack.command_payload(f"approve {event.event_id}")
             card = reply_of(await slack.call_relay(command))
-            for sink, reply in (("watchers", "not in your rights"), ("leads", "no longer valid")):
+            for sink, reply in (
+                ("watchers", "may not decide for vm-0"),
+                ("leads", "no longer valid"),
+            ):
                 slack.request_url = f"{relay.url}/v1/chat/{sink}"
                 click = slack.button_payload(card.buttons()["Approve"], card.ts)
                 assert (await slack.call_relay(click)).status == 200

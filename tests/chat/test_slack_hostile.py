@@ -19,6 +19,7 @@ import orjson
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from multidict import CIMultiDict
 from slack_sdk.signature import SignatureVerifier
 
 from relay.chat import CallbackRefused
@@ -84,6 +85,18 @@ def test_the_example_of_slacks_documentation_verifies() -> None:
     for changed_body in (body + b" ", body[:-1]):
         with pytest.raises(CallbackRefused):
             verify_signature(headers, changed_body, SECRET.encode(), now)
+
+
+@pytest.mark.parametrize("name", ["X-Slack-Request-Timestamp", "X-Slack-Signature"])
+@pytest.mark.parametrize("is_first", [False, True])
+def test_a_signature_header_that_comes_twice_is_refused(name: str, *, is_first: bool) -> None:
+    headers = CIMultiDict(signed_headers(b"body"))
+    verify_signature(headers, b"body", SECRET.encode(), datetime.now(UTC))
+    genuine = headers.popall(name)
+    for value in [*genuine, "1"] if is_first else ["1", *genuine]:
+        headers.add(name.lower(), value)
+    with pytest.raises(CallbackRefused, match="once"):
+        verify_signature(headers, b"body", SECRET.encode(), datetime.now(UTC))
 
 
 @given(

@@ -176,6 +176,7 @@ class RunningDispatcher:
     async def settle(self) -> None:
         """Wait until everything that happens by itself has happened."""
         for _ in range(4):
+            self.dispatcher.flush_results()
             await self.store.read(_nothing)
             for _ in range(
                 20

@@ -25,6 +25,8 @@ from tests.rabbitmq import Broker
 from tests.raw_amqp import RawChannel
 
 SCOPE = "journey"
+KEY = f"approve.{SCOPE}"
+"""The routing key of approvals."""
 USERS = ("drain", "holder", "stranger", "watcher", "pretender")
 """RabbitMQ users: two clients that may approve, one that the relay does not know, one that may only
 read, and one that may set any user_id."""
@@ -103,13 +105,18 @@ class Bus:
         """The queue of approvals."""
         return f"{self.exchange}.approvals.{SCOPE}"
 
+    @property
+    def approvals_exchange(self) -> str:
+        """The exchange to which clients publish approvals."""
+        return f"{self.exchange}.approvals"
+
     async def send(
         self,
         decision: Mapping[str, Any] | bytes,
         message_id: str | None = "m",
         *,
         user: str = "drain",
-        key: str = f"approve.{SCOPE}",
+        key: str = KEY,
         **properties: Any,
     ) -> None:
         """Publish to the approvals exchange as a user, with the user's own ``user_id``."""
@@ -118,7 +125,7 @@ class Bus:
             **{"message_id": message_id, "user_id": user, "delivery_mode": 2, **properties}
         )
         async with RawChannel(self.broker.amqp_url(user)) as channel:
-            await channel.publish(f"{self.exchange}.approvals", key, body, header)
+            await channel.publish(self.approvals_exchange, key, body, header)
 
     async def send_all(
         self, decision: Mapping[str, Any], message_ids: Iterable[str], *, user: str
@@ -128,9 +135,9 @@ class Bus:
             Basic.Properties(message_id=message_id, user_id=user, delivery_mode=2)
             for message_id in message_ids
         ]
-        exchange, key = f"{self.exchange}.approvals", f"approve.{SCOPE}"
+        body = orjson.dumps(decision)
         async with RawChannel(self.broker.amqp_url(user)) as channel:
-            return await channel.publish_all(exchange, key, orjson.dumps(decision), properties)
+            return await channel.publish_all(self.approvals_exchange, KEY, body, properties)
 
     async def waiting(self) -> tuple[int, int]:
         """How many approvals wait in the queue, and how many consumers it has."""
@@ -157,8 +164,11 @@ class Bus:
         async with self.connection() as connection, connection.channel() as channel:
             yield channel
 
-    async def listen(self, stack: AsyncExitStack) -> None:
-        """Collect events and dead letters from now on."""
+    async def listen(self, stack: AsyncExitStack, *, dead_letters: bool = True) -> None:
+        """Collect events and dead letters from now on.
+
+        Both arrive on one connection: an event waits behind the dead letters before it.
+        """
         channel = await stack.enter_async_context(self.channel())
         queue = await channel.declare_queue(exclusive=True)
         await queue.bind(self.exchange, "#")
@@ -170,6 +180,8 @@ class Bus:
             self.dead_letters.append(message)
 
         await queue.consume(keep_event, no_ack=True)
+        if not dead_letters:
+            return
         dead_letter_queue = await channel.get_queue(f"{self.exchange}.dead")
         await dead_letter_queue.consume(keep_dead_letter, no_ack=True)
 

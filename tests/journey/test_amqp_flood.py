@@ -12,13 +12,21 @@ import shlex
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import aiohttp
 import pytest
 from yarl import URL
 
-from relay.amqp.approval_consumer import DECISIONS_AT_ONCE, MAX_WAITING, ApprovalConsumer
-from relay.amqp.approval_message import ApprovalMessage
+from relay.amqp.approval_consumer import (
+    MAX_WAITING,
+    MESSAGES_PER_TURN,
+    URGENT_AT_ONCE,
+    VOTES_AT_ONCE,
+    ApprovalConsumer,
+    ApprovalHandler,
+)
+from relay.amqp.approval_message import ApprovalMessage, UnusableMessage
 from relay.amqp.fair_queue import Submission
 from relay.amqp.topology import MAX_APPROVALS, approvals_topology, declare_topology
 from relay.clock import SystemClock
@@ -71,11 +79,26 @@ async def test_a_hold_behind_a_flood_of_another_client_is_decided_before_the_flo
         assert len(refused(system)) <= allowed_since(began)
 
 
+def consumer_of(node: Broker, bus: Bus, handler: ApprovalHandler) -> ApprovalConsumer:
+    """A consumer without a relay around it."""
+    return ApprovalConsumer(
+        urls=lambda: [URL(node.amqp_url())],
+        declare=True,
+        exchange=bus.exchange,
+        scope=SCOPE,
+        relay="vm-0",
+        handler=handler,
+        on_unusable=lambda *_: None,
+        clock=SystemClock(),
+    )
+
+
 @dataclass(slots=True)
 class SlowHandler:
     """Decides nothing before all messages were read; counts the decisions under way."""
 
     messages: int
+    decision: Literal["approve", "hold", "release"]
     read_messages: int = 0
     submitted: list[str] = field(default_factory=list)
     under_way: int = 0
@@ -98,32 +121,66 @@ class SlowHandler:
             self.decided += 1
             return True
 
-        return Submission(user=message.user, decision="hold", event_id="e", decide=decide)
+        return Submission(user=message.user, decision=self.decision, event_id="e", decide=decide)
 
 
+@pytest.mark.parametrize(
+    ("decision", "most"),
+    [("hold", URGENT_AT_ONCE), ("release", URGENT_AT_ONCE), ("approve", VOTES_AT_ONCE)],
+)
 async def test_messages_that_wait_together_are_submitted_together_and_in_order(
-    node: Broker,
+    node: Broker, decision: Literal["approve", "hold", "release"], most: int
 ) -> None:
-    """Otherwise a hold waits for a commit of each hold before it."""
-    bus, ids = Bus(node, unused_exchange()), [f"hold {number}" for number in range(40)]
+    """Otherwise a hold waits for a commit of each hold and each release before it."""
+    bus, ids = Bus(node, unused_exchange()), [f"message {number}" for number in range(80)]
     async with bus.connection() as connection:
         await declare_topology(connection, approvals_topology(bus.exchange, SCOPE), True)
-    await bus.send_all({"eventId": "e"}, ids, user="holder")
-    handler = SlowHandler(len(ids))
-    consumer = ApprovalConsumer(
-        urls=lambda: [URL(node.amqp_url())],
-        declare=True,
-        exchange=bus.exchange,
-        scope=SCOPE,
-        relay="vm-0",
-        handler=handler,
-        on_unusable=lambda *_: None,
-        clock=SystemClock(),
-    )
-    async with BackgroundTasks(consumer.run()):
+    half = len(ids) // 2  # no client is over its rate
+    await bus.send_all({"eventId": "e"}, ids[:half], user="holder")
+    await bus.send_all({"eventId": "e"}, ids[half:], user="drain")
+    handler = SlowHandler(len(ids), decision)
+    async with BackgroundTasks(consumer_of(node, bus, handler).run()):
         await eventually(lambda: handler.decided == len(ids))
-    assert handler.submitted == ids
-    assert handler.most_under_way == DECISIONS_AT_ONCE
+    if decision == "approve":  # the clients take turns
+        assert sorted(handler.submitted) == sorted(ids)
+    else:
+        assert handler.submitted == ids
+    assert handler.most_under_way == most
+
+
+@dataclass(slots=True)
+class CountingHandler:
+    """Refuses all messages, and counts them."""
+
+    read_messages: int = 0
+
+    async def blocking_reason(self) -> str | None:
+        return None
+
+    def read(self, _: ApprovalMessage) -> Submission:
+        self.read_messages += 1
+        raise UnusableMessage("the test refuses it")
+
+
+async def test_a_flood_is_read_in_few_turns_of_the_event_loop(node: Broker) -> None:
+    """Other work makes the turns long. A hold waits in the queue behind what is not read yet."""
+    bus, ids = Bus(node, unused_exchange()), [f"flood {number}" for number in range(1000)]
+    async with bus.connection() as connection:
+        await declare_topology(connection, approvals_topology(bus.exchange, SCOPE), True)
+    assert not await bus.send_all({"eventId": "e"}, ids, user="drain")
+    handler = CountingHandler()
+    read_in_turns: list[int] = []
+
+    async def work_long() -> None:
+        while handler.read_messages < len(ids):
+            before = handler.read_messages
+            await asyncio.sleep(0)
+            read_in_turns.append(handler.read_messages - before)
+            time.sleep(0.02)  # noqa: ASYNC251  # work that does not wait
+
+    async with BackgroundTasks(consumer_of(node, bus, handler).run()):
+        await asyncio.wait_for(work_long(), timeout=60)
+    assert max(read_in_turns) == MESSAGES_PER_TURN
 
 
 def allowed_since(began: float) -> float:

@@ -226,9 +226,11 @@ class Flood:
                 for id_ in ids
             ]
             async with RawChannel(client.amqp_url) as channel:
-                self.report.messages_refused_by_broker += await channel.publish_all(
+                refused = await channel.publish_all(
                     attack.exchange, attack.routing_key, orjson.dumps(body), properties
                 )
+            # Not `+= await`, which would forget what others counted meanwhile.
+            self.report.messages_refused_by_broker += refused
             self.report.messages += len(ids)
 
 

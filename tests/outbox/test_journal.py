@@ -359,3 +359,15 @@ def test_history_and_what_follows_a_position_leave_out_what_is_no_event(tmp_path
         assert journal.last_change_position("f") is None
         with pytest.raises(KeyError):
             journal.event(9)
+
+
+@pytest.mark.parametrize("broken", [b"", b"\x00\xff\x00", "no JSON: é", b"{"])
+def test_many_bodies_are_read_byte_for_byte_though_one_is_broken(
+    tmp_path: Path, broken: bytes | str
+) -> None:
+    with filled(tmp_path / "relay.db") as (connection, _):
+        connection.execute("UPDATE journal SET body = ? WHERE position = 2", (broken,))
+        bodies = Journal(connection).bodies([1, 2, 4, ROWS + 1])
+        assert bodies.pop(2) == (broken if isinstance(broken, bytes) else broken.encode())
+        assert bodies == {1: numbered_event(0).body, 4: numbered_event(3).body}
+        assert Journal(connection).bodies([ROWS + 1]) == {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import sqlite3
 import stat
@@ -213,10 +214,12 @@ with open_file_in(Path(sys.argv[1])):
     assert not older.exists()
 
 
-def wait_until_locked(file: Path) -> None:
-    """Return once another process has locked a file."""
+def wait_until_locked(file: Path, *, by: int | None = None) -> None:
+    """Return once a process has locked a file."""
     deadline = time.monotonic() + 30
-    while f":{file.stat().st_ino} " not in Path("/proc/locks").read_text():
+    owner = "" if by is None else rf" {by} \S+"
+    pattern = re.compile(rf"{owner}:{file.stat().st_ino} ")
+    while pattern.search(Path("/proc/locks").read_text()) is None:
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
@@ -236,6 +239,29 @@ with open_file_in(Path(sys.argv[1])):
             pass
         done = subprocess.run([sys.executable, "-c", start, path], check=False, capture_output=True)
         assert b"another relay holds" in done.stderr
+
+
+def test_a_relay_that_starts_waits_for_a_doctor_who_reads_the_lock(tmp_path: Path) -> None:
+    path = tmp_path / "relay.db"
+    with open_file_in(path):
+        pass
+    start = """
+import sys
+from pathlib import Path
+from relay.outbox import file
+from tests.outbox.open_store import open_file_in
+file.LOCK_TIMEOUT = 60
+with open_file_in(Path(sys.argv[1])):
+    pass
+"""
+    lock = lock_path(path)
+    with contextlib.closing(sqlite3.connect(lock, isolation_level=None)) as doctor:
+        doctor.execute("BEGIN")
+        doctor.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        with subprocess.Popen([sys.executable, "-c", start, path]) as starting:
+            wait_until_locked(lock, by=starting.pid)
+            doctor.execute("ROLLBACK")
+    assert starting.returncode == 0
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
@@ -269,6 +295,66 @@ def test_a_link_of_another_user_is_not_followed(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="a link of user 65534"), open_file_in(link):
         pass
     assert not target.exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+@pytest.mark.parametrize("way", ["through a link of ours", "in a folder"])
+def test_a_link_of_another_user_on_the_way_is_not_followed(tmp_path: Path, way: str) -> None:
+    """In a folder that all can write; others cannot put one anywhere else."""
+    shared, private = tmp_path / "shared", tmp_path / "private"
+    shared.mkdir(0o755)
+    private.mkdir()
+    planted = shared / "planted"
+    if way == "in a folder":
+        planted.symlink_to(private)
+        path = planted / "relay.db"
+    else:
+        planted.symlink_to(private / "relay.db")
+        path = tmp_path / "ours.db"
+        path.symlink_to(Path("private") / ".." / "shared" / "planted")
+    os.chown(planted, 65534, 65534, follow_symlinks=False)
+    with open_file_in(path) as file:  # root has put it there
+        assert file.path == private / "relay.db"
+    shared.chmod(0o1777)
+    with pytest.raises(StoreError, match="planted is a link of user 65534"), open_file_in(path):
+        pass
+
+
+def test_a_link_that_leads_to_itself_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "relay.db"
+    path.symlink_to(path)
+    with pytest.raises(StoreError, match=r"store\.path: .* no regular file"), open_file_in(path):
+        pass
+
+
+def test_a_file_with_two_names_is_not_used(tmp_path: Path) -> None:
+    """Two relays could hold it: each name has a lock and a log of its own."""
+    (tmp_path / "copy").mkdir()
+    path, other = tmp_path / "relay.db", tmp_path / "copy" / "relay.db"
+    with open_file_in(path):
+        os.link(path, other)
+        with pytest.raises(StoreError, match="other names"), open_file_in(other):
+            pass
+    with pytest.raises(StoreError, match="other names"), open_file_in(path):
+        pass
+    other.unlink()
+    with open_file_in(path):
+        pass
+
+
+@pytest.mark.parametrize("name", ["relay.db", "relay.db-wal", "relay.db-shm", "relay.db-lock"])
+def test_a_file_under_another_name_is_not_overwritten(tmp_path: Path, name: str) -> None:
+    path, precious = tmp_path / "relay.db", tmp_path / "precious"
+    with open_file_in(path):
+        pass
+    precious.write_bytes(b"precious " * 2000)
+    precious.chmod(0o644)
+    (tmp_path / name).unlink(missing_ok=True)
+    os.link(precious, tmp_path / name)
+    with pytest.raises(StoreError, match="other names"), open_file_in(path):
+        pass
+    assert precious.read_bytes() == b"precious " * 2000
+    assert rights(tmp_path)["precious"] == 0o644
 
 
 @pytest.mark.parametrize("name", ["relay.db-wal", "relay.db-lock"])

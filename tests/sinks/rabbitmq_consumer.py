@@ -10,7 +10,10 @@ from typing import Any
 
 import aio_pika
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
+from pamqp.commands import Basic
+from pamqp.header import ContentHeader
 
+from relay.amqp.event_message import content_header
 from relay.clock import SystemClock
 from relay.errors import Deferred
 from relay.events.cloudevent import CloudEvent
@@ -24,6 +27,15 @@ def settings(
     return rabbitmq.Settings.model_validate(
         {"kind": "rabbitmq", "name": "bus", "url": url, "exchange": exchange, **fields}
     )
+
+
+def message_properties(event: CloudEvent) -> Basic.Properties:
+    """What a consumer reads in the content header of the message."""
+    header = ContentHeader()
+    header.unmarshal(content_header(event))
+    assert isinstance(header.properties, Basic.Properties)
+    assert header.body_size == len(event.body)
+    return header.properties
 
 
 def sink(

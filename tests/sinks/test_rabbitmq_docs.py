@@ -21,14 +21,14 @@ from ruamel.yaml import YAML
 from yarl import URL
 
 from relay.amqp.connection import Connection
-from relay.amqp.event_message import message_properties, routing_key
+from relay.amqp.event_message import routing_key
 from relay.amqp.topology import approvals_topology, declare_topology, events_topology
 from relay.approvals.request import DecisionBody
 from relay.config import Config
 from relay.sinks.rabbitmq import Settings
 from tests.builders import EVENT_ID, cloudevent
 from tests.rabbitmq import Broker
-from tests.sinks.rabbitmq_consumer import delivered, sink
+from tests.sinks.rabbitmq_consumer import delivered, message_properties, sink
 
 ROOT = Path(__file__).parents[2]
 OPERATING, CONSUMING = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -17,13 +18,13 @@ from pamqp.common import FieldTable
 from pamqp.header import ContentHeader
 from pydantic import ValidationError
 
-from relay.amqp.event_message import MAX_TEXT_BYTES, message_properties, routing_key
+from relay.amqp.event_message import MAX_TEXT_BYTES, content_header, routing_key
 from relay.amqp.publish_channel import PublishResult
 from relay.errors import Deferred, DeliveryError, Failure, Rejected
-from relay.events.cloudevent import CloudEvent
+from relay.events.cloudevent import CONTENT_TYPE, CloudEvent
 from relay.sinks.rabbitmq import interpret_publish_result
 from tests.builders import EVENT_ID, cloudevent
-from tests.sinks.rabbitmq_consumer import settings
+from tests.sinks.rabbitmq_consumer import message_properties, settings
 
 KEY = "event.scheduled.freeze.prod-vmss-a-1f0c33ab"
 SMALLEST_FRAME = 4096
@@ -138,7 +139,7 @@ def test_words_that_are_plain_already_stay_as_they_are(eventtype: str, scope: st
 def test_a_message_carries_the_event_and_its_name_tags() -> None:
     event = cloudevent()
     message = message_properties(event)
-    assert message.delivery_mode is DeliveryMode.PERSISTENT
+    assert message.delivery_mode == DeliveryMode.PERSISTENT
     assert message.content_type == "application/cloudevents+json; charset=utf-8"
     assert (message.message_id, message.correlation_id) == (event.id, EVENT_ID)
     assert (message.message_type, message.app_id) == (
@@ -193,8 +194,34 @@ def test_every_event_makes_a_message_that_can_go_on_the_wire(
     """A message that cannot be encoded would be tried for ever."""
     attributes: dict[str, Any] = {f"x{name}": value for name, value in extensions.items()}
     event = cloudevent(subject=event_id, **attributes)
-    header = ContentHeader(body_size=len(event.body), properties=message_properties(event))
-    assert header.marshal()
+    assert content_header(event)
+    assert content_header(event) == _encoded_by_pamqp(event)
+
+
+def _encoded_by_pamqp(event: CloudEvent) -> bytes:
+    """The same content header, made by a library that knows all of AMQP."""
+    copies = {
+        name: value
+        for name, value in event.attributes.items()
+        if len(value.encode()) <= MAX_TEXT_BYTES
+    }
+    properties = Basic.Properties(
+        content_type=CONTENT_TYPE,
+        delivery_mode=DeliveryMode.PERSISTENT,
+        message_id=event.id,
+        correlation_id=copies.get("correlationid"),
+        message_type=event.type,
+        app_id="imds-relay",
+        timestamp=datetime.fromisoformat(event.attributes["time"]),
+        headers={f"ce-{name}": value for name, value in copies.items()},
+    )
+    return ContentHeader(body_size=len(event.body), properties=properties).marshal()
+
+
+@pytest.mark.parametrize("name", ["event.scheduled", "relay.source-lost"])
+def test_an_event_without_the_id_of_an_azure_event_is_encoded_as_well(name: str) -> None:
+    event = cloudevent(name, subject=None)
+    assert content_header(event) == _encoded_by_pamqp(event)
 
 
 def test_the_longest_header_fits_the_smallest_frame() -> None:
@@ -217,10 +244,7 @@ def test_the_longest_header_fits_the_smallest_frame() -> None:
     assert len(_headers(event)) == len(
         {"specversion", "id", "type", "subject", "time", "datacontenttype", *foreign, *ours}
     )
-    assert (
-        len(ContentHeader(body_size=2**32, properties=message_properties(event)).marshal())
-        <= SMALLEST_FRAME - 8
-    )
+    assert len(content_header(event)) <= SMALLEST_FRAME - 8
 
 
 # --- what an answer means

@@ -8,9 +8,13 @@ import time
 from pathlib import Path
 
 import pytest
+from aio_pika import exceptions as amqp
+from pamqp.commands import Basic
+from yarl import URL
 
 from relay.amqp import connection
-from relay.amqp.publish_channel import MAX_UNTAKEN_RESULTS
+from relay.amqp.event_message import content_header
+from relay.amqp.publish_channel import MAX_UNTAKEN_RESULTS, PublishChannel
 from relay.errors import Deferred
 from relay.events.cloudevent import CloudEvent
 from relay.sinks import Receipt, rabbitmq
@@ -208,7 +212,7 @@ async def test_leaving_a_broker_that_hangs_takes_no_longer_than_its_limit(
 async def test_leaving_ends_publishes_that_have_not_been_written_yet(
     broker: Reachable, exchange: str, turns: int
 ) -> None:
-    """Nothing empties aiormq's queue then, so a publish that waits for room would wait for ever."""
+    """Nobody else ends a publish that the channel does not answer any more."""
     async with asyncio.timeout(30):
         async with sink(broker.amqp_url(), exchange) as bus:
             await delivered(bus, cloudevent())
@@ -221,6 +225,25 @@ async def test_leaving_ends_publishes_that_have_not_been_written_yet(
         answers = await asyncio.gather(*deliveries, return_exceptions=True)
     assert {type(answer) for answer in answers} <= {Deferred, Receipt}
     assert sum(isinstance(answer, Deferred) for answer in answers) > 20
+
+
+async def test_a_message_for_a_channel_that_has_ended_is_not_sent(broker: Reachable) -> None:
+    """A delivery may wait for the end of an alarm while the channel under it ends."""
+    async with (
+        channel(broker.amqp_url()) as broker_channel,
+        connection.open_connection(URL(broker.amqp_url()), "test") as opened,
+    ):
+        queue = await broker_channel.declare_queue(exclusive=True)
+        publishes = await PublishChannel.open(opened, "")
+        event, later = cloudevent(), cloudevent("event.updated")
+        first = publishes.start_publish(event.id, event.body, queue.name, content_header(event))
+        await asyncio.wait({first})
+        assert isinstance(publishes.take_result(event.id, first), Basic.Ack)
+        publishes.end()
+        second = publishes.start_publish(later.id, later.body, queue.name, content_header(later))
+        result = publishes.take_result(later.id, second)
+        assert isinstance(result, amqp.ChannelInvalidStateError)
+        assert await waiting(queue) == [event.body]
 
 
 # --- blocking

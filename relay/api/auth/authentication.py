@@ -7,7 +7,7 @@ import hashlib
 import hmac
 import secrets
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from relay.api.settings import ApiSettings, Client
@@ -43,6 +43,8 @@ class Authenticator:
             for client in settings.clients
             if client.san is not None
         }
+        self.suspended: Collection[str] = ()
+        """The names of clients whose keys and signatures are refused: others have their secrets."""
         self._tokens: TokenVerifier | None = None
         if settings.oidc is not None:
             # Imported here: the library takes ten megabytes, and only relays with api.oidc have it.
@@ -107,15 +109,17 @@ class Authenticator:
             for client_digest in client.key_digests():
                 if hmac.compare_digest(client_digest, digest):
                     owner = client
-        return None if owner is None else caller_for_client(owner, "http")
+        return None if owner is None else self._client_caller(owner, "http")
 
     def caller_from_signature(
         self, name: str, headers: Mapping[str, str], content: bytes
     ) -> Caller:
         """Return the client of this name if it signed the content. Raises NotAuthenticated."""
         client = self._clients_by_name.get(name)
-        client_secrets = () if client is None else client.reveal_all("secrets")
-        count = max((len(other.reveal_all("secrets")) for other in self._clients), default=1)
+        # Of every client, so that the duration does not say whose secrets are in a file.
+        secrets_by_name = {other.name: other.reveal_all("secrets") for other in self._clients}
+        client_secrets = secrets_by_name.get(name, ())
+        count = max(map(len, secrets_by_name.values()), default=1)
         decoys = (self._decoy_secret,) * max(count - len(client_secrets), not client_secrets)
         try:
             verify((*client_secrets, *decoys), headers, content, self._clock.now())
@@ -123,7 +127,12 @@ class Authenticator:
             raise NotAuthenticated(str(error)) from None
         if client is None or not client_secrets:
             raise NotAuthenticated("no client with secrets has this name")
-        return caller_for_client(client, "callback")
+        return self._client_caller(client, "callback")
+
+    def _client_caller(self, client: Client, channel: str) -> Caller:
+        if client.name in self.suspended:
+            raise NotAuthenticated(f"the key or secret of {client.name} is also somebody else's")
+        return caller_for_client(client, channel)
 
 
 def _san_kind(san: str) -> str:

@@ -21,6 +21,9 @@ from relay.net.http import open_session
 
 KEY_REFETCH_INTERVAL = 300.0
 """Seconds between two fetches. Tokens with unknown key ids cause no more fetches than that."""
+KEY_RETRY_INTERVAL = 30.0
+"""Seconds after a failed fetch until the next. Otherwise a short failure at the start of the relay
+would lock everybody out for minutes."""
 MAX_KEY_AGE = 86400.0
 """Seconds until the keys are fetched again, so that a withdrawn key expires."""
 _FETCH_TIMEOUT = 10.0
@@ -36,26 +39,33 @@ class SigningKeys:
         self._settings = settings
         self._clock = clock
         self._keys: Mapping[str, Any] = {}
-        self._tried_at: float | None = None
+        self._next_fetch_at = 0.0
         self._fetched_at: float | None = None
         self._lock = asyncio.Lock()
 
     async def find(self, key_id: str) -> Any:
-        """Return the key with this id. Raises NotAuthenticated without it or with stale keys."""
-        async with self._lock:
-            if key_id not in self._keys or self._seconds_since_fetch() >= MAX_KEY_AGE:
-                await self._refetch()
-            if self._seconds_since_fetch() >= MAX_KEY_AGE + 2 * KEY_REFETCH_INTERVAL:
-                raise NotAuthenticated(
-                    "the issuer's keys are not at hand: they could not be fetched"
-                )
+        """Return the key with this id. Raises NotAuthenticated without it or with stale keys.
+
+        A server of keys that hangs delays only callers whose key is not at hand, and the caller for
+        whom old keys are fetched again.
+        """
+        is_usable = key_id in self._keys and not self._is_too_old()
+        if not is_usable or (self._age() >= MAX_KEY_AGE and not self._lock.locked()):
+            async with self._lock:
+                if key_id not in self._keys or self._age() >= MAX_KEY_AGE:
+                    await self._refetch()
+        if self._is_too_old():
+            raise NotAuthenticated("the issuer's keys are not at hand: they could not be fetched")
         if key_id not in self._keys:
             raise NotAuthenticated(
                 "the token's kid: expected one of the issuer's keys, got another"
             )
         return self._keys[key_id]
 
-    def _seconds_since_fetch(self) -> float:
+    def _is_too_old(self) -> bool:
+        return self._age() >= MAX_KEY_AGE + 2 * KEY_REFETCH_INTERVAL
+
+    def _age(self) -> float:
         if self._fetched_at is None:
             return float("inf")
         return self._clock.monotonic() - self._fetched_at
@@ -63,9 +73,9 @@ class SigningKeys:
     async def _refetch(self) -> None:
         """Fetch the keys unless that was tried recently. After a failure the old keys stay."""
         now = self._clock.monotonic()
-        if self._tried_at is not None and now - self._tried_at < KEY_REFETCH_INTERVAL:
+        if now < self._next_fetch_at:
             return
-        self._tried_at = now
+        self._next_fetch_at = now + KEY_RETRY_INTERVAL
         try:
             self._keys = await fetch_keys(self._settings)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
@@ -75,6 +85,7 @@ class SigningKeys:
             )
             return
         self._fetched_at = now
+        self._next_fetch_at = now + KEY_REFETCH_INTERVAL
 
 
 async def fetch_keys(settings: OidcSettings) -> dict[str, Any]:

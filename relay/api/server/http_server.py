@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Collection
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Self
@@ -54,6 +55,10 @@ class Server:
         """Where the server listens, for people."""
         self.port = settings.port
         """The TCP port on which the server listens."""
+
+    def suspend_clients(self, names: Collection[str]) -> None:
+        """From now on refuse the keys and signatures of these clients, and of no others."""
+        self._pipeline.authenticator.suspended = names
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:

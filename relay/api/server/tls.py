@@ -27,6 +27,8 @@ def make_server_context(settings: ServerTlsSettings) -> ssl.SSLContext:
     """Return the TLS context for the current files. Raises ConfigError if they are unusable."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    # OpenSSL 1.1 lets clients renegotiate, with another certificate and at the server's cost.
+    context.options |= ssl.OP_NO_RENEGOTIATION
     try:
         require_regular_file(settings.cert_file)
         require_regular_file(settings.key_file)

@@ -5,10 +5,13 @@ The gate decides on its own: a button only offers what the gate would accept fro
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+
 from relay.approvals.admission import hold_notice
-from relay.approvals.request import DecisionKind
+from relay.approvals.request import DecisionKind, Right
 from relay.approvals.status import ApprovalStatus
-from relay.chat.cards.card import Button, Link, Text
+from relay.chat.cards.card import Button, Card, Link, Text
 from relay.chat.cards.wording import event_title
 
 LABELS: dict[DecisionKind, str] = {
@@ -17,6 +20,8 @@ LABELS: dict[DecisionKind, str] = {
     "release": "Release the hold",
 }
 """The texts of the buttons."""
+_RIGHTS: dict[DecisionKind, Right] = {"approve": "approve", "hold": "hold", "release": "hold"}
+"""The right that a decision needs at least. With it a person releases their own hold."""
 
 
 def available_decisions(status: ApprovalStatus) -> tuple[DecisionKind, ...]:
@@ -36,6 +41,19 @@ def available_decisions(status: ApprovalStatus) -> tuple[DecisionKind, ...]:
 def _can_be_approved(status: ApprovalStatus) -> bool:
     is_settled = status.is_approved or status.refused_by_imds
     return status.quorum is not None and not status.is_voting_closed and not is_settled
+
+
+def limit_buttons(card: Card, can: Collection[Right]) -> Card:
+    """Return the card with the buttons for which these rights are enough."""
+
+    def limited(buttons: Iterable[Button]) -> tuple[Button, ...]:
+        return tuple(button for button in buttons if _RIGHTS[button.decision] in can)
+
+    return replace(
+        card,
+        buttons=limited(card.buttons),
+        lines=tuple(replace(line, buttons=limited(line.buttons)) for line in card.lines),
+    )
 
 
 def decision_buttons(status: ApprovalStatus, link: Link | None) -> tuple[Button, ...]:

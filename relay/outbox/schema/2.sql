@@ -5,7 +5,7 @@ CREATE TABLE message (
   id       INTEGER PRIMARY KEY AUTOINCREMENT,
   sink     TEXT NOT NULL,
   ref      TEXT,                     -- as the platform names it; null: it was not posted yet, or cannot be named
-  posted   INTEGER NOT NULL DEFAULT 0,
+  posted   INTEGER NOT NULL DEFAULT 0,   -- how often it was posted or edited
   code     TEXT NOT NULL,            -- shown in it, and asked for by the page behind its links
   looks    TEXT,                     -- digest of what it shows
   told     INTEGER NOT NULL,         -- position in the journal up to which its thread tells

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from relay.approvals.request import Caller
 from relay.chat.platforms.mattermost.api import MattermostApi
 from relay.clock import Clock
 from relay.errors import Deferred, RelayError
@@ -40,45 +41,63 @@ class MemberDirectory:
         self._channel_id = channel_id
         self._clock = clock
         self._lookup_timeout = lookup_timeout
-        self._cache: dict[str, tuple[str, float]] = {}
+        self._team: tuple[str, float] = ("", 0.0)
+        """The team of the channel, and until when to believe it."""
+        self._cache: dict[str, float] = {}
+        """Until when each person is known to be eligible."""
 
-    async def eligible_principal(self, user_id: str) -> str:
-        """Return ``mattermost:<team>/<user>`` for a person who may decide, if a rule says so.
+    async def require_caller(
+        self, user_id: str, find_caller: Callable[[str], Caller | None]
+    ) -> Caller:
+        """Return the caller that may submit decisions for a person.
 
-        The team is that of the channel. Raises NotEligible, and Deferred if the server does not
-        answer.
+        ``find_caller`` returns it for ``mattermost:<team>/<user>``, with the team of the channel;
+        None if no rule names that principal. The server is not asked about such a person. Raises
+        NotEligible, and Deferred if the server does not answer.
         """
-        principal, expires_at = self._cache.get(user_id, ("", 0.0))
-        now = self._clock.monotonic()
-        if principal and now < expires_at:
-            return principal
-        principal = await self._look_up(user_id)
-        if len(self._cache) >= MAX_CACHED_MEMBERS:
-            self._cache.clear()
-        self._cache[user_id] = (principal, now + MEMBER_CACHE_LIFETIME)
-        return principal
-
-    async def _look_up(self, user_id: str) -> str:
         try:
             async with asyncio.timeout(self._lookup_timeout):
-                channel = await self._fetch(f"channels/{self._channel_id}")
-                user = await self._fetch(f"users/{user_id}")
-                member = await self._fetch(f"channels/{self._channel_id}/members/{user_id}")
+                principal = f"mattermost:{await self._team_id()}/{user_id}"
+                caller = find_caller(principal)
+                if caller is None:
+                    raise NotEligible(
+                        "You are not among those who decide here: nothing was decided. "
+                        f"Your principal is `{principal}`."
+                    )
+                await self._require_member(user_id)
         except TimeoutError:
             raise Deferred(
                 f"expected Mattermost to identify a person within {self._lookup_timeout:g} s, "
                 "it did not answer"
             ) from None
-        team_id = channel.get("team_id")
-        if not isinstance(team_id, str) or _TEAM_ID.fullmatch(team_id) is None:
+        return caller
+
+    async def _team_id(self) -> str:
+        team_id, expires_at = self._team
+        now = self._clock.monotonic()
+        if team_id and now < expires_at:
+            return team_id
+        found = (await self._fetch(f"channels/{self._channel_id}")).get("team_id")
+        if not isinstance(found, str) or _TEAM_ID.fullmatch(found) is None:
             raise NotEligible(
                 "Nobody can decide here: this channel belongs to no team, as direct messages do "
                 "not, and a vote names a team."
             )
+        self._team = (found, now + MEMBER_CACHE_LIFETIME)
+        return found
+
+    async def _require_member(self, user_id: str) -> None:
+        now = self._clock.monotonic()
+        if now < self._cache.get(user_id, now):
+            return
+        user = await self._fetch(f"users/{user_id}")
+        member = await self._fetch(f"channels/{self._channel_id}/members/{user_id}")
         problem = eligibility_problem(user, member, user_id=user_id, channel_id=self._channel_id)
         if problem is not None:
             raise NotEligible(f"{problem}: nothing was decided.")
-        return f"mattermost:{team_id}/{user_id}"
+        if len(self._cache) >= MAX_CACHED_MEMBERS:
+            self._cache.clear()
+        self._cache[user_id] = now + MEMBER_CACHE_LIFETIME
 
     async def _fetch(self, path: str) -> Mapping[str, Any]:
         """Return an object of the API; an empty one if it does not exist. Raises Deferred."""

@@ -17,6 +17,7 @@ import hashlib
 import logging
 import secrets
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from relay.approvals.request import Caller
@@ -41,6 +42,7 @@ from relay.chat.platforms.mattermost.payloads import (
 )
 from relay.chat.platforms.mattermost.post_rendering import render_text
 from relay.chat.platforms.mattermost.settings import Settings
+from relay.chat.throttled_log import ThrottledLog
 from relay.clock import Clock
 from relay.errors import ConfigError, Deferred, StoreUnavailable
 
@@ -95,6 +97,7 @@ class Interactions:
         self._members = members
         self._clock = clock
         self._lookup_timeout = lookup_timeout
+        self._throttled_log = ThrottledLog(_log, clock, settings.name)
         self._callback_url = f"{context.public_url}/v1/chat/{settings.name}"
 
     def build_integration(self, button: Button) -> dict[str, Any]:
@@ -150,6 +153,8 @@ class Interactions:
         dialog_token = replace(
             token,
             kind="dialog",
+            # The decision of a button can be taken, ended, and taken again from the same post.
+            nonce=secrets.token_urlsafe(12),
             expires_at=self._unix_time() + DIALOG_LIFETIME,
             post_id=click.post_id,
             user_id=click.user_id,
@@ -236,30 +241,17 @@ class Interactions:
     async def _require_caller(self, token: ActionToken, user_id: str) -> Caller:
         """Return the caller for a person whom the server and the rules know."""
         try:
-            principal = await self._members.eligible_principal(user_id)
+            return await self._members.require_caller(
+                user_id, partial(self._context.decisions.caller, sink=self._settings)
+            )
         except NotEligible as error:
-            self._log_refusal(token, f"user {user_id}", str(error))
+            self._throttled_log.warning(f"refused {token.decision} by user {user_id}: {error}")
             raise UserRefusal(str(error)) from None
         except Deferred as error:
             raise self._unverified_refusal("a person could not be verified", error) from None
-        caller = self._context.decisions.caller(principal, self._settings)
-        if caller is None:
-            self._log_refusal(token, principal, "no rule, group or person of approvals names it")
-            raise UserRefusal(
-                "You are not among those who decide here: nothing was decided. "
-                f"Your principal is `{principal}`."
-            )
-        return caller
-
-    def _log_refusal(self, token: ActionToken, who: str, reason: str) -> None:
-        _log.warning(
-            "sink %s: refused %s by %s: %s", self._settings.name, token.decision, who, reason
-        )
 
     def _unverified_refusal(self, problem: str, error: Deferred) -> UserRefusal:
-        _log.warning(
-            "sink %s: %s, nothing was decided: %s", self._settings.name, problem, error.reason
-        )
+        self._throttled_log.warning(f"{problem}, nothing was decided: {error.reason}")
         return UserRefusal(_UNVERIFIED)
 
     def _unix_time(self) -> int:

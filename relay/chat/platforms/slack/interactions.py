@@ -33,11 +33,10 @@ from relay.chat.platforms.slack.slash_command import (
     decision_reply,
     find_events,
 )
+from relay.chat.throttled_log import ThrottledLog
 from relay.clock import Clock
 from relay.errors import StoreUnavailable
 
-_LOG_INTERVAL = 60.0
-"""Seconds before the same warning is logged again."""
 _INVALID_BUTTON = (
     "These buttons are no longer valid, so nothing was decided. Look at the newest message."
 )
@@ -61,7 +60,7 @@ class Interactions:
         self._replies = replies
         self._members = members
         self._slash_command = SlashCommandHandler(settings, context, members, clock)
-        self._throttled_log = _ThrottledLog(clock, settings.name)
+        self._throttled_log = ThrottledLog(_log, clock, settings.name)
 
     async def handle(self, call: Call) -> CallbackReply:
         """Do what was asked for. A decision is on disk when this returns."""
@@ -135,27 +134,3 @@ class Interactions:
             return None
         statuses = await self._context.statuses.live_statuses(self._settings)
         return next(iter(find_events(statuses, action.event_id, exact=True)), None)
-
-
-class _ThrottledLog:
-    """Logs warnings of one sink, each text at most once per interval.
-
-    Unlike `relay.log_once.LogOnce`, it logs a refusal again on another day, and it does not log
-    every click of two people who take turns.
-    """
-
-    def __init__(self, clock: Clock, sink_name: str) -> None:
-        self._clock = clock
-        self._sink_name = sink_name
-        self._logged_at: dict[str, float] = {}
-
-    def warning(self, text: str) -> None:
-        now = self._clock.monotonic()
-        self._logged_at = {
-            logged_text: logged_at
-            for logged_text, logged_at in self._logged_at.items()
-            if now - logged_at < _LOG_INTERVAL
-        }
-        if text not in self._logged_at:
-            self._logged_at[text] = now
-            _log.warning("sink %s: %s", self._sink_name, text)

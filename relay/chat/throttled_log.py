@@ -1,0 +1,38 @@
+"""Logs why people in a chat are refused, without letting them fill the log."""
+
+from __future__ import annotations
+
+import logging
+
+from relay.clock import Clock
+
+LOG_INTERVAL = 60.0
+"""Seconds before the same warning is logged again."""
+MAX_WARNINGS = 20
+"""Different warnings in that time; more are not logged. Some platforms do not prove who clicked."""
+
+
+class ThrottledLog:
+    """Logs warnings of one sink, each text at most once per interval.
+
+    Unlike `relay.log_once.LogOnce`, it logs a refusal again on another day, and it does not log
+    every click of two people who take turns.
+    """
+
+    def __init__(self, logger: logging.Logger, clock: Clock, sink_name: str) -> None:
+        self._logger = logger
+        self._clock = clock
+        self._sink_name = sink_name
+        self._logged_at: dict[str, float] = {}
+
+    def warning(self, text: str) -> None:
+        """Log a warning about the sink."""
+        now = self._clock.monotonic()
+        self._logged_at = {
+            logged_text: logged_at
+            for logged_text, logged_at in self._logged_at.items()
+            if now - logged_at < LOG_INTERVAL
+        }
+        if text not in self._logged_at and len(self._logged_at) < MAX_WARNINGS:
+            self._logged_at[text] = now
+            self._logger.warning("sink %s: %s", self._sink_name, text)
