@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from functools import lru_cache
 
 
 def format_rfc3339(moment: datetime) -> str:
@@ -16,6 +17,7 @@ def format_rfc3339(moment: datetime) -> str:
     return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
+@lru_cache(maxsize=1024)  # the events of a document share few values of NotBefore
 def parse_timestamp(text: str | None) -> datetime | None:
     """Read RFC 1123 (the weekday is not checked) or ISO 8601; None if the text is neither.
 

@@ -5,20 +5,23 @@ Source of every field: https://learn.microsoft.com/azure/virtual-machines/linux/
 
 from __future__ import annotations
 
+import asyncio
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Any, NoReturn
 
 import orjson
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from relay.errors import DocumentError
 from relay.events.model import Document, Event
 from relay.events.timestamps import format_rfc3339, parse_timestamp
 from relay.validation import first_error
 
+ENTRIES_PER_TURN = 250
+"""Entries of a document that are read in one turn of the event loop: about a millisecond."""
 _SEVERITY = ("terminate", "preempt", "redeploy", "reboot", "freeze", "")
 
 
@@ -81,6 +84,9 @@ class _WireDocument(_Wire):
     Events: list[_WireEvent]
 
 
+_WIRE_EVENTS = TypeAdapter(list[_WireEvent])
+
+
 def parse_document(body: bytes) -> Document:
     """Read the document from the body of a 200 response.
 
@@ -91,28 +97,90 @@ def parse_document(body: bytes) -> Document:
     Raises DocumentError for an empty body, a body that is not JSON, a document without ``Events``
     or a malformed event. None of these means "no events" (docs/protocol.md#an-empty-answer).
     """
+    content, entries = _load(body)
+    return _build_document(content, [event for _, event in _read_entries(content, entries, {})])
+
+
+class DocumentReader:
+    """Reads documents as `parse_document` does, one after the other.
+
+    An entry with the same JSON as one of the document before is not validated again.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[bytes | None, Event] = {}  # of the document before, by their JSON
+
+    async def read(self, body: bytes) -> Document:
+        """Read a document. A large one leaves the event loop to others in between."""
+        content, entries = _load(body)
+        events: list[tuple[bytes | None, Event]] = []
+        for first in range(0, len(entries), ENTRIES_PER_TURN):
+            if first:
+                await asyncio.sleep(0)
+            part = entries[first : first + ENTRIES_PER_TURN]
+            events += _read_entries(content, part, self._known)
+        self._known = dict(events)
+        self._known.pop(None, None)
+        return _build_document(content, [event for _, event in events])
+
+
+def _load(body: bytes) -> tuple[Any, list[Any]]:
+    """Return the content of a body, and its entries."""
     if not body.strip():
         raise DocumentError("expected a Scheduled Events document, got an empty body", status=200)
     try:
-        document = _WireDocument.model_validate(orjson.loads(body))
+        content = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise DocumentError(
             f"expected a Scheduled Events document, got a body that is not JSON: {error}",
             status=200,
         ) from error
+    entries = content.get("Events") if isinstance(content, dict) else None
+    if not isinstance(entries, list):
+        _refuse(content)
+    return content, entries
+
+
+def _read_entries(
+    content: Any, entries: Sequence[Any], known: Mapping[bytes | None, Event]
+) -> list[tuple[bytes | None, Event]]:
+    """Return the events of these entries of a document, each with the JSON of its entry."""
+    texts = [_json(entry) for entry in entries]
+    new = [entry for text, entry in zip(texts, entries, strict=True) if text not in known]
+    try:
+        new_events = (wire_event.to_event() for wire_event in _WIRE_EVENTS.validate_python(new))
+    except ValidationError:
+        _refuse(content)
+    return [(text, known.get(text) or next(new_events)) for text in texts]
+
+
+def _json(entry: object) -> bytes | None:
+    try:
+        return orjson.dumps(entry)
+    except orjson.JSONEncodeError:  # nested too deep to be written, but not to be read
+        return None
+
+
+def _refuse(content: Any) -> NoReturn:
+    """Raise the error that says what is wrong with a document."""
+    try:
+        _WireDocument.model_validate(content)
     except ValidationError as error:
         path, problem = first_error(error)
         raise DocumentError(
             f"expected a Scheduled Events document, {path or 'document'}: {problem}", status=200
         ) from error
+    raise AssertionError("expected a document with an error")
+
+
+def _build_document(content: Any, events: Sequence[Event]) -> Document:
+    incarnation = _incarnation(content.get("DocumentIncarnation"))
+    if len({event.key for event in events}) == len(events):
+        return Document(incarnation, tuple(events))
     events_by_key: dict[str, list[Event]] = {}
-    for wire_event in document.Events:
-        event = wire_event.to_event()
+    for event in events:
         events_by_key.setdefault(event.key, []).append(event)
-    return Document(
-        document.DocumentIncarnation,
-        tuple(_merge_same_event(events) for events in events_by_key.values()),
-    )
+    return Document(incarnation, tuple(_merge_same_event(events) for events in events_by_key.values()))
 
 
 def _merge_same_event(events: Sequence[Event]) -> Event:

@@ -17,7 +17,7 @@ from relay.errors import SourceError, SourceRefused, SourceUnavailable, StoreUna
 from relay.events.build import ReportRelayEvent
 from relay.imds import SourceSettings
 from relay.imds.client import ImdsClient, retry_delay
-from relay.imds.document import parse_document
+from relay.imds.document import DocumentReader
 from relay.ingest.recorder import PollResult, Recorder
 from relay.log_once import LogOnce
 from relay.outbox.sqlite import Store
@@ -69,6 +69,7 @@ class Poller:
         self._report = report
         self._jitter = jitter
         self._started_at = clock.monotonic()
+        self._reader = DocumentReader()
         self._last_body: bytes | None = None  # the bytes that were recorded last
         self._last_read_monotonic: float | None = None
         self._state_log = LogOnce(_log)
@@ -124,7 +125,8 @@ class Poller:
         body = await self._client.read_document()
         now, monotonic = self._clock.now(), self._clock.monotonic()
         if body != self._last_body:
-            poll = PollResult(parse_document(body), now, self._has_gap(now, monotonic))
+            document = await self._reader.read(body)
+            poll = PollResult(document, now, self._has_gap(now, monotonic))
             try:
                 await self._store.transact(
                     lambda tx: self._recorder.record(tx, poll), fail_open=True

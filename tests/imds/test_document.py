@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
+from collections.abc import Callable
 from typing import Any
 
 import orjson
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 
 from relay.errors import DocumentError
 from relay.events.model import Document, Event
-from relay.imds.document import parse_document
+from relay.imds.document import ENTRIES_PER_TURN, DocumentReader, parse_document
 from tests.events.strategies import EVENTS, azure_event, document_body, make_event, normalized
 
 SCALARS = (
@@ -381,6 +383,78 @@ def test_two_entries_of_different_source_do_not_count_as_the_users() -> None:
 
 def test_one_entry_keeps_the_order_of_its_resources() -> None:
     assert parse_one_event(Resources=["b", "a"]).resources == ("b", "a")
+
+
+# --- one document after the other
+
+NEARLY_EQUAL = st.sampled_from([True, 1, 1.0, "1", 0, False, -0.0, None, 8.1, "8.1"])
+SIMILAR_ENTRIES = st.builds(
+    azure_event,
+    EventId=st.sampled_from(["A", "a", "B", ""]),
+    Resources=st.sampled_from([["x", "y"], ["y", "x"], ["x", "x"], None, [1]]),
+    DurationInSeconds=NEARLY_EQUAL,
+    Novelty=NEARLY_EQUAL,
+)
+
+
+def outcome(read: Callable[[], Document]) -> Document | str:
+    """Return the document, or the text of the error."""
+    try:
+        return read()
+    except DocumentError as error:
+        return str(error)
+
+
+@given(
+    st.lists(
+        st.fixed_dictionaries(
+            {"Events": st.lists(ENTRIES | SIMILAR_ENTRIES, max_size=4) | ANYTHING},
+            optional={"DocumentIncarnation": ANYTHING},
+        ),
+        max_size=6,
+    )
+)
+def test_a_document_says_the_same_whichever_came_before(documents: list[object]) -> None:
+    """1, 1.0 and true are equal in Python, but not as a duration."""
+    reader = DocumentReader()
+    for document in documents:
+        body = json.dumps(document).encode()
+        assert outcome(lambda body=body: asyncio.run(reader.read(body))) == outcome(  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+            lambda body=body: parse_document(body)  # type: ignore[misc]
+        )
+
+
+def test_a_field_that_is_nested_too_deep_to_be_written_is_ignored_as_others_are() -> None:
+    deep = b"[" * 1000 + b"]" * 1000
+    body = b'{"Events":[{"EventId":"A","Novelty":%b},{"EventId":"B","Novelty":%b}]}' % (deep, deep)
+    reader = DocumentReader()
+    for _ in range(2):
+        document = asyncio.run(reader.read(body))
+        assert [event.event_id for event in document.events] == ["A", "B"]
+
+
+async def test_an_entry_that_came_before_is_the_same_event_and_not_read_anew() -> None:
+    reader = DocumentReader()
+    first = await reader.read(document_body(azure_event(EventId="A"), incarnation=1))
+    second = await reader.read(
+        document_body(azure_event(EventId="B"), azure_event(EventId="A"), incarnation=2)
+    )
+    assert second.events[1] is first.events[0]
+    third = await reader.read(document_body(azure_event(EventId="C")))
+    assert [event.event_id for event in third.events] == ["C"]
+
+
+async def test_others_run_while_a_large_document_is_read() -> None:
+    entries = [azure_event(EventId=f"E-{number}") for number in range(2 * ENTRIES_PER_TURN + 1)]
+    reading = asyncio.create_task(DocumentReader().read(document_body(*entries)))
+    turns = 0
+    while not reading.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert turns >= 3
+    assert [event.event_id for event in (await reading).events] == [
+        entry["EventId"] for entry in entries
+    ]
 
 
 # --- revision
