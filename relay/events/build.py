@@ -100,17 +100,18 @@ def change_event(
     previous_count: int,
     approved_by_relay: bool,
     outcome: EndOutcome | None = None,
+    transition: str | None = None,
 ) -> CloudEvent:
     """Build the ``event.*`` CloudEvent of a change.
 
     ``data`` is the `event_data` of the event. ``previous_count`` is how often this relay recorded
     the same transition before. So a transition that repeats gets a new id, and a relay that
-    restarts makes the same id again.
+    restarts makes the same id again. ``transition`` is the `transition_id`, if it is known already.
     """
     added: dict[str, Any] = {}
     attributes = {
         "specversion": "1.0",
-        "id": digest_id(transition_id(change, origin), previous_count),
+        "id": digest_id(transition or transition_id(change, origin), previous_count),
         "type": f"{TYPE_PREFIX}event.{change.kind}{TYPE_VERSION}",
         "source": f"imds://{origin.scope}",
         "subject": change.event.event_id,

@@ -31,7 +31,7 @@ def diff(previous: Iterable[Event], current: Document) -> tuple[Change, ...]:
     """
     known = {event.key: event for event in previous}
     seen = {event.key: event for event in current.events}
-    changes = [_compare_event(known.get(event.key), event) for event in seen.values()]
+    changes = [_compare_event(known.get(key), event) for key, event in seen.items()]
     ended = [Change("ended", event, {}) for key, event in known.items() if key not in seen]
     return (*(change for change in changes if change is not None), *ended)
 
@@ -39,6 +39,8 @@ def diff(previous: Iterable[Event], current: Document) -> tuple[Change, ...]:
 def _compare_event(before: Event | None, event: Event) -> Change | None:
     if before is None:
         return Change("started" if event.is_started else "scheduled", event, {})
+    if before is event or before == event:  # faster than to compare field by field
+        return None
     changed = _changed_fields(before, event)
     if not changed:
         return None

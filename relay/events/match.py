@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from typing import Any
 
 from pydantic import Field, model_validator
@@ -44,8 +45,12 @@ class Match(Section):
 
 def matches_any(patterns: Iterable[str], name: str) -> bool:
     """Whether a name matches one of the patterns (``*``, ``?``, ``[…]``), without case."""
-    lowered = name.lower()
-    return any(fnmatchcase(lowered, pattern.lower()) for pattern in patterns)
+    return any(_matches_pattern(pattern, name) for pattern in patterns)
+
+
+@lru_cache(maxsize=1024)  # the events of a document share few names
+def _matches_pattern(pattern: str, name: str) -> bool:
+    return fnmatchcase(name.lower(), pattern.lower())
 
 
 def covers_all(patterns: tuple[str, ...] | None, resources: Iterable[str]) -> bool:

@@ -14,7 +14,7 @@ def format_rfc3339(moment: datetime) -> str:
     """
     if moment.tzinfo is None:
         raise ValueError(f"expected a moment with a time zone, got {moment!r}")
-    return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
+    return _format(_in_utc(moment), "auto")
 
 
 @lru_cache(maxsize=1024)  # the events of a document share few values of NotBefore
@@ -40,4 +40,13 @@ def parse_timestamp(text: str | None) -> datetime | None:
 
 def format_sortable(moment: datetime) -> str:
     """Format a moment as RFC 3339 in UTC with six digits, so that texts sort as moments do."""
-    return moment.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    return _format(_in_utc(moment), "microseconds")
+
+
+def _in_utc(moment: datetime) -> datetime:
+    return moment if moment.tzinfo is UTC else moment.astimezone(UTC)
+
+
+@lru_cache(maxsize=1024)  # all that a poll records has one time
+def _format(moment: datetime, timespec: str) -> str:
+    return moment.isoformat(timespec=timespec).replace("+00:00", "Z")

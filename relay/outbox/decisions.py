@@ -7,7 +7,7 @@ matters is read from there. So a row that was put into a table by hand grants no
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -180,6 +180,16 @@ class Decisions:
     def grants(self, occurrence: int) -> list[Grant]:
         """Return every grant of an occurrence, oldest first."""
         return self._select_grants("occurrence = ?", occurrence)
+
+    def grants_of(self, occurrences: Sequence[int]) -> dict[int, list[Grant]]:
+        """Return every grant of these occurrences, oldest first, by occurrence."""
+        found: dict[int, list[Grant]] = {}
+        grants = self._select_grants(
+            "occurrence IN (SELECT value FROM json_each(?))", orjson.dumps(occurrences).decode()
+        )
+        for grant in grants:
+            found.setdefault(grant.occurrence, []).append(grant)
+        return found
 
     def grant(self, grant_id: int) -> Grant:
         """Return one grant. Raises IndexError if there is none."""

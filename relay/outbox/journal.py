@@ -92,12 +92,15 @@ class Journal:
         """Append a row that is not a CloudEvent, such as a claim."""
         self.append_all(at, [(kind, event_key, None, orjson.dumps(facts))])
 
-    def count_transition(self, transition: str) -> int:
-        """Return how often this transition was recorded."""
-        row = self._connection.execute(
-            "SELECT count(*) FROM journal WHERE transition = ?", (transition,)
-        ).fetchone()
-        return int(row[0])
+    def count_transitions(self, transitions: Sequence[str]) -> dict[str, int]:
+        """Return how often each of these transitions was recorded, if it ever was."""
+        return dict(
+            self._connection.execute(
+                "SELECT transition, count(*) FROM journal "
+                "WHERE transition IN (SELECT value FROM json_each(?)) GROUP BY transition",
+                (orjson.dumps(transitions).decode(),),
+            ).fetchall()
+        )
 
     def event(self, position: int) -> CloudEvent:
         """Return the CloudEvent at a position. Raises KeyError if it was pruned."""

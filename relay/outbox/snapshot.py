@@ -6,18 +6,53 @@ The next document is compared with the live ones, also after a restart.
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
+from typing import NamedTuple
 
 import orjson
 from pydantic import TypeAdapter
 
-from relay.events.cloudevent import CloudEvent
 from relay.events.timestamps import format_sortable
 from relay.outbox import TrackedEvent
-from relay.outbox.rows import PageLimit, read_as, take_page
+from relay.outbox.rows import PageLimit, bulk_insert, read_as, take_page
 
 _OCCURRENCE = TypeAdapter(TrackedEvent)
+
+
+class LiveRow(NamedTuple):
+    """The columns of a live occurrence with which a document is compared. ``data`` is JSON."""
+
+    id: int
+    key: str
+    data: str
+    boot_id: str | None
+
+
+class NewRow(NamedTuple):
+    """An EventId that appeared. ``event_id`` is the id of the CloudEvent that reports it."""
+
+    key: str
+    data: str
+    revision: str
+    event_id: str
+
+
+class ChangedRow(NamedTuple):
+    """The new state of a live occurrence, and the id of the CloudEvent that reports it."""
+
+    occurrence: int
+    data: str
+    revision: str
+    event_id: str
+
+
+class EndedRow(NamedTuple):
+    """The outcome of a live occurrence that ended, and the id of the CloudEvent."""
+
+    occurrence: int
+    outcome: str
+    event_id: str
 
 
 class Snapshot:
@@ -29,6 +64,19 @@ class Snapshot:
     def live(self) -> list[TrackedEvent]:
         """Return what the last recorded document held, in order of appearance."""
         return self._select("WHERE live ORDER BY id")
+
+    def live_rows(self) -> list[LiveRow]:
+        """Return the same as `live`, with the columns that a comparison needs.
+
+        It is one row of SQLite: the thread gives the interpreter to another one with each row.
+        """
+        rows = self._connection.execute(
+            "SELECT json_group_array(json_array(id, key, data, boot_id)) "
+            # Without its index, SQLite would read every event that ended, too.
+            "FROM (SELECT id, key, data, boot_id FROM occurrence INDEXED BY occurrence_live "
+            "WHERE live ORDER BY id)"
+        ).fetchone()
+        return [LiveRow(*row) for row in orjson.loads(rows[0])]
 
     def find(self, event_key: str) -> TrackedEvent | None:
         """Return the newest occurrence of an EventId (in lower case)."""
@@ -71,44 +119,56 @@ class Snapshot:
         page, has_more = take_page(rows, lambda row: len(row["data"]), limit)
         return [_OCCURRENCE.validate_python(dict(row)) for row in page], has_more
 
-    def add(
-        self,
-        key: str,
-        data: dict[str, Any],
-        boot_id: str | None,
-        event: CloudEvent,
-        at: datetime,
-    ) -> None:
-        """Add an EventId that appeared in the document. ``event`` is the event that reports it."""
-        self._connection.execute(
-            "INSERT INTO occurrence "
-            "(key, number, data, revision, live, boot_id, first_seen, last_changed, told) VALUES "
-            "(:key, 1 + (SELECT coalesce(max(number), 0) FROM occurrence WHERE key = :key), "
-            ":data, :revision, 1, :boot_id, :at, :at, :event_id)",
-            {
-                "key": key,
-                "data": orjson.dumps(data).decode(),
-                "revision": data["revision"],
-                "boot_id": boot_id,
-                "at": format_sortable(at),
-                "event_id": event.id,
-            },
+    def add_all(self, rows: Sequence[NewRow], boot_id: str | None, at: datetime) -> None:
+        """Add EventIds that appeared in the document, in their order."""
+        numbers: dict[str, int] = dict(
+            self._connection.execute(
+                "SELECT key, max(number) FROM occurrence "
+                "WHERE key IN (SELECT value FROM json_each(?)) GROUP BY key",
+                (_json([row.key for row in rows]),),
+            ).fetchall()
+        )
+        time = format_sortable(at)
+        bulk_insert(
+            self._connection,
+            "occurrence "
+            "(key, number, data, revision, live, boot_id, first_seen, last_changed, told)",
+            [
+                (
+                    row.key,
+                    numbers.get(row.key, 0) + 1,
+                    row.data,
+                    row.revision,
+                    1,
+                    boot_id,
+                    time,
+                    time,
+                    row.event_id,
+                )
+                for row in rows
+            ],
         )
 
-    def update(self, key: str, data: dict[str, Any], event: CloudEvent, at: datetime) -> None:
-        """Store the new state of a live event."""
+    def update_all(self, rows: Sequence[ChangedRow], at: datetime) -> None:
+        """Store the new states of live occurrences."""
         self._connection.execute(
-            "UPDATE occurrence SET data = ?, revision = ?, last_changed = ?, told = ? "
-            "WHERE key = ? AND live",
-            (orjson.dumps(data).decode(), data["revision"], format_sortable(at), event.id, key),
+            "WITH changed AS (SELECT json_extract(value, '$[0]') AS id, "
+            "json_extract(value, '$[1]') AS data, json_extract(value, '$[2]') AS revision, "
+            "json_extract(value, '$[3]') AS told FROM json_each(?)) "
+            "UPDATE occurrence SET data = changed.data, revision = changed.revision, "
+            "last_changed = ?, told = changed.told FROM changed WHERE occurrence.id = changed.id",
+            (_json([[*row] for row in rows]), format_sortable(at)),
         )
 
-    def mark_ended(self, key: str, outcome: str, event: CloudEvent, at: datetime) -> None:
-        """Store that a live event left the document."""
+    def mark_ended(self, rows: Sequence[EndedRow], at: datetime) -> None:
+        """Store that live occurrences left the document."""
         self._connection.execute(
-            "UPDATE occurrence SET live = 0, outcome = ?, last_changed = ?, told = ? "
-            "WHERE key = ? AND live",
-            (outcome, format_sortable(at), event.id, key),
+            "WITH ended AS (SELECT json_extract(value, '$[0]') AS id, "
+            "json_extract(value, '$[1]') AS outcome, json_extract(value, '$[2]') AS told "
+            "FROM json_each(?)) "
+            "UPDATE occurrence SET live = 0, outcome = ended.outcome, last_changed = ?, "
+            "told = ended.told FROM ended WHERE occurrence.id = ended.id",
+            (_json([[*row] for row in rows]), format_sortable(at)),
         )
 
     def set_boot_id(self, occurrence_id: int, boot_id: str | None) -> None:
@@ -147,3 +207,7 @@ class Snapshot:
         )
         rows.row_factory = sqlite3.Row
         return rows
+
+
+def _json(rows: Sequence[object]) -> str:
+    return orjson.dumps(rows).decode()

@@ -29,7 +29,14 @@ from tests.delivery.running_dispatcher import (
     refuses,
     running_dispatcher,
 )
-from tests.outbox.open_store import IDENTITY, NOW, connection_of, wait_until
+from tests.outbox.open_store import (
+    IDENTITY,
+    NOW,
+    add_occurrence,
+    connection_of,
+    end_occurrence,
+    wait_until,
+)
 
 
 async def test_what_was_not_settled_goes_out_again_with_the_same_ids_in_the_same_order(
@@ -142,12 +149,12 @@ async def test_a_new_sink_is_told_every_live_event_that_it_wants_once(tmp_path: 
         await relay.record_event("drain", "relay.sink-failing")
         for subject in ("e-1", "e-2", "e-3"):
             await relay.store.transact(
-                lambda tx, subject=subject: tx.snapshot.add(
-                    subject, {**DATA, "eventId": subject}, None, cloudevent(), NOW
+                lambda tx, subject=subject: add_occurrence(
+                    tx, subject, {**DATA, "eventId": subject}, None, cloudevent(), NOW
                 )  # type: ignore[misc]  # mypy cannot infer a lambda with a default
             )
         await relay.store.transact(
-            lambda tx: tx.snapshot.mark_ended("e-3", "unknown", cloudevent(), NOW)
+            lambda tx: end_occurrence(tx, "e-3", "unknown", cloudevent(), NOW)
         )
         await wait_until(lambda: len(bus.delivered) == 7)
     for _ in range(2):

@@ -6,20 +6,26 @@ The tests check which events it records, their ids, and the outcome of an event 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, Literal, get_args
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from relay.events.model import Document, Event
 from relay.events.timestamps import format_rfc3339
-from relay.ingest.recorder import PollResult, Recorder
+from relay.ingest.recorder import CHANGES_PER_STEP, PollResult, Recorder
 from relay.outbox import GrantState
 from relay.outbox.transaction import Transaction
 from tests.approvals.builders import BOOT_ID, ORIGIN, ApprovalFile, build_event
 from tests.approvals.manual_clock import NOON
 from tests.builders import cloudevent
+from tests.events.strategies import DOCUMENTS
+from tests.outbox.open_store import open_file_in
 
 REBOOT = build_event()
 STARTED = build_event(event_status="Started", not_before=None)
@@ -418,3 +424,61 @@ def test_another_event_s_boot_is_remembered_for_each_event_by_itself(
         "rebooted",
         "none",
     ]
+
+
+# --- what a recorder remembers of the snapshot
+
+Fate = Literal["committed", "rolled back", "changed by another program"]
+
+
+@given(st.lists(st.tuples(DOCUMENTS, st.sampled_from(get_args(Fate))), max_size=6))
+def test_a_recorder_records_the_same_whatever_it_recorded_before(
+    steps: list[tuple[Document, Fate]],
+) -> None:
+    """Transactions that failed, and other programs, leave nothing behind in its memory."""
+    with TemporaryDirectory() as folder:
+        journals = [
+            journal_of_steps(Path(folder) / "lasting.db", steps, is_lasting=True),
+            journal_of_steps(Path(folder) / "fresh.db", steps, is_lasting=False),
+        ]
+    assert journals[0] == journals[1]
+
+
+def journal_of_steps(
+    path: Path, steps: list[tuple[Document, Fate]], *, is_lasting: bool
+) -> list[tuple[object, ...]]:
+    """Record the documents, each with a new recorder if not lasting; return what is stored."""
+    recorder = Recorder(ORIGIN, BOOT_ID, None)
+    with open_file_in(path) as file:
+        for document, fate in steps:
+            if not is_lasting:
+                recorder = Recorder(ORIGIN, BOOT_ID, None)
+            file.connection.execute("BEGIN")
+            tx = Transaction(file.connection, lambda _: ("bus",))
+            recorder.record(tx, PollResult(document, NOON, gap=False))
+            file.connection.execute("ROLLBACK" if fate == "rolled back" else "COMMIT")
+            if fate == "changed by another program":
+                file.connection.execute(
+                    "UPDATE occurrence SET data = json_set(data, '$.eventType', 'Redeploy')"
+                )
+        return [
+            *file.connection.execute("SELECT * FROM journal ORDER BY position"),
+            *file.connection.execute("SELECT * FROM occurrence ORDER BY id"),
+            *file.connection.execute("SELECT * FROM entry ORDER BY id"),
+        ]
+
+
+def test_a_large_document_is_recorded_in_its_order(approval_file: ApprovalFile) -> None:
+    events = [build_event(f"E-{number}") for number in range(2 * CHANGES_PER_STEP + 1)]
+    record(approval_file, *events)
+    assert [event.subject for event in approval_file.events()] == [
+        event.event_id for event in events
+    ]
+    assert approval_file.transact(lambda tx: [live.event for live in tx.snapshot.live()]) == events
+    started = [replace(event, event_status="Started") for event in events[::2]]
+    assert record(approval_file, *started) == len(events)
+    assert [(event.name, event.subject) for event in approval_file.events()[len(events) :]] == [
+        *(("event.started", event.event_id) for event in started),
+        *(("event.ended", event.event_id) for event in events[1::2]),
+    ]
+    assert approval_file.transact(lambda tx: [live.event for live in tx.snapshot.live()]) == started

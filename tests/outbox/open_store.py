@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+import orjson
 
 from relay.clock import SystemClock
 from relay.events.cloudevent import CloudEvent
 from relay.outbox import StateFileOwner, StoreSettings
 from relay.outbox.file import StateFile, open_state_file
 from relay.outbox.journal import Journal
-from relay.outbox.sqlite import Store, Work, open_store
+from relay.outbox.snapshot import ChangedRow, EndedRow, NewRow
+from relay.outbox.sqlite import Store, open_store
 from relay.outbox.transaction import Route, Transaction
 from tests.builders import DATA, cloudevent
 
@@ -80,6 +83,38 @@ def append_row(
 ) -> int:
     """Append a row to the journal; return its position."""
     return journal.append_all(at, [(kind, event_key, transition, body)])[0]
+
+
+def add_occurrence(
+    tx: Transaction,
+    key: str,
+    data: Mapping[str, Any],
+    boot_id: str | None,
+    event: CloudEvent,
+    at: datetime,
+) -> None:
+    """Store that an EventId appeared."""
+    text = orjson.dumps(data).decode()
+    tx.snapshot.add_all([NewRow(key, text, data["revision"], event.id)], boot_id, at)
+
+
+def update_occurrence(
+    tx: Transaction, key: str, data: Mapping[str, Any], event: CloudEvent, at: datetime
+) -> None:
+    """Store the new state of a live event."""
+    text = orjson.dumps(data).decode()
+    tx.snapshot.update_all([ChangedRow(_live_id(tx, key), text, data["revision"], event.id)], at)
+
+
+def end_occurrence(
+    tx: Transaction, key: str, outcome: str, event: CloudEvent, at: datetime
+) -> None:
+    """Store that a live event left the document."""
+    tx.snapshot.mark_ended([EndedRow(_live_id(tx, key), outcome, event.id)], at)
+
+
+def _live_id(tx: Transaction, key: str) -> int:
+    return next(row.id for row in tx.snapshot.live_rows() if row.key == key)
 
 
 def connection_of(tx: Transaction) -> sqlite3.Connection:

@@ -18,7 +18,15 @@ from relay.outbox.retention import prune
 from relay.outbox.rows import PageLimit
 from relay.outbox.transaction import Transaction
 from tests.builders import DATA, cloudevent
-from tests.outbox.open_store import NOW, connection_of, numbered_event, open_file_in
+from tests.outbox.open_store import (
+    NOW,
+    add_occurrence,
+    connection_of,
+    end_occurrence,
+    numbered_event,
+    open_file_in,
+    update_occurrence,
+)
 
 LATER = NOW + timedelta(minutes=1)
 
@@ -103,7 +111,7 @@ def add_grant(
 
 
 def test_an_event_appears_changes_and_leaves(tx: Transaction) -> None:
-    tx.snapshot.add("e", data(), "boot-1", numbered_event(1), NOW)
+    add_occurrence(tx, "e", data(), "boot-1", numbered_event(1), NOW)
     (live,) = tx.snapshot.live()
     assert (live.key, live.number, live.data, live.revision, live.live) == (
         "e",
@@ -118,7 +126,7 @@ def test_an_event_appears_changes_and_leaves(tx: Transaction) -> None:
         numbered_event(1).id,
     )
     assert live.event == Event.from_fields(data())
-    tx.snapshot.update("e", data(revision="2", eventStatus="Started"), numbered_event(2), LATER)
+    update_occurrence(tx, "e", data(revision="2", eventStatus="Started"), numbered_event(2), LATER)
     tx.snapshot.set_boot_id(live.id, "boot-2")
     changed = tx.snapshot.get(live.id)
     assert (changed.revision, changed.event.is_started, changed.boot_id, changed.last_event_id) == (
@@ -131,7 +139,7 @@ def test_an_event_appears_changes_and_leaves(tx: Transaction) -> None:
         "2026-04-11T22:26:58.000000Z",
         "2026-04-11T22:27:58.000000Z",
     )
-    tx.snapshot.mark_ended("e", "completed", numbered_event(3), LATER)
+    end_occurrence(tx, "e", "completed", numbered_event(3), LATER)
     assert tx.snapshot.live() == []
     ended = tx.snapshot.find("e")
     assert ended is not None
@@ -139,11 +147,11 @@ def test_an_event_appears_changes_and_leaves(tx: Transaction) -> None:
 
 
 def test_the_same_event_id_is_a_new_occurrence_after_it_ended(tx: Transaction) -> None:
-    tx.snapshot.add("e", data(), None, numbered_event(1), NOW)
+    add_occurrence(tx, "e", data(), None, numbered_event(1), NOW)
     with pytest.raises(sqlite3.IntegrityError):
-        tx.snapshot.add("e", data(), None, numbered_event(2), NOW)
-    tx.snapshot.mark_ended("e", "canceled", numbered_event(3), NOW)
-    tx.snapshot.add("e", data(), None, numbered_event(4), LATER)
+        add_occurrence(tx, "e", data(), None, numbered_event(2), NOW)
+    end_occurrence(tx, "e", "canceled", numbered_event(3), NOW)
+    add_occurrence(tx, "e", data(), None, numbered_event(4), LATER)
     newest = tx.snapshot.find("e")
     assert newest is not None
     assert (newest.number, newest.live) == (2, True)
@@ -162,7 +170,7 @@ def test_the_same_event_id_is_a_new_occurrence_after_it_ended(tx: Transaction) -
 
 
 def test_decisions_are_read_back_and_count_until_they_do_not(tx: Transaction) -> None:
-    tx.snapshot.add("e", data(), None, numbered_event(1), NOW)
+    add_occurrence(tx, "e", data(), None, numbered_event(1), NOW)
     first = vote(1)
     second = vote(
         1,
@@ -187,7 +195,7 @@ def test_decisions_are_read_back_and_count_until_they_do_not(tx: Transaction) ->
 
 
 def test_a_grant_is_claimed_answered_and_closed(tx: Transaction) -> None:
-    tx.snapshot.add("e", data(), None, numbered_event(1), NOW)
+    add_occurrence(tx, "e", data(), None, numbered_event(1), NOW)
     for dry_run in (False, True):
         add_grant(tx, 1, dry_run=dry_run)
     (grant,) = tx.decisions.open_grants()
@@ -214,9 +222,9 @@ def test_a_grant_is_claimed_answered_and_closed(tx: Transaction) -> None:
 
 def test_what_a_step_could_still_move(tx: Transaction) -> None:
     for number, key in enumerate(("live", "voted", "granted", "over"), start=1):
-        tx.snapshot.add(key, data(), None, numbered_event(number), NOW)
+        add_occurrence(tx, key, data(), None, numbered_event(number), NOW)
         if key != "live":
-            tx.snapshot.mark_ended(key, "unknown", numbered_event(number + 10), NOW)
+            end_occurrence(tx, key, "unknown", numbered_event(number + 10), NOW)
     tx.decisions.add_decision(vote(2))
     add_grant(tx, 3, "granted")
     assert tx.decisions.unsettled_occurrences() == [1, 2, 3]
@@ -234,11 +242,11 @@ def test_first_answers_are_kept_for_each_principal_and_id(tx: Transaction) -> No
 
 def test_ended_events_are_forgotten_with_all_that_hangs_on_them(tx: Transaction) -> None:
     for number, key in enumerate(("ended", "live", "late"), start=1):
-        tx.snapshot.add(key, data(), None, numbered_event(number), NOW)
+        add_occurrence(tx, key, data(), None, numbered_event(number), NOW)
         tx.decisions.add_decision(vote(number, number))
         add_grant(tx, number, key)
-    tx.snapshot.mark_ended("ended", "completed", numbered_event(8), NOW)
-    tx.snapshot.mark_ended("late", "completed", numbered_event(9), LATER)
+    end_occurrence(tx, "ended", "completed", numbered_event(8), NOW)
+    end_occurrence(tx, "late", "completed", numbered_event(9), LATER)
     tx.snapshot.prune(LATER)
     occurrences, _ = tx.snapshot.page(None, PageLimit(10))
     assert [occurrence.key for occurrence in occurrences] == ["late", "live"]
