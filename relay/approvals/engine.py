@@ -91,6 +91,8 @@ class ApprovalEngine:
         """Which refusals are recorded one by one."""
         self._trusted = trusted
         self._client_resources = client_resources
+        self.has_automatic_rules = any(rule.approve == "automatic" for rule in settings.rules)
+        """Whether an event can be granted about which nobody has decided anything."""
         self._rules_have_hours = any(rule.match.time is not None for rule in settings.rules)
 
     def mode(self, tx: Transaction) -> Mode:
@@ -233,13 +235,16 @@ class ApprovalEngine:
 
     # --- transitions
 
-    def apply_transitions(self, tx: Transaction, now: datetime) -> datetime | None:
+    def apply_transitions(
+        self, tx: Transaction, now: datetime, event_keys: Sequence[str] | None = None
+    ) -> datetime | None:
         """Apply every transition that is due; return when the next can be due by time alone.
 
-        None: no transition follows from time.
+        None: no transition follows from time. ``event_keys``: only consider these EventIds (in
+        lower case).
         """
         moments = []
-        for occurrence_id in tx.decisions.unsettled_occurrences():
+        for occurrence_id in self.unsettled_occurrences(tx, event_keys):
             status = self._apply_event_transitions(tx, tx.snapshot.get(occurrence_id), now)
             moment = next_change_at(status)
             if moment is not None:
@@ -248,6 +253,10 @@ class ApprovalEngine:
                 # Hours begin and end at whole minutes, in every time zone.
                 moments.append(now.replace(second=0, microsecond=0) + timedelta(minutes=1))
         return min(moments, default=None)
+
+    def unsettled_occurrences(self, tx: Transaction, event_keys: Sequence[str] | None = None) -> list[int]:
+        """Return the ids of the occurrences for which a transition can be due."""
+        return tx.decisions.unsettled_occurrences(all_live=self.has_automatic_rules, event_keys=event_keys)
 
     def _apply_event_transitions(
         self,

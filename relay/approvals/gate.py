@@ -22,7 +22,7 @@ from relay.approvals.engine import ApprovalEngine, ClaimedGrant
 from relay.approvals.request import DecisionAnswer, DecisionRequest
 from relay.clock import Clock, wait_for_event
 from relay.errors import SourceError, SourceRefused, StoreUnavailable
-from relay.outbox import Grant, Mode, TrackedEvent
+from relay.outbox import Grant, Mode, TrackedEvent, RecordedEvent
 from relay.outbox.sqlite import Store
 from relay.outbox.transaction import Transaction
 
@@ -67,7 +67,13 @@ class Gate:
         """When each open grant was first seen, by the monotonic clock."""
         self._failures = 0
         """StartRequests in a row that IMDS neither accepted nor refused."""
-        store.listeners.recorded.append(lambda _: self.wake())
+        self._changed_keys: set[str] | None = None
+        """The events for which a transition can be due now; None: all."""
+        self._no_transition_possible = False
+        """Whether no transition can be due before somebody decides something."""
+        self._no_grant_open = False
+        """Whether no StartRequest can be due before something is granted."""
+        store.listeners.recorded.append(self._on_recorded)
 
     async def submit(self, request: DecisionRequest) -> DecisionAnswer:
         """Decide one request; the decision is on disk when this returns.
@@ -114,9 +120,23 @@ class Gate:
         return effective
 
     def wake(self) -> None:
-        """Check for due transitions and grants now: something has changed."""
+        """Check for due transitions and grants of all events now: something has changed."""
+        self._changed_keys = None
+        self._no_transition_possible = self._no_grant_open = False
         self._transitions_wake.set()
         self._grants_wake.set()
+
+    def _on_recorded(self, events: Sequence[RecordedEvent]) -> None:
+        """Check the events that changed. Where nobody has decided anything, most need no check."""
+        keys = {event.event_key for event in events if event.event_key is not None}
+        if any(not event.name.startswith(("event.", "relay.")) for event in events):
+            self._no_transition_possible = self._no_grant_open = False
+        if keys and not self._no_transition_possible:
+            if self._changed_keys is not None:
+                self._changed_keys |= keys
+            self._transitions_wake.set()
+        if keys and not self._no_grant_open:
+            self._grants_wake.set()
 
     async def wait_until_idle(self, within: float) -> None:
         """Return when no StartRequest is in flight, or after ``within`` seconds."""
@@ -132,20 +152,37 @@ class Gate:
             group.create_task(self._record_refusals(), name="approvals: refusals")
 
     async def _apply_transitions(self) -> None:
+        next_change: datetime | None = None
         while True:
             self._transitions_wake.clear()
+            keys, self._changed_keys = self._changed_keys, set()
             try:
-                next_change = await self._store.transact(
-                    lambda tx: self.engine.apply_transitions(tx, self._clock.now())
-                )
+                moment, is_any_possible = await self._store.transact(partial(self._apply_due, keys))
             except StoreUnavailable:
+                self._changed_keys = None
                 timeout: float | None = RETRY_DELAY
             else:
+                moments = [moment] if keys is None else [moment, next_change]
+                next_change = min((each for each in moments if each is not None), default=None)
+                if not self._transitions_wake.is_set():
+                    self._no_transition_possible = not is_any_possible
                 timeout = None
                 if next_change is not None:
                     seconds = (next_change - self._clock.now()).total_seconds()
                     timeout = min(seconds, MAX_TIMER)
             await wait_for_event(self._transitions_wake, self._clock, timeout)
+            if not self._transitions_wake.is_set():
+                self._changed_keys = None  # time has passed for all of them
+
+    def _apply_due(self, keys: set[str] | None, tx: Transaction) -> tuple[datetime | None, bool]:
+        """Apply the transitions of these events (None: of all) that are due.
+
+        Return when the next can be due by time alone, and whether any can ever be due for any
+        event, unless somebody decides something.
+        """
+        event_keys = sorted(keys) if keys is not None else None
+        next_change = self.engine.apply_transitions(tx, self._clock.now(), event_keys)
+        return next_change, self.engine.has_automatic_rules or bool(self.engine.unsettled(tx))
 
     # --- refusals
 
@@ -198,6 +235,8 @@ class Gate:
             except StoreUnavailable:
                 await self._clock.sleep(RETRY_DELAY)
                 continue
+            if not self._first_seen and not self._grants_wake.is_set():
+                self._no_grant_open = True
             if ready:
                 await self._read_and_send(ready)
             else:
@@ -275,6 +314,7 @@ class Gate:
                 await self._send(claims)
         finally:
             self.engine.in_flight = frozenset()
+            self._changed_keys = None
             self._transitions_wake.set()
         return bool(claims)
 

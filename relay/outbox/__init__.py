@@ -203,8 +203,13 @@ class FirstAnswer:
 
 @dataclass(frozen=True, slots=True)
 class RecordedEvent:
-    """A journaled event with its position and the entries that were made for it."""
+    """A journaled event with its position and the entries that were made for it.
+
+    ``event_key`` is the EventId in lower case; None for ``relay.*``.
+    """
 
     position: int
+    name: str
+    event_key: str | None
     event: CloudEvent
     entries: tuple[Entry, ...]

@@ -202,17 +202,30 @@ class Decisions:
         """
         return self._select_grants("state IN ('granted', 'sent') AND NOT dry_run")
 
-    def unsettled_occurrences(self) -> list[int]:
+    def unsettled_occurrences(
+        self, *, all_live: bool = True, event_keys: Sequence[str] | None = None
+    ) -> list[int]:
         """Return the ids of the occurrences for which a transition can be due.
 
-        Live occurrences come first, then those with counting votes or open grants. Holds of an
-        event that is gone wait until it comes back.
+        Those are the ones with counting votes or open grants, and the live ones: all of them, or
+        only those with a counting decision about their EventId. Holds of an event that is gone wait
+        until it comes back. ``event_keys``: only consider these EventIds (in lower case).
+
+        Live occurrences come first.
         """
+        is_wanted = "key IN (SELECT value FROM json_each(:keys))" if event_keys is not None else "1"
+        is_decided = (
+            "key IN (SELECT key FROM occurrence WHERE id IN "
+            "(SELECT occurrence FROM decision WHERE counts))"
+        )
         rows = self._connection.execute(
-            "SELECT id FROM occurrence WHERE live "
-            "OR id IN (SELECT occurrence FROM decision WHERE counts AND decision != 'hold' "
+            "SELECT id FROM occurrence WHERE id IN ("  # noqa: S608  # our own text
+            "SELECT id FROM occurrence INDEXED BY occurrence_live "
+            f"WHERE live AND {is_wanted} AND {'1' if all_live else is_decided} "
+            "UNION SELECT occurrence FROM decision WHERE counts AND decision != 'hold' "
             "UNION SELECT occurrence FROM start_request WHERE state IN ('granted', 'sent')) "
-            "ORDER BY live DESC, id"
+            f"AND {is_wanted} ORDER BY live DESC, id",
+            {"keys": orjson.dumps(event_keys).decode()},
         )
         return [occurrence for (occurrence,) in rows]
 

@@ -101,7 +101,13 @@ class Transaction:
         """Make an entry for each sink of each event, which comes with its position."""
         ids = count(self.deliveries.next_id())
         recorded = [
-            RecordedEvent(position, event, _make_entries(event, position, sinks, at, ids))
+            RecordedEvent(
+                position,
+                event.name,
+                _event_key(event),
+                event,
+                _make_entries(event, position, sinks, at, ids),
+            )
             for event, position, sinks in events
         ]
         self.deliveries.add_entries(entry for event in recorded for entry in event.entries)

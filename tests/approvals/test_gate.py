@@ -193,6 +193,63 @@ async def running_gate(
             await asyncio.wait({task})
 
 
+# --- what is checked when events are recorded
+
+BY_VOTES = ApprovalsSettings.model_validate(
+    {"rules": [{"name": "all", "approve": {"votes": 1, "from": ["client:alice"]}}]}
+)
+
+
+async def test_events_about_which_nobody_decided_cost_no_look_at_the_approvals(
+    tmp_path: Path,
+) -> None:
+    async with running_gate(tmp_path, build_event(), settings=BY_VOTES) as harness:
+        await harness.settle()
+        statements = trace(harness.store)
+        await harness.record_document(build_event(due=950), OTHER_REBOOT)
+        await harness.settle()
+        assert len(harness.events()) == 3
+        assert not [text for text in statements if "decision" in text]
+        await harness.submit(of=OTHER_REBOOT)
+        await harness.wait_for_events("startrequest.accepted")
+        assert harness.azure.sent == [("E-2",)]
+
+
+async def test_a_vote_is_void_as_soon_as_its_event_changes(tmp_path: Path) -> None:
+    """The gate had stopped to look at changes, because nobody had decided anything."""
+    settings = ApprovalsSettings.model_validate(
+        {
+            "rules": [
+                {"name": "all", "approve": {"votes": 2, "from": ["client:alice", "client:bob"]}}
+            ]
+        }
+    )
+    async with running_gate(tmp_path, build_event(), settings=settings) as harness:
+        await harness.settle()
+        await harness.submit()
+        await harness.record_document(build_event(due=950))
+        (voided,) = await harness.wait_for_events("approval.voided")
+        assert voided.data["why"] == "changed"
+
+
+async def test_only_the_events_that_changed_are_checked(tmp_path: Path) -> None:
+    async with running_gate(tmp_path, build_event(), OTHER_REBOOT) as harness:
+        await harness.wait_for_events("startrequest.accepted")
+        statements = trace(harness.store)
+        await harness.record_document(build_event(due=950), OTHER_REBOOT)
+        await harness.settle()
+        checked = [text for text in statements if text.endswith("FROM occurrence WHERE id = 1")]
+        assert len(checked) == 1
+        assert not [text for text in statements if text.endswith("FROM occurrence WHERE id = 2")]
+
+
+def trace(store: Store) -> list[str]:
+    """Return the list to which each statement of a store is added from now on."""
+    statements: list[str] = []
+    store._state_file.connection.set_trace_callback(statements.append)  # noqa: SLF001  # a test
+    return statements
+
+
 # --- from a grant to its StartRequest
 
 

@@ -20,11 +20,14 @@ from typing_extensions import override  # in typing from Python 3.12
 
 from relay.approvals import ApprovalsSettings
 from relay.approvals.engine import ClaimedGrant
+from relay.approvals.transitions import next_change_at, next_transitions
 from relay.errors import SourceError, SourceRefused, SourceUnavailable
 from relay.events.model import Event
 from relay.events.timestamps import format_rfc3339
 from relay.outbox import Mode
 from relay.outbox.journal import read_rows
+from relay.outbox.rows import PageLimit
+from relay.outbox.transaction import Transaction
 from tests.approvals.builders import ApprovalFile, build_caller, build_event
 from tests.approvals.manual_clock import NOON, ManualClock
 
@@ -578,6 +581,28 @@ class Approvals(RuleBasedStateMachine):
         assert len(sent) == len(set(sent)), "two in flight for one event"
         in_flight_ids = {claim.grant.id for claim in self.claims_in_flight}
         assert in_flight_ids <= {grant.id for grant in grants if grant.state == "sent"}
+
+    @invariant()
+    def nothing_follows_for_an_event_that_no_check_considers(self) -> None:
+        """What `unsettled` leaves out has no transition now, and none by time alone."""
+        if not hasattr(self, "approvals"):
+            return
+
+        def check(tx: Transaction) -> None:
+            service, now = self.approvals.service, self.approvals.clock.now()
+            considered = service.unsettled(tx)
+            occurrences, _ = tx.snapshot.page(None, PageLimit(1000))
+            for occurrence in occurrences:
+                keys = [occurrence.key]
+                is_considered = occurrence.id in considered
+                assert (occurrence.id in service.unsettled(tx, keys)) == is_considered
+                if not is_considered:
+                    status = service.status(tx, occurrence, now)
+                    assert next_transitions(status) == []
+                    # The holds of an event that is gone wait until it comes back.
+                    assert not occurrence.live or next_change_at(status) is None
+
+        self.approvals.transact(check)
 
     @invariant()
     def no_vote_vanishes_without_an_event(self) -> None:
