@@ -108,12 +108,12 @@ class DocumentReader:
     """
 
     def __init__(self) -> None:
-        self._known: dict[bytes | None, Event] = {}  # of the document before, by their JSON
+        self._known: dict[str | None, Event] = {}  # of the document before, by their JSON
 
     async def read(self, body: bytes) -> Document:
         """Read a document. A large one leaves the event loop to others in between."""
         content, entries = _load(body)
-        events: list[tuple[bytes | None, Event]] = []
+        events: list[tuple[str | None, Event]] = []
         for first in range(0, len(entries), ENTRIES_PER_TURN):
             if first:
                 await asyncio.sleep(0)
@@ -142,8 +142,8 @@ def _load(body: bytes) -> tuple[Any, list[Any]]:
 
 
 def _read_entries(
-    content: Any, entries: Sequence[Any], known: Mapping[bytes | None, Event]
-) -> list[tuple[bytes | None, Event]]:
+    content: Any, entries: Sequence[Any], known: Mapping[str | None, Event]
+) -> list[tuple[str | None, Event]]:
     """Return the events of these entries of a document, each with the JSON of its entry."""
     texts = [_json(entry) for entry in entries]
     new = [entry for text, entry in zip(texts, entries, strict=True) if text not in known]
@@ -154,9 +154,9 @@ def _read_entries(
     return [(text, known.get(text) or next(new_events)) for text in texts]
 
 
-def _json(entry: object) -> bytes | None:
+def _json(entry: object) -> str | None:
     try:
-        return orjson.dumps(entry)
+        return orjson.dumps(entry).decode()
     except orjson.JSONEncodeError:  # nested too deep to be written, but not to be read
         return None
 
