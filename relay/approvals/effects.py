@@ -80,7 +80,7 @@ def record_decision(
         at=decision.at,
         dry_run=decision.dry_run,
     )
-    recorded = replace(decision, recorded_event_id=event.event.id, position=event.position)
+    recorded = replace(decision, recorded_event_id=event.id, position=event.position)
     tx.decisions.add_decision(recorded)
     return recorded
 
@@ -266,7 +266,7 @@ def _create_grant(
         str(details["approvalId"]),
         status.now,
         dry_run=dry_run,
-        cause=message_id or granted.event.id,
+        cause=message_id or granted.id,
         position=granted.position,
     )
 

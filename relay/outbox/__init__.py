@@ -205,11 +205,13 @@ class FirstAnswer:
 class RecordedEvent:
     """A journaled event with its position and the entries that were made for it.
 
-    ``event_key`` is the EventId in lower case; None for ``relay.*``.
+    ``event_key`` is the EventId in lower case; None for ``relay.*``. ``event`` is None if it is not
+    in memory.
     """
 
     position: int
+    id: str
     name: str
     event_key: str | None
-    event: CloudEvent
+    event: CloudEvent | None
     entries: tuple[Entry, ...]

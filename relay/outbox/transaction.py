@@ -24,6 +24,13 @@ Route = Callable[[CloudEvent], Iterable[str]]
 """Returns the names of the sinks that want an event."""
 
 
+MAX_EVENTS_IN_MEMORY = 500
+"""Events that the results of one piece of work hold.
+
+Those of the other entries are read from the journal when they are sent.
+"""
+
+
 class Transaction:
     """One transaction, handed to each piece of work that the store runs in it.
 
@@ -100,15 +107,10 @@ class Transaction:
     ) -> list[RecordedEvent]:
         """Make an entry for each sink of each event, which comes with its position."""
         ids = count(self.deliveries.next_id())
+        room = MAX_EVENTS_IN_MEMORY - len(self.recorded)
         recorded = [
-            RecordedEvent(
-                position,
-                event.name,
-                _event_key(event),
-                event,
-                _make_entries(event, position, sinks, at, ids),
-            )
-            for event, position, sinks in events
+            _make_entries(event, position, sinks, at, ids, in_memory=index < room)
+            for index, (event, position, sinks) in enumerate(events)
         ]
         self.deliveries.add_entries(entry for event in recorded for entry in event.entries)
         return recorded
@@ -147,12 +149,19 @@ def _event_key(event: CloudEvent) -> str | None:
 
 
 def _make_entries(
-    event: CloudEvent, position: int, sinks: Iterable[str], at: datetime, ids: Iterator[int]
-) -> tuple[Entry, ...]:
+    event: CloudEvent,
+    position: int,
+    sinks: Iterable[str],
+    at: datetime,
+    ids: Iterator[int],
+    *,
+    in_memory: bool,
+) -> RecordedEvent:
     name, key = event.name, _event_key(event)
     ordering_key = key if key is not None else f"{name}/{event.subject or ''}"
     not_before = parse_timestamp(event.data.get("notBefore"))
-    return tuple(
+    event_in_memory = event if in_memory else None
+    entries = tuple(
         Entry(
             id=next(ids),
             sink=sink,
@@ -164,7 +173,8 @@ def _make_entries(
             attempts=0,
             next_at=None,
             recorded=at,
-            event=event,
+            event=event_in_memory,
         )
         for sink in sinks
     )
+    return RecordedEvent(position, event.id, name, key, event_in_memory, entries)

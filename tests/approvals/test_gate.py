@@ -945,7 +945,7 @@ async def test_an_answer_that_cannot_be_written_is_reported_from_memory_and_fina
     async with running_gate(tmp_path, USER_REBOOT) as harness:
         event_names: list[str] = []
         harness.store.listeners.recorded.append(
-            lambda recorded: event_names.extend(item.event.name for item in recorded)
+            lambda recorded: event_names.extend(item.name for item in recorded)
         )
         harness.azure.may_answer.clear()
         await wait_until(lambda: bool(harness.azure.sent))

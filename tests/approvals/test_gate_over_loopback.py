@@ -63,7 +63,7 @@ class RelayHarness:
         matching: list[CloudEvent] = []
         self.store.listeners.recorded.append(
             lambda recorded: matching.extend(
-                item.event for item in recorded if item.event.name == name
+                item.event for item in recorded if item.event and item.name == name
             )
         )
         matching[:0] = await self.events(name)

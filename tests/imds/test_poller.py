@@ -120,9 +120,7 @@ async def rig(
         try:
             running = Rig(clock, store, poller, reports)
             store.listeners.recorded.append(
-                lambda recorded: running.recorded_names.extend(
-                    event.event.name for event in recorded
-                )
+                lambda recorded: running.recorded_names.extend(event.name for event in recorded)
             )
             yield running
             assert not task.done(), task.exception()

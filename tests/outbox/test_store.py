@@ -53,7 +53,7 @@ async def test_listeners_are_handed_the_event_and_an_entry_for_every_wanting_sin
         assert [
             (
                 recorded_event.position,
-                recorded_event.event.id,
+                recorded_event.id,
                 [entry.sink for entry in recorded_event.entries],
             )
             for recorded_event in notified
@@ -113,7 +113,7 @@ async def test_one_works_own_error_undoes_it_alone(tmp_path: Path) -> None:
             int,
         ]
         assert results[3] == 2
-        assert [recorded_event.event.id for recorded_event in notified] == [
+        assert [recorded_event.id for recorded_event in notified] == [
             numbered_event(1).id,
             numbered_event(4).id,
         ]

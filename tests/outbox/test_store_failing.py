@@ -99,7 +99,7 @@ async def test_a_full_disk_refuses_what_fails_closed_and_carries_on_with_what_fa
         recorded = [
             (
                 recorded_event.position,
-                recorded_event.event.id,
+                recorded_event.id,
                 [entry.id for entry in recorded_event.entries],
             )
             for recorded_event in notified.recorded
@@ -190,7 +190,7 @@ async def test_closing_while_the_disk_is_full_says_what_is_lost_and_ends(
     disk.free()
     (error,) = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
     assert "could still not be written" in error
-    assert [recorded_event.event.id for recorded_event in notified.recorded] == [
+    assert [recorded_event.id for recorded_event in notified.recorded] == [
         numbered_event(1).id,
         numbered_event(2).id,
     ]
