@@ -6,6 +6,7 @@ It is the only module that knows every part. It decides nothing about events or 
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 import socket
@@ -76,6 +77,9 @@ async def run(config: Config, *, clock: Clock | None = None) -> None:
 
     async def run_until_stopped() -> None:
         async with start_relay(config, clock or SystemClock()):
+            # What the start made stays. With it, a full collection would take 25 ms each time.
+            gc.collect()
+            gc.freeze()
             is_up.set()
             await stop.wait()
             _log.info("stopping: the relay sends what it can, the store keeps the rest")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import orjson
@@ -80,6 +80,7 @@ class CloudEvent:
         return self.attributes.get("eventtype", "none")
 
 
+@lru_cache(maxsize=64)  # there are few types, and each event is asked for its name often
 def event_name(event_type: str) -> str:
     """Return ``<family>.<change>`` of a CloudEvents type. Any other text is returned unchanged."""
     return event_type.removeprefix(TYPE_PREFIX).removesuffix(TYPE_VERSION)
