@@ -127,15 +127,19 @@ class Gate:
         self._grants_wake.set()
 
     def _on_recorded(self, events: Sequence[RecordedEvent]) -> None:
-        """Check the events that changed. Where nobody has decided anything, most need no check."""
-        keys = {event.event_key for event in events if event.event_key is not None}
+        """Check the events that changed. Where nobody has decided anything, none needs a check."""
         if any(not event.name.startswith(("event.", "relay.")) for event in events):
             self._no_transition_possible = self._no_grant_open = False
-        if keys and not self._no_transition_possible:
+        if self._no_transition_possible and self._no_grant_open:
+            return
+        keys = {event.event_key for event in events if event.event_key is not None}
+        if not keys:
+            return
+        if not self._no_transition_possible:
             if self._changed_keys is not None:
                 self._changed_keys |= keys
             self._transitions_wake.set()
-        if keys and not self._no_grant_open:
+        if not self._no_grant_open:
             self._grants_wake.set()
 
     async def wait_until_idle(self, within: float) -> None:
@@ -182,7 +186,7 @@ class Gate:
         """
         event_keys = sorted(keys) if keys is not None else None
         next_change = self.engine.apply_transitions(tx, self._clock.now(), event_keys)
-        return next_change, self.engine.has_automatic_rules or bool(self.engine.unsettled(tx))
+        return next_change, self.engine.has_automatic_rules or tx.decisions.are_any_open()
 
     # --- refusals
 

@@ -229,6 +229,14 @@ class Decisions:
         )
         return [occurrence for (occurrence,) in rows]
 
+    def are_any_open(self) -> bool:
+        """Whether any decision counts, also one about an event that is gone, or a grant is open."""
+        row = self._connection.execute(
+            "SELECT EXISTS (SELECT 1 FROM decision WHERE counts) OR "
+            "EXISTS (SELECT 1 FROM start_request WHERE state IN ('granted', 'sent'))"
+        ).fetchone()
+        return bool(row[0])
+
     def add_grant(
         self,
         occurrence: int,

@@ -200,6 +200,9 @@ BY_VOTES = ApprovalsSettings.model_validate(
 )
 
 
+SHORT = {"hold_expires": "60s"}
+
+
 async def test_events_about_which_nobody_decided_cost_no_look_at_the_approvals(
     tmp_path: Path,
 ) -> None:
@@ -230,6 +233,22 @@ async def test_a_vote_is_void_as_soon_as_its_event_changes(tmp_path: Path) -> No
         await harness.record_document(build_event(due=950))
         (voided,) = await harness.wait_for_events("approval.voided")
         assert voided.data["why"] == "changed"
+
+
+async def test_a_hold_expires_in_time_though_its_event_was_gone_meanwhile(tmp_path: Path) -> None:
+    """While the event is gone, the hold still counts, so the gate must look at its return."""
+    settings = ApprovalsSettings.model_validate({**BY_VOTES.model_dump(by_alias=True), **SHORT})
+    clock = ManualClock()
+    async with running_gate(tmp_path, build_event(), settings=settings, clock=clock) as harness:
+        await harness.submit("hold")
+        await harness.record_document()
+    async with running_gate(tmp_path, settings=settings, clock=clock) as harness:
+        await harness.settle()
+        await harness.record_document(build_event())
+        await harness.settle()
+        clock.advance(60)
+        _, release = await harness.wait_for_events("approval.recorded", 2)
+        assert (release.data["decision"], release.data["principal"]) == ("release", "relay")
 
 
 async def test_only_the_events_that_changed_are_checked(tmp_path: Path) -> None:

@@ -589,13 +589,13 @@ class Approvals(RuleBasedStateMachine):
             return
 
         def check(tx: Transaction) -> None:
-            service, now = self.approvals.service, self.approvals.clock.now()
-            considered = service.unsettled(tx)
+            engine, now = self.approvals.engine, self.approvals.clock.now()
+            considered = engine.unsettled_occurrences(tx)
             occurrences, _ = tx.snapshot.page(None, PageLimit(1000))
             for occurrence in occurrences:
                 keys = [occurrence.key]
                 is_considered = occurrence.id in considered
-                assert (occurrence.id in service.unsettled(tx, keys)) == is_considered
+                assert (occurrence.id in engine.unsettled_occurrences(tx, keys)) == is_considered
                 if not is_considered:
                     status = service.status(tx, occurrence, now)
                     assert next_transitions(status) == []
