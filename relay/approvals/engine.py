@@ -254,9 +254,13 @@ class ApprovalEngine:
                 moments.append(now.replace(second=0, microsecond=0) + timedelta(minutes=1))
         return min(moments, default=None)
 
-    def unsettled_occurrences(self, tx: Transaction, event_keys: Sequence[str] | None = None) -> list[int]:
+    def unsettled_occurrences(
+        self, tx: Transaction, event_keys: Sequence[str] | None = None
+    ) -> list[int]:
         """Return the ids of the occurrences for which a transition can be due."""
-        return tx.decisions.unsettled_occurrences(all_live=self.has_automatic_rules, event_keys=event_keys)
+        return tx.decisions.unsettled_occurrences(
+            all_live=self.has_automatic_rules, event_keys=event_keys
+        )
 
     def _apply_event_transitions(
         self,

@@ -22,7 +22,7 @@ from relay.approvals.engine import ApprovalEngine, ClaimedGrant
 from relay.approvals.request import DecisionAnswer, DecisionRequest
 from relay.clock import Clock, wait_for_event
 from relay.errors import SourceError, SourceRefused, StoreUnavailable
-from relay.outbox import Grant, Mode, TrackedEvent, RecordedEvent
+from relay.outbox import Grant, Mode, RecordedEvent, TrackedEvent
 from relay.outbox.sqlite import Store
 from relay.outbox.transaction import Transaction
 

@@ -174,13 +174,15 @@ def _refuse(content: Any) -> NoReturn:
 
 
 def _build_document(content: Any, events: Sequence[Event]) -> Document:
-    incarnation = _incarnation(content.get("DocumentIncarnation"))
+    incarnation = _parse_incarnation(content.get("DocumentIncarnation"))
     if len({event.key for event in events}) == len(events):
         return Document(incarnation, tuple(events))
     events_by_key: dict[str, list[Event]] = {}
     for event in events:
         events_by_key.setdefault(event.key, []).append(event)
-    return Document(incarnation, tuple(_merge_same_event(events) for events in events_by_key.values()))
+    return Document(
+        incarnation, tuple(_merge_same_event(events) for events in events_by_key.values())
+    )
 
 
 def _merge_same_event(events: Sequence[Event]) -> Event:

@@ -597,7 +597,7 @@ class Approvals(RuleBasedStateMachine):
                 is_considered = occurrence.id in considered
                 assert (occurrence.id in engine.unsettled_occurrences(tx, keys)) == is_considered
                 if not is_considered:
-                    status = service.status(tx, occurrence, now)
+                    status = engine.status(tx, occurrence, now)
                     assert next_transitions(status) == []
                     # The holds of an event that is gone wait until it comes back.
                     assert not occurrence.live or next_change_at(status) is None

@@ -19,7 +19,7 @@ from relay.outbox import StateFileOwner, StoreSettings
 from relay.outbox.file import StateFile, open_state_file
 from relay.outbox.journal import Journal
 from relay.outbox.snapshot import ChangedRow, EndedRow, NewRow
-from relay.outbox.sqlite import Store, open_store
+from relay.outbox.sqlite import Store, Work, open_store
 from relay.outbox.transaction import Route, Transaction
 from tests.builders import DATA, cloudevent
 
