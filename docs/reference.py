@@ -18,7 +18,7 @@ from relay.api import ApiSettings
 from relay.api.server.http_server import Server
 from relay.chat.platforms.slack.manifest import SCOPES, manifest
 from relay.chat.platforms.slack.web import REMEDIES
-from relay.cli import app
+from relay.cli import make_app
 from relay.clock import SystemClock
 from relay.config import Config, sink_modules
 
@@ -120,7 +120,7 @@ def _duration(seconds: float) -> str:
 
 def commands() -> str:
     """Return every verb with its arguments and options."""
-    return "\n".join(_group("imds-relay", typer.main.get_command(app)))
+    return "\n".join(_group("imds-relay", typer.main.get_command(make_app())))
 
 
 def _group(path: str, group: Any) -> Iterator[str]:

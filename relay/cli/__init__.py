@@ -6,37 +6,13 @@ Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 3 refused by polic
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import import_module
 from typing import Annotated
 
 import typer
 
 from relay import __version__
-from relay.cli import (
-    approvals,
-    approve,
-    audit,
-    check,
-    dead_letters,
-    deliveries,
-    demo,
-    doctor,
-    events,
-    explain,
-    hold,
-    init,
-    keys,
-    pause,
-    ping,
-    redeliver,
-    release,
-    resume,
-    run,
-    schema,
-    show,
-    simulate,
-    tail,
-)
 from relay.cli._exit_codes import (
     EXIT_DONE,
     EXIT_FAILED,
@@ -47,49 +23,45 @@ from relay.cli._exit_codes import (
 )
 from relay.cli._output import print_status
 
-app = typer.Typer(
-    name="imds-relay",
-    invoke_without_command=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-
-_VERBS: Mapping[str, Mapping[str, Callable[..., None]]] = {
-    "Begin": {
-        "demo": demo.demo,
-        "init": init.init,
-        "check": check.check,
-        "doctor": doctor.doctor,
-        "keys": keys.keys,
-        "run": run.run,
-    },
-    "Watch": {"events": events.events, "show": show.show, "tail": tail.tail},
-    "Decide": {
-        "approve": approve.approve,
-        "hold": hold.hold,
-        "release": release.release,
-        "approvals": approvals.approvals,
-    },
-    "Send": {
-        "deliveries": deliveries.deliveries,
-        "dead-letters": dead_letters.dead_letters,
-        "redeliver": redeliver.redeliver,
-        "ping": ping.ping,
-        "pause": pause.pause,
-        "resume": resume.resume,
-        "explain": explain.explain,
-    },
-    "Build against it": {"simulate": simulate.simulate, "schema": schema.schema},
+VERBS: Mapping[str, Sequence[str]] = {
+    "Begin": ("demo", "init", "check", "doctor", "keys", "run"),
+    "Watch": ("events", "show", "tail"),
+    "Decide": ("approve", "hold", "release", "approvals", "audit"),
+    "Send": ("deliveries", "dead-letters", "redeliver", "ping", "pause", "resume", "explain"),
+    "Build against it": ("simulate", "schema"),
 }
-"""The verbs by the panel of the help text that lists them."""
+"""The verbs by the panel of the help text that lists them.
 
-for _panel, _verbs in _VERBS.items():
-    for _name, _function in _verbs.items():
-        app.command(_name, rich_help_panel=_panel)(_function)
-app.add_typer(audit.verbs, name="audit", rich_help_panel="Decide")
+The module of a verb defines a function with the name of the verb, or a typer.Typer of that name if
+the verb has verbs of its own.
+"""
 
 
-@app.callback()
+def make_app(verbs: Iterable[str] | None = None) -> typer.Typer:
+    """Return the command line with some verbs, or with all. It imports the modules of these only.
+
+    So `run` does not keep the code of all other verbs in memory.
+    """
+    app = typer.Typer(
+        name="imds-relay",
+        invoke_without_command=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+    )
+    app.callback()(_show_version_or_help)
+    wanted = None if verbs is None else set(verbs)
+    for panel, names in VERBS.items():
+        for name in names:
+            if wanted is None or name in wanted:
+                identifier = name.replace("-", "_")
+                verb = getattr(import_module(f"{__name__}.{identifier}"), identifier)
+                if isinstance(verb, typer.Typer):
+                    app.add_typer(verb, name=name, rich_help_panel=panel)
+                else:
+                    app.command(name, rich_help_panel=panel)(verb)
+    return app
+
+
 def _show_version_or_help(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
@@ -108,6 +80,13 @@ def main() -> None:
 
     Errors are sentences on standard error, never tracebacks.
     """
+    first = sys.argv[1:2]
+    is_verb = any(first[0] in names for names in VERBS.values()) if first else False
+    try:
+        # The help text and a wrong verb need all verbs.
+        app = make_app(first if is_verb else None)
+    except KeyboardInterrupt:
+        sys.exit(EXIT_FAILED)
     try:
         # A verb returns None. Typer returns the code of an Exit, and 130 after Ctrl-C.
         code = app(prog_name="imds-relay", standalone_mode=False) or EXIT_DONE

@@ -7,14 +7,8 @@ from collections.abc import Iterator
 from relay.api import Client
 from relay.approvals.engine import effective_mode
 from relay.approvals.rules import Hours, Quorum, Rule, RuleConditions
-from relay.cli._output import (
-    format_duration,
-    join_names,
-    pluralize,
-    print_fields,
-    print_output,
-    print_table,
-)
+from relay.cli._output import format_duration, join_names, pluralize, print_output
+from relay.cli._tables import print_fields, print_table
 from relay.config import Config, LoadedConfig
 from relay.config.voters import Voter
 from relay.events.match import Match

@@ -1,4 +1,4 @@
-"""Prints for people and programs: tables, fields, JSON, and times in the local time zone.
+"""Prints for people and programs: lines, JSON, and times in the local time zone.
 
 Some text was written by strangers, so everything printed for people is stripped of control
 characters.
@@ -7,22 +7,13 @@ characters.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import orjson
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-from rich.table import Table
-from rich.text import Text
 
 from relay.events.timestamps import parse_timestamp
-
-_PIPE_WIDTH = 500
-"""Characters in a line where no terminal sets a width: a row is then one line for grep."""
-_MIN_LAST_COLUMN_WIDTH = 20
 
 
 def print_output(*lines: str) -> None:
@@ -44,69 +35,6 @@ def print_json(value: object) -> None:
 def print_json_line(value: object) -> None:
     """Print one line of JSON lines."""
     print(orjson.dumps(value).decode(), flush=True)  # noqa: T201  # the output of the command
-
-
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, empty: str) -> None:
-    """Print a table, or ``empty`` if it has no rows. None is printed as a dash.
-
-    Only the last column may wrap. If the table is too wide for that, each row becomes a block of
-    fields.
-    """
-    if not rows:
-        print_output(empty)
-        return
-    cells = [["–" if cell is None else str(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
-    last_width = min(widths[-1], _MIN_LAST_COLUMN_WIDTH)
-    if sum(widths[:-1]) + 2 * len(widths) + last_width > _width():
-        for row in cells:
-            print_output("")
-            print_fields(zip(columns, row, strict=True))
-        return
-    table = _new_table(show_header=True)
-    for column in columns[:-1]:
-        table.add_column(column, no_wrap=True)
-    table.add_column(columns[-1], overflow="fold")
-    for row in cells:
-        table.add_row(*(Text(strip_control(cell)) for cell in row))
-    _print(table)
-
-
-def print_page(
-    page: Mapping[str, Any],
-    columns: Sequence[str],
-    row: Callable[[Mapping[str, Any]], Sequence[object]],
-    *,
-    empty: str,
-    as_json: bool,
-) -> None:
-    """Print a page of a list of the API, as JSON or as a table with a row for each item."""
-    if as_json:
-        print_json(page)
-        return
-    print_table(columns, [row(item) for item in page["items"]], empty=empty)
-    if page["next"] is not None:
-        print_status("there are more: --all")
-
-
-def print_fields(pairs: Iterable[tuple[str, object]]) -> None:
-    """Print names with their values, one on each line. Leave out those without a value."""
-    table = _new_table(show_header=False)
-    table.add_column(no_wrap=True, style="bold")
-    table.add_column(overflow="fold")
-    for name, value in pairs:
-        if value is not None and value != "":
-            table.add_row(name, Text(strip_control(str(value))))
-    _print(table)
-
-
-@contextmanager
-def progress_bar(label: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a progress bar if standard error is a terminal. Yield a function of done and total."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task(label, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def strip_control(text: str) -> str:
@@ -175,21 +103,3 @@ def pluralize(number: int, noun: str) -> str:
     """Return a number with its noun: ``1 vote``, ``2 votes``, ``3 tries``."""
     plural = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
     return f"{number} {noun if number == 1 else plural}"
-
-
-def _new_table(*, show_header: bool) -> Table:
-    return Table(
-        box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=show_header, header_style="bold"
-    )
-
-
-def _width() -> int:
-    return Console().width if sys.stdout.isatty() else _PIPE_WIDTH
-
-
-def _print(table: Table) -> None:
-    console = Console(width=_width(), highlight=False)
-    with console.capture() as capture:
-        console.print(table)
-    # Rich pads each row to the width of its columns. A pipe should not see the padding.
-    print("\n".join(line.rstrip() for line in capture.get().splitlines()), flush=True)  # noqa: T201  # the output of the command

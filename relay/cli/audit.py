@@ -24,8 +24,8 @@ from relay.cli._output import (
     print_json,
     print_json_line,
     print_output,
-    print_table,
 )
+from relay.cli._tables import print_table
 from relay.config import load
 from relay.errors import ConfigError
 from relay.files import may_exist
@@ -34,7 +34,7 @@ from relay.outbox.claim_audit import audit_claims
 from relay.outbox.file import open_for_reading
 from relay.outbox.journal import JournalRow, read_checkpoint, read_rows, verify_journal
 
-verbs = typer.Typer(
+audit = typer.Typer(
     invoke_without_command=True,
     help="Verify and show what was decided, from the journal of the state file.",
 )
@@ -59,8 +59,10 @@ SERVICE_STORE = Path("/var/lib/imds-relay/relay.db")
 """The state file that the unit file and the image set."""
 
 
-@verbs.callback()
-def audit(context: typer.Context, store: StoreFile = None, config: ConfigFile = None) -> None:
+@audit.callback()
+def _verify_without_verb(
+    context: typer.Context, store: StoreFile = None, config: ConfigFile = None
+) -> None:
     """Verify and show what was decided, from the state file. Without a verb: verify."""
     verb = context.invoked_subcommand
     if verb is None:
@@ -72,7 +74,7 @@ def audit(context: typer.Context, store: StoreFile = None, config: ConfigFile = 
         )
 
 
-@verbs.command("verify")
+@audit.command("verify")
 def verify_chain(
     *,
     expect: ExpectedHead = None,
@@ -113,7 +115,7 @@ def verify_chain(
         )
 
 
-@verbs.command("show")
+@audit.command("show")
 def show_rows(
     event: EventId, *, store: StoreFile = None, config: ConfigFile = None, as_json: AsJson = False
 ) -> None:
@@ -137,7 +139,7 @@ def show_rows(
     )
 
 
-@verbs.command("export")
+@audit.command("export")
 def export(*, store: StoreFile = None, config: ConfigFile = None) -> None:
     """Print the whole journal as JSON lines, with everything that proves it. Keep it elsewhere.
 

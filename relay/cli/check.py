@@ -17,14 +17,8 @@ from relay.approvals.status import ApprovalStatus, rule_for
 from relay.approvals.transitions import next_transitions
 from relay.cli._configuration_text import describe_approval, print_configuration
 from relay.cli._options import AsJson, ConfigFile
-from relay.cli._output import (
-    format_local_time,
-    join_names,
-    print_json,
-    print_output,
-    print_status,
-    print_table,
-)
+from relay.cli._output import format_local_time, join_names, print_json, print_output, print_status
+from relay.cli._tables import print_table
 from relay.config import NO_RULE_FOR_USER_EVENTS, Config, load
 from relay.errors import ConfigError, DocumentError
 from relay.events.build import event_data

@@ -14,13 +14,11 @@ from relay.cli._output import (
     format_duration,
     format_local_time,
     pluralize,
-    print_fields,
     print_json,
     print_output,
-    print_page,
     print_status,
-    print_table,
 )
+from relay.cli._tables import print_fields, print_page, print_table
 from relay.events.cloudevent import event_name
 
 _COLUMNS = ("id", "sink", "what", "event", "state", "when", "reason")

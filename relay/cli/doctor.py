@@ -13,7 +13,8 @@ from relay.amqp.topology import approvals_queue, approvals_topology
 from relay.api.diagnostics import diagnose as diagnose_api
 from relay.cli._exit_codes import EXIT_DONE, EXIT_FAILED
 from relay.cli._options import AsJson, ConfigFile
-from relay.cli._output import pluralize, print_json, print_output, print_status, print_table
+from relay.cli._output import pluralize, print_json, print_output, print_status
+from relay.cli._tables import print_table
 from relay.cli.check import config_warnings
 from relay.clock import Clock, SystemClock
 from relay.config import Config, LoadedConfig, load, sink_modules

@@ -9,7 +9,8 @@ from relay.cli._client import Client
 from relay.cli._connection import with_client
 from relay.cli._event_text import approval_summary
 from relay.cli._options import AllPages, AsJson
-from relay.cli._output import format_local_time, join_names, print_page
+from relay.cli._output import format_local_time, join_names
+from relay.cli._tables import print_page
 
 
 @with_client

@@ -9,15 +9,8 @@ from relay.cli._client import Client
 from relay.cli._connection import with_client
 from relay.cli._event_text import vote_count
 from relay.cli._options import AsJson, EventId
-from relay.cli._output import (
-    format_local_time,
-    join_names,
-    pluralize,
-    print_fields,
-    print_json,
-    print_output,
-    print_table,
-)
+from relay.cli._output import format_local_time, join_names, pluralize, print_json, print_output
+from relay.cli._tables import print_fields, print_table
 
 
 @with_client

@@ -9,7 +9,8 @@ import typer
 
 from relay.cli._client import Client
 from relay.cli._connection import with_client
-from relay.cli._output import pluralize, print_output, progress_bar
+from relay.cli._output import pluralize, print_output
+from relay.cli._tables import progress_bar
 from relay.events.timestamps import format_rfc3339, parse_timestamp
 from relay.settings import parse_duration
 

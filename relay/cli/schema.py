@@ -8,7 +8,8 @@ import typer
 
 from relay.api.schema.asyncapi import asyncapi_document
 from relay.chat.platforms.slack.manifest import manifest
-from relay.cli._output import print_json, print_table
+from relay.cli._output import print_json
+from relay.cli._tables import print_table
 from relay.errors import ConfigError
 from relay.events.catalog import CATALOG, EventDefinition, event_schema
 

@@ -6,14 +6,8 @@ from relay.cli._client import Client
 from relay.cli._connection import with_client
 from relay.cli._event_text import cloudevent_row, event_summary
 from relay.cli._options import AllPages, AsJson, EventId
-from relay.cli._output import (
-    format_local_time,
-    print_fields,
-    print_json,
-    print_output,
-    print_status,
-    print_table,
-)
+from relay.cli._output import format_local_time, print_json, print_output, print_status
+from relay.cli._tables import print_fields, print_table
 from relay.events.cloudevent import event_name
 
 

@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from relay.cli._exit_codes import CommandFailed
-from relay.cli._output import print_json, print_output, print_table
+from relay.cli._output import print_json, print_output
 from relay.cli._signals import run_until_stopped
+from relay.cli._tables import print_table
 from relay.simulator import list_playbooks, run_simulator
 from relay.simulator.run import DEFAULT_PORT
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay import __version__
-from relay.cli import app
+from relay.cli import make_app
 from relay.cli._exit_codes import (
     CommandFailed,
     RefusedByPolicy,
@@ -62,6 +62,7 @@ VERBS = {
 
 
 def test_every_verb_is_there_and_says_what_it_does() -> None:
+    app = make_app()
     names = {command.name: command.callback for command in app.registered_commands} | {
         group.name: group for group in app.registered_groups
     }
@@ -70,6 +71,24 @@ def test_every_verb_is_there_and_says_what_it_does() -> None:
         result = run_command(verb, "--help")
         assert result.code == 0
         assert "Usage: imds-relay" in result.out
+
+
+def test_run_loads_no_other_verb_and_nothing_that_prints_tables() -> None:
+    loaded = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import sys; from relay.cli import make_app; make_app(['run']); print(*sys.modules)",
+        ],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    ).stdout.split()
+    others = {f"relay.cli.{verb.replace('-', '_')}" for verb in VERBS - {"run"}}
+    assert "relay.cli.run" in loaded
+    assert sorted({*others, "rich", "relay.simulator"} & {*loaded}) == []
 
 
 def test_without_a_verb_there_is_help_and_exit_code_2() -> None:
