@@ -1,4 +1,7 @@
-"""Measures the relay beside raw loops in the same run.
+"""Measures the relay beside raw limits and a bare outbox, in the same run on the same machine.
 
-The machines are shared and noisy, so the ratios count.
+Sender and receiver are processes of their own. Shared machines are noisy, so the ratios count.
 """
+
+SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSwMfKQ9r8GKYo="  # noqa: S105  # signs what a measurement sends to itself
+EXCHANGE = "imds-relay.bench"

@@ -12,9 +12,10 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
-from bench.figure import Figure
 from bench.outbox import open_outbox, until
-from bench.throughput import webhook
+from bench.results import RELAY, Rounds, Section
+from bench.run import Options
+from bench.trial import webhook
 from tests.builders import cloudevent
 
 REFUSALS = 20_000
@@ -22,24 +23,35 @@ ANSWER_TIME = 0.1
 """Seconds in which the endpoint answers."""
 
 
-async def measure(_: str) -> list[Figure]:
+async def flood(options: Options) -> Section:
     """Measure the time from recording to arrival of an event."""
-    return [
-        Figure(
-            f"recorded to received, behind {REFUSALS} refusals about {about}",
-            await _delay(subject) * 1000,
-            "ms",
-            f"under {2 * ANSWER_TIME * 1000:g}",
-        )
-        for about, subject in (("other EventIds", "EVENT-{}"), ("the same EventId", "EVENT"))
-    ]
+    rounds = Rounds()
+    refusals = options.scaled(REFUSALS)
+    for _ in options.rounds("flood"):
+        for about, subject in (("other EventIds", "EVENT-{}"), ("the same EventId", "EVENT")):
+            rounds.add(
+                f"behind {refusals:,} refusals about {about}",
+                "ms",
+                RELAY,
+                await _delay(subject, refusals) * 1000,
+                f"≤ {2 * ANSWER_TIME * 1000:g} ms",
+            )
+    return Section(
+        metric="flood",
+        title="An event behind a flood of refusals",
+        columns=(RELAY,),
+        ratio=None,
+        rows=rounds.rows(),
+        note=(
+            "Recorded to received, at a webhook that answers after "
+            f"{ANSWER_TIME * 1000:g} ms. Store, dispatcher and endpoint share a process here."
+        ),
+    )
 
 
-async def _delay(subject: str) -> float:
+async def _delay(subject: str, count: int) -> float:
     arrivals: dict[str, float] = {}
-    refusals = [
-        cloudevent("approval.refused", subject.format(number)) for number in range(REFUSALS)
-    ]
+    refusals = [cloudevent("approval.refused", subject.format(number)) for number in range(count)]
     event = cloudevent("event.scheduled", "EVENT")
     async with _slow_endpoint(arrivals) as url, open_outbox([webhook(url, "slow")]) as outbox:
         await outbox.record(refusals)

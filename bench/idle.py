@@ -1,60 +1,41 @@
-"""Measures the CPU time and memory of a relay process that polls and has no events."""
+"""Measures the CPU time and the memory of a relay that polls and has nothing to tell."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import tempfile
 import time
-from pathlib import Path
 
-from bench.figure import Figure
-from relay.simulator import VM, Setup, Simulator
-from tests.journey.relay_process import client, inbox, relay, webhook
+from bench.process import cpu_seconds, resident_memory
+from bench.results import RELAY, Rounds, Section
+from bench.run import Options
+from bench.trial import trial
 
-WARM_UP = 5.0
-DURATION = 30.0
-
-
-async def measure(amqp_url: str) -> list[Figure]:
-    """Warm up, then measure the process. Linux only: proc(5)."""
-    async with inbox() as box, Simulator(Setup(vms=(VM("vm-0"),))) as sim:
-        document = {
-            "source": {"url": sim.url},
-            "sinks": [
-                {
-                    "kind": "rabbitmq",
-                    "name": "bus",
-                    "url": amqp_url,
-                    "exchange": "imds-relay.bench",
-                },
-                webhook(box.url),
-            ],
-            "api": {"clients": [client()]},
-        }
-        with tempfile.TemporaryDirectory() as directory:
-            async with relay(Path(directory), document) as process:
-                await process.start()
-                pid = process.process.pid if process.process is not None else 0
-                await asyncio.sleep(WARM_UP)
-                cpu_before, started_at = _cpu(pid), time.perf_counter()
-                await asyncio.sleep(DURATION)
-                cpu_share = (_cpu(pid) - cpu_before) / (time.perf_counter() - started_at)
-                memory = _memory(pid)
-                await process.stop()
-    return [
-        Figure("idle relay, CPU", cpu_share * 100, "% of a core", "under 1.5"),
-        Figure("idle relay, memory", memory, "MB", "under 80"),
-    ]
+REST = 3.0
+"""Seconds between the last event and the measurement."""
+DURATION = 10.0
 
 
-def _cpu(pid: int) -> float:
-    """Return the CPU time of a process in seconds."""
-    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def _memory(pid: int) -> float:
-    """Return the resident memory of a process in megabytes."""
-    lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / 1000
+async def idle(options: Options) -> Section:
+    """Poll once a second, as by default, with one sink."""
+    rounds = Rounds()
+    for _ in options.rounds("idle"):
+        for label, endpoints, amqp_url in (("webhook", 1, None), ("RabbitMQ", 0, options.amqp_url)):
+            async with trial("relay", endpoints, amqp_url=amqp_url, interval="1s") as one:
+                one.endpoint.holds = False
+                await asyncio.sleep(options.scale * REST)
+                pid = one.sender.pid
+                cpu_before, began = cpu_seconds(pid), time.monotonic()
+                await asyncio.sleep(options.scale * DURATION)
+                share = (cpu_seconds(pid) - cpu_before) / (time.monotonic() - began)
+                resident, proportional = resident_memory(pid)
+            rounds.add(f"{label}, CPU", "% of a core", RELAY, share * 100, "≤ 0.2 %")
+            rounds.add(f"{label}, resident memory", "MB", RELAY, resident, "≤ 64 MB")
+            rounds.add(f"{label}, its share of it (PSS)", "MB", RELAY, proportional)
+    return Section(
+        metric="idle",
+        title="Idle",
+        columns=(RELAY,),
+        ratio=None,
+        rows=rounds.rows(),
+        note="One sink, a poll a second, no events. It has delivered 20 events before.",
+    )

@@ -1,29 +1,40 @@
-"""Sends events through the relay's store and dispatcher, which record each event and delivery."""
+"""The relay's store and dispatcher inside the process of a measurement, and state files with rows.
+
+It is for what a whole relay cannot be brought to in seconds: a flood of refusals, a long journal, a
+large backlog.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import orjson
+
+from bench.imds import VM_ID, event_id
 from relay import sinks
 from relay.clock import SystemClock
 from relay.config import sink_modules
 from relay.delivery.dispatcher import Dispatcher
 from relay.events.cloudevent import CloudEvent
 from relay.outbox import StateFileOwner, StoreSettings
-from relay.outbox.deliveries import Delivery
+from relay.outbox.journal import NewRow
 from relay.outbox.sqlite import Store, open_store
+from relay.outbox.transaction import Transaction
+from tests.builders import cloudevent
 
-MAX_BACKLOG = 200
-"""The maximum number of waiting events."""
-BATCH = 10
-"""Events that are recorded together, as those of one poll are."""
+OWNER = StateFileOwner("bench", VM_ID)
+BATCH = 5000
+"""Rows in one transaction while a state file is filled."""
+_AGE = timedelta(hours=2)
+"""How old the rows are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,47 +49,6 @@ class Outbox:
         now = datetime.now(UTC)
         return self.store.submit(lambda tx: tx.record_all([(event, None) for event in events], now))
 
-    async def send_all(self, events: Sequence[CloudEvent]) -> None:
-        """Record every event, and return once every delivery is recorded."""
-        for first in range(0, len(events), BATCH):
-            recorded = self.record(events[first : first + BATCH])
-            if first % MAX_BACKLOG == 0:
-                await recorded
-                await until(lambda: self._max_waiting() < MAX_BACKLOG)
-        await self.store.read(lambda _: None)  # waits for the transactions before it
-        await self.wait_until_delivered()
-        # The store still records the last deliveries.
-        while await self.store.read(lambda tx: tx.deliveries.waiting()):  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
-
-    async def wait_until_delivered(self, sink: str | None = None) -> None:
-        """Wait until nothing waits for a sink, or for any sink."""
-        await until(lambda: self._max_waiting(sink) == 0)
-
-    def _max_waiting(self, sink: str | None = None) -> int:
-        return max(
-            status.waiting for status in self.dispatcher.status() if sink in {None, status.name}
-        )
-
-    async def delivery_times(self, sink: str | None = None) -> list[float]:
-        """Return the seconds from recorded to delivered."""
-        return [
-            (_parse(delivery.settled) - _parse(delivery.recorded)).total_seconds()
-            for delivery in await self._deliveries(sink)
-        ]
-
-    async def recorded_at(self) -> dict[str | None, float]:
-        """Return when each event was recorded, by its EventId."""
-        return {
-            delivery.event_id: _parse(delivery.recorded).timestamp()
-            for delivery in await self._deliveries(None)
-        }
-
-    async def _deliveries(self, sink: str | None) -> list[Delivery]:
-        return await self.store.read(
-            lambda tx: tx.deliveries.page(states=("delivered",), sink=sink, limit=1_000_000)
-        )
-
 
 @asynccontextmanager
 async def open_outbox(sections: Sequence[dict[str, Any]]) -> AsyncIterator[Outbox]:
@@ -90,14 +60,8 @@ async def open_outbox(sections: Sequence[dict[str, Any]]) -> AsyncIterator[Outbo
             sink_modules()[section["kind"]].Settings.model_validate(section) for section in sections
         ]
         names = [sink.name for sink in settings]
-        store = await stack.enter_async_context(
-            open_store(
-                StoreSettings(path=Path(directory) / "bench.db"),
-                StateFileOwner("bench", None),
-                clock,
-                lambda _: names,
-            )
-        )
+        file = StoreSettings(path=Path(directory) / "bench.db")
+        store = await stack.enter_async_context(open_store(file, OWNER, clock, lambda _: names))
         connected: dict[str, tuple[sinks.SinkSettings, sinks.Sink]] = {}
         for sink in settings:
             context = sink_modules()[sink.kind].connect(sink, clock)
@@ -105,7 +69,6 @@ async def open_outbox(sections: Sequence[dict[str, Any]]) -> AsyncIterator[Outbo
         dispatcher = Dispatcher(connected, store, clock, lambda *_, **__: None)
         await dispatcher.start()
         running = asyncio.create_task(dispatcher.run())
-        await asyncio.sleep(1)  # the sinks connect
         yield Outbox(store, dispatcher)
         running.cancel()
         await asyncio.wait({running})
@@ -117,5 +80,53 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.002)
 
 
-def _parse(text: str | None) -> datetime:
-    return datetime.fromisoformat(text or "")
+async def fill_backlog(path: Path, run: int, count: int, sink: str) -> None:
+    """Make a state file with so many events of a run that wait for a sink."""
+
+    def work(first: int, last: int) -> Callable[[Transaction], None]:
+        events = [(cloudevent(subject=event_id(run, n)), None) for n in range(first, last)]
+        return lambda tx: tx.record_all(events, datetime.now(UTC), to=[sink])
+
+    async with open_store(StoreSettings(path=path), OWNER, SystemClock(), lambda _: ()) as store:
+        await store.transact(lambda tx: tx.deliveries.set_sink_state(sink, "on"))
+        for first in range(0, count, BATCH):
+            await store.transact(work(first, min(first + BATCH, count)))
+
+
+async def fill_journal(path: Path, count: int) -> None:
+    """Make a state file whose journal has so many rows, about events that have ended.
+
+    The chain of hashes is valid, and each event has its row among the occurrences. Deliveries are
+    kept for less long than the journal, so there are none.
+    """
+    template = cloudevent(subject="SUBJECT").body
+    at = datetime.now(UTC) - _AGE
+
+    def row(number: int) -> NewRow:
+        identifier = event_id(number >> 32, number // 2)
+        kind = "event.scheduled" if number % 2 == 0 else "event.ended"
+        body = template.replace(b"SUBJECT", identifier.encode())
+        return kind, identifier.lower(), f"{number:032x}", body
+
+    def work(first: int, last: int) -> Callable[[Transaction], object]:
+        return lambda tx: tx.journal.append_all(at, [row(n) for n in range(first, last)])
+
+    async with open_store(StoreSettings(path=path), OWNER, SystemClock(), lambda _: ()) as store:
+        for first in range(0, count, BATCH):
+            await store.transact(work(first, min(first + BATCH, count)))
+    await asyncio.to_thread(_fill_occurrences, path, count // 2, at)
+
+
+def _fill_occurrences(path: Path, count: int, at: datetime) -> None:
+    data = orjson.dumps({"eventId": "SUBJECT", "resources": ["vm-0", "vm-1"], "x": "x" * 300})
+    moment = at.isoformat()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executemany(
+            "INSERT INTO occurrence (key, number, data, revision, live, boot_id, first_seen, "
+            "last_changed, outcome, told) VALUES (?, 1, ?, '', 0, NULL, ?, ?, 'completed', '')",
+            (
+                (event_id(0, number).lower(), data.decode(), moment, moment)
+                for number in range(count)
+            ),
+        )
+        connection.commit()

@@ -1,0 +1,89 @@
+"""Raw limits: what the building blocks do on this machine with nothing around them.
+
+`python -m bench.raw posts URL COUNT`, `… publishes URL COUNT` or `… commits FOLDER COUNT ROWS`
+prints the operations per second and the CPU time of each in milliseconds, as JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import aio_pika
+import orjson
+
+from bench import EXCHANGE
+from bench.bare_outbox import IN_FLIGHT, amqp_message, client_session, post_signed
+
+BODY = orjson.dumps({"subject": "BE9C", "data": "x" * 900})
+"""About as large as an event. The receiver counts none of them."""
+
+
+async def posts(url: str, count: int) -> None:
+    """POST so many signed events."""
+    async with client_session() as session:
+        await _repeat(count, lambda number: post_signed(session, url, f"raw-{number}", BODY))
+
+
+async def publishes(url: str, count: int) -> None:
+    """Publish so many persistent messages, each confirmed by the broker."""
+    connection = await aio_pika.connect(url)
+    async with connection, connection.channel(on_return_raises=True) as channel:
+        exchange = await channel.get_exchange(EXCHANGE, ensure=False)
+
+        async def publish(number: int) -> None:
+            await exchange.publish(amqp_message(f"raw-{number}", BODY), "bench")
+
+        await _repeat(count, publish)
+
+
+async def _repeat(count: int, send: Callable[[int], Awaitable[None]]) -> None:
+    numbers = iter(range(count))
+
+    async def sender() -> None:
+        for number in numbers:
+            await send(number)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(IN_FLIGHT):
+            group.create_task(sender())
+
+
+def commits(folder: Path, count: int, rows: int) -> None:
+    """Insert so many events, in transactions of so many rows that are on disk before the next."""
+    connection = sqlite3.connect(folder / "raw.db", isolation_level=None)
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("CREATE TABLE event (position INTEGER PRIMARY KEY, body BLOB NOT NULL)")
+    for _ in range(0, count, rows):
+        connection.execute("BEGIN IMMEDIATE")
+        connection.executemany("INSERT INTO event (body) VALUES (?)", [(BODY,)] * rows)
+        connection.execute("COMMIT")
+    connection.close()
+    (folder / "raw.db").unlink()
+
+
+def main() -> None:
+    """Carry out one kind of operation, and print what it cost."""
+    kind, place, count, *rows = sys.argv[1:]
+    began, cpu_before = time.perf_counter(), time.process_time()
+    if kind == "posts":
+        asyncio.run(posts(place, int(count)))
+    elif kind == "publishes":
+        asyncio.run(publishes(place, int(count)))
+    else:
+        commits(Path(place), int(count), int(rows[0]))
+    elapsed, cpu = time.perf_counter() - began, time.process_time() - cpu_before
+    print(
+        orjson.dumps(
+            {"per_second": int(count) / elapsed, "cpu_ms": cpu / int(count) * 1000}
+        ).decode()
+    )
+
+
+if __name__ == "__main__":
+    main()
