@@ -39,11 +39,14 @@ def event_id(run: int, number: int) -> str:
     return f"BE9C{run % 0x10000:04X}-0000-4000-8000-{number:012X}"
 
 
-def scheduled_events(run: int, numbers: Iterable[int]) -> list[dict[str, Any]]:
-    """Return events of a document, of the size that Azure's have."""
-    not_before = format_datetime(
-        (datetime.now(UTC) + timedelta(hours=1)).replace(microsecond=0), usegmt=True
-    )
+def not_before() -> str:
+    """Return a NotBefore an hour from now, as Azure writes it."""
+    moment = (datetime.now(UTC) + timedelta(hours=1)).replace(microsecond=0)
+    return format_datetime(moment, usegmt=True)
+
+
+def scheduled_events(run: int, numbers: Iterable[int], due: str) -> list[dict[str, Any]]:
+    """Return events of a document, of the size that Azure's have. ``due`` is their NotBefore."""
     return [
         {
             "EventId": event_id(run, number),
@@ -51,7 +54,7 @@ def scheduled_events(run: int, numbers: Iterable[int]) -> list[dict[str, Any]]:
             "EventType": "Reboot",
             "ResourceType": "VirtualMachine",
             "Resources": ["vm-0", "vm-1"],
-            "NotBefore": not_before,
+            "NotBefore": due,
             "Description": "Host server is undergoing maintenance. The machine restarts once.",
             "EventSource": "Platform",
             "DurationInSeconds": 9,

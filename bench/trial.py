@@ -23,7 +23,7 @@ import orjson
 
 from bench import EXCHANGE, SECRET
 from bench.bare_outbox import Configuration
-from bench.imds import MetadataEndpoint, metadata_endpoint, scheduled_events
+from bench.imds import MetadataEndpoint, metadata_endpoint, not_before, scheduled_events
 from bench.receiver import Receiver, receiver
 from tests.journey.relay_process import RelayProcess
 from tests.journey.relay_process import relay as relay_process
@@ -106,6 +106,7 @@ class Trial:
     started_after: float = 0.0
     """Seconds until the sender was ready."""
     _number: int = 0
+    _due: str = ""
 
     async def warm_up(self) -> None:
         """Return when some events have reached every target, and a poll waits."""
@@ -116,7 +117,7 @@ class Trial:
 
     async def begin(self) -> None:
         """Begin a run: events get new EventIds, and the receiver forgets those of before."""
-        self.run, self._number = next_run(), 0
+        self.run, self._number, self._due = next_run(), 0, not_before()
         await self.receiver.begin(self.run)
         await self.endpoint.poll_waits()
 
@@ -125,7 +126,7 @@ class Trial:
         kept = range(max(0, self._number - keep), self._number)
         new = range(self._number, self._number + count)
         self._number += count
-        return self.endpoint.tell(scheduled_events(self.run, [*kept, *new]))
+        return self.endpoint.tell(scheduled_events(self.run, [*kept, *new], self._due))
 
     async def clear(self) -> None:
         """Show no event any more, and wait until their end was recorded."""
