@@ -14,7 +14,7 @@ help:
 	@echo 'make test     every test; ARGS="-k webhook" for some of them'
 	@echo 'make check    lint, format, types, import rules, YAML, generated pages'
 	@echo 'make install  the relay and what its development needs, into $(VENV)'
-	@echo 'make bench    latency, throughput, floods and idle cost, measured here'
+	@echo 'make bench    measures here, and writes docs/performance.md; ARGS=growth for what grows'
 	@echo 'make chaos    the tests that kill, freeze and cut, again and again: ROUNDS=10'
 	@echo 'make platforms  demo and test on bare Debian machines, as root: PLATFORMS="bookworm trixie"'
 	@echo 'make docs     writes the generated pages of docs/ again'
@@ -64,7 +64,7 @@ pages: $(VENV)/.dev
 	$(call step,generated pages,$(BIN)/python -m docs.generate --check)
 
 bench: $(VENV)/.dev
-	@$(BIN)/python -m tests.prerequisites bench $(BIN)/python -m bench $(ARGS)
+	@$(BIN)/python -m tests.prerequisites bench $(BIN)/python -m bench --write $(ARGS)
 
 # The tests that kill, freeze and cut, again and again: what happens once in a hundred times shows itself.
 ROUNDS ?= 10

@@ -29,7 +29,7 @@ FLAT = "≤ 1.2"
 async def documents(options: Options) -> Section:
     """Change one event of a document of each size."""
     rounds = Rounds()
-    sizes = [options.scaled(size) for size in DOCUMENTS]
+    sizes = list(dict.fromkeys(options.scaled(size) for size in DOCUMENTS))
     for _ in options.rounds("size of the document"):
         for size in sizes:
             async with trial("relay", 1) as one:

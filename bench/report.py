@@ -41,26 +41,35 @@ def print_table(section: Section, console: Console) -> None:
     console.print(table)
 
 
-def stored() -> dict[str, Measured]:
+def stored(file: Path = FILE) -> dict[str, Measured]:
     """Return the stored results."""
-    return RESULTS.validate_json(FILE.read_bytes())
+    return RESULTS.validate_json(file.read_bytes())
 
 
-def store(measured: Mapping[str, Measured]) -> None:
+def store(measured: Mapping[str, Measured], file: Path = FILE) -> None:
     """Store results in the place of earlier ones of the same metrics."""
-    earlier = stored() if FILE.exists() else {}
-    FILE.write_bytes(RESULTS.dump_json({**earlier, **measured}, indent=1) + b"\n")
+    earlier = stored(file) if file.exists() else {}
+    file.write_bytes(RESULTS.dump_json({**earlier, **measured}, indent=1) + b"\n")
 
 
 def page() -> str:
-    """Return the generated part of the page."""
-    return "\n".join(_page(stored()))
+    """Return the generated part of docs/performance.md, from the stored results."""
+    return page_of(stored())
 
 
 def pictures() -> dict[Path, str]:
-    """Return each plot by its file."""
-    results = stored()
-    drawn = {
+    """Return each plot of that page by its file."""
+    return {PICTURES / f"{name}.svg": text for name, text in plots_of(stored()).items()}
+
+
+def page_of(results: Mapping[str, Measured]) -> str:
+    """Return Markdown with a table for each metric."""
+    return "\n".join(_page(results))
+
+
+def plots_of(results: Mapping[str, Measured]) -> dict[str, str]:
+    """Return SVG by name, of what was measured."""
+    return {
         name: draw
         for name, draw in {
             "throughput": _throughput(results),
@@ -70,11 +79,10 @@ def pictures() -> dict[Path, str]:
         }.items()
         if draw is not None
     }
-    return {PICTURES / f"{name}.svg": text for name, text in drawn.items()}
 
 
 def _page(results: Mapping[str, Measured]) -> Iterator[str]:
-    drawn = {path.stem for path in pictures()}
+    drawn = plots_of(results)
     before = {"latency": "latency", "burst": "throughput", "documents": "growth"}
     for metric, measured in results.items():
         section = measured.section

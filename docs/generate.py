@@ -1,4 +1,4 @@
-"""Writes the generated files: JSON Schemas, config/relay.yaml, and parts of the pages in docs/.
+"""Writes the generated files: JSON Schemas, config/relay.yaml, plots, and parts of pages in docs/.
 
 `make docs` runs it. With ``--check`` it writes nothing, names the files that are out of date, and
 exits with 1. `generated_files` lists every generated file.
@@ -16,6 +16,7 @@ from typing import Any
 import orjson
 from pydantic import TypeAdapter
 
+from bench import report
 from docs.reference import api, commands, configuration, slack, with_generated_part
 from relay.cli.init import initial_configuration
 from relay.events.build import (
@@ -42,6 +43,7 @@ PAGES = {
     ROOT / "docs" / "cli.md": commands,
     ROOT / "docs" / "api.md": api,
     ROOT / "docs" / "chat" / "slack.md": slack,
+    report.PAGE: report.page,
 }
 """Pages with a generated part, and the function that generates it; see also `EVENTS_PAGE`."""
 
@@ -70,20 +72,22 @@ def generated_files() -> dict[Path, str]:
     return {
         **schemas,
         **pages,
+        **report.pictures(),
         EVENTS_PAGE: with_generated_part(EVENTS_PAGE, catalog()),
         CONFIGURATION: initial_configuration(),
     }
 
 
 def stale() -> list[Path]:
-    """Return the files that are missing or out of date, and the schemas of no event."""
+    """Return the files that are missing or out of date, and schemas and plots of nothing."""
     files = generated_files()
     outdated = [
         path
         for path, text in files.items()
         if not path.exists() or path.read_text(encoding="utf-8") != text
     ]
-    return outdated + [path for path in sorted(SCHEMAS.glob("*.json")) if path not in files]
+    made = [*sorted(SCHEMAS.glob("*.json")), *sorted(report.PICTURES.glob("*.svg"))]
+    return outdated + [path for path in made if path not in files]
 
 
 def examples() -> list[CloudEvent]:
@@ -107,7 +111,8 @@ def main(arguments: list[str]) -> int:
             print(f"out of date, run make docs: {path.relative_to(ROOT)}")
         return 1 if outdated else 0
     files = generated_files()
-    SCHEMAS.mkdir(exist_ok=True)
+    for folder in (SCHEMAS, report.PICTURES):
+        folder.mkdir(exist_ok=True)
     for path in outdated:
         if path in files:
             path.write_text(files[path], encoding="utf-8")

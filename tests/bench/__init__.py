@@ -1,0 +1,1 @@
+"""Tests of the bench: its statistics, plots and page, and a small run of each metric."""

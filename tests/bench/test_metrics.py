@@ -1,0 +1,124 @@
+"""A small run of each metric, with the real relay, receiver and broker."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import orjson
+import pytest
+
+from bench.__main__ import GROWTH, METRICS, main
+from bench.results import RESULTS, Section
+from bench.run import Options
+from tests.rabbitmq import Reachable
+
+ROOT = Path(__file__).parents[2]
+SCALE = 0.01
+
+
+async def measure(metric: str, amqp_url: str = "") -> Section:
+    """Measure one round with few events. Each value must be there."""
+    rounds: list[str] = []
+    options = Options(repeats=1, amqp_url=amqp_url, scale=SCALE, advance=rounds.append)
+    section = await {**METRICS, **GROWTH}[metric](options)
+    assert section.metric == metric
+    assert len(rounds) == 1
+    for row in section.rows:
+        assert row.values, row.name
+        assert set(row.values) <= set(section.columns)
+        assert all(len(values) == 1 for values in row.values.values()), row.name
+    return section
+
+
+def value(section: Section, name: str, column: str = "relay") -> float:
+    """Return the value of the row whose name contains this."""
+    (row,) = (row for row in section.rows if name in row.name)
+    return row.values[column][0]
+
+
+async def test_latency() -> None:
+    section = await measure("latency")
+    for column in ("relay", "bare outbox"):
+        assert 0 < value(section, "p50", column) <= value(section, "p99", column) < 60_000
+        assert len(section.series[column]) == 1
+
+
+async def test_burst() -> None:
+    section = await measure("burst")
+    assert value(section, "50 events to 1 endpoint, deliveries", "raw limit") > 0
+    for column in ("relay", "bare outbox"):
+        for name in ("50 events to 1 endpoint", "10 events to 10 endpoints"):
+            assert value(section, f"{name}, deliveries", column) > 0
+            assert value(section, f"{name}, CPU", column) > 0
+            assert value(section, f"{name}, until recorded", column) > 0
+            assert 10 < value(section, f"{name}, peak memory", column) < 1000
+            assert value(section, f"{name}, repeats", column) == 0
+
+
+async def test_publish(broker: Reachable) -> None:
+    section = await measure("publish", broker.amqp_url())
+    for column in ("relay", "bare outbox", "raw limit"):
+        assert value(section, "deliveries", column) > 0
+
+
+async def test_isolation() -> None:
+    section = await measure("isolation")
+    assert 0 < value(section, "p99", "one hangs") < 10_000, "less than the other endpoint hangs"
+
+
+async def test_crash(broker: Reachable) -> None:
+    section = await measure("crash", broker.amqp_url())
+    for name in ("webhook", "RabbitMQ"):
+        assert value(section, f"{name}, lost") == 0
+        assert value(section, f"{name}, repeated") <= 64
+
+
+async def test_idle(broker: Reachable) -> None:
+    section = await measure("idle", broker.amqp_url())
+    for name in ("webhook", "RabbitMQ"):
+        assert 20 < value(section, f"{name}, resident") < 200
+        assert 0 <= value(section, f"{name}, CPU") < 200
+
+
+async def test_flood() -> None:
+    section = await measure("flood")
+    assert all(0 < row.values["relay"][0] < 60_000 for row in section.rows)
+
+
+@pytest.mark.parametrize("metric", ["documents", "sinks", "backlog", "journal"])
+async def test_growth(metric: str) -> None:
+    section = await measure(metric)
+    assert section.ratio == (section.columns[-1], section.columns[0])
+    for row in section.rows:
+        assert set(row.values) == set(section.columns)
+        assert all(values[0] > 0 for values in row.values.values()), row.name
+
+
+def test_the_command_prints_json_for_programs() -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "bench", "flood", "--scale", "0.002", "--repeat", "2", "--json"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    measured = RESULTS.validate_python(orjson.loads(result.stdout))
+    assert list(measured) == ["flood"]
+    assert measured["flood"].rounds == 2
+    assert "SQLite" in measured["flood"].versions
+    assert result.stderr.count("measuring flood") == 2
+
+
+@pytest.mark.parametrize("arguments", [["nothing"], ["idle", "--write", "--scale", "0.5"]])
+def test_wrong_usage_measures_nothing(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert "usage: python -m bench" in capsys.readouterr().err
