@@ -29,11 +29,12 @@ FLAT = "≤ 1.2"
 async def documents(options: Options) -> Section:
     """Change one event of a document of each size."""
     rounds = Rounds()
-    sizes = list(dict.fromkeys(options.scaled(size) for size in DOCUMENTS))
+    sizes = options.scaled_all(DOCUMENTS)
     for _ in options.rounds("size of the document"):
         for size in sizes:
             async with trial("relay", 1) as one:
-                await _add_changes(one, size, f"{size:,} events", rounds)
+                changes = options.scaled(CHANGES)
+                await _add_changes(one, size, changes, f"{size:,} events", rounds)
     return _section(
         "documents",
         "Growth: events in a document",
@@ -44,7 +45,7 @@ async def documents(options: Options) -> Section:
     )
 
 
-async def _add_changes(one: Trial, size: int, column: str, rounds: Rounds) -> None:
+async def _add_changes(one: Trial, size: int, changes: int, column: str, rounds: Rounds) -> None:
     await one.begin()
     one.tell(size)
     await one.received(size)
@@ -52,7 +53,7 @@ async def _add_changes(one: Trial, size: int, column: str, rounds: Rounds) -> No
     await one.endpoint.poll_waits()
     told = []
     cpu_before = cpu_seconds(one.sender.pid)
-    for number in range(size, size + CHANGES):
+    for number in range(size, size + changes):
         await one.endpoint.poll_waits()
         told.append(one.tell(1, keep=size - 1))
         await one.received(number + 1)
@@ -60,16 +61,16 @@ async def _add_changes(one: Trial, size: int, column: str, rounds: Rounds) -> No
     arrivals = {number: moment for _, number, moment in (await one.receiver.arrivals())["first"]}
     times = [(arrivals[size + index] - moment) / 1e6 for index, moment in enumerate(told)]
     rounds.add("told to received, p50", "ms", column, percentile(times, 50), FLAT)
-    rounds.add("CPU per change", "ms", column, cpu / CHANGES * 1000, FLAT)
+    rounds.add("CPU per change", "ms", column, cpu / changes * 1000, FLAT)
     rounds.add("peak memory", "MB", column, peak_memory(one.sender.pid))
 
 
 async def sinks(options: Options) -> Section:
     """Deliver as many times over more sinks, each event to all of them."""
     rounds = Rounds()
-    deliveries = options.scaled(4000)
+    deliveries, counts = options.scaled(4000), options.scaled_all(SINKS)
     for _ in options.rounds("number of sinks"):
-        for count in SINKS:
+        for count in counts:
             async with trial("relay", count) as one:
                 await one.begin()
                 cpu_before = cpu_seconds(one.sender.pid)
@@ -85,7 +86,7 @@ async def sinks(options: Options) -> Section:
     return _section(
         "sinks",
         "Growth: number of sinks",
-        [f"{count} sink{'s' * (count > 1)}" for count in SINKS],
+        [f"{count} sink{'s' * (count > 1)}" for count in counts],
         rounds.rows(),
         f"{deliveries:,} deliveries in all: with more sinks there are fewer events.",
     )
@@ -94,7 +95,7 @@ async def sinks(options: Options) -> Section:
 async def backlog(options: Options) -> Section:
     """Start with entries that wait."""
     rounds = Rounds()
-    sizes = [options.scaled(size) for size in BACKLOGS]
+    sizes = options.scaled_all(BACKLOGS)
     for _ in options.rounds("backlog at the start"):
         for size in sizes:
             with tempfile.TemporaryDirectory() as folder:
@@ -134,7 +135,7 @@ async def journal(options: Options) -> Section:
                     await fill_journal(file, size)
                 column = f"{size:,} rows"
                 async with trial("relay", 1, folder=Path(folder)) as one:
-                    await _add_changes(one, 10, column, rounds)
+                    await _add_changes(one, 10, options.scaled(CHANGES), column, rounds)
                     await one.clear()
                     await _add_burst(one, options.scaled(3000), column, rounds)
                     began = time.monotonic()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -144,18 +143,11 @@ def _cells(section: Section, row: Row) -> list[str]:
 
 def _throughput(results: Mapping[str, Measured]) -> str | None:
     groups: dict[str, dict[str, plots.Bar]] = {}
-    for metric, prefix in (("burst", ""), ("publish", "RabbitMQ: ")):
-        if metric not in results:
-            continue
-        for row in results[metric].section.rows:
+    for metric in ("burst", "publish"):
+        for row in results[metric].section.rows if metric in results else ():
             if row.name.endswith(", deliveries"):
-                name = prefix + row.name.removesuffix(", deliveries")
-                groups[_short(name)] = _row_bars(row)
+                groups[row.name.removesuffix(", deliveries")] = _row_bars(row)
     return plots.bars("Deliveries a second", "/s", groups) if groups else None
-
-
-def _short(name: str) -> str:
-    return re.sub(r"([\d,]+) events to (\d+) endpoints?", r"\1 × \2 endpoint(s)", name)
 
 
 def _row_bars(row: Row) -> dict[str, plots.Bar]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 
@@ -25,3 +25,7 @@ class Options:
     def scaled(self, count: int) -> int:
         """Return how many events to use where a full run uses so many."""
         return max(1, round(count * self.scale))
+
+    def scaled_all(self, counts: Iterable[int]) -> list[int]:
+        """Return each number for `scaled` once."""
+        return list(dict.fromkeys(self.scaled(count) for count in counts))

@@ -48,9 +48,9 @@ async def test_latency() -> None:
 
 async def test_burst() -> None:
     section = await measure("burst")
-    assert value(section, "50 events to 1 endpoint, deliveries", "raw limit") > 0
+    assert value(section, "1 endpoint, deliveries", "raw limit") > 0
     for column in ("relay", "bare outbox"):
-        for name in ("50 events to 1 endpoint", "10 events to 10 endpoints"):
+        for name in ("1 endpoint", "10 endpoints"):
             assert value(section, f"{name}, deliveries", column) > 0
             assert value(section, f"{name}, CPU", column) > 0
             assert value(section, f"{name}, until recorded", column) > 0
