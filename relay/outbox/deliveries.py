@@ -134,9 +134,11 @@ class Deliveries:
 
     def waiting(self, sink: str | None = None) -> list[Entry]:
         """Return the waiting entries of one sink or of all, in the order of recording."""
+        of_sink = "" if sink is None else "AND sink = :sink"
         rows = self._connection.execute(
-            f"SELECT {_ENTRY_COLUMNS} FROM entry "  # noqa: S608  # our own text
-            "WHERE state = 'waiting' AND (:sink IS NULL OR sink = :sink) ORDER BY id",
+            # With the plus sign, SQLite sorts what the index of waiting entries holds. Otherwise it
+            # reads the whole table, because that is in the order of ids.
+            f"SELECT {_ENTRY_COLUMNS} FROM entry WHERE state = 'waiting' {of_sink} ORDER BY +id",  # noqa: S608  # our own text
             {"sink": sink},
         )
         return list(read_as(_ENTRY, rows))

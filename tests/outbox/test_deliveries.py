@@ -64,6 +64,31 @@ def test_what_waits_is_read_back_as_it_was_handed_out(tx: Transaction) -> None:
     ]
 
 
+@pytest.mark.parametrize("sink", [None, "chat"])
+def test_settled_entries_make_it_no_slower_to_read_what_waits(
+    tx: Transaction, sink: str | None
+) -> None:
+    """They are kept for 30 days."""
+    steps = 0
+
+    def count() -> None:
+        nonlocal steps
+        steps += 1
+
+    record(tx, 0)
+    steps_of_reads = []
+    for number in (1, 200):
+        for settled in range(number, 2 * number):
+            for entry in record(tx, settled):
+                tx.deliveries.settle(entry.id, "delivered", None, NOW)
+        steps = 0
+        connection_of(tx).set_progress_handler(count, 1)
+        assert len(tx.deliveries.waiting(sink)) == (2 if sink is None else 1)
+        connection_of(tx).set_progress_handler(None, 0)
+        steps_of_reads.append(steps)
+    assert steps_of_reads[1] < 2 * steps_of_reads[0]
+
+
 def test_an_events_entries_hold_up_its_start_until_all_are_settled(tx: Transaction) -> None:
     """The gate calls `has_waiting`.
 
