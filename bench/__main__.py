@@ -44,6 +44,8 @@ GROWTH: dict[str, Measure] = {
 }
 ROUNDS = {"flood": 1, **dict.fromkeys(GROWTH, 1)}
 """Rounds of those that take long."""
+PIPE_WIDTH = 140
+"""Characters in a line where no terminal sets a width."""
 NEED_BROKER = frozenset({"publish", "crash", "idle"})
 
 
@@ -57,6 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     results: dict[str, Measured] = {}
     rounds = {name: chosen.repeat or ROUNDS.get(name, 3) for name in measures}
     console = Console(stderr=chosen.json)
+    if not console.is_terminal:
+        console = Console(stderr=chosen.json, width=PIPE_WIDTH)
     with _broker(needed=bool(NEED_BROKER & measures.keys())) as amqp_url:
         date, on, with_versions = f"{datetime.now(UTC):%Y-%m-%d}", machine(), versions()
         with _progress(sum(rounds.values())) as advance:

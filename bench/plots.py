@@ -13,7 +13,7 @@ from html import escape
 from bench.results import number
 
 WIDTH = 720
-LEFT, RIGHT, TOP = 190, 90, 46
+LEFT, RIGHT, TOP = 220, 90, 46
 BAR, GAP, GROUP_GAP = 16, 3, 14
 PLOT_HEIGHT = 260
 COLORS = ("#1f6feb", "#8b949e", "#d4a72c", "#2da44e", "#bf3989")
@@ -67,7 +67,7 @@ def lines(
     """Return a line for each series. ``logarithmic`` is for the horizontal axis."""
     points = [point for line in series.values() for point in line]
     xs = [math.log10(x) if logarithmic else x for x, _ in points]
-    left, right = min(xs), max(xs)
+    left, right = (min(xs), max(xs)) if logarithmic else (0.0, _round_up(max(xs)))
     top = _round_up(max(y for _, y in points))
     x_scale = (WIDTH - LEFT / 2 - RIGHT) / ((right - left) or 1.0)
     bottom = TOP + 24 + PLOT_HEIGHT

@@ -187,8 +187,9 @@ async def _consumer(book: Book, amqp_url: str) -> AsyncIterator[None]:
             book.note(0, b"", message.body)
             await message.ack()
 
-        await queue.consume(note)
+        tag = await queue.consume(note)
         yield
+        await queue.cancel(tag)
         await queue.delete(if_unused=False, if_empty=False)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -34,7 +35,10 @@ def print_table(section: Section, console: Console) -> None:
     """Print a section for people."""
     table = Table(title=section.title, title_justify="left", caption=section.note or None)
     for heading in _headings(section):
-        table.add_column(heading, justify="left" if heading in ("", "aim") else "right")
+        is_text = heading in {"", "aim"}
+        table.add_column(
+            heading, justify="left" if is_text else "right", no_wrap=heading not in {"aim", "ratio"}
+        )
     for row in section.rows:
         table.add_row(*_cells(section, row))
     console.print(table)
@@ -95,9 +99,10 @@ def _page(results: Mapping[str, Measured]) -> Iterator[str]:
             yield f"| {' | '.join(_cells(section, row))} |"
         yield ""
         if section.note:
-            yield f"{section.note}\n"
+            yield f"{_wrapped(section.note)}\n"
         rounds = "1 round" if measured.rounds == 1 else f"{measured.rounds} rounds"
-        yield f"{measured.date}, {rounds}, {measured.machine}; {measured.versions}.\n"
+        made = f"{measured.date}, {rounds}, {measured.machine}; {measured.versions}."
+        yield f"{_wrapped(made)}\n"
     yield "## Other systems\n"
     yield f"![{_alternatives()['peers']}](performance/peers.svg)\n"
     yield (
@@ -112,7 +117,11 @@ def _page(results: Mapping[str, Measured]) -> Iterator[str]:
             f"| {peer.name} | {peer.one[0]:,.0f} | {peer.one[1]:g} | {ten[0]} | {ten[1]} | {times} "
             f"| {peer.memory or '–'} |"
         )
-    yield f"\n{SET_UP}"
+    yield f"\n{_wrapped(SET_UP)}\n"
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, 100, break_long_words=False, break_on_hyphens=False)
 
 
 def _alternatives() -> dict[str | None, str]:

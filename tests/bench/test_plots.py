@@ -59,6 +59,8 @@ def test_a_line_goes_through_its_points(logarithmic: bool) -> None:
     assert (y0 - y1) == pytest.approx(y1 - y2, abs=0.2)
     along = (x1 - x0) / (x2 - x0)
     assert along == pytest.approx(0.5 if logarithmic else 90 / 990, abs=0.01)
+    first = (x0 - plots.LEFT / 2) / (x2 - plots.LEFT / 2)
+    assert first == pytest.approx(0 if logarithmic else 10 / 1000, abs=0.01)
 
 
 def test_texts_cannot_become_markup() -> None:
