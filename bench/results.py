@@ -89,11 +89,9 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def number(value: float) -> str:
-    """Return a number for people, with three significant digits."""
-    if value == 0:
-        return "0"
+    """Return a number for people, with three significant digits or as an integer."""
     magnitude = abs(value)
-    if magnitude >= 100:
+    if magnitude >= 100 or value == int(value):
         return f"{value:,.0f}"
     return (
         f"{value:.1f}"

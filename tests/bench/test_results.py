@@ -55,7 +55,14 @@ def test_a_ratio_needs_both_columns_and_no_zero() -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0.0, "0"), (12345.6, "12,346"), (99.94, "99.9"), (1.234, "1.23"), (0.0784, "0.078")],
+    [
+        (0.0, "0"),
+        (19.0, "19"),
+        (12345.6, "12,346"),
+        (99.94, "99.9"),
+        (1.234, "1.23"),
+        (0.0784, "0.078"),
+    ],
 )
 def test_a_number_has_three_digits(value: float, text: str) -> None:
     assert number(value) == text
