@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from aiohttp import web
-from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import choose_encoder
 
 from relay.api.schema.responses import raw_response
 from relay.api.schema.route import Call, Route
-from relay.telemetry.metrics import MetricsCollector
 
 
 async def _show_metrics(call: Call) -> web.Response:
+    # A relay that nobody scrapes does without the library's megabyte of memory.
+    from prometheus_client import CollectorRegistry  # noqa: PLC0415
+    from prometheus_client.exposition import choose_encoder  # noqa: PLC0415
+
+    from relay.telemetry.metrics import MetricsCollector  # noqa: PLC0415
+
     relay, server = call.relay, call.server
     mode, position = await relay.store.read(
         lambda tx: (relay.gate.engine.mode(tx), tx.head().position)
