@@ -16,7 +16,7 @@ from typing import Literal
 from relay.events.cloudevent import PRIORITIES
 from relay.outbox import Entry
 
-MAX_EVENTS_IN_MEMORY = 2000
+MAX_EVENTS_IN_MEMORY = 1000
 """Entries of each priority that keep their event in memory.
 
 The events of later ones are read from the journal when they are sent.

@@ -24,7 +24,7 @@ Route = Callable[[CloudEvent], Iterable[str]]
 """Returns the names of the sinks that want an event."""
 
 
-MAX_EVENTS_IN_MEMORY = 500
+MAX_EVENTS_IN_MEMORY = 1000
 """Events that the results of one piece of work hold.
 
 Those of the other entries are read from the journal when they are sent.
