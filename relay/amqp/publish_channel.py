@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from functools import lru_cache
 from typing import cast
 
@@ -47,6 +48,9 @@ class PublishChannel:
         self._connection = connection
         self._channel = channel
         self._aiormq_channel = aiormq_channel
+        # A broker that sets no limit says 0.
+        has_limit = bool(aiormq_channel.connection.connection_tune.frame_max)
+        self._max_part_bytes = aiormq_channel.max_content_size if has_limit else sys.maxsize
         self._loop = asyncio.get_running_loop()
         self._has_ended = False
         self._publishes: dict[str, asyncio.Future[PublishResult]] = {}
@@ -109,13 +113,13 @@ class PublishChannel:
             publish.set_result(ChannelInvalidStateError())
             return publish
         channel = self._aiormq_channel
+        frames = self._publish_frame(routing_key) + content_frames(
+            channel.number, header, body, self._max_part_bytes
+        )
         channel.delivery_tag += 1
         channel.confirmations[channel.delivery_tag] = publish
         channel.message_id_delivery_tag[message_id] = channel.delivery_tag
-        self._connection.write(
-            self._publish_frame(routing_key)
-            + content_frames(channel.number, header, body, channel.max_content_size)
-        )
+        self._connection.write(frames)
         return publish
 
     async def wait(self, publish: asyncio.Future[PublishResult], deadline: float) -> bool:

@@ -419,6 +419,22 @@ async def test_a_broker_that_takes_small_frames_gets_a_large_event_in_many(
         await asyncio.to_thread(own_broker.evaluate, limit.format(131_072))
 
 
+async def test_a_broker_without_a_limit_for_frames_gets_a_large_event(own_broker: Broker) -> None:
+    """It says so with a frame_max of 0."""
+    event = cloudevent(data={"description": "x" * 100_000})
+    limit = "application:set_env(rabbit, frame_max, {0})."
+    await asyncio.to_thread(own_broker.evaluate, limit.format(0))
+    try:
+        async with sink(own_broker.amqp_url(), "unlimited") as bus:
+            await delivered(bus, cloudevent("relay.ping"))
+            async with channel(own_broker.amqp_url()) as broker_channel:
+                queue = await bound(broker_channel, "unlimited")
+                assert (await bus.deliver(event)).status is None
+                assert await waiting(queue) == [event.body]
+    finally:
+        await asyncio.to_thread(own_broker.evaluate, limit.format(131_072))
+
+
 async def test_a_virtual_host_is_named_as_in_any_amqp_url(own_broker: Broker) -> None:
     await asyncio.to_thread(own_broker.ctl, "add_vhost", "prod/eu")
     url = own_broker.amqp_url() + "prod%2Feu"
