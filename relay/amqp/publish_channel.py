@@ -74,8 +74,14 @@ class PublishChannel:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the channel is closed. This is true before `wait_closed` returns."""
-        return self._has_ended or self._channel.is_closed
+        """Whether the channel is closed. This is true before `wait_closed` returns.
+
+        aiormq forgets a channel as soon as it has read that the broker closed it, and closes it
+        some turns of the loop later. A message in between would end the whole connection.
+        """
+        channel = self._aiormq_channel
+        is_known = channel.connection.channels.get(channel.number) is channel
+        return self._has_ended or self._channel.is_closed or not is_known
 
     def _on_close(self, _: object, error: BaseException | None) -> None:
         self.close_reason = error

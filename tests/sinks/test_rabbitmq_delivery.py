@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 import aio_pika
 import pytest
@@ -10,6 +11,7 @@ from cloudevents.core.bindings import rabbitmq as oracle
 
 from relay.amqp.frames import MAX_BODY_BYTES
 from relay.errors import Deferred, Rejected
+from relay.sinks import Receipt
 from tests.builders import EVENT_ID, cloudevent
 from tests.rabbitmq import Broker, Reachable
 from tests.sinks.rabbitmq_consumer import (
@@ -300,6 +302,28 @@ async def least(own_broker: Broker, *, write: str) -> str:
         return own_broker.amqp_url("least")
     await asyncio.to_thread(own_broker.set_permissions, "least", **rights)
     return url
+
+
+async def test_a_channel_that_the_broker_closes_does_not_end_the_connection(
+    own_broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Messages go out in each turn of the loop, also in those in which the channel closes."""
+    caplog.set_level(logging.WARNING, "relay.sinks.rabbitmq")
+    async with sink(own_broker.amqp_url(), "closing") as bus:
+        await delivered(bus, cloudevent("relay.ping"))
+        for _ in range(5):
+            async with channel(own_broker.amqp_url()) as broker_channel:
+                await broker_channel.exchange_delete("closing")
+            deliveries: list[asyncio.Task[Receipt]] = []
+            while not any(delivery.done() for delivery in deliveries):
+                event = cloudevent(data={"n": len(deliveries)})
+                deliveries.append(asyncio.create_task(bus.deliver(event)))
+                await asyncio.sleep(0)
+            outcomes = await asyncio.gather(*deliveries, return_exceptions=True)
+            assert any("no exchange 'closing'" in str(outcome) for outcome in outcomes)
+            await delivered(bus, cloudevent("relay.ping"))
+    warned = [record for record in caplog.records if record.name == "relay.sinks.rabbitmq"]
+    assert not warned, warned[0].getMessage()
 
 
 async def test_publishing_needs_no_right_but_to_write_the_exchange(own_broker: Broker) -> None:
