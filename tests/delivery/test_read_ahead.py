@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import sqlite3
+import tracemalloc
 from pathlib import Path
 
+from relay.delivery.read_ahead import MAX_READ
 from relay.errors import StoreUnavailable
 from relay.outbox.sqlite import Work
-from tests.delivery.running_dispatcher import ScriptedSink, SteppedClock, hangs, running_dispatcher
+from tests.delivery.running_dispatcher import (
+    ScriptedSink,
+    SteppedClock,
+    accepts,
+    hangs,
+    running_dispatcher,
+)
 from tests.outbox.open_store import wait_until
 
 
-async def record_events(folder: Path) -> None:
-    """Record ten events that a later dispatcher has to read."""
+async def record_events(folder: Path, count: int = 10) -> None:
+    """Record events that a later dispatcher has to read."""
     async with running_dispatcher(folder, {"bus": ScriptedSink(hangs)}, run=False) as relay:
-        for number in range(10):
+        for number in range(count):
             await relay.record_event(f"E-{number}")
         await relay.dispatcher.set_state("bus", "paused", None)
 
@@ -54,3 +63,22 @@ async def test_an_event_is_read_by_itself_if_others_cannot_be_read_with_it(tmp_p
         await relay.dispatcher.set_state("bus", "on", None)
         await wait_until(lambda: len(sink.delivered) == 10)
         assert together
+
+
+async def test_events_that_a_sink_does_not_take_are_kept_as_bytes(tmp_path: Path) -> None:
+    """Every sink that is down keeps some. A parsed event takes four times as much memory."""
+    await record_events(tmp_path, MAX_READ)
+    sink = ScriptedSink(hangs, concurrency=1)
+    async with running_dispatcher(tmp_path, {"bus": sink}) as relay:
+        rows = await relay.store.read(lambda tx: tx.journal.bodies(range(1, MAX_READ + 1)))
+        body_bytes = sum(map(len, rows.values()))
+        del rows
+        tracemalloc.start()
+        await relay.dispatcher.set_state("bus", "on", None)
+        await wait_until(lambda: sink.in_flight == 1)
+        await relay.settle()
+        gc.collect()
+        kept, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        sink.answer = accepts
+    assert body_bytes < kept < 2 * body_bytes
