@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta
+from typing import TypeVar
 
 from relay.clock import Clock
 from relay.delivery.circuit_breaker import CircuitBreaker
@@ -19,7 +20,7 @@ from relay.delivery.read_ahead import ReadAhead
 from relay.delivery.result_recorder import ResultRecorder
 from relay.delivery.retry import DeadLetter, DisableSink, RetryAfter, RetryDecision
 from relay.delivery.sink_health import SinkHealth, error_name
-from relay.errors import Deferred, Rejected, StoreUnavailable
+from relay.errors import Deferred, DeliveryError, Rejected, StoreUnavailable
 from relay.events.build import ReportRelayEvent
 from relay.events.cloudevent import CloudEvent
 from relay.outbox import Attempt, AttemptOutcome, Entry, EntryState, SinkState
@@ -36,6 +37,11 @@ MAX_OPEN_DELIVERIES = 64
 An entry is open while it is in flight, while its answer can still come though no try waits for it,
 and while it is delivered but not recorded.
 """
+
+MAX_NUMBER = 2**31
+"""The largest status, and the most seconds, that a sink may report."""
+
+Number = TypeVar("Number", int | None, float | None)
 
 
 class Worker:
@@ -264,9 +270,12 @@ class Worker:
         CancelledError only if the worker is stopping.
         """
         try:
-            receipt = await self._sink.deliver(event)
+            try:
+                receipt = await self._sink.deliver(event)
+            except DeliveryError as error:
+                return _check_error(error)
             # What is no receipt, such as None, fails here: that is a bug of the sink too.
-            return Receipt(receipt.status, receipt.response, receipt.skew)
+            return _check_receipt(receipt)
         except asyncio.CancelledError:
             if self._is_stopping:
                 raise
@@ -336,6 +345,43 @@ class Worker:
         if entry.family == "event":
             return self.settings.stale == "drop"
         return entry.family == "relay"
+
+
+def _check_receipt(receipt: Receipt) -> Receipt:
+    """Return a receipt that the store can hold. Raises TypeError or ValueError if it cannot.
+
+    The store records it together with the deliveries of other sinks.
+    """
+    response = receipt.response
+    return Receipt(
+        _check_number(receipt.status),
+        _encodable(response) if response is not None else None,
+        _check_number(receipt.skew),
+    )
+
+
+def _check_error(error: DeliveryError) -> DeliveryError:
+    """Return the error with details that the store can hold, as `_check_receipt` does."""
+    error.reason = _encodable(error.reason)
+    error.response = _encodable(error.response) if error.response is not None else None
+    _check_number(error.status)
+    _check_number(error.skew)
+    if isinstance(error, Deferred):
+        _check_number(error.after)
+    return error
+
+
+def _check_number(number: Number) -> Number:
+    if number is not None and not abs(number) <= MAX_NUMBER:
+        raise ValueError(f"expected a number up to {MAX_NUMBER}, got another")
+    return number
+
+
+def _encodable(text: str) -> str:
+    """Return the text without lone surrogates, which UTF-8 cannot encode."""
+    if not isinstance(text, str):
+        raise TypeError(f"expected a text, got {type(text).__name__}")
+    return text.encode(errors="replace").decode()
 
 
 def _describe_attempt(result: Receipt | Exception, at: datetime, elapsed: float) -> Attempt:

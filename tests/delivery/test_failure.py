@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -181,6 +182,68 @@ async def test_an_error_in_a_sinks_own_code_is_tried_five_times_with_one_traceba
         assert "secret" not in str([event.data for event in other.delivered])
         assert not relay.task.done()
     assert len([record for record in caplog.records if record.exc_info is not None]) == 1
+
+
+@pytest.mark.parametrize(
+    "reported",
+    [
+        Receipt(response=b"bytes"),  # type: ignore[arg-type]  # that is the mistake
+        Receipt(status=10**30),
+        Receipt(skew="a lot"),  # type: ignore[arg-type]  # that is the mistake
+        Deferred(b"bytes"),  # type: ignore[arg-type]  # that is the mistake
+        Deferred("later", after=math.nan),
+        Deferred("later", after="5"),  # type: ignore[arg-type]  # that is the mistake
+        Rejected("no", answer=b"bytes"),  # type: ignore[arg-type]  # that is the mistake
+    ],
+    ids=repr,
+)
+async def test_a_report_that_cannot_be_recorded_is_an_error_in_the_sinks_own_code(
+    tmp_path: Path, reported: Receipt | Exception
+) -> None:
+    """Deliveries of other sinks are recorded in the same statement."""
+
+    async def broken(event: CloudEvent) -> Receipt:
+        if event.subject != "E-1":
+            return Receipt()
+        if isinstance(reported, Exception):
+            raise reported
+        return reported
+
+    far, other = ScriptedSink(broken), ScriptedSink()
+    async with running_dispatcher(tmp_path, {"bus": far, "chat": other}) as relay:
+        await relay.record_event("E-1")
+        await wait_until(lambda: bool(about(other, "relay.dead-lettered")))
+        await relay.settle()
+        assert not relay.task.done()
+        (parked,) = await relay.deliveries("bus")
+        assert (parked.reason or "").startswith("the sink's own code failed 5 times")
+        assert {delivery.state for delivery in await relay.deliveries("chat")} == {"delivered"}
+
+
+@pytest.mark.parametrize("reported", [Receipt(response="\udc80"), Rejected("\udc80")], ids=ascii)
+async def test_a_report_that_cannot_be_encoded_is_recorded_without_those_characters(
+    tmp_path: Path, reported: Receipt | Exception
+) -> None:
+    """Names of files can hold them."""
+
+    async def answer(_: CloudEvent) -> Receipt:
+        if isinstance(reported, Exception):
+            raise reported
+        return reported
+
+    far, other = ScriptedSink(answer), ScriptedSink()
+    async with running_dispatcher(tmp_path, {"bus": far, "chat": other}) as relay:
+        await relay.record_event("E-1")
+        await wait_until(lambda: bool(far.attempts and other.delivered))
+        await relay.settle()
+        (attempt,) = await relay.attempts("bus")
+        is_rejected = isinstance(reported, Rejected)
+        assert attempt[1:] == (
+            "parked" if is_rejected else "delivered",
+            None,
+            "?" if is_rejected else None,
+        )
+        assert {delivery.state for delivery in await relay.deliveries("chat")} == {"delivered"}
 
 
 async def test_another_mistake_of_a_sink_gets_a_traceback_of_its_own(
