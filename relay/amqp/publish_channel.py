@@ -19,11 +19,12 @@ from relay.amqp.frames import content_frames
 PublishResult = aiormq.abc.ConfirmationFrameType | BaseException | None
 """What the broker answered to one message, or why there is no answer."""
 
-MAX_UNTAKEN_RESULTS = 64
+MAX_UNTAKEN_RESULTS = 1024
 """Results that are kept until a delivery takes them.
 
-A worker has at most as many open deliveries. The event of an older result was superseded, or became
-a dead letter.
+A worker has 64 open deliveries, and those of its probes: while a broker confirms nothing, each
+probe can send another event, about one hundred in an hour. The event of an older result was
+superseded, or became a dead letter.
 """
 _MAX_CACHED_FRAMES = 128
 

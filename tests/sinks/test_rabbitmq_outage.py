@@ -15,6 +15,7 @@ from yarl import URL
 from relay.amqp import connection
 from relay.amqp.event_message import content_header
 from relay.amqp.publish_channel import MAX_UNTAKEN_RESULTS, PublishChannel
+from relay.delivery.worker import MAX_OPEN_DELIVERIES
 from relay.errors import Deferred
 from relay.events.cloudevent import CloudEvent
 from relay.sinks import Receipt, rabbitmq
@@ -173,7 +174,23 @@ async def test_a_confirm_that_comes_between_two_tries_is_taken_by_the_second(
         assert await stored(own_broker.amqp_url(), "between") == [event.body, later.body]
 
 
-async def test_no_more_confirms_are_kept_than_deliveries_can_be_open(own_broker: Broker) -> None:
+async def test_what_the_probes_of_a_long_outage_sent_is_not_sent_again(own_broker: Broker) -> None:
+    """Besides the deliveries that may be open, each probe can send an event that waited."""
+    events = [cloudevent(data={"n": n}) for n in range(MAX_OPEN_DELIVERIES + 100)]
+    later = cloudevent("event.updated")
+    async with sink(own_broker.amqp_url(), "probed", timeout="2s") as bus:
+        await delivered(bus, cloudevent("relay.ping"))
+        await consumer(own_broker.amqp_url(), "probed")
+        own_broker.freeze()
+        await asyncio.gather(*(deferred(bus, event) for event in events))
+        own_broker.thaw()
+        for event in (later, *events):
+            await delivered(bus, event)
+        bodies = await stored(own_broker.amqp_url(), "probed")
+        assert bodies == [event.body for event in (*events, later)]
+
+
+async def test_no_more_confirms_are_kept_than_may_be_taken(own_broker: Broker) -> None:
     """The relay never tries a superseded event again, so nobody takes its confirm."""
     events = [cloudevent(data={"n": n}) for n in range(MAX_UNTAKEN_RESULTS + 10)]
     later = cloudevent("event.updated")
