@@ -7,11 +7,11 @@ is sent at once, in order per event (docs/protocol.md#a-backlog-goes-out-at-once
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import TypeVar
 
 from relay.clock import Clock
 from relay.delivery.circuit_breaker import CircuitBreaker
@@ -38,10 +38,8 @@ An entry is open while it is in flight, while its answer can still come though n
 and while it is delivered but not recorded.
 """
 
-MAX_NUMBER = 2**31
-"""The largest status, and the most seconds, that a sink may report."""
-
-Number = TypeVar("Number", int | None, float | None)
+MAX_STATUS = 2**31
+"""The largest status that a sink may report."""
 
 
 class Worker:
@@ -352,29 +350,33 @@ def _check_receipt(receipt: Receipt) -> Receipt:
 
     The store records it together with the deliveries of other sinks.
     """
+    _check_status(receipt.status)
+    _check_seconds(receipt.skew)
     response = receipt.response
     return Receipt(
-        _check_number(receipt.status),
-        _encodable(response) if response is not None else None,
-        _check_number(receipt.skew),
+        receipt.status, _encodable(response) if response is not None else None, receipt.skew
     )
 
 
 def _check_error(error: DeliveryError) -> DeliveryError:
     """Return the error with details that the store can hold, as `_check_receipt` does."""
+    _check_status(error.status)
+    _check_seconds(error.skew)
+    if isinstance(error, Deferred):
+        _check_seconds(error.after)
     error.reason = _encodable(error.reason)
     error.response = _encodable(error.response) if error.response is not None else None
-    _check_number(error.status)
-    _check_number(error.skew)
-    if isinstance(error, Deferred):
-        _check_number(error.after)
     return error
 
 
-def _check_number(number: Number) -> Number:
-    if number is not None and not abs(number) <= MAX_NUMBER:
-        raise ValueError(f"expected a number up to {MAX_NUMBER}, got another")
-    return number
+def _check_status(status: int | None) -> None:
+    if status is not None and abs(status) > MAX_STATUS:
+        raise ValueError(f"expected a status of at most {MAX_STATUS}, got a larger one")
+
+
+def _check_seconds(seconds: float | None) -> None:
+    if seconds is not None and math.isnan(seconds):
+        raise ValueError("expected a number of seconds, got NaN")
 
 
 def _encodable(text: str) -> str:

@@ -220,6 +220,22 @@ async def test_a_report_that_cannot_be_recorded_is_an_error_in_the_sinks_own_cod
         assert {delivery.state for delivery in await relay.deliveries("chat")} == {"delivered"}
 
 
+@pytest.mark.parametrize("skew", [-1e12, 1e12, math.inf])
+async def test_a_clock_that_is_far_off_is_no_error_of_the_sink(tmp_path: Path, skew: float) -> None:
+    """The header Date can name the year 9999."""
+
+    async def accepts_early(_: CloudEvent) -> Receipt:
+        return Receipt(204, skew=skew)
+
+    far = ScriptedSink(accepts_early)
+    async with running_dispatcher(tmp_path, {"bus": far}) as relay:
+        await relay.record_event("E-1")
+        await wait_until(lambda: bool(far.delivered))
+        await relay.settle()
+        (delivery,) = await relay.deliveries("bus")
+        assert (delivery.state, delivery.attempts) == ("delivered", 1)
+
+
 @pytest.mark.parametrize("reported", [Receipt(response="\udc80"), Rejected("\udc80")], ids=ascii)
 async def test_a_report_that_cannot_be_encoded_is_recorded_without_those_characters(
     tmp_path: Path, reported: Receipt | Exception
