@@ -213,6 +213,8 @@ class Decisions:
 
         Live occurrences come first.
         """
+        if event_keys is not None and any("\0" in key for key in event_keys):
+            event_keys = None  # json_each cuts a text at a NUL
         is_wanted = "key IN (SELECT value FROM json_each(:keys))" if event_keys is not None else "1"
         is_decided = (
             "key IN (SELECT key FROM occurrence WHERE id IN "

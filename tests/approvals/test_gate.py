@@ -262,6 +262,40 @@ async def test_only_the_events_that_changed_are_checked(tmp_path: Path) -> None:
         assert not [text for text in statements if text.endswith("FROM occurrence WHERE id = 2")]
 
 
+async def test_an_event_id_with_a_nul_is_checked_when_it_appears(tmp_path: Path) -> None:
+    """SQLite cuts a text of JSON at a NUL."""
+    async with running_gate(tmp_path) as harness:
+        await harness.settle()
+        await harness.record_document(build_event("E\0-1", event_source="User"))
+        await harness.wait_for_events("startrequest.accepted")
+        assert harness.azure.sent == [("E\0-1",)]
+
+
+async def test_a_stream_of_changes_does_not_keep_a_hold_from_its_end(tmp_path: Path) -> None:
+    """Only the events that change are checked, so the gate must also look at the time."""
+    settings = ApprovalsSettings.model_validate({**BY_VOTES.model_dump(by_alias=True), **SHORT})
+    async with running_gate(tmp_path, build_event(), settings=settings) as harness:
+        await harness.submit("hold")
+        await harness.settle()
+        harness.clock.set_wall_clock(NOON + timedelta(seconds=60))
+        for number in range(200):
+            # Each change is on disk before the gate has looked at the one before.
+            await harness.record_document(build_event(), build_event("E-2", due=600 + number))
+        assert len(harness.events("approval.recorded")) == 2
+
+
+async def test_an_event_is_granted_after_a_wrong_clock_was_set_back_before_not_before(
+    tmp_path: Path,
+) -> None:
+    clock = ManualClock(NOON + timedelta(hours=1))
+    async with running_gate(tmp_path, USER_REBOOT, clock=clock) as harness:
+        await harness.settle()
+        clock.set_wall_clock(NOON)
+        await harness.record_document(USER_REBOOT, build_event("E-2"))
+        await harness.wait_for_events("startrequest.accepted")
+        assert harness.azure.sent == [("E-1",)]
+
+
 def trace(store: Store) -> list[str]:
     """Return the list to which each statement of a store is added from now on."""
     statements: list[str] = []
