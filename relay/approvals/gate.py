@@ -157,8 +157,13 @@ class Gate:
 
     async def _apply_transitions(self) -> None:
         next_change: datetime | None = None
+        checked_at = self._clock.now()
         while True:
             self._transitions_wake.clear()
+            now = self._clock.now()
+            if now < checked_at or (next_change is not None and next_change <= now):
+                self._changed_keys = None  # the time may have come, or come back, for any event
+            checked_at = now
             keys, self._changed_keys = self._changed_keys, set()
             try:
                 moment, is_any_possible = await self._store.transact(partial(self._apply_due, keys))
