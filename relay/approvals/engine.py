@@ -205,8 +205,12 @@ class ApprovalEngine:
         self, tx: Transaction, request: DecisionRequest, status: ApprovalStatus
     ) -> DecisionAnswer:
         """Record the decision, unless it changes nothing or is one of too many."""
+        # A decision of a later minute is one of a time before the clock was set back.
         recent = tx.decisions.recent_count(
-            status.occurrence.id, request.caller.principal, request.at - MINUTE
+            status.occurrence.id,
+            request.caller.principal,
+            request.at - MINUTE,
+            request.at + MINUTE,
         )
         same_decision = find_same_decision(request, status)
         # A request with an id of its own gets its own event: over AMQP that event is the answer.

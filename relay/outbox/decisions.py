@@ -54,12 +54,17 @@ class Decisions:
         decisions = self._select_decisions(f"id IN ({newest})", occurrence, limit)
         return [decision for decision in decisions if decision.counts or not counting]
 
-    def recent_count(self, occurrence: int, principal: str, since: datetime) -> int:
-        """Return how many of the newest decisions about an occurrence a principal took since."""
+    def recent_count(
+        self, occurrence: int, principal: str, since: datetime, until: datetime
+    ) -> int:
+        """Return how many of the newest decisions about an occurrence a principal took.
+
+        Only those after ``since`` and before ``until`` count.
+        """
         row = self._connection.execute(
             "SELECT count(*) FROM (SELECT principal, at FROM decision WHERE occurrence = ? "
-            "ORDER BY id DESC LIMIT ?) WHERE principal = ? AND at > ?",
-            (occurrence, MAX_RECENT, principal, format_sortable(since)),
+            "ORDER BY id DESC LIMIT ?) WHERE principal = ? AND at > ? AND at < ?",
+            (occurrence, MAX_RECENT, principal, format_sortable(since), format_sortable(until)),
         ).fetchone()
         return int(row[0])
 

@@ -10,6 +10,7 @@ from relay.approvals.engine import MAX_DECISIONS_ABOUT_EVENT
 from relay.approvals.refusals import MAX_RECORDED_ABOUT_EVENT
 from relay.approvals.request import DecisionKind
 from tests.approvals.builders import REBOOT, ApprovalFile
+from tests.approvals.manual_clock import NOON
 
 
 @pytest.mark.parametrize("decision", ["approve", "hold"])
@@ -74,3 +75,17 @@ def test_who_holds_and_releases_in_turn_is_stopped_for_the_rest_of_the_minute(
     assert approvals.submit("hold", by="bob").status == 202
     approvals.clock.advance(60)
     assert approvals.submit("hold").status == 202
+
+
+def test_who_decided_often_is_not_stopped_after_the_clock_was_set_back(
+    approvals: ApprovalFile,
+) -> None:
+    """Otherwise nobody could hold the event until the clock is where it was."""
+    approvals.record_document(REBOOT)
+    decisions: tuple[DecisionKind, DecisionKind] = ("hold", "release")
+    for number in range(MAX_DECISIONS_ABOUT_EVENT):
+        approvals.clock.advance(20)
+        assert approvals.submit(decisions[number % 2], request_id=f"r{number}").status == 202
+    approvals.clock.set_wall_clock(NOON - timedelta(hours=1))
+    assert approvals.submit("hold").status == 202
+    assert len(approvals.status().active_holds) == 1
