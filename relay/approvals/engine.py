@@ -30,6 +30,7 @@ from relay.approvals.effects import (
     record_refusal,
     record_start_answer,
 )
+from relay.approvals.principals import is_chat_principal
 from relay.approvals.refusals import (
     MAX_RECORDED_ABOUT_EVENT,
     MINUTE,
@@ -213,9 +214,7 @@ class ApprovalEngine:
             request.at + MINUTE,
         )
         same_decision = find_same_decision(request, status)
-        # A request with an id of its own gets its own event: over AMQP that event is the answer.
-        has_event = request.request_id is not None and recent < MAX_RECORDED_ABOUT_EVENT
-        if same_decision is not None and not has_event:
+        if same_decision is not None and not _is_renewal(request, same_decision, recent):
             return build_answer(request, same_decision, status)
         if recent >= MAX_DECISIONS_ABOUT_EVENT:
             return self._refuse_request(tx, request, status, _TOO_MANY)
@@ -403,6 +402,19 @@ def effective_mode(settings: ApprovalsSettings, switch: Mode, *, trusted: bool) 
     elif settings.dry_run:
         configured = "dry-run"
     return max(configured, switch, key=_MODES_BY_STRICTNESS.index)
+
+
+def _is_renewal(request: DecisionRequest, same_decision: Decision, recent: int) -> bool:
+    """Whether a request takes the place of the same decision, and expires later.
+
+    It gets its own event then: over AMQP that event is the answer. Otherwise the request only gets
+    the answer of the same decision. In a chat each click has an id of its own, but a double click
+    is one decision. ``recent`` counts the caller's decisions about the event within a minute.
+    """
+    if request.request_id is None or recent >= MAX_RECORDED_ABOUT_EVENT:
+        return False
+    is_click = is_chat_principal(request.caller.principal)
+    return not is_click or abs(request.at - same_decision.at) >= MINUTE
 
 
 def _find_first_answer(tx: Transaction, request: DecisionRequest) -> FirstAnswer | None:

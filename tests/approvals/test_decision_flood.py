@@ -8,7 +8,7 @@ import pytest
 
 from relay.approvals.engine import MAX_DECISIONS_ABOUT_EVENT
 from relay.approvals.refusals import MAX_RECORDED_ABOUT_EVENT
-from relay.approvals.request import DecisionKind
+from relay.approvals.request import Caller, DecisionKind, Rights
 from tests.approvals.builders import REBOOT, ApprovalFile
 from tests.approvals.manual_clock import NOON
 
@@ -89,3 +89,17 @@ def test_who_decided_often_is_not_stopped_after_the_clock_was_set_back(
     approvals.clock.set_wall_clock(NOON - timedelta(hours=1))
     assert approvals.submit("hold").status == 202
     assert len(approvals.status().active_holds) == 1
+
+
+def test_clicks_within_a_minute_are_one_decision_whatever_their_ids(
+    approvals: ApprovalFile,
+) -> None:
+    approvals.record_document(REBOOT)
+    rights = Rights(frozenset({"hold"}))
+    person = Caller("slack:T024/U7", "slack", rights)
+    first = approvals.submit("hold", by=person, request_id="click 1")
+    assert approvals.submit("hold", by=person, request_id="click 2") == first
+    assert len(approvals.events("approval.recorded")) == 1
+    approvals.clock.advance(60)
+    approvals.submit("hold", by=person, request_id="click 3")
+    assert len(approvals.events("approval.recorded")) == 2
