@@ -42,7 +42,7 @@ def _may_match(path: Path, matches_mode: Callable[[int], bool]) -> bool:
         return error.errno not in _ABSENT
 
 
-def require_regular_file(path: Path) -> None:
+def require_small_regular_file(path: Path) -> None:
     """Return for a regular file of at most ``MAX_FILE_BYTES``, and for a link to one.
 
     To read a pipe waits for its writer, and to read some devices never ends. Raises OSError.
@@ -131,7 +131,7 @@ def narrow(path: Path) -> bool:
     return True
 
 
-def links_on_the_way(path: Path) -> Iterator[Path]:
+def symlinks_leading_to(path: Path) -> Iterator[Path]:
     """Return every symbolic link that leads to a file: those in its folders and in targets too."""
     parts = list(reversed(path.absolute().parts))
     current = Path(parts.pop())

@@ -18,7 +18,7 @@ from pydantic import (
 )
 
 from relay.file_reload import FileBackedValue
-from relay.files import describe_os_error, require_regular_file
+from relay.files import describe_os_error, require_small_regular_file
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -133,7 +133,7 @@ def _secrets_in(value: object) -> Iterator[str]:
 
 def _read_secret(path: Path) -> str:
     try:
-        require_regular_file(path)
+        require_small_regular_file(path)
         return path.read_text(encoding="utf-8").strip()
     except OSError as error:
         problem = describe_os_error(error)

@@ -51,7 +51,7 @@ def parse_urls(text: str) -> tuple[URL, ...]:
 
     Raises ValueError, which repeats nothing of the URL.
     """
-    urls = _split_hosts(text)
+    urls = _url_per_host(text)
     if not urls or not all(url.host for url in urls):
         raise ValueError(
             "expected a URL such as amqps://user:password@broker.example.com/vhost, "
@@ -69,7 +69,8 @@ def parse_urls(text: str) -> tuple[URL, ...]:
     return urls
 
 
-def _split_hosts(text: str) -> tuple[URL, ...]:
+def _url_per_host(text: str) -> tuple[URL, ...]:
+    """Return the URL once for each host that it names; empty if the text is not such a URL."""
     match = _URL.fullmatch(text)
     if match is None:
         return ()

@@ -27,7 +27,7 @@ from relay.clock import Clock
 from relay.errors import Deferred
 from relay.net.backoff import exponential_backoff, with_jitter
 from relay.net.egress import guarded_socket
-from relay.net.tls_context import client_context, load_certificate
+from relay.net.tls_context import client_context, load_client_certificate
 
 HEARTBEAT = 10
 """Seconds. The connection ends after a little more than three heartbeats without a sign of life."""
@@ -122,7 +122,7 @@ class Connection(aio_pika.Connection):
 def _tls_context(url: URL) -> ssl.SSLContext:
     context = client_context(url.query.get("cafile"))
     if "certfile" in url.query:
-        load_certificate(context, url.query["certfile"], url.query.get("keyfile"))
+        load_client_certificate(context, url.query["certfile"], url.query.get("keyfile"))
     return context
 
 

@@ -14,7 +14,7 @@ from aio_pika import exceptions as amqp
 from relay.errors import Deferred, Failure
 from relay.net.tls_context import explain_refusal
 
-CA_OPTION = "cafile in the url, or install it on this machine"
+AMQP_CA_OPTION = "cafile in the url, or install it on this machine"
 """Where an operator names a CA for AMQP."""
 
 
@@ -90,7 +90,7 @@ def _system_reason(error: OSError) -> str:
         case socket.gaierror():
             return f"the name of the host was not found ({error.strerror})"
         case ssl.SSLCertVerificationError():
-            problem, remedy = explain_refusal(error, CA_OPTION)
+            problem, remedy = explain_refusal(error, AMQP_CA_OPTION)
             return f"the broker's certificate is not one that we trust ({problem}): {remedy}"
         case ssl.SSLError():
             return f"no TLS with the broker: {error.reason or broker_message(error)}"

@@ -14,7 +14,7 @@ from yarl import URL
 
 from relay.diagnostics import Finding, failure, ok, warning
 from relay.net.egress import AddressRefused, guarded_socket, is_refused
-from relay.net.tls_context import CA_OPTION, default_context, explain_refusal
+from relay.net.tls_context import HTTPS_CA_OPTION, default_context, explain_refusal
 
 CONNECT_TIMEOUT = 10.0
 """Seconds for look-up, connection and TLS together."""
@@ -90,7 +90,7 @@ def _explain(error: OSError) -> tuple[str, str]:
         case socket.gaierror():
             return f"its name cannot be looked up ({error.strerror})", correct_name
         case ssl.SSLCertVerificationError():
-            problem, remedy = explain_refusal(error, CA_OPTION)
+            problem, remedy = explain_refusal(error, HTTPS_CA_OPTION)
             return f"its certificate is not one that this machine trusts: {problem}", remedy
         case ssl.SSLError():
             problem = error.reason or "the connection was closed"

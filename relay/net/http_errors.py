@@ -13,7 +13,7 @@ import aiohttp
 
 from relay.errors import Failure
 from relay.net.egress import AddressRefused
-from relay.net.tls_context import CA_OPTION, explain_refusal
+from relay.net.tls_context import HTTPS_CA_OPTION, explain_refusal
 
 
 def describe_error(error: Exception) -> tuple[str, Failure]:
@@ -30,7 +30,7 @@ def describe_error(error: Exception) -> tuple[str, Failure]:
 def _reason(error: Exception, cause: Exception, system_text: str | None) -> str:
     match error:
         case aiohttp.ClientConnectorCertificateError():
-            explanation = "; ".join(explain_refusal(error.certificate_error, CA_OPTION))
+            explanation = "; ".join(explain_refusal(error.certificate_error, HTTPS_CA_OPTION))
             return f"expected a certificate that this machine trusts: {explanation}"
         case aiohttp.ClientConnectorDNSError():
             problem = system_text or "the look-up failed"

@@ -10,7 +10,7 @@ import ssl
 from functools import cache
 from os import PathLike
 
-CA_OPTION = "tls.ca_file of the webhook, or install it on this machine"
+HTTPS_CA_OPTION = "tls.ca_file of the webhook, or install it on this machine"
 """Where an operator names a CA for HTTPS. Chat sinks have no option for it."""
 
 _File = str | PathLike[str]
@@ -36,7 +36,7 @@ def client_context(ca_file: _File | None = None) -> ssl.SSLContext:
     return context
 
 
-def load_certificate(
+def load_client_certificate(
     context: ssl.SSLContext, cert_file: _File, key_file: _File | None = None
 ) -> None:
     """Add the certificate that servers see. Raises OSError, which includes ssl.SSLError."""

@@ -8,8 +8,8 @@ from pathlib import Path
 from pydantic import model_validator
 
 from relay.file_reload import FileBackedValue
-from relay.files import describe_os_error, require_regular_file
-from relay.net.tls_context import client_context, load_certificate
+from relay.files import describe_os_error, require_small_regular_file
+from relay.net.tls_context import client_context, load_client_certificate
 from relay.settings import Section
 
 
@@ -37,12 +37,12 @@ class ClientTlsSettings(Section):
         """
         option = "ca_file"
         try:
-            _require_regular_files(self.ca_file)
+            _require_small_regular_files(self.ca_file)
             context = client_context(self.ca_file)
             if self.cert_file is not None:
                 option = "cert_file" if self.key_file is None else "cert_file and key_file"
-                _require_regular_files(self.cert_file, self.key_file)
-                load_certificate(context, self.cert_file, self.key_file)
+                _require_small_regular_files(self.cert_file, self.key_file)
+                load_client_certificate(context, self.cert_file, self.key_file)
         except ssl.SSLError as error:
             problem = error.reason or "it could not be read"
             raise ValueError(
@@ -58,7 +58,7 @@ class ClientTlsSettings(Section):
         return FileBackedValue((self.ca_file, self.cert_file, self.key_file), self.make_context)
 
 
-def _require_regular_files(*files: Path | None) -> None:
+def _require_small_regular_files(*files: Path | None) -> None:
     for file in files:
         if file is not None:
-            require_regular_file(file)
+            require_small_regular_file(file)

@@ -24,9 +24,9 @@ from relay.files import (
     create_private,
     create_private_folder,
     describe_os_error,
-    links_on_the_way,
     may_exist,
     narrow,
+    symlinks_leading_to,
 )
 from relay.outbox import Mode, StateFileOwner
 
@@ -157,7 +157,7 @@ def _resolve_link(path: Path) -> Path:
     refuses to follow most of them, but here they are only read.
     """
     if hasattr(os, "geteuid"):
-        for link in links_on_the_way(path):
+        for link in symlinks_leading_to(path):
             owner, folder = link.lstat().st_uid, link.parent.stat()
             # In a folder that only its owner and root can write, they have put it there.
             is_planted = link == path.absolute() or (

@@ -9,7 +9,7 @@ from functools import partial
 from relay.api.settings import ServerTlsSettings
 from relay.errors import ConfigError
 from relay.file_reload import FileBackedValue
-from relay.files import require_regular_file
+from relay.files import require_small_regular_file
 
 _log = logging.getLogger(__name__)
 
@@ -30,8 +30,8 @@ def make_server_context(settings: ServerTlsSettings) -> ssl.SSLContext:
     # OpenSSL 1.1 lets clients renegotiate, with another certificate and at the server's cost.
     context.options |= ssl.OP_NO_RENEGOTIATION
     try:
-        require_regular_file(settings.cert_file)
-        require_regular_file(settings.key_file)
+        require_small_regular_file(settings.cert_file)
+        require_small_regular_file(settings.key_file)
         # The empty password keeps OpenSSL from asking for one on the terminal.
         context.load_cert_chain(settings.cert_file, settings.key_file, password="")
     except OSError as error:
@@ -43,7 +43,7 @@ def make_server_context(settings: ServerTlsSettings) -> ssl.SSLContext:
         return context
     context.verify_mode = ssl.CERT_REQUIRED
     try:
-        require_regular_file(settings.client_ca_file)
+        require_small_regular_file(settings.client_ca_file)
         context.load_verify_locations(settings.client_ca_file)
     except OSError as error:
         raise ConfigError(
