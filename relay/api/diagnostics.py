@@ -11,7 +11,7 @@ import aiohttp
 import orjson
 
 from relay.api.auth.entra_settings import OidcSettings
-from relay.api.server.sockets import open_tcp
+from relay.api.server.sockets import open_tcp_sockets
 from relay.api.server.tls import make_server_context
 from relay.api.settings import ApiSettings, ServerTlsSettings
 from relay.diagnostics import Finding, failure, ok, warning
@@ -25,7 +25,7 @@ _LOOPBACK_OF_WILDCARD = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
 
 async def diagnose(settings: ApiSettings) -> tuple[list[Finding], bool]:
     """Return the findings, and whether something listens at the configured address."""
-    findings, is_running = await _check_listener(settings)
+    findings, is_running = await _probe_running_relay(settings)
     findings.extend(static_findings(settings))
     if settings.tls is not None:
         findings.append(_check_certificate(settings.tls))
@@ -79,7 +79,7 @@ def _endpoints(settings: ApiSettings) -> Iterator[_Endpoint]:
     yield _Endpoint(subject="listener", address=settings.listen, url=url)
 
 
-async def _check_listener(settings: ApiSettings) -> tuple[list[Finding], bool]:
+async def _probe_running_relay(settings: ApiSettings) -> tuple[list[Finding], bool]:
     needs_certificate = settings.tls is not None and settings.tls.client_ca_file is not None
     for endpoint in _endpoints(settings):
         subject, address = endpoint.subject, endpoint.address
@@ -105,7 +105,7 @@ async def _check_listener(settings: ApiSettings) -> tuple[list[Finding], bool]:
 
 async def _check_address_is_free(settings: ApiSettings) -> Finding:
     try:
-        for sock in await open_tcp(settings.host, settings.port):
+        for sock in await open_tcp_sockets(settings.host, settings.port):
             sock.close()
     except ConfigError as error:
         remedy = "choose another address in api.listen, or stop the program that uses it"

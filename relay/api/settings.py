@@ -114,10 +114,10 @@ class Client(Section):
     @model_validator(mode="after")
     def _check_plain_key(self) -> Client:
         if self.key is not None or self.key_file is not None:
-            self.check_fields({"key": self._usable_key})
+            self.check_fields({"key": self._load_strong_key})
         return self
 
-    def _usable_key(self) -> str:
+    def _load_strong_key(self) -> str:
         """Return the current bearer key. Raises ValueError for a weak one."""
         key = self.reveal("key") or ""
         _check_key(key)
@@ -154,7 +154,7 @@ class Client(Section):
         if self.key is None and self.key_file is None:
             return digests
         try:
-            return (*digests, hashlib.sha256(self._usable_key().encode()).digest())
+            return (*digests, hashlib.sha256(self._load_strong_key().encode()).digest())
         except ValueError:
             return digests
 

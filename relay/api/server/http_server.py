@@ -25,7 +25,7 @@ from relay.api.server.connection import UNTIL_SENT, Connection
 from relay.api.server.limits import MAX_BODY_BYTES, ServerLimits
 from relay.api.server.listener import Listener
 from relay.api.server.pipeline import RequestPipeline, check_content_length
-from relay.api.server.sockets import local_socket, open_tcp
+from relay.api.server.sockets import local_socket, open_tcp_sockets
 from relay.api.server.state import ServerState
 from relay.api.server.tls import reloading_server_context
 from relay.api.settings import ApiSettings
@@ -114,7 +114,7 @@ class Server:
                 max_connections=limits.max_connections,
                 tls_context=tls_context,
             )
-            for sock in await open_tcp(settings.host, settings.port)
+            for sock in await open_tcp_sockets(settings.host, settings.port)
         ]
         self.port = listeners[0].sock.getsockname()[1]
         scheme = "http" if tls_context is None else "https"

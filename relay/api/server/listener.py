@@ -54,9 +54,9 @@ class Listener:
                 self._make_room()
                 connection = self.connect(sock, _identify_peer(sock, address), self.group)
                 self.group.add(connection)
-                group.create_task(self._open_connection(sock, connection))
+                group.create_task(self._attach_accepted_socket(sock, connection))
 
-    async def _open_connection(self, sock: socket.socket, connection: Connection) -> None:
+    async def _attach_accepted_socket(self, sock: socket.socket, connection: Connection) -> None:
         has_tls = self.tls_context is not None
         try:
             await asyncio.get_running_loop().connect_accepted_socket(

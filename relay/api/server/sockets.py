@@ -18,7 +18,7 @@ _SEND_BUFFER = 2**16
 _SOCKET_MODE = 0o660
 
 
-async def open_tcp(host: str, port: int) -> list[socket.socket]:
+async def open_tcp_sockets(host: str, port: int) -> list[socket.socket]:
     """Return a listening socket for each address of the host. Raises ConfigError.
 
     Port 0 selects a free port, the same for all addresses.
