@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
-from relay.api.routes.deliveries import DeliveryPage, read_delivery, read_page
+from relay.api.routes.deliveries import DeliveryPage, read_delivery_of_path, read_page
 from relay.api.schema.paging import PAGE_SIZE, page_route
 from relay.api.schema.responses import Problem
 from relay.api.schema.route import Call, Route
@@ -84,7 +84,7 @@ async def _list_dead_letters(call: Call) -> DeliveryPage:
 
 
 async def _find_dead_letter(call: Call) -> Delivery:
-    delivery = await read_delivery(call)
+    delivery = await read_delivery_of_path(call)
     if delivery is None or delivery.state != "parked":
         raise Problem(404, _NO_SUCH_DEAD_LETTER)
     return delivery

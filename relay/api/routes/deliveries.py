@@ -84,14 +84,15 @@ def delivery_summary(delivery: Delivery) -> DeliverySummary:
 
 async def read_page(call: Call, states: tuple[EntryState, ...] = ()) -> DeliveryPage:
     """Return the page that the cursor names, of deliveries in these states; none means all."""
+    cursor: int | None = call.parameters
     deliveries = await call.run_long_read(
-        lambda tx: tx.deliveries.page(states=states, before=call.parameters, limit=PAGE_SIZE + 1)
+        lambda tx: tx.deliveries.page(states=states, before=cursor, limit=PAGE_SIZE + 1)
     )
     page, next_cursor = split_page(deliveries)
     return DeliveryPage(items=[delivery_summary(row) for row in page], next=next_cursor)
 
 
-async def read_delivery(call: Call) -> Delivery | None:
+async def read_delivery_of_path(call: Call) -> Delivery | None:
     """Return the delivery that the path names; None if there is none."""
     text = call.request.match_info["id"]
     if _DELIVERY_ID.fullmatch(text) is None:
@@ -103,8 +104,9 @@ async def _list_deliveries(call: Call) -> DeliveryPage:
     return await read_page(call)
 
 
-async def _find_delivery(call: Call) -> Delivery:
-    delivery = await read_delivery(call)
+async def _require_delivery(call: Call) -> Delivery:
+    """Return the delivery that the path names. Raises Problem 404."""
+    delivery = await read_delivery_of_path(call)
     if delivery is None:
         raise Problem(404, "no such delivery; see GET /v1/deliveries, or `imds-relay deliveries`")
     return delivery
@@ -112,8 +114,9 @@ async def _find_delivery(call: Call) -> Delivery:
 
 async def _show_delivery(call: Call) -> DeliveryDetails:
     delivery: Delivery = call.resource
+    cursor: int | None = call.parameters
     attempts = await call.run_long_read(
-        lambda tx: tx.deliveries.attempts(delivery.id, call.parameters, LOG_SIZE + 1)
+        lambda tx: tx.deliveries.attempts(delivery.id, cursor, LOG_SIZE + 1)
     )
     page = attempts[-LOG_SIZE:]
     log = [
@@ -143,6 +146,6 @@ ROUTES = (
         "one delivery with its newest attempts: "
         "outcome, duration, status, the first KiB of the response",
         _show_delivery,
-        _find_delivery,
+        find_resource=_require_delivery,
     ),
 )

@@ -113,8 +113,10 @@ async def read_event(call: Call, read: Callable[[Transaction, TrackedEvent], T])
 
 
 async def _list_events(call: Call) -> EventPage:
+    cursor: int | None = call.parameters
+
     def read(tx: Transaction) -> EventPage:
-        page, has_more = tx.snapshot.page(call.parameters, PageLimit(PAGE_SIZE))
+        page, has_more = tx.snapshot.page(cursor, PageLimit(PAGE_SIZE))
         return EventPage(
             items=[_event_summary(tx, call, row) for row in page],
             next=str(page[-1].id) if has_more else None,
@@ -145,9 +147,10 @@ def _event_summary(tx: Transaction, call: Call, occurrence: TrackedEvent) -> Eve
 
 
 def _event_details(tx: Transaction, call: Call, occurrence: TrackedEvent) -> EventDetails:
+    cursor: int | None = call.parameters
     deliveries = tx.deliveries.page(event_key=occurrence.key, limit=LOG_SIZE)
     rows, has_more = tx.journal.history(
-        occurrence.key, occurrence.first_seen, call.parameters, PageLimit(LOG_SIZE)
+        occurrence.key, occurrence.first_seen, cursor, PageLimit(LOG_SIZE)
     )
     bodies = aggregate_refusals([(row.kind, row.body) for row in reversed(rows)])
     return EventDetails(
@@ -185,6 +188,6 @@ ROUTES = (
         "/v1/events/{eventId}",
         "one event with its history, votes and deliveries, the newest of each",
         _show_event,
-        _find_event,
+        find_resource=_find_event,
     ),
 )

@@ -54,9 +54,10 @@ def page_route(
     path: str,
     summary: str,
     handler: Callable[[Call], Awaitable[Any]],
+    *,
     find_resource: Callable[[Call], Awaitable[Any]] | None = None,
 ) -> Route:
-    """Return a route whose response is a page. The handler gets the cursor as the parameters."""
+    """Return a route whose response is a page. `Call.parameters` of its handler is the cursor."""
     return Route(
         method="GET",
         path=path,
