@@ -151,11 +151,11 @@ class Gate:
     async def run(self) -> None:
         """Apply transitions and send StartRequests until cancelled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._apply_transitions(), name="approvals: transitions")
-            group.create_task(self._send_grants(), name="approvals: StartRequests")
-            group.create_task(self._record_refusals(), name="approvals: refusals")
+            group.create_task(self._run_transitions(), name="approvals: transitions")
+            group.create_task(self._run_start_requests(), name="approvals: StartRequests")
+            group.create_task(self._run_refusals(), name="approvals: refusals")
 
-    async def _apply_transitions(self) -> None:
+    async def _run_transitions(self) -> None:
         next_change: datetime | None = None
         checked_at = self._clock.now()
         while True:
@@ -219,7 +219,7 @@ class Gate:
             return False
         return True
 
-    async def _record_refusals(self) -> None:
+    async def _run_refusals(self) -> None:
         while True:
             self._refusals_wake.clear()
             if not await self.record_aggregated_refusals(self._clock.now()):
@@ -233,7 +233,7 @@ class Gate:
 
     # --- StartRequests
 
-    async def _send_grants(self) -> None:
+    async def _run_start_requests(self) -> None:
         """Send grants as soon as they may go, until cancelled."""
         while True:
             self._grants_wake.clear()

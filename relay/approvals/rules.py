@@ -30,7 +30,7 @@ def _check_principal(text: str, references: tuple[str, ...] = ()) -> str:
     raise ValueError(f"expected {expected_form(text, references)}")
 
 
-def _check_bounded(seconds: float) -> float:
+def _check_max_duration(seconds: float) -> float:
     if seconds > MAX_DURATION:
         raise ValueError(f"expected at most 3650d, got {seconds / 86400:g}d")
     return seconds
@@ -54,7 +54,7 @@ def _check_zone(name: str) -> str:
     return name
 
 
-BoundedDuration = Annotated[Duration, AfterValidator(_check_bounded)]
+BoundedDuration = Annotated[Duration, AfterValidator(_check_max_duration)]
 PositiveDuration = Annotated[BoundedDuration, AfterValidator(_check_positive)]
 Principal = Annotated[str, AfterValidator(_check_principal)]
 Member = Annotated[str, AfterValidator(partial(_check_principal, references=("person",)))]
