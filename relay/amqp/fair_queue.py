@@ -35,7 +35,7 @@ class WaitingMessage:
 
 
 @dataclass(slots=True)
-class _Messages:
+class _ClientBacklog:
     """What waits of one client, in the order of arrival."""
 
     urgent: deque[WaitingMessage] = field(default_factory=deque)  # holds and releases
@@ -59,11 +59,11 @@ class FairQueue:
     def __init__(self, buckets: TokenBuckets, capacity: int) -> None:
         self._buckets = buckets
         self._capacity = capacity
-        self._clients: dict[str, _Messages] = {}  # the one that was served last is the last
+        self._clients: dict[str, _ClientBacklog] = {}  # the one that was served last is the last
 
     def add(self, message: WaitingMessage) -> WaitingMessage | None:
         """Add a message; return the message that is given up for it."""
-        messages = self._clients.setdefault(message.submission.user, _Messages())
+        messages = self._clients.setdefault(message.submission.user, _ClientBacklog())
         messages.lane(message.submission).append(message)
         if sum(map(len, self._clients.values())) <= self._capacity:
             return None

@@ -22,7 +22,7 @@ _POSITIONS_SINCE = 3
 
 
 @dataclass(frozen=True, slots=True)
-class ClaimAudit:
+class ClaimAuditResult:
     """What was found.
 
     ``pruned`` counts the claims whose grant or votes are older than the kept journal. Each of
@@ -42,7 +42,7 @@ class _Unjustified(Exception):
     """The text continues "the claim at position 7"."""
 
 
-def audit_claims(connection: sqlite3.Connection) -> ClaimAudit:
+def audit_claims(connection: sqlite3.Connection) -> ClaimAuditResult:
     """Follow every claim, and every vote, hold and open grant of the tables."""
     claims = pruned = 0
     problems: list[str] = []
@@ -59,7 +59,7 @@ def audit_claims(connection: sqlite3.Connection) -> ClaimAudit:
             problems.append(f"the claim at position {position} ({event_key}) {problem}")
     if connection.execute("PRAGMA user_version").fetchone()[0] >= _POSITIONS_SINCE:
         problems += _table_differences(connection)
-    return ClaimAudit(claims, pruned, tuple(problems))
+    return ClaimAuditResult(claims, pruned, tuple(problems))
 
 
 class _Claim:
