@@ -47,7 +47,7 @@ class Client:
         """Return the JSON that answers a GET."""
         return await self._call("GET", path, query=query)
 
-    async def get_pages(self, *path: str, all_pages: bool) -> dict[str, Any]:
+    async def get_list(self, *path: str, all_pages: bool) -> dict[str, Any]:
         """Return the first page of a list, or all pages joined into one."""
         page: dict[str, Any] = await self.get(*path)
         items = page["items"]
@@ -56,8 +56,8 @@ class Client:
             items = items + page["items"]
         return {"items": items, "next": page["next"]}
 
-    async def get_with_log(self, *path: str, log: str, all_pages: bool) -> dict[str, Any]:
-        """Return one thing with the newest rows of its list ``log``, or with all of them.
+    async def get_details(self, *path: str, log: str, all_pages: bool) -> dict[str, Any]:
+        """Return an event or a delivery with the newest rows of its list ``log``, or with all.
 
         An older relay has all in one answer, without ``next``.
         """

@@ -9,7 +9,7 @@ from relay.cli._output import format_local_time, join_names, pluralize
 from relay.events.cloudevent import event_name
 
 
-def event_summary(event: Mapping[str, Any]) -> list[tuple[str, object]]:
+def event_fields(event: Mapping[str, Any]) -> list[tuple[str, object]]:
     """Return what a person needs to know to decide about an event, as names and values."""
     is_live = event["outcome"] is None
     closes = format_local_time(event["approval"]["closes"]) if is_live else None

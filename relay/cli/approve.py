@@ -12,7 +12,7 @@ import typer
 from relay.cli._client import Client
 from relay.cli._connection import with_client
 from relay.cli._decision import Reason, Revision, decide
-from relay.cli._event_text import event_summary, vote_count
+from relay.cli._event_text import event_fields, vote_count
 from relay.cli._exit_codes import CommandFailed
 from relay.cli._options import AsJson, EventId
 from relay.cli._output import print_json, print_output, print_status
@@ -64,7 +64,7 @@ async def approve(
 
 
 def _print_question(event: Mapping[str, Any]) -> None:
-    for name, value in event_summary(event):
+    for name, value in event_fields(event):
         if value is not None:
             print_status(f"{name:<11} {value}")
     machines = len(event["resources"])

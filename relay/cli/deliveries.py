@@ -36,10 +36,10 @@ async def deliveries(
 ) -> None:
     """List what was sent and what waits, or show one delivery with its tries."""
     if delivery is None:
-        page = await relay.get_pages("deliveries", all_pages=all_pages)
+        page = await relay.get_list("deliveries", all_pages=all_pages)
         print_deliveries(page, empty="nothing was sent", as_json=as_json)
         return
-    details = await relay.get_with_log("deliveries", delivery, log="log", all_pages=all_pages)
+    details = await relay.get_details("deliveries", delivery, log="log", all_pages=all_pages)
     if as_json:
         print_json(details)
         return

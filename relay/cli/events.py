@@ -16,7 +16,7 @@ from relay.cli._tables import print_page
 @with_client
 async def events(relay: Client, *, all_pages: AllPages = False, as_json: AsJson = False) -> None:
     """List current and recent events."""
-    page = await relay.get_pages("events", all_pages=all_pages)
+    page = await relay.get_list("events", all_pages=all_pages)
     columns = ("event", "type", "state", "machines", "not before", "approval")
     print_page(page, columns, _event_row, empty="no events", as_json=as_json)
 

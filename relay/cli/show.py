@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from relay.cli._client import Client
 from relay.cli._connection import with_client
-from relay.cli._event_text import cloudevent_row, event_summary
+from relay.cli._event_text import cloudevent_row, event_fields
 from relay.cli._options import AllPages, AsJson, EventId
 from relay.cli._output import format_local_time, print_json, print_output, print_status
 from relay.cli._tables import print_fields, print_table
@@ -19,7 +19,7 @@ async def show(
 
     --all shows the whole history.
     """
-    details = await relay.get_with_log("events", event, log="history", all_pages=all_pages)
+    details = await relay.get_details("events", event, log="history", all_pages=all_pages)
     if as_json:
         print_json(details)
         return
@@ -44,7 +44,7 @@ async def show(
         )
         for delivery in details["deliveries"]
     ]
-    print_fields(event_summary(details))
+    print_fields(event_fields(details))
     print_output("")
     print_table(
         ("decided", "what", "by", "through", "still"), votes, empty="nobody has decided anything"
