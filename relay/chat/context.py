@@ -28,7 +28,7 @@ from relay.approvals.rules import Quorum, client_principals_of_same_person
 from relay.approvals.status import ApprovalStatus
 from relay.chat import AnswerableChatSettings
 from relay.chat.cards.card import Card
-from relay.chat.cards.rendering import event_card
+from relay.chat.cards.event_card import event_card
 from relay.chat.links import ConfirmationLinks
 from relay.chat.message_planner import MessagePlanner, usable_in
 from relay.clock import Clock

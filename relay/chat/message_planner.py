@@ -16,7 +16,7 @@ from relay.approvals.engine import ApprovalEngine
 from relay.chat import AnswerableChatSettings
 from relay.chat.cards.buttons import limit_buttons
 from relay.chat.cards.card import Card, Text
-from relay.chat.cards.rendering import message_card, next_refresh_time
+from relay.chat.cards.event_card import message_card, next_refresh_time
 from relay.chat.cards.timeline import history_lines, voting_closed_lines
 from relay.chat.cards.wording import message_subject
 from relay.chat.links import ConfirmationLinks

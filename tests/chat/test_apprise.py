@@ -20,14 +20,14 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from relay.chat.cards.card import Card
+from relay.chat.cards.event_card import event_card
 from relay.chat.cards.grouped_card import grouped_card
-from relay.chat.cards.rendering import event_card
 from relay.chat.platforms import apprise
 from relay.chat.platforms.apprise import guarded_thread
-from relay.chat.platforms.apprise import plugin as plugin_module
+from relay.chat.platforms.apprise import service as service_module
 from relay.chat.platforms.apprise.fanout import ServiceFanout
 from relay.chat.platforms.apprise.guarded_thread import SerialCaller
-from relay.chat.platforms.apprise.plugin import REQUIREMENT, load_plugin
+from relay.chat.platforms.apprise.service import REQUIREMENT, load_service
 from relay.chat.platforms.apprise.settings import Settings
 from relay.chat.platforms.apprise.text import card_text
 from relay.clock import SystemClock
@@ -182,8 +182,8 @@ def test_an_unusable_url_is_refused_without_repeating_it(
 )
 def test_a_url_without_tls_needs_allow_http(url: str) -> None:
     with pytest.raises(ValueError, match=r"expected (jsons|gotifys|mailtos)://, got .*allow_http"):
-        load_plugin(url, allow_http=False)
-    assert load_plugin(url, allow_http=True).name
+        load_service(url, allow_http=False)
+    assert load_service(url, allow_http=True).name
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_a_url_without_tls_needs_allow_http(url: str) -> None:
     ],
 )
 def test_services_on_the_network_are_accepted(url: str) -> None:
-    assert load_plugin(url, allow_http=False).name
+    assert load_service(url, allow_http=False).name
 
 
 SCHEMES = (
@@ -214,7 +214,7 @@ SCHEMES = (
 @given(st.sampled_from([*SCHEMES, ""]), st.text("abcT0129:/@?&=%[]#.-_ \\\x00é", max_size=60))
 def test_any_text_is_a_service_or_an_error_of_the_usual_form(scheme: str, rest: str) -> None:
     try:
-        load_plugin(f"{scheme}://{rest}", allow_http=True)
+        load_service(f"{scheme}://{rest}", allow_http=True)
     except ValueError as error:
         assert str(error).startswith("expected ")  # noqa: PT017  # not every text raises
 
@@ -225,12 +225,12 @@ def test_only_local_services_of_the_library_are_not_remote() -> None:
     local_kinds = [
         kind
         for kind in library.N_MGR.plugins(include_disabled=True)
-        if not plugin_module._is_remote(kind)  # noqa: SLF001  # tests the rule itself
+        if not service_module._is_remote(kind)  # noqa: SLF001  # tests the rule itself
     ]
     schemes = set()
     for kind in local_kinds:
         for protocols in (kind.protocol, kind.secure_protocol):
-            schemes.update(plugin_module._as_list(protocols))  # noqa: SLF001  # as above
+            schemes.update(service_module._as_list(protocols))  # noqa: SLF001  # as above
     assert schemes == {
         "blink1",
         "dbus",
@@ -248,7 +248,7 @@ def test_only_local_services_of_the_library_are_not_remote() -> None:
 def test_without_the_library_the_error_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("relay.chat.platforms.apprise.plugin.find_spec", lambda _: None)
+    monkeypatch.setattr("relay.chat.platforms.apprise.service.find_spec", lambda _: None)
     with pytest.raises(ValidationError) as caught:
         make_settings(apprise_url(9))
     assert f"{REQUIREMENT}; it is not installed" in str(caught.value)

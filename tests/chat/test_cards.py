@@ -19,8 +19,8 @@ from relay.approvals.status import ApprovalStatus
 from relay.chat.cards.buttons import available_decisions
 from relay.chat.cards.card import Card
 from relay.chat.cards.confirmation_view import decision_outcome
+from relay.chat.cards.event_card import event_card, next_refresh_time
 from relay.chat.cards.grouped_card import MAX_LISTED_EVENTS, grouped_card
-from relay.chat.cards.rendering import event_card, next_refresh_time
 from relay.chat.cards.timeline import timeline_line
 from relay.chat.cards.wording import MAX_NAMES, impact_text, join_names
 from relay.events.catalog import CATALOG, EventDefinition

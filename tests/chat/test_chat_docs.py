@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from relay.chat.cards.rendering import event_card
+from relay.chat.cards.event_card import event_card
 from relay.chat.platforms.apprise.fanout import ServiceFanout
 from relay.chat.platforms.apprise.settings import Settings
 from relay.config import Config

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from relay.chat.cards.card import Card, PrincipalRef
+from relay.chat.cards.event_card import event_card
 from relay.chat.cards.grouped_card import grouped_card
-from relay.chat.cards.rendering import event_card
 from relay.chat.platforms.teams.card import card_message, follow_up_message
 from relay.chat.platforms.teams.markdown import escape_markdown, format_time, render_markdown
 from tests.approvals.builders import build_decision, build_event, build_occurrence, build_status

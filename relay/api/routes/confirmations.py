@@ -20,7 +20,7 @@ from relay.approvals.request import DecisionKind, DecisionRequest, LinkCredentia
 from relay.chat.cards.buttons import LABELS, confirmation_question
 from relay.chat.cards.card import PrincipalRef, Text
 from relay.chat.cards.confirmation_view import blocking_reason, changed_fields, decision_outcome
-from relay.chat.cards.rendering import event_card
+from relay.chat.cards.event_card import event_card
 from relay.events.timestamps import format_rfc3339
 from relay.outbox.chat_messages import ConfirmationLink, token_digest
 from relay.outbox.rows import PageLimit

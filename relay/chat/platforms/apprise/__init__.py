@@ -2,8 +2,8 @@
 
 Messages cannot be edited. They contain no links, because their readers are not known and a link is
 half of an approval; they name the command that decides. `settings` is the platform's section of the
-configuration, `text` renders cards, `fanout` sends texts to every service, `plugin` is one service,
-and `guarded_thread` runs the blocking library.
+configuration, `text` renders cards, `fanout` sends texts to every service, `service` sends to one
+of them, and `guarded_thread` runs the blocking library.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from relay.chat import MessageGone
 from relay.chat.cards.card import Card, Text, Tone
 from relay.chat.platforms.apprise.guarded_thread import SerialCaller
-from relay.chat.platforms.apprise.plugin import SendResult
+from relay.chat.platforms.apprise.service import SendResult
 from relay.chat.platforms.apprise.settings import Settings
 from relay.chat.platforms.apprise.text import card_text, neutralize_markup, render_text
 from relay.errors import Deferred
@@ -46,7 +46,7 @@ class ServiceFanout:
     ) -> None:
         self._settings = settings
         self._max_partial_messages = max_partial_messages
-        self._plugins = settings.load_plugins()
+        self._services = settings.load_services()
         self._callers: dict[str, SerialCaller[SendResult]] = {}
         self._recipients: dict[str, set[str]] = {}
         """By the digest of the message."""
@@ -73,7 +73,7 @@ class ServiceFanout:
 
         A repeat skips the services that have it already.
         """
-        self._reload_plugins()
+        self._reload_services()
         digest = hashlib.sha256(f"{title}\n{body}".encode()).hexdigest()
         delivery = _PartialDelivery(
             title=title,
@@ -84,7 +84,7 @@ class ServiceFanout:
         async with asyncio.TaskGroup() as group:
             tasks = [
                 group.create_task(self._send(url, delivery))
-                for url in self._plugins
+                for url in self._services
                 if url not in delivery.recipients
             ]
         errors = [error for error in (task.result() for task in tasks) if error is not None]
@@ -102,21 +102,21 @@ class ServiceFanout:
 
     async def _send(self, url: str, delivery: _PartialDelivery) -> Deferred | None:
         """Send a message to one service. Returns the error, so that other services go on."""
-        plugin = self._plugins[url]
+        service = self._services[url]
         timeout = self._settings.timeout
-        thread_name = f"{self._settings.name}: {plugin.name}"
+        thread_name = f"{self._settings.name}: {service.name}"
         caller = self._callers.setdefault(url, SerialCaller(thread_name))
         try:
             result, is_address_refused = await caller.call(
-                lambda: plugin.send(delivery.title, delivery.body, delivery.message_type), timeout
+                lambda: service.send(delivery.title, delivery.body, delivery.message_type), timeout
             )
         except TimeoutError:
             return Deferred(
-                f"expected {plugin.name} to accept the message within {timeout:g} s, it did not"
+                f"expected {service.name} to accept the message within {timeout:g} s, it did not"
             )
         except Exception as error:  # noqa: BLE001  # the library has hundreds of services; one error must not stop the others
             return Deferred(
-                f"expected {plugin.name} to accept the message, its own code failed: "
+                f"expected {service.name} to accept the message, its own code failed: "
                 f"{type(error).__name__}"
             )
         if result.accepted:
@@ -124,19 +124,19 @@ class ServiceFanout:
             return None
         if is_address_refused:
             return Deferred(
-                f"expected the address of {plugin.name}, its name resolves to "
+                f"expected the address of {service.name}, its name resolves to "
                 f"{AddressRefused().strerror}",
                 failure="slow",
             )
-        return _refusal_error(plugin.name, result.status)
+        return _refusal_error(service.name, result.status)
 
-    def _reload_plugins(self) -> None:
+    def _reload_services(self) -> None:
         """Follow changes of the file with the URLs. Raises Deferred if they are not usable."""
         settings = self._settings
-        if not settings.has_secret_files or set(settings.reveal_all("urls")) == set(self._plugins):
+        if not settings.has_secret_files or set(settings.reveal_all("urls")) == set(self._services):
             return
         try:
-            self._plugins = settings.load_plugins()
+            self._services = settings.load_services()
         except ValueError as error:
             raise Deferred(
                 f"the urls of this sink are no longer usable: {error}", failure="slow"

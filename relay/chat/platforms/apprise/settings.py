@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field, SecretStr, model_validator
 
 from relay.chat import ChatSettings
-from relay.chat.platforms.apprise.plugin import ApprisePlugin, load_plugin
+from relay.chat.platforms.apprise.service import AppriseService, load_service
 from relay.settings import Duration
 
 
@@ -27,19 +27,19 @@ class Settings(ChatSettings):
 
     @model_validator(mode="after")
     def _check_urls(self) -> Settings:
-        self.load_plugins()
+        self.load_services()
         return self
 
-    def load_plugins(self) -> dict[str, ApprisePlugin]:
-        """Return a plugin for each current URL. Raises ValueError if one is not usable."""
+    def load_services(self) -> dict[str, AppriseService]:
+        """Return the service of each current URL. Raises ValueError if one is not usable."""
         key = "urls_file" if self.has_secret_files else "urls"
         urls = self.reveal_all("urls")
         if not urls:
             raise ValueError(f"{key}: expected at least one URL of Apprise, got none")
-        plugins = {}
+        services = {}
         for number, url in enumerate(urls, start=1):
             try:
-                plugins[url] = load_plugin(url, allow_http=self.allow_http)
+                services[url] = load_service(url, allow_http=self.allow_http)
             except ValueError as error:
                 raise ValueError(f"{key}: number {number}: {error}") from None
-        return plugins
+        return services

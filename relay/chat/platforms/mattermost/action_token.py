@@ -55,7 +55,7 @@ def sign_action_token(key: bytes, token: ActionToken) -> str:
 
 
 def verify_action_token(key: bytes, text: str, kind: TokenKind) -> ActionToken:
-    """Return the token in a text.
+    """Return the token in a text. The caller checks the expiry, the sink and the channel.
 
     Raises CallbackRefused if this relay did not sign it, or if it is of the other kind.
     """

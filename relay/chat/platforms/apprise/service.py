@@ -36,7 +36,7 @@ class SendResult:
     status: int | None = None
 
 
-class ApprisePlugin:
+class AppriseService:
     """One service. ``name`` is the kind of service, and contains nothing of the URL."""
 
     def __init__(self, library: Any, plugin: Any) -> None:
@@ -66,7 +66,7 @@ class ApprisePlugin:
         return SendResult(accepted=False, status=status)
 
 
-def load_plugin(url: str, *, allow_http: bool) -> ApprisePlugin:
+def load_service(url: str, *, allow_http: bool) -> AppriseService:
     """Return the service of a URL.
 
     Raises ValueError, which contains nothing of the URL but its scheme.
@@ -87,7 +87,7 @@ def load_plugin(url: str, *, allow_http: bool) -> ApprisePlugin:
             f"expected all parts that {parsed['schema']}:// needs, some are missing or wrong"
         )
     _check_switches(plugin)
-    return ApprisePlugin(library, plugin)
+    return AppriseService(library, plugin)
 
 
 def _make_asset(library: Any) -> Any:
