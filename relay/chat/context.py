@@ -138,7 +138,9 @@ class EventStatusReader:
             return [
                 self._read_status(tx, occurrence)
                 for occurrence in tx.snapshot.live()
-                if matches(sink.match, occurrence.data, self.approvals.origin.scope, every=False)
+                if matches(
+                    sink.match, occurrence.data, self.approvals.origin.scope, every_resource=False
+                )
             ]
 
         return await self.store.read(work)

@@ -191,7 +191,9 @@ class MessagePlanner:
         return (
             tx.messages.find(sink.name, occurrence.id) is None
             and matches_any(sink.events, "event.scheduled")
-            and matches(sink.match, occurrence.data, self.approvals.origin.scope, every=False)
+            and matches(
+                sink.match, occurrence.data, self.approvals.origin.scope, every_resource=False
+            )
         )
 
     def _redeliver_end_of_previous(

@@ -25,4 +25,4 @@ def wants(sink: SinkSettings, event: CloudEvent) -> bool:
         return False
     if event.name.startswith("relay."):
         return event.subject != sink.name
-    return matches(sink.match, event.data, event.scope, every=False)
+    return matches(sink.match, event.data, event.scope, every_resource=False)

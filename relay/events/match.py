@@ -65,19 +65,23 @@ def covers_all(patterns: tuple[str, ...] | None, resources: Iterable[str]) -> bo
     return bool(names) and all(matches_any(patterns, name) for name in names)
 
 
-def matches(match: Match, data: Mapping[str, Any], scope: str, *, every: bool = True) -> bool:
+def matches(
+    match: Match, data: Mapping[str, Any], scope: str, *, every_resource: bool = True
+) -> bool:
     """Whether an event, given as its CloudEvents ``data``, meets the conditions.
 
-    ``every`` (rules, clients): all resources must match, and an event without resources does not
-    meet a ``resources`` condition. Otherwise (sinks) one matching resource is enough, and an event
-    without resources meets the condition.
+    ``every_resource`` (rules, clients): all resources must match, and an event without resources
+    does not meet a ``resources`` condition. Otherwise (sinks) one matching resource is enough, and
+    an event without resources meets the condition.
     """
     return (
         _is_one_of(match.event_type, data.get("eventType"))
         and _is_one_of(match.event_source, data.get("eventSource"))
         and _is_within(match.duration, data.get("durationSeconds"))
         and (match.scope is None or matches_any(match.scope, scope))
-        and _resources_match(match.resources, data.get("resources") or (), every=every)
+        and _resources_match(
+            match.resources, data.get("resources") or (), every_resource=every_resource
+        )
     )
 
 
@@ -94,9 +98,9 @@ def _is_within(bounds: DurationRange | None, seconds: float | None) -> bool:
 
 
 def _resources_match(
-    patterns: tuple[str, ...] | None, resources: Iterable[str], *, every: bool
+    patterns: tuple[str, ...] | None, resources: Iterable[str], *, every_resource: bool
 ) -> bool:
-    if patterns is None or every:
+    if patterns is None or every_resource:
         return covers_all(patterns, resources)
     names = tuple(resources)
     return not names or any(matches_any(patterns, name) for name in names)

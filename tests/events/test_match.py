@@ -115,7 +115,7 @@ def test_conditions(
 ) -> None:
     match, data = match_of(conditions), FREEZE | changes
     assert matches(match, data, "prod-a") is every
-    assert matches(match, data, "prod-a", every=False) is one
+    assert matches(match, data, "prod-a", every_resource=False) is one
 
 
 @given(CONDITIONS, CONDITIONS, DATA, SCOPES, st.booleans())
@@ -123,8 +123,8 @@ def test_one_more_condition_never_lets_more_through(
     some: dict[str, Any], more: dict[str, Any], data: dict[str, Any], scope: str, every: bool
 ) -> None:
     both = more | some
-    if matches(match_of(both), data, scope, every=every):
-        assert matches(match_of(some), data, scope, every=every)
+    if matches(match_of(both), data, scope, every_resource=every):
+        assert matches(match_of(some), data, scope, every_resource=every)
 
 
 @given(CONDITIONS, DATA, SCOPES)
@@ -132,7 +132,7 @@ def test_what_meets_a_rule_meets_the_same_conditions_of_a_sink(
     conditions: dict[str, Any], data: dict[str, Any], scope: str
 ) -> None:
     if matches(match_of(conditions), data, scope):
-        assert matches(match_of(conditions), data, scope, every=False)
+        assert matches(match_of(conditions), data, scope, every_resource=False)
 
 
 @given(CONDITIONS, DATA, SCOPES, st.booleans())
@@ -147,7 +147,7 @@ def test_case_says_nothing(
     loud_data = {name: shouted(value) for name, value in data.items()}
     loud = {name: shouted(value) for name, value in conditions.items()}
     answers = {
-        matches(match_of(either), one, named, every=every)
+        matches(match_of(either), one, named, every_resource=every)
         for either in (conditions, loud)
         for one in (data, loud_data)
         for named in (scope, scope.upper())
@@ -160,10 +160,10 @@ def test_a_match_is_the_same_as_all_its_conditions_one_by_one(
     conditions: dict[str, Any], data: dict[str, Any], scope: str, every: bool
 ) -> None:
     singly = all(
-        matches(match_of({name: value}), data, scope, every=every)
+        matches(match_of({name: value}), data, scope, every_resource=every)
         for name, value in conditions.items()
     )
-    assert matches(match_of(conditions), data, scope, every=every) == singly
+    assert matches(match_of(conditions), data, scope, every_resource=every) == singly
 
 
 @given(st.lists(st.sampled_from(NAMES)))
