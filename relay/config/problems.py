@@ -96,6 +96,10 @@ def _is_unchosen_alternative(
 
     pydantic reports an error for each alternative of a value. If another error lies inside the
     value, that alternative was meant.
+
+    Example: a rule's ``approve: {votes: 0}`` may be "automatic" or a mapping. pydantic reports
+    ``approve: expected 'automatic'`` and ``approve.votes: expected 1 or more``. The first returns
+    True, the second False.
     """
     if len(errors) != 1 or errors[0]["type"] in ("missing", "value_error"):
         return False
@@ -109,6 +113,8 @@ def _path_of_error(error: ErrorDetails, values: Any) -> KeyPath:
     pydantic adds the kind of a sink and the alternative of a union. These are not in the values,
     where only the last part may be missing. A section's own error may name one of its keys:
     ``listen: expected …``.
+
+    Example: ``("sinks", 0, "webhook", "timeout")`` becomes ``("sinks", 0, "timeout")``.
     """
     path: list[str | int] = []
     node = values
@@ -156,9 +162,11 @@ def _describe_problem(
         _describe_expectation(error, path, config_input) for error in errors
     )
     sentence = " or ".join(expectations).replace(" or expected ", " or ")
-    # The error of a whole section, or of a value that must not be shown, tells what was there.
-    is_complete = isinstance(first["input"], dict) or ", got " in sentence
-    if first["type"] == "value_error" and is_complete:
+    # A check of a whole section says what is wrong with the values of its keys. A check of a value
+    # that must not be shown ends with its own ", got …", such as ", got that of an empty text".
+    is_about_section = isinstance(first["input"], dict)
+    already_says_what_it_got = ", got " in sentence
+    if first["type"] == "value_error" and (is_about_section or already_says_what_it_got):
         return sentence
     return f"{sentence}; got {_shown_value(first, path, config_input)}"
 
@@ -179,6 +187,10 @@ def _error_message(error: ErrorDetails) -> str:
 
 
 def _shown_value(error: ErrorDetails, path: KeyPath, config_input: ConfigInput) -> str:
+    """Return a short value as it was written, and only the type of a long one. Hides secrets.
+
+    Examples: ``timeout: 0s`` gives ``'0s'``, ``sinks: {}`` gives ``a mapping``.
+    """
     if any(part in config_input.secret_keys for part in path):
         return "a value that is not shown, because it may be a secret"
     value = error["ctx"]["tag"] if error["type"] == "union_tag_invalid" else error["input"]
