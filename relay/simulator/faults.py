@@ -1,4 +1,8 @@
-"""Faults of the simulated IMDS: their kinds, which calls they meet, and the wrong answers."""
+"""Faults of the simulated IMDS: their kinds, which calls they meet, and the wrong answers.
+
+`server` applies them. It also applies three parts that no function here handles: the pause of
+``delay``, the content type of ``wrong-type``, and ``processed``.
+"""
 
 from __future__ import annotations
 
