@@ -30,7 +30,7 @@ from relay.events.build import (
 from relay.events.catalog import CATALOG, EventData, EventDefinition, event_schema
 from relay.events.cloudevent import CloudEvent
 from relay.events.delta import Change, diff
-from relay.events.model import Document, Event
+from relay.events.model import Document, ScheduledEvent
 
 ROOT = Path(__file__).parent.parent
 SCHEMAS = ROOT / "relay" / "events" / "schemas"
@@ -49,7 +49,7 @@ PAGES = {
 
 _ORIGIN = Origin("westno-4f7a9c21", "WestNO_0")
 _FIRST_TIME = datetime(2022, 4, 11, 22, 11, 58, 250000, tzinfo=UTC)
-_EVENT = Event(
+_EVENT = ScheduledEvent(
     event_id="C7061BAC-AFDC-4513-B24B-AA5F13A16123",
     event_type="Reboot",
     event_status="Scheduled",
@@ -125,7 +125,7 @@ def main(arguments: list[str]) -> int:
 def _event_examples() -> Iterator[CloudEvent]:
     rescheduled = _changed(_EVENT, notBefore="2022-04-11T22:41:58Z")
     started = _changed(rescheduled, eventStatus="Started", notBefore=None)
-    states: list[tuple[Event, ...]] = [(), (_EVENT,), (rescheduled,), (started,), ()]
+    states: list[tuple[ScheduledEvent, ...]] = [(), (_EVENT,), (rescheduled,), (started,), ()]
     for incarnation, (before, after) in enumerate(pairwise(states), start=2):
         (change,) = diff(before, Document(incarnation, after))
         yield _change_example(change, incarnation)
@@ -224,8 +224,8 @@ def _relay_examples() -> Iterator[CloudEvent]:
         )
 
 
-def _changed(event: Event, **changes: Any) -> Event:
-    return Event.from_fields(event.to_fields() | changes)
+def _changed(event: ScheduledEvent, **changes: Any) -> ScheduledEvent:
+    return ScheduledEvent.from_fields(event.to_fields() | changes)
 
 
 def _head(position: int) -> str:

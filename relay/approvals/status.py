@@ -20,7 +20,7 @@ from relay.approvals.rules import (
     person_for,
 )
 from relay.events.match import covers_all
-from relay.events.model import Event
+from relay.events.model import ScheduledEvent
 from relay.events.timestamps import format_rfc3339
 from relay.outbox import Decision, Grant, Mode, TrackedEvent
 
@@ -290,7 +290,7 @@ class ApprovalStatus:
         )
 
 
-def is_scheduled(event: Event) -> bool:
+def is_scheduled(event: ScheduledEvent) -> bool:
     """Whether the status is Scheduled. An event with an unknown status is never started."""
     return (event.event_status or "").lower() == "scheduled"
 

@@ -22,7 +22,7 @@ from relay.cli._tables import print_table
 from relay.config import NO_RULE_FOR_USER_EVENTS, Config, load
 from relay.errors import ConfigError, DocumentError
 from relay.events.build import event_data
-from relay.events.model import Document, Event
+from relay.events.model import Document, ScheduledEvent
 from relay.events.timestamps import format_rfc3339
 from relay.imds.document import parse_document
 from relay.outbox import TrackedEvent
@@ -118,7 +118,7 @@ def _read_document(file: Path) -> Document:
         raise ConfigError(f"--against: {file}: {error}") from error
 
 
-def _new_occurrence(event: Event, incarnation: int | None) -> TrackedEvent:
+def _new_occurrence(event: ScheduledEvent, incarnation: int | None) -> TrackedEvent:
     """Return the event as the store would hold it when first seen."""
     return TrackedEvent(
         id=0,

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 from relay.events.catalog import dataschema
 from relay.events.cloudevent import TYPE_PREFIX, TYPE_VERSION, CloudEvent, digest_id
 from relay.events.delta import Change
-from relay.events.model import Event
+from relay.events.model import ScheduledEvent
 from relay.events.timestamps import format_rfc3339, parse_timestamp
 
 
@@ -56,7 +56,7 @@ class EndOutcome(NamedTuple):
     evidence: Literal["observed", "rebooted", "none"]
 
 
-def determine_outcome(event: Event, evidence: EndEvidence, now: datetime) -> EndOutcome:
+def determine_outcome(event: ScheduledEvent, evidence: EndEvidence, now: datetime) -> EndOutcome:
     """Return how an event ended, as far as this relay saw.
 
     See docs/guarantees.md#an-outcome-is-what-this-relay-saw.
@@ -73,7 +73,7 @@ def determine_outcome(event: Event, evidence: EndEvidence, now: datetime) -> End
     return EndOutcome("unknown", "none")
 
 
-def event_data(event: Event, incarnation: int | None) -> dict[str, Any]:
+def event_data(event: ScheduledEvent, incarnation: int | None) -> dict[str, Any]:
     """Return the part of ``data`` that all ``event.*`` share."""
     return {**event.to_fields(), "documentIncarnation": incarnation, "revision": event.revision}
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from relay.events.model import Document, Event
+from relay.events.model import Document, ScheduledEvent
 
 ChangeKind = Literal["scheduled", "updated", "started", "ended"]
 
@@ -20,11 +20,11 @@ class Change:
     """
 
     kind: ChangeKind
-    event: Event
+    event: ScheduledEvent
     changed: Mapping[str, Any]
 
 
-def diff(previous: Iterable[Event], current: Document) -> tuple[Change, ...]:
+def diff(previous: Iterable[ScheduledEvent], current: Document) -> tuple[Change, ...]:
     """Return at most one change per EventId.
 
     The events of the document come first, in its order, then the events that left it.
@@ -36,7 +36,7 @@ def diff(previous: Iterable[Event], current: Document) -> tuple[Change, ...]:
     return (*(change for change in changes if change is not None), *ended)
 
 
-def _compare_event(before: Event | None, event: Event) -> Change | None:
+def _compare_event(before: ScheduledEvent | None, event: ScheduledEvent) -> Change | None:
     if before is None:
         return Change("started" if event.is_started else "scheduled", event, {})
     if before is event or before == event:  # faster than to compare field by field
@@ -48,7 +48,7 @@ def _compare_event(before: Event | None, event: Event) -> Change | None:
     return Change("started" if has_started else "updated", event, changed)
 
 
-def _changed_fields(before: Event, event: Event) -> dict[str, Any]:
+def _changed_fields(before: ScheduledEvent, event: ScheduledEvent) -> dict[str, Any]:
     old, new = before.to_fields(), event.to_fields()
     # The case of the EventId and the order of the resources carry no information.
     return {

@@ -12,7 +12,7 @@ from relay.events.timestamps import parse_timestamp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
+class ScheduledEvent:
     """One scheduled event as Azure last described it. A field that Azure left out or blank is None.
 
     ``duration`` is in seconds, None if it is unknown. ``not_before`` is RFC 3339, or the original
@@ -75,7 +75,7 @@ class Event:
         }
 
     @classmethod
-    def from_fields(cls, fields: Mapping[str, Any]) -> Event:
+    def from_fields(cls, fields: Mapping[str, Any]) -> ScheduledEvent:
         """Make the event from what ``to_fields`` returned; other keys are ignored."""
         return cls(
             event_id=fields["eventId"],
@@ -99,4 +99,4 @@ class Document:
     """
 
     incarnation: int | None
-    events: tuple[Event, ...]
+    events: tuple[ScheduledEvent, ...]

@@ -16,7 +16,7 @@ import orjson
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from relay.errors import DocumentError
-from relay.events.model import Document, Event
+from relay.events.model import Document, ScheduledEvent
 from relay.events.timestamps import format_rfc3339, parse_timestamp
 from relay.validation import first_error
 
@@ -64,9 +64,9 @@ class _WireEvent(_Wire):
     EventSource: _Text = None
     DurationInSeconds: Annotated[int | None, BeforeValidator(_whole_seconds)] = None
 
-    def to_event(self) -> Event:
+    def to_event(self) -> ScheduledEvent:
         not_before = parse_timestamp(self.NotBefore)
-        return Event(
+        return ScheduledEvent(
             event_id=self.EventId,
             event_type=self.EventType,
             event_status=self.EventStatus,
@@ -108,12 +108,12 @@ class DocumentReader:
     """
 
     def __init__(self) -> None:
-        self._known: dict[str | None, Event] = {}  # of the document before, by their JSON
+        self._known: dict[str | None, ScheduledEvent] = {}  # of the document before, by their JSON
 
     async def read(self, body: bytes) -> Document:
         """Read a document. A large one leaves the event loop to others in between."""
         content, entries = _load(body)
-        events: list[tuple[str | None, Event]] = []
+        events: list[tuple[str | None, ScheduledEvent]] = []
         for first in range(0, len(entries), ENTRIES_PER_TURN):
             if first:
                 await asyncio.sleep(0)
@@ -142,8 +142,8 @@ def _load(body: bytes) -> tuple[Any, list[Any]]:
 
 
 def _read_entries(
-    content: Any, entries: Sequence[Any], known: Mapping[str | None, Event]
-) -> list[tuple[str | None, Event]]:
+    content: Any, entries: Sequence[Any], known: Mapping[str | None, ScheduledEvent]
+) -> list[tuple[str | None, ScheduledEvent]]:
     """Return the events of these entries of a document, each with the JSON of its entry."""
     texts = [_json(entry) for entry in entries]
     new = [entry for text, entry in zip(texts, entries, strict=True) if text not in known]
@@ -173,11 +173,11 @@ def _refuse(content: Any) -> NoReturn:
     raise AssertionError("expected a document with an error")
 
 
-def _build_document(content: Any, events: Sequence[Event]) -> Document:
+def _build_document(content: Any, events: Sequence[ScheduledEvent]) -> Document:
     incarnation = _parse_incarnation(content.get("DocumentIncarnation"))
     if len({event.key for event in events}) == len(events):
         return Document(incarnation, tuple(events))
-    events_by_key: dict[str, list[Event]] = {}
+    events_by_key: dict[str, list[ScheduledEvent]] = {}
     for event in events:
         events_by_key.setdefault(event.key, []).append(event)
     return Document(
@@ -185,7 +185,7 @@ def _build_document(content: Any, events: Sequence[Event]) -> Document:
     )
 
 
-def _merge_same_event(events: Sequence[Event]) -> Event:
+def _merge_same_event(events: Sequence[ScheduledEvent]) -> ScheduledEvent:
     if len(events) == 1:
         return events[0]
     # The order in the document must not matter: Started comes first, then the text decides.

@@ -23,7 +23,7 @@ from relay.events.build import (
 )
 from relay.events.cloudevent import CloudEvent
 from relay.events.delta import Change, diff
-from relay.events.model import Document, Event
+from relay.events.model import Document, ScheduledEvent
 from relay.outbox import Grant
 from relay.outbox.snapshot import ChangedRow, EndedRow, LiveRow, NewRow
 from relay.outbox.transaction import Transaction
@@ -56,7 +56,9 @@ class Recorder:
     origin: Origin
     boot_id: str | None
     resource_names: frozenset[str] | None
-    _events_by_data: dict[str, Event] = field(default_factory=dict, init=False, compare=False)
+    _events_by_data: dict[str, ScheduledEvent] = field(
+        default_factory=dict, init=False, compare=False
+    )
     """What the live rows say, by their data. Whatever happens to a transaction, a text says the
     same, so an entry is never wrong; those that are not live any more go with the next poll."""
 
@@ -75,7 +77,7 @@ class Recorder:
                 tx.snapshot.set_boot_id(row.id, self.boot_id)
         return len(changes)
 
-    def _take_events(self, live: Sequence[LiveRow]) -> dict[str, Event]:
+    def _take_events(self, live: Sequence[LiveRow]) -> dict[str, ScheduledEvent]:
         """Return the events of these rows by key. Only those that are not known are parsed."""
         known = self._events_by_data.copy()
         self._events_by_data.clear()
@@ -139,7 +141,7 @@ class Recorder:
         tx.record_all(events, poll.at)
 
     def _end_evidence(
-        self, row: LiveRow, event: Event, grants: Sequence[Grant], poll: PollResult
+        self, row: LiveRow, event: ScheduledEvent, grants: Sequence[Grant], poll: PollResult
     ) -> EndEvidence:
         start_sent = any(grant.may_be_accepted for grant in grants)
         return EndEvidence(
@@ -163,7 +165,9 @@ def names_this_vm(resources: Iterable[str], resource_names: frozenset[str]) -> b
     return any(resource.lower() in resource_names for resource in resources)
 
 
-def _may_explain_reboot(tx: Transaction, occurrence: int, event: Event, now: datetime) -> bool:
+def _may_explain_reboot(
+    tx: Transaction, occurrence: int, event: ScheduledEvent, now: datetime
+) -> bool:
     """Whether this event can be the cause of a reboot: it has started, is due, or was approved."""
     return (
         event.is_started
@@ -172,9 +176,9 @@ def _may_explain_reboot(tx: Transaction, occurrence: int, event: Event, now: dat
     )
 
 
-def _parse(data: str) -> Event:
-    return Event.from_fields(orjson.loads(data))
+def _parse(data: str) -> ScheduledEvent:
+    return ScheduledEvent.from_fields(orjson.loads(data))
 
 
-def _is_due(event: Event, now: datetime) -> bool:
+def _is_due(event: ScheduledEvent, now: datetime) -> bool:
     return event.not_before_time is not None and event.not_before_time <= now

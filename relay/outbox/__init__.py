@@ -16,7 +16,7 @@ from pydantic import Field, Json
 from typing_extensions import override  # in typing from Python 3.12
 
 from relay.events.cloudevent import CloudEvent, priority
-from relay.events.model import Event
+from relay.events.model import ScheduledEvent
 from relay.settings import Duration, Section
 
 Mode = Literal["on", "dry-run", "off"]
@@ -84,9 +84,9 @@ class TrackedEvent:
     last_event_id: str
 
     @property
-    def event(self) -> Event:
+    def event(self) -> ScheduledEvent:
         """The event as last seen."""
-        return Event.from_fields(self.data)
+        return ScheduledEvent.from_fields(self.data)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,7 +33,7 @@ from relay.delivery.routing import matching_sinks
 from relay.errors import Deferred, Rejected
 from relay.events.build import Origin
 from relay.events.cloudevent import CloudEvent
-from relay.events.model import Document, Event
+from relay.events.model import Document, ScheduledEvent
 from relay.events.timestamps import format_rfc3339
 from relay.ingest.recorder import PollResult, Recorder
 from relay.outbox import StateFileOwner, StoreSettings
@@ -290,7 +290,7 @@ class RunningRelay:
         connection = self.store._state_file.connection  # noqa: SLF001  # no other way to break the disk
         connection.execute("PRAGMA query_only = ON")
 
-    async def observe(self, *events: Event) -> None:
+    async def observe(self, *events: ScheduledEvent) -> None:
         """Let the relay record a document with these events."""
         recorder = Recorder(ORIGIN, "boot", frozenset({"westno-0"}))
         sighting = PollResult(Document(1, events), self.clock.now(), gap=False)
@@ -302,7 +302,7 @@ class RunningRelay:
         return [orjson.loads(event.body) for _, event in events if event.name == name]
 
 
-def make_event(**changes: Any) -> Event:
+def make_event(**changes: Any) -> ScheduledEvent:
     """Return a reboot of two machines, two hours after the start of the test run."""
     fields: dict[str, Any] = {
         "event_id": EVENT_ID,
@@ -315,7 +315,7 @@ def make_event(**changes: Any) -> Event:
         "event_source": "Platform",
         "duration": 5,
     }
-    return Event(**fields | changes)
+    return ScheduledEvent(**fields | changes)
 
 
 _DESCRIPTION: list[Description] = []

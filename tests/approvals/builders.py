@@ -22,7 +22,7 @@ from relay.approvals.status import ApprovalStatus, rule_for
 from relay.errors import SourceError
 from relay.events.build import Origin, event_data
 from relay.events.cloudevent import CloudEvent
-from relay.events.model import Document, Event
+from relay.events.model import Document, ScheduledEvent
 from relay.events.timestamps import format_rfc3339
 from relay.ingest.recorder import PollResult, Recorder
 from relay.outbox import Decision, Grant, GrantState, Mode, StateFileOwner, TrackedEvent
@@ -71,7 +71,9 @@ CLIENT_RESOURCES: dict[str, tuple[str, ...] | None] = {
 """The clients that may approve, and the resources that they may decide for."""
 
 
-def build_event(event_id: str = "E-1", *, due: float | None = 900.0, **changes: Any) -> Event:
+def build_event(
+    event_id: str = "E-1", *, due: float | None = 900.0, **changes: Any
+) -> ScheduledEvent:
     """A Reboot of db-1 by the platform, with NotBefore ``due`` seconds after noon."""
     fields: dict[str, Any] = {
         "event_id": event_id,
@@ -84,7 +86,7 @@ def build_event(event_id: str = "E-1", *, due: float | None = 900.0, **changes: 
         "event_source": "Platform",
         "duration": None,
     }
-    return Event(**fields | changes)
+    return ScheduledEvent(**fields | changes)
 
 
 def build_caller(
@@ -102,7 +104,7 @@ def build_caller(
 def build_request(
     decision: DecisionKind = "approve",
     by: Caller | str = "alice",
-    of: Event | None = None,
+    of: ScheduledEvent | None = None,
     *,
     at: datetime = NOON,
     **changes: Any,
@@ -130,7 +132,7 @@ OPERATOR = build_caller("op", "operate")
 # --- without a file
 
 
-def build_occurrence(of: Event | None = None, **changes: Any) -> TrackedEvent:
+def build_occurrence(of: ScheduledEvent | None = None, **changes: Any) -> TrackedEvent:
     """An event that is in the document."""
     of = of or build_event()
     fields: dict[str, Any] = {
@@ -152,7 +154,7 @@ def build_occurrence(of: Event | None = None, **changes: Any) -> TrackedEvent:
 def build_decision(
     decision: Literal["approve", "hold"] = "approve",
     by: str = "alice",
-    of: Event | None = None,
+    of: ScheduledEvent | None = None,
     *,
     expires: float | None = None,
     **more: Any,
@@ -180,7 +182,9 @@ VOTES = build_decision(), build_decision(by="bob")
 """The two votes that the rule of a Reboot needs."""
 
 
-def build_grant(state: GrantState = "granted", of: Event | None = None, **changes: Any) -> Grant:
+def build_grant(
+    state: GrantState = "granted", of: ScheduledEvent | None = None, **changes: Any
+) -> Grant:
     """A grant for the current revision of an event."""
     fields: dict[str, Any] = {
         "id": 1,
@@ -199,7 +203,7 @@ def build_grant(state: GrantState = "granted", of: Event | None = None, **change
 
 
 def build_status(
-    of: Event | None = None,
+    of: ScheduledEvent | None = None,
     *decisions: Decision,
     grants: Iterable[Grant] = (),
     mode: Mode = "on",
@@ -290,7 +294,9 @@ class ApprovalFile:
 
     # what happens
 
-    def record_document(self, *events: Event, gap: bool = False, step: bool = True) -> None:
+    def record_document(
+        self, *events: ScheduledEvent, gap: bool = False, step: bool = True
+    ) -> None:
         """Record a document with these events; apply the transitions that follow if ``step``."""
         result = PollResult(Document(1, events), self.clock.now(), gap)
         self.transact(lambda tx: self.recorder.record(tx, result))
@@ -305,7 +311,7 @@ class ApprovalFile:
         self,
         decision: DecisionKind = "approve",
         by: Caller | str = "alice",
-        of: Event | None = None,
+        of: ScheduledEvent | None = None,
         **changes: Any,
     ) -> DecisionAnswer:
         """Submit a request about an event."""

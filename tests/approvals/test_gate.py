@@ -22,7 +22,7 @@ from relay.approvals.refusals import MAX_RECORDED_ABOUT_EVENT
 from relay.approvals.request import DecisionAnswer
 from relay.errors import SourceError, SourceRefused, SourceUnavailable, StoreUnavailable
 from relay.events.cloudevent import CloudEvent
-from relay.events.model import Document, Event
+from relay.events.model import Document, ScheduledEvent
 from relay.ingest.recorder import PollResult, Recorder
 from relay.outbox import StateFileOwner, StoreSettings
 from relay.outbox.file import open_for_reading
@@ -51,9 +51,12 @@ class Azure:
     """IMDS as the gate sees it: a document to read, and answers to StartRequests."""
 
     def __init__(
-        self, clock: ManualClock, *events: Event, answers: Sequence[SourceError | None] = ()
+        self,
+        clock: ManualClock,
+        *events: ScheduledEvent,
+        answers: Sequence[SourceError | None] = (),
     ) -> None:
-        self.document: tuple[Event, ...] = events
+        self.document: tuple[ScheduledEvent, ...] = events
         self.answers = deque(answers)
         """The next answers to StartRequests; None, or nothing left: 200."""
         self.read_errors: deque[SourceError] = deque()
@@ -104,7 +107,7 @@ class GateHarness:
     ) -> None:
         self.path, self.clock, self.azure, self.store, self.gate = path, clock, azure, store, gate
 
-    async def record_document(self, *events: Event) -> None:
+    async def record_document(self, *events: ScheduledEvent) -> None:
         """Change Azure's document, and poll it."""
         self.azure.document = events
         await self.azure.poll()
@@ -161,7 +164,7 @@ class GateHarness:
 @asynccontextmanager
 async def running_gate(
     folder: Path,
-    *events: Event,
+    *events: ScheduledEvent,
     settings: ApprovalsSettings = SETTINGS,
     clock: ManualClock | None = None,
     sinks: Sequence[str] = (),
@@ -498,7 +501,7 @@ async def test_the_switch_during_tell_first_stops_the_grant(tmp_path: Path, mode
     ids=["ended", "started", "other resources", "another NotBefore"],
 )
 async def test_an_event_that_the_fresh_read_shows_changed_is_not_sent(
-    tmp_path: Path, document: tuple[Event, ...], words: str
+    tmp_path: Path, document: tuple[ScheduledEvent, ...], words: str
 ) -> None:
     async with running_gate(tmp_path, USER_REBOOT, sinks=("bus",)) as harness:
         await harness.wait_for_events("approval.granted")
@@ -932,7 +935,7 @@ async def test_a_claim_is_repeated_after_a_kill_while_nothing_has_changed(
     ids=["ended", "started", "another NotBefore", "other resources", "an unknown status"],
 )
 async def test_a_claim_is_not_repeated_after_a_kill_if_the_event_changed(
-    tmp_path: Path, document: tuple[Event, ...]
+    tmp_path: Path, document: tuple[ScheduledEvent, ...]
 ) -> None:
     await _killed_in_flight(tmp_path)
     azure = Azure(ManualClock(), REDEPLOY)

@@ -22,7 +22,7 @@ from relay.approvals import ApprovalsSettings
 from relay.approvals.engine import ClaimedGrant
 from relay.approvals.transitions import next_change_at, next_transitions
 from relay.errors import SourceError, SourceRefused, SourceUnavailable
-from relay.events.model import Event
+from relay.events.model import ScheduledEvent
 from relay.events.timestamps import format_rfc3339
 from relay.outbox import Mode
 from relay.outbox.journal import read_rows
@@ -113,7 +113,7 @@ class Vote(NamedTuple):
 class Model:
     """The true state of one event."""
 
-    seen: Event
+    seen: ScheduledEvent
     votes: dict[str, Vote] = field(default_factory=dict)
     """The newest vote of each voter."""
     holds: dict[tuple[str, bool], datetime] = field(default_factory=dict)
@@ -180,7 +180,7 @@ class Approvals(RuleBasedStateMachine):
         self.approvals = ApprovalFile(
             Path(self.folder.name) / "relay.db", _RULES[rules], clock=self.clock
         )
-        self.azure: dict[str, Event] = {}
+        self.azure: dict[str, ScheduledEvent] = {}
         self.model: dict[str, Model] = {}
         self.holds_of_ended: dict[str, dict[tuple[str, bool], datetime]] = {}
         """The holds of events that left the document; they return with the event."""

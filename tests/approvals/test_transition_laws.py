@@ -20,7 +20,7 @@ from relay.approvals.transitions import (
     next_change_at,
     next_transitions,
 )
-from relay.events.model import Event
+from relay.events.model import ScheduledEvent
 from relay.outbox import Mode
 from tests.approvals.builders import (
     FREEZE,
@@ -83,7 +83,7 @@ _GRANTS = st.lists(
 @st.composite
 def statuses(draw: st.DrawFn) -> ApprovalStatus:
     """Every status that can occur, and many that cannot."""
-    about: Event = draw(_EVENTS)
+    about: ScheduledEvent = draw(_EVENTS)
     decisions = draw(
         st.lists(_DECISIONS, max_size=5, unique_by=lambda decision: decision.approval_id)
     )

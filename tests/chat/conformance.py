@@ -29,7 +29,7 @@ from relay.delivery.routing import matching_sinks
 from relay.errors import Deferred, DeliveryError
 from relay.events.build import relay_event
 from relay.events.cloudevent import CloudEvent
-from relay.events.model import Event
+from relay.events.model import ScheduledEvent
 from relay.events.timestamps import format_rfc3339
 from relay.outbox import StateFileOwner, StoreSettings
 from relay.outbox.deliveries import Delivery, LoggedAttempt
@@ -136,7 +136,9 @@ class ChatRelay(RecordingRelay):
             texts += [f"{attempt.reason} {attempt.response}" for attempt in attempts]
         return "\n".join(texts)
 
-    def reboot(self, event_id: str = EVENT_ID, *, due: float = 900.0, **fields: Any) -> Event:
+    def reboot(
+        self, event_id: str = EVENT_ID, *, due: float = 900.0, **fields: Any
+    ) -> ScheduledEvent:
         """Make a reboot whose NotBefore is ``due`` seconds from now."""
         not_before = (self.clock.now() + timedelta(seconds=due)).replace(microsecond=0)
         return replace(make_event(event_id, **fields), not_before=format_rfc3339(not_before))

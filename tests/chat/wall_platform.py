@@ -23,7 +23,7 @@ from relay.clock import Clock
 from relay.delivery.dispatcher import Dispatcher
 from relay.delivery.routing import matching_sinks
 from relay.errors import Deferred
-from relay.events.model import Document, Event
+from relay.events.model import Document, ScheduledEvent
 from relay.ingest.recorder import PollResult, Recorder
 from relay.outbox import StateFileOwner, StoreSettings
 from relay.outbox.sqlite import Store, open_store
@@ -109,7 +109,7 @@ class RecordingRelay:
     approvals: ApprovalEngine
     clock: Clock
 
-    async def record_document(self, *events: Event, fail_open: bool = False) -> None:
+    async def record_document(self, *events: ScheduledEvent, fail_open: bool = False) -> None:
         """Record a document with these events, and what follows from it."""
         recorder = Recorder(ORIGIN, BOOT_ID, frozenset({"db-1"}))
         now = self.clock.now()
@@ -119,7 +119,7 @@ class RecordingRelay:
             lambda tx: self.approvals.apply_transitions(tx, now), fail_open=fail_open
         )
 
-    async def deliver_document(self, *events: Event) -> None:
+    async def deliver_document(self, *events: ScheduledEvent) -> None:
         """Record a document with these events, and return when all about it is delivered."""
         await self.record_document(*events)
         await self.settle()
@@ -128,7 +128,7 @@ class RecordingRelay:
         self,
         decision: DecisionKind = "approve",
         client: str = "alice",
-        event: Event | None = None,
+        event: ScheduledEvent | None = None,
         *,
         reason: str | None = None,
     ) -> DecisionAnswer:

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 from hypothesis import strategies as st
 
-from relay.events.model import Document, Event
+from relay.events.model import Document, ScheduledEvent
 
 IDS = st.sampled_from(["A-1", "a-1", "B-2", "b-2", "C-3"])
 NOT_BEFORE = st.sampled_from([None, "2022-04-11T22:26:58Z", "2022-04-11T22:40:00Z", "soon"])
@@ -19,7 +19,7 @@ RESOURCES = st.lists(
 ).map(tuple)
 
 EVENTS = st.builds(
-    Event,
+    ScheduledEvent,
     event_id=IDS,
     event_type=st.sampled_from([None, "Freeze", "Reboot", "Quake"]),
     event_status=st.sampled_from([None, "Scheduled", "Started", "STARTED", "Paused"]),
@@ -37,12 +37,12 @@ DOCUMENTS = st.builds(
 )
 
 
-def normalized(event: Event) -> dict[str, Any]:
+def normalized(event: ScheduledEvent) -> dict[str, Any]:
     """What an event says: the EventId without case, the resources without order."""
     return {**event.to_fields(), "eventId": event.key, "resources": sorted(event.resources)}
 
 
-def make_event(**changes: Any) -> Event:
+def make_event(**changes: Any) -> ScheduledEvent:
     """A Freeze of two machines in fifteen minutes, with ``changes``."""
     fields: dict[str, Any] = {
         "event_id": "C7061BAC-AFDC-4513-B24B-AA5F13A16123",
@@ -55,7 +55,7 @@ def make_event(**changes: Any) -> Event:
         "event_source": "Platform",
         "duration": 5,
     }
-    return Event(**fields | changes)
+    return ScheduledEvent(**fields | changes)
 
 
 def azure_event(**changes: Any) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from relay.events.build import (
 )
 from relay.events.cloudevent import CloudEvent
 from relay.events.delta import Change, ChangeKind, diff
-from relay.events.model import Document, Event
+from relay.events.model import Document, ScheduledEvent
 from tests.events.strategies import DOCUMENTS, make_event
 
 ORIGIN = Origin("prod-vmss-a-1f0c33ab", "westno-0")
@@ -250,7 +250,7 @@ def test_case_of_the_event_id_and_order_of_the_resources_are_no_other_state() ->
 
 def history(documents: Iterable[Document], origin: Origin) -> list[CloudEvent]:
     """What a relay tells of these documents, counting as the journal does."""
-    live: tuple[Event, ...] = ()
+    live: tuple[ScheduledEvent, ...] = ()
     counts: Counter[str] = Counter()
     cloudevent: list[CloudEvent] = []
     for document in documents:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.events.delta import Change, diff
-from relay.events.model import Document, Event
+from relay.events.model import Document, ScheduledEvent
 from tests.events.strategies import DOCUMENTS, make_event, normalized
 
 
@@ -24,7 +24,7 @@ def shuffled(document: Document) -> st.SearchStrategy[Document]:
     return st.builds(Document, st.just(document.incarnation), events)
 
 
-def _shuffled_event(event: Event) -> st.SearchStrategy[Event]:
+def _shuffled_event(event: ScheduledEvent) -> st.SearchStrategy[ScheduledEvent]:
     return st.builds(
         lambda event_id, resources: dataclasses.replace(
             event, event_id=event_id, resources=tuple(resources)
@@ -34,7 +34,7 @@ def _shuffled_event(event: Event) -> st.SearchStrategy[Event]:
     )
 
 
-def by_key(events: Iterable[Event]) -> dict[str, Event]:
+def by_key(events: Iterable[ScheduledEvent]) -> dict[str, ScheduledEvent]:
     """Return the events by their keys."""
     return {event.key: event for event in events}
 

@@ -10,7 +10,7 @@ import pytest
 from relay.events.build import EndEvidence, Origin, change_event, determine_outcome, event_data
 from relay.events.cloudevent import CloudEvent
 from relay.events.delta import diff
-from relay.events.model import Event
+from relay.events.model import ScheduledEvent
 from relay.imds.document import parse_document
 
 EVENT = """{
@@ -44,7 +44,7 @@ def told() -> list[list[CloudEvent]]:
     """What a relay that polls once for each document says each time."""
     origin = Origin("westno-1f0c33ab", "WestNO_0")
     at = datetime(2022, 4, 11, 22, 11, 58, tzinfo=UTC)
-    live: tuple[Event, ...] = ()
+    live: tuple[ScheduledEvent, ...] = ()
     last: dict[str, Any] = {}
     said: list[list[CloudEvent]] = []
     for body in DOCUMENTS:

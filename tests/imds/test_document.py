@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.errors import DocumentError
-from relay.events.model import Document, Event
+from relay.events.model import Document, ScheduledEvent
 from relay.imds.document import ENTRIES_PER_TURN, DocumentReader, parse_document
 from tests.events.strategies import EVENTS, azure_event, document_body, make_event, normalized
 
@@ -47,7 +47,7 @@ ENTRIES = st.fixed_dictionaries(
 )
 
 
-def parse_one_event(**changes: Any) -> Event:
+def parse_one_event(**changes: Any) -> ScheduledEvent:
     """Parse a document with one event that has these changes. Return the event."""
     (parsed,) = parse_document(document_body(azure_event(**changes))).events
     return parsed
@@ -78,7 +78,7 @@ def test_json_is_a_document_that_can_be_told_or_a_document_error(anything: objec
     assert document.incarnation is None or -(2**63) <= document.incarnation < 2**63
     for parsed in document.events:
         assert len(parsed.revision) == 16
-        assert Event.from_fields(orjson.loads(orjson.dumps(parsed.to_fields()))) == parsed
+        assert ScheduledEvent.from_fields(orjson.loads(orjson.dumps(parsed.to_fields()))) == parsed
         assert parsed.not_before_time is None or parsed.not_before_time.tzinfo is not None
     assert len({parsed.key for parsed in document.events}) == len(document.events)
 
@@ -300,7 +300,7 @@ def test_the_incarnation_is_a_hint_that_is_never_an_error(
     ).flatmap(lambda made: st.tuples(st.just(made), st.permutations(made)))
 )
 def test_an_event_id_twice_becomes_one_event_whatever_the_order(
-    both: tuple[list[Event], list[Event]],
+    both: tuple[list[ScheduledEvent], list[ScheduledEvent]],
 ) -> None:
     first, second = (
         {
@@ -462,11 +462,11 @@ async def test_others_run_while_a_large_document_is_read() -> None:
 
 @given(EVENTS, EVENTS)
 def test_a_revision_changes_exactly_when_what_an_approver_saw_changes(
-    first: Event, second: Event
+    first: ScheduledEvent, second: ScheduledEvent
 ) -> None:
     second = dataclasses.replace(second, event_id=first.event_id)
 
-    def seen(made: Event) -> object:
+    def seen(made: ScheduledEvent) -> object:
         return (
             made.event_type,
             made.event_source,
@@ -507,11 +507,14 @@ def test_a_revision_is_the_same_in_every_version_of_the_relay() -> None:
 
 
 @given(EVENTS)
-def test_an_event_comes_back_from_its_fields(made: Event) -> None:
-    assert Event.from_fields({**made.to_fields(), "changed": {}, "revision": made.revision}) == made
+def test_an_event_comes_back_from_its_fields(made: ScheduledEvent) -> None:
+    assert (
+        ScheduledEvent.from_fields({**made.to_fields(), "changed": {}, "revision": made.revision})
+        == made
+    )
 
 
-def _as_wire(made: Event) -> dict[str, Any]:
+def _as_wire(made: ScheduledEvent) -> dict[str, Any]:
     return {
         "EventId": made.event_id,
         "EventType": made.event_type,

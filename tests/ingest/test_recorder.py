@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.events.model import Document, Event
+from relay.events.model import Document, ScheduledEvent
 from relay.events.timestamps import format_rfc3339
 from relay.ingest.recorder import CHANGES_PER_STEP, PollResult, Recorder
 from relay.outbox import GrantState
@@ -41,7 +41,7 @@ def approval_file(tmp_path: Path) -> Iterator[ApprovalFile]:
 
 
 def record(
-    approval_file: ApprovalFile, *events: Event, gap: bool = False, incarnation: int = 7
+    approval_file: ApprovalFile, *events: ScheduledEvent, gap: bool = False, incarnation: int = 7
 ) -> int:
     """Record a poll. Return the number of changes."""
     return approval_file.transact(
@@ -302,7 +302,11 @@ REBOOTED = ("completed", "rebooted")
     ],
 )
 def test_how_an_event_ended_that_nobody_touched(
-    approval_file: ApprovalFile, outcome: tuple[str, str], event: Event, elapsed: float, gap: bool
+    approval_file: ApprovalFile,
+    outcome: tuple[str, str],
+    event: ScheduledEvent,
+    elapsed: float,
+    gap: bool,
 ) -> None:
     record(approval_file, event)
     approval_file.clock.advance(elapsed)
@@ -387,7 +391,7 @@ def boot(
 def test_an_event_that_is_gone_after_the_boot_it_announced_is_completed(
     approval_file: ApprovalFile,
     outcome: tuple[str, str],
-    event: Event,
+    event: ScheduledEvent,
     sent_first: bool,
     elapsed: float,
     boot_changes: dict[str, Any],

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from relay.events.model import Event
+from relay.events.model import ScheduledEvent
 from relay.events.timestamps import format_rfc3339
 from relay.outbox import Decision, FirstAnswer, StoreSettings
 from relay.outbox.retention import prune
@@ -125,7 +125,7 @@ def test_an_event_appears_changes_and_leaves(tx: Transaction) -> None:
         None,
         numbered_event(1).id,
     )
-    assert live.event == Event.from_fields(data())
+    assert live.event == ScheduledEvent.from_fields(data())
     update_occurrence(tx, "e", data(revision="2", eventStatus="Started"), numbered_event(2), LATER)
     tx.snapshot.set_boot_id(live.id, "boot-2")
     changed = tx.snapshot.get(live.id)

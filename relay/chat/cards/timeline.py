@@ -10,7 +10,7 @@ from relay.approvals.status import ApprovalStatus
 from relay.chat.cards.card import PrincipalRef, Text
 from relay.chat.cards.wording import UNNAMED_MACHINES, join_names, outcome_text, sentence
 from relay.events.cloudevent import CloudEvent
-from relay.events.model import Event
+from relay.events.model import ScheduledEvent
 from relay.events.timestamps import parse_timestamp
 from relay.outbox import TrackedEvent
 
@@ -115,7 +115,7 @@ def _event_sentence(name: str, data: Mapping[str, Any]) -> Text:
 def _update_sentence(data: Mapping[str, Any]) -> str:
     """Name the changed fields, and say whether votes are lost: only if the revision changed."""
     fields = ", ".join(data["changed"])
-    revision_before = Event.from_fields({**data, **data["changed"]}).revision
+    revision_before = ScheduledEvent.from_fields({**data, **data["changed"]}).revision
     if revision_before == data["revision"]:
         return f"Azure changed {fields}."
     return f"Azure changed {fields}; votes on the former state do not count."
