@@ -7,9 +7,11 @@ entry comes first, and of equal ones the one with the oldest first entry.
 from __future__ import annotations
 
 import heapq
-from collections import deque
+from bisect import bisect_left, bisect_right, insort
+from collections import Counter, deque
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from itertools import chain, islice, zip_longest
 from typing import Literal
 
@@ -56,6 +58,29 @@ class _KeyQueue:
         return (self.priority, head.id, head.ordering_key)
 
 
+class _Moments:
+    """A sorted collection of moments, in which each can be several times."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[datetime] = Counter()
+        self._sorted: list[datetime] = []  # each moment once
+
+    def add(self, moment: datetime) -> None:
+        if not self._counts[moment]:
+            insort(self._sorted, moment)
+        self._counts[moment] += 1
+
+    def remove(self, moment: datetime) -> None:
+        self._counts[moment] -= 1
+        if not self._counts[moment]:
+            del self._counts[moment]
+            del self._sorted[bisect_left(self._sorted, moment)]
+
+    def first_after(self, moment: datetime) -> datetime | None:
+        index = bisect_right(self._sorted, moment)
+        return self._sorted[index] if index < len(self._sorted) else None
+
+
 class OrderedQueue:
     """Entries by ordering key.
 
@@ -70,6 +95,7 @@ class OrderedQueue:
         self._delayed: list[tuple[float, str]] = []  # heap of (release_at, ordering key)
         self._count = 0
         self._in_memory = [0] * PRIORITIES  # entries with their event, by priority
+        self._not_befores = _Moments()  # of the entries that have one
 
     def __len__(self) -> int:
         return self._count
@@ -82,6 +108,10 @@ class OrderedQueue:
     def has_ready(self) -> bool:
         """Whether an entry could be sent now."""
         return any(key_queue.state == "ready" for key_queue in self._queues.values())
+
+    def next_not_before(self, now: datetime) -> datetime | None:
+        """Return the first NotBefore after ``now`` of all entries, those in flight included."""
+        return self._not_befores.first_after(now)
 
     def push(self, entry: Entry) -> None:
         """Add an entry behind the others of its ordering key."""
@@ -178,10 +208,7 @@ class OrderedQueue:
         return head
 
     def _take_from_all(self, *, least_tried: bool, among: Container[int] | None) -> Entry | None:
-        ready = [key_queue for key_queue in self._queues.values() if key_queue.state == "ready"]
-        self._ready = []
-        for key_queue in ready:
-            self._push_ready(key_queue)
+        ready = (key_queue for key_queue in self._queues.values() if key_queue.state == "ready")
 
         def rank(key_queue: _KeyQueue) -> tuple[int, int, int]:
             head = key_queue.entries[0]
@@ -250,6 +277,9 @@ class OrderedQueue:
         key_queue.counts[priority] += change
         if entry.event is not None:
             self._in_memory[priority] += change
+        if entry.not_before is not None:
+            count = self._not_befores.add if change == 1 else self._not_befores.remove
+            count(entry.not_before)
 
 
 def _supersedes(newer: Entry, entry: Entry) -> bool:

@@ -7,7 +7,6 @@ here fit the time that is left before NotBefore. After it, ordinary backoff appl
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -96,8 +95,8 @@ def plan_retry(
 
 def probe_delay(
     failed: Entry,
-    waiting: Iterable[Entry],
     *,
+    next_not_before: datetime | None,
     failures: int,
     now: datetime,
     longest_pause: float,
@@ -105,11 +104,10 @@ def probe_delay(
 ) -> float:
     """Return the seconds until the next probe of a failing sink.
 
-    The most urgent waiting entry determines them. ``failed`` was tried last; the sink has had
-    ``failures`` failures in a row.
+    The most urgent waiting entry determines them: ``next_not_before`` is the first NotBefore that
+    is ahead. ``failed`` was tried last; the sink has had ``failures`` failures in a row.
     """
-    all_seconds_left = [_seconds_left(entry.not_before, now) for entry in waiting]
-    seconds_left = min((seconds for seconds in all_seconds_left if seconds > 0), default=0.0)
+    seconds_left = _seconds_left(next_not_before, now)
     is_urgent = _seconds_left(failed.not_before, now) > 0
     tries = min(failures, failed.attempts + 1) if is_urgent else failures
     return _adjusted_pause(backoff(tries, seconds_left), seconds_left, longest_pause, jitter)

@@ -219,11 +219,12 @@ class SinkHealth:
             # A receiver that refuses one event for now answers, and may accept the others.
             self.circuit.schedule_probe(None)
             return
+        now = self._clock.now()
         delay = probe_delay(
             entry,
-            self._waiting,
+            next_not_before=self._waiting.next_not_before(now),
             failures=self.circuit.failures,
-            now=self._clock.now(),
+            now=now,
             longest_pause=self._sink.longest_pause,
             jitter=random.random(),  # noqa: S311  # it protects nothing
         )

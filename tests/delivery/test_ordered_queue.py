@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import tracemalloc
 from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta, tzinfo
 
 import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from typing_extensions import override  # in typing from Python 3.12
 
 from relay.delivery.ordered_queue import MAX_EVENTS_IN_MEMORY, OrderedQueue
 from relay.outbox import Entry
@@ -24,6 +26,7 @@ PRIORITIES = {
 TYPES = st.sampled_from(list(PRIORITIES))
 
 OLDER = st.sampled_from([0, 0, 1, 4])
+NOT_BEFORES = st.none() | st.integers(-3, 3).map(lambda minutes: NOW + timedelta(minutes=minutes))
 
 
 def entry(
@@ -34,6 +37,7 @@ def entry(
     older: int = 0,
     *,
     in_memory: bool = True,
+    not_before: datetime | None = None,
 ) -> Entry:
     """An entry that waits. ``older``: it is sent once more, and was said so many before.
 
@@ -46,7 +50,7 @@ def entry(
         ordering_key=lane,
         type=type_,
         event_key=lane,
-        not_before=None,
+        not_before=not_before,
         attempts=attempts,
         next_at=None,
         recorded=NOW,
@@ -87,10 +91,19 @@ class LanesLaw(RuleBasedStateMachine):
         older: int = 0,
         *,
         in_memory: bool = True,
+        not_before: datetime | None = None,
     ) -> Entry:
         """A new entry, with the next id."""
         self.next_id += 1
-        return entry(self.next_id, lane, type_, attempts, older, in_memory=in_memory)
+        return entry(
+            self.next_id,
+            lane,
+            type_,
+            attempts,
+            older,
+            in_memory=in_memory,
+            not_before=not_before,
+        )
 
     def of(self, state: str) -> dict[str, Modelled]:
         """The lanes in which something waits, in that state."""
@@ -104,17 +117,28 @@ class LanesLaw(RuleBasedStateMachine):
         attempts=st.integers(0, 3),
         older=OLDER,
         in_memory=st.booleans(),
+        not_before=NOT_BEFORES,
     )
-    def push(self, lane: str, type_: str, attempts: int, older: int, in_memory: bool) -> None:
+    def push(
+        self,
+        lane: str,
+        type_: str,
+        attempts: int,
+        older: int,
+        in_memory: bool,
+        not_before: datetime | None,
+    ) -> None:
         """Something is recorded, or sent once more."""
-        new = self.fresh(lane, type_, attempts, older, in_memory=in_memory)
+        new = self.fresh(lane, type_, attempts, older, in_memory=in_memory, not_before=not_before)
         self.lanes.push(new)
         self.model.setdefault(lane, Modelled()).waiting.append(new)
 
-    @rule(lane=LANES, type_=TYPES, older=OLDER)
-    def push_in_the_place_of_older_ones(self, lane: str, type_: str, older: int) -> None:
+    @rule(lane=LANES, type_=TYPES, older=OLDER, not_before=NOT_BEFORES)
+    def push_in_the_place_of_older_ones(
+        self, lane: str, type_: str, older: int, not_before: datetime | None
+    ) -> None:
         """A new entry replaces the waiting entries, but no entry in flight and no newer entry."""
-        new = self.fresh(lane, type_, older=older)
+        new = self.fresh(lane, type_, older=older, not_before=not_before)
         modelled = self.model.setdefault(lane, Modelled())
         head = modelled.waiting[0] if modelled.waiting else None
         family = type_.split(".", maxsplit=1)[0]
@@ -231,6 +255,15 @@ class LanesLaw(RuleBasedStateMachine):
         assert self.lanes.has_ready == bool(self.of("free"))
 
     @invariant()
+    def the_next_not_before_is_that_of_an_entry(self) -> None:
+        """At any time, also at one before an earlier one: the clock can be set back."""
+        not_befores = [entry.not_before for entry in self.lanes if entry.not_before is not None]
+        for minutes in (1, -4, 3, 0):
+            now = NOW + timedelta(minutes=minutes)
+            ahead = [not_before for not_before in not_befores if not_before > now]
+            assert self.lanes.next_not_before(now) == min(ahead, default=None)
+
+    @invariant()
     def nobody_oversleeps(self) -> None:
         """`next_wake` is early at times, for a lane that was freed otherwise; never late."""
         resting = [lane.until for lane in self.of("resting").values()]
@@ -288,6 +321,38 @@ def test_an_event_stays_at_hand_however_many_refusals_wait() -> None:
         lanes.push(entry(id_, f"lane-{id_}", "approval.refused"))
     kept = [refusal for refusal in lanes if refusal.type == "approval.refused" and refusal.event]
     assert len(kept) == MAX_EVENTS_IN_MEMORY
+
+
+class _CountingZone(tzinfo):
+    """UTC. It counts how often moments in it are compared with others."""
+
+    def __init__(self) -> None:
+        self.comparisons = 0
+
+    @override
+    def utcoffset(self, _: datetime | None) -> timedelta:
+        self.comparisons += 1
+        return timedelta(0)
+
+    @override
+    def dst(self, _: datetime | None) -> None:
+        return None
+
+    @override
+    def tzname(self, _: datetime | None) -> str:
+        return "UTC"
+
+
+def test_the_next_not_before_is_found_without_a_look_at_every_entry() -> None:
+    """A failing sink asks for it after each probe, and the other sinks wait for that."""
+    zone = _CountingZone()
+    lanes = OrderedQueue()
+    for id_ in range(10_000):
+        not_before = (NOW + timedelta(seconds=id_)).replace(tzinfo=zone)
+        lanes.push(entry(id_, f"lane-{id_}", in_memory=False, not_before=not_before))
+    zone.comparisons = 0
+    assert lanes.next_not_before(NOW + timedelta(seconds=5000)) == NOW + timedelta(seconds=5001)
+    assert 0 < zone.comparisons < 100
 
 
 def test_lanes_that_come_and_go_leave_nothing_behind() -> None:
