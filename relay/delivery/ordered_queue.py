@@ -115,7 +115,7 @@ class OrderedQueue:
 
     def push(self, entry: Entry) -> None:
         """Add an entry behind the others of its ordering key."""
-        if self._in_memory[entry.priority] >= MAX_EVENTS_IN_MEMORY:
+        if entry.event is not None and self._in_memory[entry.priority] >= MAX_EVENTS_IN_MEMORY:
             entry = replace(entry, event=None)
         key_queue = self._queues.setdefault(entry.ordering_key, _KeyQueue())
         self._count_entry(key_queue, entry, 1)

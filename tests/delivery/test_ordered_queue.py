@@ -303,6 +303,15 @@ def test_only_so_many_events_are_kept_at_hand() -> None:
     )
 
 
+def test_an_entry_whose_event_is_not_in_memory_is_not_copied() -> None:
+    lanes = OrderedQueue()
+    for id_ in range(MAX_EVENTS_IN_MEMORY):
+        lanes.push(entry(id_, f"lane-{id_}"))
+    late = entry(id_ + 1, "late", in_memory=False)
+    lanes.push(late)
+    assert list(lanes)[-1] is late
+
+
 def test_an_event_stays_at_hand_however_many_refusals_wait() -> None:
     """It can still be sent while the state file can be neither written nor read."""
     lanes = OrderedQueue()
