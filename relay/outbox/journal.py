@@ -281,16 +281,21 @@ class Journal:
         # Stop at the first row that is not old, even if older ones follow. A clock that was wrong
         # for a while wrote old times late.
         of_kept_event = (
-            "occurrence IN (SELECT id FROM occurrence WHERE live OR last_changed >= :before)"
+            "EXISTS (SELECT 1 FROM occurrence WHERE id = occurrence "
+            "AND (live OR last_changed >= :before))"
         )
         first_kept = self._connection.execute(
             "SELECT min("  # noqa: S608  # our own text
             "(SELECT coalesce(min(position), 9e18) FROM journal WHERE at >= :before), "
-            "(SELECT coalesce(min(position), 9e18) FROM entry "
-            "WHERE state IN ('waiting', 'parked')), "
-            "(SELECT coalesce(min(position), 9e18) FROM decision "
+            # Without these indexes, SQLite would read all entries and all decisions.
+            "(SELECT coalesce(min(position), 9e18) FROM entry INDEXED BY entry_waiting "
+            "WHERE state = 'waiting'), "
+            "(SELECT coalesce(min(position), 9e18) FROM entry INDEXED BY entry_parked "
+            "WHERE state = 'parked'), "
+            "(SELECT coalesce(min(position), 9e18) FROM decision INDEXED BY decision_that_counts "
             f"WHERE counts AND {of_kept_event}), "
             "(SELECT coalesce(min(position), 9e18) FROM start_request "
+            "INDEXED BY start_request_open "
             f"WHERE state IN ('granted', 'sent') AND {of_kept_event}))",
             {"before": format_sortable(before)},
         ).fetchone()[0]

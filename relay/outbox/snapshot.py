@@ -63,7 +63,7 @@ class Snapshot:
 
     def live(self) -> list[TrackedEvent]:
         """Return what the last recorded document held, in order of appearance."""
-        return self._select("WHERE live ORDER BY id")
+        return self._select("INDEXED BY occurrence_live WHERE live ORDER BY id")
 
     def live_rows(self) -> list[LiveRow]:
         """Return the same as `live`, with the columns that a comparison needs.
@@ -101,7 +101,15 @@ class Snapshot:
 
     def seen_together(self, occurrence: TrackedEvent) -> list[TrackedEvent]:
         """Return the events that first appeared in the same document, this one included."""
-        return self._select("WHERE first_seen = ? ORDER BY id", occurrence.first_seen)
+        # They were added one after the other, so those next to it are read up to the first other
+        # one on both sides.
+        first_other = "SELECT id FROM occurrence WHERE first_seen != ? AND id"
+        return self._select(
+            f"WHERE id > coalesce(({first_other} < ? ORDER BY id DESC LIMIT 1), 0) "
+            f"AND id < coalesce(({first_other} > ? ORDER BY id LIMIT 1), 9e18) "
+            "ORDER BY id",
+            *(occurrence.first_seen, occurrence.id) * 2,
+        )
 
     def get(self, occurrence_id: int) -> TrackedEvent:
         """Return one occurrence. Raises KeyError if there is none."""
@@ -184,12 +192,16 @@ class Snapshot:
         Prune the journal first: an occurrence is kept while the journal holds a hold on it.
         Otherwise the hold would be in force without its row when the EventId comes back.
         """
+        # Only the occurrences before the first young one are read. A clock that was wrong for a
+        # while wrote old times late.
+        first_young = "SELECT id FROM occurrence WHERE first_seen >= :before ORDER BY id LIMIT 1"
         old = (
-            "(SELECT id FROM occurrence WHERE NOT live AND last_changed < ? AND id NOT IN "
+            f"(SELECT id FROM occurrence WHERE id < coalesce(({first_young}), 9e18) "  # noqa: S608  # our own text
+            "AND NOT live AND last_changed < :before AND id NOT IN "
             "(SELECT occurrence FROM decision WHERE counts AND decision = 'hold' "
             "AND position > coalesce((SELECT position FROM checkpoint), 0)))"
         )
-        values = (format_sortable(before),)
+        values = {"before": format_sortable(before)}
         self._connection.execute(f"DELETE FROM decision WHERE occurrence IN {old}", values)  # noqa: S608  # our own text
         self._connection.execute(f"DELETE FROM start_request WHERE occurrence IN {old}", values)  # noqa: S608  # our own text
         self._connection.execute(f"DELETE FROM occurrence WHERE id IN {old}", values)  # noqa: S608  # our own text

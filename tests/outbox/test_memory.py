@@ -255,6 +255,31 @@ def test_ended_events_are_forgotten_with_all_that_hangs_on_them(tx: Transaction)
     assert connection_of(tx).execute("PRAGMA foreign_key_check").fetchall() == []
 
 
+def test_old_events_behind_a_young_one_are_forgotten_with_it(tx: Transaction) -> None:
+    """The clock was set back after the second was seen."""
+    for key, at in (("first", NOW), ("young", LATER), ("late", NOW)):
+        add_occurrence(tx, key, data(), None, numbered_event(), at)
+        end_occurrence(tx, key, "completed", numbered_event(), at)
+    tx.snapshot.prune(LATER)
+    assert [tx.snapshot.get(number).key for number in (2, 3)] == ["young", "late"]
+    tx.snapshot.prune(LATER + timedelta(seconds=1))
+    assert tx.snapshot.page(None, PageLimit(10)) == ([], False)
+
+
+def test_the_events_of_one_document_were_seen_together(tx: Transaction) -> None:
+    """Also if one of them was pruned."""
+    documents = {LATER: "ab", NOW: "cde", NOW + timedelta(hours=1): "f"}
+    for at, keys in documents.items():
+        for key in keys:
+            add_occurrence(tx, key, data(), None, numbered_event(), at)
+    connection_of(tx).execute("DELETE FROM occurrence WHERE key = 'd'")
+    for key, together in {"a": "ab", "b": "ab", "c": "ce", "e": "ce", "f": "f"}.items():
+        occurrence = tx.snapshot.find(key)
+        assert occurrence is not None
+        found = [other.key for other in tx.snapshot.seen_together(occurrence)]
+        assert found == list(together)
+
+
 def test_a_first_answer_is_kept_for_a_day_though_deliveries_are_kept_for_a_minute(
     tx: Transaction,
 ) -> None:

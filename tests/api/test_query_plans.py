@@ -1,0 +1,223 @@
+"""What a relay asks of its state file is found by an index, however much the file holds."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sqlite3
+from collections.abc import Iterator
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+
+from relay.approvals.refusals import MAX_RECORDED_ABOUT_EVENT
+from relay.chat.context import make_chat_context
+from relay.delivery.dispatcher import Dispatcher
+from relay.errors import Deferred, Rejected
+from relay.outbox.file import open_for_reading
+from relay.outbox.retention import prune
+from relay.outbox.sqlite import Store
+from tests.api.confirmation_links import post_confirmation, post_preview, render_message
+from tests.api.running_relay import (
+    EVENT_ID,
+    RecordingSink,
+    RecordingSinkSettings,
+    RunningRelay,
+    eventually,
+    make_event,
+    poll_until,
+    run_relay,
+)
+
+_FIXED_TABLES = {"meta", "checkpoint", "sink", "sqlite_sequence", "json_each", "CONSTANT"}
+"""Tables that stay small, and those that a statement brings."""
+_OPEN_INDEXES = {
+    "occurrence_live",
+    "decision_that_counts",
+    "start_request_open",
+    "entry_waiting",
+    "entry_parked",
+    "message_stale",
+}
+"""Indexes that hold only what is open. They may be read in full, since rows leave them again."""
+_ALLOWED = {
+    "SELECT position, hash FROM journal ORDER BY position DESC LIMIT 1": "one row is read",
+    "SELECT min((SELECT coalesce(min(position), 9e18) FROM journal WHERE at >= ": (
+        "the journal is read up to its first row that is not old, and the rows before it go"
+    ),
+    "DELETE FROM decision WHERE occurrence IN (SELECT id FROM occurrence WHERE id < ": (
+        "occurrences are read up to the first that is not old, and most of those before it go"
+    ),
+    "DELETE FROM start_request WHERE occurrence IN (SELECT id FROM occurrence WHERE id < ": (
+        "as above"
+    ),
+    "DELETE FROM occurrence WHERE id IN (SELECT id FROM occurrence WHERE id < ": "as above",
+    "DELETE FROM invitation WHERE occurrence NOT IN ": (
+        "each round leaves only the links to live events"
+    ),
+    "DELETE FROM invitation WHERE token IN (SELECT token FROM (SELECT token, row_number() ": (
+        "the statement before it leaves only the links to live events"
+    ),
+    "DELETE FROM message WHERE id NOT IN ": "once an hour, and the rows are short",
+    "SELECT DISTINCT principal FROM answer": (
+        "once an hour, and only the newest refusals of each principal are kept"
+    ),
+}
+"""Statements that may read a table from its start, and why."""
+
+
+class _Statements(set[str]):
+    """The statements of a connection, without comments, which stand for triggers."""
+
+    @contextlib.contextmanager
+    def of(self, store: Store) -> Iterator[None]:
+        connection = store._state_file.connection  # noqa: SLF001  # SQLite tells only here
+        connection.set_trace_callback(self._add)
+        try:
+            yield
+        finally:
+            connection.set_trace_callback(None)
+
+    def _add(self, statement: str) -> None:
+        if statement.startswith(("SELECT", "INSERT", "UPDATE", "DELETE", "WITH")):
+            self.add(statement)
+
+
+def _scans(connection: sqlite3.Connection, statement: str) -> list[str]:
+    """Return the steps of the query plan that read a table that grows from its start."""
+    steps = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {statement}")]
+    return [step for step in steps if _is_scan(step)]
+
+
+def _is_scan(step: str) -> bool:
+    found = re.match(r"(SCAN|SEARCH) (?:TABLE )?(\w+)(?: AS \w+)?(?: USING .*?INDEX (\w+))?", step)
+    if found is None:
+        return False  # a part of the plan that reads no table, or a list in parentheses
+    verb, table, index = found.groups()
+    if table in _FIXED_TABLES or table.isdigit() or index in _OPEN_INDEXES:
+        return False
+    # A SEARCH without an index is that of a minimum: SQLite reads up to the first row that fits.
+    return verb == "SCAN" or "USING" not in step
+
+
+def test_a_scan_is_recognized(tmp_path: Path) -> None:
+    with contextlib.closing(sqlite3.connect(tmp_path / "x.db")) as connection:
+        connection.execute("CREATE TABLE entry (id INTEGER PRIMARY KEY, sink, position)")
+        connection.execute("CREATE INDEX entry_of_sink ON entry (sink)")
+        for statement in (
+            "SELECT * FROM entry",
+            "SELECT sink FROM entry",
+            "SELECT * FROM entry AS e WHERE position = 1",
+            "SELECT min(position) FROM entry",
+            "DELETE FROM entry WHERE id IN (SELECT id FROM entry WHERE position < 3)",
+        ):
+            assert _scans(connection, statement), statement
+        for statement in (
+            "SELECT * FROM entry WHERE id < 3",
+            "SELECT * FROM entry WHERE sink = 'x'",
+            "INSERT INTO entry VALUES (1, 2, 3), (2, 2, 3)",
+            "SELECT * FROM entry WHERE id IN (SELECT value FROM json_each('[1]'))",
+        ):
+            assert not _scans(connection, statement), statement
+
+
+async def test_no_statement_reads_a_table_that_grows_from_its_start(tmp_path: Path) -> None:
+    statements = _Statements()
+    async with run_relay(tmp_path) as relay:
+        with statements.of(relay.store):
+            await _live_through_everything(relay)
+    with contextlib.closing(open_for_reading(tmp_path / "relay.db")) as connection:
+        scans = {
+            statement: found for statement in statements if (found := _scans(connection, statement))
+        }
+    unexpected = {
+        statement: found
+        for statement, found in scans.items()
+        if not statement.startswith(tuple(_ALLOWED))
+    }
+    assert not unexpected
+    for allowed in _ALLOWED:
+        assert any(statement.startswith(allowed) for statement in scans), allowed
+
+
+async def _live_through_everything(relay: RunningRelay) -> None:
+    """Let the relay record, deliver, decide, answer, show and prune."""
+    await relay.observe(make_event(), make_event(event_id="E-2"), make_event(event_id="E-3"))
+    await _decide(relay)
+    await _chat(relay)
+    await relay.observe(make_event(event_status="Started"), make_event(event_id="E-2"))
+    await relay.observe(make_event(event_id="E-2", event_type="Freeze"))
+    await _deliver_with_failures(relay)
+    await _read_all(relay)
+    settings = [RecordingSinkSettings(name="new"), RecordingSinkSettings(name="box")]
+    sinks = {sink.name: (sink, RecordingSink()) for sink in settings}
+    restarted = Dispatcher(sinks, relay.store, relay.clock, lambda *_, **__: None)
+    await restarted.start()
+    for days in (0, 1000):
+        now = relay.clock.now() + timedelta(days=days)
+        await relay.store.transact(partial(prune, settings=relay.store.settings, now=now))
+
+
+async def _decide(relay: RunningRelay) -> None:
+    for _ in range(MAX_RECORDED_ABOUT_EVENT + 2):
+        assert (await relay.decide(revision="0123", by="bob")).status == 409
+    assert (await relay.decide("hold", by="bob")).status == 202
+    assert (await relay.decide("release", by="bob")).status == 202
+    assert (await relay.decide(by="alice")).status == 202
+    assert (await relay.decide(by="bob", headers={"Idempotency-Key": "k"})).status == 202
+    await eventually(lambda: bool(relay.azure.started))
+
+
+async def _chat(relay: RunningRelay) -> None:
+    links = await render_message(relay, event_id="E-2")
+    token = links.tokens["approve"]
+    assert (await post_preview(relay, token)).status == 200
+    assert (await post_confirmation(relay, token, links.wrong_code)).status == 403
+    assert (await post_confirmation(relay, token, links.code)).status == 202
+    chat = make_chat_context(
+        relay.store, relay.gate.engine, relay.clock, "https://relay.example.com"
+    )
+    ops = RecordingSinkSettings(name="ops")
+    assert await chat.statuses.live_statuses(ops)
+    assert await chat.statuses.find_shown_status("ops", "ref", "E-2")
+    assert await chat.statuses.make_private_card(ops, "E-2", in_chat=True)
+    # A new mode changes what every message says.
+    assert (await relay.call("PUT", "/v1/approvals/mode", {"mode": "dry-run"})).status == 200
+    assert await chat.messages.next_refresh("ops")
+    await chat.messages.redeliver_due("ops")
+    await render_message(relay, event_id="E-2")
+
+
+async def _deliver_with_failures(relay: RunningRelay) -> None:
+    sink = relay.sinks["box"]
+    sink.failure = Rejected("no", status=400)
+    await relay.observe(make_event(event_id="E-4"), make_event(event_id="E-5"))
+    dead_letters = await poll_until(
+        lambda: relay.call("GET", "/v1/dead-letters"), lambda answer: len(answer.json["items"]) > 1
+    )
+    sink.failure = Deferred("not now", status=503)
+    path = f"/v1/dead-letters/{dead_letters.json['items'][0]['id']}/redeliver"
+    assert (await relay.call("POST", path)).status == 202
+    body = {"sink": "box", "eventId": "E-4"}
+    assert (await relay.call("POST", "/v1/dead-letters/redeliver", body)).status == 202
+    worker = relay.dispatcher.worker("box")
+    await eventually(lambda: ("deferred", 503) in worker.tries)
+    sink.failure = None
+    for verb in ("ping", "pause", "resume"):
+        assert (await relay.call("POST", f"/v1/sinks/box/{verb}")).status in (200, 202)
+    await eventually(lambda: not worker.waiting)
+
+
+async def _read_all(relay: RunningRelay) -> None:
+    for path in (
+        "/healthz",
+        "/readyz",
+        "/metrics",
+        "/v1/events",
+        f"/v1/events/{EVENT_ID}",
+        f"/v1/events/{EVENT_ID}/rule",
+        "/v1/deliveries",
+        "/v1/deliveries/1",
+        "/v1/dead-letters",
+    ):
+        assert (await relay.call("GET", path)).status == 200, path
