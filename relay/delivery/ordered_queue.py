@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, bisect_right, insort
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -36,7 +36,8 @@ class _KeyQueue:
     (monotonic seconds). ``is_individual``: it is delayed for a reason that concerns it alone.
     """
 
-    entries: deque[Entry] = field(default_factory=deque)
+    entries: list[Entry] = field(default_factory=list)
+    """A deque of the one entry that nearly every key has would take ten times as much memory."""
     counts: list[int] = field(default_factory=lambda: [0] * PRIORITIES)
     """How many entries there are of each priority."""
     state: Literal["ready", "in_flight", "delayed"] = "ready"
@@ -140,7 +141,7 @@ class OrderedQueue:
             if _supersedes(entry, old) and not (old is head and key_queue.state == "in_flight")
         ]
         removed_ids = {old.id for old in removed}
-        key_queue.entries = deque(old for old in key_queue.entries if old.id not in removed_ids)
+        key_queue.entries = [old for old in key_queue.entries if old.id not in removed_ids]
         for old in removed:
             self._count_entry(key_queue, old, -1)
         if not key_queue.entries:
@@ -221,7 +222,7 @@ class OrderedQueue:
     def remove_head(self, entry: Entry) -> None:
         """Remove an entry that was in flight; the next one of its ordering key becomes ready."""
         key_queue = self._in_flight.pop(entry.ordering_key)
-        self._count_entry(key_queue, key_queue.entries.popleft(), -1)
+        self._count_entry(key_queue, key_queue.entries.pop(0), -1)
         if key_queue.entries:
             self._make_ready(key_queue)
         else:

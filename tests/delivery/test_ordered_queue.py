@@ -312,6 +312,18 @@ def test_an_entry_whose_event_is_not_in_memory_is_not_copied() -> None:
     assert list(lanes)[-1] is late
 
 
+def test_a_key_with_one_entry_takes_little_memory() -> None:
+    """A backlog of 100,000 events must not take much more than their entries."""
+    entries = [entry(id_, f"lane-{id_}", in_memory=False) for id_ in range(10_000)]
+    lanes = OrderedQueue()
+    tracemalloc.start()
+    for waiting_entry in entries:
+        lanes.push(waiting_entry)
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept < len(entries) * 600
+
+
 def test_an_event_stays_at_hand_however_many_refusals_wait() -> None:
     """It can still be sent while the state file can be neither written nor read."""
     lanes = OrderedQueue()
