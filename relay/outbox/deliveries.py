@@ -6,10 +6,13 @@ There is one entry for each event and each sink that wants it.
 from __future__ import annotations
 
 import sqlite3
+import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from functools import lru_cache
+from typing import Any
 
 import orjson
 from pydantic import TypeAdapter
@@ -20,8 +23,8 @@ from relay.outbox import Attempt, Entry, EntryState, SinkState
 from relay.outbox.rows import bulk_insert, read_as
 
 _ENTRY_COLUMNS = (
-    "id, sink, position, lane AS ordering_key, type, event_key, not_before, attempts, next_at, "
-    "coalesce(revived, recorded) AS recorded"
+    "id, sink, position, lane, type, event_key, not_before, attempts, next_at, "
+    "coalesce(revived, recorded)"
 )
 _DELIVERY_QUERY = (
     "SELECT e.id, e.sink, "
@@ -87,7 +90,6 @@ class DeadLetterFilter:
     since: datetime | None = None
 
 
-_ENTRY = TypeAdapter(Entry)
 _DELIVERY = TypeAdapter(Delivery)
 _LOGGED_ATTEMPT = TypeAdapter(LoggedAttempt)
 
@@ -141,7 +143,7 @@ class Deliveries:
             f"SELECT {_ENTRY_COLUMNS} FROM entry WHERE state = 'waiting' {of_sink} ORDER BY +id",  # noqa: S608  # our own text
             {"sink": sink},
         )
-        return list(read_as(_ENTRY, rows))
+        return list(_read_entries(rows))
 
     def waiting_sinks(self) -> set[str]:
         """Return the names of the sinks that entries wait for."""
@@ -242,7 +244,7 @@ class Deliveries:
             f"SELECT {_ENTRY_COLUMNS} FROM entry WHERE id = ?",  # noqa: S608  # our own text
             (entry_id,),
         )
-        return next(read_as(_ENTRY, rows))
+        return next(_read_entries(rows))
 
     def redeliver_matching(
         self,
@@ -372,6 +374,27 @@ class Deliveries:
             (orjson.dumps([entry_id for entry_id, _ in surplus]).decode(),),
         )
         return Counter(type_ for _, type_ in surplus)
+
+
+def _read_entries(rows: Iterable[tuple[Any, ...]]) -> Iterator[Entry]:
+    """Yield the entries of these rows of `_ENTRY_COLUMNS`.
+
+    Equal texts and moments are one object: many entries can wait, and they share most of them.
+    """
+    moment = lru_cache(datetime.fromisoformat)
+    for id_, sink, position, lane, type_, event_key, not_before, attempts, next_at, at in rows:
+        yield Entry(
+            id=id_,
+            sink=sys.intern(sink),
+            position=position,
+            ordering_key=lane,
+            type=sys.intern(type_),
+            event_key=lane if event_key == lane else event_key,
+            not_before=moment(not_before) if not_before is not None else None,
+            attempts=attempts,
+            next_at=moment(next_at) if next_at is not None else None,
+            recorded=moment(at),
+        )
 
 
 def _dead_letter_values(
