@@ -14,14 +14,12 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from relay.amqp.approval_consumer import ApprovalConsumer
 from relay.api import Client, Relay
 from relay.api.auth.authentication import caller_for_client
 from relay.api.auth.rejection_log import RejectionLog
 from relay.api.server.http_server import Server
-from relay.approvals.amqp_handler import AmqpApprovalHandler
 from relay.approvals.engine import ApprovalEngine
 from relay.approvals.gate import Gate
 from relay.approvals.request import Caller
@@ -47,6 +45,9 @@ from relay.outbox import StateFileOwner
 from relay.outbox.retention import prune_forever
 from relay.outbox.sqlite import Store, open_store
 from relay.sinks import SinkSettings
+
+if TYPE_CHECKING:
+    from relay.amqp.approval_consumer import ApprovalConsumer
 
 DRAIN_TIMEOUT = 5.0
 """How long sinks may still send when the relay stops."""
@@ -259,6 +260,9 @@ def make_approval_consumer(
     settings = config.approvals.amqp
     if settings is None:
         return None
+    # A relay without this section saves the memory of the AMQP libraries.
+    from relay.amqp.approval_consumer import ApprovalConsumer  # noqa: PLC0415
+    from relay.approvals.amqp_handler import AmqpApprovalHandler  # noqa: PLC0415
 
     def on_unusable(user: str | None, reason: str) -> None:
         rejections.record_unusable_message(user, reason, relay.clock.monotonic())

@@ -20,7 +20,7 @@ from pamqp.commands import Basic
 from yarl import URL
 
 from relay.amqp.approval_message import ApprovalMessage, UnusableMessage, parse_message
-from relay.amqp.broker_url import host_port
+from relay.amqp.broker_url import Declare, host_port
 from relay.amqp.cancellation import raise_if_cancelled
 from relay.amqp.connection import (
     CLOSE_TIMEOUT,
@@ -32,7 +32,6 @@ from relay.amqp.connection import (
 from relay.amqp.failures import ConnectionFailure, broker_message, describe_failure
 from relay.amqp.fair_queue import FairQueue, Submission, WaitingMessage
 from relay.amqp.topology import (
-    Declare,
     approvals_exchange,
     approvals_queue,
     approvals_routing_key,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import SecretStr, model_validator
 from yarl import URL
@@ -16,6 +16,10 @@ _URL = re.compile(r"(?P<begin>amqps?://(?:[^/?#]*@)?)(?P<hosts>[^/?#@]+)(?P<end>
 FILE_OPTIONS = {"cafile", "certfile", "keyfile"}
 """Query parameters that name a file."""
 _OPTIONS = {"auth", *FILE_OPTIONS}
+
+
+Declare = Literal[True, False, "passive"]
+"""True makes the exchanges and queues, ``passive`` checks that they exist, False does neither."""
 
 
 class BrokerSettings(Section):

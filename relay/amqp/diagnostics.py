@@ -12,11 +12,11 @@ from aiormq.exceptions import ChannelAccessRefused
 from pamqp.commands import Basic
 from yarl import URL
 
-from relay.amqp.broker_url import host_port
+from relay.amqp.broker_url import Declare, host_port
 from relay.amqp.cancellation import is_cancelled
 from relay.amqp.connection import SETUP_TIMEOUT, Connection, open_connection
 from relay.amqp.failures import broker_message, describe_failure
-from relay.amqp.topology import Declare, Part, Queue
+from relay.amqp.topology import Part, Queue
 from relay.diagnostics import Finding, failure, ok, warning
 from relay.errors import Deferred
 

@@ -13,12 +13,10 @@ from aio_pika import exceptions as amqp
 from aio_pika.abc import AbstractChannel, AbstractConnection
 from aiormq.exceptions import ChannelAccessRefused
 
+from relay.amqp.broker_url import Declare
 from relay.amqp.cancellation import raise_if_cancelled
 from relay.amqp.failures import broker_message
 from relay.errors import Deferred
-
-Declare = Literal[True, False, "passive"]
-"""True makes the parts, ``passive`` checks that they exist, False does neither."""
 
 MAX_UNROUTED_MESSAGES = 10_000
 MAX_DEAD_LETTERS = 10_000

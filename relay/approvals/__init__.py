@@ -11,8 +11,7 @@ from typing import Protocol
 
 from pydantic import Field, model_validator
 
-from relay.amqp.broker_url import BrokerSettings
-from relay.amqp.topology import Declare
+from relay.amqp.broker_url import BrokerSettings, Declare
 from relay.approvals.rules import (
     BoundedDuration,
     Member,

@@ -14,9 +14,9 @@ from aio_pika.exceptions import ChannelNotFoundEntity
 from aiormq.exceptions import ChannelAccessRefused
 from yarl import URL
 
+from relay.amqp.broker_url import Declare
 from relay.amqp.connection import Connection
 from relay.amqp.topology import (
-    Declare,
     Exchange,
     Queue,
     approvals_topology,

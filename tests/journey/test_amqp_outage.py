@@ -23,7 +23,7 @@ from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 
 from relay.outbox.file import open_for_reading
 from relay.simulator import VM, Event, Plan, Setup, Simulator
-from relay.sinks.rabbitmq import RabbitMQ
+from relay.sinks.rabbitmq.sink import RabbitMQ
 from tests.journey.bus import unused_exchange
 from tests.journey.held_connection import held_connection
 from tests.journey.relay_process import RelayProcess, eventually, relay

@@ -17,14 +17,14 @@ from relay.amqp.event_message import content_header
 from relay.clock import SystemClock
 from relay.errors import Deferred
 from relay.events.cloudevent import CloudEvent
-from relay.sinks import Receipt, rabbitmq
+from relay.sinks import Receipt
+from relay.sinks.rabbitmq import Settings
+from relay.sinks.rabbitmq.sink import CONNECTION_WAIT, RabbitMQ, connect
 
 
-def settings(
-    url: str | None, exchange: str = "azure.scheduledevents", **fields: Any
-) -> rabbitmq.Settings:
+def settings(url: str | None, exchange: str = "azure.scheduledevents", **fields: Any) -> Settings:
     """The sink's section of the YAML document."""
-    return rabbitmq.Settings.model_validate(
+    return Settings.model_validate(
         {"kind": "rabbitmq", "name": "bus", "url": url, "exchange": exchange, **fields}
     )
 
@@ -43,11 +43,11 @@ def sink(
     exchange: str,
     *,
     heartbeat: int = 10,
-    connection_wait: float = rabbitmq.CONNECTION_WAIT,
+    connection_wait: float = CONNECTION_WAIT,
     **fields: Any,
-) -> AbstractAsyncContextManager[rabbitmq.RabbitMQ]:
+) -> AbstractAsyncContextManager[RabbitMQ]:
     """A sink as the relay opens it."""
-    return rabbitmq.connect(
+    return connect(
         settings(url, exchange, **fields),
         SystemClock(),
         heartbeat=heartbeat,
@@ -107,7 +107,7 @@ async def until(condition: Callable[[], Awaitable[bool]], *, seconds: float = 60
     return time.monotonic() - start
 
 
-async def delivered(bus: rabbitmq.RabbitMQ, event: CloudEvent, *, seconds: float = 60) -> Receipt:
+async def delivered(bus: RabbitMQ, event: CloudEvent, *, seconds: float = 60) -> Receipt:
     """Deliver as the dispatcher does: again and again, until it works."""
     receipts: list[Receipt] = []
 
@@ -122,7 +122,7 @@ async def delivered(bus: rabbitmq.RabbitMQ, event: CloudEvent, *, seconds: float
     return receipts[0]
 
 
-async def deferred(bus: rabbitmq.RabbitMQ, event: CloudEvent, reason_part: str = "") -> Deferred:
+async def deferred(bus: RabbitMQ, event: CloudEvent, reason_part: str = "") -> Deferred:
     """Deliver until the failure has these words in its reason, and return the failure."""
     errors: list[Deferred] = []
 

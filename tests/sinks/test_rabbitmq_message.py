@@ -22,7 +22,7 @@ from relay.amqp.event_message import MAX_TEXT_BYTES, content_header, routing_key
 from relay.amqp.publish_channel import PublishResult
 from relay.errors import Deferred, DeliveryError, Failure, Rejected
 from relay.events.cloudevent import CONTENT_TYPE, CloudEvent
-from relay.sinks.rabbitmq import interpret_publish_result
+from relay.sinks.rabbitmq.sink import interpret_publish_result
 from tests.builders import EVENT_ID, cloudevent
 from tests.sinks.rabbitmq_consumer import message_properties, settings
 

@@ -18,7 +18,8 @@ from relay.amqp.publish_channel import MAX_UNTAKEN_RESULTS, PublishChannel
 from relay.delivery.worker import MAX_OPEN_DELIVERIES
 from relay.errors import Deferred
 from relay.events.cloudevent import CloudEvent
-from relay.sinks import Receipt, rabbitmq
+from relay.sinks import Receipt
+from relay.sinks.rabbitmq.sink import RabbitMQ
 from tests.builders import cloudevent
 from tests.rabbitmq import Broker, Reachable
 from tests.sinks.rabbitmq_consumer import bound, channel, deferred, delivered, sink, waiting
@@ -75,7 +76,7 @@ async def test_a_broker_that_is_killed_in_the_middle_loses_nothing(own_broker: B
     errors: list[Deferred] = []
     halfway = asyncio.Event()
 
-    async def send(bus: rabbitmq.RabbitMQ, share: list[CloudEvent]) -> None:
+    async def send(bus: RabbitMQ, share: list[CloudEvent]) -> None:
         for event in share:
             if event is events[200]:
                 halfway.set()

@@ -1,4 +1,4 @@
-"""RabbitMQ: each event is a persistent message on a topic exchange, with publisher confirm."""
+"""Delivers events to RabbitMQ: persistent messages on a topic exchange, with publisher confirm."""
 
 from __future__ import annotations
 
@@ -8,45 +8,32 @@ import logging
 import math
 import random
 from collections.abc import AsyncIterator, Callable
-from typing import Literal, NoReturn
+from typing import NoReturn
 
 from aio_pika import exceptions as amqp
 from aiormq.exceptions import ChannelAccessRefused
 from pamqp.commands import Basic
-from pydantic import Field
 
-from relay.amqp.broker_url import BrokerSettings, host_port
+from relay.amqp.broker_url import host_port
 from relay.amqp.cancellation import raise_if_cancelled
 from relay.amqp.connection import HEARTBEAT, SETUP_TIMEOUT, Connection, keep_connected
 from relay.amqp.diagnostics import diagnose as diagnose_broker
 from relay.amqp.event_message import content_header, routing_key
 from relay.amqp.failures import ConnectionFailure, broker_message, describe_failure
 from relay.amqp.publish_channel import PublishChannel, PublishResult
-from relay.amqp.topology import Declare, declare_topology, events_topology, unknown_parts
+from relay.amqp.topology import declare_topology, events_topology, unknown_parts
 from relay.clock import Clock
 from relay.diagnostics import Finding
 from relay.errors import Deferred, Rejected
 from relay.events.cloudevent import CloudEvent
 from relay.log_once import LogOnce
-from relay.settings import Duration
-from relay.sinks import Receipt, SinkSettings
+from relay.sinks import Receipt
+from relay.sinks.rabbitmq.settings import Settings
 
 CONNECTION_WAIT = 1.0
 """Seconds that a delivery waits for a connection that is being made."""
 
 _log = logging.getLogger("relay.sinks.rabbitmq")
-
-
-class Settings(SinkSettings, BrokerSettings):
-    """A topic exchange on a RabbitMQ."""
-
-    kind: Literal["rabbitmq"]
-    exchange: str = Field(default="azure.scheduledevents", pattern=r"^[A-Za-z0-9_.:-]{1,127}$")
-    """The topic exchange; the unrouted exchange and queue are named after it."""
-    declare: Declare = True
-    """true: make exchanges and queue; passive: check that they exist; false: take them as given."""
-    timeout: Duration = Field(default=15.0, gt=0)
-    """How long the broker may take to confirm a message."""
 
 
 def interpret_publish_result(
@@ -258,7 +245,7 @@ async def connect(
             connection_task.cancel()
 
 
-async def diagnose(settings: Settings, clock: Clock, scope: str) -> list[Finding]:  # noqa: ARG001  # the signature is the same for all sinks
+async def diagnose(settings: Settings, scope: str) -> list[Finding]:
     """Check whether the broker answers, has what is needed, and lets the user publish."""
     topology = events_topology(settings.exchange)
     parts = topology if settings.declare else topology[-1:]
