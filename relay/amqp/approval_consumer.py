@@ -144,7 +144,7 @@ class ApprovalConsumer:
             while (reason := await self._handler.blocking_reason()) is not None:
                 self._log_state(f"connected to {broker}; messages wait: {reason}{hint}")
                 await self._clock.sleep(poll_interval)
-                if connection.is_lost:
+                if connection.is_over:
                     raise Deferred(f"the connection to {broker} was lost")
             channel = await self._open_channel(connection)
             deliveries = await self._start_consuming(channel)

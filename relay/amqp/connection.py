@@ -51,7 +51,7 @@ class Connection(aio_pika.Connection):
         self.kwargs["transport_factory"] = self
 
     @property
-    def is_lost(self) -> bool:
+    def is_over(self) -> bool:
         """Whether it is over, whoever ended it. ``is_closed`` is true only after our own close."""
         return not self.connected.is_set()
 

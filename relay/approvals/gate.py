@@ -151,11 +151,13 @@ class Gate:
     async def run(self) -> None:
         """Apply transitions and send StartRequests until cancelled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._run_transitions(), name="approvals: transitions")
-            group.create_task(self._run_start_requests(), name="approvals: StartRequests")
-            group.create_task(self._run_refusals(), name="approvals: refusals")
+            group.create_task(self._apply_transitions_when_due(), name="approvals: transitions")
+            group.create_task(
+                self._send_start_requests_when_ready(), name="approvals: StartRequests"
+            )
+            group.create_task(self._record_refusals_when_due(), name="approvals: refusals")
 
-    async def _run_transitions(self) -> None:
+    async def _apply_transitions_when_due(self) -> None:
         next_change: datetime | None = None
         checked_at = self._clock.now()
         while True:
@@ -219,7 +221,7 @@ class Gate:
             return False
         return True
 
-    async def _run_refusals(self) -> None:
+    async def _record_refusals_when_due(self) -> None:
         while True:
             self._refusals_wake.clear()
             if not await self.record_aggregated_refusals(self._clock.now()):
@@ -233,7 +235,7 @@ class Gate:
 
     # --- StartRequests
 
-    async def _run_start_requests(self) -> None:
+    async def _send_start_requests_when_ready(self) -> None:
         """Send grants as soon as they may go, until cancelled."""
         while True:
             self._grants_wake.clear()
@@ -287,7 +289,7 @@ class Gate:
         waited = self._clock.monotonic() - self._first_seen[grant.id]
         if waited >= self.engine.settings.tell_first:
             return True
-        return not tx.deliveries.has_waiting(occurrence.key)
+        return not tx.deliveries.is_event_waiting(occurrence.key)
 
     async def _read_and_send(self, grants: Sequence[Grant]) -> None:
         """Read the document, then send one StartRequest for the grants that still hold."""

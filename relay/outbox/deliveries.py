@@ -150,7 +150,7 @@ class Deliveries:
         rows = self._connection.execute("SELECT DISTINCT sink FROM entry WHERE state = 'waiting'")
         return {sink for (sink,) in rows}
 
-    def has_waiting(self, event_key: str) -> bool:
+    def is_event_waiting(self, event_key: str) -> bool:
         """Whether an entry about an EventId waits for any sink. Refusals do not count."""
         row = self._connection.execute(
             "SELECT 1 FROM entry WHERE event_key = ? AND state = 'waiting' "

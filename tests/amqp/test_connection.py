@@ -226,7 +226,7 @@ async def test_a_host_that_goes_is_left_for_the_next_within_seconds(
 
     async def serve(broker_connection: Connection) -> NoReturn:
         used.put_nowait(host_port(broker_connection.url))
-        while not broker_connection.is_lost:  # noqa: ASYNC110  # there is no event to wait for
+        while not broker_connection.is_over:  # noqa: ASYNC110  # there is no event to wait for
             await asyncio.sleep(0.01)
         raise Deferred("it was lost")
 

@@ -102,22 +102,22 @@ def test_settled_entries_make_it_no_slower_to_read_what_waits(
 
 
 def test_an_events_entries_hold_up_its_start_until_all_are_settled(tx: Transaction) -> None:
-    """The gate calls `has_waiting`.
+    """The gate calls `is_event_waiting`.
 
     See docs/guarantees.md#notices-come-before-the-startrequest.
     """
     bus, chat = record(tx, 1, subject="E")
     record(tx, 2, "relay.ping", "E")
-    assert tx.deliveries.has_waiting("e")
+    assert tx.deliveries.is_event_waiting("e")
     tx.deliveries.settle(bus.id, "delivered", None, NOW)
-    assert tx.deliveries.has_waiting("e")
+    assert tx.deliveries.is_event_waiting("e")
     tx.deliveries.settle(chat.id, "parked", "no", NOW)
-    assert not tx.deliveries.has_waiting("e")
+    assert not tx.deliveries.is_event_waiting("e")
 
 
 def test_refusals_do_not_hold_up_the_start_of_their_event(tx: Transaction) -> None:
     record(tx, 1, "approval.refused", "E")
-    assert not tx.deliveries.has_waiting("e")
+    assert not tx.deliveries.is_event_waiting("e")
 
 
 def test_attempts_are_logged_and_counted(tx: Transaction) -> None:

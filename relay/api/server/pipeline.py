@@ -89,7 +89,7 @@ class RequestPipeline:
         if route.access == "public":
             return ANONYMOUS
         if route.access == "handler":
-            self.state.charge_address(request)
+            self.state.charge_address_until_authenticated(request)
             self.state.charge_slow_check(request)
             return ANONYMOUS
         if peer.uid is not None and route.access != "signature":
@@ -113,7 +113,7 @@ class RequestPipeline:
     ) -> Caller:
         """Return the caller that the credentials prove. Raises Problem 429 or 401."""
         state = self.state
-        state.charge_address(request)
+        state.charge_address_until_authenticated(request)
         try:
             caller = await self._authenticate(route, request, content)
         except NotAuthenticated as error:

@@ -111,7 +111,7 @@ class ServerState:
         self.relay = None
         self._wake_streams()
 
-    def charge_address(self, request: web.Request) -> None:
+    def charge_address_until_authenticated(self, request: web.Request) -> None:
         """Charge the caller's address until its credentials prove valid."""
         network = connection_of(request).peer.network
         wait = self.address_buckets.take(network, self.clock.monotonic())

@@ -66,7 +66,7 @@ def interpret_publish_result(
                 failure="slow",
                 status=404,
             )
-        case ChannelAccessRefused() if _concerns_topic(result, key):
+        case ChannelAccessRefused() if _refusal_covers_topic(result, key):
             raise Deferred(
                 f"the broker refused the message ({broker_message(result)}): "
                 "grant the user write on the exchange, and on the topic",
@@ -91,7 +91,7 @@ def interpret_publish_result(
             raise Deferred(f"expected the broker to confirm, got {type(result).__name__}")
 
 
-def _concerns_topic(error: ChannelAccessRefused, key: str) -> bool:
+def _refusal_covers_topic(error: ChannelAccessRefused, key: str) -> bool:
     """Return whether the refusal is for all topics or for this one."""
     text = broker_message(error)
     return "topic '" not in text or f"topic '{key}'" in text
