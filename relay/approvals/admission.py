@@ -89,7 +89,7 @@ def _hold_conflict(status: ApprovalStatus) -> str | None:
     if not_before is not None and status.now >= not_before:
         return _too_late(not_before, status.now)
     # Between two attempts a hold stops the next.
-    if status.is_being_sent or status.is_accepted:
+    if status.is_being_sent or status.accepted_by_imds:
         return f"too late: the StartRequest is on its way; {HOLD_NOTICE}"
     return None
 

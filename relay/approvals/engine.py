@@ -339,7 +339,7 @@ class ApprovalEngine:
         in_force = tx.decisions.in_force(occurrence.key)
         known = {decision.approval_id for decision in status.decisions}
         # A dry run can grant once more with the votes of an accepted StartRequest; it sends none.
-        is_rehearsal = status.mode == "dry-run" and status.is_accepted
+        is_rehearsal = status.mode == "dry-run" and status.accepted_by_imds
         revived = [
             decision
             for decision in status.counted_votes

@@ -214,7 +214,7 @@ class ApprovalStatus:
         return any(self.is_in_flight(grant) for grant in self.grants)
 
     @property
-    def is_accepted(self) -> bool:
+    def accepted_by_imds(self) -> bool:
         """Whether IMDS accepted a StartRequest for the current revision."""
         revision = self.occurrence.revision
         return any(

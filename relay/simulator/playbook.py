@@ -154,7 +154,7 @@ _ACTION_METHODS: Mapping[str, Callable[[SimulatedAzure, Any], Event | None]] = {
     "start": SimulatedAzure.start,
     "end": SimulatedAzure.end,
     "cancel": SimulatedAzure.cancel,
-    "update": lambda azure, update: azure.update(**dict(update)),
+    "update": lambda azure, update: azure.update_event(**dict(update)),
     "approve": lambda azure, approval: azure.approve(approval.event, approval.vm),
     "fault": SimulatedAzure.add_fault,
     "clear_faults": lambda azure, _: azure.clear_faults(),

@@ -249,7 +249,7 @@ class Scope:
         """Remove a Scheduled event without starting it."""
         return self._remove(self._event_in_status(event, "Scheduled"), "Canceled", self.clock.now())
 
-    def update(
+    def update_event(
         self,
         event: Event | str,
         *,

@@ -509,7 +509,7 @@ async def test_old_buttons_and_dialogs_do_not_decide_about_a_changed_event(
     event, post = await ops.announce_reboot()
     old_proof = proof_in(post)
     await ops.server.click(post, "Approve", ops.ann)
-    ops.relay.azure.update(event.event_id, resources=("vm-0", "vm-1"))
+    ops.relay.azure.update_event(event.event_id, resources=("vm-0", "vm-1"))
     await eventually(lambda: "vm-0, vm-1" in post_text(post))
     click = click_with_proof(ops.server, post, ops.ben, old_proof)
     status, answer = await ops.server.call_relay(CALLBACK_URL, click)

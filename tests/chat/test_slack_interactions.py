@@ -305,7 +305,7 @@ async def test_a_click_on_an_outdated_state_decides_nothing(tmp_path: Path) -> N
     async with announced_reboot(tmp_path) as reboot:
         click = reboot.slack.click_payload(reboot.message, "Approve")
         old_value = reboot.message.buttons()["Approve"]["value"]
-        reboot.relay.azure.update(reboot.event, notice=3600)
+        reboot.relay.azure.update_event(reboot.event, notice=3600)
         await eventually(lambda: reboot.message.buttons()["Approve"]["value"] != old_value)
         await reboot.slack.call_relay(click)
         assert "changed" in await reboot.private_reply()

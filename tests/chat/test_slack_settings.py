@@ -111,7 +111,7 @@ def test_every_secret_can_be_in_a_file(tmp_path: Path) -> None:
     )
     assert (
         with_callbacks.bot_token(),
-        with_callbacks.signing_key(),
+        with_callbacks.current_signing_secret(),
         with_callbacks.accepts_callbacks,
     ) == (
         TOKEN,

@@ -238,7 +238,7 @@ async def test_too_late(system: System) -> None:
 
 async def test_of_a_state_that_has_changed(system: System) -> None:
     event, decision = await system.schedule_reboot()
-    system.sim.update(event, resources=("vm-0", "vm-1"))
+    system.sim.update_event(event, resources=("vm-0", "vm-1"))
     updated = await system.bus.wait_for_event("event.updated", event)
     assert updated["data"]["revision"] in await refusal(system, decision, "outdated")
     assert not system.starts(event)

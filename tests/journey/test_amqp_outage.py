@@ -130,7 +130,7 @@ def appear(sim: Simulator) -> list[Event]:
 def change(sim: Simulator, events: list[Event], version: int) -> None:
     """All of them move to their next state at once."""
     for event in events:
-        sim.update(event, description=str(version))
+        sim.update_event(event, description=str(version))
 
 
 @pytest.mark.timeout(480 if CHAOS else 180)

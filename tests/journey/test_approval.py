@@ -143,7 +143,7 @@ async def test_an_approval_of_a_state_that_has_changed_starts_nothing(tmp_path: 
         await process.start()
         event = sim.schedule(Plan(type="Reboot", resources=("vm-0",), lasts=None))
         shown = await _shown_event(process, event)
-        sim.update(event, resources=("vm-0", "vm-1"))
+        sim.update_event(event, resources=("vm-0", "vm-1"))
 
         async def changed() -> bool:
             return bool((await _shown_event(process, event))["revision"] != shown["revision"])

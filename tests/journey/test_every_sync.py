@@ -182,7 +182,7 @@ async def kill_and_restart(
         if not killed:
             return False
         if changes:
-            sim.update(event, resources=("vm-0", "vm-1"))
+            sim.update_event(event, resources=("vm-0", "vm-1"))
         process.prefix = ()
         await process.start()
         if changes or not has(before, "approval.granted"):

@@ -225,7 +225,7 @@ def test_an_event_that_only_a_hand_ends_stays() -> None:
 def test_a_new_notice_moves_the_start_of_an_event_that_nobody_approved() -> None:
     machine = scope()
     machine.schedule(Plan(id="A", notice=60.0, starts_after=0.0))
-    machine.at(later(30)).update("A", notice=120.0)
+    machine.at(later(30)).update_event("A", notice=120.0)
     assert machine.document()["Events"][0]["NotBefore"] == "Mon, 11 Apr 2022 22:14:28 GMT"
     machine.at(later(149)).tick()
     assert statuses(machine) == {"A": "Scheduled"}
@@ -237,7 +237,7 @@ def test_a_new_notice_does_not_take_back_what_an_approval_brought_forward() -> N
     machine = scope()
     machine.schedule(Plan(id="A", starts_after=2.0))
     machine.at(later(1)).accept_start_request(["A"], "vm-0")
-    machine.at(later(2)).update("A", notice=3600.0)
+    machine.at(later(2)).update_event("A", notice=3600.0)
     machine.at(later(3)).tick()
     assert statuses(machine) == {"A": "Started"}
 
@@ -246,15 +246,15 @@ def test_a_started_event_gets_no_new_notice() -> None:
     machine = scope()
     machine.schedule(Plan(id="A", started=True))
     with pytest.raises(InvalidTransition, match="new notice"):
-        machine.at(later(1)).update("A", notice=60.0)
+        machine.at(later(1)).update_event("A", notice=60.0)
 
 
 def test_an_update_that_changes_nothing_leaves_the_incarnation() -> None:
     machine = scope()
     machine.schedule(Plan(id="A", duration=5))
-    machine.at(later(1)).update("A", duration=5)
+    machine.at(later(1)).update_event("A", duration=5)
     assert machine.incarnation == 2
-    machine.at(later(1)).update("A", duration=6, resources=BOTH, description="other")
+    machine.at(later(1)).update_event("A", duration=6, resources=BOTH, description="other")
     assert machine.incarnation == 3
 
 
@@ -358,7 +358,7 @@ def perform(machine: TimedScope, action: TimedAction, now: datetime) -> None:
             case "schedule":
                 machine.at(now).schedule(given)
             case "update":
-                machine.at(now).update(given[0], **given[1])
+                machine.at(now).update_event(given[0], **given[1])
             case "approve":
                 machine.at(now).accept_start_request([given[0]], given[1])
             case "skip":

@@ -33,7 +33,7 @@ def available_decisions(status: ApprovalStatus) -> tuple[DecisionKind, ...]:
         decisions.append("approve")
     if status.active_holds:
         decisions.append("release")
-    elif not status.is_accepted:  # it is refused only while a StartRequest is being sent
+    elif not status.accepted_by_imds:  # it is refused only while a StartRequest is being sent
         decisions.append("hold")
     return tuple(decisions)
 

@@ -98,14 +98,14 @@ class MemberDirectory:
                 self._app_id_by_bot = (bot_id, app_id)
             return self._app_id_by_bot[1]
 
-    async def require_member(self, actor: Actor) -> None:
+    async def check_full_member(self, actor: Actor) -> None:
         """Return if the actor is a full member of the workspace.
 
         Raises NotAuthorized, IdentityUnavailable.
         """
         async with self._limited_lookups():
             await self._require_workspace(actor)
-            await self._require_member(actor)
+            await self._check_member_unless_cached(actor)
 
     async def require_caller(
         self, actor: Actor, decisions: ChatDecisionSubmitter, sink: Settings
@@ -120,7 +120,7 @@ class MemberDirectory:
             caller = decisions.caller(actor.principal, sink)
             if caller is None:
                 raise NotAuthorized(f"no rule of this relay names you, {actor.principal}")
-            await self._require_member(actor)
+            await self._check_member_unless_cached(actor)
         return caller
 
     @asynccontextmanager
@@ -140,8 +140,8 @@ class MemberDirectory:
         app_id = await self.app_id()
         # In an enterprise, a person's home can be another workspace of the same enterprise.
         # `_check_member` finds out whether the person belongs to this workspace, too.
-        is_guest_home = actor.home_team_id != workspace.team_id and workspace.enterprise_id is None
-        if actor.team_id != workspace.team_id or is_guest_home:
+        is_foreign = actor.home_team_id != workspace.team_id and workspace.enterprise_id is None
+        if actor.team_id != workspace.team_id or is_foreign:
             raise NotAuthorized(_OTHER_WORKSPACE)
         if actor.app_id != app_id:
             raise IdentityUnavailable(
@@ -149,7 +149,7 @@ class MemberDirectory:
                 f"{app_id}: take all secrets from one app"
             )
 
-    async def _require_member(self, actor: Actor) -> None:
+    async def _check_member_unless_cached(self, actor: Actor) -> None:
         key = (actor.team_id, actor.user_id)
         async with self._member_locks.setdefault(key, asyncio.Lock()):
             checked_at = self._checked_at.get(key)

@@ -72,7 +72,7 @@ class Settings(AnswerableChatSettings):
             )
         self.check_fields({"token": self.bot_token, "api_url": self.web_api_url})
         if self.accepts_callbacks:
-            self.check_fields({"signing_secret": self.signing_key})
+            self.check_fields({"signing_secret": self.current_signing_secret})
         if self.uses_socket_mode:
             self.check_fields({"app_token": self.app_level_token})
         return self
@@ -110,7 +110,7 @@ class Settings(AnswerableChatSettings):
         expected = "an app-level token, which starts with xapp-"
         return self._current_secret("app_token", _APP_TOKEN, expected)
 
-    def signing_key(self) -> bytes:
+    def current_signing_secret(self) -> bytes:
         """Return the current signing secret. Raises ValueError if it is malformed."""
         expected = "the app's signing secret, 32 hexadecimal digits"
         return self._current_secret("signing_secret", _SIGNING_SECRET, expected).encode()

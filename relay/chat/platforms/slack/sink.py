@@ -53,10 +53,10 @@ class SlackSink(LiveMessageSink):
                 f"sink {settings.name} has no signing_secret: Slack must not call it"
             )
         try:
-            signing_key = settings.signing_key()
+            signing_secret = settings.current_signing_secret()
         except ValueError as error:
             raise CallbackRefused(f"signing_secret is no longer usable: {error}") from None
-        verify_signature(headers, body, signing_key, self._clock.now())
+        verify_signature(headers, body, signing_secret, self._clock.now())
         return await self._interactions.handle(parse_payload(body))
 
 

@@ -57,7 +57,7 @@ class SlashCommandHandler:
                 "the command works in the channel in which the relay shows its events"
             )
         if verb == "list" and len(arguments) <= 1:
-            await self._members.require_member(actor)
+            await self._members.check_full_member(actor)
             return _list_reply(await self._context.statuses.live_statuses(self._settings), actor)
         if verb not in _DECISIONS or len(arguments) < 2:
             return text_reply(*_USAGE, team_id=actor.team_id)
@@ -68,7 +68,7 @@ class SlashCommandHandler:
                 actor, self._context.decisions, self._settings
             )
         else:
-            await self._members.require_member(actor)
+            await self._members.check_full_member(actor)
         live = await self._context.statuses.live_statuses(self._settings)
         matching = find_events(live, event_prefix)
         if len(matching) != 1:
