@@ -34,7 +34,7 @@ class ClaimAuditResult:
     problems: tuple[str, ...]
 
 
-class _Pruned(Exception):
+class _PrunedError(Exception):
     """The row is older than the kept journal."""
 
 
@@ -53,7 +53,7 @@ def audit_claims(connection: sqlite3.Connection) -> ClaimAuditResult:
         claims += 1
         try:
             _Claim(connection, position, event_key, orjson.loads(body)).verify()
-        except _Pruned:
+        except _PrunedError:
             pruned += 1
         except _Unjustified as problem:
             problems.append(f"the claim at position {position} ({event_key}) {problem}")
@@ -63,7 +63,22 @@ def audit_claims(connection: sqlite3.Connection) -> ClaimAuditResult:
 
 
 class _Claim:
-    """One claim of the journal, which a grant and votes before it must explain."""
+    """One claim of the journal, which a grant and votes before it must explain.
+
+    ``note`` is the body of the claim. `ApprovalEngine.claim_grants` writes these keys:
+
+    - ``eventId``: the EventId as Azure wrote it.
+    - ``revision``: the revision of the event that was approved.
+    - ``rule``: the name of the rule that granted.
+    - ``approvalId``: the id of the approval, as in ``approval.granted``.
+    - ``grant``: the id of the grant in its table.
+    - ``attempt``: the number of the StartRequest for this grant, from 1.
+    - ``granted``: the position of the ``approval.granted``.
+    - ``required``: how many votes the rules asked for at the claim.
+    - ``recorded``: the positions of the ``approval.recorded`` of the votes; empty without a quorum.
+
+    An older version did not write the last three keys.
+    """
 
     def __init__(
         self,
@@ -78,7 +93,10 @@ class _Claim:
         self._position, self._event_key, self._note = position, event_key, note
 
     def verify(self) -> None:
-        """Raises _Unjustified, and _Pruned."""
+        """Return if the claim follows from its grant and votes.
+
+        Raises _Unjustified, _PrunedError.
+        """
         position = self._note.get("granted") or self._find_grant()
         granted = self._event(position, "approval.granted")
         if granted is None:
@@ -88,7 +106,15 @@ class _Claim:
             raise _Unjustified(f"does not agree with the grant at position {position}")
         # The rules can have changed since the grant. An older version did not say what they asked.
         required = self._note.get("required", granted.data["required"])
-        voters = self._voters() if required else set()
+        recorded = self._note.get("recorded")
+        if not required:
+            return
+        if recorded is not None:
+            voters = {self._voter(position) for position in recorded}
+        else:
+            voters = self._find_voters()
+            if len(voters) < required and not self._is_event_kept():
+                raise _PrunedError
         if len(voters) < required:
             raise _Unjustified(f"follows from {len(voters)} of {required} recorded votes")
 
@@ -101,22 +127,33 @@ class _Claim:
             "AND json_extract(CAST(body AS TEXT), '$.data.dryRun') IS NULL",
             (self._event_key, self._position, self._note["approvalId"]),
         ).fetchone()
-        if row[0] is None and self._checkpoint:
-            raise _Pruned
+        if row[0] is None and not self._is_event_kept():
+            raise _PrunedError
         return row[0]  # type: ignore[no-any-return]  # a position or None
 
-    def _voters(self) -> set[str]:
-        recorded = self._note.get("recorded")
-        if recorded is not None:
-            return {self._voter(position) for position in recorded}
+    def _is_event_kept(self) -> bool:
+        """Whether the journal still holds all rows about the event that came before the claim.
+
+        Rows are pruned from the oldest on. So that is true if the ``event.scheduled`` is there,
+        which comes before the votes and the grant.
+        """
+        if not self._checkpoint:
+            return True
+        row = self._connection.execute(
+            "SELECT 1 FROM journal WHERE event_key = ? AND position < ? "
+            "AND kind = 'event.scheduled' LIMIT 1",
+            (self._event_key, self._position),
+        ).fetchone()
+        return row is not None
+
+    def _find_voters(self) -> set[str]:
+        """An older version did not say where its votes are."""
         rows = self._connection.execute(
             "SELECT body FROM journal WHERE event_key = ? AND position < ? "
             "AND kind = 'approval.recorded'",
             (self._event_key, self._position),
         )
         votes = [event for (body,) in rows if self._is_vote(event := CloudEvent.parse(body))]
-        if self._checkpoint and not votes:
-            raise _Pruned
         return {vote.data["principal"] for vote in votes}
 
     def _voter(self, position: int) -> str:
@@ -134,7 +171,7 @@ class _Claim:
         if position is None or position >= self._position:
             return None
         if position <= self._checkpoint:
-            raise _Pruned
+            raise _PrunedError
         return self._journal.verified_event(position, kind, self._event_key)
 
 
@@ -143,7 +180,9 @@ def _table_differences(connection: sqlite3.Connection) -> Iterator[str]:
     decisions = Decisions(connection, Journal(connection))
     occurrences = connection.execute("SELECT id, key, live FROM occurrence ORDER BY id").fetchall()
     for occurrence, key, is_live in occurrences:
+        # This reads the table, and leaves out each vote that the journal does not hold.
         held = decisions.for_occurrence(occurrence, counting=True)
+        # This reads the table, with the holds of earlier occurrences. A hold is never left out.
         held += decisions.holds_before(key, occurrence)
         rooted = {decision.approval_id for decision in held}
         rows = connection.execute(
@@ -153,6 +192,7 @@ def _table_differences(connection: sqlite3.Connection) -> Iterator[str]:
         for approval_id, principal in rows:
             if approval_id not in rooted:
                 yield f"the vote {approval_id} of {principal} ({key}) is not in the journal"
+        # This reads the table, and leaves out each open grant that the journal does not hold.
         rooted_grants = {grant.id for grant in decisions.grants(occurrence)}
         grants = connection.execute(
             "SELECT id, approval_id FROM start_request WHERE occurrence = ?", (occurrence,)
@@ -160,6 +200,7 @@ def _table_differences(connection: sqlite3.Connection) -> Iterator[str]:
         for grant, approval_id in grants:
             if grant not in rooted_grants:
                 yield f"the grant of approval {approval_id} ({key}) is not in the journal"
+        # This reads the journal alone.
         for decision in decisions.in_force(key).values() if is_live else ():
             if decision.decision == "hold" and decision.approval_id not in rooted:
                 yield (

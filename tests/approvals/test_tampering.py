@@ -13,7 +13,7 @@ import pytest
 
 from relay.approvals import ApprovalsSettings
 from relay.outbox import Mode, StoreSettings
-from relay.outbox.claim_audit import audit_claims
+from relay.outbox.claim_audit import ClaimAuditResult, audit_claims
 from relay.outbox.file import open_for_reading
 from relay.outbox.retention import prune
 from relay.outbox.rows import PageLimit
@@ -411,15 +411,94 @@ def test_the_audit_finds_the_grant_of_an_older_claim_beside_that_of_a_dry_run(
     for mode in modes:
         approvals.set_mode(mode)
     approvals.claim()
+    found = audit_older_claims(approvals)
+    assert (found.claims, found.pruned, found.problems) == (1, 0, ())
+
+
+@pytest.mark.parametrize(
+    ("pruned_after", "claims_pruned"),
+    [
+        pytest.param(0, 0, id="nothing"),
+        pytest.param(1, 0, id="the event"),
+        pytest.param(11, 1, id="the event and a vote"),
+        pytest.param(21, 1, id="the event, the votes and the grant"),
+    ],
+)
+def test_the_audit_names_no_older_claim_whose_votes_were_pruned_in_part(
+    approvals: ApprovalFile, pruned_after: float, claims_pruned: int
+) -> None:
+    """The journal holds the event first. The votes follow after 10 and 20 seconds."""
+    approvals.record_document(REBOOT)
+    for voter in ("alice", "bob"):
+        approvals.clock.advance(10)
+        approvals.submit(by=voter)
+    approvals.clock.advance(10)
+    approvals.accept(approvals.claim())
+    approvals.record_document()  # the event ended: its votes are not kept
+    before = NOON + timedelta(seconds=pruned_after)
+    is_pruned = approvals.transact(lambda tx: tx.journal.prune(before, approvals.clock.now())) > 0
+    assert is_pruned == (pruned_after > 0)
+    found = audit_older_claims(approvals)
+    assert (found.claims, found.pruned, found.problems) == (1, claims_pruned, ())
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        pytest.param(
+            "UPDATE journal SET body = CAST(replace(CAST(body AS TEXT), 'approve', 'hold') AS BLOB)"
+            " WHERE kind = 'approval.recorded' AND position = (SELECT min(position) FROM journal "
+            "WHERE kind = 'approval.recorded')",
+            "follows from 1 of 2 recorded votes",
+            id="a vote",
+        ),
+        pytest.param(
+            "UPDATE journal SET body = CAST(replace(CAST(body AS TEXT), 'approve', 'hold') AS BLOB)"
+            " WHERE kind = 'approval.recorded'",
+            "follows from 0 of 2 recorded votes",
+            id="all votes",
+        ),
+        pytest.param(
+            "UPDATE journal SET kind = 'approval.voided' WHERE kind = 'approval.granted'",
+            "follows from no approval.granted",
+            id="the grant",
+        ),
+    ],
+)
+def test_the_audit_names_an_older_claim_without_a_root_if_only_other_events_were_pruned(
+    approvals: ApprovalFile, change: str, problem: str
+) -> None:
+    approvals.record_document(build_event("E-0", due=None))
+    approvals.clock.advance(10)
+    approvals.record_document(REBOOT)
+    approvals.submit()
+    approvals.submit(by="bob")
+    approvals.accept(approvals.claim())
+    approvals.record_document()  # the event ended: its votes are not kept
+    before = NOON + timedelta(seconds=5)
+    assert approvals.transact(lambda tx: tx.journal.prune(before, approvals.clock.now())) == 1
+    found = audit_older_claims(approvals, change)
+    assert (found.claims, found.pruned) == (1, 0)
+    (named,) = found.problems
+    assert named.endswith(problem)
+
+
+def audit_older_claims(approvals: ApprovalFile, *changes: str) -> ClaimAuditResult:
+    """Audit the file as if an older version had recorded its claims, after further changes.
+
+    Such a claim does not say where its grant and its votes are.
+    """
     older = "json_remove(CAST(body AS TEXT), '$.granted', '$.required', '$.recorded')"
     approvals.connection.execute("BEGIN")
     approvals.connection.execute("DROP TRIGGER journal_is_append_only")
     approvals.connection.execute(
         f"UPDATE journal SET body = CAST({older} AS BLOB) WHERE kind = 'claim'"  # noqa: S608  # our own text
     )
+    for change in changes:
+        approvals.connection.execute(change)
     found = audit_claims(approvals.connection)
     approvals.connection.execute("ROLLBACK")
-    assert (found.claims, found.problems) == (1, ())
+    return found
 
 
 def test_a_claim_follows_from_the_votes_that_the_rules_asked_for_then(
