@@ -71,7 +71,7 @@ async def test_a_repeat_gets_no_second_event_and_starts_nothing_again(system: Sy
         await system.bus.send(cloud, "again")
         await system.bus.send(other, "again, refused")
     await system.sim.wait_until_approved(event, within=60)
-    await _all_before_is_decided(system)
+    await system.wait_until_earlier_are_decided()
     assert (
         len(system.bus.events_of_type("approval.recorded", event))
         == len(system.bus.events_of_type("approval.granted", event))
@@ -79,13 +79,6 @@ async def test_a_repeat_gets_no_second_event_and_starts_nothing_again(system: Sy
     )
     assert len(system.bus.events_of_type("approval.refused", foreign)) == 1
     assert (system.starts(event), system.starts(foreign)) == (1, 0)
-
-
-async def _all_before_is_decided(system: System) -> None:
-    """The queue is first in, first out: after this answer all earlier messages are decided."""
-    mark = f"mark {len(system.bus.events)}"
-    await system.bus.send({"eventId": "none", "decision": "approve", "revision": "none"}, mark)
-    await system.bus.wait_for_event("approval.refused", cause=mark)
 
 
 _TIMESTAMP, _MESSAGE_ID, _HEADERS = 6, 7, 13  # bits of the flags (AMQP 0-9-1, class basic)
@@ -142,7 +135,7 @@ async def test_what_cannot_be_used_is_dead_lettered_and_is_no_event(
         orjson.dumps(decision) if body is None else body, **{"message_id": "unusable", **properties}
     )
     await eventually(lambda: len(system.bus.dead_letters) == dead_letter_count + 1)
-    await _all_before_is_decided(system)
+    await system.wait_until_earlier_are_decided()
     refused_event = [
         name_of(event)
         for event in system.bus.events[event_count:]
@@ -180,7 +173,7 @@ async def test_properties_that_no_decoder_likes_do_not_end_the_connection(
             f"{system.bus.exchange}.approvals", f"approve.{SCOPE}", b"{}", properties
         )
     await eventually(lambda: len(system.bus.dead_letters) == dead_letter_count + 1)
-    await _all_before_is_decided(system)
+    await system.wait_until_earlier_are_decided()
 
 
 async def test_a_name_that_is_not_ones_own_is_refused_by_the_broker(
@@ -214,7 +207,7 @@ async def refusal(
     dead_letter_count = len(system.bus.dead_letters)
     await system.bus.send(decision, message_id, **properties)
     refused_event = await system.bus.wait_for_event("approval.refused", cause=message_id)
-    await _all_before_is_decided(system)
+    await system.wait_until_earlier_are_decided()
     assert (await system.bus.waiting())[0] == 0
     assert len(system.bus.dead_letters) == dead_letter_count
     assert refused_event["subject"] == decision["eventId"]
@@ -339,5 +332,5 @@ async def test_in_a_dry_run_everything_happens_but_the_start(system: System) -> 
         assert granted["data"]["dryRun"] is True
     finally:
         await system.running.relay.gate.set_mode("on", "local:tester")
-    await _all_before_is_decided(system)
+    await system.wait_until_earlier_are_decided()
     assert not system.starts(event)
