@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import plots
-from bench.peers import PEERS, SET_UP
+from bench.peers import BARE_ONE, BARE_TEN, PEERS, SET_UP
 from bench.results import (
     BARE,
     RAW,
@@ -19,6 +19,7 @@ from bench.results import (
     Measured,
     Row,
     Section,
+    Summary,
     number,
     ratio,
     summarize,
@@ -129,7 +130,7 @@ def _alternatives() -> dict[str | None, str]:
         "latency": "Times of single events, as a cumulative distribution",
         "throughput": "Deliveries a second of relay, bare outbox and raw limit",
         "growth": "CPU time for each change by the number of events in the document",
-        "peers": "Deliveries a second of other systems",
+        "peers": "Deliveries a second of other systems, as a share of a bare outbox",
     }
 
 
@@ -201,18 +202,24 @@ def _growth(results: Mapping[str, Measured]) -> str | None:
 
 
 def _peers(results: Mapping[str, Measured]) -> str:
-    groups = {"imds-relay (this run)": _of_relay(results)} if "burst" in results else {}
+    groups = {"imds-relay (this run)": _shares_of_relay(results)} if "burst" in results else {}
     for peer in PEERS:
-        members = {"1 endpoint": plots.Bar(peer.one[0], peer.one[0], peer.one[0])}
+        shares = {"1 endpoint": summarize([peer.one[0] / BARE_ONE])}
         if peer.ten is not None:
-            members["10 endpoints"] = plots.Bar(peer.ten[0], peer.ten[0], peer.ten[0])
-        groups[peer.name] = members
-    return plots.bars("Deliveries a second, other systems as cited", "/s", groups)
+            shares["10 endpoints"] = summarize([peer.ten[0] / BARE_TEN])
+        groups[peer.name] = _percent_bars(shares)
+    return plots.bars("Deliveries a second, as a share of a bare outbox", "%", groups)
 
 
-def _of_relay(results: Mapping[str, Measured]) -> dict[str, plots.Bar]:
+def _shares_of_relay(results: Mapping[str, Measured]) -> dict[str, plots.Bar]:
     rows = [row for row in results["burst"].section.rows if row.name.endswith(", deliveries")]
+    shares = (ratio(row, (RELAY, BARE)) for row in rows)
+    return _percent_bars(dict(zip(("1 endpoint", "10 endpoints"), shares, strict=True)))
+
+
+def _percent_bars(shares: Mapping[str, Summary | None]) -> dict[str, plots.Bar]:
     return {
-        label: _row_bars(row)[RELAY]
-        for label, row in zip(("1 endpoint", "10 endpoints"), rows, strict=True)
+        name: plots.Bar(100 * share.median, 100 * share.low, 100 * share.high)
+        for name, share in shares.items()
+        if share is not None
     }
