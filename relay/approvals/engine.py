@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -30,6 +29,7 @@ from relay.approvals.effects import (
     record_refusal,
     record_start_answer,
 )
+from relay.approvals.journal_authority import restore_from_journal
 from relay.approvals.principals import is_chat_principal
 from relay.approvals.refusals import (
     MAX_RECORDED_ABOUT_EVENT,
@@ -45,7 +45,6 @@ from relay.events.build import Origin
 from relay.outbox import Decision, FirstAnswer, Grant, GrantState, Mode, TrackedEvent
 from relay.outbox.transaction import Transaction
 
-_log = logging.getLogger(__name__)
 _MODES_BY_STRICTNESS: tuple[Mode, ...] = ("on", "dry-run", "off")
 _REUSED_ID = Refusal(
     409, "this id came before with another body; give each request an id of its own"
@@ -283,7 +282,7 @@ class ApprovalEngine:
             if not transitions:
                 return status
             is_granting = any(isinstance(transition, CreateGrant) for transition in transitions)
-            if is_granting and self._restore_from_journal(tx, status):
+            if is_granting and restore_from_journal(tx, status):
                 continue
             for transition in transitions:
                 cause = apply_transition(tx, self.origin, transition, status, cause)
@@ -307,7 +306,7 @@ class ApprovalEngine:
             status = self.status(tx, occurrence, now)
             if not can_claim(grant, status):
                 continue
-            if self._restore_from_journal(tx, status):
+            if restore_from_journal(tx, status):
                 status = self.status(tx, occurrence, now)
                 if not can_claim(grant, status):
                     continue
@@ -327,43 +326,6 @@ class ApprovalEngine:
             }
             tx.journal.append_note(now, "claim", note, event_key=occurrence.key)
         return claims
-
-    def _restore_from_journal(self, tx: Transaction, status: ApprovalStatus) -> bool:
-        """Correct the votes and holds in the table by the journal; return whether they differed.
-
-        This reads all that was decided about the EventId, so it comes only before a grant and
-        before a claim. It finds a vote that was ended and made to count again, and a hold whose
-        row was removed or changed.
-        """
-        occurrence = status.occurrence
-        in_force = tx.decisions.in_force(occurrence.key)
-        known = {decision.approval_id for decision in status.decisions}
-        # A dry run can grant once more with the votes of an accepted StartRequest; it sends none.
-        is_rehearsal = status.mode == "dry-run" and status.accepted_by_imds
-        revived = [
-            decision
-            for decision in status.counted_votes
-            if decision.approval_id not in in_force and not is_rehearsal
-        ]
-        removed = [
-            replace(decision, occurrence=occurrence.id)
-            for decision in in_force.values()
-            if decision.decision == "hold" and decision.approval_id not in known
-        ]
-        for decision in revived:
-            tx.decisions.stop_counting(decision.approval_id)
-        for decision in removed:
-            tx.decisions.restore(decision)
-        if revived or removed:
-            _log.error(
-                "the approvals of event %s in the state file were changed by another program: "
-                "%d votes count again that had ended, %d holds are missing. The relay follows "
-                "the journal",
-                occurrence.event.event_id,
-                len(revived),
-                len(removed),
-            )
-        return bool(revived or removed)
 
     def record_start_answers(
         self,
