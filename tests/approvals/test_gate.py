@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from relay.approvals import ApprovalsSettings
+from relay.approvals import ApprovalsSettings, ClaimedGrant
 from relay.approvals.admission import SENT_BEFORE_NOTICE
 from relay.approvals.engine import ApprovalEngine
 from relay.approvals.gate import Gate
@@ -24,7 +24,7 @@ from relay.errors import SourceError, SourceRefused, SourceUnavailable, StoreUna
 from relay.events.cloudevent import CloudEvent
 from relay.events.model import Document, ScheduledEvent
 from relay.ingest.recorder import PollResult, Recorder
-from relay.outbox import StateFileOwner, StoreSettings
+from relay.outbox import Grant, StateFileOwner, StoreSettings
 from relay.outbox.file import open_for_reading
 from relay.outbox.journal import read_rows, verify_journal
 from relay.outbox.sqlite import Store, open_store
@@ -71,7 +71,9 @@ class Azure:
         self._clock = clock
         self._recorder = Recorder(ORIGIN, BOOT_ID, frozenset({"db-1"}))
 
-    async def read_fresh(self) -> None:
+    max_shared = 100
+
+    async def read_fresh(self, _scope: str, _grants: Sequence[Grant]) -> None:
         """Read and record the document, once the test allows it."""
         self.reads += 1
         await self.may_read.wait()
@@ -85,12 +87,15 @@ class Azure:
         result = PollResult(Document(1, self.document), self._clock.now(), gap=False)
         await self.store.transact(lambda tx: self._recorder.record(tx, result), fail_open=True)
 
-    async def start(self, event_ids: Sequence[str]) -> None:
+    def choose(self, _scope: str, _grants: Sequence[Grant]) -> None:
+        """IMDS itself executes each StartRequest."""
+
+    async def start(self, _scope: str, claims: Sequence[ClaimedGrant]) -> None:
         """Answer a StartRequest, once the test allows it."""
         assert self.in_flight_count == 0, "two StartRequests in flight"
         self.in_flight_count += 1
         try:
-            self.sent.append(tuple(event_ids))
+            self.sent.append(tuple(claim.event_id for claim in claims))
             await self.may_answer.wait()
         finally:
             self.in_flight_count -= 1
