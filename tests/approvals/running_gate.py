@@ -10,17 +10,19 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 from relay.approvals import ApprovalsSettings, ClaimedGrant
 from relay.approvals.engine import ApprovalEngine
 from relay.approvals.gate import Gate
 from relay.approvals.request import DecisionAnswer
-from relay.errors import SourceError, SourceRefused, SourceUnavailable
+from relay.errors import NotDelivered, SourceError, SourceRefused, SourceUnavailable
 from relay.events.cloudevent import CloudEvent
 from relay.events.model import Document, ScheduledEvent
 from relay.ingest.recorder import PollResult, Recorder
 from relay.outbox import Grant, StateFileOwner, StoreSettings
 from relay.outbox.file import open_for_reading
-from relay.outbox.journal import read_rows, verify_journal
+from relay.outbox.journal import JournalRow, read_rows, verify_journal
 from relay.outbox.sqlite import Store, open_store
 from tests.approvals.builders import (
     BOOT_ID,
@@ -34,6 +36,8 @@ from tests.approvals.manual_clock import NOON, ManualClock, wait_until
 REFUSED = SourceRefused("expected 200, got 400", status=400)
 UNAVAILABLE = SourceUnavailable("expected 200, got 503", status=503)
 TIMEOUT = SourceUnavailable("expected an answer within 10s, none came whole")
+NOBODY = SourceUnavailable("no agent of the scope answers")
+RETURNED = NotDelivered("the broker returned the StartRequest: no queue takes it")
 
 
 class Azure:
@@ -44,11 +48,17 @@ class Azure:
         clock: ManualClock,
         *events: ScheduledEvent,
         answers: Sequence[SourceError | None] = (),
+        agents: Sequence[str] | None = None,
     ) -> None:
+        """``agents`` can execute a StartRequest, each for one event; None: IMDS itself does."""
         self.document: tuple[ScheduledEvent, ...] = events
         self.answers = deque(answers)
         """The next answers to StartRequests; None, or nothing left: 200."""
         self.read_errors: deque[SourceError] = deque()
+        self.agents = list(agents) if agents is not None else None
+        self.max_shared = 100 if agents is None else 1
+        self.claims: list[ClaimedGrant] = []
+        """The claims of all StartRequests that were sent."""
         self.sent: list[tuple[str, ...]] = []
         self.reads = 0
         self.in_flight_count = 0
@@ -59,8 +69,6 @@ class Azure:
         self.store: Store
         self._clock = clock
         self._recorder = Recorder(ORIGIN, BOOT_ID, frozenset({"db-1"}))
-
-    max_shared = 100
 
     async def read_fresh(self, _scope: str, _grants: Sequence[Grant]) -> None:
         """Read and record the document, once the test allows it."""
@@ -76,19 +84,27 @@ class Azure:
         result = PollResult(Document(1, self.document), self._clock.now(), gap=False)
         await self.store.transact(lambda tx: self._recorder.record(tx, result), fail_open=True)
 
-    def choose(self, _scope: str, _grants: Sequence[Grant]) -> None:
-        """IMDS itself executes each StartRequest."""
+    def choose(self, _scope: str, _grants: Sequence[Grant]) -> str | None:
+        """Return the first agent."""
+        if self.agents is None:
+            return None
+        if not self.agents:
+            raise NOBODY
+        return self.agents[0]
 
     async def start(self, _scope: str, claims: Sequence[ClaimedGrant]) -> None:
         """Answer a StartRequest, once the test allows it."""
         assert self.in_flight_count == 0, "two StartRequests in flight"
         self.in_flight_count += 1
         try:
+            self.claims += claims
             self.sent.append(tuple(claim.event_id for claim in claims))
             await self.may_answer.wait()
         finally:
             self.in_flight_count -= 1
         answer = self.answers.popleft() if self.answers else None
+        if isinstance(answer, NotDelivered) and self.agents and self.agents[1:]:
+            del self.agents[0]  # it is not chosen again, unless there is nobody else
         if answer is not None:
             raise answer
 
@@ -110,21 +126,28 @@ class GateHarness:
         """Submit a request about an event."""
         return await self.gate.submit(build_request(*given, at=self.clock.now(), **changes))
 
-    def events(self, *names: str) -> list[CloudEvent]:
-        """The events in the file, read by a second connection; the hash chain is checked too."""
+    def journal(self) -> list[JournalRow]:
+        """The journal, read by a second connection; its hash chain is checked too."""
         with contextlib.closing(open_for_reading(self.path)) as reader:
             verify_journal(reader)
-            recorded_events = [
-                CloudEvent.parse(row.body)
-                for row in read_rows(reader)
-                if row.kind not in ("claim", "mode")
-            ]
+            return list(read_rows(reader))
+
+    def events(self, *names: str) -> list[CloudEvent]:
+        """The events in the file, or those with some names."""
+        recorded_events = [
+            CloudEvent.parse(row.body)
+            for row in self.journal()
+            if row.kind not in ("claim", "mode")
+        ]
         return [recorded for recorded in recorded_events if not names or recorded.name in names]
 
     def kinds(self) -> list[str]:
         """The kinds of the journal's rows."""
-        with contextlib.closing(open_for_reading(self.path)) as reader:
-            return [row.kind for row in read_rows(reader)]
+        return [row.kind for row in self.journal()]
+
+    def claim_notes(self) -> list[dict[str, Any]]:
+        """The claims in the journal."""
+        return [orjson.loads(row.body) for row in self.journal() if row.kind == "claim"]
 
     async def wait_for_events(self, name: str, count: int = 1) -> list[CloudEvent]:
         """Wait until the journal has ``count`` events with this name; return them."""
@@ -188,3 +211,15 @@ async def running_gate(
         finally:
             task.cancel()
             await asyncio.wait({task})
+
+
+def trace(store: Store) -> list[str]:
+    """Return the list to which each statement of a store is added from now on."""
+    statements: list[str] = []
+    store._state_file.connection.set_trace_callback(statements.append)  # noqa: SLF001  # a test
+    return statements
+
+
+def start_request_tasks() -> list[str]:
+    """Return the names of the tasks that send StartRequests in a scope."""
+    return [task.get_name() for task in asyncio.all_tasks() if "StartRequest in" in task.get_name()]

@@ -25,7 +25,7 @@ from tests.approvals.builders import (
     build_request,
 )
 from tests.approvals.manual_clock import NOON, ManualClock, wait_until
-from tests.approvals.running_gate import REFUSED, TIMEOUT, UNAVAILABLE, Azure, running_gate
+from tests.approvals.running_gate import REFUSED, TIMEOUT, UNAVAILABLE, Azure, running_gate, trace
 
 OTHER_REBOOT = build_event("E-2", event_source="User")
 STARTED = build_event(event_source="User", event_status="Started", not_before=None)
@@ -132,13 +132,6 @@ async def test_an_event_is_granted_after_a_wrong_clock_was_set_back_before_not_b
         await harness.record_document(USER_REBOOT, build_event("E-2"))
         await harness.wait_for_events("startrequest.accepted")
         assert harness.azure.sent == [("E-1",)]
-
-
-def trace(store: Store) -> list[str]:
-    """Return the list to which each statement of a store is added from now on."""
-    statements: list[str] = []
-    store._state_file.connection.set_trace_callback(statements.append)  # noqa: SLF001  # a test
-    return statements
 
 
 # --- from a grant to its StartRequest
