@@ -5,6 +5,7 @@
     ├── SourceError            the metadata service gave no usable answer
     │   ├── SourceUnavailable  a later call may work: 404, 410, 429, 5xx, resets, timeouts
     │   ├── SourceRefused      400: the relay's request is wrong
+    │   ├── SourceTooLate      the call was not sent, because its time was over
     │   └── DocumentError      200 with a body that is not a Scheduled Events document
     ├── DeliveryError          a sink could not deliver
     │   ├── Deferred           a later try may work
@@ -59,6 +60,10 @@ class SourceRefused(SourceError):
 
     Source: Azure, "Scheduled Events", section on starting an event.
     """
+
+
+class SourceTooLate(SourceError):
+    """The call may not be sent any more. Nothing of it was sent."""
 
 
 class DocumentError(SourceError):
