@@ -9,7 +9,8 @@
     │   └── DocumentError      200 with a body that is not a Scheduled Events document
     ├── DeliveryError          a sink could not deliver
     │   ├── Deferred           a later try may work
-    │   └── Rejected           no later try can work
+    │   ├── Rejected           no later try can work
+    │   └── Superseded         the destination has it from somebody else
     ├── SignatureRefused       the headers do not prove who sent a body (in `relay.signature`)
     └── StoreError             the state file is unusable
         ├── StoreLocked        another relay uses it
@@ -128,6 +129,13 @@ class Deferred(DeliveryError):
 
 class Rejected(DeliveryError):
     """No later try can work: the entry becomes a dead letter with this reason."""
+
+
+class Superseded(DeliveryError):
+    """The sink did not send the event, because its destination does not need it any more.
+
+    The destination has the same from another sender, for example.
+    """
 
 
 class StoreError(RelayError):

@@ -51,7 +51,12 @@ class ConfirmedPublisher:
             publish = channel.current_publish(message_id) or channel.start_publish(
                 message_id, body, key, header()
             )
-        if not await channel.wait(publish, deadline):
+        try:
+            is_done = await channel.wait(publish, deadline)
+        except asyncio.CancelledError:
+            channel.leave(message_id, publish)
+            raise
+        if not is_done:
             channel.leave(message_id, publish)
             raise Deferred(
                 f"within {self._timeout:g} s the broker did not confirm. "

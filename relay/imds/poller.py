@@ -104,6 +104,12 @@ class Poller:
             return None
         return self._clock.monotonic() - self._last_read_monotonic
 
+    @property
+    def clock_offset(self) -> float | None:
+        """The seconds that our clock is certainly ahead of the service's; None: not known."""
+        skew = self._client.clock_skew
+        return None if skew is None else -skew
+
     async def read_fresh(self) -> None:
         """Read the document with a call that begins from now on, and record it.
 
