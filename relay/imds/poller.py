@@ -108,7 +108,7 @@ class Poller:
     def clock_offset(self) -> float | None:
         """The seconds that our clock is certainly ahead of the service's; None: not known."""
         skew = self._client.clock_skew
-        return None if skew is None else -skew
+        return None if skew is None else 0.0 - skew  # no -0.0
 
     async def read_fresh(self) -> None:
         """Read the document with a call that begins from now on, and record it.
