@@ -40,6 +40,7 @@ from relay.imds.discovery import (
     resource_names,
 )
 from relay.imds.poller import Poller
+from relay.imds.start_request_port import ImdsPort
 from relay.ingest.recorder import Recorder, names_this_vm
 from relay.outbox import StateFileOwner
 from relay.outbox.retention import prune_forever
@@ -164,7 +165,7 @@ async def start_relay(
         gate = Gate(
             approvals,
             store,
-            poller,
+            ImdsPort(poller, client),
             clock,
             # If the names of this VM are unknown, every event may be about it.
             partial(names_this_vm, resource_names=names) if names is not None else lambda _: True,

@@ -4,6 +4,7 @@
     ├── ConfigError            the YAML document, an environment variable or a file is wrong
     ├── SourceError            the metadata service gave no usable answer
     │   ├── SourceUnavailable  a later call may work: 404, 410, 429, 5xx, resets, timeouts
+    │   │   └── NotDelivered   a StartRequest reached nobody who could execute it
     │   ├── SourceRefused      400: the relay's request is wrong
     │   ├── SourceTooLate      the call was not sent, because its time was over
     │   └── DocumentError      200 with a body that is not a Scheduled Events document
@@ -54,6 +55,10 @@ class SourceError(RelayError):
 
 class SourceUnavailable(SourceError):
     """A later call may work."""
+
+
+class NotDelivered(SourceUnavailable):
+    """A StartRequest reached nobody who could execute it. Another may get it at once."""
 
 
 class SourceRefused(SourceError):

@@ -1,12 +1,13 @@
 """Who may start an event: the rules, the votes, and the gate that sends the StartRequests.
 
 This module defines what other packages provide: the configuration of approvals, and the port by
-which the gate reaches IMDS.
+which StartRequests reach IMDS.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from pydantic import Field, model_validator
@@ -23,6 +24,7 @@ from relay.approvals.rules import (
     eligible_voters,
     person_for,
 )
+from relay.outbox import Grant, Head
 from relay.settings import Section, check_names_differ_without_case
 
 
@@ -112,17 +114,53 @@ class ApprovalsSettings(Section):
             raise ValueError(f"{path}: expected a person of approvals.people, {member} is none")
 
 
+@dataclass(frozen=True, slots=True)
+class ClaimedGrant:
+    """A grant for which a StartRequest may be sent now, because its claim is in the journal."""
+
+    grant: Grant
+    """The grant as it was before the claim."""
+    event_id: str
+    """The EventId in the case that Azure wrote."""
+    agent: str | None
+    """Who executes the StartRequest, as `StartRequestPort.choose` named it."""
+    journal_head: Head
+    """The row of the claim in the journal."""
+
+    @property
+    def attempt(self) -> int:
+        """The number of the StartRequest for this grant, from 1."""
+        return self.grant.attempts + 1
+
+
 class StartRequestPort(Protocol):
-    """How the gate reaches IMDS. Nothing else may hold it."""
+    """How StartRequests reach IMDS. Only `start_requests` may call it.
 
-    async def read_fresh(self) -> None:
-        """Read the document in a call that begins now; return once its changes are recorded.
+    For each StartRequest, `read_fresh`, `choose` and `start` are called in this order. The calls
+    for one scope never overlap. Those for different scopes do.
+    """
 
-        Raises SourceError.
+    @property
+    def max_shared(self) -> int:
+        """How many events of a scope may share a StartRequest."""
+
+    async def read_fresh(self, scope: str, grants: Sequence[Grant], /) -> None:
+        """Learn what the events of these grants are now; return once the changes are recorded.
+
+        The read begins now. Raises SourceError, and logs it.
         """
 
-    async def start(self, event_ids: Sequence[str]) -> None:
-        """Send one StartRequest for these events; return if IMDS answers 200.
+    def choose(self, scope: str, grants: Sequence[Grant], /) -> str | None:
+        """Return who will execute a StartRequest for these grants; None if there is no choice.
 
-        Raises SourceRefused if it answers 400, and SourceUnavailable for another answer or none.
+        The name becomes ``agent`` of the claims. Raises SourceUnavailable if there is nobody: then
+        nothing is claimed, and the grants wait.
+        """
+
+    async def start(self, scope: str, claims: Sequence[ClaimedGrant], /) -> None:
+        """Send one StartRequest for these claims; return if IMDS answers 200.
+
+        Raises SourceRefused if it answers 400, NotDelivered if the StartRequest certainly reached
+        nobody, and SourceUnavailable for another answer or none. From then on the StartRequest must
+        not be executed any more, because the next one can follow.
         """

@@ -1,18 +1,18 @@
 """Decides approvals inside transactions of the store: requests, transitions, claims and answers.
 
-`gate` runs these methods in the store and sends the StartRequests. The rules of decision are in
-`admission` and `transitions`; `effects` writes what was decided. Nothing here waits or sends.
+`gate` and `start_requests` run these methods in the store. The rules of decision are in `admission`
+and `transitions`; `effects` writes what was decided. Nothing here waits or sends.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import Any
 
-from relay.approvals import ApprovalsSettings
+from relay.approvals import ApprovalsSettings, ClaimedGrant
 from relay.approvals.admission import (
     Refusal,
     authorize,
@@ -56,15 +56,6 @@ _TOO_MANY = Refusal(
     f"you have decided {MAX_DECISIONS_ABOUT_EVENT} times about this event within a minute: "
     "nothing was changed; wait a minute",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class ClaimedGrant:
-    """A grant for which a StartRequest may be sent now."""
-
-    grant: Grant
-    event_id: str
-    """The EventId in the case that Azure wrote."""
 
 
 class ApprovalEngine:
@@ -290,18 +281,16 @@ class ApprovalEngine:
     # --- StartRequests
 
     def claim_grants(
-        self, tx: Transaction, grants: Sequence[Grant], now: datetime
+        self, tx: Transaction, grants: Sequence[Grant], now: datetime, *, agent: str | None = None
     ) -> list[ClaimedGrant]:
         """Check everything again, and claim the grants for which a StartRequest may be sent.
 
-        The caller sends it only after this transaction is on disk
+        ``agent`` is who will execute it; None if there is no choice. The caller sends it only after
+        this transaction is on disk
         (docs/guarantees.md#every-startrequest-follows-from-the-journal).
         """
         claims = []
-        wanted_ids = {grant.id for grant in grants}
-        for grant in tx.decisions.open_grants():
-            if grant.id not in wanted_ids:
-                continue
+        for grant in tx.decisions.open_grants([grant.id for grant in grants]):
             occurrence = tx.snapshot.get(grant.occurrence)
             status = self.status(tx, occurrence, now)
             if not can_claim(grant, status):
@@ -310,11 +299,10 @@ class ApprovalEngine:
                 status = self.status(tx, occurrence, now)
                 if not can_claim(grant, status):
                     continue
-            claim = ClaimedGrant(grant, occurrence.event.event_id)
-            claims.append(claim)
+            event_id = occurrence.event.event_id
             tx.decisions.claim_grant(grant.id)
             note = {
-                "eventId": claim.event_id,
+                "eventId": event_id,
                 "revision": grant.revision,
                 "rule": grant.rule,
                 "approvalId": grant.approval_id,
@@ -324,7 +312,10 @@ class ApprovalEngine:
                 "required": status.votes_required,
                 "recorded": [vote.position for vote in status.counted_votes if status.quorum],
             }
+            if agent is not None:
+                note["agent"] = agent
             tx.journal.append_note(now, "claim", note, event_key=occurrence.key)
+            claims.append(ClaimedGrant(grant, event_id, agent, tx.head()))
         return claims
 
     def record_start_answers(

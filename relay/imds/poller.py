@@ -1,15 +1,11 @@
-"""Polls the document, and is the only way to the metadata service: the gate's port.
-
-Reads and StartRequests share one client. So a StartRequest goes before the next poll, and the fresh
-read before a StartRequest counts as that poll.
-"""
+"""Polls the document. A fresh read before a StartRequest counts as the next poll."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -126,21 +122,6 @@ class Poller:
         self._fresh_reads.append(future)
         self._fresh_read_requested.set()
         return await future
-
-    async def start(self, event_ids: Sequence[str]) -> None:
-        """Send one StartRequest for these events; return on 200.
-
-        Raises SourceRefused on 400, another SourceError otherwise.
-        """
-        await self._client.send_start_request(event_ids)
-
-    async def start_until(self, event_id: str, seconds_left: Callable[[], float]) -> None:
-        """Send a StartRequest for one event, unless its time is over; return on 200.
-
-        ``seconds_left`` returns how long it may still be sent, and its answer be waited for. Raises
-        SourceTooLate if nothing was sent, SourceRefused on 400, another SourceError otherwise.
-        """
-        await self._client.send_start_request([event_id], seconds_left=seconds_left)
 
     async def _poll_forever(self) -> None:
         while True:

@@ -200,12 +200,16 @@ class Decisions:
         """Return one grant. Raises IndexError if there is none."""
         return self._select_grants("id = ?", grant_id)[0]
 
-    def open_grants(self) -> list[Grant]:
+    def open_grants(self, ids: Sequence[int] | None = None) -> list[Grant]:
         """Return the grants whose StartRequest has no final answer, oldest first.
 
-        Grants of dry runs are left out.
+        Grants of dry runs are left out. ``ids``: only consider these grants.
         """
-        return self._select_grants("state IN ('granted', 'sent') AND NOT dry_run")
+        is_open = "state IN ('granted', 'sent') AND NOT dry_run"
+        if ids is None:
+            return self._select_grants(is_open)
+        is_wanted = "id IN (SELECT value FROM json_each(?))"
+        return self._select_grants(f"{is_open} AND {is_wanted}", orjson.dumps(ids).decode())
 
     def unsettled_occurrences(
         self, *, all_live: bool = True, event_keys: Sequence[str] | None = None

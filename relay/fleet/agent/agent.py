@@ -17,7 +17,7 @@ from relay.events.model import Document
 from relay.fleet.agent.link import AgentLink, CommandHandler
 from relay.fleet.agent.pulses import AFFIRM_SPREAD, Pulses
 from relay.fleet.agent.report_sink import NamesThisVm, ReportSink
-from relay.fleet.agent.start_orders import StartOrders, StartPort
+from relay.fleet.agent.start_orders import DocumentReader, StartOrders, StartRequestSender
 from relay.fleet.agent.votes import Votes
 from relay.fleet.messages import (
     HubState,
@@ -31,7 +31,7 @@ from relay.fleet.routing import pulse_key, result_key, vote_key
 from relay.fleet.settings import AgentSettings
 
 
-class ImdsSource(StartPort, Protocol):
+class AgentSource(DocumentReader, Protocol):
     """The poller of this VM, as an agent uses it."""
 
     last_document: Document | None
@@ -76,14 +76,14 @@ class Agent(CommandHandler):
         self._machine = machine
         self._clock = clock
         self._chance = chance
-        self._source: ImdsSource | None = None
+        self._source: AgentSource | None = None
         self._orders: StartOrders | None = None
         self.link = AgentLink(settings, origin, self, clock, chance=chance)
         self.report_sink = ReportSink(self.link, origin, names_this_vm, clock, chance=chance)
         self.votes = Votes(self._publish_vote)
         self._pulses = Pulses(self._make_pulse, self._send_pulse, clock, chance=chance)
 
-    def attach_source(self, source: ImdsSource) -> None:
+    def attach_source(self, source: AgentSource) -> None:
         """From now on pulses tell what the source sees, and orders are carried out with it."""
         self._source = source
         self._orders = StartOrders(source, self._publish_result, self._machine.vm_id, self._clock)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
@@ -65,13 +65,19 @@ class DatedRead(Protocol):
         """The monotonic clock of this VM before the request was sent."""
 
 
-class StartPort(Protocol):
-    """How orders reach IMDS."""
+class DocumentReader(Protocol):
+    """How orders read the document."""
 
     async def read_dated(self) -> DatedRead:
         """Read the document with a call that begins now. Raises SourceError."""
 
-    async def start_until(self, event_id: str, seconds_left: Callable[[], float]) -> None:
+
+class StartRequestSender(Protocol):
+    """How orders reach IMDS."""
+
+    async def send_start_request(
+        self, event_ids: Sequence[str], *, seconds_left: Callable[[], float]
+    ) -> None:
         """Send a StartRequest unless its time is over; return on 200.
 
         It must ask ``seconds_left`` directly before it sends, and must send nothing later. Raises
@@ -101,12 +107,14 @@ class StartOrders:
 
     def __init__(
         self,
-        port: StartPort,
+        reader: DocumentReader,
+        sender: StartRequestSender,
         publish: Callable[[StartResult], Awaitable[None]],
         vm_id: str | None,
         clock: Clock,
     ) -> None:
-        self._port = port
+        self._reader = reader
+        self._sender = sender
         self._publish = publish
         self._vm_id = vm_id
         self._clock = clock
@@ -185,7 +193,7 @@ class StartOrders:
             return _result(received, "stale", reason)
         try:
             async with asyncio.timeout(self._seconds_of_life(received)):
-                read = await self._port.read_dated()
+                read = await self._reader.read_dated()
         except TimeoutError:
             return _result(received, "stale", "IMDS did not give the document in time")
         except SourceError as error:
@@ -216,7 +224,7 @@ class StartOrders:
         if seconds_left() <= 0:
             return _result(received, "stale", "the deadline has passed by the clock of IMDS")
         try:
-            await self._port.start_until(order.event_id, seconds_left)
+            await self._sender.send_start_request([order.event_id], seconds_left=seconds_left)
         except SourceTooLate as error:
             return _result(received, "stale", error.reason)
         except SourceRefused as error:
