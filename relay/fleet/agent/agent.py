@@ -83,10 +83,12 @@ class Agent(CommandHandler):
         self.votes = Votes(self._publish_vote)
         self._pulses = Pulses(self._make_pulse, self._send_pulse, clock, chance=chance)
 
-    def attach_source(self, source: AgentSource) -> None:
-        """From now on pulses tell what the source sees, and orders are carried out with it."""
+    def attach_source(self, source: AgentSource, sender: StartRequestSender) -> None:
+        """From now on pulses tell what the source sees, and orders can be carried out."""
         self._source = source
-        self._orders = StartOrders(source, self._publish_result, self._machine.vm_id, self._clock)
+        self._orders = StartOrders(
+            source, sender, self._publish_result, self._machine.vm_id, self._clock
+        )
 
     async def run(self) -> None:
         """Stay connected, send pulses and carry out orders until cancelled."""

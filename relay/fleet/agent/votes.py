@@ -11,9 +11,12 @@ from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Any
 
+from relay.approvals.decision_handler import DecidedElsewhere
+from relay.approvals.engine import ApprovalEngine
 from relay.approvals.request import DecisionAnswer, DecisionRequest
 from relay.errors import DeliveryError
 from relay.fleet.messages import VoteAnswer, VoteMessage
+from relay.outbox import Mode
 
 ANSWER_TIMEOUT = 5.0
 """Seconds that a local program waits for the answer."""
@@ -96,3 +99,23 @@ def _unavailable(reason: str) -> DecisionAnswer:
             "try again with the same id (the header Idempotency-Key)"
         },
     )
+
+
+class HubDecisions:
+    """The `DecisionHandler` of an agent: the hub decides. ``engine`` has approvals off."""
+
+    def __init__(self, engine: ApprovalEngine, votes: Votes) -> None:
+        self.engine = engine
+        self._votes = votes
+
+    async def submit(self, request: DecisionRequest) -> DecisionAnswer:
+        """Return the hub's answer; 503 if it does not come in time."""
+        return await self._votes.submit(request)
+
+    async def mode(self) -> Mode:
+        """Return off: this relay decides nothing."""
+        return "off"
+
+    async def set_mode(self, _mode: Mode, _principal: str) -> Mode:
+        """Raise DecidedElsewhere."""
+        raise DecidedElsewhere("this relay is an agent: set the mode of approvals on the hub")
