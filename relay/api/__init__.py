@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from relay.api.settings import ApiSettings, Client
-from relay.approvals.gate import Gate
+from relay.approvals.decision_handler import DecisionHandler
 from relay.chat import ChatSink
 from relay.clock import Clock
 from relay.delivery.dispatcher import Dispatcher
@@ -36,7 +36,8 @@ class Relay:
     """The parts of a running relay that the API uses."""
 
     store: Store
-    gate: Gate
+    gate: DecisionHandler
+    """The gate; on an agent the way to the hub's."""
     dispatcher: Dispatcher
     source: SourceHealth
     origin: Origin

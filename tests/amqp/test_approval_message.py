@@ -17,9 +17,9 @@ from pamqp.header import ContentHeader
 from relay.amqp.approval_message import UnusableMessage, parse_message
 from relay.amqp.frames import MAX_BODY_BYTES
 from relay.api import Client
-from relay.app import callers_by_amqp_user
 from relay.approvals.amqp_handler import read_request
 from relay.approvals.request import DecisionRequest
+from relay.roles.parts import callers_by_amqp_user
 
 EXCHANGE, KEY = "azure.scheduledevents.approvals", "approve.prod"
 CALLERS = callers_by_amqp_user(
