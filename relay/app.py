@@ -79,7 +79,9 @@ def start_relay(
 
             return agent.start(config, config.fleet, clock, boot)
         case HubSettings():
-            raise NotImplementedError("a hub cannot be started yet")
+            from relay.roles import hub  # noqa: PLC0415
+
+            return hub.start(config, config.fleet, clock)
     from relay.roles import plain  # noqa: PLC0415
 
     return plain.start(config, clock, boot)

@@ -173,9 +173,9 @@ class Hub:
         """From now on results and votes can be handled."""
         self._results, self._votes = results, votes
 
-    def agents_showing(self, scope: str, event_id: str) -> frozenset[str] | None:
+    def agents_showing(self, scope: str, event_key: str) -> frozenset[str] | None:
         """Return the agents that see the current state of an event; None if it is not known."""
-        history = self._histories.of_scope(scope).get(event_id.lower())
+        history = self._histories.of_scope(scope).get(_HUB_KEYS.event_id(event_key))
         return history.current_agents if history is not None else None
 
     async def load(self) -> None:
