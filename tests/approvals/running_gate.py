@@ -168,9 +168,22 @@ class GateHarness:
     """A running gate with its clock, its store and its Azure."""
 
     def __init__(
-        self, path: Path, clock: ManualClock, azure: Azure, store: Store, gate: Gate
+        self,
+        path: Path,
+        clock: ManualClock,
+        azure: Azure,
+        store: Store,
+        gate: Gate,
+        task: asyncio.Task[None],
     ) -> None:
         self.path, self.clock, self.azure, self.store, self.gate = path, clock, azure, store, gate
+        self._task = task
+
+    def check_running(self) -> None:
+        """Raise what ended the gate, if it has ended."""
+        if self._task.done():
+            self._task.result()
+            raise AssertionError("the gate has ended")
 
     async def record_document(self, *events: ScheduledEvent) -> None:
         """Change Azure's document, and poll it."""
@@ -254,8 +267,8 @@ async def running_gate(
         await azure.poll()
         engine = ApprovalEngine(settings, ORIGIN, client_resources=CLIENT_RESOURCES)
         gate = Gate(engine, store, azure, clock, lambda _: names_us)
-        async with _running(gate):
-            yield GateHarness(path, clock, azure, store, gate)
+        async with _running(gate) as task:
+            yield GateHarness(path, clock, azure, store, gate, task)
 
 
 @asynccontextmanager
@@ -276,15 +289,15 @@ async def running_hub(
             await scope.poll()
         engine = ApprovalEngine(settings, Origin("hub", "hub-0"), client_resources=CLIENT_RESOURCES)
         gate = Gate(engine, store, Fleet(scopes, max_shared), clock, lambda _: False)
-        async with _running(gate):
-            yield GateHarness(path, clock, scopes[0], store, gate)
+        async with _running(gate) as task:
+            yield GateHarness(path, clock, scopes[0], store, gate, task)
 
 
 @asynccontextmanager
-async def _running(gate: Gate) -> AsyncIterator[None]:
+async def _running(gate: Gate) -> AsyncIterator[asyncio.Task[None]]:
     task = asyncio.create_task(gate.run())
     try:
-        yield
+        yield task
         assert not task.done(), task.exception()
     finally:
         task.cancel()
