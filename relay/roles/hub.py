@@ -118,7 +118,7 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
             await gate.wait_until_idle(DRAIN_TIMEOUT / 2)
             service.cancel()
             await gate.record_aggregated_refusals()
-            await hub.save()
+            hub.save()
 
         _log.info(
             "hub %s of the fleet %s runs; the API listens on %s",

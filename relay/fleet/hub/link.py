@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NoReturn, Protocol
 
 import pamqp.frame
@@ -112,6 +112,8 @@ class HubLink:
         self._publisher = ConfirmedPublisher(CONFIRM_TIMEOUT)
         self._user = ""
         self._transient: tuple[Connection, AbstractChannel] | None = None
+        self._deliveries: asyncio.Queue[DeliveredMessage | Deferred] = asyncio.Queue()
+        """Reports that have arrived."""
         self._state_log = LogOnce(_log)
 
     @property
@@ -130,6 +132,17 @@ class HubLink:
             heartbeat=heartbeat,
             max_body_bytes=MAX_BODY_BYTES,
         )
+
+    async def has_waiting_reports(self) -> bool:
+        """Whether reports wait that were not handed over yet, or nobody knows."""
+        if self._transient is None or not self._deliveries.empty():
+            return True
+        _, channel = self._transient
+        try:
+            queue = await channel.queue_declare(report_queue(self._settings.exchange), passive=True)
+        except (amqp.AMQPError, ChannelAccessRefused):
+            return True
+        return bool(queue.message_count) or not self._deliveries.empty()
 
     # --- publishing
 
@@ -212,11 +225,11 @@ class HubLink:
         queue = report_queue(self._settings.exchange)
         channel = await self._open_channel(connection)
         settlements = Settlements(channel)
-        deliveries = await _start_consuming(channel, queue, prefetch=PREFETCH)
+        self._deliveries = await _start_consuming(channel, queue, prefetch=PREFETCH)
         self._transient = connection, channel
         self._handler.on_connected()
         while True:
-            await self._handler.take_reports(await _take_batch(deliveries), settlements)
+            await self._handler.take_reports(await _take_batch(self._deliveries), settlements)
             await settlements.flush()
 
     async def _consume_pulses(self, connection: Connection) -> NoReturn:
@@ -286,7 +299,3 @@ async def _take_batch(
         raise delivery
     deliveries.put_nowait(delivery)  # it is last: the channel is closed
     return batch
-
-
-Report = Callable[[str | None, str], None]
-"""Counts and logs a message that cannot be used: its RabbitMQ user, and why."""
