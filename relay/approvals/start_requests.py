@@ -241,7 +241,7 @@ class StartRequestSender:
         found = []
         for grant in tx.decisions.open_grants():
             occurrence = tx.snapshot.get(grant.occurrence)
-            scope = self._engine.origin.scope
+            scope = occurrence.scope
             if scopes is not None and scope not in scopes:
                 continue
             is_stopped = not is_on or bool(self._engine.status(tx, occurrence, now).active_holds)
