@@ -210,6 +210,33 @@ def make_order(event_id: str, revision: str, *, seconds: float = 5.0, **changes:
     return StartOrder(**{**fields, **changes})
 
 
+async def carry_out(hub: HubSide, order: StartOrder, relay: str = "vm-0") -> StartResult:
+    """Send an order and return its first result."""
+    await hub.send(order, relay=relay)
+    results: list[StartResult] = []
+
+    def has_result() -> bool:
+        results[:] = [
+            each
+            for each in hub.results
+            if (each.grant, each.attempt) == (order.grant, order.attempt)
+        ]
+        return bool(results)
+
+    await eventually(has_result)
+    return results[0]
+
+
+async def wait_until_old_enough(hub: HubSide, relay: str = "vm-0") -> None:
+    """Wait until the agent carries out orders: not before it has run for a while."""
+
+    async def is_ready() -> bool:
+        result = await carry_out(hub, make_order("no-such-event", "none"), relay)
+        return result.result == "changed"
+
+    await eventually(is_ready, every=0.5)
+
+
 @asynccontextmanager
 async def hub_side(broker: Broker, exchange: str | None = None) -> AsyncIterator[HubSide]:
     """Make exchanges, queues and users, and receive what agents publish."""

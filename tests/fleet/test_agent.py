@@ -12,9 +12,18 @@ import pytest
 from relay.app import RunningRelay, start_relay
 from relay.clock import SystemClock
 from relay.events.cloudevent import CloudEvent
-from relay.fleet.messages import Pulse, PulseRequest, StartOrder, StartResult
+from relay.fleet.messages import Pulse, PulseRequest
 from relay.simulator import VM, Plan, Setup, Simulator
-from tests.fleet.hub_side import AGENT_USER, SCOPE, HubSide, agent_config, hub_side, make_order
+from tests.fleet.hub_side import (
+    AGENT_USER,
+    SCOPE,
+    HubSide,
+    agent_config,
+    carry_out,
+    hub_side,
+    make_order,
+    wait_until_old_enough,
+)
 from tests.journey.relay_process import eventually
 from tests.rabbitmq import Broker
 
@@ -107,29 +116,6 @@ async def test_a_pulse_says_who_the_agent_is_and_what_its_vm_sees(
     assert abs(pulse.clock_offset) < 60
     assert {received.key for received in hub.pulses} == {f"pulse.{SCOPE}.vm-0"}
     assert {received.message.delivery_mode for received in hub.pulses} == {1}
-
-
-async def carry_out(hub: HubSide, order: StartOrder, relay: str = "vm-0") -> StartResult:
-    """Send an order and return its result."""
-    await hub.send(order, relay=relay)
-    results: list[StartResult] = []
-
-    def has_result() -> bool:
-        results[:] = [each for each in hub.results if each.grant == order.grant]
-        return bool(results)
-
-    await eventually(has_result)
-    return results[0]
-
-
-async def wait_until_old_enough(hub: HubSide, relay: str = "vm-0") -> None:
-    """Wait until the agent carries out orders: not before it has run for a while."""
-
-    async def is_ready() -> bool:
-        result = await carry_out(hub, make_order("no-such-event", "none"), relay)
-        return result.result == "changed"
-
-    await eventually(is_ready)
 
 
 async def test_an_order_is_carried_out_once_and_a_repeat_gets_the_same_result(

@@ -20,11 +20,16 @@ from typing import Protocol
 from relay.approvals.status import is_scheduled
 from relay.clock import Clock, wait_for_event
 from relay.errors import DeliveryError, SourceError, SourceRefused, SourceTooLate
-from relay.events.model import Document
+from relay.events.model import Document, ScheduledEvent
 from relay.fleet.messages import StartOrder, StartOutcome, StartResult
 
 MAX_LIFETIME = 5.0
 """Seconds. The hub sets no deadline that is further away."""
+RESTART_PAUSE = MAX_LIFETIME
+"""Seconds after its start in which an agent carries out nothing.
+
+The process that ran there before may have carried out the same order, and did not write it down.
+"""
 MAX_HUB_AHEAD = 2.0
 """Seconds that the hub's clock may be ahead of that of IMDS, which makes its deadlines later.
 
@@ -202,16 +207,20 @@ class StartOrders:
         if read.date is None:
             reason = "IMDS gave no Date with the document, nothing was sent"
             return _result(received, "failed", reason)
-        if reason := _difference(received.order, read.document):
+        key = received.order.event_id.lower()
+        event = next((event for event in read.document.events if event.key == key), None)
+        if event is None:
+            return _result(received, "changed", "the event is not in the document any more")
+        if reason := _difference(received.order, event):
             return _result(received, "changed", reason)
         early = (received.order.deadline - read.date).total_seconds() - MAX_LIFETIME
         if early > MAX_HUB_AHEAD:
             reason = f"by the clock of IMDS the deadline is {early:.1f} s too far away"
             return _result(received, "stale", reason)
-        return await self._start(received, read, read.date)
+        return await self._start(received, event, read, read.date)
 
     async def _start(
-        self, received: _ReceivedOrder, read: DatedRead, date: datetime
+        self, received: _ReceivedOrder, event: ScheduledEvent, read: DatedRead, date: datetime
     ) -> StartResult:
         order = received.order
 
@@ -224,7 +233,7 @@ class StartOrders:
         if seconds_left() <= 0:
             return _result(received, "stale", "the deadline has passed by the clock of IMDS")
         try:
-            await self._sender.send_start_request([order.event_id], seconds_left=seconds_left)
+            await self._sender.send_start_request([event.event_id], seconds_left=seconds_left)
         except SourceTooLate as error:
             return _result(received, "stale", error.reason)
         except SourceRefused as error:
@@ -238,9 +247,8 @@ class StartOrders:
         order = received.order
         if order.vm_id is not None and order.vm_id != self._vm_id:
             return f"the order is for the VM {order.vm_id}, which this is not"
-        if received.monotonic - self._started < MAX_LIFETIME:
-            # The process that ran here before may have carried out the same order.
-            return f"the agent has started less than {MAX_LIFETIME:g} s ago"
+        if received.monotonic - self._started < RESTART_PAUSE:
+            return f"the agent has started less than {RESTART_PAUSE:g} s ago"
         if self._seconds_of_life(received) <= 0:
             return f"the order is older than {MAX_LIFETIME:g} s"
         return None
@@ -276,12 +284,8 @@ class StartOrders:
             await self._result_came.wait()
 
 
-def _difference(order: StartOrder, document: Document) -> str | None:
+def _difference(order: StartOrder, event: ScheduledEvent) -> str | None:
     """Return why the order is not for the event as it is now; None if it is."""
-    key = order.event_id.lower()
-    event = next((event for event in document.events if event.key == key), None)
-    if event is None:
-        return "the event is not in the document any more"
     if not is_scheduled(event):
         return f"the event is {event.event_status}, not Scheduled"
     if event.revision != order.revision:
