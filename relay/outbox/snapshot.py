@@ -31,7 +31,7 @@ class LiveRow(NamedTuple):
 
 
 class NewRow(NamedTuple):
-    """An event that appeared at a time. ``event_id`` is the id of the CloudEvent that reports it."""
+    """An event that appeared. ``event_id`` is the id of the CloudEvent that reports it."""
 
     at: datetime
     scope: str

@@ -133,7 +133,10 @@ class ScopeOfFleet(Azure):
         gone = [
             EventDeparture(key, gap=False, rebooted=False) for key in sorted(self._live_keys - keys)
         ]
-        found = [*(EventSighting(event, 1) for event in self.document), *gone]
+        found: list[EventSighting | EventDeparture] = [
+            *(EventSighting(event, 1) for event in self.document),
+            *gone,
+        ]
         news = [EventNews(self.scope, now, item) for item in found]
         self._live_keys = keys
         await self.store.transact(

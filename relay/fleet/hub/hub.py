@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, NoReturn, Protocol
 
 from aiormq.abc import DeliveredMessage
@@ -16,9 +17,9 @@ from relay.errors import DeliveryError
 from relay.events.build import Origin, ReportRelayEvent
 from relay.events.cloudevent import CloudEvent
 from relay.events.model import ScheduledEvent
-from relay.fleet.hub.histories import EventName
+from relay.fleet.hub.histories import EventName, Histories
 from relay.fleet.hub.link import HubLink, Settlements
-from relay.fleet.hub.merge import Gone, Word, estimate_seen, pulse_words
+from relay.fleet.hub.merge import Gone, IsFresh, Word, estimate_seen, pulse_words
 from relay.fleet.hub.merger import EventMerger, Heard
 from relay.fleet.hub.roster import Agent, Roster
 from relay.fleet.hub.roster_keeper import RosterKeeper
@@ -67,6 +68,21 @@ class VoteHandler(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class _Report:
+    """An event that an agent recorded, and the delivery tag of its message."""
+
+    tag: int
+    sender: Sender
+    received: ReceivedMessage
+    event: CloudEvent
+
+    @property
+    def is_about_relay(self) -> bool:
+        """Whether it is a ``relay.*``, about the agent itself."""
+        return self.event.name.startswith("relay.")
+
+
+@dataclass(frozen=True, slots=True)
 class _DoubtfulPulse:
     """What pulses of an agent say and its reports did not say; ``due`` is monotonic."""
 
@@ -92,20 +108,18 @@ class Hub:
         self._keeper = RosterKeeper(
             origin, store, clock, on_upkeep=self._listen, on_lost=self.forget
         )
+        self._histories = Histories()
+        self._states = ScopeStates(
+            origin, _KEYS, clock, self.link.send_transient, self._histories.ending_in
+        )
         self._merger = EventMerger(
             origin,
             store,
             _KEYS,
             clock,
-            freshness=lambda scope, now: self.roster.may_speak(scope, now),
-            on_change=lambda scope: self._states.request(scope),
-        )
-        self._states = ScopeStates(
-            origin,
-            _KEYS,
-            clock,
-            self.link.send_transient,
-            lambda scope: self._merger.histories.ending_in(scope),
+            self._histories,
+            freshness=self._freshness,
+            on_change=self._states.request,
         )
         self._exchange = fleet_exchange(settings.exchange)
         self._domains = settings.domains
@@ -130,13 +144,16 @@ class Hub:
         """The agents. `load` replaces it."""
         return self._keeper.roster
 
+    def _freshness(self, scope: str, now: datetime) -> IsFresh:
+        return self.roster.may_speak(scope, now)
+
     def attach(self, results: StartResultHandler, votes: VoteHandler) -> None:
         """From now on results and votes can be handled."""
         self._results, self._votes = results, votes
 
     def agents_showing(self, scope: str, event_key: str) -> frozenset[str] | None:
         """Return the agents that see the current state of an event; None if it is not known."""
-        history = self._merger.histories.of_scope(scope).get(_KEYS.event_id(event_key))
+        history = self._histories.of_scope(scope).get(_KEYS.event_id(event_key))
         return history.current_agents if history is not None else None
 
     async def load(self) -> None:
@@ -186,9 +203,7 @@ class Hub:
         self, messages: Sequence[DeliveredMessage], settlements: Settlements
     ) -> None:
         """Merge and record what agents report. Hand on votes and results."""
-        heard: list[Heard] = []
-        relay_events: list[CloudEvent] = []
-        reports: list[tuple[int, Sender, CloudEvent]] = []
+        reports: list[_Report] = []
         for message in messages:
             tag = message.delivery_tag or 0
             read = self._read(message)
@@ -196,40 +211,42 @@ class Hub:
                 await settlements.reject(tag)
                 continue
             sender, received = read
-            match received.content:
-                case CloudEvent() as event:
-                    reports.append((tag, sender, event))
-                    if event.name.startswith("relay."):
-                        relay_events.append(event)
-                    else:
-                        heard.append(self._hear_report(sender, received, event))
-                case VoteMessage() as vote:
-                    await self._start_vote(sender, vote, tag, settlements)
-                case StartResult() as result:
-                    if self._results is not None:
-                        self._results.on_result(sender, result)
-                    settlements.acknowledge(tag)
-                case _:
-                    settlements.acknowledge(tag)
-        if not reports:
-            return
-        await self._merger.take(heard, relay_events)
-        for tag, sender, event in reports:
-            if self._store.write_error is None:
-                settlements.acknowledge(tag)
+            if isinstance(received.content, CloudEvent):
+                reports.append(_Report(tag, sender, received, received.content))
+            elif isinstance(received.content, VoteMessage):
+                await self._start_vote(sender, received.content, tag, settlements)
             else:
-                self._unsaved.append((settlements, tag))
+                if isinstance(received.content, StartResult) and self._results is not None:
+                    self._results.on_result(sender, received.content)
+                settlements.acknowledge(tag)
+        if reports:
+            await self._merge_reports(reports)
+            self._settle(reports, settlements)
+
+    async def _merge_reports(self, reports: Sequence[_Report]) -> None:
+        about_relays = [report.event for report in reports if report.is_about_relay]
+        heard = [self._hear_report(report) for report in reports if not report.is_about_relay]
+        await self._merger.take(heard, about_relays)
+        for report in reports:
             if self._results is not None:
-                self._results.on_heard(sender.scope, sender.relay)
-            if event.name == "event.ended":
-                await self._forget_terminated(sender.scope, event)
+                self._results.on_heard(report.sender.scope, report.sender.relay)
+            if report.event.name == "event.ended":
+                await self._forget_terminated(report.sender.scope, report.event)
+
+    def _settle(self, reports: Sequence[_Report], settlements: Settlements) -> None:
+        """Acknowledge what is on disk. The rest stays in the queue until it is."""
+        for report in reports:
+            if self._store.write_error is None:
+                settlements.acknowledge(report.tag)
+            else:
+                self._unsaved.append((settlements, report.tag))
 
     async def _forget_terminated(self, scope: str, ended: CloudEvent) -> None:
         """Forget the agents whose VMs Azure has deleted. One that is heard again comes back."""
         event = ScheduledEvent.from_fields(ended.data)
         if ended.data["outcome"] != "completed":
             return
-        history = self._merger.histories.of_scope(scope).get(event.key)
+        history = self._histories.of_scope(scope).get(event.key)
         if history is not None and history.ended_at is not None:
             for agent in self.roster.terminated(scope, event):
                 await self.forget(agent)
@@ -264,7 +281,7 @@ class Hub:
         live = pulse.events
         if live is None:
             return
-        histories = self._merger.histories.of_scope(sender.scope)
+        histories = self._histories.of_scope(sender.scope)
         if not live and not histories:
             return
         incarnations = {
@@ -347,21 +364,22 @@ class Hub:
                 f"dead-lettered: {reason}",
             )
 
-    def _hear_report(self, sender: Sender, received: ReceivedMessage, event: CloudEvent) -> Heard:
+    def _hear_report(self, report: _Report) -> Heard:
         """Return the word that a reported change stands for."""
+        sender, data = report.sender, report.event.data
         agent = self.roster.agent(sender.scope, sender.relay)
         offset = agent.clock_offset if agent is not None else None
-        data = event.data
         scheduled = ScheduledEvent.from_fields(data)
         word: Word = scheduled
-        if event.name == "event.ended":
+        if report.event.name == "event.ended":
             word = Gone(rebooted=data["evidence"] == "rebooted", gap=data["outcome"] == "unknown")
+        at = report.received.at
         return Heard(
             name=(sender.scope, scheduled.key),
             relay=sender.relay,
             word=word,
-            observed_at=received.at,
-            seen=estimate_seen(received.at, self._clock.now(), clock_offset=offset),
+            observed_at=at,
+            seen=estimate_seen(at, self._clock.now(), clock_offset=offset),
             incarnation=data["documentIncarnation"],
         )
 

@@ -100,6 +100,7 @@ class EventMerger:
         store: Store,
         keys: EventKeys,
         clock: Clock,
+        histories: Histories,
         *,
         freshness: Callable[[str, datetime], IsFresh],
         on_change: Callable[[str], None],
@@ -108,7 +109,7 @@ class EventMerger:
 
         ``on_change`` gets each scope in which something was told, or may have ended.
         """
-        self.histories = Histories()
+        self._histories = histories
         self._store = store
         self._keys = keys
         self._clock = clock
@@ -122,7 +123,7 @@ class EventMerger:
         """Read the histories of the events that have not ended."""
         stored = await self._store.read(lambda tx: read_histories(tx, live_names(tx)))
         for item in stored:
-            self.histories.put(item.name, item.history)
+            self._histories.put(item.name, item.history)
 
     async def take(
         self,
@@ -140,7 +141,7 @@ class EventMerger:
             await self._load_missing({word.name for word in heard})
             now, batch = self._clock.now(), _Batch(relay_events=relay_events)
             for word in heard:
-                before = batch.histories.get(word.name) or self.histories.get(word.name)
+                before = batch.histories.get(word.name) or self._histories.get(word.name)
                 after, news = apply_report(
                     before,
                     word.relay,
@@ -161,7 +162,7 @@ class EventMerger:
         """Remove an agent that is gone for good. Events that only it shows end."""
         async with self._lock:
             now, batch = self._clock.now(), _Batch()
-            for event_id, history in self.histories.of_scope(scope).items():
+            for event_id, history in self._histories.of_scope(scope).items():
                 if relay in history.words:
                     batch.add((scope, event_id), *forget_agent(history, relay, now))
             on_forgotten()
@@ -171,8 +172,8 @@ class EventMerger:
     def wait_again(self) -> None:
         """Let the agents that disagree about an end have their time again: nobody heard them."""
         now = self._clock.now()
-        for name, history in list(self.histories.live()):
-            self.histories.put(name, restart_wait(history, now))
+        for name, history in list(self._histories.live()):
+            self._histories.put(name, restart_wait(history, now))
         self._timer_wake.set()
 
     async def run(self) -> NoReturn:
@@ -189,8 +190,8 @@ class EventMerger:
     async def _apply_timers(self, now: datetime) -> datetime | None:
         """Apply the timers that are due. Return when the next is due."""
         batch, due = _Batch(), []
-        for name in self.histories.ending:
-            history = self.histories.get(name)
+        for name in self._histories.ending:
+            history = self._histories.get(name)
             if history is None:
                 continue
             after, news = apply_timer(history, now, self._freshness(name[0], now))
@@ -219,18 +220,18 @@ class EventMerger:
             await self._transact(work)
         scopes = {news.scope for news in batch.news}
         for name, history in batch.histories.items():
-            was_ending = name in self.histories.ending
-            self.histories.put(name, history)
-            if was_ending != (name in self.histories.ending):
+            was_ending = name in self._histories.ending
+            self._histories.put(name, history)
+            if was_ending != (name in self._histories.ending):
                 scopes.add(name[0])
         for scope in scopes:
             self._on_change(scope)
-        if self.histories.ending:
+        if self._histories.ending:
             self._timer_wake.set()
 
     def _changed_sightings(self, batch: _Batch) -> Iterable[SightingRow]:
         for name, after in batch.histories.items():
-            for relay, word in changed_words(self.histories.get(name), after).items():
+            for relay, word in changed_words(self._histories.get(name), after).items():
                 yield sighting_row(self._keys.key(*name), relay, word)
 
     async def _transact(self, work: Callable[[Transaction], None]) -> None:
@@ -244,7 +245,7 @@ class EventMerger:
                 return
 
     async def _load_missing(self, names: set[EventName]) -> None:
-        missing = self.histories.missing(names)
+        missing = self._histories.missing(names)
         while missing:
             try:
                 stored = await self._store.read(lambda tx: read_histories(tx, missing))
@@ -252,5 +253,5 @@ class EventMerger:
                 await self._clock.sleep(RETRY_DELAY)
                 continue
             for item in stored:
-                self.histories.put(item.name, item.history)
+                self._histories.put(item.name, item.history)
             return

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn
-
-import asyncio
 
 from relay.clock import Clock, wait_for_event
 from relay.events.build import Origin
