@@ -155,15 +155,15 @@ class ApprovalData(_AboutEvent):
     principal: Annotated[
         str,
         _described_field(
-            "who decided: client:<name>, local:<user>, slack:<team>/<user> and so on, "
-            "rule:<name> or relay"
+            "who decided: client:<name>, local:<user>, vm:<scope>/<relay>, "
+            "slack:<team>/<user> and so on, rule:<name> or relay"
         ),
     ]
     channel: Annotated[
         str,
         _described_field(
-            "how the decision arrived: http, callback, amqp, local, page, slack, mattermost, "
-            "rule or relay"
+            "how the decision arrived: http, callback, amqp, local, page, fleet, slack, "
+            "mattermost, rule or relay"
         ),
     ]
     reason: Annotated[str | None, _described_field("the reason that the caller gave")]
