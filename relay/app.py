@@ -44,6 +44,7 @@ from relay.ingest.recorder import Recorder, names_this_vm
 from relay.outbox import StateFileOwner
 from relay.outbox.retention import prune_forever
 from relay.outbox.sqlite import Store, open_store
+from relay.service_manager import report_to_service_manager
 from relay.sinks import SinkSettings
 
 if TYPE_CHECKING:
@@ -77,7 +78,10 @@ async def run(config: Config, *, clock: Clock | None = None) -> None:
     is_up = asyncio.Event()
 
     async def run_until_stopped() -> None:
-        async with start_relay(config, clock or SystemClock()):
+        async with (
+            report_to_service_manager(is_up, stop),
+            start_relay(config, clock or SystemClock()),
+        ):
             # What the start made stays. With it, a full collection would take 25 ms each time.
             gc.collect()
             gc.freeze()
