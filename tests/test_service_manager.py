@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -18,6 +18,10 @@ from relay.service_manager import report_to_service_manager
 from relay.simulator import VM, Setup, Simulator
 from tests.cli.command import read_until, start_process
 from tests.cli.test_run import configured
+
+
+LIFE = {"WATCHDOG_USEC": "20000"}
+"""Asks for a sign of life every 5 ms."""
 
 
 class Listener:
@@ -60,14 +64,14 @@ def manager(tmp_path: Path) -> Iterator[Listener]:
 
 @asynccontextmanager
 async def reporting(
-    folder: Path, *, start_patience: float = 60, **environment: str
+    folder: Path, *, start_patience: float = 60, environment: Mapping[str, str] | None = None
 ) -> AsyncIterator[tuple[asyncio.Event, asyncio.Event]]:
     """Report as a process with this environment does; yields the events `is_up` and `stop`."""
     is_up, stop = asyncio.Event(), asyncio.Event()
     async with report_to_service_manager(
         is_up,
         stop,
-        environment={"NOTIFY_SOCKET": str(folder / "notify"), **environment},
+        environment={"NOTIFY_SOCKET": str(folder / "notify"), **(environment or {})},
         start_patience=start_patience,
     ):
         yield is_up, stop
@@ -107,7 +111,7 @@ async def test_a_relay_that_waits_for_the_metadata_service_does_not_hold_up_the_
 
 
 async def test_nothing_is_ready_before_it_is(manager: Listener, tmp_path: Path) -> None:
-    async with reporting(tmp_path, WATCHDOG_USEC="20000") as (is_up, _):
+    async with reporting(tmp_path, environment=LIFE) as (is_up, _):
         for _ in range(3):
             assert await manager.receive() == ["WATCHDOG=1"]
         is_up.set()
@@ -117,7 +121,7 @@ async def test_nothing_is_ready_before_it_is(manager: Listener, tmp_path: Path) 
 async def test_an_event_loop_that_stands_still_sends_no_sign_of_life(
     manager: Listener, tmp_path: Path
 ) -> None:
-    async with reporting(tmp_path, WATCHDOG_USEC="20000"):
+    async with reporting(tmp_path, environment=LIFE):
         await manager.receive()
         manager.pending()
         time.sleep(0.2)  # noqa: ASYNC251  # it is the loop that must stand still
@@ -138,7 +142,7 @@ async def test_an_event_loop_that_stands_still_sends_no_sign_of_life(
 async def test_without_a_watchdog_for_this_process_there_is_no_sign_of_life(
     environment: dict[str, str], manager: Listener, tmp_path: Path
 ) -> None:
-    async with reporting(tmp_path, **environment) as (is_up, stop):
+    async with reporting(tmp_path, environment=environment) as (is_up, stop):
         is_up.set()
         stop.set()
         messages = await manager.receive_until("STOPPING=1")
@@ -148,7 +152,7 @@ async def test_without_a_watchdog_for_this_process_there_is_no_sign_of_life(
 async def test_the_watchdog_of_this_very_process_hears_of_it(
     manager: Listener, tmp_path: Path
 ) -> None:
-    async with reporting(tmp_path, WATCHDOG_USEC="20000", WATCHDOG_PID=str(os.getpid())):
+    async with reporting(tmp_path, environment=LIFE | {"WATCHDOG_PID": str(os.getpid())}):
         assert await manager.receive() == ["WATCHDOG=1"]
 
 
@@ -156,7 +160,7 @@ async def test_a_name_in_the_abstract_namespace_is_found(tmp_path: Path) -> None
     name = f"imds-relay-test-{os.getpid()}"
     listener = Listener(f"\0{name}")
     with listener.socket:
-        async with reporting(tmp_path, NOTIFY_SOCKET=f"@{name}") as (is_up, _):
+        async with reporting(tmp_path, environment={"NOTIFY_SOCKET": f"@{name}"}) as (is_up, _):
             is_up.set()
             assert await listener.receive() == ["READY=1", "STATUS=Running"]
 
@@ -184,7 +188,7 @@ async def test_a_socket_that_cannot_be_reached_is_named_in_the_log_and_changes_n
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     address = str(tmp_path / name) if name == "notify" else name
-    async with reporting(tmp_path, NOTIFY_SOCKET=address, WATCHDOG_USEC="20000") as (is_up, _):
+    async with reporting(tmp_path, environment=LIFE | {"NOTIFY_SOCKET": address}) as (is_up, _):
         is_up.set()
         async with asyncio.timeout(60):
             while not caplog.records:  # noqa: ASYNC110  # a log has no event
@@ -194,5 +198,5 @@ async def test_a_socket_that_cannot_be_reached_is_named_in_the_log_and_changes_n
 
 async def test_without_a_service_manager_nothing_runs(tmp_path: Path) -> None:
     before = asyncio.all_tasks()
-    async with reporting(tmp_path, NOTIFY_SOCKET=""):
+    async with reporting(tmp_path, environment={"NOTIFY_SOCKET": ""}):
         assert asyncio.all_tasks() == before
