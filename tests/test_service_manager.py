@@ -19,7 +19,6 @@ from relay.simulator import VM, Setup, Simulator
 from tests.cli.command import read_until, start_process
 from tests.cli.test_run import configured
 
-
 LIFE = {"WATCHDOG_USEC": "20000"}
 """Asks for a sign of life every 5 ms."""
 
