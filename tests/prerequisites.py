@@ -104,13 +104,6 @@ NEEDS_OF_TESTS = (
         program("systemd-analyze"),
         "a test asks it how exposed the unit is; nothing is started",
     ),
-    Need(
-        "Helm",
-        "helm",
-        program("helm"),
-        "a test lints and renders the chart; elsewhere what is committed is checked",
-        installed=False,
-    ),
     Need("npm", "npm", program("npm"), "a test runs examples/drain.mjs", installed=False),
     Need("Go", "golang-go", program("go"), "a test runs examples/drain.go", installed=False),
 )
