@@ -34,8 +34,13 @@ def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["helm", *arguments], check=False, capture_output=True, text=True)
 
 
-def render(role: str, *settings: str) -> subprocess.CompletedProcess[str]:
-    """Render the chart with the example of a role, and with `--set` for each of the settings."""
+def render(
+    role: str, *settings: str, values: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Render the chart with the example of a role.
+
+    ``values`` is a further file of values, and each of the settings an argument of `--set`.
+    """
     return helm(
         "template",
         f"imds-{role}",
@@ -43,6 +48,7 @@ def render(role: str, *settings: str) -> subprocess.CompletedProcess[str]:
         "--namespace=imds",
         f"--kube-version={OLDEST_KUBERNETES}",
         f"--values={CHART / 'examples' / role}.yaml",
+        *([f"--values={values}"] if values else ()),
         *(f"--set={setting}" for setting in settings),
     )
 
