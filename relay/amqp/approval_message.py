@@ -1,4 +1,4 @@
-"""Reads a message with an approval, as far as RabbitMQ vouches for it. Pure."""
+"""Reads a message, an approval for example, as far as RabbitMQ vouches for it. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _WITHOUT_CONTROL_CHARACTERS = re.compile(r"[^\x00-\x1f\x7f-\x9f]+")
 
 
 class UnusableMessage(Exception):
-    """The message is not the decision of a known client. The text can quote the message."""
+    """The message is of no use, or of no known sender. The text can quote the message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +43,21 @@ def parse_message(message: DeliveredMessage, exchange: str, routing_key: str) ->
         raise UnusableMessage(
             f"it was not published to {exchange} with the routing key {routing_key}"
         )
-    if "x-death" in (properties.headers or {}):
-        raise UnusableMessage("it is the dead letter of a queue, and was not published here")
-    if not properties.user_id:
-        raise UnusableMessage("it has no user_id, so its sender is unknown")
+    user = publisher(message)
     if not properties.message_id:
         raise UnusableMessage("it has no message_id, so a repeat would not be recognized")
     if _WITHOUT_CONTROL_CHARACTERS.fullmatch(properties.message_id) is None:
         raise UnusableMessage("its message_id contains control characters")
     if not message.body:
         raise UnusableMessage(f"it has no body, or one of more than {MAX_BODY_BYTES} bytes")
-    return ApprovalMessage(properties.user_id, properties.message_id, message.body)
+    return ApprovalMessage(user, properties.message_id, message.body)
+
+
+def publisher(message: DeliveredMessage) -> str:
+    """Return the user who published a message. Raises UnusableMessage if nobody vouches for it."""
+    properties = message.header.properties
+    if "x-death" in (properties.headers or {}):
+        raise UnusableMessage("it is the dead letter of a queue, and was not published here")
+    if not properties.user_id:
+        raise UnusableMessage("it has no user_id, so its sender is unknown")
+    return properties.user_id

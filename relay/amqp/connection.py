@@ -22,7 +22,7 @@ from yarl import URL
 from relay.amqp.broker_url import FILE_OPTIONS, host_port
 from relay.amqp.cancellation import is_cancelled, raise_if_cancelled
 from relay.amqp.failures import ConnectionFailure, combine_failures, describe_failure
-from relay.amqp.frames import CoalescingWriter, SanitizingReader
+from relay.amqp.frames import MAX_BODY_BYTES, CoalescingWriter, SanitizingReader
 from relay.clock import Clock
 from relay.errors import Deferred
 from relay.net.backoff import exponential_backoff, with_jitter
@@ -45,8 +45,9 @@ _STABLE_AFTER = 2 * SETUP_TIMEOUT
 class Connection(aio_pika.Connection):
     """A connection whose socket is guarded, and can be dropped if the broker hangs."""
 
-    def __init__(self, url: URL, name: str) -> None:
+    def __init__(self, url: URL, name: str, max_body_bytes: int = MAX_BODY_BYTES) -> None:
         super().__init__(url, client_properties={"connection_name": name})
+        self._max_body_bytes = max_body_bytes
         self._writer: asyncio.StreamWriter | None = None
         self.kwargs["transport_factory"] = self
 
@@ -68,7 +69,7 @@ class Connection(aio_pika.Connection):
         connected_socket = await aiohappyeyeballs.start_connection(
             addresses, happy_eyeballs_delay=0.25, socket_factory=guarded_socket
         )
-        reader = SanitizingReader()
+        reader = SanitizingReader(self._max_body_bytes)
         transport, protocol = await loop.create_connection(
             lambda: asyncio.StreamReaderProtocol(reader),
             sock=connected_socket,
@@ -136,13 +137,14 @@ async def keep_connected(
     heartbeat: int = HEARTBEAT,
     setup_timeout: float = SETUP_TIMEOUT,
     chance: Callable[[], float] = random.random,
+    max_body_bytes: int = MAX_BODY_BYTES,
 ) -> NoReturn:
     """Connect to one host after the other for ever, with a pause after each round of all hosts.
 
     ``urls`` returns the current URL of each host, or raises ValueError. ``name`` appears in the
     broker's list of connections. ``serve`` uses the connection until it is unusable, and then
     raises. ``on_failure`` gets the failures of the last round as one. ``chance`` returns a random
-    number in [0, 1).
+    number in [0, 1). A message with more than ``max_body_bytes`` arrives without its body.
     """
     attempts = 0
     failed_rounds = 0
@@ -154,7 +156,9 @@ async def keep_connected(
             hosts = urls()
             host_count = len(hosts)
             url = hosts[attempts % host_count]
-            async with open_connection(url, name, heartbeat, setup_timeout) as connection:
+            async with open_connection(
+                url, name, heartbeat, setup_timeout, max_body_bytes
+            ) as connection:
                 await serve(connection)
         except asyncio.CancelledError as error:
             if is_cancelled():
@@ -179,10 +183,14 @@ async def keep_connected(
 
 @contextlib.asynccontextmanager
 async def open_connection(
-    url: URL, name: str, heartbeat: int = HEARTBEAT, setup_timeout: float = SETUP_TIMEOUT
+    url: URL,
+    name: str,
+    heartbeat: int = HEARTBEAT,
+    setup_timeout: float = SETUP_TIMEOUT,
+    max_body_bytes: int = MAX_BODY_BYTES,
 ) -> AsyncIterator[Connection]:
     """Yield one connection, and close it at the end. Raises Deferred if it cannot be opened."""
-    connection = Connection(url.update_query(heartbeat=heartbeat), name)
+    connection = Connection(url.update_query(heartbeat=heartbeat), name, max_body_bytes)
     try:
         try:
             with connection.abort_after(setup_timeout + 1):

@@ -27,6 +27,7 @@ _CONTENT_HEAD = struct.Struct(">HHQH")  # class, weight, size of the body, flags
 _LONG = struct.Struct(">I")
 _TIMESTAMP = struct.Struct(">Q")
 _CORRELATION_ID = Basic.Properties.flags["correlation_id"]
+_USER_ID = Basic.Properties.flags["user_id"]
 _ALWAYS = sum(
     Basic.Properties.flags[name]
     for name in (
@@ -46,16 +47,22 @@ def routing_key(event: CloudEvent) -> str:
 def _routing_key(name: str, detail: str, scope: str) -> str:
     family, _, change = name.partition(".")
     words = (family, change, detail, scope)
-    return ".".join(
-        re.sub(r"[^a-z0-9_-]", "_", word.lower())[:max_bytes] or "none"
-        for word, max_bytes in zip(words, _MAX_WORD_BYTES, strict=True)
-    )
+    return ".".join(map(routing_word, words, _MAX_WORD_BYTES))
 
 
-def content_header(event: CloudEvent) -> bytes:
+def routing_word(text: str, max_bytes: int) -> str:
+    """Return a text as a word of a routing key: lower case, of ``[a-z0-9_-]``, never empty."""
+    return re.sub(r"[^a-z0-9_-]", "_", text.lower())[:max_bytes] or "none"
+
+
+def content_header(
+    event: CloudEvent, *, user_id: str | None = None, persistent: bool = True
+) -> bytes:
     """Return the content header of the message, with its properties and headers.
 
-    They repeat attributes of the event. An attribute that is too long is only in the body.
+    They repeat attributes of the event. An attribute that is too long is only in the body. The
+    broker accepts only the sender's own name as ``user_id``. A message that is not ``persistent``
+    does not survive a restart of the broker.
     """
     texts = {
         name: text
@@ -74,16 +81,17 @@ def content_header(event: CloudEvent) -> bytes:
                 Basic.frame_id,
                 0,
                 len(event.body),
-                _ALWAYS | _CORRELATION_ID if correlation_id else _ALWAYS,
+                _ALWAYS | (_CORRELATION_ID if correlation_id else 0) | (_USER_ID if user_id else 0),
             ),
             _CONTENT_TYPE,
             _LONG.pack(len(headers)),
             headers,
-            _DELIVERY_MODE,
+            _PERSISTENT if persistent else _TRANSIENT,
             _short(correlation_id) if correlation_id else b"",
             _short(event.id.encode()),
             _TIMESTAMP.pack(int(time.timestamp())),
             _short(event.type.encode()),
+            _short(user_id.encode()) if user_id else b"",
             _APP_ID,
         )
     )
@@ -101,5 +109,6 @@ def _short(text: bytes) -> bytes:
 
 
 _CONTENT_TYPE = _short(CONTENT_TYPE.encode())
-_DELIVERY_MODE = bytes((DeliveryMode.PERSISTENT,))
+_PERSISTENT = bytes((DeliveryMode.PERSISTENT,))
+_TRANSIENT = bytes((DeliveryMode.NOT_PERSISTENT,))
 _APP_ID = _short(b"imds-relay")
