@@ -6,7 +6,9 @@ import asyncio
 import base64
 import hashlib
 import json
+import os
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +16,17 @@ import aio_pika
 import pytest
 from aio_pika.abc import AbstractIncomingMessage
 from aiormq.exceptions import ChannelAccessRefused
+from ruamel.yaml import YAML
 from yarl import URL
 
 from relay.config import Config, load
+from relay.simulator import Plan, Simulator
 from relay.simulator.playbook import load_playbook
 from tests.certificates import Authority
 from tests.cli.command import run_process
+from tests.journey.relay_process import relay
 from tests.rabbitmq import Broker
-from tests.test_deploy import ROOT, read_yaml
+from tests.test_deploy import ROOT, program, read_yaml
 
 FOLDER = ROOT / "deploy/compose/fleet"
 MAIN = "azure.scheduledevents"
@@ -172,9 +177,14 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
         yield node
 
 
+def on(node: Broker, url: URL) -> URL:
+    """Return a URL of the compose file with the address of a node on this machine."""
+    return url.with_host("127.0.0.1").with_port(node.port)
+
+
 def connect(node: Broker, url: URL) -> Any:
     """Connect to the node with the user and the virtual host of a URL of the compose file."""
-    return aio_pika.connect(str(url.with_host("127.0.0.1").with_port(node.port)))
+    return aio_pika.connect(str(on(node, url)))
 
 
 def url_of(name: str, services: dict[str, Any]) -> URL:
@@ -251,3 +261,54 @@ async def test_an_agent_reads_no_reports_of_others(
         reports = await channel.get_queue(f"{MAIN}.fleet.in", ensure=False)
         with pytest.raises(ChannelAccessRefused):
             await reports.get(timeout=60)
+
+
+# --- all of it
+
+
+async def test_the_fleet_of_the_compose_file_tells_once_and_starts_by_one_agent(
+    broker: Broker, services: dict[str, Any], tmp_path: Path
+) -> None:
+    """Agents, hub and consumer are as they are shipped, with addresses of this machine."""
+    playbook = load_playbook(FOLDER / "playbook.yaml")
+    async with AsyncExitStack() as stack:
+        azure = await stack.enter_async_context(Simulator(playbook.azure))
+        environment = {
+            "AMQP_URL": str(on(broker, url_of("consumer", services))),
+            "QUEUE": services["consumer"]["environment"]["QUEUE"],
+        }
+        output = await stack.enter_async_context(
+            program("examples/consumer.py", os.environ | environment)
+        )
+        assert await output.readline() == b"consuming example.events\n"
+        hub = await stack.enter_async_context(relay(tmp_path / "hub", document("hub", broker)))
+        await hub.start()
+        for name, url in zip(AGENTS, azure.urls.values(), strict=True):
+            shipped = document("agent", broker) | {"source": {"url": url}}
+            agent = await stack.enter_async_context(relay(tmp_path / name, shipped))
+            await agent.start()
+        event = azure.schedule(Plan(type="Reboot", source="User", resources=("web_0",), lasts=None))
+        await azure.wait_until_approved(event, within=60)
+        await azure.wait_until_started(event, within=60)
+        azure.end(event)
+        told = []
+        async with asyncio.timeout(90):
+            while not told or b"event.ended" not in told[-1]:
+                told.append(await output.readline())
+        kinds = [line.split()[1].decode() for line in told if event.event_id.encode() in line]
+        assert [kind for kind in kinds if kind.startswith("event.")] == [
+            "event.scheduled",
+            "event.started",
+            "event.ended",
+        ]
+        assert len(azure.start_requests) == 1
+
+
+def document(name: str, node: Broker) -> dict[str, Any]:
+    """Return a configuration of the compose file with addresses and folders of this machine."""
+    text = (FOLDER / f"{name}.yaml").read_text()
+    shipped: dict[str, Any] = YAML(typ="safe", pure=True).load(
+        text.replace("@rabbitmq:5672/", f"@127.0.0.1:{node.port}/")
+    )
+    shipped["api"] = {"clients": shipped["api"].get("clients", [])}
+    return shipped
