@@ -13,11 +13,14 @@ from aio_pika import exceptions as amqp
 from aio_pika.abc import AbstractChannel, AbstractConnection
 from aiormq.exceptions import ChannelAccessRefused
 
+from relay.amqp.approval_message import EVERY_SCOPE
 from relay.amqp.broker_url import Declare
 from relay.amqp.cancellation import raise_if_cancelled
 from relay.amqp.failures import broker_message
 from relay.errors import Deferred
 
+HUB = "hub"
+"""The last word of the name of a hub's approvals queue, in the place of a scope."""
 MAX_UNROUTED_MESSAGES = 10_000
 MAX_DEAD_LETTERS = 10_000
 MAX_APPROVALS = 1_000
@@ -103,14 +106,14 @@ def approvals_exchange(exchange: str) -> str:
     return f"{exchange}.approvals"
 
 
-def approvals_queue(exchange: str, scope: str) -> str:
-    """Return the name of the queue that holds the approvals of a scope."""
-    return f"{exchange}.approvals.{scope}"
+def approvals_queue(exchange: str, scope: str | None) -> str:
+    """Return the name of the queue that holds the approvals of a scope; None: of all, for a hub."""
+    return f"{exchange}.approvals.{HUB if scope is None else scope}"
 
 
-def approvals_routing_key(scope: str) -> str:
-    """Return the routing key of the approvals of a scope."""
-    return f"approve.{scope}"
+def approvals_routing_key(scope: str | None) -> str:
+    """Return the routing key of the approvals of a scope; None: the pattern for all."""
+    return EVERY_SCOPE if scope is None else f"approve.{scope}"
 
 
 def dead_letter_exchange(exchange: str) -> str:
@@ -133,13 +136,12 @@ def dead_letters_topology(exchange: str) -> tuple[Part, ...]:
 
 
 def approvals_topology(
-    exchange: str, scope: str, *, limited: bool = True, routing_key: str | None = None
+    exchange: str, scope: str | None, *, limited: bool = True
 ) -> tuple[Part, ...]:
-    """Return what ``declare: true`` makes.
+    """Return what ``declare: true`` makes for a scope; None: for all, as a hub does.
 
     The dead-letter exchange and queue come first, so that no rejected message is lost. ``limited``
-    is False for a queue that was made before there were limits. ``routing_key`` is that of the
-    queue if it is not for one scope.
+    is False for a queue that was made before there were limits.
     """
     limits = {
         "x-max-length": MAX_APPROVALS,
@@ -154,7 +156,7 @@ def approvals_topology(
         Queue(
             name=approvals_queue(exchange, scope),
             source=approvals,
-            keys=(routing_key or approvals_routing_key(scope),),
+            keys=(approvals_routing_key(scope),),
             arguments={
                 "x-single-active-consumer": True,
                 "x-dead-letter-exchange": dead_letters,
