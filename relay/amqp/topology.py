@@ -19,7 +19,7 @@ from relay.amqp.cancellation import raise_if_cancelled
 from relay.amqp.failures import broker_message
 from relay.errors import Deferred
 
-HUB = "hub"
+HUB_QUEUE = "hub"
 """The last word of the name of a hub's approvals queue, in the place of a scope."""
 MAX_UNROUTED_MESSAGES = 10_000
 MAX_DEAD_LETTERS = 10_000
@@ -108,7 +108,7 @@ def approvals_exchange(exchange: str) -> str:
 
 def approvals_queue(exchange: str, scope: str | None) -> str:
     """Return the name of the queue that holds the approvals of a scope; None: of all, for a hub."""
-    return f"{exchange}.approvals.{HUB if scope is None else scope}"
+    return f"{exchange}.approvals.{HUB_QUEUE if scope is None else scope}"
 
 
 def approvals_routing_key(scope: str | None) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from relay.amqp.topology import (
+    HUB_QUEUE,
     Exchange,
     Part,
     Queue,
@@ -21,6 +22,8 @@ from relay.amqp.topology import (
 from relay.events.build import Origin
 from relay.fleet.routing import command_key, relay_word, state_key
 
+HUB = HUB_QUEUE
+"""The scope of a hub that configures none. No agent has it."""
 DELIVERY_LIMIT = 1_000
 """How often a report may be delivered. A hub that is killed gets what it had not acknowledged."""
 MAX_REPORTS = 1_000_000
