@@ -1,4 +1,4 @@
-"""Receives approvals from the queue of a scope or hub, and acknowledges what has been decided.
+"""Receives approvals from the queue of this scope, and acknowledges what has been decided.
 
 Messages stay in the queue while nothing can be decided. A message is acknowledged only after its
 decision is on disk, and an unusable one is dead-lettered. So is one that is too many of its client:
@@ -84,10 +84,9 @@ class ApprovalHandler(Protocol):
 
 
 class ApprovalConsumer:
-    """Consumes the queue of one scope, or of a hub, while messages can be decided.
+    """Consumes the queue of one scope while messages can be decided.
 
-    ``scope`` is None on a hub, which takes the approvals of all scopes. ``on_unusable`` gets the
-    RabbitMQ user, if there is one, and the reason.
+    ``on_unusable`` gets the RabbitMQ user, if there is one, and the reason.
     """
 
     def __init__(
@@ -96,7 +95,7 @@ class ApprovalConsumer:
         urls: Callable[[], Sequence[URL]],
         declare: Declare,
         exchange: str,
-        scope: str | None,
+        scope: str,
         relay: str,
         handler: ApprovalHandler,
         on_unusable: Callable[[str | None, str], None],
@@ -109,7 +108,7 @@ class ApprovalConsumer:
         self._exchange = approvals_exchange(exchange)
         self._queue = approvals_queue(exchange, scope)
         self._routing_key = approvals_routing_key(scope)
-        self._connection_name = f"imds-relay approvals of {scope or 'a hub'} at {relay}"
+        self._connection_name = f"imds-relay approvals of {scope} at {relay}"
         self._consumer_tag = f"imds-relay {relay}"
         self._handler = handler
         self._on_unusable = on_unusable

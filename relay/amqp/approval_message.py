@@ -9,9 +9,6 @@ from aiormq.abc import DeliveredMessage
 
 from relay.amqp.frames import MAX_BODY_BYTES
 
-EVERY_SCOPE = "approve.*"
-"""What binds the queue of a hub: it takes the approvals of every scope."""
-_SCOPE_KEY = re.compile(r"approve\.[a-z0-9-]{1,80}")
 _WITHOUT_CONTROL_CHARACTERS = re.compile(r"[^\x00-\x1f\x7f-\x9f]+")
 """What CloudEvents allow in an attribute, such as ``causationid``."""
 
@@ -24,32 +21,25 @@ class UnusableMessage(Exception):
 class ApprovalMessage:
     """A message that was published to the approvals exchange.
 
-    RabbitMQ has checked ``user``. ``message_id`` identifies a repeated message. ``scope`` is that
-    of the routing key in the queue of a hub, and None in the queue of one scope.
+    RabbitMQ has checked ``user``. ``message_id`` identifies a repeated message.
     """
 
     user: str
     message_id: str
     body: bytes
-    scope: str | None = None
 
 
 def parse_message(message: DeliveredMessage, exchange: str, routing_key: str) -> ApprovalMessage:
     """Return the message. Raises UnusableMessage.
 
-    It must have been published to this exchange with this routing key. For `EVERY_SCOPE` the key of
-    any scope will do. RabbitMQ 3.10 checks no topic permission for the CC header
-    (docs/protocol.md#topic-permissions-and-the-cc-header). A message routed by that header has
-    another key, and its sender may have no right to this one. RabbitMQ checks no permission for
-    dead letters either, and the owner of a queue chooses their exchange and key. A dead letter has
-    the header x-death.
+    It must have been published to this exchange with this routing key. RabbitMQ 3.10 checks no
+    topic permission for the CC header (docs/protocol.md#topic-permissions-and-the-cc-header). A
+    message routed by that header has another key, and its sender may have no right to this one.
+    RabbitMQ checks no permission for dead letters either, and the owner of a queue chooses their
+    exchange and key. A dead letter has the header x-death.
     """
     properties = message.header.properties
-    key = message.routing_key or ""
-    is_of_hub = routing_key == EVERY_SCOPE
-    scope = key.removeprefix("approve.") if is_of_hub and _SCOPE_KEY.fullmatch(key) else None
-    has_key = scope is not None if is_of_hub else key == routing_key
-    if message.exchange != exchange or not has_key:
+    if (message.exchange, message.routing_key) != (exchange, routing_key):
         raise UnusableMessage(
             f"it was not published to {exchange} with the routing key {routing_key}"
         )
@@ -60,7 +50,7 @@ def parse_message(message: DeliveredMessage, exchange: str, routing_key: str) ->
         raise UnusableMessage("its message_id contains control characters")
     if not message.body:
         raise UnusableMessage(f"it has no body, or one of more than {MAX_BODY_BYTES} bytes")
-    return ApprovalMessage(user, properties.message_id, message.body, scope)
+    return ApprovalMessage(user, properties.message_id, message.body)
 
 
 def publisher(message: DeliveredMessage) -> str:

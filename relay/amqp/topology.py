@@ -13,14 +13,11 @@ from aio_pika import exceptions as amqp
 from aio_pika.abc import AbstractChannel, AbstractConnection
 from aiormq.exceptions import ChannelAccessRefused
 
-from relay.amqp.approval_message import EVERY_SCOPE
 from relay.amqp.broker_url import Declare
 from relay.amqp.cancellation import raise_if_cancelled
 from relay.amqp.failures import broker_message
 from relay.errors import Deferred
 
-HUB_QUEUE = "hub"
-"""The last word of the name of a hub's approvals queue, in the place of a scope."""
 MAX_UNROUTED_MESSAGES = 10_000
 MAX_DEAD_LETTERS = 10_000
 MAX_APPROVALS = 1_000
@@ -106,14 +103,14 @@ def approvals_exchange(exchange: str) -> str:
     return f"{exchange}.approvals"
 
 
-def approvals_queue(exchange: str, scope: str | None) -> str:
-    """Return the name of the queue that holds the approvals of a scope; None: of all, for a hub."""
-    return f"{exchange}.approvals.{HUB_QUEUE if scope is None else scope}"
+def approvals_queue(exchange: str, scope: str) -> str:
+    """Return the name of the queue that holds the approvals of a scope."""
+    return f"{exchange}.approvals.{scope}"
 
 
-def approvals_routing_key(scope: str | None) -> str:
-    """Return the routing key of the approvals of a scope; None: the pattern for all."""
-    return EVERY_SCOPE if scope is None else f"approve.{scope}"
+def approvals_routing_key(scope: str) -> str:
+    """Return the routing key of the approvals of a scope."""
+    return f"approve.{scope}"
 
 
 def dead_letter_exchange(exchange: str) -> str:
@@ -136,12 +133,13 @@ def dead_letters_topology(exchange: str) -> tuple[Part, ...]:
 
 
 def approvals_topology(
-    exchange: str, scope: str | None, *, limited: bool = True
+    exchange: str, scope: str, *, limited: bool = True, routing_key: str | None = None
 ) -> tuple[Part, ...]:
-    """Return what ``declare: true`` makes for a scope; None: for all, as a hub does.
+    """Return what ``declare: true`` makes.
 
     The dead-letter exchange and queue come first, so that no rejected message is lost. ``limited``
-    is False for a queue that was made before there were limits.
+    is False for a queue that was made before there were limits. ``routing_key`` is that of the
+    queue if it is not for one scope.
     """
     limits = {
         "x-max-length": MAX_APPROVALS,
@@ -156,7 +154,7 @@ def approvals_topology(
         Queue(
             name=approvals_queue(exchange, scope),
             source=approvals,
-            keys=(approvals_routing_key(scope),),
+            keys=(routing_key or approvals_routing_key(scope),),
             arguments={
                 "x-single-active-consumer": True,
                 "x-dead-letter-exchange": dead_letters,

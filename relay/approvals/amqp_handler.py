@@ -61,8 +61,7 @@ class AmqpApprovalHandler:
         return Submission(
             user=message.user,
             decision=request.decision,
-            # On a hub the same EventId can be known in several scopes.
-            event_id=f"{request.event_id}@{message.scope or ''}",
+            event_id=request.event_id,
             decide=decide,
         )
 
@@ -72,8 +71,7 @@ def read_request(
 ) -> DecisionRequest:
     """Return the request in a message. Pure. Raises UnusableMessage.
 
-    Only the RabbitMQ user says who sent it; nothing else in the message does. On a hub the routing
-    key says which scope it is about.
+    Only the RabbitMQ user says who sent it; nothing else in the message does.
     """
     caller = callers.get(message.user)
     if caller is None:
@@ -87,12 +85,6 @@ def read_request(
         body = validate_body(fields)
     except (MalformedBody, InvalidField) as error:
         raise UnusableMessage(f"its body is not a decision: {error}") from None
-    request = body.to_request(
+    return body.to_request(
         caller, now, message.body, request_id=message.message_id, message_id=message.message_id
     )
-    if message.scope is None:
-        return request
-    # The broker has checked the right to the routing key, and nothing in the body.
-    if request.scope not in (None, message.scope):
-        raise UnusableMessage("its body names another scope than its routing key")
-    return replace(request, scope=message.scope)

@@ -22,6 +22,7 @@ from relay.amqp.topology import (
 )
 from relay.fleet.settings import HubSettings, TrustDomain
 from relay.fleet.topology import (
+    HUB,
     command_exchange,
     fleet_exchange,
     fleet_topology,
@@ -153,7 +154,7 @@ def _hub_rights(settings: HubSettings, hub: HubAccount) -> _Rights:
         if sink.declare is True:
             rights.add_all(events_topology(sink.exchange))
     if hub.approvals is not None:
-        rights.read.append(_literal(approvals_queue(hub.approvals.exchange, None)))
+        rights.read.append(_literal(approvals_queue(hub.approvals.exchange, HUB)))
         if hub.approvals.declare is True:
             rights.add_all(hub_approvals_topology(hub.approvals.exchange))
     return rights

@@ -22,8 +22,8 @@ from relay.amqp.topology import (
 from relay.events.build import Origin
 from relay.fleet.routing import command_key, relay_word, state_key
 
-HUB = HUB_QUEUE
-"""The scope of a hub that configures none. No agent has it."""
+HUB = "hub"
+"""The last word of the approvals queue of a hub, in the place of a scope."""
 DELIVERY_LIMIT = 1_000
 """How often a report may be delivered. A hub that is killed gets what it had not acknowledged."""
 MAX_REPORTS = 1_000_000
@@ -93,4 +93,4 @@ def fleet_topology(exchange: str) -> tuple[Part, ...]:
 
 def hub_approvals_topology(exchange: str) -> tuple[Part, ...]:
     """Return what a hub makes for approvals over AMQP: one queue for all scopes."""
-    return approvals_topology(exchange, None)
+    return approvals_topology(exchange, HUB, routing_key="approve.*")

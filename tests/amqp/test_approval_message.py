@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pamqp.commands import Basic
 from pamqp.header import ContentHeader
 
-from relay.amqp.approval_message import EVERY_SCOPE, UnusableMessage, parse_message
+from relay.amqp.approval_message import UnusableMessage, parse_message
 from relay.amqp.frames import MAX_BODY_BYTES
 from relay.api import Client
 from relay.app import callers_by_amqp_user
@@ -98,37 +98,6 @@ def test_a_message_without_a_known_sender_or_from_elsewhere_is_unusable(
     properties: dict[str, Any], reason: str
 ) -> None:
     assert reason in reason_against(delivery(**properties))
-
-
-def read_on_hub(delivered: DeliveredMessage) -> DecisionRequest:
-    """The request in a message, read as a hub does."""
-    return read_request(parse_message(delivered, EXCHANGE, EVERY_SCOPE), CALLERS, NOW)
-
-
-@pytest.mark.parametrize("scope", [None, "vmss-a-1f"])
-def test_on_a_hub_the_routing_key_says_which_scope_a_decision_is_about(scope: str | None) -> None:
-    body = orjson.dumps(DECISION if scope is None else {**DECISION, "scope": scope})
-    assert read_on_hub(delivery(body, key="approve.vmss-a-1f")).scope == "vmss-a-1f"
-    assert request_in(delivery(body)).scope == scope  # else it says nothing new
-
-
-@pytest.mark.parametrize(
-    "key",
-    [
-        *("approve.*", "approve.", "approve", "approve.a.b", "approve.A", "approve.a\n"),
-        *("approve.#", f"approve.{'a' * 81}", "", "hold.a"),
-    ],
-)
-def test_on_a_hub_a_message_without_the_key_of_a_scope_is_unusable(key: str) -> None:
-    with pytest.raises(UnusableMessage, match="was not published to"):
-        read_on_hub(delivery(key=key))
-
-
-def test_on_a_hub_the_body_names_no_other_scope_than_the_key() -> None:
-    """The broker has checked the right to the key, and nothing in the body."""
-    body = orjson.dumps({**DECISION, "scope": "vmss-b-77"})
-    with pytest.raises(UnusableMessage, match="names another scope than its routing key"):
-        read_on_hub(delivery(body, key="approve.vmss-a-1f"))
 
 
 _NO_TEXT: tuple[Any, ...] = (1, 1.5, True, [], {}, ["x"])
