@@ -129,18 +129,18 @@ class ScopeOfFleet(Azure):
     @override
     async def poll(self) -> None:
         """Record the document as the hub does from the reports of its agents."""
-        keys = {event.key for event in self.document}
-        news: list[EventNews] = [
-            *(EventSighting(event, 1) for event in self.document),
-            *(
-                EventDeparture(key, gap=False, rebooted=False)
-                for key in sorted(self._live_keys - keys)
-            ),
+        keys, now = {event.key for event in self.document}, self._clock.now()
+        gone = [
+            EventDeparture(key, gap=False, rebooted=False) for key in sorted(self._live_keys - keys)
         ]
+        found: list[EventSighting | EventDeparture] = [
+            *(EventSighting(event, 1) for event in self.document),
+            *gone,
+        ]
+        news = [EventNews(self.scope, now, item) for item in found]
         self._live_keys = keys
-        now = self._clock.now()
         await self.store.transact(
-            lambda tx: self._recorder.record_news(tx, self.scope, news, now), fail_open=True
+            lambda tx: self._recorder.record_news(tx, news, now), fail_open=True
         )
 
 
