@@ -50,6 +50,8 @@ class FreshRead:
 class Poller:
     """Reads the document at an interval and has the recorder record it."""
 
+    lost_reason = "the metadata service gives no usable answer"
+
     def __init__(
         self,
         settings: SourceSettings,

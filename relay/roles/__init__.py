@@ -2,6 +2,7 @@
 
 - `plain`: a relay without a fleet.
 - `agent`: it reports to the hub of a fleet and carries out its orders.
+- `hub`: it merges what agents report, tells, decides, and orders StartRequests.
 
 `parts` holds what roles have in common. Nothing here decides about events or approvals.
 """

@@ -30,6 +30,7 @@ from relay.config import Config, sink_modules
 from relay.delivery.dispatcher import Dispatcher
 from relay.delivery.routing import matching_sinks
 from relay.events.build import Origin, ReportRelayEvent, relay_event
+from relay.fleet.settings import HubSettings
 from relay.imds.client import ImdsClient
 from relay.imds.discovery import (
     Instance,
@@ -161,7 +162,12 @@ def make_approval_consumer(
         return None
     # A relay without this section saves the memory of the AMQP libraries.
     from relay.amqp.approval_consumer import ApprovalConsumer  # noqa: PLC0415
+    from relay.amqp.topology import approvals_of_scope  # noqa: PLC0415
     from relay.approvals.amqp_handler import AmqpApprovalHandler  # noqa: PLC0415
+    from relay.fleet.topology import hub_approvals  # noqa: PLC0415
+
+    exchange = config.approvals_exchange
+    is_hub = isinstance(config.fleet, HubSettings)
 
     def on_unusable(user: str | None, reason: str) -> None:
         rejections.record_unusable_message(user, reason, relay.clock.monotonic())
@@ -169,8 +175,9 @@ def make_approval_consumer(
     return ApprovalConsumer(
         urls=settings.targets,
         declare=settings.declare,
-        exchange=config.approvals_exchange,
-        scope=relay.origin.scope,
+        queue=(
+            hub_approvals(exchange) if is_hub else approvals_of_scope(exchange, relay.origin.scope)
+        ),
         relay=relay.origin.relay,
         handler=AmqpApprovalHandler(
             callers=callers_by_amqp_user(config.api.clients),

@@ -136,6 +136,7 @@ class ScriptedAzure:
     lost: bool = False
     polls: int = 7
     failures: int = 0
+    lost_reason: str = "the metadata service gives no usable answer"
     may_answer: asyncio.Event = field(default_factory=asyncio.Event)
     """While it is not set, StartRequests get no response."""
 

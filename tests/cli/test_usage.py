@@ -58,6 +58,7 @@ VERBS = {
     "keys",
     "schema",
     "doctor",
+    "fleet",
 }
 
 
