@@ -12,7 +12,7 @@ from datetime import datetime
 
 from relay.amqp.approval_message import ApprovalMessage, UnusableMessage
 from relay.amqp.fair_queue import Submission
-from relay.approvals.gate import Gate
+from relay.approvals.decision_handler import DecisionHandler
 from relay.approvals.request import (
     Caller,
     DecisionRequest,
@@ -32,7 +32,7 @@ class AmqpApprovalHandler:
 
     callers: Mapping[str, Caller]
     """The known clients by their RabbitMQ user."""
-    gate: Gate
+    gate: DecisionHandler
     store: Store
     clock: Clock
 

@@ -293,7 +293,7 @@ class ApprovalEngine:
         (docs/guarantees.md#every-startrequest-follows-from-the-journal).
         """
         claims = []
-        for grant in tx.decisions.open_grants([grant.id for grant in grants]):
+        for grant in tx.decisions.open_grants(ids=[grant.id for grant in grants]):
             occurrence = tx.snapshot.get(grant.occurrence)
             status = self.status(tx, occurrence, now)
             if not can_claim(grant, status):

@@ -18,9 +18,9 @@ from relay.amqp.approval_message import UnusableMessage, parse_message
 from relay.amqp.frames import MAX_BODY_BYTES
 from relay.amqp.topology import approvals_of_scope
 from relay.api import Client
-from relay.app import callers_by_amqp_user
 from relay.approvals.amqp_handler import read_request
 from relay.approvals.request import DecisionRequest
+from relay.roles.parts import callers_by_amqp_user
 
 EXCHANGE, KEY = "azure.scheduledevents.approvals", "approve.prod"
 QUEUE = approvals_of_scope("azure.scheduledevents", "prod")

@@ -1,4 +1,4 @@
-"""A machine of a fleet votes for itself: for its own resource, in its own scope, and for no other."""
+"""A machine of a fleet votes for itself: for its own resource, in its own scope alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from relay.fleet.hub.votes import RIGHTS, USER_BURST
 from relay.fleet.messages import VoteMessage, parse_message
 from relay.fleet.routing import Sender
 from relay.rate_limits import CALLER_BURST
-from tests.fleet.voting_hub import A, B, HUB, ONE, OPS, VotingHub, reboot, rules, voting_hub
+from tests.fleet.voting_hub import HUB, ONE, OPS, A, B, VotingHub, reboot, rules, voting_hub
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ async def test_an_event_without_resources_is_nobodys(hub: VotingHub) -> None:
     event = reboot()
     await hub.observe(A, event)
     assert (await hub.vote("vmss_0", event)).status == 403
-    assert (await hub.vote("vmss_0", event, "hold")).status == 403
+    assert (await hub.vote("vmss_0", event, "hold", request_id="two")).status == 403
 
 
 async def test_the_vote_does_not_count_after_the_machines_of_the_event_changed(
@@ -250,7 +250,7 @@ async def test_the_order_of_the_fields_makes_no_other_body(hub: VotingHub) -> No
     first = await hub.vote("vmss_0", event, reason="drained")
     body = {"reason": "drained", "revision": event.revision, "decision": "approve"}
     vote = VoteMessage(request_id="one", user="local:app", body=body | {"eventId": "E-1"})
-    assert await hub.votes.decide(Sender(A, "vmss_0", "vmss"), vote) == first
+    assert await hub.votes.answer(Sender(A, "vmss_0", "vmss"), vote) == first
 
 
 async def test_an_id_with_another_body_is_refused(hub: VotingHub) -> None:
@@ -326,7 +326,7 @@ async def test_a_machine_releases_its_hold_after_the_event_names_it_no_more(
 @pytest.mark.parametrize(
     ("changes", "status", "problem"),
     [
-        ({"decision": None}, 422, {"detail": "decision: Field required.", "field": "decision"}),
+        ({"decision": None}, 422, {"detail": "decision: Field required", "field": "decision"}),
         ({"revision": ""}, 422, {"field": "revision"}),
         ({"eventId": 7}, 422, {"field": "eventId"}),
         ({"principal": "client:ops"}, 422, {"field": "principal"}),
@@ -439,9 +439,9 @@ async def test_a_vote_that_travelled_is_the_vote_that_was_sent(hub: VotingHub) -
     body = {"eventId": "E-1", "decision": "approve", "revision": event.revision}
     vote = VoteMessage(request_id="one", user="local:root", body=body)
     sent = vote.to_event(Origin(A, "VMSS_0"), hub.clock.now())
-    received = parse_message(sent.body).content
+    received = parse_message(sent.body)
     assert isinstance(received, VoteMessage)
-    answer = await hub.votes.decide(Sender(A, "vmss_0", "vmss"), received)
-    travelled = parse_message(answer.to_event(HUB, hub.clock.now()).body).content
+    answer = await hub.votes.answer(Sender(A, "vmss_0", "vmss"), received)
+    travelled = parse_message(answer.to_event(HUB, hub.clock.now()).body)
     assert travelled == answer
     assert answer.status == 202

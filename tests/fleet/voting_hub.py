@@ -22,7 +22,7 @@ from relay.events.model import ScheduledEvent
 from relay.fleet.hub.votes import MachineVotes
 from relay.fleet.messages import VoteAnswer, VoteMessage
 from relay.fleet.routing import Sender
-from relay.ingest.recorder import EventSighting, Recorder
+from relay.ingest.recorder import EventNews, EventSighting, Recorder
 from relay.outbox import Grant, StateFileOwner, StoreSettings
 from relay.outbox.file import open_for_reading
 from relay.outbox.journal import read_rows, verify_journal
@@ -81,10 +81,9 @@ class VotingHub:
     async def observe(self, scope: str, *events: ScheduledEvent) -> None:
         """Record what the document of a scope shows."""
         recorder = Recorder(HUB, None, None)
-        news = [EventSighting(event, 1) for event in events]
-        await self.store.transact(
-            lambda tx: recorder.record_news(tx, scope, news, self.clock.now())
-        )
+        now = self.clock.now()
+        news = [EventNews(scope, now, EventSighting(event, 1)) for event in events]
+        await self.store.transact(lambda tx: recorder.record_news(tx, news, now))
 
     async def vote(
         self,
@@ -101,7 +100,7 @@ class VotingHub:
         fields = {"eventId": event.event_id, "decision": decision, "revision": event.revision}
         body = {name: value for name, value in (fields | changes).items() if value is not None}
         vote = VoteMessage(request_id=request_id, user="local:root", body=body)
-        return await self.votes.decide(Sender(sender_scope, relay, user), vote)
+        return await self.votes.answer(Sender(sender_scope, relay, user), vote)
 
     async def decide_as(
         self, caller: Caller, event: ScheduledEvent, decision: Any = "approve", **changes: Any
@@ -165,7 +164,7 @@ async def voting_hub(
                 path=path,
                 store=store,
                 gate=gate,
-                votes=MachineVotes(gate.submit, clock),
+                votes=MachineVotes(gate, clock),
                 agents=agents,
                 clock=clock,
             )
