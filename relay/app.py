@@ -17,6 +17,7 @@ from relay.config import Config
 from relay.fleet.settings import AgentSettings, HubSettings
 from relay.imds.discovery import read_boot_id
 from relay.roles import RunningRelay
+from relay.service_manager import report_to_service_manager
 
 __all__ = ["RunningRelay", "run", "start_relay"]
 
@@ -36,7 +37,10 @@ async def run(config: Config, *, clock: Clock | None = None) -> None:
     is_up = asyncio.Event()
 
     async def run_until_stopped() -> None:
-        async with start_relay(config, clock or SystemClock()):
+        async with (
+            report_to_service_manager(is_up, stop),
+            start_relay(config, clock or SystemClock()),
+        ):
             # What the start made stays. With it, a full collection would take 25 ms each time.
             gc.collect()
             gc.freeze()

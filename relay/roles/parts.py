@@ -175,9 +175,9 @@ def make_approval_consumer(
     return ApprovalConsumer(
         urls=settings.targets,
         declare=settings.declare,
-        queue=hub_approvals(exchange)
-        if is_hub
-        else approvals_of_scope(exchange, relay.origin.scope),
+        queue=(
+            hub_approvals(exchange) if is_hub else approvals_of_scope(exchange, relay.origin.scope)
+        ),
         relay=relay.origin.relay,
         handler=AmqpApprovalHandler(
             callers=callers_by_amqp_user(config.api.clients),

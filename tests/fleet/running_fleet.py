@@ -9,9 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import aiohttp
+
 from relay.app import RunningRelay, start_relay
 from relay.clock import SystemClock
 from relay.config import Config
+from relay.fleet.hub.source import FleetSource
 from relay.simulator import VM, Setup, Simulator
 from tests.fleet.hub_side import AGENT_USER, HUB_USER, define_users, unused_exchange
 from tests.journey.relay_process import KEY, SECRET, Inbox, eventually, inbox
@@ -102,6 +105,12 @@ class RunningFleet:
         """Stop the agent of a VM in order."""
         await self.agents.pop((scope, relay)).aclose()
 
+    async def wait_until_connected(self) -> None:
+        """Wait until the hub has made its queues and hears agents."""
+        source = self.running_hub.relay.source
+        assert isinstance(source, FleetSource)
+        await eventually(lambda: source.is_connected, what="the hub is connected")
+
     async def wait_until_heard(self) -> None:
         """Wait until the hub has a pulse of every agent, and every agent hears the hub."""
 
@@ -112,6 +121,32 @@ class RunningFleet:
             return heard >= set(self.agents)
 
         await eventually(is_heard, what="a pulse of each agent")
+
+    async def call(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None
+    ) -> tuple[int, Any]:
+        """Call the API of the hub; return the status and the JSON of the answer."""
+        url = f"http://127.0.0.1:{self.running_hub.api_port}{path}"
+        headers = {"Authorization": f"Bearer {KEY}"}
+        async with (
+            aiohttp.ClientSession() as session,
+            session.request(method, url, json=body, headers=headers) as answer,
+        ):
+            return answer.status, await answer.json(content_type=None)
+
+    async def approve(self, scope: str, event_id: str) -> tuple[int, Any]:
+        """Vote for an event as it is now."""
+        _, event = await self.call("GET", f"/v1/events/{event_id}?scope={scope}")
+        return await self.call(
+            "POST",
+            "/v1/approvals",
+            {
+                "eventId": event_id,
+                "decision": "approve",
+                "revision": event["revision"],
+                "scope": scope,
+            },
+        )
 
     def told(self, event_id: str) -> list[str]:
         """Return the types of what the webhook got about an EventId, each once, in order."""
@@ -141,6 +176,7 @@ async def running_fleet(
             fleet.azures[scope] = await stack.enter_async_context(Simulator(setup))
         try:
             await fleet.start_hub()
+            await fleet.wait_until_connected()
             for scope, vms in scopes.items():
                 for vm in vms:
                     await fleet.start_agent(scope, vm)

@@ -63,7 +63,7 @@ class StartResultHandler(Protocol):
 class VoteHandler(Protocol):
     """Who decides the votes of machines."""
 
-    async def answer(self, sender: Sender, vote: VoteMessage) -> VoteAnswer:
+    async def decide(self, sender: Sender, vote: VoteMessage) -> VoteAnswer:
         """Decide a vote; return the answer for the local program."""
 
 
@@ -408,7 +408,7 @@ class Hub:
         try:
             if self._votes is None:
                 return
-            answer = await self._votes.answer(sender, vote)
+            answer = await self._votes.decide(sender, vote)
             settlements.acknowledge(tag)
             await settlements.flush()
             await self.link.send(

@@ -30,6 +30,11 @@ class FleetSource:
         self._report = report
         self._disconnected_at: float | None = clock.monotonic()
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether the hub hears its agents."""
+        return self._disconnected_at is None
+
     def on_connected(self) -> None:
         """The hub hears its agents from now on."""
         self._disconnected_at = None
