@@ -250,7 +250,7 @@ async def test_the_order_of_the_fields_makes_no_other_body(hub: VotingHub) -> No
     first = await hub.vote("vmss_0", event, reason="drained")
     body = {"reason": "drained", "revision": event.revision, "decision": "approve"}
     vote = VoteMessage(request_id="one", user="local:app", body=body | {"eventId": "E-1"})
-    assert await hub.votes.answer(Sender(A, "vmss_0", "vmss"), vote) == first
+    assert await hub.votes.decide(Sender(A, "vmss_0", "vmss"), vote) == first
 
 
 async def test_an_id_with_another_body_is_refused(hub: VotingHub) -> None:
@@ -441,7 +441,7 @@ async def test_a_vote_that_travelled_is_the_vote_that_was_sent(hub: VotingHub) -
     sent = vote.to_event(Origin(A, "VMSS_0"), hub.clock.now())
     received = parse_message(sent.body)
     assert isinstance(received, VoteMessage)
-    answer = await hub.votes.answer(Sender(A, "vmss_0", "vmss"), received)
+    answer = await hub.votes.decide(Sender(A, "vmss_0", "vmss"), received)
     travelled = parse_message(answer.to_event(HUB, hub.clock.now()).body)
     assert travelled == answer
     assert answer.status == 202

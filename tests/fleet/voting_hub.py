@@ -100,7 +100,7 @@ class VotingHub:
         fields = {"eventId": event.event_id, "decision": decision, "revision": event.revision}
         body = {name: value for name, value in (fields | changes).items() if value is not None}
         vote = VoteMessage(request_id=request_id, user="local:root", body=body)
-        return await self.votes.answer(Sender(sender_scope, relay, user), vote)
+        return await self.votes.decide(Sender(sender_scope, relay, user), vote)
 
     async def decide_as(
         self, caller: Caller, event: ScheduledEvent, decision: Any = "approve", **changes: Any
@@ -164,7 +164,7 @@ async def voting_hub(
                 path=path,
                 store=store,
                 gate=gate,
-                votes=MachineVotes(gate, clock),
+                votes=MachineVotes(gate.submit, clock),
                 agents=agents,
                 clock=clock,
             )

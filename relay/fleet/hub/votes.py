@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import orjson
 
-from relay.approvals.gate import Gate
 from relay.approvals.machines import machine_principal
 from relay.approvals.request import (
     Caller,
@@ -47,15 +46,17 @@ _log = logging.getLogger(__name__)
 
 
 class MachineVotes:
-    """Submits the votes of machines to the gate, and returns its answers."""
+    """Submits the votes of machines. ``submit`` is that of the gate."""
 
-    def __init__(self, gate: Gate, clock: Clock) -> None:
-        self._gate = gate
+    def __init__(
+        self, submit: Callable[[DecisionRequest], Awaitable[DecisionAnswer]], clock: Clock
+    ) -> None:
+        self._submit = submit
         self._clock = clock
         self._machines = TokenBuckets(CALLER_RATE, CALLER_BURST)
         self._users = TokenBuckets(USER_RATE, USER_BURST)
 
-    async def answer(self, sender: Sender, vote: VoteMessage) -> VoteAnswer:
+    async def decide(self, sender: Sender, vote: VoteMessage) -> VoteAnswer:
         """Decide a vote and return the answer to it. The decision is on disk then.
 
         A repeat gets its first answer. The answer is 503 if the decision cannot be written.
@@ -75,7 +76,7 @@ class MachineVotes:
             return _refusal(400, str(error))
         except InvalidField as error:
             return _refusal(422, str(error), field=error.field)
-        answer = await self._gate.submit(self._request(sender, principal, vote, body))
+        answer = await self._submit(self._request(sender, principal, vote, body))
         if answer.accepted and not answer.repeat:
             _log.info("%s of %s by %s at %s", body.decision, body.eventId, vote.user, principal)
         return answer
