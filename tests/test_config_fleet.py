@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import product
 from pathlib import Path
 
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -217,3 +218,80 @@ def test_a_domain_speaks_for_the_scopes_and_relays_that_its_patterns_match(
 ) -> None:
     domain = TrustDomain(user="a", scopes=("vmss-a-*", "single"), relays=("vmss-a_?*",))
     assert domain.speaks_for(scope, relay) is may
+
+
+# --- machines as voters
+
+
+def machine_rule(*voters: str, votes: int = 1, each_resource: bool = True) -> str:
+    """A rule that takes votes of these."""
+    rule = {
+        "name": "drained",
+        "approve": {"votes": votes, "from": list(voters), "each_resource": each_resource},
+    }
+    return f"approvals: {{rules: [{orjson.dumps(rule).decode()}]}}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        machine_rule("vm:a-1/db_0"),
+        machine_rule("vm:a-*/*"),
+        'approvals: {groups: {g: ["vm:a-*/*"]}}',
+        'approvals: {people: {p: ["vm:a-*/*"]}}',
+    ],
+)
+def test_machines_are_voters_on_a_hub_alone(file: Path, text: str) -> None:
+    assert load_text(file, HUB + text).fleet is not None
+    error = error_of(file, text)
+    assert "expected a principal other than vm:a-" in error
+    assert error.endswith(
+        "the machines of a fleet need a hub (fleet.role: hub), which hears of their agents"
+    )
+    assert "this belongs in the hub's configuration" in error_of(file, AGENT + text)
+
+
+@pytest.mark.parametrize("machine", ["vm:b-*/*", "vm:?/*", "vm:a/x", "vm:*b/*"])
+def test_a_machine_for_which_no_user_speaks_is_an_error(file: Path, machine: str) -> None:
+    domains = 'domains: [{user: a, scopes: ["a-*"], relays: ["x*", "y"]}]}'
+    hub = f'fleet: {{role: hub, url: "amqp://imds-hub:x@127.0.0.1/", {domains}\n'
+    if machine == "vm:*b/*":
+        load_text(file, hub + machine_rule(machine))
+        machine = "vm:*b/z*"
+    assert error_of(file, hub + machine_rule(machine)).endswith(
+        f"expected machines of fleet.domains, no user there speaks for {machine}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        (machine_rule("vm:a-*"), "expected vm:<scope>/<relay>, where <scope>/<relay> matches"),
+        (machine_rule("vm:A-1/x"), "expected vm:<scope>/<relay>, where <scope>/<relay> matches"),
+        (machine_rule("local:*"), "expected local:<user>, where <user> matches"),
+        (
+            machine_rule("vm:a-*/*", votes=2, each_resource=False),
+            "a machine (vm:) speaks for itself alone, so without each_resource all machines have",
+        ),
+        (
+            machine_rule("vm:a-1/x", "vm:a-1/y", votes=3),
+            "3 votes can never come from 2 principals",
+        ),
+        (
+            'approvals: {people: {p: ["vm:a-*/x"], q: ["vm:a-1/*"]}}',
+            "expected every machine for one person, vm:a-*/x of p and vm:a-1/* of q can mean",
+        ),
+    ],
+)
+def test_machines_that_cannot_vote_as_written_are_an_error(
+    file: Path, text: str, error: str
+) -> None:
+    assert error in error_of(file, HUB + text)
+
+
+def test_a_pattern_stands_for_as_many_voters_as_a_rule_needs(file: Path) -> None:
+    config = load_text(file, HUB + machine_rule("vm:a-*/*", "vm:a-1/x", votes=50))
+    ((_, _, voters),) = config.voters_by_rule
+    assert [voter.name for voter in voters] == ["vm:a-*/*", "vm:a-1/x"]
+    two = "approvals: {people: {p: ['vm:a-1/*', 'local:p'], q: ['vm:a-2/*']}}"
+    assert load_text(file, HUB + two).approvals.people["q"] == ("vm:a-2/*",)
