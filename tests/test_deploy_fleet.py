@@ -7,6 +7,7 @@ import base64
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -20,6 +21,7 @@ from ruamel.yaml import YAML
 from yarl import URL
 
 from relay.config import Config, load
+from relay.fleet.settings import TrustDomain
 from relay.simulator import Plan, Simulator
 from relay.simulator.playbook import load_playbook
 from tests.certificates import Authority
@@ -261,6 +263,49 @@ async def test_an_agent_reads_no_reports_of_others(
         reports = await channel.get_queue(f"{MAIN}.fleet.in", ensure=False)
         with pytest.raises(ChannelAccessRefused):
             await reports.get(timeout=60)
+
+
+# --- the page
+
+
+def blocks(language: str) -> list[str]:
+    """Return the blocks of docs/fleet.md in a language."""
+    page = (ROOT / "docs/fleet.md").read_text()
+    return re.findall(rf"^```{language}\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+
+
+def test_the_documented_configurations_of_hub_and_agent_are_valid(tmp_path: Path) -> None:
+    roles = []
+    for text in blocks("yaml"):
+        if not text.startswith("fleet:"):
+            continue
+        user = "imds-hub" if "role: hub" in text else "vmss-web"
+        (tmp_path / "broker-url").write_text(f"amqps://{user}:secret@broker.example.com/prod")
+        (tmp_path / "relay.yaml").write_text(text.replace("/etc/imds-relay", str(tmp_path)))
+        fleet = load(tmp_path / "relay.yaml", {}).config.fleet
+        assert fleet is not None
+        roles.append(fleet.role)
+    assert roles == ["hub", "agent"]
+
+
+def test_the_documented_command_makes_definitions_with_both_users(tmp_path: Path) -> None:
+    (hub,) = (text for text in blocks("yaml") if "role: hub" in text)
+    (tmp_path / "broker-url").write_text("amqps://imds-hub:secret@broker.example.com/prod")
+    (tmp_path / "hub.yaml").write_text(hub.replace("/etc/imds-relay", str(tmp_path)))
+    for name in ("hub-password", "web-password"):
+        (tmp_path / name).write_text(f"the {name}")
+    (commands,) = blocks("sh")
+    command = commands.replace("\\\n", "").splitlines()[0].split(" > ")[0].split()
+    assert command.pop(0) == "imds-relay"
+    result = run_process(*command, cwd=tmp_path)
+    assert result.code == 0, result.err
+    assert [user["name"] for user in result.json["users"]] == ["imds-hub", "vmss-web"]
+
+
+def test_the_documented_pattern_of_scopes_takes_no_scale_set_with_a_longer_name() -> None:
+    domain = TrustDomain(user="vmss-web", scopes=("vmss-web-????????",))
+    assert domain.speaks_for("vmss-web-1f0c33ab", "vmss-web_0")
+    assert not domain.speaks_for("vmss-web-2-1f0c33ab", "vmss-web-2_0")
 
 
 # --- all of it
