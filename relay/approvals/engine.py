@@ -1,20 +1,21 @@
 """Decides approvals inside transactions of the store: requests, transitions, claims and answers.
 
-`gate` runs these methods in the store and sends the StartRequests. The rules of decision are in
-`admission` and `transitions`; `effects` writes what was decided. Nothing here waits or sends.
+`gate` and `start_requests` run these methods in the store. The rules of decision are in `admission`
+and `transitions`; `effects` writes what was decided. Nothing here waits or sends.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import Any
 
-from relay.approvals import ApprovalsSettings
+from relay.approvals import ApprovalsSettings, ClaimedGrant
 from relay.approvals.admission import (
     Refusal,
+    ambiguous_event,
     authorize,
     build_answer,
     build_decision,
@@ -58,15 +59,6 @@ _TOO_MANY = Refusal(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimedGrant:
-    """A grant for which a StartRequest may be sent now."""
-
-    grant: Grant
-    event_id: str
-    """The EventId in the case that Azure wrote."""
-
-
 class ApprovalEngine:
     """The approvals of one relay."""
 
@@ -108,7 +100,7 @@ class ApprovalEngine:
             occurrence=occurrence,
             decisions=(*earlier_holds, *decisions),
             grants=tuple(tx.decisions.grants(occurrence.id)),
-            rule=rule_for(self.settings.rules, occurrence, self.origin.scope, now),
+            rule=rule_for(self.settings.rules, occurrence, now),
             groups=self.settings.groups,
             mode=self.mode(tx),
             now=now,
@@ -124,9 +116,12 @@ class ApprovalEngine:
         first_answer = _find_first_answer(tx, request)
         if first_answer is not None and first_answer.digest == request.digest:
             return DecisionAnswer(first_answer.status, first_answer.body, repeat=True)
-        status = self._current_status(tx, request)
+        occurrences = _find_events(tx, request)
+        status = self._current_status(tx, request, occurrences)
         if first_answer is not None:
             return self._refuse_request(tx, request, status, _REUSED_ID)
+        if len(occurrences) > 1:
+            return self._refuse_request(tx, request, None, ambiguous_event(occurrences))
         refusal = authorize(request, status)
         if refusal is None and status is not None and request.link is not None:
             refusal = check_confirmation_link(tx, request, request.link, status.occurrence)
@@ -147,19 +142,16 @@ class ApprovalEngine:
             )
         return answer
 
-    def _current_status(self, tx: Transaction, request: DecisionRequest) -> ApprovalStatus | None:
-        """Return the status after all transitions that were due before the request."""
-        occurrence = self._find_event(tx, request)
-        return (
-            None
-            if occurrence is None
-            else self._apply_event_transitions(tx, occurrence, request.at)
-        )
+    def _current_status(
+        self, tx: Transaction, request: DecisionRequest, occurrences: Sequence[TrackedEvent]
+    ) -> ApprovalStatus | None:
+        """Return the status after all transitions that were due before the request.
 
-    def _find_event(self, tx: Transaction, request: DecisionRequest) -> TrackedEvent | None:
-        if request.scope not in (None, self.origin.scope):
+        None if the request does not say which event it is about.
+        """
+        if len(occurrences) != 1:
             return None
-        return tx.snapshot.find(request.event_id.lower())
+        return self._apply_event_transitions(tx, occurrences[0], request.at)
 
     def _refuse_request(
         self,
@@ -168,9 +160,9 @@ class ApprovalEngine:
         status: ApprovalStatus | None,
         refusal: Refusal,
     ) -> DecisionAnswer:
+        event_key = status.occurrence.key if status is not None else None
         is_aggregated = False
-        if refusal.status != 503:  # HTTP
-            event_key = status.occurrence.key if status is not None else None
+        if refusal.status not in (422, 503):  # HTTP
             is_aggregated = not self.refusals.admit(request, event_key)
             if not is_aggregated:
                 record_refusal(
@@ -181,7 +173,9 @@ class ApprovalEngine:
             body["revision"] = status.occurrence.revision
         if refusal.field is not None:
             body["field"] = refusal.field
-        return DecisionAnswer(refusal.status, body, is_aggregated=is_aggregated)
+        return DecisionAnswer(
+            refusal.status, body, is_aggregated=is_aggregated, event_key=event_key
+        )
 
     def record_aggregated_refusals(
         self, tx: Transaction, aggregated: Sequence[AggregatedRefusals], now: datetime
@@ -189,12 +183,12 @@ class ApprovalEngine:
         """Record refusals that were only counted, and delete surplus first answers."""
         for refusals in aggregated:
             request = refusals.request
-            occurrence = self._find_event(tx, request)
+            occurrences = _find_events(tx, request)
             record_refusal(
                 tx,
                 self.origin,
                 replace(request, at=now),
-                self.status(tx, occurrence, now) if occurrence is not None else None,
+                self.status(tx, occurrences[0], now) if len(occurrences) == 1 else None,
                 reason=refusals.reason,
                 mode=self.mode(tx),
                 count=refusals.count,
@@ -290,18 +284,16 @@ class ApprovalEngine:
     # --- StartRequests
 
     def claim_grants(
-        self, tx: Transaction, grants: Sequence[Grant], now: datetime
+        self, tx: Transaction, grants: Sequence[Grant], now: datetime, *, agent: str | None = None
     ) -> list[ClaimedGrant]:
         """Check everything again, and claim the grants for which a StartRequest may be sent.
 
-        The caller sends it only after this transaction is on disk
+        ``agent`` is who will execute it; None if there is no choice. The caller sends it only after
+        this transaction is on disk
         (docs/guarantees.md#every-startrequest-follows-from-the-journal).
         """
         claims = []
-        wanted_ids = {grant.id for grant in grants}
-        for grant in tx.decisions.open_grants():
-            if grant.id not in wanted_ids:
-                continue
+        for grant in tx.decisions.open_grants(ids=[grant.id for grant in grants]):
             occurrence = tx.snapshot.get(grant.occurrence)
             status = self.status(tx, occurrence, now)
             if not can_claim(grant, status):
@@ -310,11 +302,10 @@ class ApprovalEngine:
                 status = self.status(tx, occurrence, now)
                 if not can_claim(grant, status):
                     continue
-            claim = ClaimedGrant(grant, occurrence.event.event_id)
-            claims.append(claim)
+            event_id = occurrence.event.event_id
             tx.decisions.claim_grant(grant.id)
             note = {
-                "eventId": claim.event_id,
+                "eventId": event_id,
                 "revision": grant.revision,
                 "rule": grant.rule,
                 "approvalId": grant.approval_id,
@@ -324,7 +315,10 @@ class ApprovalEngine:
                 "required": status.votes_required,
                 "recorded": [vote.position for vote in status.counted_votes if status.quorum],
             }
+            if agent is not None:
+                note["agent"] = agent
             tx.journal.append_note(now, "claim", note, event_key=occurrence.key)
+            claims.append(ClaimedGrant(grant, event_id, agent, tx.head()))
         return claims
 
     def record_start_answers(
@@ -364,6 +358,13 @@ def effective_mode(settings: ApprovalsSettings, switch: Mode, *, trusted: bool) 
     elif settings.dry_run:
         configured = "dry-run"
     return max(configured, switch, key=_MODES_BY_STRICTNESS.index)
+
+
+def _find_events(tx: Transaction, request: DecisionRequest) -> list[TrackedEvent]:
+    """Return the events that a request can mean. More than one: it has to name the scope."""
+    if request.names_foreign_scope:
+        return []
+    return tx.snapshot.find_referenced(request.event_id, request.arrival_scope or request.scope)
 
 
 def _is_renewal(request: DecisionRequest, same_decision: Decision, recent: int) -> bool:

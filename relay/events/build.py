@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -32,6 +32,10 @@ class Origin:
     def relay_source(self) -> str:
         """The ``source`` of the events that this relay makes itself."""
         return f"imds://{self.scope}/relays/{self.relay}"
+
+    def in_scope(self, scope: str) -> Origin:
+        """Return the origin of what this relay says about an event of a scope."""
+        return self if scope == self.scope else replace(self, scope=scope)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +87,21 @@ def transition_id(change: Change, origin: Origin) -> str:
 
     A transition can repeat, so it is not yet the id of a CloudEvent: `change_event` adds a count.
     """
-    state = {
-        **change.event.to_fields(),
-        "eventId": change.event.key,
-        "resources": sorted(change.event.resources),
-    }
+    state = _canonical_state(change.event)
     return digest_id(f"imds://{origin.scope}", change.event.key, change.kind, state)
+
+
+def state_digest(event: ScheduledEvent) -> str:
+    """Return a digest of the whole state of an event.
+
+    Two states have the same digest if Azure's document does not differ between them: the order of
+    the resources and the case of the EventId do not count.
+    """
+    return digest_id("state", _canonical_state(event))
+
+
+def _canonical_state(event: ScheduledEvent) -> dict[str, Any]:
+    return {**event.to_fields(), "eventId": event.key, "resources": sorted(event.resources)}
 
 
 def change_event(

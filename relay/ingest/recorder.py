@@ -1,12 +1,13 @@
-"""Records what one poll of a source returned.
+"""Records what a source found out about events.
 
-The recorder compares the document with the snapshot in the store. It journals one CloudEvent for
-each change and moves the snapshot on, in one transaction. It does not know which source polled.
+The recorder compares it with the snapshot in the store. It journals one CloudEvent for each change
+and moves the snapshot on, in one transaction. It does not know which source it was: a poll of the
+metadata service gives a whole document, the agents of a fleet give news of single events.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -22,9 +23,10 @@ from relay.events.build import (
     transition_id,
 )
 from relay.events.cloudevent import CloudEvent
-from relay.events.delta import Change, diff
+from relay.events.delta import Change, compare_event, diff
 from relay.events.model import Document, ScheduledEvent
 from relay.outbox import Grant
+from relay.outbox.event_keys import EventKeys
 from relay.outbox.snapshot import ChangedRow, EndedRow, LiveRow, NewRow
 from relay.outbox.transaction import Transaction
 
@@ -43,6 +45,40 @@ class PollResult:
     document: Document
     at: datetime
     gap: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EventSighting:
+    """A state of an event that was seen. ``incarnation`` is that of the document."""
+
+    event: ScheduledEvent
+    incarnation: int | None
+
+    @property
+    def key(self) -> str:
+        """The EventId in lower case."""
+        return self.event.key
+
+
+@dataclass(frozen=True, slots=True)
+class EventDeparture:
+    """An event has left the documents of all VMs.
+
+    ``key`` is the EventId in lower case. ``gap`` and ``rebooted`` are as in `EndEvidence`.
+    """
+
+    key: str
+    gap: bool
+    rebooted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EventNews:
+    """What became known about an event of a scope, and when it was seen."""
+
+    scope: str
+    at: datetime
+    what: EventSighting | EventDeparture
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +104,38 @@ class Recorder:
         events = self._take_events(live)
         changes = diff(events.values(), poll.document)
         rows = {row.key: row for row in live}
+
+        def outcome(row: LiveRow, event: ScheduledEvent, grants: Sequence[Grant]) -> EndOutcome:
+            return determine_outcome(event, self._end_evidence(row, event, grants, poll), poll.at)
+
         for first in range(0, len(changes), CHANGES_PER_STEP):
-            self._record_changes(tx, changes[first : first + CHANGES_PER_STEP], rows, poll)
+            found = [
+                _Found(change, self.origin, poll.at, poll.document.incarnation, outcome)
+                for change in changes[first : first + CHANGES_PER_STEP]
+            ]
+            self._record_changes(tx, found, rows, poll.at)
         for row in live:
             if row.boot_id != self.boot_id and not _may_explain_reboot(
                 tx, row.id, events[row.key], poll.at
             ):
                 tx.snapshot.set_boot_id(row.id, self.boot_id)
         return len(changes)
+
+    def record_news(self, tx: Transaction, news: Sequence[EventNews], now: datetime) -> int:
+        """Work for the store: record news of events in their order. Return the change count."""
+        count = 0
+        for step in _split_by_event(tx.keys, news):
+            rows = {row.key: row for row in tx.snapshot.live_rows_of(list(step))}
+            found = [
+                change
+                for key, item in step.items()
+                if (change := _find_change(item, rows.get(key), self.origin)) is not None
+            ]
+            if found:
+                self._record_changes(tx, found, rows, now)
+            count += len(found)
+        self._events_by_data.clear()  # only `record` uses it
+        return count
 
     def _take_events(self, live: Sequence[LiveRow]) -> dict[str, ScheduledEvent]:
         """Return the events of these rows by key. Only those that are not known are parsed."""
@@ -88,34 +148,37 @@ class Recorder:
     def _record_changes(
         self,
         tx: Transaction,
-        changes: Sequence[Change],
+        found: Sequence[_Found],
         live: Mapping[str, LiveRow],
-        poll: PollResult,
+        now: datetime,
     ) -> None:
-        """Update the snapshot, and record a CloudEvent for each change."""
-        transitions = [transition_id(change, self.origin) for change in changes]
+        """Update the snapshot, and record a CloudEvent for each change.
+
+        ``live`` holds the rows of the events by their keys.
+        """
+        transitions = [transition_id(item.change, item.origin) for item in found]
+        keys = [tx.keys.key(item.origin.scope, item.change.event.key) for item in found]
         counts = tx.journal.count_transitions(transitions)
-        known = [live[change.event.key].id for change in changes if change.event.key in live]
+        known = [live[key].id for key in keys if key in live]
         grants = tx.decisions.grants_of(known) if known else {}
         new: list[NewRow] = []
         changed: list[ChangedRow] = []
         ended: list[EndedRow] = []
         events: list[tuple[CloudEvent, str]] = []
-        for change, transition in zip(changes, transitions, strict=True):
-            key = change.event.key
+        for item, key, transition in zip(found, keys, transitions, strict=True):
+            change = item.change
             row = live.get(key)
             row_grants = grants.get(row.id, []) if row is not None else []
             outcome: EndOutcome | None = None
-            if change.kind == "ended" and row is not None:
+            if row is not None and item.outcome is not None and change.kind == "ended":
                 data = orjson.loads(row.data)
-                evidence = self._end_evidence(row, change.event, row_grants, poll)
-                outcome = determine_outcome(change.event, evidence, poll.at)
+                outcome = item.outcome(row, change.event, row_grants)
             else:
-                data = event_data(change.event, poll.document.incarnation)
+                data = event_data(change.event, item.incarnation)
             event = change_event(
                 change,
-                self.origin,
-                poll.at,
+                item.origin,
+                item.at,
                 data=data,
                 transition=transition,
                 previous_count=counts.get(transition, 0),
@@ -124,21 +187,22 @@ class Recorder:
             )
             events.append((event, transition))
             if row is not None and outcome is not None:
-                ended.append(EndedRow(row.id, outcome.outcome, event.id))
+                ended.append(EndedRow(item.at, row.id, outcome.outcome, event.id))
                 continue
             text = orjson.dumps(data).decode()
             self._events_by_data[text] = change.event
+            revision = data["revision"]
             if row is not None:
-                changed.append(ChangedRow(row.id, text, data["revision"], event.id))
+                changed.append(ChangedRow(item.at, row.id, text, revision, event.id))
             else:
-                new.append(NewRow(key, text, data["revision"], event.id))
+                new.append(NewRow(item.at, item.origin.scope, key, text, revision, event.id))
         if new:
-            tx.snapshot.add_all(new, self.boot_id, poll.at)
+            tx.snapshot.add_all(new, self.boot_id)
         if changed:
-            tx.snapshot.update_all(changed, poll.at)
+            tx.snapshot.update_all(changed)
         if ended:
-            tx.snapshot.mark_ended(ended, poll.at)
-        tx.record_all(events, poll.at)
+            tx.snapshot.mark_ended(ended)
+        tx.record_all(events, now)
 
     def _end_evidence(
         self, row: LiveRow, event: ScheduledEvent, grants: Sequence[Grant], poll: PollResult
@@ -158,6 +222,52 @@ class Recorder:
         if self.boot_id is None or row.boot_id is None:
             return False
         return row.boot_id != self.boot_id
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A change that a source found at a time. ``outcome`` says how the event ended, if it has."""
+
+    change: Change
+    origin: Origin
+    at: datetime
+    incarnation: int | None = None
+    outcome: Callable[[LiveRow, ScheduledEvent, Sequence[Grant]], EndOutcome] | None = None
+
+
+def _split_by_event(keys: EventKeys, news: Sequence[EventNews]) -> Iterator[dict[str, EventNews]]:
+    """Yield the news by event key, in steps that hold each event at most once."""
+    step: dict[str, EventNews] = {}
+    for item in news:
+        key = keys.key(item.scope, item.what.key)
+        if key in step or len(step) == CHANGES_PER_STEP:
+            yield step
+            step = {}
+        step[key] = item
+    if step:
+        yield step
+
+
+def _find_change(news: EventNews, row: LiveRow | None, origin: Origin) -> _Found | None:
+    """Return what news changes; None if the snapshot says the same already."""
+    origin, at = origin.in_scope(news.scope), news.at
+    before = _parse(row.data) if row is not None else None
+    if isinstance(news.what, EventSighting):
+        change = compare_event(before, news.what.event)
+        return None if change is None else _Found(change, origin, at, news.what.incarnation)
+    if before is None:
+        return None
+    departure = news.what
+
+    def outcome(_: LiveRow, event: ScheduledEvent, grants: Sequence[Grant]) -> EndOutcome:
+        evidence = EndEvidence(
+            start_sent=any(grant.may_be_accepted for grant in grants),
+            gap=departure.gap,
+            rebooted=departure.rebooted,
+        )
+        return determine_outcome(event, evidence, at)
+
+    return _Found(Change("ended", before, {}), origin, at, outcome=outcome)
 
 
 def names_this_vm(resources: Iterable[str], resource_names: frozenset[str]) -> bool:

@@ -15,7 +15,7 @@ from relay.outbox.decisions import MAX_REFUSALS, REFUSAL_RETENTION
 from relay.signature import MAX_AGE, MAX_AHEAD
 from tests.approvals.builders import REBOOT, ApprovalFile, build_event, build_request
 from tests.approvals.manual_clock import NOON, wait_until
-from tests.approvals.test_gate import GateHarness, running_gate
+from tests.approvals.running_gate import GateHarness, running_gate
 
 
 async def _refuse(harness: GateHarness, times: int, **changes: Any) -> None:
@@ -173,7 +173,7 @@ def test_a_minute_ends_when_the_clock_is_set_back() -> None:
     for _ in range(MAX_RECORDED_ABOUT_EVENT):
         assert aggregator.admit(build_request(), "e-1")
     assert not aggregator.admit(request, "e-1")
-    aggregator.count(request, "why")
+    aggregator.count(request, "why", None)
     earlier = build_request(at=request.at.replace(hour=3))
     assert aggregator.admit(earlier, "e-1")
     assert [aggregated.count for aggregated in aggregator.take_due(earlier.at)] == [1]
