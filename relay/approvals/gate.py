@@ -73,6 +73,8 @@ class Gate:
         """Whether no transition can be due before somebody decides something."""
         self._no_grant_open = False
         """Whether no StartRequest can be due before something is granted."""
+        self._is_slot_missing = False
+        """Whether a grant waits for a limit."""
         store.listeners.recorded.append(self._on_recorded)
 
     async def submit(self, request: DecisionRequest) -> DecisionAnswer:
@@ -177,6 +179,8 @@ class Gate:
                 next_change = min((each for each in moments if each is not None), default=None)
                 if not self._transitions_wake.is_set():
                     self._no_transition_possible = not is_any_possible
+                if self._is_slot_missing:
+                    self._grants_wake.set()  # a slot can be free now
                 timeout = None
                 if next_change is not None:
                     seconds = (next_change - self._clock.now()).total_seconds()
@@ -262,10 +266,13 @@ class Gate:
         if self.engine.mode(tx) != "on":
             return [], False
         ready: list[Grant] = []
-        is_waiting = False
+        is_waiting = self._is_slot_missing = False
         for grant in grants:
             occurrence = tx.snapshot.get(grant.occurrence)
-            if self.engine.status(tx, occurrence, now).active_holds:
+            status = self.engine.status(tx, occurrence, now)
+            if status.waiting_for:
+                self._is_slot_missing = True
+            if status.active_holds or status.waiting_for:
                 continue
             if self._are_notices_delivered(tx, grant, occurrence):
                 ready.append(grant)

@@ -30,7 +30,7 @@ from relay.files import (
 )
 from relay.outbox import Mode, StateFileOwner
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """Each version is a file in ``schema/``. An older state file gets what it lacks."""
 MIN_SQLITE_VERSION = (3, 33)
 """The first with UPDATE … FROM. RHEL 9 has 3.34, so STRICT tables and RETURNING are not used."""

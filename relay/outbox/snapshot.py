@@ -78,6 +78,20 @@ class Snapshot:
         ).fetchone()
         return [LiveRow(*row) for row in orjson.loads(rows[0])]
 
+    def live_versions(self) -> list[tuple[int, str]]:
+        """Return each live occurrence with the id of the CloudEvent that reported its state."""
+        return self._connection.execute(
+            "SELECT id, told FROM occurrence INDEXED BY occurrence_live WHERE live"
+        ).fetchall()
+
+    def ended_between(self, since: datetime, until: datetime) -> list[TrackedEvent]:
+        """Return the occurrences that ended after ``since`` and before ``until``."""
+        return self._select(
+            "INDEXED BY occurrence_ended WHERE NOT live AND last_changed > ? AND last_changed < ?",
+            format_sortable(since),
+            format_sortable(until),
+        )
+
     def find(self, event_key: str) -> TrackedEvent | None:
         """Return the newest occurrence of an EventId (in lower case)."""
         return self._select_first("WHERE key = ? ORDER BY number DESC LIMIT 1", event_key)

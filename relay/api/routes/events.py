@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any, Literal, TypeVar, cast
 
 import orjson
@@ -16,7 +17,7 @@ from relay.api.schema.route import Call
 from relay.approvals.refusals import aggregate_refusals
 from relay.approvals.request import DecisionKind
 from relay.approvals.status import ApprovalState, approval_summary
-from relay.events.catalog import EventData
+from relay.events.catalog import EventData, LimitWait
 from relay.events.timestamps import format_rfc3339
 from relay.outbox import TrackedEvent
 from relay.outbox.rows import PageLimit
@@ -35,6 +36,8 @@ class ApprovalSummary(TypedDict):
     missing: int
     closes: str | None
     """RFC 3339: when voting closes."""
+    waitingFor: list[LimitWait]
+    """The limits that alone keep this relay from starting the event."""
 
 
 class EventSummary(EventData):
@@ -114,11 +117,12 @@ async def read_event(call: Call, read: Callable[[Transaction, TrackedEvent], T])
 
 async def _list_events(call: Call) -> EventPage:
     cursor: int | None = call.parameters
+    now = call.relay.clock.now()
 
     def read(tx: Transaction) -> EventPage:
         page, has_more = tx.snapshot.page(cursor, PageLimit(PAGE_SIZE))
         return EventPage(
-            items=[_event_summary(tx, call, row) for row in page],
+            items=[_event_summary(tx, call, row, now) for row in page],
             next=str(page[-1].id) if has_more else None,
         )
 
@@ -134,8 +138,10 @@ async def _show_event(call: Call) -> EventDetails:
     return details
 
 
-def _event_summary(tx: Transaction, call: Call, occurrence: TrackedEvent) -> EventSummary:
-    status = call.relay.gate.engine.status(tx, occurrence, call.relay.clock.now())
+def _event_summary(
+    tx: Transaction, call: Call, occurrence: TrackedEvent, now: datetime
+) -> EventSummary:
+    status = call.relay.gate.engine.status(tx, occurrence, now)
     return EventSummary(
         **cast("EventData", occurrence.data),
         occurrence=occurrence.number,
@@ -154,7 +160,7 @@ def _event_details(tx: Transaction, call: Call, occurrence: TrackedEvent) -> Eve
     )
     bodies = aggregate_refusals([(row.kind, row.body) for row in reversed(rows)])
     return EventDetails(
-        **_event_summary(tx, call, occurrence),
+        **_event_summary(tx, call, occurrence, call.relay.clock.now()),
         # The stored JSON is sent unchanged.
         history=[cast("CloudEventDocument", orjson.Fragment(body)) for body in bodies],
         votes=[
