@@ -6,6 +6,7 @@ before it records a decision. Rules and quorums are counted elsewhere (`status`,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -14,7 +15,7 @@ from relay.approvals.request import DecisionAnswer, DecisionRequest
 from relay.approvals.status import ApprovalStatus, is_scheduled
 from relay.events.match import covers_all
 from relay.events.timestamps import format_rfc3339
-from relay.outbox import Decision
+from relay.outbox import Decision, TrackedEvent
 
 HOLD_NOTICE = (
     "a hold stops this relay alone: Azure proceeds at NotBefore regardless, "
@@ -41,6 +42,20 @@ class Refusal:
     """The field of the request that the caller can correct."""
 
 
+UNKNOWN_EVENT = Refusal(
+    404, "no such event in this scope; see GET /v1/events, or `imds-relay events`"
+)
+"""The refusal of a request that names no event of the store."""
+
+
+def ambiguous_event(occurrences: Sequence[TrackedEvent]) -> Refusal:
+    """Return the refusal of a request whose EventId is known in several scopes."""
+    scopes = ", ".join(sorted(occurrence.scope for occurrence in occurrences))
+    return Refusal(
+        422, f"expected the scope, because this EventId is known in several: {scopes}", "scope"
+    )
+
+
 def hold_notice(status: ApprovalStatus) -> str:
     """Return what a hold on this event does not stop."""
     return f"{SENT_BEFORE_NOTICE}; {HOLD_NOTICE}" if status.may_have_been_started else HOLD_NOTICE
@@ -54,9 +69,7 @@ def authorize(request: DecisionRequest, status: ApprovalStatus | None) -> Refusa
     the request names another scope.
     """
     if status is None:
-        return Refusal(
-            404, "no such event in this scope; see GET /v1/events, or `imds-relay events`"
-        )
+        return UNKNOWN_EVENT
     conflict = _conflict(request, status)
     if conflict is not None:
         return Refusal(409, conflict)

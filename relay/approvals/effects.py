@@ -76,7 +76,7 @@ def record_decision(
     }
     event = _record_event(
         tx,
-        origin,
+        origin.in_scope(status.occurrence.scope),
         "approval.recorded",
         status.occurrence.data,
         details,
@@ -122,7 +122,7 @@ def record_refusal(
         cause = request.message_id or status.occurrence.last_event_id
     _record_event(
         tx,
-        origin,
+        origin.in_scope(status.occurrence.scope) if status is not None else origin,
         "approval.refused",
         event_data,
         details,
@@ -176,11 +176,12 @@ def record_start_answer(
     if grant.dry_run or state == "sent":
         return
     answered = tx.decisions.grant(grant.id)
+    occurrence = tx.snapshot.get(grant.occurrence)
     _record_event(
         tx,
-        origin,
+        origin.in_scope(occurrence.scope),
         "startrequest.accepted" if state == "accepted" else "startrequest.failed",
-        tx.snapshot.get(grant.occurrence).data,
+        occurrence.data,
         {"status": answered.status, "attempts": answered.attempts, "reason": reason},
         cause=grant.cause,
         at=at,
@@ -199,7 +200,7 @@ def _void_votes(
     is_expired = reason == "expired"
     _record_event(
         tx,
-        origin,
+        origin.in_scope(occurrence.scope),
         "approval.voided",
         occurrence.data,
         {
@@ -259,7 +260,7 @@ def _create_grant(
     }
     granted = _record_event(
         tx,
-        origin,
+        origin.in_scope(status.occurrence.scope),
         "approval.granted",
         status.occurrence.data,
         details,

@@ -16,6 +16,7 @@ from typing import Any
 from relay.approvals import ApprovalsSettings
 from relay.approvals.admission import (
     Refusal,
+    ambiguous_event,
     authorize,
     build_answer,
     build_decision,
@@ -107,12 +108,7 @@ class ApprovalEngine:
         self.has_automatic_rules = any(rule.approve == "automatic" for rule in settings.rules)
         """Whether an event can be granted about which nobody has decided anything."""
         self._limits = (
-            LimitSlots(
-                settings.limits,
-                self._status_without_limits,
-                lambda _: origin.scope,
-                count_machines,
-            )
+            LimitSlots(settings.limits, self._status_without_limits, count_machines)
             if settings.limits
             else None
         )
@@ -148,7 +144,7 @@ class ApprovalEngine:
             occurrence=occurrence,
             decisions=(*earlier_holds, *decisions),
             grants=tuple(tx.decisions.grants(occurrence.id)),
-            rule=rule_for(self.settings.rules, occurrence, self.origin.scope, now),
+            rule=rule_for(self.settings.rules, occurrence, now),
             groups=self.settings.groups,
             mode=self.mode(tx),
             now=now,
@@ -164,9 +160,12 @@ class ApprovalEngine:
         first_answer = _find_first_answer(tx, request)
         if first_answer is not None and first_answer.digest == request.digest:
             return DecisionAnswer(first_answer.status, first_answer.body, repeat=True)
-        status = self._current_status(tx, request)
+        occurrences = tx.snapshot.find_referenced(request.event_id, request.scope)
+        status = self._current_status(tx, request, occurrences)
         if first_answer is not None:
             return self._refuse_request(tx, request, status, _REUSED_ID)
+        if len(occurrences) > 1:
+            return self._refuse_request(tx, request, None, ambiguous_event(occurrences))
         refusal = authorize(request, status)
         if refusal is None and status is not None and request.link is not None:
             refusal = check_confirmation_link(tx, request, request.link, status.occurrence)
@@ -187,19 +186,16 @@ class ApprovalEngine:
             )
         return answer
 
-    def _current_status(self, tx: Transaction, request: DecisionRequest) -> ApprovalStatus | None:
-        """Return the status after all transitions that were due before the request."""
-        occurrence = self._find_event(tx, request)
-        return (
-            None
-            if occurrence is None
-            else self._apply_event_transitions(tx, occurrence, request.at)
-        )
+    def _current_status(
+        self, tx: Transaction, request: DecisionRequest, occurrences: Sequence[TrackedEvent]
+    ) -> ApprovalStatus | None:
+        """Return the status after all transitions that were due before the request.
 
-    def _find_event(self, tx: Transaction, request: DecisionRequest) -> TrackedEvent | None:
-        if request.scope not in (None, self.origin.scope):
+        None if the request does not say which event it is about.
+        """
+        if len(occurrences) != 1:
             return None
-        return tx.snapshot.find(request.event_id.lower())
+        return self._apply_event_transitions(tx, occurrences[0], request.at)
 
     def _refuse_request(
         self,
@@ -208,9 +204,9 @@ class ApprovalEngine:
         status: ApprovalStatus | None,
         refusal: Refusal,
     ) -> DecisionAnswer:
+        event_key = status.occurrence.key if status is not None else None
         is_aggregated = False
-        if refusal.status != 503:  # HTTP
-            event_key = status.occurrence.key if status is not None else None
+        if refusal.status not in (422, 503):  # HTTP
             is_aggregated = not self.refusals.admit(request, event_key)
             if not is_aggregated:
                 record_refusal(
@@ -221,7 +217,9 @@ class ApprovalEngine:
             body["revision"] = status.occurrence.revision
         if refusal.field is not None:
             body["field"] = refusal.field
-        return DecisionAnswer(refusal.status, body, is_aggregated=is_aggregated)
+        return DecisionAnswer(
+            refusal.status, body, is_aggregated=is_aggregated, event_key=event_key
+        )
 
     def record_aggregated_refusals(
         self, tx: Transaction, aggregated: Sequence[AggregatedRefusals], now: datetime
@@ -229,12 +227,12 @@ class ApprovalEngine:
         """Record refusals that were only counted, and delete surplus first answers."""
         for refusals in aggregated:
             request = refusals.request
-            occurrence = self._find_event(tx, request)
+            occurrences = tx.snapshot.find_referenced(request.event_id, request.scope)
             record_refusal(
                 tx,
                 self.origin,
                 replace(request, at=now),
-                self.status(tx, occurrence, now) if occurrence is not None else None,
+                self.status(tx, occurrences[0], now) if len(occurrences) == 1 else None,
                 reason=refusals.reason,
                 mode=self.mode(tx),
                 count=refusals.count,

@@ -101,7 +101,8 @@ class Gate:
         if decided.exception() is not None:
             self.engine.refusals.forget(request)
         elif decided.result().is_aggregated:
-            self.engine.refusals.count(request, decided.result().body["detail"])
+            answer = decided.result()
+            self.engine.refusals.count(request, answer.body["detail"], answer.event_key)
             self._refusals_wake.set()
 
     async def mode(self) -> Mode:

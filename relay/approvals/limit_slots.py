@@ -63,10 +63,8 @@ class LimitSlots:
         self,
         limits: Sequence[Limit],
         status_of: StatusOf,
-        scope_of: Callable[[TrackedEvent], str],
         count_machines: CountMachines | None = None,
     ) -> None:
-        self._scope_of = scope_of
         self._limits = limits
         self._status_of = status_of
         self._count_machines = count_machines
@@ -136,7 +134,7 @@ class LimitSlots:
     def needs_of(self, occurrence: TrackedEvent) -> Needs:
         """Return the machines for which an event needs slots, at any hour."""
         needs = {
-            limit.name: limit.machines_of(occurrence.data, self._scope_of(occurrence))
+            limit.name: limit.machines_of(occurrence.data, occurrence.scope)
             for limit in self._limits
         }
         return {limit: machines for limit, machines in needs.items() if machines}
@@ -223,8 +221,8 @@ class LimitSlots:
         return _LimitedEvent(
             claimant=Claimant(
                 occurrence=occurrence.id,
-                event_id=event.event_id,
-                scope=self._scope_of(occurrence),
+                reference=occurrence.reference,
+                scope=occurrence.scope,
                 needs=self.needs_of(occurrence),
             ),
             version=occurrence.last_event_id,

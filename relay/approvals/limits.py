@@ -144,7 +144,7 @@ class WaitingFor:
     machines: tuple[str, ...]
     """The machines that take the slots, sorted."""
     behind: str | None
-    """The EventId of an event that comes first, if there would be a slot otherwise."""
+    """The event that comes first, if there would be a slot otherwise (`TrackedEvent.reference`)."""
     until: datetime | None
     """When time alone frees enough slots; None if that is not known."""
 
@@ -168,7 +168,8 @@ class Claimant:
     """A live event that needs slots."""
 
     occurrence: int
-    event_id: str
+    reference: str
+    """What people and programs call it (`TrackedEvent.reference`)."""
     scope: str
     needs: Needs
 
@@ -187,7 +188,7 @@ class SlotQueue:
         }
         """By limit and machine: the occurrences, and when a rest ends."""
         self._first_waiting: dict[str, str] = {}
-        """By limit: the EventId of the first event that waits for it."""
+        """By limit: the first event that waits for it (`TrackedEvent.reference`)."""
 
     def copy(self) -> SlotQueue:
         """Return a queue that goes on from here."""
@@ -224,7 +225,7 @@ class SlotQueue:
             rest = {limit: all_ for limit, all_ in claimant.needs.items() if limit not in blocked}
             self.take(claimant.occurrence, rest)
         for limit in blocked:
-            self._first_waiting.setdefault(limit, claimant.event_id)
+            self._first_waiting.setdefault(limit, claimant.reference)
         return waits
 
     def waits_of(self, claimant: Claimant) -> tuple[WaitingFor, ...]:

@@ -53,9 +53,9 @@ class _OpenMinute:
 
     began: datetime
     recorded: list[tuple[str | None, DecisionRequest]] = field(default_factory=list)
-    """Each with its EventId in lower case; None if the store does not know it."""
+    """Each with the key of its event; None if the store does not know the event."""
     aggregated: dict[str | None, AggregatedRefusals] = field(default_factory=dict)
-    """By EventId in lower case. None: EventIds about which nothing else was recorded."""
+    """By event key. None: events about which nothing else was recorded."""
 
     def is_over(self, now: datetime) -> bool:
         # Concurrent requests come out of order, by much less than a minute. After an earlier time
@@ -127,11 +127,10 @@ class RefusalAggregator:
             if minute is not None:
                 minute.recorded = [entry for entry in minute.recorded if entry[1] is not request]
 
-    def count(self, request: DecisionRequest, reason: str) -> None:
+    def count(self, request: DecisionRequest, reason: str, event_key: str | None) -> None:
         """Count a refusal that was not admitted."""
         with self._lock:
             minute = self._open_minute(request)
-            event_key: str | None = request.event_id.lower()
             if all(key != event_key for key, _ in minute.recorded):
                 event_key = None
             before = minute.aggregated.get(event_key)

@@ -97,6 +97,8 @@ class DecisionAnswer:
     """Whether this is the first answer to the same request again."""
     is_aggregated: bool = False
     """Whether the request was refused and only counted: see `relay.approvals.refusals`."""
+    event_key: str | None = None
+    """The key of the event in the store; None if the request names no known event."""
 
     @property
     def accepted(self) -> bool:

@@ -301,12 +301,10 @@ def is_scheduled(event: ScheduledEvent) -> bool:
     return (event.event_status or "").lower() == "scheduled"
 
 
-def rule_for(
-    rules: Sequence[Rule], occurrence: TrackedEvent, scope: str, now: datetime
-) -> Rule | None:
+def rule_for(rules: Sequence[Rule], occurrence: TrackedEvent, now: datetime) -> Rule | None:
     """The first rule whose conditions the event meets now; only this rule decides."""
     for rule in rules:
-        if rule.applies_to(occurrence.data, scope, now):
+        if rule.applies_to(occurrence.data, occurrence.scope, now):
             return rule
     return None
 

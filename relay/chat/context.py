@@ -135,33 +135,32 @@ class EventStatusReader:
         """Return the status of every event in the document that matches a sink's conditions."""
 
         def work(tx: Transaction) -> list[ApprovalStatus]:
+            now = self.clock.now()
             return [
-                self._read_status(tx, occurrence)
+                self.approvals.status(tx, occurrence, now)
                 for occurrence in tx.snapshot.live()
-                if matches(
-                    sink.match, occurrence.data, self.approvals.origin.scope, every_resource=False
-                )
+                if matches(sink.match, occurrence.data, occurrence.scope, every_resource=False)
             ]
 
         return await self.store.read(work)
 
-    async def find_shown_status(self, sink: str, ref: str, event_id: str) -> ApprovalStatus | None:
+    async def find_shown_status(self, sink: str, ref: str, reference: str) -> ApprovalStatus | None:
         """Return the status of an event that a message shows.
 
-        ``ref`` is the platform's name of the message. None if the message is not of this sink or
-        not about this event.
+        ``reference`` is that of a button (`TrackedEvent.reference`). ``ref`` is the platform's name
+        of the message. None if the message is not of this sink or not about this event.
         """
 
         def work(tx: Transaction) -> ApprovalStatus | None:
-            occurrence = tx.snapshot.find(event_id.lower())
-            if occurrence is None or not tx.messages.shows(sink, ref, occurrence.id):
-                return None
-            return self._read_status(tx, occurrence)
+            for occurrence in tx.snapshot.find_referenced(reference):
+                if tx.messages.shows(sink, ref, occurrence.id):
+                    return self._read_status(tx, occurrence)
+            return None
 
         return await self.store.read(work)
 
     async def make_private_card(
-        self, sink: SinkSettings, event_id: str, *, in_chat: bool
+        self, sink: SinkSettings, reference: str, *, in_chat: bool
     ) -> Card | None:
         """Return the card of an event for one person, with new links.
 
@@ -170,14 +169,14 @@ class EventStatusReader:
         nonce = secrets.token_hex()
 
         def work(tx: Transaction) -> Card | None:
-            occurrence = tx.snapshot.find(event_id.lower())
-            if occurrence is None or not occurrence.live:
+            occurrences = tx.snapshot.find_referenced(reference)
+            if len(occurrences) != 1 or not occurrences[0].live:
                 return None
+            occurrence = occurrences[0]
             message = tx.messages.find(sink.name, occurrence.id)
             link = self.links.make_recorded(tx, message, nonce=nonce, in_chat=in_chat)
             code = self.links.confirmation_code(message) if message is not None else None
-            scope = self.approvals.origin.scope
-            card = event_card(self._read_status(tx, occurrence), scope, link=link, code=code)
+            card = event_card(self._read_status(tx, occurrence), link=link, code=code)
             return usable_in(sink, card, in_chat=in_chat)
 
         return await self.store.transact(work)

@@ -130,9 +130,9 @@ class MessagePlanner:
         ]
         now = self.clock.now()
         statuses = [self.approvals.status(tx, occurrence, now) for occurrence in occurrences]
-        scope, code = self.approvals.origin.scope, self.links.confirmation_code(message)
+        code = self.links.confirmation_code(message)
         placeholder = self.links.make_placeholder(in_chat=in_chat)  # each edit has new URLs
-        content = message_card(statuses, scope, link=placeholder, code="")
+        content = message_card(statuses, link=placeholder, code="")
         content = usable_in(sink, content, in_chat=in_chat)
         content_hash = hashlib.sha256(repr(content).encode()).hexdigest()
         card = None
@@ -140,7 +140,7 @@ class MessagePlanner:
             # The number grows with each edit, so a link that is void never comes back.
             nonce = f"edit {message.times_shown}"
             link = self.links.make_recorded(tx, message, nonce=nonce, in_chat=in_chat)
-            card = message_card(statuses, scope, link=link, code=code)
+            card = message_card(statuses, link=link, code=code)
             card = usable_in(sink, card, in_chat=in_chat)
         history, is_cut = _unposted_history(tx, sink, message, occurrences)
         keys = [occurrence.key for occurrence in occurrences]
@@ -191,9 +191,7 @@ class MessagePlanner:
         return (
             tx.messages.find(sink.name, occurrence.id) is None
             and matches_any(sink.events, "event.scheduled")
-            and matches(
-                sink.match, occurrence.data, self.approvals.origin.scope, every_resource=False
-            )
+            and matches(sink.match, occurrence.data, occurrence.scope, every_resource=False)
         )
 
     def _redeliver_end_of_previous(
@@ -227,7 +225,8 @@ def usable_in(sink: SinkSettings, card: Card, *, in_chat: bool) -> Card:
 
 def _occurrence_of(tx: Transaction, event: CloudEvent) -> TrackedEvent | None:
     at = parse_timestamp(event.attributes["time"])
-    return tx.snapshot.find_at((event.subject or "").lower(), at) if at is not None else None
+    key = tx.keys.key(event.scope, event.subject or "")
+    return tx.snapshot.find_at(key, at) if at is not None else None
 
 
 def _is_up_to_date(tx: Transaction, message: ChatMessage, occurrence: TrackedEvent) -> bool:

@@ -47,23 +47,25 @@ class Client:
         """Return the JSON that answers a GET."""
         return await self._call("GET", path, query=query)
 
-    async def get_list(self, *path: str, all_pages: bool) -> dict[str, Any]:
+    async def get_list(self, *path: str, all_pages: bool, **query: str) -> dict[str, Any]:
         """Return the first page of a list, or all pages joined into one."""
-        page: dict[str, Any] = await self.get(*path)
+        page: dict[str, Any] = await self.get(*path, **query)
         items = page["items"]
         while all_pages and page["next"] is not None:
-            page = await self.get(*path, cursor=page["next"])
+            page = await self.get(*path, cursor=page["next"], **query)
             items = items + page["items"]
         return {"items": items, "next": page["next"]}
 
-    async def get_details(self, *path: str, log: str, all_pages: bool) -> dict[str, Any]:
+    async def get_details(
+        self, *path: str, log: str, all_pages: bool, **query: str
+    ) -> dict[str, Any]:
         """Return an event or a delivery with the newest rows of its list ``log``, or with all.
 
         An older relay has all in one answer, without ``next``.
         """
-        details: dict[str, Any] = await self.get(*path)
+        details: dict[str, Any] = await self.get(*path, **query)
         while all_pages and details.get("next") is not None:
-            before = await self.get(*path, cursor=details["next"])
+            before = await self.get(*path, cursor=details["next"], **query)
             details[log], details["next"] = before[log] + details[log], before["next"]
         return details
 

@@ -41,6 +41,8 @@ async def decide(
         "decision": decision,
         "revision": revision or event["revision"],
     }
+    if "scope" in event:  # an older relay does not say it
+        body["scope"] = event["scope"]
     if reason:
         body["reason"] = reason
     answer: dict[str, Any] = await relay.post("approvals", body=body)

@@ -17,6 +17,7 @@ def event_fields(event: Mapping[str, Any]) -> list[tuple[str, object]]:
     duration = event["durationSeconds"]
     return [
         ("event", event["eventId"]),
+        ("scope", event.get("scope")),
         ("what", " ".join(filter(None, (event["eventType"], event["eventStatus"])))),
         ("outcome", event["outcome"]),
         ("machines", join_names(event["resources"], limit=50) or "none named"),

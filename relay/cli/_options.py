@@ -10,7 +10,15 @@ import typer
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 AllPages = Annotated[bool, typer.Option("--all", help="Every page, not only the first.")]
 EventId = Annotated[
-    str, typer.Argument(metavar="EVENT", help="An EventId; upper and lower case are the same.")
+    str,
+    typer.Argument(
+        metavar="EVENT",
+        help="An EventId; upper and lower case are the same. On a hub also EVENTID@SCOPE.",
+    ),
+]
+Scope = Annotated[
+    str | None,
+    typer.Option("--scope", metavar="SCOPE", help="Of a hub: only events of this scope."),
 ]
 SinkName = Annotated[
     str, typer.Argument(metavar="SINK", help="The sink's name in the configuration.")
@@ -25,3 +33,8 @@ ConfigFile = Annotated[
         "else /etc/imds-relay/relay.yaml, else the built-in defaults.",
     ),
 ]
+
+
+def scope_query(scope: str | None) -> dict[str, str]:
+    """Return the query of a call that is limited to a scope."""
+    return {} if scope is None else {"scope": scope}

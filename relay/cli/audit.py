@@ -121,7 +121,14 @@ def show_rows(
 ) -> None:
     """Show every row about one event, oldest first."""
     with _open_journal(store, config) as (connection, path):
-        event_rows = [row for row in read_rows(connection) if row.event_key == event.lower()]
+        key = event.lower()
+        event_rows = [
+            row
+            for row in read_rows(connection)
+            # On a hub a key is an EventId and a scope (`relay.outbox.event_keys`).
+            if row.event_key is not None
+            and (row.event_key == key or row.event_key.startswith(f"{key}@"))
+        ]
     if not event_rows:
         raise CommandFailed(
             f"the journal in {path} has no row about event {event}; see `imds-relay audit export`"

@@ -75,8 +75,8 @@ def evaluate_rules(config: Config, document: Document, now: datetime) -> Iterato
     """Yield what the rules would decide about each event of a document without any vote."""
     mode = effective_mode(config.approvals, "on", trusted=True)
     for event in document.events:
-        occurrence = _new_occurrence(event, document.incarnation)
-        rule = rule_for(config.approvals.rules, occurrence, config.scope, now)
+        occurrence = _new_occurrence(event, document.incarnation, config.scope)
+        rule = rule_for(config.approvals.rules, occurrence, now)
         status = ApprovalStatus(
             occurrence=occurrence,
             decisions=(),
@@ -118,10 +118,11 @@ def _read_document(file: Path) -> Document:
         raise ConfigError(f"--against: {file}: {error}") from error
 
 
-def _new_occurrence(event: ScheduledEvent, incarnation: int | None) -> TrackedEvent:
+def _new_occurrence(event: ScheduledEvent, incarnation: int | None, scope: str) -> TrackedEvent:
     """Return the event as the store would hold it when first seen."""
     return TrackedEvent(
         id=0,
+        scope=scope,
         key=event.key,
         number=1,
         data=event_data(event, incarnation),

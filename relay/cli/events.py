@@ -8,17 +8,30 @@ from typing import Any
 from relay.cli._client import Client
 from relay.cli._connection import with_client
 from relay.cli._event_text import approval_summary
-from relay.cli._options import AllPages, AsJson
+from relay.cli._options import AllPages, AsJson, Scope, scope_query
 from relay.cli._output import format_local_time, join_names
 from relay.cli._tables import print_page
 
 
 @with_client
-async def events(relay: Client, *, all_pages: AllPages = False, as_json: AsJson = False) -> None:
+async def events(
+    relay: Client,
+    *,
+    scope: Scope = None,
+    all_pages: AllPages = False,
+    as_json: AsJson = False,
+) -> None:
     """List current and recent events."""
-    page = await relay.get_list("events", all_pages=all_pages)
-    columns = ("event", "type", "state", "machines", "not before", "approval")
-    print_page(page, columns, _event_row, empty="no events", as_json=as_json)
+    page = await relay.get_list("events", all_pages=all_pages, **scope_query(scope))
+    columns: tuple[str, ...] = ("event", "type", "state", "machines", "not before", "approval")
+    row = _event_row
+    if len({event.get("scope") for event in page["items"]}) > 1:
+        columns, row = ("scope", *columns), _event_row_with_scope
+    print_page(page, columns, row, empty="no events", as_json=as_json)
+
+
+def _event_row_with_scope(event: Mapping[str, Any]) -> tuple[object, ...]:
+    return (event["scope"], *_event_row(event))
 
 
 def _event_row(event: Mapping[str, Any]) -> tuple[object, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from relay.cli._client import Client
 from relay.cli._connection import with_client
 from relay.cli._event_text import cloudevent_row, event_fields
-from relay.cli._options import AllPages, AsJson, EventId
+from relay.cli._options import AllPages, AsJson, EventId, Scope, scope_query
 from relay.cli._output import format_local_time, print_json, print_output, print_status
 from relay.cli._tables import print_fields, print_table
 from relay.events.cloudevent import event_name
@@ -13,13 +13,20 @@ from relay.events.cloudevent import event_name
 
 @with_client
 async def show(
-    relay: Client, event: EventId, *, all_pages: AllPages = False, as_json: AsJson = False
+    relay: Client,
+    event: EventId,
+    *,
+    scope: Scope = None,
+    all_pages: AllPages = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show one event: its history, votes and deliveries, the newest of each.
 
     --all shows the whole history.
     """
-    details = await relay.get_details("events", event, log="history", all_pages=all_pages)
+    details = await relay.get_details(
+        "events", event, log="history", all_pages=all_pages, **scope_query(scope)
+    )
     if as_json:
         print_json(details)
         return

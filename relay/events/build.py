@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -32,6 +32,10 @@ class Origin:
     def relay_source(self) -> str:
         """The ``source`` of the events that this relay makes itself."""
         return f"imds://{self.scope}/relays/{self.relay}"
+
+    def in_scope(self, scope: str) -> Origin:
+        """Return the origin of what this relay says about an event of a scope."""
+        return self if scope == self.scope else replace(self, scope=scope)
 
 
 @dataclass(frozen=True, slots=True)

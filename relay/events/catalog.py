@@ -157,7 +157,8 @@ class LimitWait(TypedDict):
     behind: Annotated[
         str | None,
         _described_field(
-            "EventId of the event that comes first; null if no slot is free for anybody"
+            "the event that comes first: its EventId, on a hub <EventId>@<scope>; null if no slot "
+            "is free"
         ),
     ]
     until: Annotated[

@@ -31,12 +31,13 @@ def diff(previous: Iterable[ScheduledEvent], current: Document) -> tuple[Change,
     """
     known = {event.key: event for event in previous}
     seen = {event.key: event for event in current.events}
-    changes = [_compare_event(known.get(key), event) for key, event in seen.items()]
+    changes = [compare_event(known.get(key), event) for key, event in seen.items()]
     ended = [Change("ended", event, {}) for key, event in known.items() if key not in seen]
     return (*(change for change in changes if change is not None), *ended)
 
 
-def _compare_event(before: ScheduledEvent | None, event: ScheduledEvent) -> Change | None:
+def compare_event(before: ScheduledEvent | None, event: ScheduledEvent) -> Change | None:
+    """Return the change of one event (``before`` is None: it is new); None if nothing changed."""
     if before is None:
         return Change("started" if event.is_started else "scheduled", event, {})
     if before is event or before == event:  # faster than to compare field by field

@@ -44,10 +44,15 @@ class StoreSettings(Section):
 
 @dataclass(frozen=True, slots=True)
 class StateFileOwner:
-    """The owner of a state file. ``vm_id`` is None if the metadata service knows none."""
+    """The owner of a state file.
+
+    ``vm_id`` is None if the metadata service knows none. ``is_hub``: the file holds the events of
+    many scopes, and ``scope`` is only the hub's own.
+    """
 
     scope: str
     vm_id: str | None
+    is_hub: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +73,11 @@ class TrackedEvent:
     """An event of Azure in the store, from when it appears in the document until it leaves.
 
     This is one occurrence of its EventId. An EventId that comes back gets a new one with the next
-    ``number``. ``key`` is the EventId in lower case. ``data`` is the data of ``event.*``.
+    ``number``. ``key`` is that of `relay.outbox.event_keys`. ``data`` is the data of ``event.*``.
     """
 
     id: int
+    scope: str
     key: str
     number: int
     data: Json[dict[str, Any]]
@@ -87,6 +93,12 @@ class TrackedEvent:
     def event(self) -> ScheduledEvent:
         """The event as last seen."""
         return ScheduledEvent.from_fields(self.data)
+
+    @property
+    def reference(self) -> str:
+        """What people and programs call the event: its EventId, on a hub ``<EventId>@<scope>``."""
+        event_id: str = self.data["eventId"]
+        return event_id if self.key == event_id.lower() else f"{event_id}@{self.scope}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,8 +217,8 @@ class FirstAnswer:
 class RecordedEvent:
     """A journaled event with its position and the entries that were made for it.
 
-    ``event_key`` is the EventId in lower case; None for ``relay.*``. ``event`` is None if it is not
-    in memory.
+    ``event_key`` is that of `relay.outbox.event_keys`; None for ``relay.*``. ``event`` is None if
+    it is not in memory.
     """
 
     position: int

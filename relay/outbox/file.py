@@ -29,6 +29,7 @@ from relay.files import (
     symlinks_leading_to,
 )
 from relay.outbox import Mode, StateFileOwner
+from relay.outbox.event_keys import SINGLE_SCOPE, EventKeys
 
 SCHEMA_VERSION = 4
 """Each version is a file in ``schema/``. An older state file gets what it lacks."""
@@ -41,8 +42,8 @@ LOCK_TIMEOUT = 1.0
 _SQLITE_LOCK_BYTES = 0x40000000
 """Where SQLite locks a database (https://www.sqlite.org/lockingv3.html)."""
 _NEWEST_COLUMNS = """
-SELECT decision.position, start_request.position, invitation.code
-FROM decision, start_request, invitation LIMIT 0
+SELECT decision.position, start_request.position, invitation.code, occurrence.scope, sighting.place
+FROM decision, start_request, invitation, occurrence, sighting LIMIT 0
 """
 """Fails on the tables of an older version, also if the file says that it has the current one."""
 _log = logging.getLogger(__name__)
@@ -59,6 +60,7 @@ class StateFile:
     connection: sqlite3.Connection
     lock: sqlite3.Connection
     trusted: bool
+    keys: EventKeys = SINGLE_SCOPE
 
     def close(self) -> None:
         """Close the file, so that another relay can open it, even on a full disk."""
@@ -118,7 +120,13 @@ def open_state_file(path: Path, identity: StateFileOwner, now: datetime) -> Stat
                 f"store.path: expected a file that can be written, {path}: {_error_text(error)}"
             ) from error
         raise
-    return StateFile(path=path, connection=connection, lock=lock, trusted=trusted)
+    return StateFile(
+        path=path,
+        connection=connection,
+        lock=lock,
+        trusted=trusted,
+        keys=EventKeys(with_scope=identity.is_hub),
+    )
 
 
 def open_for_reading(path: Path) -> sqlite3.Connection:
@@ -329,6 +337,9 @@ def _check_schema(connection: sqlite3.Connection, identity: StateFileOwner) -> i
         raise _UnusableFile("belongs to another VM (a cloned image or a restored disk)")
     if scope != identity.scope:
         raise _UnusableFile(f"belongs to another scope ({scope})")
+    is_hub = get_meta(connection, "role") == "hub"
+    if is_hub != identity.is_hub:
+        raise _UnusableFile(f"belongs to a {'hub' if is_hub else 'relay that is no hub'}")
     return int(version)
 
 
@@ -347,6 +358,8 @@ def _write_initial_meta(
     connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
     connection.execute("INSERT INTO meta VALUES ('mode', ?)", (mode,))
     connection.execute("INSERT INTO meta VALUES ('scope', ?)", (identity.scope,))
+    if identity.is_hub:
+        connection.execute("INSERT INTO meta VALUES ('role', 'hub')")
     if mode == "off":
         _log.warning("approvals are off until an operator turns them on: imds-relay approvals on")
 

@@ -42,6 +42,7 @@ def prune(tx: Transaction, settings: StoreSettings, now: datetime) -> PruneResul
     journal_rows = tx.journal.prune(audit_limit, now)
     tx.snapshot.prune(audit_limit)
     tx.messages.prune()
+    tx.fleet.prune_sightings()
     return PruneResult(journal_rows, dead_letters)
 
 

@@ -15,13 +15,14 @@ from pydantic import TypeAdapter
 
 from relay.events.timestamps import format_sortable
 from relay.outbox import TrackedEvent
+from relay.outbox.event_keys import SINGLE_SCOPE, EventKeys
 from relay.outbox.rows import PageLimit, bulk_insert, read_as, take_page
 
 _OCCURRENCE = TypeAdapter(TrackedEvent)
 
 
 class LiveRow(NamedTuple):
-    """The columns of a live occurrence with which a document is compared. ``data`` is JSON."""
+    """The columns of a live occurrence with which new states are compared. ``data`` is JSON."""
 
     id: int
     key: str
@@ -58,8 +59,9 @@ class EndedRow(NamedTuple):
 class Snapshot:
     """Reads and writes the table of occurrences, inside a transaction."""
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    def __init__(self, connection: sqlite3.Connection, keys: EventKeys = SINGLE_SCOPE) -> None:
         self._connection = connection
+        self._keys = keys
 
     def live(self) -> list[TrackedEvent]:
         """Return what the last recorded document held, in order of appearance."""
@@ -92,12 +94,50 @@ class Snapshot:
             format_sortable(until),
         )
 
+    def live_rows_of(self, event_keys: Sequence[str]) -> list[LiveRow]:
+        """Return the live occurrences with these keys, with the columns of `live_rows`."""
+        rows = self._connection.execute(
+            "SELECT id, key, data, boot_id FROM occurrence INDEXED BY occurrence_live "  # noqa: S608  # our own text
+            f"WHERE live AND key IN ({', '.join('?' * len(event_keys))})",
+            event_keys,
+        )
+        return [LiveRow(*row) for row in rows]
+
     def find(self, event_key: str) -> TrackedEvent | None:
-        """Return the newest occurrence of an EventId (in lower case)."""
+        """Return the newest occurrence of an event."""
         return self._select_first("WHERE key = ? ORDER BY number DESC LIMIT 1", event_key)
 
+    def find_referenced(self, reference: str, scope: str | None = None) -> list[TrackedEvent]:
+        """Return the newest occurrence of the event in each scope that a reference can mean.
+
+        A reference is an EventId, or on a hub ``<EventId>@<scope>``, in any case. Without a
+        ``scope`` an EventId can mean an event in several scopes. If it is in the document of only
+        one of them, it means that one.
+        """
+        if scope is not None:
+            found = [self.find(self._keys.key(scope, reference))]
+        else:
+            found = [self.find(reference.lower())]
+        known = [
+            occurrence
+            for occurrence in found
+            if occurrence is not None and scope in (None, occurrence.scope)
+        ]
+        if known or scope is not None or not self._keys.with_scope:
+            return known
+        prefix = self._keys.prefix(reference)
+        newest = self._select(
+            "WHERE key > ? AND key < ? AND number = "
+            "(SELECT max(number) FROM occurrence AS other WHERE other.key = occurrence.key) "
+            "ORDER BY id DESC",
+            prefix,
+            prefix + "\x7f",
+        )
+        live = [occurrence for occurrence in newest if occurrence.live]
+        return live if len(live) == 1 else newest
+
     def find_at(self, event_key: str, moment: datetime) -> TrackedEvent | None:
-        """Return the occurrence of an EventId (in lower case) at a moment."""
+        """Return the occurrence of an event at a moment."""
         occurrence = self._select_first(
             "WHERE key = ? AND first_seen <= ? ORDER BY number DESC LIMIT 1",
             event_key,
@@ -108,7 +148,7 @@ class Snapshot:
         return occurrence
 
     def find_next(self, occurrence: TrackedEvent) -> TrackedEvent | None:
-        """Return the next occurrence of the same EventId."""
+        """Return the next occurrence of the same event."""
         return self._select_first(
             "WHERE key = ? AND number = ?", occurrence.key, occurrence.number + 1
         )
@@ -121,8 +161,9 @@ class Snapshot:
         return self._select(
             f"WHERE id > coalesce(({first_other} < ? ORDER BY id DESC LIMIT 1), 0) "
             f"AND id < coalesce(({first_other} > ? ORDER BY id LIMIT 1), 9e18) "
-            "ORDER BY id",
+            "AND scope = ? ORDER BY id",
             *(occurrence.first_seen, occurrence.id) * 2,
+            occurrence.scope,
         )
 
     def get(self, occurrence_id: int) -> TrackedEvent:
@@ -132,17 +173,24 @@ class Snapshot:
             raise KeyError(occurrence_id)
         return occurrence
 
-    def page(self, before: int | None, limit: PageLimit) -> tuple[list[TrackedEvent], bool]:
+    def page(
+        self, before: int | None, limit: PageLimit, *, scope: str | None = None
+    ) -> tuple[list[TrackedEvent], bool]:
         """Return occurrences with an id less than ``before``, newest first.
 
-        The second value says whether there are more.
+        The second value says whether there are more. ``scope``: only those of this scope.
         """
-        rows = self._rows("WHERE id < coalesce(?, 9e18) ORDER BY id DESC", before)
+        condition, values = ("", ()) if scope is None else ("scope = ? AND ", (scope,))
+        rows = self._rows(
+            f"WHERE {condition}id < coalesce(?, 9e18) ORDER BY id DESC", *values, before
+        )
         page, has_more = take_page(rows, lambda row: len(row["data"]), limit)
         return [_OCCURRENCE.validate_python(dict(row)) for row in page], has_more
 
-    def add_all(self, rows: Sequence[NewRow], boot_id: str | None, at: datetime) -> None:
-        """Add EventIds that appeared in the document, in their order."""
+    def add_all(
+        self, rows: Sequence[NewRow], scope: str, boot_id: str | None, at: datetime
+    ) -> None:
+        """Add events that appeared in the document of a scope, in their order."""
         keys = [row.key for row in rows]  # not as JSON: json_each cuts a text at a NUL
         numbers: dict[str, int] = dict(
             self._connection.execute(
@@ -155,9 +203,10 @@ class Snapshot:
         bulk_insert(
             self._connection,
             "occurrence "
-            "(key, number, data, revision, live, boot_id, first_seen, last_changed, told)",
+            "(scope, key, number, data, revision, live, boot_id, first_seen, last_changed, told)",
             [
                 (
+                    scope,
                     row.key,
                     numbers.get(row.key, 0) + 1,
                     row.data,
@@ -228,7 +277,7 @@ class Snapshot:
 
     def _rows(self, where: str, *values: object) -> sqlite3.Cursor:
         rows = self._connection.execute(
-            "SELECT id, key, number, data, revision, live, boot_id, "  # noqa: S608  # our own text
+            "SELECT id, scope, key, number, data, revision, live, boot_id, "  # noqa: S608  # our own text
             f"first_seen, last_changed, outcome, told AS last_event_id FROM occurrence {where}",
             values,
         )

@@ -79,13 +79,13 @@ class StoreJob:
     recorded: Sequence[RecordedEvent] = ()
     redelivered: Sequence[Entry] = ()
 
-    def run(self, connection: sqlite3.Connection, route: Route) -> None:
+    def run(self, connection: sqlite3.Connection, transaction: Transaction) -> None:
         """Do the work in a savepoint, so that its own error undoes only this work.
 
         Raises sqlite3.Error if the file is at fault.
         """
         connection.execute("SAVEPOINT work")
-        if not self.attempt(Transaction(connection, route)):
+        if not self.attempt(transaction):
             connection.execute("ROLLBACK TO work")
         connection.execute("RELEASE work")
 
@@ -244,12 +244,12 @@ class Store:
             connection.execute("BEGIN IMMEDIATE")
             # Try without a savepoint for each job: those are a third of the statements, and jobs
             # rarely raise an error.
-            transaction = Transaction(connection, self._route)
+            transaction = self._make_transaction(connection)
             if not all(job.attempt(transaction) for job in jobs):
                 connection.execute("ROLLBACK")
                 connection.execute("BEGIN IMMEDIATE")
                 for job in jobs:
-                    job.run(connection, self._route)
+                    job.run(connection, self._make_transaction(connection))
             connection.execute("COMMIT")
         except sqlite3.Error as error:
             with contextlib.suppress(sqlite3.Error):
@@ -258,6 +258,9 @@ class Store:
             self._set_write_error(str(error))
             return False
         return True
+
+    def _make_transaction(self, connection: sqlite3.Connection) -> Transaction:
+        return Transaction(connection, self._route, self._state_file.keys)
 
     def _run_in_memory(self, jobs: list[StoreJob]) -> None:
         """Refuse jobs that fail closed. Run the others on a copy in memory."""
@@ -269,7 +272,7 @@ class Store:
             try:
                 if self._memory is None:
                     self._memory = self._copy_to_memory()
-                job.run(self._memory, self._route)
+                job.run(self._memory, self._make_transaction(self._memory))
             except sqlite3.Error as error:
                 job.error = StoreUnavailable(
                     f"the state file can be neither written nor read: {self.write_error}; {error}"

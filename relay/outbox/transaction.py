@@ -16,7 +16,9 @@ from relay.outbox import Entry, Head, Mode, RecordedEvent
 from relay.outbox.chat_messages import ChatMessages
 from relay.outbox.decisions import Decisions
 from relay.outbox.deliveries import Deliveries
+from relay.outbox.event_keys import SINGLE_SCOPE, EventKeys
 from relay.outbox.file import get_meta
+from relay.outbox.fleet import FleetTables
 from relay.outbox.journal import Journal
 from relay.outbox.snapshot import Snapshot
 
@@ -38,14 +40,18 @@ class Transaction:
     hands them to its listeners once they are on disk.
     """
 
-    def __init__(self, connection: sqlite3.Connection, route: Route) -> None:
+    def __init__(
+        self, connection: sqlite3.Connection, route: Route, keys: EventKeys = SINGLE_SCOPE
+    ) -> None:
         self._connection = connection
         self._route = route
+        self.keys = keys
         self.journal = Journal(connection)
-        self.snapshot = Snapshot(connection)
+        self.snapshot = Snapshot(connection, keys)
         self.decisions = Decisions(connection, self.journal)
         self.deliveries = Deliveries(connection)
         self.messages = ChatMessages(connection)
+        self.fleet = FleetTables(connection)
         self.recorded: list[RecordedEvent] = []
         self.redelivered: list[Entry] = []
 
@@ -86,7 +92,7 @@ class Transaction:
         positions = self.journal.append_all(
             at,
             [
-                (event.name, _event_key(event), transition, event.body)
+                (event.name, self._event_key(event), transition, event.body)
                 for event, transition in events
             ],
         )
@@ -114,11 +120,19 @@ class Transaction:
         ids = count(self.deliveries.next_id())
         room = MAX_EVENTS_IN_MEMORY - len(self.recorded)
         recorded = [
-            _make_entries(event, position, sinks, at, ids, in_memory=index < room)
+            _make_entries(
+                event, self._event_key(event), position, sinks, at, ids, in_memory=index < room
+            )
             for index, (event, position, sinks) in enumerate(events)
         ]
         self.deliveries.add_entries(entry for event in recorded for entry in event.entries)
         return recorded
+
+    def _event_key(self, event: CloudEvent) -> str | None:
+        """Return the key of the event that a CloudEvent is about; None for ``relay.*``."""
+        if event.name.startswith("relay."):
+            return None
+        return self.keys.key(event.scope, event.subject or "")
 
     def mode(self) -> Mode:
         """Return whether approvals are on, off, or a dry run."""
@@ -148,13 +162,9 @@ class Transaction:
             self._connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
 
 
-def _event_key(event: CloudEvent) -> str | None:
-    """The EventId in lower case; None for ``relay.*``."""
-    return None if event.name.startswith("relay.") else (event.subject or "").lower()
-
-
 def _make_entries(
     event: CloudEvent,
+    key: str | None,
     position: int,
     sinks: Iterable[str],
     at: datetime,
@@ -162,7 +172,7 @@ def _make_entries(
     *,
     in_memory: bool,
 ) -> RecordedEvent:
-    name, key = event.name, _event_key(event)
+    name = event.name
     ordering_key = key if key is not None else f"{name}/{event.subject or ''}"
     not_before = parse_timestamp(event.data.get("notBefore"))
     event_in_memory = event if in_memory else None

@@ -11,6 +11,7 @@ import pytest
 from relay.events.timestamps import format_rfc3339, parse_timestamp
 from tests.api.running_relay import (
     EVENT_ID,
+    SCOPE,
     Response,
     RunningRelay,
     eventually,
@@ -46,6 +47,7 @@ async def test_an_event_has_its_data_and_the_state_of_its_approval(relay: Runnin
         **make_event().to_fields(),
         "documentIncarnation": 1,
         "revision": make_event().revision,
+        "scope": SCOPE,
         "occurrence": 1,
         "outcome": None,
         "approval": {

@@ -59,6 +59,7 @@ _ALLOWED = {
         "the statement before it leaves only the links to live events"
     ),
     "DELETE FROM message WHERE id NOT IN ": "once an hour, and the rows are short",
+    "DELETE FROM sighting WHERE event_key NOT IN ": "once an hour, and the rows are short",
     "SELECT DISTINCT principal FROM answer": (
         "once an hour, and only the newest refusals of each principal are kept"
     ),

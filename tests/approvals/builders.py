@@ -137,6 +137,7 @@ def build_occurrence(of: ScheduledEvent | None = None, **changes: Any) -> Tracke
     of = of or build_event()
     fields: dict[str, Any] = {
         "id": 1,
+        "scope": ORIGIN.scope,
         "key": of.key,
         "number": 1,
         "data": event_data(of, 1),
@@ -215,7 +216,7 @@ def build_status(
     """The status of an event's approval, ``now`` seconds after noon."""
     about = build_occurrence(of, live=live)
     moment = NOON + timedelta(seconds=now)
-    rule = rule_for(settings.rules, about, ORIGIN.scope, moment)
+    rule = rule_for(settings.rules, about, moment)
     return ApprovalStatus(
         occurrence=about,
         decisions=decisions,

@@ -23,9 +23,17 @@ from relay.events.model import ScheduledEvent
 from tests.approvals.builders import ORIGIN, ApprovalFile, build_event, decide
 from tests.approvals.manual_clock import NOON
 
-DATABASES = {"name": "databases", "match": {"resources": ["db-*"]}, "max": 1, "rest": "2m"}
-_VOTE = {"name": "all", "approve": {"votes": 1, "from": ["client:alice", "client:bob"]}}
-_AT_ONCE = {"name": "all", "approve": "automatic"}
+DATABASES: dict[str, Any] = {
+    "name": "databases",
+    "match": {"resources": ["db-*"]},
+    "max": 1,
+    "rest": "2m",
+}
+_VOTE: dict[str, Any] = {
+    "name": "all",
+    "approve": {"votes": 1, "from": ["client:alice", "client:bob"]},
+}
+_AT_ONCE: dict[str, Any] = {"name": "all", "approve": "automatic"}
 _SCHEMAS = {
     event_type.name: Draft202012Validator(event_schema(event_type)) for event_type in CATALOG
 }

@@ -360,6 +360,11 @@ def downgrade(approvals: ApprovalFile) -> None:
         "CREATE TABLE invitation (token TEXT PRIMARY KEY, message INTEGER NOT NULL, occurrence "
         "INTEGER NOT NULL, revision TEXT NOT NULL, decision TEXT NOT NULL, wrong INTEGER NOT NULL "
         "DEFAULT 0, at TEXT NOT NULL) WITHOUT ROWID",
+        "DROP TABLE agent",
+        "DROP TABLE sighting",
+        "DROP INDEX occurrence_of_scope",
+        "DROP INDEX occurrence_ended",
+        "ALTER TABLE occurrence DROP COLUMN scope",
         "PRAGMA user_version = 2",
     )
 

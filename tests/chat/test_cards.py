@@ -68,7 +68,7 @@ def card_of(
     status: ApprovalStatus, *, url: str | None = "https://relay.example.com/approve#t"
 ) -> Card:
     """Return the card of a message about one event whose buttons lead to this URL."""
-    return event_card(status, "prod", link=lambda _status, _decision: url, code="123456")
+    return event_card(status, link=lambda _status, _decision: url, code="123456")
 
 
 def test_a_message_says_what_happens_to_which_machines_when_and_by_whom() -> None:
@@ -282,7 +282,7 @@ def test_voting_that_has_closed_leaves_the_hold() -> None:
 
 
 def test_a_message_that_leads_nowhere_says_where_to_decide() -> None:
-    card = event_card(build_status(), "prod", link=None, code="123456")
+    card = event_card(build_status(), link=None, code="123456")
     assert card.buttons == ()
     assert card.code is None
     assert "imds-relay approve|hold E-1" in all_text(card)
@@ -431,7 +431,7 @@ def test_nothing_that_a_card_says_changes_before_its_refresh_time(
 def test_many_events_of_one_document_are_one_message_of_a_few_lines(
     statuses: Sequence[ApprovalStatus],
 ) -> None:
-    card = grouped_card(statuses, "prod", link=lambda _status, _decision: "u", code="123456")
+    card = grouped_card(statuses, link=lambda _status, _decision: "u", code="123456")
     assert len(card.lines) <= MAX_LISTED_EVENTS
     assert card.title == f"{len(statuses)} maintenance events at once"
     live = [status for status in statuses if status.occurrence.live] or list(statuses)
@@ -445,9 +445,7 @@ def test_a_grouped_message_lists_first_what_waits_for_somebody() -> None:
         build_status(build_event(f"E-{number}", event_type="Freeze", resources=(f"vm-{number}",)))
         for number in range(20)
     ]
-    card = grouped_card(
-        [*others, waiting], "prod", link=lambda _status, _decision: "u", code="123456"
-    )
+    card = grouped_card([*others, waiting], link=lambda _status, _decision: "u", code="123456")
     assert plain_text(card.lines[0].text) == "Reboot of db-9, not before 12:15, 0 of 2 votes"
     assert [button.label for button in card.lines[0].buttons] == ["Approve", "Hold"]
     assert "20 × Freeze, 1 × Reboot. 1 waiting for votes." in all_text(card)
@@ -456,7 +454,7 @@ def test_a_grouped_message_lists_first_what_waits_for_somebody() -> None:
 
 def test_a_grouped_message_does_not_wait_for_votes_after_voting_closed() -> None:
     statuses = [build_status(build_event(f"E-{number}"), now=841) for number in range(6)]
-    card = grouped_card(statuses, "prod", link=None, code=None)
+    card = grouped_card(statuses, link=None, code=None)
     assert "6 × Reboot. The first begins at 12:15" in all_text(card)
     assert "waiting for votes" not in all_text(card)
 

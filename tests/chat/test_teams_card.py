@@ -41,7 +41,7 @@ def link(*_: Any) -> str:
 
 def waiting_card(**changes: Any) -> Card:
     """Return the card of an event that waits for votes."""
-    return event_card(build_status(build_event(**changes)), "prod", link=link, code="123456")
+    return event_card(build_status(build_event(**changes)), link=link, code="123456")
 
 
 def adaptive_card(card: Card) -> dict[str, Any]:
@@ -70,7 +70,6 @@ def workflow_after(message: dict[str, Any]) -> TeamsWorkflow:
 def test_an_adaptive_card_says_everything_that_the_card_says() -> None:
     card = event_card(
         build_status(build_event(description="Host maintenance"), build_decision(by="bob")),
-        "prod",
         link=link,
         code="123456",
     )
@@ -116,7 +115,7 @@ def test_buttons_open_the_page_in_the_style_of_their_decision() -> None:
 
 
 def test_without_a_page_there_is_neither_a_button_nor_a_code() -> None:
-    card = adaptive_card(event_card(build_status(build_event()), "prod", link=None, code="123456"))
+    card = adaptive_card(event_card(build_status(build_event()), link=None, code="123456"))
     assert card_actions(card) == []
     assert "code" not in "\n".join(card_lines(card))
 
@@ -146,7 +145,6 @@ def test_times_are_in_text_blocks_only() -> None:
     card = adaptive_card(
         event_card(
             build_status(build_event(), build_decision("hold", expires=600)),
-            "prod",
             link=link,
             code=None,
         )
@@ -230,7 +228,6 @@ def test_a_grouped_card_fits_with_all_its_buttons(letter: str) -> None:
         statuses.append(replace(status, occurrence=replace(status.occurrence, id=number)))
     card = grouped_card(
         statuses,
-        "prod",
         link=lambda *_: f"https://relay.example.com/approve#{'t' * 43}",
         code="123456",
     )
@@ -270,6 +267,6 @@ def test_the_style_shows_the_tone() -> None:
     ended = replace(
         build_status(build_event()), occurrence=build_occurrence(live=False, outcome="completed")
     )
-    ended_card = event_card(ended, "prod", link=link, code=None)
+    ended_card = event_card(ended, link=link, code=None)
     styles = [adaptive_card(card)["body"][0]["style"] for card in (waiting_card(), ended_card)]
     assert styles == ["warning", "emphasis"]

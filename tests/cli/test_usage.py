@@ -108,7 +108,7 @@ def test_the_version_is_printed() -> None:
     ("arguments", "sentence"),
     [
         (("fly",), "No such command 'fly'. See imds-relay --help"),
-        (("events", "--nope"), "No such option: --nope. See imds-relay --help"),
+        (("events", "--1234567890"), "No such option: --1234567890. See imds-relay --help"),
         (("show",), "Missing argument 'EVENT'. See imds-relay --help"),
         (
             ("approvals", "maybe"),

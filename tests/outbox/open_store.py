@@ -95,7 +95,8 @@ def add_occurrence(
 ) -> None:
     """Store that an EventId appeared."""
     text = orjson.dumps(data).decode()
-    tx.snapshot.add_all([NewRow(key, text, data["revision"], event.id)], boot_id, at)
+    rows = [NewRow(key, text, data["revision"], event.id)]
+    tx.snapshot.add_all(rows, IDENTITY.scope, boot_id, at)
 
 
 def update_occurrence(

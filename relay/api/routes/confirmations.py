@@ -131,7 +131,7 @@ def _find_preview(tx: Transaction, call: Call, token: str) -> ConfirmationPrevie
     occurrence = tx.snapshot.get(link.occurrence)
     status = service.status(tx, occurrence, now)
     # The page has its own form, so the card's buttons need no links.
-    card = event_card(status, service.origin.scope, link=lambda *_: "", code=None)
+    card = event_card(status, link=lambda *_: "", code=None)
     reason = blocking_reason(link.decision, link.revision, status)
     changes = tx.journal.changes(occurrence.key, occurrence.first_seen, PageLimit(_MAX_CHANGES))
     return ConfirmationPreview(
@@ -159,7 +159,7 @@ async def _find_link(call: Call) -> tuple[ConfirmationLink, str]:
         link = tx.messages.find_link(body.token)
         if link is None:
             return None
-        return link, tx.snapshot.get(link.occurrence).event.event_id
+        return link, tx.snapshot.get(link.occurrence).reference
 
     found = await call.relay.store.read(find)
     if found is None:

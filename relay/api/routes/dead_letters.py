@@ -10,9 +10,11 @@ from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
 from relay.api.routes.deliveries import DeliveryPage, read_delivery_of_path, read_page
+from relay.api.routes.events import problem_of_refusal
 from relay.api.schema.paging import PAGE_SIZE, page_route
 from relay.api.schema.responses import Problem
 from relay.api.schema.route import Call, Route
+from relay.approvals.admission import ambiguous_event
 from relay.delivery.dispatcher import redeliver, redeliver_matching
 from relay.events.cloudevent import event_name
 from relay.events.timestamps import format_rfc3339, parse_timestamp
@@ -109,10 +111,18 @@ async def _redeliver_matching(call: Call) -> BulkRedelivery:
             404,
             f"no sink {body.sink!r} in the configuration; there are: {', '.join(sinks) or 'none'}",
         )
+    reference = body.eventId
+    occurrences = (
+        await relay.store.read(lambda tx: tx.snapshot.find_referenced(reference))
+        if reference is not None
+        else []
+    )
+    if len(occurrences) > 1:
+        raise problem_of_refusal(ambiguous_event(occurrences))
     condition = DeadLetterFilter(
         sink=body.sink,
         type=None if body.type is None else event_name(body.type),
-        event_key=None if body.eventId is None else body.eventId.lower(),
+        event_key=occurrences[0].key if occurrences else reference and reference.lower(),
         since=body.since,
     )
     until = body.until or now

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, TypeVar, cast
 
 import orjson
+from aiohttp import web
 from pydantic import with_config
 from typing_extensions import TypedDict
 
 from relay.api.routes.deliveries import DeliverySummary, delivery_summary
-from relay.api.schema.paging import LOG_SIZE, PAGE_SIZE, page_route
+from relay.api.schema.paging import LOG_SIZE, PAGE_SIZE, page_route, parse_cursor
 from relay.api.schema.responses import Problem
-from relay.api.schema.route import Call
+from relay.api.schema.route import Call, Parameter
+from relay.approvals.admission import UNKNOWN_EVENT, Refusal, ambiguous_event
 from relay.approvals.refusals import aggregate_refusals
 from relay.approvals.request import DecisionKind
 from relay.approvals.status import ApprovalState, approval_summary
@@ -43,8 +47,10 @@ class ApprovalSummary(TypedDict):
 class EventSummary(EventData):
     """A scheduled event."""
 
+    scope: str
+    """The group of VMs that read the document with this event."""
     occurrence: int
-    """How often this EventId has been in Azure's document, this time included."""
+    """How often this EventId has been in the document of its scope, this time included."""
     outcome: Literal["completed", "canceled", "unknown"] | None
     """null while it is in the document."""
     firstSeen: str  # noqa: N815
@@ -99,28 +105,71 @@ class EventPage(TypedDict):
     next: str | None
 
 
-async def read_event(call: Call, read: Callable[[Transaction, TrackedEvent], T]) -> T:
-    """Return what `read` finds about the event that the path names. Raises Problem 404."""
-    key = call.request.match_info["eventId"].lower()
+SCOPE = Parameter(
+    name="scope",
+    place="query",
+    description="only events of this scope; a hub has events of several",
+    pattern=r"^[a-z0-9-]{1,80}$",
+)
+_SCOPE = re.compile(SCOPE.pattern, re.ASCII)
 
-    def work(tx: Transaction) -> T | None:
-        occurrence = tx.snapshot.find(key)
-        return None if occurrence is None else read(tx, occurrence)
+
+@dataclass(frozen=True, slots=True)
+class _PageOfScope:
+    """The parameters of a page of events, or of one event."""
+
+    cursor: int | None
+    scope: str | None
+
+
+def parse_scope(request: web.Request) -> str | None:
+    """Return the scope of the query; None for all. Raises Problem 422."""
+    values = request.query.getall(SCOPE.name, [])
+    if not values:
+        return None
+    if len(values) > 1 or _SCOPE.fullmatch(values[0]) is None:
+        raise Problem(422, "scope: expected the name of a scope, once", field=SCOPE.name)
+    return values[0]
+
+
+def _parse_page(request: web.Request) -> _PageOfScope:
+    return _PageOfScope(parse_cursor(request), parse_scope(request))
+
+
+async def read_event(
+    call: Call, scope: str | None, read: Callable[[Transaction, TrackedEvent], T]
+) -> T:
+    """Return what `read` finds about the event that the path names.
+
+    Raises Problem 404, and 422 if several scopes know the EventId and none is given.
+    """
+    reference = call.request.match_info["eventId"]
+
+    def work(tx: Transaction) -> T | Refusal:
+        occurrences = tx.snapshot.find_referenced(reference, scope)
+        if len(occurrences) > 1:
+            return ambiguous_event(occurrences)
+        return read(tx, occurrences[0]) if occurrences else UNKNOWN_EVENT
 
     result = await call.run_long_read(work)
-    if result is None:
-        raise Problem(
-            404, "no such event in this scope; see GET /v1/events, or `imds-relay events`"
-        )
+    if isinstance(result, Refusal):
+        raise problem_of_refusal(result)
     return result
 
 
+def problem_of_refusal(refusal: Refusal) -> Problem:
+    """Return the problem that says why a request about an event is refused."""
+    if refusal.field is None:
+        return Problem(refusal.status, refusal.reason)
+    return Problem(refusal.status, refusal.reason, field=refusal.field)
+
+
 async def _list_events(call: Call) -> EventPage:
-    cursor: int | None = call.parameters
+    query: _PageOfScope = call.parameters
     now = call.relay.clock.now()
 
     def read(tx: Transaction) -> EventPage:
-        page, has_more = tx.snapshot.page(cursor, PageLimit(PAGE_SIZE))
+        page, has_more = tx.snapshot.page(query.cursor, PageLimit(PAGE_SIZE), scope=query.scope)
         return EventPage(
             items=[_event_summary(tx, call, row, now) for row in page],
             next=str(page[-1].id) if has_more else None,
@@ -130,7 +179,12 @@ async def _list_events(call: Call) -> EventPage:
 
 
 async def _find_event(call: Call) -> EventDetails:
-    return await read_event(call, lambda tx, occurrence: _event_details(tx, call, occurrence))
+    query: _PageOfScope = call.parameters
+    return await read_event(
+        call,
+        query.scope,
+        lambda tx, occurrence: _event_details(tx, call, occurrence, query.cursor),
+    )
 
 
 async def _show_event(call: Call) -> EventDetails:
@@ -144,6 +198,7 @@ def _event_summary(
     status = call.relay.gate.engine.status(tx, occurrence, now)
     return EventSummary(
         **cast("EventData", occurrence.data),
+        scope=occurrence.scope,
         occurrence=occurrence.number,
         outcome=cast("Literal['completed', 'canceled', 'unknown'] | None", occurrence.outcome),
         firstSeen=occurrence.first_seen,
@@ -152,8 +207,9 @@ def _event_summary(
     )
 
 
-def _event_details(tx: Transaction, call: Call, occurrence: TrackedEvent) -> EventDetails:
-    cursor: int | None = call.parameters
+def _event_details(
+    tx: Transaction, call: Call, occurrence: TrackedEvent, cursor: int | None
+) -> EventDetails:
     deliveries = tx.deliveries.page(event_key=occurrence.key, limit=LOG_SIZE)
     rows, has_more = tx.journal.history(
         occurrence.key, occurrence.first_seen, cursor, PageLimit(LOG_SIZE)
@@ -189,11 +245,15 @@ ROUTES = (
         "/v1/events",
         "current and recent events",
         _list_events,
+        filters=(SCOPE,),
+        parse_parameters=_parse_page,
     ),
     page_route(
         "/v1/events/{eventId}",
         "one event with its history, votes and deliveries, the newest of each",
         _show_event,
         find_resource=_find_event,
+        filters=(SCOPE,),
+        parse_parameters=_parse_page,
     ),
 )

@@ -8,7 +8,7 @@ from typing import cast
 
 from typing_extensions import TypedDict
 
-from relay.api.routes.events import read_event
+from relay.api.routes.events import SCOPE, parse_scope, read_event
 from relay.api.schema.route import Call, Route
 from relay.approvals.admission import hold_notice
 from relay.approvals.limits import LIMIT_NOTICE
@@ -70,7 +70,8 @@ class ApprovalEvaluation(TypedDict):
 
 
 async def _find_evaluation(call: Call) -> ApprovalEvaluation:
-    return await read_event(call, lambda tx, occurrence: _evaluate(tx, call, occurrence))
+    scope: str | None = call.parameters
+    return await read_event(call, scope, lambda tx, occurrence: _evaluate(tx, call, occurrence))
 
 
 async def _show_evaluation(call: Call) -> ApprovalEvaluation:
@@ -89,10 +90,7 @@ def _evaluate(tx: Transaction, call: Call, occurrence: TrackedEvent) -> Approval
         state=approval_state(status),
         mode=status.mode,
         rule=status.rule.name if status.rule is not None else None,
-        rules=[
-            _evaluate_rule(rule, status, approvals.origin.scope)
-            for rule in approvals.settings.rules
-        ],
+        rules=[_evaluate_rule(rule, status) for rule in approvals.settings.rules],
         votes=status.vote_count,
         required=status.votes_required,
         missing=status.votes_missing if status.is_open else 0,
@@ -108,11 +106,11 @@ def _evaluate(tx: Transaction, call: Call, occurrence: TrackedEvent) -> Approval
     )
 
 
-def _evaluate_rule(rule: Rule, status: ApprovalStatus, scope: str) -> RuleEvaluation:
-    hours = rule.match.time
+def _evaluate_rule(rule: Rule, status: ApprovalStatus) -> RuleEvaluation:
+    occurrence, hours = status.occurrence, rule.match.time
     return RuleEvaluation(
         name=rule.name,
-        unmet=rule.unmet_conditions(status.occurrence.data, scope, status.now),
+        unmet=rule.unmet_conditions(occurrence.data, occurrence.scope, status.now),
         decides=status.rule is not None and status.rule.name == rule.name,
         turns=_format_time(hours.next_change(status.now) if hours is not None else None),
     )
@@ -140,5 +138,7 @@ ROUTES = (
         needs="read",
         is_large=True,
         find_resource=_find_evaluation,
+        parameters=(SCOPE,),
+        parse_parameters=parse_scope,
     ),
 )

@@ -56,8 +56,13 @@ def page_route(
     handler: Callable[[Call], Awaitable[Any]],
     *,
     find_resource: Callable[[Call], Awaitable[Any]] | None = None,
+    filters: tuple[Parameter, ...] = (),
+    parse_parameters: Callable[[web.Request], Any] = parse_cursor,
 ) -> Route:
-    """Return a route whose response is a page. `Call.parameters` of its handler is the cursor."""
+    """Return a route whose response is a page. `Call.parameters` of its handler is the cursor.
+
+    ``filters`` are further parameters, and ``parse_parameters`` reads them and the cursor.
+    """
     return Route(
         method="GET",
         path=path,
@@ -65,7 +70,7 @@ def page_route(
         handler=handler,
         needs="read",
         is_large=True,
-        parameters=(CURSOR,),
-        parse_parameters=parse_cursor,
+        parameters=(CURSOR, *filters),
+        parse_parameters=parse_parameters,
         find_resource=find_resource,
     )

@@ -64,7 +64,7 @@ def decision_buttons(status: ApprovalStatus, link: Link | None) -> tuple[Button,
         Button(
             decision=decision,
             label=LABELS[decision],
-            event_id=status.occurrence.event.event_id,
+            event_id=status.occurrence.reference,
             revision=status.occurrence.revision,
             question=confirmation_question(decision, status),
             url=link(status, decision),

@@ -41,7 +41,7 @@ def blocking_reason(decision: DecisionKind, revision: str, status: ApprovalStatu
     """Return why nobody can take a decision about this revision now; None if somebody may."""
     request = DecisionRequest(
         caller=_CALLER_WITH_ALL_RIGHTS,
-        event_id=status.occurrence.event.event_id,
+        event_id=status.occurrence.reference,
         decision=decision,
         revision=revision,
         at=status.now,

@@ -40,12 +40,12 @@ _STATE_NOTES = {
 
 
 def message_card(
-    statuses: Sequence[ApprovalStatus], scope: str, *, link: Link | None, code: str | None
+    statuses: Sequence[ApprovalStatus], *, link: Link | None, code: str | None
 ) -> Card:
     """Return the card of a message about one event or several."""
     if len(statuses) == 1:
-        return event_card(statuses[0], scope, link=link, code=code)
-    return grouped_card(statuses, scope, link=link, code=code)
+        return event_card(statuses[0], link=link, code=code)
+    return grouped_card(statuses, link=link, code=code)
 
 
 def next_refresh_time(statuses: Iterable[ApprovalStatus]) -> datetime | None:
@@ -77,7 +77,7 @@ def _times_shown(status: ApprovalStatus) -> Iterator[datetime | None]:
             yield expires_at + _TIME_TO_FAIL_GRANT
 
 
-def event_card(status: ApprovalStatus, scope: str, *, link: Link | None, code: str | None) -> Card:
+def event_card(status: ApprovalStatus, *, link: Link | None, code: str | None) -> Card:
     """Return the card of a message about one event.
 
     ``link`` is None if nothing can be decided from the message.
@@ -87,7 +87,7 @@ def event_card(status: ApprovalStatus, scope: str, *, link: Link | None, code: s
     notes = [*_note_texts(status)]
     possible_decisions = "|".join(available_decisions(status))
     if link is None and possible_decisions:
-        command = f"imds-relay {possible_decisions} {event.event_id}"
+        command = f"imds-relay {possible_decisions} {status.occurrence.reference}"
         notes.append((f"To decide, on the machine: {command}",))
     return Card(
         title=event_title(status),
@@ -97,7 +97,7 @@ def event_card(status: ApprovalStatus, scope: str, *, link: Link | None, code: s
         notes=tuple(notes),
         buttons=buttons,
         code=code if any(button.url for button in buttons) else None,
-        footer=f"{event.event_id} · {scope}",
+        footer=f"{event.event_id} · {status.occurrence.scope}",
     )
 
 

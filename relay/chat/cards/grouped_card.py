@@ -22,7 +22,7 @@ _TONES_BY_URGENCY: tuple[Tone, ...] = ("waiting", "held", "running", "approved",
 
 
 def grouped_card(
-    statuses: Sequence[ApprovalStatus], scope: str, *, link: Link | None, code: str | None
+    statuses: Sequence[ApprovalStatus], *, link: Link | None, code: str | None
 ) -> Card:
     """Return the card of a message about several events.
 
@@ -50,7 +50,7 @@ def grouped_card(
         notes=tuple(notes),
         lines=lines,
         code=code if any(button.url for line in lines for button in line.buttons) else None,
-        footer=scope,
+        footer=statuses[0].occurrence.scope,
     )
 
 

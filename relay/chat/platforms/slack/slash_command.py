@@ -86,7 +86,7 @@ class SlashCommandHandler:
         # A hold starts nothing, so the actor need not have seen the current state.
         answer = await self._context.decisions.decide(
             caller,
-            event_id=status.occurrence.event.event_id,
+            event_id=status.occurrence.reference,
             decision="hold",
             revision=status.occurrence.revision,
             request_id=actor.request_id,
@@ -98,7 +98,7 @@ class SlashCommandHandler:
         self, actor: Actor, status: ApprovalStatus, decision: DecisionKind, *, in_chat: bool
     ) -> PrivateReply:
         card = await self._context.statuses.make_private_card(
-            self._settings, status.occurrence.event.event_id, in_chat=in_chat
+            self._settings, status.occurrence.reference, in_chat=in_chat
         )
         if card is None:
             return text_reply(("The event is over.",), team_id=actor.team_id)
@@ -115,9 +115,9 @@ class SlashCommandHandler:
 def find_events(
     statuses: Sequence[ApprovalStatus], event_id: str, *, exact: bool = False
 ) -> list[ApprovalStatus]:
-    """Return the event with this EventId; without one, unless ``exact``, those that start with it.
+    """Return the event with this reference; without it, unless ``exact``, those that begin so.
 
-    EventIds are compared without case.
+    References are compared without case.
     """
     key = event_id.lower()
     same = [status for status in statuses if status.occurrence.key == key]

@@ -1,0 +1,113 @@
+"""The tables of a hub: its agents, and what each of them last said about each event."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any
+
+import orjson
+from pydantic import Json, TypeAdapter
+
+from relay.events.timestamps import format_sortable
+from relay.outbox.rows import read_as
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentRow:
+    """An agent, as it last described itself.
+
+    ``relay`` is its name as a word of a routing key, ``name`` as it writes it. ``names`` are the
+    names by which events refer to its VM. ``poll_age`` and ``clock_offset`` are in seconds.
+    """
+
+    scope: str
+    relay: str
+    user: str
+    name: str
+    vm_id: str | None
+    boot_id: str | None
+    version: str | None
+    zone: str | None
+    names: Json[tuple[str, ...]]
+    first_heard: datetime
+    last_report: datetime | None
+    last_pulse: datetime | None
+    poll_age: float | None
+    clock_offset: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SightingRow:
+    """What an agent last said about an event. ``state`` is None if the event is gone."""
+
+    event_key: str
+    relay: str
+    state: str | None
+    place: int
+    at: datetime
+    seen: datetime
+    rebooted: bool
+    gap: bool
+
+
+_AGENT = TypeAdapter(AgentRow)
+_SIGHTING = TypeAdapter(SightingRow)
+
+
+class FleetTables:
+    """Reads and writes the tables of a hub, inside a transaction."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def agents(self) -> list[AgentRow]:
+        """Return every agent, by scope and name."""
+        return list(
+            read_as(_AGENT, self._connection.execute("SELECT * FROM agent ORDER BY scope, relay"))
+        )
+
+    def save_agents(self, agents: Iterable[AgentRow]) -> None:
+        """Store agents as they are now."""
+        self._connection.executemany(
+            "INSERT OR REPLACE INTO agent VALUES (:scope, :relay, :user, :name, :vm_id, :boot_id, "
+            ":version, :zone, :names, :first_heard, :last_report, :last_pulse, :poll_age, "
+            ":clock_offset)",
+            [_values(agent) | {"names": orjson.dumps(agent.names).decode()} for agent in agents],
+        )
+
+    def forget_agent(self, scope: str, relay: str) -> None:
+        """Delete an agent. What it said about events stays, until they are pruned."""
+        self._connection.execute("DELETE FROM agent WHERE scope = ? AND relay = ?", (scope, relay))
+
+    def sightings(self, event_keys: Sequence[str]) -> list[SightingRow]:
+        """Return what every agent last said about these events."""
+        rows = self._connection.execute(
+            "SELECT * FROM sighting "  # noqa: S608  # our own text
+            f"WHERE event_key IN ({', '.join('?' * len(event_keys))})",
+            event_keys,
+        )
+        return list(read_as(_SIGHTING, rows))
+
+    def save_sightings(self, sightings: Iterable[SightingRow]) -> None:
+        """Store what agents last said."""
+        self._connection.executemany(
+            "INSERT OR REPLACE INTO sighting VALUES (:event_key, :relay, :state, :place, :at, "
+            ":seen, :rebooted, :gap)",
+            map(_values, sightings),
+        )
+
+    def prune_sightings(self) -> None:
+        """Delete what was said about events that the state file does not hold any more."""
+        self._connection.execute(
+            "DELETE FROM sighting WHERE event_key NOT IN (SELECT key FROM occurrence)"
+        )
+
+
+def _values(row: AgentRow | SightingRow) -> dict[str, Any]:
+    return {
+        name: format_sortable(value) if isinstance(value, datetime) else value
+        for name, value in asdict(row).items()
+    }
