@@ -225,6 +225,29 @@ def test_a_tie_goes_to_the_event_that_was_seen_first(tmp_path: Path) -> None:
         assert states(approvals, "B", "C") == {"B": "waiting", "C": "granted"}
 
 
+def test_a_tie_in_one_document_goes_to_the_event_that_stands_first_in_it(tmp_path: Path) -> None:
+    with approvals_with(tmp_path, DATABASES, rule=_AT_ONCE) as approvals:
+        approvals.record_document(C, B)
+        assert states(approvals, "B", "C") == {"B": "waiting", "C": "granted"}
+
+
+@pytest.mark.parametrize("rule", [_VOTE, _AT_ONCE])
+def test_a_change_of_one_event_alone_lets_those_go_that_wait_for_it(
+    tmp_path: Path, rule: dict[str, Any]
+) -> None:
+    """The gate looks at the events that changed."""
+    with approvals_with(tmp_path, DATABASES | {"rest": "0s"}, rule=rule) as approvals:
+        approvals.record_document(started(A), C, B)
+        for one in (B, C):
+            approvals.submit(of=one)
+        assert states(approvals, "B", "C") == {"B": "waiting", "C": "waiting"}
+        approvals.record_document(C, B, step=False)
+        approvals.transact(
+            lambda tx: approvals.engine.apply_transitions(tx, approvals.clock.now(), ["a"])
+        )
+        assert states(approvals, "B", "C") == {"B": "waiting", "C": "granted"}
+
+
 def test_a_later_event_does_not_pass_one_that_needs_more_slots(tmp_path: Path) -> None:
     """Otherwise small events could keep the large one waiting for ever."""
     busy, large = started(event("X", "db-9")), event("L", "db-1", "db-2", due=300)
@@ -413,6 +436,47 @@ def test_a_start_request_without_an_answer_is_sent_again(tmp_path: Path) -> None
         approvals.answer(approvals.claim(), SourceUnavailable("timeout"))
         approvals.apply_transitions()
         assert go(approvals) == ["A"]
+
+
+def test_an_event_that_may_have_been_started_waits_for_others_before_the_next_try(
+    tmp_path: Path,
+) -> None:
+    """It takes its slots, but that does not let it go beside another."""
+    changed = event("A", "db-1", due=1000.0)
+    with approvals_with(tmp_path, DATABASES | {"rest": "0s"}) as approvals:
+        approvals.record_document(A, B)
+        decide(approvals, "approve", "alice", of=A)
+        approvals.answer(approvals.claim(), SourceUnavailable("timeout"))
+        approvals.record_document(changed, started(B))
+        assert decide(approvals, "approve", "alice", of=changed) == "waiting"
+        approvals.record_document(changed)
+        assert states(approvals, "A") == {"A": "granted"}
+
+
+def test_a_start_request_without_an_answer_comes_before_an_older_grant(tmp_path: Path) -> None:
+    with approvals_with(tmp_path, DATABASES) as approvals:
+        approvals.record_document(A, B)
+        decide(approvals, "approve", "alice", of=A)
+        decide(approvals, "approve", "alice", of=B)
+        decide(approvals, "hold", "eve", of=A)
+        approvals.apply_transitions()
+        approvals.answer(approvals.claim(), SourceUnavailable("timeout"))
+        assert decide(approvals, "release", "eve", of=A) == "waiting"
+        assert go(approvals) == ["B"]
+
+
+def test_start_requests_without_an_answer_take_slots_while_they_wait_too(tmp_path: Path) -> None:
+    everything = {"name": "everything", "max": 3}
+    web = event("W", "web-1")
+    with approvals_with(tmp_path, DATABASES | {"max": 3}) as approvals:
+        approvals.record_document(A, B, C, web)
+        for one in (C, B, A):
+            decide(approvals, "approve", "alice", of=one)
+        approvals.answer(approvals.claim(), SourceUnavailable("timeout"))
+        approvals.crash(limited(DATABASES, everything))
+        assert decide(approvals, "approve", "alice", of=web) == "waiting"
+        (wait,) = approvals.status("W").waiting_for
+        assert (wait.limit, wait.machines) == ("everything", ("db-1", "db-2", "db-3"))
 
 
 def test_lower_limits_after_a_restart_let_the_oldest_grant_go_first(tmp_path: Path) -> None:
