@@ -23,6 +23,7 @@ from relay.approvals.status import approval_state
 from relay.errors import SourceRefused, SourceUnavailable
 from relay.events.model import ScheduledEvent
 from relay.events.timestamps import format_rfc3339
+from relay.outbox import TrackedEvent
 from tests.approvals.builders import ApprovalFile, build_event
 from tests.approvals.manual_clock import NOON, ManualClock
 
@@ -82,7 +83,7 @@ class Limits(RuleBasedStateMachine):
     def begin(self, limits: str, rules: str) -> None:
         """Begin with an empty document."""
         self.folder = tempfile.TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else None)
-        self.limits, self.rules = _LIMITS[limits], rules
+        self.limits = _LIMITS[limits]
         self.clock = ManualClock()
         self.approvals = ApprovalFile(
             Path(self.folder.name) / "relay.db", configuration(limits, rules), clock=self.clock
@@ -111,7 +112,7 @@ class Limits(RuleBasedStateMachine):
     @rule(
         of=st.sampled_from(_IDS),
         machines=st.sampled_from(_MACHINES),
-        due=st.sampled_from([None, 60.0, 200.0, 200.0, 400.0]),
+        due=st.sampled_from([None, 60.0, 200.0, 4000.0, 4000.0]),
     )
     def appears(self, of: str, machines: tuple[str, ...], due: float | None) -> None:
         """An event appears, or a Scheduled one changes."""
@@ -148,6 +149,19 @@ class Limits(RuleBasedStateMachine):
             del self.azure[of]
             if read:
                 self.poll()
+
+    @precondition(lambda self: len(self.azure) > 1 and not self.claims)
+    @rule(of=st.sampled_from(_IDS), other=st.sampled_from(_IDS), wait=st.sampled_from([0.0, 20.0]))
+    def begins_and_ends_before_another(self, of: str, other: str, wait: float) -> None:
+        """An event begins and ends, and another one that is approved follows soon."""
+        if of in self.azure and other in self.azure and of != other:
+            self._start(of)
+            self.poll()
+            self.vote(other, "bob")
+            del self.azure[of]
+            self.poll()
+            self.time_passes(wait, step=True)
+            self.claim(fresh=False)
 
     @rule()
     def poll(self) -> None:
@@ -199,8 +213,11 @@ class Limits(RuleBasedStateMachine):
             self.approvals.submit(decision, "alice", event_id=of, revision=revision)
 
     def _revision(self, of: str) -> str | None:
-        found = self.approvals.transact(lambda tx: tx.snapshot.find(of.lower()))
+        found = self._find(of)
         return found.revision if found is not None else None
+
+    def _find(self, of: str) -> TrackedEvent | None:
+        return self.approvals.transact(lambda tx: tx.snapshot.find(of.lower()))
 
     # --- the gate
 
@@ -248,7 +265,7 @@ class Limits(RuleBasedStateMachine):
         rows = self.approvals.transact(lambda tx: tx.snapshot.live())
         facts = []
         for row in rows:
-            grants = self.approvals.transact(lambda tx, row=row: tx.decisions.grants(row.id))
+            grants = self.approvals.status(row.key).grants
             names = frozenset(row.event.resources or (f"event {row.event.event_id}",))
             is_taking = row.event.is_started or any(grant.may_be_accepted for grant in grants)
             facts.append((row.event.event_id, names, is_taking))
@@ -279,7 +296,7 @@ class Limits(RuleBasedStateMachine):
         """Nobody waits while every slot that it needs is free, and no earlier event waits."""
         waiting = []
         for of in _IDS:
-            found = self.approvals.transact(lambda tx, of=of: tx.snapshot.find(of.lower()))
+            found = self._find(of)
             if found is not None and found.live:
                 status = self.approvals.status(of)
                 if approval_state(status) == "waiting":
@@ -304,7 +321,7 @@ class Limits(RuleBasedStateMachine):
     def _taken_by_others(self, of: str, now: datetime) -> dict[str, frozenset[str]]:
         taken: dict[str, set[str]] = {limit["name"]: set() for limit in self.limits}
         for other in _IDS:
-            found = self.approvals.transact(lambda tx, other=other: tx.snapshot.find(other.lower()))
+            found = self._find(other)
             if other == of or found is None or not found.live:
                 continue
             status = self.approvals.status(other)
@@ -356,7 +373,7 @@ class Limits(RuleBasedStateMachine):
         if not hasattr(self, "approvals"):
             return
         for of in _IDS:
-            found = self.approvals.transact(lambda tx, of=of: tx.snapshot.find(of.lower()))
+            found = self._find(of)
             if found is not None:
                 status = self.approvals.status(of)
                 assert (approval_state(status) == "waiting") <= bool(status.waiting_for)
