@@ -18,6 +18,7 @@ from relay.approvals import ApprovalsSettings
 from relay.approvals.admission import SENT_BEFORE_NOTICE
 from relay.approvals.engine import ApprovalEngine
 from relay.approvals.gate import Gate
+from relay.approvals.limits import CountMachines
 from relay.approvals.refusals import MAX_RECORDED_ABOUT_EVENT
 from relay.approvals.request import DecisionAnswer
 from relay.errors import SourceError, SourceRefused, SourceUnavailable, StoreUnavailable
@@ -170,6 +171,7 @@ async def running_gate(
     sinks: Sequence[str] = (),
     names_us: bool = True,
     azure: Azure | None = None,
+    count_machines: CountMachines | None = None,
 ) -> AsyncIterator[GateHarness]:
     """Run a gate on the store in a folder. Leaving the context kills it."""
     clock = clock or ManualClock()
@@ -181,7 +183,12 @@ async def running_gate(
         azure.store = store
         await azure.poll()
         gate = Gate(
-            ApprovalEngine(settings, ORIGIN, client_resources=CLIENT_RESOURCES),
+            ApprovalEngine(
+                settings,
+                ORIGIN,
+                client_resources=CLIENT_RESOURCES,
+                count_machines=count_machines,
+            ),
             store,
             azure,
             clock,
