@@ -55,7 +55,8 @@ def event_tone(status: ApprovalStatus) -> Tone:
         return "running"
     if status.active_holds:
         return "held"
-    return "approved" if status.is_approved else "waiting"
+    is_waiting = status.waiting_for and not status.is_claimed
+    return "approved" if status.is_approved and not is_waiting else "waiting"
 
 
 def outcome_text(outcome: str | None) -> str:
