@@ -11,7 +11,6 @@ The order in which events get slots:
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -73,7 +72,7 @@ class LimitSlots:
         self._longest_rest = timedelta(seconds=max(limit.rest for limit in limits))
         self._known: dict[int, _LimitedEvent] = {}
         """The live events by occurrence, so that each state is parsed once."""
-        self._lines: weakref.WeakKeyDictionary[Transaction, _Line] = weakref.WeakKeyDictionary()
+        self._newest_line: _Line | None = None
 
     def waiting_for(self, tx: Transaction, status: ApprovalStatus) -> tuple[WaitingFor, ...]:
         """Return for which limits the event waits that ``status`` is about.
@@ -125,10 +124,9 @@ class LimitSlots:
     @contextmanager
     def slots_given(self, tx: Transaction) -> Iterator[None]:
         """Inside, an event that has its slots is granted or claimed: nothing else changes."""
-        line = self._lines.get(tx)
-        changes = tx.changes
+        line, changes = self._newest_line, tx.changes
         yield
-        if line is not None and line.changes == changes:
+        if line is not None and line.tx is tx and line.changes == changes:
             line.changes = tx.changes
 
     def needs_of(self, occurrence: TrackedEvent) -> Needs:
@@ -140,9 +138,9 @@ class LimitSlots:
         return {limit: machines for limit, machines in needs.items() if machines}
 
     def _line(self, tx: Transaction, now: datetime, in_flight: InFlight) -> _Line:
-        line = self._lines.get(tx)
+        line = self._newest_line
         if line is None or not line.is_current(tx, now, in_flight):
-            line = self._lines[tx] = self._make_line(tx, now, in_flight)
+            line = self._newest_line = self._make_line(tx, now, in_flight)
         return line
 
     def _make_line(self, tx: Transaction, now: datetime, in_flight: InFlight) -> _Line:
@@ -160,7 +158,7 @@ class LimitSlots:
             if event.is_started or any(map(_may_start, grants.get(occurrence, ()))):
                 queue.take(occurrence, event.claimant.needs)
         return _Line(
-            changes=tx.changes,
+            tx=tx,
             now=now,
             in_flight=in_flight,
             queue=queue,
@@ -239,7 +237,7 @@ class _Line:
     def __init__(
         self,
         *,
-        changes: int,
+        tx: Transaction,
         now: datetime,
         in_flight: InFlight,
         queue: SlotQueue,
@@ -248,39 +246,51 @@ class _Line:
         status_of: Callable[[int], ApprovalStatus],
     ) -> None:
         """``queue`` holds the slots of those that have them whatever the limits say."""
-        self.changes = changes
+        self.tx = tx
+        self.changes = tx.changes
         """How many rows had changed when the line was made: after another change it is void."""
         self.next_rest_end = queue.next_rest_end()
         self._now = now
         self._in_flight = in_flight
         self._events = events
         self._status_of = status_of
-        self._waits: dict[int, tuple[WaitingFor, ...]] = {}
-        """For what each event waits that had its turn."""
+        self._granted: dict[int, tuple[WaitingFor, ...]] = {}
+        """For what each event waits that was granted before."""
         for grant in open_grants:
             is_sent = grant.state == "sent"
             if is_sent or can_keep_slot(grant, status_of(grant.occurrence)):
                 claimant = events[grant.occurrence].claimant
-                self._waits[grant.occurrence] = queue.offer(claimant, keeps=is_sent)
+                self._granted[grant.occurrence] = queue.waits_of(claimant)
+                queue.offer(claimant, keeps=is_sent)
         self._queue_after_grants = queue
         self._queue = queue.copy()
+        self._has_slots: dict[int, bool] = {}
+        """Of each event that had its turn, whether it has slots or does not want them."""
         self._turns = self._take_turns()
 
     def is_current(self, tx: Transaction, now: datetime, in_flight: InFlight) -> bool:
         """Whether nothing has changed since the line was made."""
-        return (self.changes, self._now, self._in_flight) == (tx.changes, now, in_flight)
+        return self.tx is tx and (self.changes, self._now, self._in_flight) == (
+            tx.changes,
+            now,
+            in_flight,
+        )
 
     def waits_of(self, occurrence: int) -> tuple[WaitingFor, ...]:
         """Return for which limits an event waits that wants slots."""
         if occurrence not in self._events:
             return ()
-        if occurrence not in self._waits:
-            waits = self._queue_after_grants.waits_of(self._events[occurrence].claimant)
-            if waits:
-                return waits
-        while occurrence not in self._waits and next(self._turns, None) is not None:
+        if occurrence in self._granted:
+            return self._granted[occurrence]
+        claimant = self._events[occurrence].claimant
+        if waits := self._queue_after_grants.waits_of(claimant):
+            return waits
+        while occurrence not in self._has_slots and next(self._turns, None) is not None:
             pass
-        return self._waits.get(occurrence, ())
+        if self._has_slots.get(occurrence, True):
+            return ()
+        # After its turn, nobody has taken slots of the limits for which it waits.
+        return self._queue.waits_of(claimant)
 
     def limited_by(self, limits: Container[str] | None) -> list[int]:
         """Return the occurrences that one of these limits counts; None: of all limits."""
@@ -292,28 +302,25 @@ class _Line:
 
     def can_go(self) -> Iterator[int]:
         """Yield the occurrences that could be granted and that have slots, first in line first."""
-        ready: list[int] = []
-        for occurrence, is_ready in self._turns:
-            if is_ready and not self._waits[occurrence]:
-                ready.append(occurrence)
+        ready = [occurrence for occurrence, is_ready in self._turns if is_ready]
         yield from ready
 
     def _take_turns(self) -> Iterator[tuple[int, bool]]:
-        """Give each event its turn; yield it, and whether it could be granted."""
+        """Give each event its turn; yield it, and whether it can be granted and has slots."""
         for event in sorted(self._events.values(), key=lambda event: event.order):
             occurrence, claimant = event.claimant.occurrence, event.claimant
             is_over = event.not_before is not None and self._now >= event.not_before
-            if occurrence in self._waits or not event.is_scheduled or is_over:
+            if occurrence in self._granted or not event.is_scheduled or is_over:
                 continue
-            waits = self._queue.waits_of(claimant)
-            if waits and self._queue.is_full_for(claimant):
+            if self._queue.is_full_for(claimant) and self._queue.would_wait(claimant):
                 # It waits if it wants slots at all, and takes none from later events.
-                self._waits[occurrence] = waits
+                self._has_slots[occurrence] = False
                 yield occurrence, False
                 continue
             is_ready = is_ready_for_grant(self._status_of(occurrence))
-            self._waits[occurrence] = self._queue.offer(claimant) if is_ready else ()
-            yield occurrence, is_ready
+            has_slots = not is_ready or self._queue.offer(claimant)
+            self._has_slots[occurrence] = has_slots
+            yield occurrence, is_ready and has_slots
 
 
 def _may_start(grant: Grant) -> bool:
@@ -323,7 +330,10 @@ def _may_start(grant: Grant) -> bool:
 
 def _limit_to(event: _LimitedEvent, active: Container[str]) -> _LimitedEvent | None:
     """Return the event with the limits that apply now; None if there is none."""
-    needs = {limit: all_ for limit, all_ in event.claimant.needs.items() if limit in active}
+    before = event.claimant.needs
+    needs = {limit: machines for limit, machines in before.items() if limit in active}
+    if len(needs) == len(before):
+        return event
     if not needs:
         return None
     return replace(event, claimant=replace(event.claimant, needs=needs))

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from fractions import Fraction
@@ -187,6 +187,8 @@ class SlotQueue:
             limit: {} for limit in capacities
         }
         """By limit and machine: the occurrences, and when a rest ends."""
+        self._holders: set[int] = set()
+        """The occurrences that take slots."""
         self._first_waiting: dict[str, str] = {}
         """By limit: the first event that waits for it (`TrackedEvent.reference`)."""
 
@@ -197,6 +199,7 @@ class SlotQueue:
             limit: {machine: dict(takers) for machine, takers in machines.items()}
             for limit, machines in self._taken.items()
         }
+        other._holders = set(self._holders)
         other._first_waiting = dict(self._first_waiting)
         return other
 
@@ -205,36 +208,36 @@ class SlotQueue:
     ) -> None:
         """Take slots whatever the limits say. ``rests``: when the rest of an ended event ends."""
         for limit, machines in needs.items():
+            self._holders.add(occurrence)
             until = rests[limit] if rests is not None else None
             for machine in machines:
                 self._taken[limit].setdefault(machine, {})[occurrence] = until
 
-    def offer(self, claimant: Claimant, *, keeps: bool = False) -> tuple[WaitingFor, ...]:
-        """Give an event its slots, or return for what it waits.
+    def offer(self, claimant: Claimant, *, keeps: bool = False) -> bool:
+        """Give an event its slots; return whether it has them and need not wait.
 
         ``keeps``: it takes its slots in any case, because Azure may have its StartRequest already.
         """
-        waits = self.waits_of(claimant)
-        if keeps or not waits:
+        blocked = self._blocking_limits(claimant)
+        if keeps or not blocked:
             self.take(claimant.occurrence, claimant.needs)
-            return waits
-        blocked = {wait.limit for wait in waits}
-        if not blocked & self._first_waiting.keys():
+            return not blocked
+        if not any(limit in self._first_waiting for limit in blocked):
             # The first in line keeps what it can have, so that later events do not take turns
             # in passing it.
             rest = {limit: all_ for limit, all_ in claimant.needs.items() if limit not in blocked}
             self.take(claimant.occurrence, rest)
         for limit in blocked:
             self._first_waiting.setdefault(limit, claimant.reference)
-        return waits
+        return False
+
+    def would_wait(self, claimant: Claimant) -> bool:
+        """Whether an event would wait if it were offered slots now."""
+        return bool(self._blocking_limits(claimant))
 
     def waits_of(self, claimant: Claimant) -> tuple[WaitingFor, ...]:
-        """Return for what an event would wait if it were offered slots now."""
-        return tuple(
-            wait
-            for limit in claimant.needs
-            if (wait := self._wait_for(limit, claimant)) is not None
-        )
+        """Return for what an event waits, or would wait if it were offered slots now."""
+        return tuple(self._wait_for(limit, claimant) for limit in self._blocking_limits(claimant))
 
     def is_full_for(self, claimant: Claimant) -> bool:
         """Whether no later event can get a new slot in any limit that counts this one."""
@@ -251,38 +254,50 @@ class SlotQueue:
         ]
         return min(ends, default=None)
 
-    def _wait_for(self, limit: str, claimant: Claimant) -> WaitingFor | None:
-        machines = claimant.needs[limit]
+    def _blocking_limits(self, claimant: Claimant) -> list[str]:
+        return [limit for limit in claimant.needs if self._is_blocked(limit, claimant)]
+
+    def _is_blocked(self, limit: str, claimant: Claimant) -> bool:
+        machines, taken = claimant.needs[limit], self._taken[limit]
+        others: Collection[Machine] = taken.keys()
+        has_slots = False
+        if claimant.occurrence in self._holders:
+            others = self._taken_by_others(limit, claimant.occurrence).keys()
+            has_slots = all(claimant.occurrence in taken.get(one, ()) for one in machines)
+        if all(machine in others for machine in machines):
+            return False
+        first = self._first_waiting.get(limit)
+        is_behind = first not in (None, claimant.reference) and not has_slots
+        return is_behind or not self._fits(limit, machines, others)
+
+    def _taken_by_others(self, limit: str, occurrence: int) -> dict[Machine, datetime | None]:
+        """Return the machines that other events take, and until when if that is known."""
         others: dict[Machine, datetime | None] = {}
-        """The machines that other events take, and until when if that is known."""
         for machine, takers in self._taken[limit].items():
-            ends = [until for other, until in takers.items() if other != claimant.occurrence]
+            ends = [until for taker, until in takers.items() if taker != occurrence]
             if ends:
                 known = [end for end in ends if end is not None]
                 others[machine] = max(known) if len(known) == len(ends) else None
-        if machines <= others.keys():
-            return None
-        behind = self._first_waiting.get(limit)
-        if all(claimant.occurrence in self._taken[limit].get(one, ()) for one in machines):
-            behind = None  # it has its slots
+        return others
+
+    def _wait_for(self, limit: str, claimant: Claimant) -> WaitingFor:
+        machines = claimant.needs[limit]
+        others = self._taken_by_others(limit, claimant.occurrence)
         fits = self._fits(limit, machines, others)
-        if fits and behind is None:
-            return None
         return WaitingFor(
             limit=limit,
             slots=self._capacities[limit],
             machines=tuple(sorted(machine.shown_in(claimant.scope) for machine in others)),
-            behind=behind if fits else None,
+            behind=self._first_waiting[limit] if fits else None,
             until=None if fits else self._free_at(limit, machines, others),
         )
 
-    def _fits(
-        self, limit: str, machines: frozenset[Machine], others: Mapping[Machine, object]
-    ) -> bool:
+    def _fits(self, limit: str, machines: frozenset[Machine], others: Collection[Machine]) -> bool:
         capacity = self._capacities[limit]
         if len(machines) > capacity:
             return not others  # otherwise it could never go
-        return len(machines | others.keys()) <= capacity
+        new = sum(machine not in others for machine in machines)
+        return len(others) + new <= capacity
 
     def _free_at(
         self,
