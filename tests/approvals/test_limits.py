@@ -310,6 +310,34 @@ def test_the_same_machine_in_two_events_takes_one_slot(tmp_path: Path) -> None:
         assert sorted(go(approvals)) == ["A", "B"]
 
 
+def move(approvals: ApprovalFile, of: ScheduledEvent, scope: str) -> None:
+    """Give an event another scope, as the events in the store of a hub have."""
+    approvals.connection.execute("UPDATE occurrence SET scope = ? WHERE key = ?", (scope, of.key))
+
+
+def test_machines_of_all_scopes_are_counted_and_equal_names_are_two_machines(
+    tmp_path: Path,
+) -> None:
+    other = event("B", "db-1")
+    with approvals_with(tmp_path, DATABASES) as approvals:
+        approvals.record_document(A, other, step=False)
+        move(approvals, other, "elsewhere")
+        decide(approvals, "approve", "alice", of=A)
+        assert go(approvals) == ["A"]
+        assert decide(approvals, "approve", "alice", of=other) == "waiting"
+        assert approvals.status("B").waiting_for[0].machines == ("prod/db-1",)
+
+
+def test_a_limit_of_one_scope_does_not_count_another(tmp_path: Path) -> None:
+    limit = DATABASES | {"match": {"scope": ["elsewhere"]}}
+    with approvals_with(tmp_path, limit) as approvals:
+        approvals.record_document(started(A), B, C, step=False)
+        for one in (B, C):
+            move(approvals, one, "elsewhere")
+        assert decide(approvals, "approve", "alice", of=B) == "granted"
+        assert decide(approvals, "approve", "alice", of=C) == "waiting"
+
+
 def test_an_event_without_resources_counts_as_one_machine(tmp_path: Path) -> None:
     nameless = event("N")
     with approvals_with(tmp_path, DATABASES) as approvals:
