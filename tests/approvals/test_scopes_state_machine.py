@@ -316,4 +316,4 @@ class Scopes(RuleBasedStateMachine):
 
 
 TestScopes = Scopes.TestCase
-TestScopes.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestScopes.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
