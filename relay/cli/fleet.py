@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import inspect
+from typing import Any
+
 import typer
 
-from relay.cli._exit_codes import EXIT_USAGE
 from relay.cli._fleet_definitions import definitions
+from relay.cli._fleet_roster import roster
 
-fleet = typer.Typer(invoke_without_command=True, help="Look after a hub and its agents.")
+fleet = typer.Typer(invoke_without_command=True)
 fleet.command("definitions")(definitions)
 
 
-@fleet.callback()
-def show_help(context: typer.Context) -> None:
-    """Print the verbs if none is given."""
+def _show_roster(context: typer.Context, **options: Any) -> None:
     if context.invoked_subcommand is None:
-        print(context.get_help())  # noqa: T201  # the answer to no verb
-        raise typer.Exit(EXIT_USAGE)
+        roster(**options)
+
+
+# Without a verb, the options are those of the roster.
+_show_roster.__doc__ = inspect.getdoc(roster)
+_show_roster.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    [
+        inspect.Parameter(
+            "context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context
+        ),
+        *inspect.signature(roster).parameters.values(),
+    ]
+)
+fleet.callback()(_show_roster)
