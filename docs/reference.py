@@ -65,9 +65,15 @@ def _sections(
                 yield from _sections(f"sinks (kind: {kind})", module.Settings, kind, listed)
             continue
         for inner in _models(field.annotation):
-            yield from _sections(
-                f"{key}[]" if _is_list(field.annotation) else key, inner, key, listed
-            )
+            yield from _sections(_section_path(key, field, inner), inner, key, listed)
+
+
+def _section_path(key: str, field: FieldInfo, model: type[BaseModel]) -> str:
+    path = f"{key}[]" if _is_list(field.annotation) else key
+    if "role" in model.model_fields:
+        (role,) = get_args(model.model_fields["role"].annotation)
+        path += f" (role: {role})"
+    return path
 
 
 def _first_paragraph(docstring: str) -> str:

@@ -74,10 +74,22 @@ def with_examples(text: str) -> str:
     return "\n".join(lines)
 
 
+def fleet_example(role: str) -> str:
+    """Return the example of the shipped document for a role in a fleet, without its #."""
+    text = DEFAULTS.read_text(encoding="utf-8")
+    (example,) = (
+        lines
+        for lines in re.findall(r"(?:^# fleet:.*\n)(?:^#  .*\n)+", text, re.MULTILINE)
+        if f"#  role: {role}" in lines
+    )
+    return re.sub(r"^# ?", "", str(example), flags=re.MULTILINE)
+
+
 # --- defaults
 
 
 def test_the_shipped_document_is_the_defaults_field_by_field() -> None:
+    assert load(Path(str(DEFAULTS)), {}).config == Config()
     assert load(environment={}).config == Config()
 
 
@@ -97,6 +109,8 @@ def test_every_example_in_the_shipped_documents_works(file: Path, text: str) -> 
 
 def test_the_shipped_document_has_every_setting_with_a_comment() -> None:
     is_commented = commented_settings(with_examples(DEFAULTS.read_text()))
+    for role in ("agent", "hub"):
+        is_commented |= commented_settings(fleet_example(role))
     sections = {
         section
         for model in (Config, *(module.Settings for module in sink_modules().values()))

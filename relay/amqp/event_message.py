@@ -6,7 +6,6 @@ This module encodes the properties itself, because pamqp takes four times as lon
 
 from __future__ import annotations
 
-import re
 import struct
 from datetime import datetime
 from functools import lru_cache
@@ -15,6 +14,7 @@ from aio_pika.abc import DeliveryMode
 from pamqp.commands import Basic
 
 from relay.events.cloudevent import CONTENT_TYPE, CloudEvent
+from relay.events.routing_words import routing_word
 
 MAX_TEXT_BYTES = 255
 """Bytes of a short string in AMQP, and of a header that AMQP 1.0 clients still see as text."""
@@ -27,6 +27,7 @@ _CONTENT_HEAD = struct.Struct(">HHQH")  # class, weight, size of the body, flags
 _LONG = struct.Struct(">I")
 _TIMESTAMP = struct.Struct(">Q")
 _CORRELATION_ID = Basic.Properties.flags["correlation_id"]
+_USER_ID = Basic.Properties.flags["user_id"]
 _ALWAYS = sum(
     Basic.Properties.flags[name]
     for name in (
@@ -46,16 +47,17 @@ def routing_key(event: CloudEvent) -> str:
 def _routing_key(name: str, detail: str, scope: str) -> str:
     family, _, change = name.partition(".")
     words = (family, change, detail, scope)
-    return ".".join(
-        re.sub(r"[^a-z0-9_-]", "_", word.lower())[:max_bytes] or "none"
-        for word, max_bytes in zip(words, _MAX_WORD_BYTES, strict=True)
-    )
+    return ".".join(map(routing_word, words, _MAX_WORD_BYTES))
 
 
-def content_header(event: CloudEvent) -> bytes:
+def content_header(
+    event: CloudEvent, *, user_id: str | None = None, persistent: bool = True
+) -> bytes:
     """Return the content header of the message, with its properties and headers.
 
-    They repeat attributes of the event. An attribute that is too long is only in the body.
+    They repeat attributes of the event. An attribute that is too long is only in the body. The
+    broker accepts only the sender's own name as ``user_id``. A message that is not ``persistent``
+    does not survive a restart of the broker.
     """
     texts = {
         name: text
@@ -74,16 +76,17 @@ def content_header(event: CloudEvent) -> bytes:
                 Basic.frame_id,
                 0,
                 len(event.body),
-                _ALWAYS | _CORRELATION_ID if correlation_id else _ALWAYS,
+                _ALWAYS | (_CORRELATION_ID if correlation_id else 0) | (_USER_ID if user_id else 0),
             ),
             _CONTENT_TYPE,
             _LONG.pack(len(headers)),
             headers,
-            _DELIVERY_MODE,
+            _PERSISTENT if persistent else _TRANSIENT,
             _short(correlation_id) if correlation_id else b"",
             _short(event.id.encode()),
             _TIMESTAMP.pack(int(time.timestamp())),
             _short(event.type.encode()),
+            _short(user_id.encode()) if user_id else b"",
             _APP_ID,
         )
     )
@@ -101,5 +104,6 @@ def _short(text: bytes) -> bytes:
 
 
 _CONTENT_TYPE = _short(CONTENT_TYPE.encode())
-_DELIVERY_MODE = bytes((DeliveryMode.PERSISTENT,))
+_PERSISTENT = bytes((DeliveryMode.PERSISTENT,))
+_TRANSIENT = bytes((DeliveryMode.NOT_PERSISTENT,))
 _APP_ID = _short(b"imds-relay")

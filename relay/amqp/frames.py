@@ -15,7 +15,7 @@ import pamqp.frame
 from typing_extensions import override  # in typing from Python 3.12
 
 MAX_BODY_BYTES = 64 * 1024
-"""Bytes of a message's body. A message with a larger body arrives without any body."""
+"""Bytes of a message's body by default. A message with a larger body arrives without any body."""
 _FRAME_HEAD = struct.Struct(">BHI")  # type, channel, size of the payload
 _CONTENT_HEAD = struct.Struct(">HHQ")  # class, weight, size of the body; flags, properties follow
 _HEADER_FRAME = 2
@@ -27,8 +27,9 @@ _NO_PROPERTIES = bytes(2)
 class SanitizingReader(asyncio.StreamReader):
     """Reads frames from the broker, without undecodable properties and without large bodies."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_body_bytes: int = MAX_BODY_BYTES) -> None:
         super().__init__(loop=asyncio.get_running_loop())
+        self._max_body_bytes = max_body_bytes
         self._frame = b""  # the rest of a frame: aiormq reads each frame in three parts
         self._bytes_to_skip: dict[int, int] = {}  # by channel, of a body that is left out
 
@@ -51,7 +52,9 @@ class SanitizingReader(asyncio.StreamReader):
                 self._bytes_to_skip[channel] -= size
                 continue
             if frame_type == _HEADER_FRAME:
-                payload, self._bytes_to_skip[channel] = strip_properties(payload)
+                payload, self._bytes_to_skip[channel] = strip_properties(
+                    payload, self._max_body_bytes
+                )
             return _FRAME_HEAD.pack(frame_type, channel, len(payload)) + payload + _FRAME_END
 
 
@@ -108,7 +111,7 @@ def content_frames(channel: int, header: bytes, body: bytes, max_size: int) -> b
     return b"".join(parts)
 
 
-def strip_properties(header: bytes) -> tuple[bytes, int]:
+def strip_properties(header: bytes, max_body_bytes: int = MAX_BODY_BYTES) -> tuple[bytes, int]:
     """Return a decodable payload for a header frame, and how many bytes of its body to skip."""
     class_id, weight, body_size = _CONTENT_HEAD.unpack_from(header)
     properties = header[_CONTENT_HEAD.size :]
@@ -116,5 +119,5 @@ def strip_properties(header: bytes) -> tuple[bytes, int]:
         pamqp.frame.unmarshal(_FRAME_HEAD.pack(_HEADER_FRAME, 1, len(header)) + header + _FRAME_END)
     except Exception:  # noqa: BLE001  # a crafted property can raise anything in the decoder
         properties = _NO_PROPERTIES
-    skipped = body_size if body_size > MAX_BODY_BYTES else 0
+    skipped = body_size if body_size > max_body_bytes else 0
     return _CONTENT_HEAD.pack(class_id, weight, body_size - skipped) + properties, skipped

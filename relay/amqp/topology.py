@@ -5,6 +5,7 @@ docs/rabbitmq.md#what-is-on-the-broker lists them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -46,17 +47,23 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Queue:
-    """A durable quorum queue with one binding: to the exchange ``source`` with ``key``."""
+    """A durable queue, bound to the exchange ``source`` with each of the ``keys``."""
 
     name: str
     source: str
-    key: str
+    keys: tuple[str, ...]
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    type: Literal["quorum", "classic"] = "quorum"
 
     @property
     def title(self) -> str:
         """The queue in a sentence."""
         return f"queue {self.name}"
+
+    @property
+    def all_arguments(self) -> Mapping[str, Any]:
+        """The arguments with which the queue is declared."""
+        return {"x-queue-type": self.type, **self.arguments}
 
     async def declare(self, channel: AbstractChannel, *, passive: bool) -> None:
         """Make and bind the queue; if ``passive``, only check it. Raises what aio-pika raises."""
@@ -64,10 +71,11 @@ class Queue:
             self.name,
             durable=True,
             passive=passive,
-            arguments={"x-queue-type": "quorum", **self.arguments},
+            arguments=dict(self.all_arguments),
         )
         if not passive:
-            await queue.bind(self.source, self.key)
+            for key in self.keys:
+                await queue.bind(self.source, key)
 
 
 Part = Exchange | Queue
@@ -84,7 +92,7 @@ def events_topology(exchange: str) -> tuple[Part, ...]:
         Queue(
             name=unrouted,
             source=unrouted,
-            key="",
+            keys=("",),
             arguments={"x-max-length": MAX_UNROUTED_MESSAGES},
         ),
         Exchange(exchange, "topic", {"alternate-exchange": unrouted}),
@@ -106,11 +114,33 @@ def approvals_routing_key(scope: str) -> str:
     return f"approve.{scope}"
 
 
-def approvals_topology(exchange: str, scope: str, *, limited: bool = True) -> tuple[Part, ...]:
+def dead_letter_exchange(exchange: str) -> str:
+    """Return the name of the exchange for messages that could not be used."""
+    return f"{exchange}.dlx"
+
+
+def dead_letters_topology(exchange: str) -> tuple[Part, ...]:
+    """Return the exchange and queue for messages that could not be used."""
+    dead_letters = dead_letter_exchange(exchange)
+    return (
+        Exchange(dead_letters, "topic"),
+        Queue(
+            name=f"{exchange}.dead",
+            source=dead_letters,
+            keys=("#",),
+            arguments={"x-max-length": MAX_DEAD_LETTERS},
+        ),
+    )
+
+
+def approvals_topology(
+    exchange: str, scope: str, *, limited: bool = True, routing_key: str | None = None
+) -> tuple[Part, ...]:
     """Return what ``declare: true`` makes.
 
     The dead-letter exchange and queue come first, so that no rejected message is lost. ``limited``
-    is False for a queue that was made before there were limits.
+    is False for a queue that was made before there were limits. ``routing_key`` is that of the
+    queue if it is not for one scope.
     """
     limits = {
         "x-max-length": MAX_APPROVALS,
@@ -118,26 +148,55 @@ def approvals_topology(exchange: str, scope: str, *, limited: bool = True) -> tu
         "x-overflow": "reject-publish",
     }
     approvals = approvals_exchange(exchange)
-    dead_letters = f"{exchange}.dlx"
+    dead_letters = dead_letter_exchange(exchange)
     return (
-        Exchange(dead_letters, "topic"),
-        Queue(
-            name=f"{exchange}.dead",
-            source=dead_letters,
-            key="#",
-            arguments={"x-max-length": MAX_DEAD_LETTERS},
-        ),
+        *dead_letters_topology(exchange),
         Exchange(approvals, "topic"),
         Queue(
             name=approvals_queue(exchange, scope),
             source=approvals,
-            key=approvals_routing_key(scope),
+            keys=(routing_key or approvals_routing_key(scope),),
             arguments={
                 "x-single-active-consumer": True,
                 "x-dead-letter-exchange": dead_letters,
                 **(limits if limited else {}),
             },
         ),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApprovalsQueue:
+    """The queue from which a relay takes approvals, and whose approvals it holds."""
+
+    exchange: str
+    """The exchange to which clients publish."""
+    name: str
+    binding_key: str
+    key_pattern: re.Pattern[str]
+    """The routing keys of its messages. Its group ``scope``, if any, is the scope that they name.
+
+    Without that group the queue is for one scope.
+    """
+    description: str
+    """Whose approvals these are, such as ``prod``."""
+    topology: tuple[Part, ...]
+    """What ``declare: true`` makes."""
+    topology_without_limits: tuple[Part, ...]
+    """The same with a queue that was made before there were limits."""
+
+
+def approvals_of_scope(exchange: str, scope: str) -> ApprovalsQueue:
+    """Return the queue of a relay without a fleet."""
+    key = approvals_routing_key(scope)
+    return ApprovalsQueue(
+        exchange=approvals_exchange(exchange),
+        name=approvals_queue(exchange, scope),
+        binding_key=key,
+        key_pattern=re.compile(re.escape(key)),
+        description=scope,
+        topology=approvals_topology(exchange, scope),
+        topology_without_limits=approvals_topology(exchange, scope, limited=False),
     )
 
 

@@ -1,18 +1,21 @@
 """Who may start an event: the rules, the votes, and the gate that sends the StartRequests.
 
 This module defines what other packages provide: the configuration of approvals, and the port by
-which the gate reaches IMDS.
+which StartRequests reach IMDS.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
 from typing import Protocol
 
 from pydantic import Field, model_validator
 
 from relay.amqp.broker_url import BrokerSettings, Declare
 from relay.approvals.limits import Limit
+from relay.approvals.machines import most_votes, names_machines, overlap
 from relay.approvals.rules import (
     BoundedDuration,
     Member,
@@ -24,7 +27,13 @@ from relay.approvals.rules import (
     eligible_voters,
     person_for,
 )
+from relay.outbox import Grant, Head
 from relay.settings import Section, check_names_differ_without_case
+
+ONE_MACHINE_VOTES = (
+    "a machine (vm:) speaks for itself alone, so without each_resource all machines have one vote"
+)
+"""Part of the errors about rules that ask for too many votes."""
 
 
 class AmqpSettings(BrokerSettings):
@@ -69,6 +78,13 @@ class ApprovalsSettings(Section):
                         "people: expected every principal for one person, "
                         f"{principal} belongs to {owner} and to {person}"
                     )
+        machines = [entry for entry in owners if names_machines(entry)]
+        for one, other in combinations(machines, 2):
+            if owners[one] != owners[other] and overlap(one, other):
+                raise ValueError(
+                    "people: expected every machine for one person, "
+                    f"{one} of {owners[one]} and {other} of {owners[other]} can mean the same"
+                )
         for group, members in self.groups.items():
             for member in members:
                 self._check_person(member, f"groups.{group}")
@@ -111,10 +127,12 @@ class ApprovalsSettings(Section):
                     f"{path}.from: expected a group of approvals.groups, {voter} is none"
                 )
             self._check_person(voter, f"{path}.from")
-        voters = eligible_voters(quorum, self.groups, self.people)
+        voters = eligible_voters(quorum, self.groups, self.people).entries
         people = {person_for(voter, self.people) for voter in voters}
-        if len(people) < quorum.votes:
+        if most_votes(people, each_resource=quorum.each_resource) < quorum.votes:
             note = "; each person counts once" if self.people else ""
+            if not quorum.each_resource and any(map(names_machines, people)):
+                note += f"; {ONE_MACHINE_VOTES}"
             raise ValueError(
                 f"{path}: {quorum.votes} votes can never come from {len(people)} principals{note}"
             )
@@ -125,17 +143,53 @@ class ApprovalsSettings(Section):
             raise ValueError(f"{path}: expected a person of approvals.people, {member} is none")
 
 
+@dataclass(frozen=True, slots=True)
+class ClaimedGrant:
+    """A grant for which a StartRequest may be sent now, because its claim is in the journal."""
+
+    grant: Grant
+    """The grant as it was before the claim."""
+    event_id: str
+    """The EventId in the case that Azure wrote."""
+    agent: str | None
+    """Who executes the StartRequest, as `StartRequestPort.choose` named it."""
+    journal_head: Head
+    """The row of the claim in the journal."""
+
+    @property
+    def attempt(self) -> int:
+        """The number of the StartRequest for this grant, from 1."""
+        return self.grant.attempts + 1
+
+
 class StartRequestPort(Protocol):
-    """How the gate reaches IMDS. Nothing else may hold it."""
+    """How StartRequests reach IMDS. Only `start_requests` may call it.
 
-    async def read_fresh(self) -> None:
-        """Read the document in a call that begins now; return once its changes are recorded.
+    For each StartRequest, `read_fresh`, `choose` and `start` are called in this order. The calls
+    for one scope never overlap. Those for different scopes do.
+    """
 
-        Raises SourceError.
+    @property
+    def max_shared(self) -> int:
+        """How many events of a scope may share a StartRequest."""
+
+    async def read_fresh(self, scope: str, grants: Sequence[Grant], /) -> None:
+        """Learn what the events of these grants are now; return once the changes are recorded.
+
+        The read begins now. Raises SourceError, and logs it.
         """
 
-    async def start(self, event_ids: Sequence[str]) -> None:
-        """Send one StartRequest for these events; return if IMDS answers 200.
+    def choose(self, scope: str, grants: Sequence[Grant], /) -> str | None:
+        """Return who will execute a StartRequest for these grants; None if there is no choice.
 
-        Raises SourceRefused if it answers 400, and SourceUnavailable for another answer or none.
+        The name becomes ``agent`` of the claims. Raises SourceUnavailable if there is nobody: then
+        nothing is claimed, and the grants wait.
+        """
+
+    async def start(self, scope: str, claims: Sequence[ClaimedGrant], /) -> None:
+        """Send one StartRequest for these claims; return if IMDS answers 200.
+
+        Raises SourceRefused if it answers 400, NotDelivered if the StartRequest certainly reached
+        nobody, and SourceUnavailable for another answer or none. From then on the StartRequest must
+        not be executed any more, because the next one can follow.
         """

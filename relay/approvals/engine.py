@@ -1,19 +1,19 @@
 """Decides approvals inside transactions of the store: requests, transitions, claims and answers.
 
-`gate` runs these methods in the store and sends the StartRequests. The rules of decision are in
-`admission` and `transitions`; `effects` writes what was decided. Nothing here waits or sends.
+`gate` and `start_requests` run these methods in the store. The rules of decision are in `admission`
+and `transitions`; `effects` writes what was decided. Nothing here waits or sends.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import Any
 
-from relay.approvals import ApprovalsSettings
+from relay.approvals import ApprovalsSettings, ClaimedGrant
 from relay.approvals.admission import (
     Refusal,
     ambiguous_event,
@@ -68,15 +68,6 @@ _TOO_MANY = Refusal(
     f"you have decided {MAX_DECISIONS_ABOUT_EVENT} times about this event within a minute: "
     "nothing was changed; wait a minute",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class ClaimedGrant:
-    """A grant for which a StartRequest may be sent now."""
-
-    grant: Grant
-    event_id: str
-    """The EventId in the case that Azure wrote."""
 
 
 class ApprovalEngine:
@@ -160,7 +151,7 @@ class ApprovalEngine:
         first_answer = _find_first_answer(tx, request)
         if first_answer is not None and first_answer.digest == request.digest:
             return DecisionAnswer(first_answer.status, first_answer.body, repeat=True)
-        occurrences = tx.snapshot.find_referenced(request.event_id, request.scope)
+        occurrences = _find_events(tx, request)
         status = self._current_status(tx, request, occurrences)
         if first_answer is not None:
             return self._refuse_request(tx, request, status, _REUSED_ID)
@@ -227,7 +218,7 @@ class ApprovalEngine:
         """Record refusals that were only counted, and delete surplus first answers."""
         for refusals in aggregated:
             request = refusals.request
-            occurrences = tx.snapshot.find_referenced(request.event_id, request.scope)
+            occurrences = _find_events(tx, request)
             record_refusal(
                 tx,
                 self.origin,
@@ -359,18 +350,16 @@ class ApprovalEngine:
     # --- StartRequests
 
     def claim_grants(
-        self, tx: Transaction, grants: Sequence[Grant], now: datetime
+        self, tx: Transaction, grants: Sequence[Grant], now: datetime, *, agent: str | None = None
     ) -> list[ClaimedGrant]:
         """Check everything again, and claim the grants for which a StartRequest may be sent.
 
-        The caller sends it only after this transaction is on disk
+        ``agent`` is who will execute it; None if there is no choice. The caller sends it only after
+        this transaction is on disk
         (docs/guarantees.md#every-startrequest-follows-from-the-journal).
         """
         claims = []
-        wanted_ids = {grant.id for grant in grants}
-        for grant in tx.decisions.open_grants():
-            if grant.id not in wanted_ids:
-                continue
+        for grant in tx.decisions.open_grants(ids=[grant.id for grant in grants]):
             occurrence = tx.snapshot.get(grant.occurrence)
             status = self.status(tx, occurrence, now)
             if not can_claim(grant, status):
@@ -379,10 +368,9 @@ class ApprovalEngine:
                 status = self.status(tx, occurrence, now)
                 if not can_claim(grant, status):
                     continue
-            claim = ClaimedGrant(grant, occurrence.event.event_id)
-            claims.append(claim)
+            event_id = occurrence.event.event_id
             note = {
-                "eventId": claim.event_id,
+                "eventId": event_id,
                 "revision": grant.revision,
                 "rule": grant.rule,
                 "approvalId": grant.approval_id,
@@ -392,9 +380,12 @@ class ApprovalEngine:
                 "required": status.votes_required,
                 "recorded": [vote.position for vote in status.counted_votes if status.quorum],
             }
+            if agent is not None:
+                note["agent"] = agent
             with self._slots_given(tx):
                 tx.decisions.claim_grant(grant.id)
                 tx.journal.append_note(now, "claim", note, event_key=occurrence.key)
+            claims.append(ClaimedGrant(grant, event_id, agent, tx.head()))
         return claims
 
     def record_start_answers(
@@ -434,6 +425,13 @@ def effective_mode(settings: ApprovalsSettings, switch: Mode, *, trusted: bool) 
     elif settings.dry_run:
         configured = "dry-run"
     return max(configured, switch, key=_MODES_BY_STRICTNESS.index)
+
+
+def _find_events(tx: Transaction, request: DecisionRequest) -> list[TrackedEvent]:
+    """Return the events that a request can mean. More than one: it has to name the scope."""
+    if request.names_foreign_scope:
+        return []
+    return tx.snapshot.find_referenced(request.event_id, request.arrival_scope or request.scope)
 
 
 def _is_renewal(request: DecisionRequest, same_decision: Decision, recent: int) -> bool:

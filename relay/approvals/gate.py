@@ -1,47 +1,33 @@
-"""Takes requests to approve, applies the transitions that are due, and sends what was granted.
+"""Takes requests to approve, and applies the transitions that are due.
 
-The decisions themselves are in `engine`. The steps of each StartRequest
-(docs/guarantees.md#every-startrequest-follows-from-the-journal):
-
-1. Wait until the notices about its events are delivered, or ``tell_first`` has passed.
-2. Read the document afresh.
-3. Check everything again and claim the grants, in one transaction.
-4. Send it, and record the answer.
+The decisions themselves are in `engine`. What was granted is sent by `start_requests`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from functools import partial
 
 from relay.approvals import StartRequestPort
-from relay.approvals.engine import ApprovalEngine, ClaimedGrant
+from relay.approvals.engine import ApprovalEngine
 from relay.approvals.request import DecisionAnswer, DecisionRequest
+from relay.approvals.start_requests import RETRY_DELAY, StartRequestSender
 from relay.clock import Clock, wait_for_event
-from relay.errors import SourceError, SourceRefused, StoreUnavailable
-from relay.outbox import Grant, Mode, RecordedEvent, TrackedEvent
+from relay.errors import StoreUnavailable
+from relay.outbox import Mode, RecordedEvent
 from relay.outbox.sqlite import Store
 from relay.outbox.transaction import Transaction
 
 _log = logging.getLogger(__name__)
 MAX_TIMER = 60.0
 """Seconds until the wall clock is read again: somebody may have set it."""
-IDLE_CHECK_INTERVAL = 0.05
-"""Seconds between two checks for a StartRequest in flight."""
-RETRY_DELAY = 1.0
-"""Seconds before a failed step is tried again. After StartRequests without an answer it doubles."""
-MAX_RETRY_DELAY = 8.0
-NOTICE_CHECK_INTERVAL = 0.05
-"""Seconds between two checks whether the notices about a granted event are delivered."""
-MAX_EVENTS_PER_START_REQUEST = 100
-"""Keeps the body of a StartRequest small, however many events a document holds."""
 
 
 class Gate:
-    """Requests to approve in, StartRequests out, one at a time."""
+    """Requests to approve in, StartRequests out."""
 
     def __init__(
         self,
@@ -54,27 +40,17 @@ class Gate:
         """``names_this_vm`` says whether the resources of an event include this VM."""
         self.engine = engine
         self._store = store
-        self._port = port
         self._clock = clock
-        self._names_this_vm = names_this_vm
+        self._sender = StartRequestSender(
+            engine, store, port, clock, names_this_vm, on_sent=self._check_transitions
+        )
         # Each of the tasks clears its own event:
         self._transitions_wake = asyncio.Event()
-        self._grants_wake = asyncio.Event()
         self._refusals_wake = asyncio.Event()
-        self._unshared: set[int] = set()
-        """Grants whose shared StartRequest got a 400; each needs a StartRequest of its own."""
-        self._first_seen: dict[int, float] = {}
-        """When each open grant was first seen, by the monotonic clock."""
-        self._failures = 0
-        """StartRequests in a row that IMDS neither accepted nor refused."""
         self._changed_keys: set[str] | None = None
         """The events for which a transition can be due now; None: all."""
         self._no_transition_possible = False
         """Whether no transition can be due before somebody decides something."""
-        self._no_grant_open = False
-        """Whether no StartRequest can be due before something is granted."""
-        self._is_slot_missing = False
-        """Whether a grant waits for a limit."""
         store.listeners.recorded.append(self._on_recorded)
 
     async def submit(self, request: DecisionRequest) -> DecisionAnswer:
@@ -125,39 +101,36 @@ class Gate:
     def wake(self) -> None:
         """Check for due transitions and grants of all events now: something has changed."""
         self._changed_keys = None
-        self._no_transition_possible = self._no_grant_open = False
+        self._no_transition_possible = False
         self._transitions_wake.set()
-        self._grants_wake.set()
+        self._sender.check()
 
     def _on_recorded(self, events: Sequence[RecordedEvent]) -> None:
         """Check the events that changed. Where nobody has decided anything, none needs a check."""
         if any(not event.name.startswith(("event.", "relay.")) for event in events):
-            self._no_transition_possible = self._no_grant_open = False
-        if self._no_transition_possible and self._no_grant_open:
-            return
+            self._no_transition_possible = False
         keys = {event.event_key for event in events if event.event_key is not None}
-        if not keys:
-            return
-        if not self._no_transition_possible:
-            if self._changed_keys is not None:
-                self._changed_keys |= keys
-            self._transitions_wake.set()
-        if not self._no_grant_open:
-            self._grants_wake.set()
+        if keys and not self._no_transition_possible:
+            self._check_transitions(keys)
+
+    def _check_transitions(self, keys: Iterable[str]) -> None:
+        """Check soon whether a transition is due for these events."""
+        if self._changed_keys is not None:
+            self._changed_keys.update(keys)
+        self._transitions_wake.set()
 
     async def wait_until_idle(self, within: float) -> None:
-        """Return when no StartRequest is in flight, or after ``within`` seconds."""
-        deadline = self._clock.monotonic() + within
-        while self.engine.in_flight and self._clock.monotonic() < deadline:
-            await self._clock.sleep(IDLE_CHECK_INTERVAL)
+        """Claim no grant any more, and return when no StartRequest is in flight.
+
+        Return after ``within`` seconds in any case.
+        """
+        await self._sender.wait_until_idle(within)
 
     async def run(self) -> None:
         """Apply transitions and send StartRequests until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._apply_transitions_when_due(), name="approvals: transitions")
-            group.create_task(
-                self._send_start_requests_when_ready(), name="approvals: StartRequests"
-            )
+            group.create_task(self._sender.run(), name="approvals: StartRequests")
             group.create_task(self._record_refusals_when_due(), name="approvals: refusals")
 
     async def _apply_transitions_when_due(self) -> None:
@@ -180,8 +153,7 @@ class Gate:
                 next_change = min((each for each in moments if each is not None), default=None)
                 if not self._transitions_wake.is_set():
                     self._no_transition_possible = not is_any_possible
-                if self._is_slot_missing:
-                    self._grants_wake.set()  # a slot can be free now
+                self._sender.check_slots()
                 timeout = None
                 if next_change is not None:
                     seconds = (next_change - self._clock.now()).total_seconds()
@@ -237,146 +209,3 @@ class Gate:
             if next_due is not None:
                 timeout = min((next_due - self._clock.now()).total_seconds(), MAX_TIMER)
             await wait_for_event(self._refusals_wake, self._clock, timeout)
-
-    # --- StartRequests
-
-    async def _send_start_requests_when_ready(self) -> None:
-        """Send grants as soon as they may go, until cancelled."""
-        while True:
-            self._grants_wake.clear()
-            try:
-                ready, is_waiting = await self._store.read(
-                    lambda tx: self._find_ready_grants(tx, self._clock.now())
-                )
-            except StoreUnavailable:
-                await self._clock.sleep(RETRY_DELAY)
-                continue
-            if not self._first_seen and not self._grants_wake.is_set():
-                self._no_grant_open = True
-            if ready:
-                await self._read_and_send(ready)
-            else:
-                timeout = NOTICE_CHECK_INTERVAL if is_waiting else None
-                await wait_for_event(self._grants_wake, self._clock, timeout)
-
-    def _find_ready_grants(self, tx: Transaction, now: datetime) -> tuple[list[Grant], bool]:
-        """Return the grants that may go now, and whether others wait for their notices only."""
-        grants = tx.decisions.open_grants()
-        monotonic = self._clock.monotonic()
-        self._first_seen = {grant.id: self._first_seen.get(grant.id, monotonic) for grant in grants}
-        if self.engine.mode(tx) != "on":
-            return [], False
-        ready: list[Grant] = []
-        is_waiting = self._is_slot_missing = False
-        for grant in grants:
-            occurrence = tx.snapshot.get(grant.occurrence)
-            status = self.engine.status(tx, occurrence, now)
-            if status.waiting_for:
-                self._is_slot_missing = True
-            if status.active_holds or status.waiting_for:
-                continue
-            if self._are_notices_delivered(tx, grant, occurrence):
-                ready.append(grant)
-            else:
-                is_waiting = True
-        for grant in ready:
-            if grant.id in self._unshared:
-                return [grant], is_waiting
-        return ready[:MAX_EVENTS_PER_START_REQUEST], is_waiting
-
-    def _are_notices_delivered(
-        self, tx: Transaction, grant: Grant, occurrence: TrackedEvent
-    ) -> bool:
-        """Whether the notices about an event are delivered, or have had ``tell_first``.
-
-        Only an event of this VM waits
-        (docs/guarantees.md#notices-come-before-the-startrequest).
-        """
-        if not self._names_this_vm(occurrence.event.resources):
-            return True
-        waited = self._clock.monotonic() - self._first_seen[grant.id]
-        if waited >= self.engine.settings.tell_first:
-            return True
-        return not tx.deliveries.is_event_waiting(occurrence.key)
-
-    async def _read_and_send(self, grants: Sequence[Grant]) -> None:
-        """Read the document, then send one StartRequest for the grants that still hold."""
-        try:
-            await self._port.read_fresh()
-        except SourceError:
-            await self._clock.sleep(RETRY_DELAY)  # the port logs the error
-            return
-        try:
-            is_sent = await self._claim_and_send(grants)
-        except SourceError as error:
-            await self._back_off(error)
-        except StoreUnavailable:
-            await self._clock.sleep(RETRY_DELAY)
-        else:
-            if not is_sent:  # a transition will record why
-                await wait_for_event(self._grants_wake, self._clock, NOTICE_CHECK_INTERVAL)
-
-    async def _claim_and_send(self, grants: Sequence[Grant]) -> bool:
-        """Return whether a grant could be claimed.
-
-        Raises StoreUnavailable with nothing sent, and what `_send` raises.
-        """
-        # From the claim on, only the answer decides about these grants. Set this before the claim
-        # is on disk, because transitions run at any time. It takes effect with the claim, which
-        # counts the attempt.
-        self.engine.in_flight = frozenset((grant.id, grant.attempts + 1) for grant in grants)
-        try:
-            claims = await self._store.transact(
-                lambda tx: self._claim(tx, grants, self._clock.now())
-            )
-            if claims:
-                await self._send(claims)
-        finally:
-            self.engine.in_flight = frozenset()
-            self._changed_keys = None
-            self._transitions_wake.set()
-        return bool(claims)
-
-    def _claim(self, tx: Transaction, grants: Sequence[Grant], now: datetime) -> list[ClaimedGrant]:
-        # The fresh read may have added notices about these events.
-        ready = [
-            grant
-            for grant in grants
-            if self._are_notices_delivered(tx, grant, tx.snapshot.get(grant.occurrence))
-        ]
-        return self.engine.claim_grants(tx, ready, now)
-
-    async def _send(self, claims: Sequence[ClaimedGrant]) -> None:
-        """Send one StartRequest and record its answer.
-
-        Raises SourceError if IMDS neither accepted nor refused it.
-        """
-        event_ids = ", ".join(claim.event_id for claim in claims)
-        answer: SourceError | None = None
-        try:
-            await self._port.start([claim.event_id for claim in claims])
-        except SourceError as error:
-            answer = error
-        if answer is None:
-            _log.info("IMDS accepted the StartRequest for %s", event_ids)
-            self._failures = 0
-        elif isinstance(answer, SourceRefused) and len(claims) == 1:
-            _log.error("IMDS refused the StartRequest for %s: %s", event_ids, answer.reason)
-            self._failures = 0
-        elif isinstance(answer, SourceRefused):
-            # One wrong event can be the reason for the 400.
-            self._unshared |= {claim.grant.id for claim in claims}
-        # The StartRequest was sent, so its answer counts even if the file cannot be written.
-        now = self._clock.now()
-        await self._store.transact(
-            lambda tx: self.engine.record_start_answers(tx, claims, answer, now), fail_open=True
-        )
-        if answer is not None and not isinstance(answer, SourceRefused):
-            raise answer
-
-    async def _back_off(self, error: SourceError) -> None:
-        if self._failures == 0:
-            _log.warning("cannot send a StartRequest, will try again: %s", error.reason)
-        delay = min(RETRY_DELAY * 2.0**self._failures, MAX_RETRY_DELAY)
-        self._failures += 1
-        await self._clock.sleep(max(delay, error.retry_after or 0.0))

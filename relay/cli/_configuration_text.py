@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from relay.amqp.broker_url import host_port
 from relay.api import Client
 from relay.approvals.engine import effective_mode
 from relay.approvals.limits import Limit
@@ -11,20 +12,23 @@ from relay.approvals.rules import Hours, Quorum, Rule, RuleConditions
 from relay.cli._output import format_duration, join_names, pluralize, print_output
 from relay.cli._tables import print_fields, print_table
 from relay.config import Config, LoadedConfig
+from relay.config.fleet_roles import describe_role
 from relay.config.voters import Voter
 from relay.events.match import Match
+from relay.fleet.settings import AgentSettings, HubSettings
 from relay.sinks import SinkSettings
 
 
 def print_configuration(loaded: LoadedConfig) -> None:
     """Print what would run, and the tables of sinks, rules, people and clients."""
     config = loaded.config
+    is_agent = isinstance(config.fleet, AgentSettings)
     print_fields(_overview_rows(loaded))
     print_output("")
     print_table(
         ("sink", "kind", "to", "events", "only"),
         [_sink_row(sink) for sink in config.sinks],
-        empty="no sinks: nobody is told",
+        empty="no sinks: the hub tells" if is_agent else "no sinks: nobody is told",
     )
     print_output("")
     print_table(
@@ -38,7 +42,7 @@ def print_configuration(loaded: LoadedConfig) -> None:
             )
             for number, rule in enumerate(config.approvals.rules, start=1)
         ],
-        empty="no rules: nothing is approved",
+        empty="no rules: the hub decides" if is_agent else "no rules: nothing is approved",
     )
     _print_limits(config)
     _print_voters(config)
@@ -48,6 +52,16 @@ def print_configuration(loaded: LoadedConfig) -> None:
         [_client_row(client) for client in config.api.clients],
         empty="no clients: the API refuses every caller from elsewhere",
     )
+    if isinstance(config.fleet, HubSettings):
+        print_output("")
+        print_table(
+            ("RabbitMQ user of agents", "scopes", "relays"),
+            [
+                (domain.user, join_names(domain.scopes), join_names(domain.relays))
+                for domain in config.fleet.domains
+            ],
+            empty="",
+        )
 
 
 def _print_limits(config: Config) -> None:
@@ -120,7 +134,13 @@ def _overview_rows(loaded: LoadedConfig) -> Iterator[tuple[str, object]]:
     yield "configuration", loaded.file or "the defaults: there is no file"
     yield "scope", config.scope
     yield "relay", config.relay
-    yield "source", f"{config.source.url} every {format_duration(config.source.interval)}"
+    if config.fleet is not None:
+        broker = ", ".join(host_port(url) for url in config.fleet.targets())
+        yield "fleet", f"{describe_role(config.fleet)}, over {broker}"
+    if isinstance(config.fleet, HubSettings):
+        yield "source", "what the agents of the fleet report"
+    else:
+        yield "source", f"{config.source.url} every {format_duration(config.source.interval)}"
     retain = f"deliveries kept {format_duration(store.retain)}"
     audit_retain = f"the journal {format_duration(store.audit_retain)}"
     yield "store", f"{store.path}; {retain}, {audit_retain}"

@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 DEFAULTS = importlib.resources.files("relay") / "default.yaml"
-"""The annotated document with every default. It is loaded if there is no other document."""
+"""The annotated document with every default. Without a document the defaults apply."""
 DEFAULT_PATHS = (Path("relay.yaml"), Path("/etc/imds-relay/relay.yaml"))
 """Where the document is if no option or variable names it."""
 COMMAND_LINE_VARIABLES = frozenset({"IMDS_RELAY_CONFIG", "IMDS_RELAY_URL", "IMDS_RELAY_KEY"})
@@ -64,7 +64,7 @@ def load(
         file = Path(environment["IMDS_RELAY_CONFIG"])
     if file is None:
         file = next((place for place in default_paths if may_be_file(place)), None)
-    document = read_document(file or DEFAULTS)
+    document = read_document(file) if file is not None else {}
     values = expand_variables(file, document, environment)
     variables = {
         name: value

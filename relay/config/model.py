@@ -10,13 +10,16 @@ from pydantic import Field, model_validator
 
 from relay import plugins, sinks
 from relay.api import ApiSettings
-from relay.approvals import ApprovalsSettings
+from relay.approvals import ONE_MACHINE_VOTES, ApprovalsSettings
+from relay.approvals.machines import most_votes, names_machines
 from relay.approvals.principals import declare_chat_principals
 from relay.approvals.rules import Quorum, Rule, eligible_voters, person_for
 from relay.chat import ChatSettings, platforms
+from relay.config.fleet_roles import check_agent, check_hub
 from relay.config.shared_secrets import check_secrets_not_shared
 from relay.config.voters import Voter, check_principals, voters_by_rule
 from relay.events.match import matches_any
+from relay.fleet.settings import AgentSettings, FleetSettings, HubSettings
 from relay.imds import SourceSettings
 from relay.outbox import StoreSettings
 from relay.settings import Section, check_names_differ_without_case
@@ -60,9 +63,11 @@ class Config(Section):
     """The whole configuration."""
 
     scope: Literal["auto"] | Annotated[str, Field(pattern=r"^[a-z0-9-]{1,80}$")] = "auto"
-    """The group of VMs that reads this document; auto: from instance metadata."""
+    """The group of VMs that reads this document; auto: from instance metadata, on a hub: hub."""
     relay: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,79}$")] = "auto"
-    """The name of this relay. auto: the VM's name."""
+    """The name of this relay. auto: the VM's name, on a hub: the host's name."""
+    fleet: FleetSettings | None = None
+    """The role of this relay in a fleet; null: none."""
     source: SourceSettings = SourceSettings()
     store: StoreSettings = StoreSettings()
     sinks: tuple[AnySink, ...] = ()
@@ -70,6 +75,15 @@ class Config(Section):
     approvals: ApprovalsSettings = ApprovalsSettings()
     api: ApiSettings = ApiSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
+
+    @model_validator(mode="after")
+    def _check_role(self) -> Config:
+        match self.fleet:
+            case AgentSettings():
+                check_agent(self.sinks, self.approvals, self.api)
+            case HubSettings():
+                check_hub(self.model_fields_set)
+        return self
 
     @model_validator(mode="after")
     def _check_sinks(self) -> Config:
@@ -108,8 +122,8 @@ class Config(Section):
 
     @property
     def _knows_machines(self) -> bool:
-        """Whether there is a roster of machines. A plain relay knows only events."""
-        return False
+        """Whether there is a roster of machines. A relay that is no hub knows only events."""
+        return isinstance(self.fleet, HubSettings)
 
     @model_validator(mode="after")
     def _check_secrets(self) -> Config:
@@ -118,14 +132,17 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _check_quorums(self) -> Config:
-        check_principals(self.approvals, self.api)
+        check_principals(self.approvals, self.api, self.fleet)
         for rule, quorum, able in self.voters_by_rule:
-            if len(able) < quorum.votes:
+            names = [voter.name for voter in able]
+            if most_votes(names, each_resource=quorum.each_resource) < quorum.votes:
+                has_machines = any(map(names_machines, names)) and not quorum.each_resource
                 raise ValueError(
                     f"approvals.rules.{rule.name}.approve: expected {quorum.votes} who may vote, "
-                    f"there are only: {', '.join(voter.name for voter in able) or 'none'}. "
+                    f"there are only: {', '.join(names) or 'none'}. "
                     "A client: or mtls: must be one of api.clients with approve in its can, also "
                     "where its person votes in chat; an entra: needs api.oidc"
+                    + (f"; {ONE_MACHINE_VOTES}" if has_machines else "")
                 )
             self._check_clients_have_one_vote(rule.name, quorum)
         return self
@@ -136,7 +153,8 @@ class Config(Section):
         eligible = eligible_voters(quorum, self.approvals.groups, people)
         for client in self.api.clients:
             votes = {person_for(principal, people) for principal in client.principals}
-            if quorum.votes > 1 and eligible.issuperset(client.principals) and len(votes) > 1:
+            may_vote = all(principal in eligible for principal in client.principals)
+            if quorum.votes > 1 and may_vote and len(votes) > 1:
                 raise ValueError(
                     f"approvals.rules.{rule}.approve: {' and '.join(client.principals)} are one "
                     "client with two votes: list them as one person in approvals.people"
@@ -151,8 +169,11 @@ class Config(Section):
     def has_no_rule_for_user_events(self) -> bool:
         """Whether no rule can match an event that a user starts.
 
-        Azure then delays each such event: docs/protocol.md#polling-delays-reboots-by-users.
+        Azure then delays each such event: docs/protocol.md#polling-delays-reboots-by-users. An
+        agent has no rules. Those of its hub are meant.
         """
+        if isinstance(self.fleet, AgentSettings):
+            return False
         sources = [rule.match.event_source for rule in self.approvals.rules]
         return not any(source is None or "user" in map(str.lower, source) for source in sources)
 

@@ -51,6 +51,8 @@ _CONTAINER_ERRORS = frozenset(
     {"dict_type", "mapping_type", "model_attributes_type", "model_type", "tuple_type"}
 )
 _KIND_ERRORS = frozenset({"union_tag_invalid", "union_tag_not_found"})
+_TAGS: Mapping[str | int, str] = {"fleet": "role"}
+"""The key that says which alternative a section is, by its first key; else it is ``kind``."""
 
 
 class WrongValue(ValueError):
@@ -126,7 +128,7 @@ def _path_of_error(error: ErrorDetails, values: Any) -> KeyPath:
     if error["type"] == "missing":
         path.append(error["loc"][-1])
     elif error["type"] in _KIND_ERRORS:
-        path.append("kind")
+        path.append(_TAGS.get(path[0] if path else "", "kind"))
     elif isinstance(wrong_value := error.get("ctx", {}).get("error"), WrongValue):
         path.extend(wrong_value.path)
     elif error["type"] == "value_error":
@@ -175,6 +177,8 @@ def _describe_expectation(error: ErrorDetails, path: KeyPath, config_input: Conf
     if isinstance(wrong_value := error.get("ctx", {}).get("error"), WrongValue):
         return wrong_value.problem
     if error["type"] == "union_tag_not_found":
+        if path[-1] == "role":
+            return "expected one of agent, hub"
         return f"expected one of {', '.join(sorted(config_input.sink_kinds))}"
     if error["type"] in _EXPECTED:
         expected = _EXPECTED[error["type"]].format_map(error.get("ctx", {}))

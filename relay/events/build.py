@@ -87,12 +87,21 @@ def transition_id(change: Change, origin: Origin) -> str:
 
     A transition can repeat, so it is not yet the id of a CloudEvent: `change_event` adds a count.
     """
-    state = {
-        **change.event.to_fields(),
-        "eventId": change.event.key,
-        "resources": sorted(change.event.resources),
-    }
+    state = _canonical_state(change.event)
     return digest_id(f"imds://{origin.scope}", change.event.key, change.kind, state)
+
+
+def state_digest(event: ScheduledEvent) -> str:
+    """Return a digest of the whole state of an event.
+
+    Two states have the same digest if Azure's document does not differ between them: the order of
+    the resources and the case of the EventId do not count.
+    """
+    return digest_id("state", _canonical_state(event))
+
+
+def _canonical_state(event: ScheduledEvent) -> dict[str, Any]:
+    return {**event.to_fields(), "eventId": event.key, "resources": sorted(event.resources)}
 
 
 def change_event(

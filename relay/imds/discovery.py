@@ -9,7 +9,7 @@ import hashlib
 import logging
 import random
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -19,6 +19,7 @@ from pydantic.alias_generators import to_camel
 
 from relay.clock import Clock
 from relay.errors import DocumentError, SourceError, SourceUnavailable
+from relay.events.machine_names import scale_set_names, with_prefix
 from relay.imds.client import ImdsClient, retry_delay
 from relay.log_once import LogOnce
 from relay.validation import first_error
@@ -46,6 +47,7 @@ class Instance:
     resource_group: str
     scale_set: str
     placement_group: str
+    zone: str = ""
 
 
 def _none_to_empty(value: object) -> object:
@@ -75,6 +77,7 @@ class _WireCompute(_Wire):
     resource_group_name: _Text = ""
     vm_scale_set_name: _Text = ""
     placement_group_id: _Text = ""
+    zone: _Text = ""
     os_profile: _WireProfile | None = None
 
 
@@ -103,6 +106,7 @@ def parse_instance(body: bytes) -> Instance:
         resource_group=compute.resource_group_name,
         scale_set=compute.vm_scale_set_name,
         placement_group=compute.placement_group_id,
+        zone=compute.zone,
     )
 
 
@@ -134,27 +138,8 @@ def resource_names(instance: Instance, hostname: str) -> frozenset[str]:
     """
     names = {instance.name, instance.computer_name, hostname, hostname.partition(".")[0]}
     if instance.scale_set:
-        names |= {other for name in names for other in _scale_set_names(instance.scale_set, name)}
-    lowered = {name.lower() for name in names if name}
-    return frozenset(lowered | {f"_{name}" for name in lowered})
-
-
-def _scale_set_names(scale_set: str, name: str) -> Iterable[str]:
-    # A uniform scale set numbers its instances in decimal in VM names and with six digits of
-    # base 36 in computer names.
-    if number := re.fullmatch(r".+_(\d{1,9})", name, re.ASCII):
-        yield f"{scale_set}{_base36(int(number[1])):0>6}"
-    elif digits := re.fullmatch(r"(.+?)([0-9a-z]{6})", name, re.ASCII | re.IGNORECASE):
-        yield f"{scale_set}_{int(digits[2], 36)}"
-        yield f"{digits[1]}_{int(digits[2], 36)}"
-
-
-def _base36(number: int) -> str:
-    digits = ""
-    while number or not digits:
-        number, digit = divmod(number, 36)
-        digits = "0123456789abcdefghijklmnopqrstuvwxyz"[digit] + digits
-    return digits
+        names |= {other for name in names for other in scale_set_names(name, instance.scale_set)}
+    return with_prefix(frozenset(name.lower() for name in names if name))
 
 
 def read_boot_id() -> str | None:

@@ -76,8 +76,9 @@ class _Claim:
     - ``granted``: the position of the ``approval.granted``.
     - ``required``: how many votes the rules asked for at the claim.
     - ``recorded``: the positions of the ``approval.recorded`` of the votes; empty without a quorum.
+    - ``agent``: who was to execute the StartRequest. Only where there was a choice.
 
-    An older version did not write the last three keys.
+    An older version did not write ``granted``, ``required`` and ``recorded``.
     """
 
     def __init__(

@@ -68,9 +68,11 @@ def test_whatever_the_properties_are_the_header_can_be_decoded(properties: bytes
     assert decoded(strip_properties(content(properties))[0]).body_size == 2
 
 
-async def frames(*sent: bytes) -> list[pamqp.frame.FrameTypes]:
+async def frames(
+    *sent: bytes, max_body_bytes: int = MAX_BODY_BYTES
+) -> list[pamqp.frame.FrameTypes]:
     """What aiormq makes of these bytes, read as it reads."""
-    reader = SanitizingReader()
+    reader = SanitizingReader(max_body_bytes)
     reader.feed_data(b"".join(sent))
     reader.feed_eof()
     frames_read = []
@@ -115,6 +117,15 @@ async def test_a_body_that_is_too_large_is_not_read(size: int, read: int) -> Non
         header.ContentHeader,
         ContentBody,
     ]
+
+
+async def test_a_connection_can_have_a_larger_limit_for_bodies() -> None:
+    beat = heartbeat.Heartbeat().marshal()
+    sent = [*message(1, 200_000, "large"), *message(1, 200_001, "too large"), beat]
+    read = await frames(*sent, max_body_bytes=200_000)
+    sizes = [frame.body_size for frame in read if isinstance(frame, header.ContentHeader)]
+    bodies = [len(frame.value) for frame in read if isinstance(frame, ContentBody)]
+    assert (sizes, bodies) == ([200_000, 0], [100_000, 100_000])
 
 
 async def test_each_channel_has_its_own_bodies() -> None:

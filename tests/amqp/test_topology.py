@@ -100,7 +100,7 @@ def test_the_parts_are_those_of_the_documentation_with_these_arguments_and_no_ot
         for title, (kind, arguments) in DOCUMENTED.items()
     }
     bound = {
-        part.name: (part.source, part.key) for part in parts_of("x") if isinstance(part, Queue)
+        part.name: (part.source, *part.keys) for part in parts_of("x") if isinstance(part, Queue)
     }
     assert bound == {
         "x.unrouted": ("x.unrouted", ""),

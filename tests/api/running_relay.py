@@ -23,8 +23,7 @@ from yarl import URL
 from relay.api import ApiSettings, Relay
 from relay.api.server.http_server import Server
 from relay.api.server.limits import ServerLimits
-from relay.app import relay_event_recorder
-from relay.approvals import ApprovalsSettings
+from relay.approvals import ApprovalsSettings, ClaimedGrant
 from relay.approvals.engine import ApprovalEngine
 from relay.approvals.gate import Gate
 from relay.clock import SystemClock
@@ -36,8 +35,9 @@ from relay.events.cloudevent import CloudEvent
 from relay.events.model import Document, ScheduledEvent
 from relay.events.timestamps import format_rfc3339
 from relay.ingest.recorder import PollResult, Recorder
-from relay.outbox import StateFileOwner, StoreSettings
+from relay.outbox import Grant, StateFileOwner, StoreSettings
 from relay.outbox.sqlite import Store, open_store
+from relay.roles.parts import relay_event_recorder
 from relay.sinks import Receipt, SinkSettings
 from tests.api.openapi_oracle import Description
 from tests.background_tasks import BackgroundTasks
@@ -136,18 +136,27 @@ class ScriptedAzure:
     lost: bool = False
     polls: int = 7
     failures: int = 0
+    lost_reason: str = "the metadata service gives no usable answer"
     may_answer: asyncio.Event = field(default_factory=asyncio.Event)
     """While it is not set, StartRequests get no response."""
 
     def __post_init__(self) -> None:
         self.may_answer.set()
 
-    async def read_fresh(self) -> None:
+    @property
+    def max_shared(self) -> int:
+        """As many as IMDS gets."""
+        return 100
+
+    async def read_fresh(self, _scope: str, _grants: Sequence[Grant]) -> None:
         """Return: the document has not changed."""
 
-    async def start(self, event_ids: Sequence[str]) -> None:
+    def choose(self, _scope: str, _grants: Sequence[Grant]) -> None:
+        """IMDS itself executes each StartRequest."""
+
+    async def start(self, _scope: str, claims: Sequence[ClaimedGrant]) -> None:
         """Accept a StartRequest."""
-        self.started.append(tuple(event_ids))
+        self.started.append(tuple(claim.event_id for claim in claims))
         await self.may_answer.wait()
 
 

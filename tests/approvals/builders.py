@@ -8,8 +8,8 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from relay.approvals import ApprovalsSettings
-from relay.approvals.engine import ApprovalEngine, ClaimedGrant
+from relay.approvals import ApprovalsSettings, ClaimedGrant
+from relay.approvals.engine import ApprovalEngine
 from relay.approvals.request import (
     Caller,
     DecisionAnswer,

@@ -21,6 +21,7 @@ from relay.events.cloudevent import CloudEvent
 from relay.imds import SourceSettings
 from relay.imds.client import ImdsClient
 from relay.imds.poller import Poller
+from relay.imds.start_request_port import ImdsPort
 from relay.ingest.recorder import Recorder
 from relay.outbox import StateFileOwner, StoreSettings
 from relay.outbox.journal import verify_journal
@@ -115,7 +116,7 @@ async def running_relay(
         gate = Gate(
             ApprovalEngine(SETTINGS, ORIGIN, client_resources=CLIENT_RESOURCES),
             store,
-            poller,
+            ImdsPort(poller, client),
             clock,
             lambda _: True,
         )

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from typing_extensions import override
 
-from relay.approvals import ApprovalsSettings
-from relay.approvals.engine import ClaimedGrant
+from relay.approvals import ApprovalsSettings, ClaimedGrant
 from relay.approvals.status import approval_state
 from relay.errors import SourceRefused, SourceUnavailable
 from relay.events.model import ScheduledEvent

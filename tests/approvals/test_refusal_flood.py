@@ -15,7 +15,7 @@ from relay.outbox.decisions import MAX_REFUSALS, REFUSAL_RETENTION
 from relay.signature import MAX_AGE, MAX_AHEAD
 from tests.approvals.builders import REBOOT, ApprovalFile, build_event, build_request
 from tests.approvals.manual_clock import NOON, wait_until
-from tests.approvals.test_gate import GateHarness, running_gate
+from tests.approvals.running_gate import GateHarness, running_gate
 
 
 async def _refuse(harness: GateHarness, times: int, **changes: Any) -> None:

@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from typing_extensions import override  # in typing from Python 3.12
 
-from relay.approvals import ApprovalsSettings
-from relay.approvals.engine import ClaimedGrant
+from relay.approvals import ApprovalsSettings, ClaimedGrant
 from relay.approvals.transitions import next_change_at, next_transitions
 from relay.errors import SourceError, SourceRefused, SourceUnavailable
 from relay.events.model import ScheduledEvent

@@ -224,6 +224,24 @@ def test_an_event_without_the_id_of_an_azure_event_is_encoded_as_well(name: str)
     assert content_header(event) == _encoded_by_pamqp(event)
 
 
+@pytest.mark.parametrize("user", [None, "vmss-a", "ø" * 127])
+@pytest.mark.parametrize("persistent", [True, False])
+def test_a_message_of_a_fleet_names_its_user_and_can_be_transient(
+    user: str | None, persistent: bool
+) -> None:
+    event = cloudevent()
+    raw = content_header(event, user_id=user, persistent=persistent)
+    properties = ContentHeader()
+    properties.unmarshal(raw)
+    assert (properties.properties.user_id, properties.properties.delivery_mode) == (
+        user,
+        DeliveryMode.PERSISTENT if persistent else DeliveryMode.NOT_PERSISTENT,
+    )
+    properties.properties.user_id = None
+    properties.properties.delivery_mode = DeliveryMode.PERSISTENT
+    assert properties.marshal() == content_header(event)
+
+
 def test_the_longest_header_fits_the_smallest_frame() -> None:
     """A header frame cannot be split. Even a broker with the smallest frame_max must accept it."""
     foreign = dict.fromkeys(
@@ -244,7 +262,7 @@ def test_the_longest_header_fits_the_smallest_frame() -> None:
     assert len(_headers(event)) == len(
         {"specversion", "id", "type", "subject", "time", "datacontenttype", *foreign, *ours}
     )
-    assert len(content_header(event)) <= SMALLEST_FRAME - 8
+    assert len(content_header(event, user_id="u" * 128)) <= SMALLEST_FRAME - 8
 
 
 # --- what an answer means

@@ -137,10 +137,10 @@ def _queue_channel(queue: Queue) -> Json:
     binding = {
         "is": "queue",
         "queue": {"name": queue.name, "durable": True, "exclusive": False, "autoDelete": False},
-        **_queue_arguments({"x-queue-type": "quorum", **queue.arguments}),
+        **_queue_arguments(queue.all_arguments),
         **_BINDING,
     }
-    key = queue.key or "(none)"
+    key = ", ".join(queue.keys) or "(none)"
     channel: Json = {
         "address": queue.name,
         "description": f"Bound to the exchange {queue.source} with the key {key}.",

@@ -1,0 +1,38 @@
+"""The names under which one machine of a scale set can stand in ``Resources``.
+
+See docs/protocol.md#names-of-resources.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+
+def scale_set_names(name: str, scale_set: str | None = None) -> Iterator[str]:
+    """Yield the name of an instance in the other notation: ``set_18`` and ``set00000i``.
+
+    A uniform scale set numbers its instances in decimal in VM names, and with six digits of base 36
+    in computer names, whose prefix can differ from the name of the scale set. ``scale_set`` is
+    None if it is not known. A name in neither notation yields nothing. A name of another machine
+    that ends like a computer name yields a name that no machine has.
+    """
+    if number := re.fullmatch(r"(.+)_(\d{1,9})", name, re.ASCII):
+        yield f"{scale_set or number[1]}{_base36(int(number[2])):0>6}"
+    elif digits := re.fullmatch(r"(.+?)([0-9a-z]{6})", name, re.ASCII | re.IGNORECASE):
+        if scale_set:
+            yield f"{scale_set}_{int(digits[2], 36)}"
+        yield f"{digits[1]}_{int(digits[2], 36)}"
+
+
+def with_prefix(names: frozenset[str]) -> frozenset[str]:
+    """Return the names, each also with the prefix ``_`` of old versions of the API."""
+    return names | {f"_{name}" for name in names}
+
+
+def _base36(number: int) -> str:
+    digits = ""
+    while number or not digits:
+        number, digit = divmod(number, 36)
+        digits = "0123456789abcdefghijklmnopqrstuvwxyz"[digit] + digits
+    return digits

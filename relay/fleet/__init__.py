@@ -1,0 +1,11 @@
+"""A fleet: relays on many VMs, and one hub that decides and tells for all of them.
+
+The relay on a VM is an agent. It sees (it polls IMDS) and acts (it sends a StartRequest that the
+hub orders). The hub merges what its agents report, delivers to the sinks and takes approvals.
+RabbitMQ carries everything between them.
+
+- `settings` is the section ``fleet`` of the configuration.
+- `messages` defines what travels, `routing` under which routing keys and from whom.
+- `topology` lists the exchanges and queues, `definitions` the users and their rights.
+- `agent` and `hub` are the two ends.
+"""

@@ -1,0 +1,517 @@
+"""Merges what the agents of one scope say about one event into one history. Pure.
+
+Each agent reads the document of its own VM. Agents poll at different times, so each sees some of
+the states of an event, in Azure's order. Their messages arrive late, repeatedly, or not at all. The
+hub must tell each state once.
+
+**The path.** The history holds the states that were told, in order: the path. For each agent it
+holds the last word of that agent, and the agent's place: how far along the path the agent has come.
+Places are indexes, because a state can return (A, B, A). A place never moves back.
+
+**What a live word does.** A word is the state in which an agent saw the event, or that the event is
+gone from its document. It is compared with the agent's own last word and place:
+
+1. A word that is older than the agent's last word is a repeat. It changes nothing.
+2. A word that equals the agent's last word is no news.
+3. A word that equals the last state told is no news. The agent has caught up.
+4. A state that the path holds after the agent's place is no news: the agent is catching up. So an
+   agent that is behind never causes a return from B to A. An agent that moves on from B to A does.
+5. A state without Started is no news once Started was told. Started is never taken back.
+6. A state is no news if somebody saw the last state told later than the agent saw this one. An
+   agent that was cut off delivers such states. The first Started is exempt from this rule.
+7. Anything else is news. It goes to the end of the path.
+
+**Agreement in the end.** If no fresh agent shows the last state told, and an agent sees another
+state more than `MAX_LAG` after anybody saw that one, then this state is news in spite of rules 2
+and 4. So the hub agrees with the agents in the end, also if an agent reported a state that no other
+agent saw, and was lost before it reported the next.
+
+**The end.** The event has ended when an agent says that it is gone and
+
+- no fresh agent shows it any more, or
+- `END_WAIT` has passed since the first said so, and no agent has shown the event since.
+
+An agent shows the event if its last word is live and at most `MAX_LAG` older than the newest word
+that says gone. So an agent that cannot read its document does not keep an event alive. If no agent
+is fresh, nothing ends. After 24 hours of silence the hub forgets an agent (`forget_agent`). Then
+the event ends if nobody else shows it.
+
+**Returns.** After the end, a live word is a return of the event if the agent had itself said gone
+about this occurrence and now sees the event later than anybody saw it gone, or if it sees the event
+more than `MAX_LAG` after the end. All other live words are from agents that are catching up. A
+return begins a new path. The other agents keep their words, but have no place on the new path until
+they see something that belongs to it.
+
+**Time.** ``observed_at`` is by the agent's own clock. It only orders the words of this one agent.
+``seen`` is the same moment by the clock of Azure and the hub (`estimate_seen`). It is compared
+between agents with a tolerance. ``now`` and ``first_gone_at`` are by the clock of the hub.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import NamedTuple, TypeAlias
+
+from relay.events.build import state_digest
+from relay.events.model import ScheduledEvent
+
+END_WAIT = timedelta(seconds=10)
+"""How long the other agents may show that an event is still there, after one said gone."""
+MAX_LAG = timedelta(seconds=150)
+"""A fresh agent says at least this often what it sees. Nothing that is older is current."""
+CLOCK_TOLERANCE = timedelta(seconds=5)
+"""How far the times of two agents may be wrong to each other."""
+NO_PLACE = -1
+"""The place of an agent whose word is about an earlier occurrence, or about none that is known."""
+
+IsFresh: TypeAlias = Callable[[str], bool]
+"""Whether the hub has heard of an agent of the scope lately. The agent is named by its word."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gone:
+    """The event is gone from an agent's document.
+
+    ``gap``: the agent may have missed a state before. ``rebooted``: see `EndEvidence`.
+    """
+
+    rebooted: bool = False
+    gap: bool = True
+
+
+Word: TypeAlias = ScheduledEvent | Gone
+"""What an agent says about an event."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastWord:
+    """What an agent said last about the event. Its fields are simple, so that a row can hold them.
+
+    ``state`` is the digest of the state; None: gone. ``place`` is the index of the agent on the
+    path, or `NO_PLACE`. For ``at`` and ``seen`` see the module: ``at`` is by the agent's clock.
+    """
+
+    state: str | None
+    place: int
+    at: datetime
+    seen: datetime
+    rebooted: bool = False
+    gap: bool = False
+
+    @property
+    def says_gone(self) -> bool:
+        """Whether the agent says that this occurrence of the event is gone."""
+        return self.state is None and self.place != NO_PLACE
+
+
+class Step(NamedTuple):
+    """A state that was told. ``seen`` is when the agent that reported it saw it."""
+
+    state: str
+    seen: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventHistory:
+    """What the hub knows about one occurrence of an event in one scope.
+
+    ``path`` is never empty. ``started``: a state on it is Started. ``returned``: there was an
+    earlier occurrence. ``ended_at`` is when the agents saw that it was gone. ``words`` holds the
+    last word of each agent. ``first_gone_at`` is set while agents disagree whether the event is
+    gone and the hub waits for those that show it.
+    """
+
+    path: tuple[Step, ...]
+    started: bool
+    returned: bool = False
+    ended_at: datetime | None = None
+    words: Mapping[str, LastWord] = field(default_factory=dict)
+    first_gone_at: datetime | None = None
+
+    @property
+    def state(self) -> str:
+        """The last state told."""
+        return self.path[-1].state
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the hub waits for agents that still show the event."""
+        return self.first_gone_at is not None
+
+    @property
+    def current_agents(self) -> frozenset[str]:
+        """The agents whose last word is the last state told. Only they can act on it."""
+        return frozenset(agent for agent, word in self.words.items() if word.state == self.state)
+
+
+@dataclass(frozen=True, slots=True)
+class Appeared:
+    """The event is new, or has returned. ``seen`` is when the agent saw it."""
+
+    event: ScheduledEvent
+    seen: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """The event has a new state."""
+
+    event: ScheduledEvent
+    seen: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The event has ended. ``gap`` and ``rebooted`` are as in `EndEvidence`."""
+
+    rebooted: bool
+    gap: bool
+    seen: datetime
+
+
+News: TypeAlias = Appeared | Changed | Ended
+
+
+class Merged(NamedTuple):
+    """The new history, and what is to be told."""
+
+    history: EventHistory
+    news: News | None
+
+
+# --- what agents say
+
+
+def apply_report(
+    history: EventHistory | None,
+    agent: str,
+    word: Word,
+    observed_at: datetime,
+    now: datetime,
+    fresh: IsFresh,
+    *,
+    seen: datetime | None = None,
+) -> tuple[EventHistory | None, News | None]:
+    """Apply a word of an agent, from a report or a pulse. The agent itself counts as fresh.
+
+    ``seen`` is what `estimate_seen` returns; None: the agent's clock is right.
+    """
+    seen = min(observed_at if seen is None else seen, now)
+    if history is None:
+        if isinstance(word, Gone):
+            return None, None
+        return _begin(agent, word, observed_at, seen, earlier=None)
+    last = history.words.get(agent)
+    if last is not None:
+        if _is_repeat(last, observed_at, now):
+            return history, None
+        seen = max(seen, last.seen)  # the order of one agent's words is known
+    if isinstance(word, Gone):
+        return _apply_gone(history, agent, word, observed_at, seen, now, fresh)
+    if history.ended_at is not None and _has_returned(history, last, seen):
+        return _begin(agent, word, observed_at, seen, earlier=history)
+    return _apply_live(history, agent, word, observed_at, seen, fresh)
+
+
+def pulse_words(
+    agent: str, live: Iterable[ScheduledEvent], histories: Mapping[str, EventHistory]
+) -> Iterator[tuple[str, Word]]:
+    """Yield the words that a pulse stands for, with the EventId in lower case of each.
+
+    ``live`` holds the events in the agent's document. ``histories`` holds at least those in which
+    the agent has a last word, by EventId in lower case. An event that the agent knew and that is
+    not in the document is gone.
+    """
+    shown = {event.key: event for event in live}
+    yield from shown.items()
+    for key, history in histories.items():
+        last = history.words.get(agent)
+        if last is None or key in shown:
+            continue
+        if last.state is not None or history.ended_at is None:
+            yield key, Gone()
+
+
+def forget_agent(
+    history: EventHistory, agent: str, now: datetime
+) -> tuple[EventHistory, News | None]:
+    """Remove an agent that is gone for good. The event ends if nobody else shows it."""
+    words = {name: word for name, word in history.words.items() if name != agent}
+    after = replace(history, words=words)
+    if (
+        agent not in history.words
+        or history.ended_at is not None
+        or any(word.state is not None for word in words.values())
+    ):
+        return after, None
+    return _end(after, now)
+
+
+# --- what time alone does
+
+
+def next_timer(history: EventHistory) -> datetime | None:
+    """Return when `apply_timer` is due, by the clock of the hub; None: never."""
+    if history.first_gone_at is None or history.ended_at is not None:
+        return None
+    return history.first_gone_at + END_WAIT
+
+
+def apply_timer(
+    history: EventHistory, now: datetime, fresh: IsFresh
+) -> tuple[EventHistory, News | None]:
+    """End the event if nobody has shown it for `END_WAIT` since an agent said that it is gone."""
+    due = next_timer(history)
+    if due is None or now < due:
+        return history, None
+    gone = [agent for agent, word in history.words.items() if word.says_gone]
+    if not any(map(fresh, gone)):
+        return replace(history, first_gone_at=None), None
+    return _end(history, now)
+
+
+# --- from and to rows
+
+
+def restore_history(
+    steps: Iterable[tuple[ScheduledEvent, datetime] | datetime],
+    words: Mapping[str, LastWord],
+    first_gone_at: datetime | None = None,
+) -> EventHistory | None:
+    """Make the history from what the state file holds. Return None if it holds nothing.
+
+    ``steps`` are the ``event.*`` about the EventId in the journal, oldest first: the state and its
+    time, or for ``event.ended`` the time alone. ``first_gone_at`` is only in memory. `restart_wait`
+    sets it if that is lost.
+    """
+    history: EventHistory | None = None
+    for step in steps:
+        if isinstance(step, datetime):
+            history = None if history is None else replace(history, ended_at=step)
+            continue
+        event, seen = step
+        new = Step(state_digest(event), seen)
+        if history is None or history.ended_at is not None:
+            returned = history is not None
+            history = EventHistory(path=(new,), started=event.is_started, returned=returned)
+        else:
+            started = history.started or event.is_started
+            history = replace(history, path=(*history.path, new), started=started)
+    if history is None:
+        return None
+    return replace(history, words=dict(words), first_gone_at=first_gone_at)
+
+
+def restart_wait(history: EventHistory, now: datetime) -> EventHistory:
+    """Wait once more for the agents that show the event, if others say that it is gone.
+
+    Do this after each time without a connection to the broker: they could not say so then.
+    """
+    is_disputed = history.ended_at is None and any(
+        word.says_gone for word in history.words.values()
+    )
+    return replace(history, first_gone_at=now if is_disputed else None)
+
+
+def estimate_seen(
+    sent_at: datetime, now: datetime, *, poll_age: float = 0.0, clock_offset: float | None = None
+) -> datetime:
+    """Return when an agent saw what it says, by the clock of Azure and the hub.
+
+    ``sent_at`` is the time of its message by its own clock, which is ``clock_offset`` seconds
+    ahead; None: unknown. ``poll_age`` is the age of its last good poll at that time, in seconds.
+    """
+    return min(sent_at - timedelta(seconds=clock_offset or 0.0), now) - timedelta(seconds=poll_age)
+
+
+# --- the rules
+
+
+def _begin(
+    agent: str,
+    event: ScheduledEvent,
+    observed_at: datetime,
+    seen: datetime,
+    *,
+    earlier: EventHistory | None,
+) -> Merged:
+    state = state_digest(event)
+    words = {} if earlier is None else earlier.words
+    history = EventHistory(
+        path=(Step(state, seen),),
+        started=event.is_started,
+        returned=earlier is not None,
+        words={
+            **{name: replace(word, place=NO_PLACE) for name, word in words.items()},
+            agent: LastWord(state=state, place=0, at=observed_at, seen=seen),
+        },
+    )
+    return Merged(history, Appeared(event, seen))
+
+
+def _is_repeat(last: LastWord, observed_at: datetime, now: datetime) -> bool:
+    """Whether a word is older than the last one of its agent."""
+    if observed_at >= last.at:
+        return False
+    # A clock that was far ahead has been set right.
+    was_ahead = last.at > now + MAX_LAG
+    return not (was_ahead and observed_at <= now + MAX_LAG)
+
+
+def _has_returned(history: EventHistory, last: LastWord | None, seen: datetime) -> bool:
+    """Whether a live word after the end says that the event is there again."""
+    if history.ended_at is None:
+        return False
+    if last is not None and last.says_gone and seen > history.ended_at - CLOCK_TOLERANCE:
+        return True
+    return seen > history.ended_at + MAX_LAG
+
+
+def _apply_live(
+    history: EventHistory,
+    agent: str,
+    event: ScheduledEvent,
+    observed_at: datetime,
+    seen: datetime,
+    fresh: IsFresh,
+) -> Merged:
+    state = state_digest(event)
+    is_news = _is_news(history, agent, event, state, seen, fresh)
+    if is_news:
+        history = replace(
+            history,
+            path=(*history.path, Step(state, seen)),
+            started=history.started or event.is_started,
+        )
+        place = len(history.path) - 1
+    else:
+        place = _new_place(history, history.words.get(agent), state, seen)
+    word = LastWord(state=state, place=place, at=observed_at, seen=seen)
+    history = replace(history, words={**history.words, agent: word})
+    if history.is_ending and _shows(word, _newest_gone(history)):
+        history = replace(history, first_gone_at=None)
+    return Merged(history, Changed(event, seen) if is_news else None)
+
+
+def _is_news(
+    history: EventHistory,
+    agent: str,
+    event: ScheduledEvent,
+    state: str,
+    seen: datetime,
+    fresh: IsFresh,
+) -> bool:
+    """Whether a live word is a state to tell."""
+    last = history.words.get(agent)
+    is_regress = history.started and not event.is_started
+    if history.ended_at is not None or state == history.state or is_regress:
+        return False
+    if _is_about_earlier(history, last, state, seen):
+        return False
+    others = {name: word for name, word in history.words.items() if name != agent}
+    showing = {name: word for name, word in others.items() if word.state == history.state}
+    shown = max([history.path[-1].seen, *(word.seen for word in showing.values())])
+    is_overdue = seen > shown + MAX_LAG and not any(map(fresh, showing))
+    is_own_move = last is None or last.state != state
+    is_ahead = _find_place(history, last, state, seen) is not None
+    is_overtaken = shown > seen + CLOCK_TOLERANCE and (history.started or not event.is_started)
+    return is_overdue or (is_own_move and not is_ahead and not is_overtaken)
+
+
+def _new_place(history: EventHistory, last: LastWord | None, state: str, seen: datetime) -> int:
+    """Return the place of an agent after a live word that is no news."""
+    place = NO_PLACE if last is None else last.place
+    if _is_about_earlier(history, last, state, seen):
+        return place
+    found = _find_place(history, last, state, seen)
+    if found is None and state == history.state:
+        return len(history.path) - 1
+    return place if found is None else found
+
+
+def _find_place(
+    history: EventHistory, last: LastWord | None, state: str, seen: datetime
+) -> int | None:
+    """Return where a state is on the path after the place of an agent; None: nowhere.
+
+    For a state that the agent repeats, its own place counts, too. If the state is there several
+    times, this is the first that was not over long before the agent saw it.
+    """
+    if last is None or last.place == NO_PLACE:
+        first = 0
+    else:
+        first = last.place if last.state == state else last.place + 1
+    path = history.path
+    found = [index for index in range(first, len(path)) if path[index].state == state]
+    for index in found[:-1]:
+        if seen <= path[index + 1].seen + MAX_LAG:
+            return index
+    return found[-1] if found else None
+
+
+def _is_about_earlier(
+    history: EventHistory, last: LastWord | None, state: str, seen: datetime
+) -> bool:
+    """Whether a live word is about an earlier occurrence of the event."""
+    if not history.returned or (last is not None and last.place != NO_PLACE):
+        return False
+    began = history.path[0].seen
+    is_repeated = last is not None and last.state == state
+    return seen <= began + MAX_LAG if is_repeated else seen < began - CLOCK_TOLERANCE
+
+
+def _apply_gone(
+    history: EventHistory,
+    agent: str,
+    gone: Gone,
+    observed_at: datetime,
+    seen: datetime,
+    now: datetime,
+    fresh: IsFresh,
+) -> Merged:
+    last = history.words.get(agent)
+    place = NO_PLACE if last is None else last.place
+    if place == NO_PLACE and (
+        not history.returned or seen > history.path[0].seen + CLOCK_TOLERANCE
+    ):
+        place = 0
+    is_repeated = last is not None and last.says_gone
+    word = LastWord(
+        state=None,
+        place=place,
+        at=observed_at,
+        seen=seen,
+        rebooted=gone.rebooted or (is_repeated and last is not None and last.rebooted),
+        gap=gone.gap and (not is_repeated or last is None or last.gap),
+    )
+    history = replace(history, words={**history.words, agent: word})
+    if history.ended_at is not None or not word.says_gone:
+        return Merged(history, None)
+    newest = _newest_gone(history)
+    if not any(fresh(name) and _shows(word, newest) for name, word in history.words.items()):
+        return _end(history, now)
+    if not is_repeated and history.first_gone_at is None:
+        history = replace(history, first_gone_at=now)
+    return Merged(history, None)
+
+
+def _end(history: EventHistory, now: datetime) -> Merged:
+    gone = [word for word in history.words.values() if word.says_gone]
+    seen = max((word.seen for word in gone), default=now)
+    news = Ended(
+        rebooted=any(word.rebooted for word in gone),
+        gap=all(word.gap for word in gone),
+        seen=seen,
+    )
+    return Merged(replace(history, ended_at=seen, first_gone_at=None), news)
+
+
+def _newest_gone(history: EventHistory) -> datetime | None:
+    return max((word.seen for word in history.words.values() if word.says_gone), default=None)
+
+
+def _shows(word: LastWord, newest_gone: datetime | None) -> bool:
+    """Whether a last word shows the event still, and is not much older than the newest gone."""
+    return word.state is not None and (newest_gone is None or word.seen >= newest_gone - MAX_LAG)

@@ -1,0 +1,271 @@
+"""The agents of a fleet: who they are, who has been heard of lately, and who can act. Pure.
+
+An agent is *fresh* if the hub has heard of it within `FRESH_FOR`, and *silent* if the hub has
+listened for as long and heard nothing. Directly after the hub has connected, an agent can be
+neither. After `FORGOTTEN_AFTER` of silence the hub forgets it.
+
+All times are by the clock of the hub.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from relay.events.machine_names import scale_set_names, with_prefix
+from relay.events.model import ScheduledEvent
+from relay.fleet.messages import Pulse
+from relay.fleet.routing import Sender, relay_word
+
+FRESH_FOR = timedelta(seconds=150)
+"""Two pulses can be lost before an agent is silent."""
+FORGOTTEN_AFTER = timedelta(hours=24)
+MAX_LISTEN_PAUSE = timedelta(seconds=60)
+"""If nothing was noted for so long, the hub did not listen: its process or machine stood still."""
+MAX_CLOCK_OFFSET = 2.0
+"""Seconds. An agent whose clock is wrong by more cannot keep a deadline."""
+MAX_POLL_AGE = 60.0
+"""Seconds. An agent that has read no document for so long cannot act."""
+_GOOD_POLL_AGE = 5.0
+"""Seconds. Below this, agents are equally good."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agent:
+    """What the hub knows about an agent. Its fields are simple, so that a row can hold them.
+
+    ``relay`` is the relay word, and ``name`` the name of the relay as it writes it. ``names`` are
+    those by which ``Resources`` can refer to its VM, in lower case; None: no pulse said so. See
+    `Pulse` for the fields that come from there.
+    """
+
+    scope: str
+    relay: str
+    user: str
+    name: str
+    first_heard: datetime
+    last_report: datetime | None = None
+    last_pulse: datetime | None = None
+    vm_id: str | None = None
+    boot_id: str | None = None
+    version: str | None = None
+    zone: str | None = None
+    names: frozenset[str] | None = None
+    poll_age: float | None = None
+    clock_offset: float | None = None
+
+    @property
+    def last_heard(self) -> datetime:
+        """When the hub heard of the agent for the last time."""
+        return max(filter(None, (self.first_heard, self.last_report, self.last_pulse)))
+
+    @property
+    def is_clock_wrong(self) -> bool:
+        """Whether its clock is known to be wrong by more than `MAX_CLOCK_OFFSET`."""
+        return self.clock_offset is not None and abs(self.clock_offset) > MAX_CLOCK_OFFSET
+
+    def is_named_in(self, resources: Iterable[str]) -> bool:
+        """Whether ``Resources`` names the VM of this agent."""
+        if self.names is not None:
+            return any(resource.lower() in self.names for resource in resources)
+        names = with_prefix(frozenset({self.relay, *scale_set_names(self.relay)}))
+        return any(relay_word(resource) in names for resource in resources)
+
+
+class Roster:
+    """The agents by scope. Time is an argument."""
+
+    def __init__(self, agents: Iterable[Agent] = ()) -> None:
+        """Take the agents that the state file holds. The hub does not listen yet."""
+        self._agents: dict[str, dict[str, Agent]] = {}
+        self._listening_since: datetime | None = None
+        self._listened_at: datetime | None = None
+        for agent in agents:
+            self._put(agent)
+
+    def __iter__(self) -> Iterator[Agent]:
+        for agents in list(self._agents.values()):
+            yield from list(agents.values())
+
+    # --- what the hub hears
+
+    def listen(self, now: datetime) -> bool:
+        """Note that the hub listens. Call this at least twice a minute while it is connected.
+
+        Return True if it did not listen before: agents may have said what nobody heard. Silence
+        counts from then on, and the merge has to wait once more (`merge.restart_wait`).
+        """
+        listened = self._listens(now)
+        self._listened_at = now
+        if listened:
+            return False
+        self._listening_since = now
+        for agent in self:  # the clock may have been set back
+            self._put(_heard_at_most(agent, now))
+        return True
+
+    def stop_listening(self) -> None:
+        """Note that the hub has lost its connection."""
+        self._listening_since = self._listened_at = None
+
+    def note_report(self, sender: Sender, name: str, now: datetime) -> Agent:
+        """Note any message of an agent but a pulse. Return what is known about the agent now."""
+        return self._put(replace(self._agent(sender, name, now), last_report=now))
+
+    def note_pulse(self, sender: Sender, name: str, pulse: Pulse, now: datetime) -> Agent:
+        """Note a pulse. Return what is known about the agent now."""
+        return self._put(
+            replace(
+                self._agent(sender, name, now),
+                last_pulse=now,
+                vm_id=pulse.vm_id,
+                boot_id=pulse.boot_id,
+                version=pulse.version,
+                zone=pulse.zone,
+                names=frozenset(name.lower() for name in pulse.names) or None,
+                poll_age=pulse.poll_age,
+                clock_offset=pulse.clock_offset,
+            )
+        )
+
+    def forget(self, agent: Agent) -> None:
+        """Remove an agent. It comes back if it is heard of again."""
+        agents = self._agents.get(agent.scope, {})
+        agents.pop(agent.relay, None)
+        if not agents:
+            self._agents.pop(agent.scope, None)
+
+    # --- what follows from it
+
+    @property
+    def scopes(self) -> frozenset[str]:
+        """The scopes that have agents."""
+        return frozenset(self._agents)
+
+    def agent(self, scope: str, relay: str) -> Agent | None:
+        """Return what is known about an agent."""
+        return self._agents.get(scope, {}).get(relay)
+
+    def agents_of(self, scope: str) -> list[Agent]:
+        """Return the agents of a scope."""
+        return list(self._agents.get(scope, {}).values())
+
+    def is_fresh(self, agent: Agent, now: datetime) -> bool:
+        """Whether the hub has heard of the agent lately."""
+        return now - agent.last_heard <= FRESH_FOR
+
+    def is_silent(self, agent: Agent, now: datetime) -> bool:
+        """Whether the hub has listened long enough to know that the agent says nothing."""
+        return self._silence(agent, now) > FRESH_FOR
+
+    def may_speak(self, scope: str, now: datetime) -> Callable[[str], bool]:
+        """Return the test of freshness for `merge`: whether an agent is known and not silent.
+
+        An agent that the hub has not heard of since it connected may still show an event.
+        """
+
+        def test(relay: str) -> bool:
+            agent = self.agent(scope, relay)
+            return agent is not None and not self.is_silent(agent, now)
+
+        return test
+
+    def silent_scopes(self, now: datetime) -> frozenset[str]:
+        """Return the scopes whose agents are all silent."""
+        return frozenset(
+            scope
+            for scope, agents in self._agents.items()
+            if all(self.is_silent(agent, now) for agent in agents.values())
+        )
+
+    def lost(self, now: datetime) -> list[Agent]:
+        """Return the agents to forget because they were silent for `FORGOTTEN_AFTER`."""
+        return [agent for agent in self if self._silence(agent, now) >= FORGOTTEN_AFTER]
+
+    def terminated(self, scope: str, event: ScheduledEvent) -> list[Agent]:
+        """Return the agents to forget because an event that has ended deleted their VMs."""
+        if (event.event_type or "").lower() != "terminate":
+            return []
+        return [agent for agent in self.agents_of(scope) if agent.is_named_in(event.resources)]
+
+    def with_wrong_clocks(self, now: datetime) -> list[Agent]:
+        """Return the fresh agents whose clocks are wrong."""
+        return [agent for agent in self if self.is_fresh(agent, now) and agent.is_clock_wrong]
+
+    def choose(
+        self,
+        scope: str,
+        resources: Collection[str],
+        now: datetime,
+        among: Collection[str] | None = None,
+    ) -> list[Agent]:
+        """Return the agents that can execute an order about an event, the best first.
+
+        ``resources`` are those of the event: an agent that it does not name comes before those that
+        it names, because their VMs may be about to stop. ``among``: only agents with these relay
+        words, such as those that show the event.
+        """
+        able = [
+            agent
+            for agent in self.agents_of(scope)
+            if self._can_act(agent, now) and (among is None or agent.relay in among)
+        ]
+        return sorted(able, key=lambda agent: _rank(agent, resources))
+
+    # --- inside
+
+    def _can_act(self, agent: Agent, now: datetime) -> bool:
+        return (
+            agent.last_pulse is not None
+            and now - agent.last_pulse <= FRESH_FOR
+            and agent.clock_offset is not None
+            and not agent.is_clock_wrong
+            and agent.poll_age is not None
+            and agent.poll_age <= MAX_POLL_AGE
+        )
+
+    def _listens(self, now: datetime) -> bool:
+        before = self._listened_at
+        return before is not None and before <= now <= before + MAX_LISTEN_PAUSE
+
+    def _silence(self, agent: Agent, now: datetime) -> timedelta:
+        if self._listening_since is None or not self._listens(now):
+            return timedelta(0)
+        return now - max(agent.last_heard, self._listening_since)
+
+    def _agent(self, sender: Sender, name: str, now: datetime) -> Agent:
+        known = self.agent(sender.scope, sender.relay)
+        if known is None:
+            return Agent(
+                scope=sender.scope,
+                relay=sender.relay,
+                user=sender.user,
+                name=name,
+                first_heard=now,
+            )
+        return replace(known, user=sender.user, name=name)
+
+    def _put(self, agent: Agent) -> Agent:
+        self._agents.setdefault(agent.scope, {})[agent.relay] = agent
+        return agent
+
+
+def _rank(agent: Agent, resources: Collection[str]) -> tuple[bool, float, float, str]:
+    poll_age = agent.poll_age or 0.0
+    pulse = agent.last_pulse.timestamp() if agent.last_pulse is not None else 0.0
+    return (
+        agent.is_named_in(resources),
+        0.0 if poll_age <= _GOOD_POLL_AGE else poll_age,
+        -pulse,
+        agent.relay,
+    )
+
+
+def _heard_at_most(agent: Agent, now: datetime) -> Agent:
+    return replace(
+        agent,
+        first_heard=min(agent.first_heard, now),
+        last_report=agent.last_report and min(agent.last_report, now),
+        last_pulse=agent.last_pulse and min(agent.last_pulse, now),
+    )

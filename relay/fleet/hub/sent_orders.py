@@ -1,0 +1,214 @@
+"""What the hub knows of the start orders that it sent, and of their results.
+
+The claims in the journal say which orders were sent before the hub started. An order from then is
+restored when its event is considered again (`SentOrders.restore`). So a result that waited in the
+queue of the hub counts, and no new order goes while the old one can still be carried out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from typing_extensions import override  # in typing from Python 3.12
+
+from relay.fleet.messages import StartResult
+from relay.fleet.routing import Sender
+
+MAX_ORDERS = 10_000
+"""Orders that are remembered. Of more, the oldest that nobody can carry out any more go."""
+MAX_UNKNOWN_RESULTS = 100
+"""Results of unknown orders that are kept for each RabbitMQ user, for orders to be restored."""
+_MAX_LOGGED = 1000
+
+_log = logging.getLogger(__name__)
+
+IgnoreReason: TypeAlias = Literal["unknown", "other-agent", "repeated"]
+"""Why a result is ignored.
+
+- ``unknown``: the hub has sent no such order. The result counts if the order is restored.
+- ``other-agent``: the order went to another agent.
+- ``repeated``: the order has a result already, or reached nobody.
+"""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class SentOrder:
+    """An order to send one StartRequest. ``agent`` is its relay word."""
+
+    scope: str
+    agent: str
+    event_key: str
+    grant: int
+    attempt: int
+    executable_until: float
+    """By the monotonic clock: nobody can carry out the order any more then."""
+    is_awaited: bool = False
+    """Whether `StartRequestPort.start` waits for the result."""
+    was_returned: bool = False
+    """Whether RabbitMQ returned it, so that it reached nobody."""
+    result: StartResult | None = None
+    is_superseded: bool = False
+    """Whether an order for the same grant came after it."""
+    confirmed_at: float | None = None
+    """By the monotonic clock: when an agent said after it what the event is."""
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when it is known how the order ended."""
+
+    @property
+    def is_accepted(self) -> bool:
+        """Whether IMDS accepted the StartRequest."""
+        return self.result is not None and self.result.result == "accepted"
+
+    @property
+    def may_have_been_executed(self) -> bool:
+        """Whether a StartRequest may have been sent for it, or the event be another by now."""
+        return not self.was_returned
+
+    def can_be_executed(self, monotonic: float) -> bool:
+        """Whether the agent can still send a StartRequest for it."""
+        return not self.ended.is_set() and monotonic < self.executable_until
+
+    def end_returned(self) -> None:
+        """Note that the order reached nobody."""
+        if not self.ended.is_set():
+            self.was_returned = True
+            self.ended.set()
+
+    def end(self, result: StartResult) -> None:
+        """Note the result."""
+        self.result = result
+        self.ended.set()
+
+    @override
+    def __str__(self) -> str:
+        """Name the order in the log."""
+        return f"grant {self.grant}, attempt {self.attempt}, relay {self.agent} of {self.scope}"
+
+
+class SentOrders:
+    """The orders that were sent. It takes their results as they arrive."""
+
+    def __init__(self) -> None:
+        self._orders: dict[tuple[int, int], SentOrder] = {}  # the oldest first
+        self._by_event: dict[str, list[SentOrder]] = {}
+        self._unknown: dict[str, dict[tuple[str, str, int, int], StartResult]] = {}
+        """Results of unknown orders, by RabbitMQ user. The oldest come first."""
+        self.ignored: Counter[IgnoreReason] = Counter()
+        """How many results were ignored."""
+        self._logged: set[tuple[IgnoreReason, str, str]] = set()
+
+    def __len__(self) -> int:
+        return len(self._orders)
+
+    def find(self, grant: int, attempt: int) -> SentOrder | None:
+        """Return an order."""
+        return self._orders.get((grant, attempt))
+
+    def of_event(self, event_key: str) -> list[SentOrder]:
+        """Return the orders about an event, the oldest first."""
+        return list(self._by_event.get(event_key, ()))
+
+    def of_grant(self, event_key: str, grant: int) -> Iterator[SentOrder]:
+        """Yield the orders for a grant."""
+        return (order for order in self.of_event(event_key) if order.grant == grant)
+
+    def accepted(self, event_key: str, grant: int) -> SentOrder | None:
+        """Return the order for a grant whose StartRequest IMDS accepted."""
+        return next((order for order in self.of_grant(event_key, grant) if order.is_accepted), None)
+
+    def executable_until(self, event_key: str, monotonic: float) -> float | None:
+        """Return until when an order about an event can be carried out; None: none can."""
+        return max(
+            (
+                order.executable_until
+                for order in self.of_event(event_key)
+                if order.can_be_executed(monotonic)
+            ),
+            default=None,
+        )
+
+    def add(self, order: SentOrder, monotonic: float) -> None:
+        """Remember an order before it is sent. It supersedes the earlier ones for its grant."""
+        for earlier in self.of_grant(order.event_key, order.grant):
+            earlier.is_superseded = True
+        self._add(order)
+        self._forget_oldest(monotonic)
+
+    def restore(self, order: SentOrder) -> None:
+        """Remember an order from before the hub started, and take its result if it has come."""
+        self._add(order)
+        for results in self._unknown.values():
+            key = (order.scope, order.agent, order.grant, order.attempt)
+            result = results.pop(key, None)
+            if result is not None:
+                self._end_late(order, result)
+
+    def take_result(self, sender: Sender, result: StartResult) -> None:
+        """Take the result of an order. Only that of the agent that got the order counts."""
+        order = self.find(result.grant, result.attempt)
+        if order is None:
+            self._keep_unknown(sender, result)
+            self._ignore("unknown", sender, result)
+        elif (order.scope, order.agent) != (sender.scope, sender.relay):
+            self._ignore("other-agent", sender, result)
+        elif order.ended.is_set():
+            self._ignore("repeated", sender, result)
+        elif order.is_awaited:
+            order.end(result)
+        else:
+            self._end_late(order, result)
+
+    def _end_late(self, order: SentOrder, result: StartResult) -> None:
+        order.end(result)
+        if order.is_accepted:
+            _log.warning(
+                "fleet: IMDS accepted a StartRequest, but the answer came late (%s). "
+                "No other is sent for the grant",
+                order,
+            )
+        else:
+            _log.info("fleet: the answer to an order came late: %s (%s)", result.result, order)
+
+    def _keep_unknown(self, sender: Sender, result: StartResult) -> None:
+        results = self._unknown.setdefault(sender.user, {})
+        # The first result counts, as it does for an order that is known.
+        results.setdefault((sender.scope, sender.relay, result.grant, result.attempt), result)
+        if len(results) > MAX_UNKNOWN_RESULTS:
+            del results[next(iter(results))]
+
+    def _ignore(self, reason: IgnoreReason, sender: Sender, result: StartResult) -> None:
+        self.ignored[reason] += 1
+        key = reason, sender.scope, sender.relay
+        if key in self._logged or len(self._logged) >= _MAX_LOGGED:
+            return
+        self._logged.add(key)
+        _log.warning(
+            "fleet: a result of relay %s of %s was ignored (%s): %s for grant %d, attempt %d. "
+            "Further ones of it are only counted",
+            sender.relay,
+            sender.scope,
+            reason,
+            result.result,
+            result.grant,
+            result.attempt,
+        )
+
+    def _add(self, order: SentOrder) -> None:
+        self._orders[order.grant, order.attempt] = order
+        self._by_event.setdefault(order.event_key, []).append(order)
+
+    def _forget_oldest(self, monotonic: float) -> None:
+        while len(self._orders) > MAX_ORDERS:
+            key, oldest = next(iter(self._orders.items()))
+            if oldest.can_be_executed(monotonic) or oldest.is_awaited:
+                return
+            del self._orders[key]
+            about_event = self._by_event[oldest.event_key]
+            about_event.remove(oldest)
+            if not about_event:
+                del self._by_event[oldest.event_key]

@@ -1,0 +1,490 @@
+"""Sends the StartRequests of a hub. Each is an order to one agent, which answers with a result.
+
+At most one order about an event can be carried out at any time:
+
+- An agent sends nothing after the deadline of its order, `ORDER_LIFETIME` after the hub sent it.
+  It judges that by the clock of IMDS.
+- The hub waits for the result until `ANSWER_MARGIN` after the deadline. Its clock may be wrong by
+  as much.
+- An order whose publish failed can have been delivered. It counts as sent.
+- After a restart, the hub waits as long for the orders that the journal tells of.
+
+Before an order is repeated, an agent must say afresh what the event is. Each agent also reads the
+document itself before it sends anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Protocol
+
+import orjson
+
+from relay.approvals import ClaimedGrant
+from relay.clock import Clock, wait_for_event
+from relay.errors import (
+    DeliveryError,
+    NotDelivered,
+    SourceRefused,
+    SourceUnavailable,
+    StoreUnavailable,
+)
+from relay.events.build import Origin
+from relay.events.cloudevent import CloudEvent
+from relay.fleet.hub.roster import Agent, Roster
+from relay.fleet.hub.sent_orders import SentOrder, SentOrders
+from relay.fleet.messages import PulseRequest, StartOrder, StartResult
+from relay.fleet.routing import Sender, command_key
+from relay.outbox import Grant
+from relay.outbox.sqlite import Store
+from relay.outbox.transaction import Transaction
+
+ORDER_LIFETIME = 5.0
+"""Seconds until the deadline of an order. Agents refuse a longer time."""
+ANSWER_MARGIN = 3.0
+"""Seconds after the deadline in which the result can still come."""
+SETTLED_AFTER = ORDER_LIFETIME + ANSWER_MARGIN
+"""Seconds after which nobody can carry out an order any more."""
+WORD_TIMEOUT = 5.0
+"""Seconds in which an agent must say what an event is, before an order is repeated."""
+WORD_LIFETIME = 5.0
+"""Seconds for which that suffices, if the order is not sent at once."""
+MAX_ASKED = 3
+"""Agents that are asked for it."""
+FAILURE_MEMORY = 600.0
+"""Seconds in which an agent that did not carry out an order comes after all others."""
+
+_log = logging.getLogger(__name__)
+
+
+class CommandPublisher(Protocol):
+    """Publishes to the agents, on the command exchange."""
+
+    async def send(self, key: str, event: CloudEvent) -> bool:
+        """Publish an event, mandatory and confirmed. Return False if it was returned.
+
+        Then nobody got it. Raises DeliveryError if it is not known whether somebody got it.
+        """
+
+    def send_transient(self, key: str, event: CloudEvent) -> None:
+        """Publish an event that may be lost."""
+
+
+AgentsShowing = Callable[[str, str], frozenset[str] | None]
+"""Returns the agents of a scope whose last word is the current state of an event.
+
+The event is named by its key in the store, the agents by their relay words. None: not known.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _GrantedEvent:
+    """The event of a grant, as the last `OrderPort.read_fresh` found it."""
+
+    grant: int
+    key: str
+    resources: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class _Question:
+    """A request to agents to say what they see."""
+
+    asked_at: datetime
+    resources: tuple[str, ...]
+    answered: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class OrderPort:
+    """The `StartRequestPort` of a hub.
+
+    The intake of the hub calls `on_result` for each result, and `on_heard` for each other message
+    once what it says is recorded.
+    """
+
+    max_shared = 1
+    """An order is for one event."""
+
+    def __init__(
+        self,
+        store: Store,
+        roster: Roster,
+        publisher: CommandPublisher,
+        origin: Origin,
+        clock: Clock,
+        agents_showing: AgentsShowing,
+        *,
+        is_connected: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Make it when the hub starts. ``origin`` is the hub itself.
+
+        While ``is_connected`` returns False, no grant is claimed.
+        """
+        self._store = store
+        self._roster = roster
+        self._publisher = publisher
+        self._origin = origin
+        self._clock = clock
+        self._agents_showing = agents_showing
+        self._is_connected = is_connected
+        self.orders = SentOrders()
+        self._earlier_settled_at = clock.monotonic() + SETTLED_AFTER
+        """When nobody can carry out an order any more that an earlier process sent."""
+        self._events: dict[str, _GrantedEvent] = {}
+        self._questions: dict[str, _Question] = {}
+        self._returned: dict[str, set[str]] = {}
+        """The agents of each scope that an order did not reach, until they are heard again."""
+        self._failed_at: dict[str, dict[str, float]] = {}
+        """When agents of each scope did not carry out an order, by the monotonic clock."""
+        self._read_failures: set[str] = set()
+        """The scopes whose last `read_fresh` failed."""
+
+    # --- what the intake says
+
+    def on_result(self, sender: Sender, result: StartResult) -> None:
+        """Take the result of an order. The sender is checked by its routing key and user."""
+        self.orders.take_result(sender, result)
+
+    def on_heard(self, scope: str, relay: str) -> None:
+        """Note that a pulse or report of an agent came, and that what it says is recorded.
+
+        The roster knows of the message already.
+        """
+        returned = self._returned.get(scope)
+        if returned is not None:
+            returned.discard(relay)
+            if not returned:
+                del self._returned[scope]
+        question = self._questions.get(scope)
+        if question is not None and self._answers(question, scope, relay):
+            question.answered.set()
+
+    def _answers(self, question: _Question, scope: str, relay: str) -> bool:
+        """Whether a message of an agent that reads its document came after the question."""
+        agents = self._roster.choose(scope, question.resources, self._clock.now(), among=[relay])
+        return any(agent.last_heard >= question.asked_at for agent in agents)
+
+    # --- StartRequestPort
+
+    async def read_fresh(self, scope: str, grants: Sequence[Grant], /) -> None:
+        """Return once an order may be sent, and what its event is now is recorded.
+
+        The first order for a grant needs no fresh word: the agent reads the document itself. Raises
+        SourceUnavailable.
+        """
+        (grant,) = grants
+        try:
+            event = await self._find_event(scope, grant)
+            self._events[scope] = event
+            if self.orders.accepted(event.key, grant.id) is None:
+                await self._wait_until_settled(event.key)
+            # A result may have come meanwhile.
+            if self.orders.accepted(event.key, grant.id) is None and self._needs_word(event, grant):
+                await self._wait_for_word(scope, event)
+        except SourceUnavailable as error:
+            if scope not in self._read_failures:
+                self._read_failures.add(scope)
+                _log.warning("fleet: no order in scope %s for now: %s", scope, error.reason)
+            raise
+        self._read_failures.discard(scope)
+
+    def choose(self, scope: str, grants: Sequence[Grant], /) -> str:
+        """Return the relay word of the agent that will get the order.
+
+        This is the agent whose StartRequest was accepted, if its answer came late. Raises
+        SourceUnavailable.
+        """
+        (grant,) = grants
+        event = self._event_of(scope, grant)
+        accepted = self.orders.accepted(event.key, grant.id)
+        if accepted is not None:
+            return accepted.agent
+        if not self._is_connected():
+            raise SourceUnavailable("the hub has no connection to RabbitMQ")
+        failed_at = self._recent_failures(scope)
+        agents = sorted(
+            self._able_agents(scope, event),
+            key=lambda agent: failed_at.get(agent.relay, float("-inf")),
+        )
+        if not agents:
+            raise SourceUnavailable(self._why_nobody(scope, event))
+        return agents[0].relay
+
+    async def start(self, scope: str, claims: Sequence[ClaimedGrant], /) -> None:
+        """Order one agent to send the StartRequest; return if IMDS accepted it.
+
+        Raises SourceRefused if IMDS answered 400, NotDelivered if the agent sent nothing, and
+        SourceUnavailable otherwise.
+        """
+        (claim,) = claims
+        event = self._event_of(scope, claim.grant)
+        if self._take_late_acceptance(event):
+            return
+        agent = self._find_chosen(scope, claim, event)
+        began = self._clock.monotonic()
+        if self.orders.executable_until(event.key, began) is not None:
+            raise SourceUnavailable("an earlier order about the event can still be carried out")
+        order = SentOrder(
+            scope=scope,
+            agent=agent.relay,
+            event_key=event.key,
+            grant=claim.grant.id,
+            attempt=claim.attempt,
+            executable_until=began + SETTLED_AFTER,
+            is_awaited=True,
+        )
+        self.orders.add(order, began)
+        try:
+            await self._send_and_wait(order, claim, agent.vm_id)
+        finally:
+            order.is_awaited = False
+        if not order.is_accepted and self._take_late_acceptance(event):
+            return
+        self._raise_unless_accepted(order)
+
+    # --- before an order
+
+    async def _find_event(self, scope: str, grant: Grant) -> _GrantedEvent:
+        """Return the event of a grant, and restore the orders about it that were sent earlier."""
+        try:
+            event, claims = await self._store.read(lambda tx: _read_event(tx, grant))
+        except StoreUnavailable as error:
+            raise SourceUnavailable(str(error)) from None
+        if grant.attempts > 0:
+            claims.append(_Claim(grant.id, grant.attempts, agent=""))  # the journal was pruned
+        for claim in claims:
+            self._restore_order(scope, event.key, claim)
+        return event
+
+    def _restore_order(self, scope: str, event_key: str, claim: _Claim) -> None:
+        if self.orders.find(claim.grant, claim.attempt) is not None:
+            return
+        order = SentOrder(
+            scope=scope,
+            agent=claim.agent,
+            event_key=event_key,
+            grant=claim.grant,
+            attempt=claim.attempt,
+            executable_until=self._earlier_settled_at,
+        )
+        self.orders.restore(order)
+        now = self._clock.monotonic()
+        if order.can_be_executed(now):
+            self._failed_at.setdefault(scope, {})[order.agent] = now
+
+    async def _wait_until_settled(self, event_key: str) -> None:
+        """Wait until nobody can carry out an earlier order about an event."""
+        while True:
+            now = self._clock.monotonic()
+            until = self.orders.executable_until(event_key, now)
+            if until is None:
+                return
+            _log.info(
+                "fleet: event %s waits %.1f s, because an earlier order can still be carried out",
+                event_key,
+                until - now,
+            )
+            for order in self.orders.of_event(event_key):
+                if order.can_be_executed(now):
+                    await wait_for_event(order.ended, self._clock, order.executable_until - now)
+                    break
+
+    def _needs_word(self, event: _GrantedEvent, grant: Grant) -> bool:
+        """Whether an agent must say what the event is, because an order may have changed it."""
+        now = self._clock.monotonic()
+        return any(
+            order.may_have_been_executed
+            and not order.is_superseded
+            and (order.confirmed_at is None or now >= order.confirmed_at + WORD_LIFETIME)
+            for order in self.orders.of_grant(event.key, grant.id)
+        )
+
+    async def _wait_for_word(self, scope: str, event: _GrantedEvent) -> None:
+        """Ask agents for a pulse, and wait until what one of them says is recorded."""
+        question = _Question(self._clock.now(), event.resources)
+        self._questions[scope] = question
+        try:
+            request = PulseRequest().to_event(self._origin, question.asked_at)
+            for agent in self._agents_to_ask(scope, event):
+                self._publisher.send_transient(command_key(scope, agent.relay), request)
+            await wait_for_event(question.answered, self._clock, WORD_TIMEOUT)
+        finally:
+            del self._questions[scope]
+        if not question.answered.is_set():
+            raise SourceUnavailable(
+                f"within {WORD_TIMEOUT:g} s no agent said whether the event is still the same"
+            )
+        for order in self.orders.of_grant(event.key, event.grant):
+            order.confirmed_at = self._clock.monotonic()
+
+    def _agents_to_ask(self, scope: str, event: _GrantedEvent) -> list[Agent]:
+        now = self._clock.now()
+        able = self._able_agents(scope, event)
+        others = [
+            agent
+            for agent in self._roster.agents_of(scope)
+            if agent not in able and self._roster.is_fresh(agent, now)
+        ]
+        return [*able, *others][:MAX_ASKED]
+
+    # --- agents
+
+    def _able_agents(self, scope: str, event: _GrantedEvent) -> list[Agent]:
+        """Return the agents that can get an order about an event, the best first."""
+        showing = self._agents_showing(scope, event.key)
+        returned = self._returned.get(scope, set())
+        return [
+            agent
+            for agent in self._roster.choose(
+                scope, event.resources, self._clock.now(), among=showing
+            )
+            if agent.relay not in returned
+        ]
+
+    def _find_chosen(self, scope: str, claim: ClaimedGrant, event: _GrantedEvent) -> Agent:
+        """Return the agent of a claim. Raises NotDelivered if it cannot get the order any more."""
+        for agent in self._able_agents(scope, event):
+            if agent.relay == claim.agent:
+                return agent
+        raise NotDelivered(f"relay {claim.agent} cannot carry out the order any more")
+
+    def _why_nobody(self, scope: str, event: _GrantedEvent) -> str:
+        now = self._clock.now()
+        agents = self._roster.agents_of(scope)
+        fresh = [agent for agent in agents if self._roster.is_fresh(agent, now)]
+        able = self._roster.choose(scope, event.resources, now)
+        return (
+            f"no agent can carry out the order: of {len(agents)} agents of the scope, "
+            f"{len(fresh)} were heard lately, and {len(able)} of these read their document and "
+            "have a right clock; they do not show the event as it is, or orders do not reach them"
+        )
+
+    def _recent_failures(self, scope: str) -> dict[str, float]:
+        since = self._clock.monotonic() - FAILURE_MEMORY
+        recent = {relay: at for relay, at in self._failed_at.get(scope, {}).items() if at > since}
+        if recent:
+            self._failed_at[scope] = recent
+        else:
+            self._failed_at.pop(scope, None)
+        return recent
+
+    # --- an order
+
+    def _event_of(self, scope: str, grant: Grant) -> _GrantedEvent:
+        event = self._events.get(scope)
+        if event is None or event.grant != grant.id:
+            raise RuntimeError("expected read_fresh for the grant before it is sent")
+        return event
+
+    def _take_late_acceptance(self, event: _GrantedEvent) -> bool:
+        """Whether IMDS accepted an earlier StartRequest for the grant."""
+        accepted = self.orders.accepted(event.key, event.grant)
+        if accepted is None:
+            return False
+        _log.info("fleet: no order is sent, because IMDS accepted an earlier one (%s)", accepted)
+        return True
+
+    async def _send_and_wait(
+        self, order: SentOrder, claim: ClaimedGrant, vm_id: str | None
+    ) -> None:
+        """Publish an order, and wait until it has ended or nobody can carry it out any more."""
+        now = self._clock.now()
+        message = StartOrder(
+            grant=order.grant,
+            attempt=order.attempt,
+            event_id=claim.event_id,
+            revision=claim.grant.revision,
+            deadline=now + timedelta(seconds=ORDER_LIFETIME),
+            journalhead=str(claim.journal_head),
+            vm_id=vm_id,
+        )
+        _log.info(
+            "fleet: order to start %s within %g s (%s)", claim.event_id, ORDER_LIFETIME, order
+        )
+        began = self._clock.monotonic()
+        event = message.to_event(self._origin, now)
+        async with asyncio.TaskGroup() as group:
+            sending = group.create_task(self._publish(order, event), name="hub: start order")
+            await wait_for_event(order.ended, self._clock, order.executable_until - began)
+            sending.cancel()
+        _log_end(order)
+
+    async def _publish(self, order: SentOrder, event: CloudEvent) -> None:
+        try:
+            is_delivered = await self._publisher.send(command_key(order.scope, order.agent), event)
+        except DeliveryError as error:
+            _log.warning(
+                "fleet: whether an order was delivered is not known: %s (%s)", error.reason, order
+            )
+            return
+        if not is_delivered:
+            order.end_returned()
+
+    def _raise_unless_accepted(self, order: SentOrder) -> None:
+        failed_at = self._failed_at.setdefault(order.scope, {})
+        result = order.result
+        if result is not None and result.result in ("accepted", "refused"):
+            failed_at.pop(order.agent, None)
+        else:
+            failed_at[order.agent] = self._clock.monotonic()
+        if order.was_returned:
+            self._returned.setdefault(order.scope, set()).add(order.agent)
+            raise NotDelivered(f"RabbitMQ returned the order: relay {order.agent} is not connected")
+        if result is None:
+            raise SourceUnavailable(
+                f"relay {order.agent} did not answer the order within {SETTLED_AFTER:g} s"
+            )
+        reason = result.reason or "it gave no reason"
+        match result.result:
+            case "refused":
+                raise SourceRefused(f"relay {order.agent}: {reason}", status=400)
+            case "failed":
+                raise SourceUnavailable(f"relay {order.agent}: {reason}", status=result.status)
+            case "changed" | "stale":
+                raise NotDelivered(f"relay {order.agent} sent nothing: {reason}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    """A claim in the journal."""
+
+    grant: int
+    attempt: int
+    agent: str
+
+
+def _read_event(tx: Transaction, grant: Grant) -> tuple[_GrantedEvent, list[_Claim]]:
+    """Return the event of a grant, and the claims of all grants about its EventId."""
+    occurrence = tx.snapshot.get(grant.occurrence)
+    event = _GrantedEvent(grant.id, occurrence.key, occurrence.event.resources)
+    notes = [
+        orjson.loads(body)
+        for _, kind, body in tx.journal.decisive_rows(occurrence.key)
+        if kind == "claim"
+    ]
+    return event, [
+        _Claim(note["grant"], note["attempt"], note["agent"])
+        for note in notes
+        if note.get("agent") is not None
+    ]
+
+
+def _log_end(order: SentOrder) -> None:
+    """Log how an order ended."""
+    result = order.result
+    if order.was_returned:
+        _log.warning("fleet: the order was returned (%s)", order)
+    elif result is None:
+        _log.warning("fleet: no answer to the order within %g s (%s)", SETTLED_AFTER, order)
+    else:
+        _log.log(
+            logging.INFO if order.is_accepted else logging.WARNING,
+            "fleet: answer to the order: %s%s (%s)",
+            result.result,
+            f", {result.reason}" if result.reason else "",
+            order,
+        )

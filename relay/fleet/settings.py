@@ -1,0 +1,89 @@
+"""The section ``fleet`` of the configuration: an agent, or the hub with its trust domains."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from relay.amqp.broker_url import BrokerSettings, Declare
+from relay.events.match import matches_any
+from relay.settings import Section
+
+ExchangeName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,127}$")]
+UserName = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f-\x9f]{1,128}$")]
+ScopePattern = Annotated[str, Field(pattern=r"^[a-z0-9*?-]{1,80}$")]
+RelayPattern = Annotated[str, Field(pattern=r"^[a-z0-9_*?-]{1,80}$")]
+
+
+class TrustDomain(Section):
+    """A RabbitMQ user of agents, and what it may speak for. Normally one for each scale set."""
+
+    user: UserName
+    """The RabbitMQ user of the agents."""
+    scopes: tuple[ScopePattern, ...] = Field(min_length=1)
+    """Patterns with * and ? over the scopes for which the user may speak."""
+    relays: tuple[RelayPattern, ...] = Field(default=("*",), min_length=1)
+    """Patterns with * and ? over its relays, as words of a routing key: vmss-a_0, not VMSS-A_0."""
+
+    def speaks_for(self, scope: str, relay_word: str) -> bool:
+        """Whether messages of this user may be about this relay of this scope."""
+        return matches_any(self.scopes, scope) and matches_any(self.relays, relay_word)
+
+
+class FleetBrokerSettings(BrokerSettings):
+    """The RabbitMQ of a fleet."""
+
+    exchange: ExchangeName = "azure.scheduledevents"
+    """The exchanges and queues of the fleet are named after it: <exchange>.fleet and so on."""
+
+    @property
+    def url_user(self) -> str | None:
+        """The user in the URL now; None if the URL names none."""
+        return self.targets()[0].user
+
+
+class AgentSettings(FleetBrokerSettings):
+    """A relay that reports to a hub and obeys it."""
+
+    role: Literal["agent"]
+    hub_user: UserName = "imds-hub"
+    """The RabbitMQ user of the hub. The agent obeys nobody else."""
+
+    @model_validator(mode="after")
+    def _check_user(self) -> Self:
+        if self.url_user == self.hub_user:
+            raise ValueError(
+                f"hub_user: expected the hub's user, which no agent has, got {self.hub_user}, "
+                "which is also the user of this agent's URL"
+            )
+        return self
+
+
+class HubSettings(FleetBrokerSettings):
+    """The relay that decides and tells for all agents."""
+
+    role: Literal["hub"]
+    declare: Declare = True
+    """true: make exchanges and queues; passive: check that they exist; false: do neither."""
+    domains: tuple[TrustDomain, ...] = Field(min_length=1)
+    """Whose reports count, and for which scopes."""
+
+    @model_validator(mode="after")
+    def _check_users(self) -> Self:
+        users = [domain.user for domain in self.domains]
+        for user in users:
+            if users.count(user) > 1:
+                raise ValueError(
+                    f"domains: expected each user once, {user} comes twice: "
+                    "list all its scopes in one domain"
+                )
+        if self.url_user in users:
+            raise ValueError(
+                f"domains: expected users other than the hub's own, got {self.url_user}: "
+                "an agent with that user could give orders to all agents"
+            )
+        return self
+
+
+FleetSettings = Annotated[AgentSettings | HubSettings, Field(discriminator="role")]

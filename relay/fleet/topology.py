@@ -1,0 +1,113 @@
+"""The exchanges and queues of a fleet. The names begin with the name of the event exchange.
+
+The hub makes them, except the queue of an agent. That queue is exclusive, and the broker gives it a
+name, so that the rights of the agents cover it. There is no queue for each scope: a fleet of
+single VMs would have one quorum queue for each of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from relay.amqp.topology import (
+    ApprovalsQueue,
+    Exchange,
+    Part,
+    Queue,
+    approvals_exchange,
+    approvals_queue,
+    approvals_topology,
+    dead_letter_exchange,
+    dead_letters_topology,
+)
+from relay.events.build import Origin
+from relay.fleet.routing import command_key, relay_word, state_key
+
+HUB = "hub"
+"""The last word of the approvals queue of a hub, in the place of a scope."""
+_APPROVALS_KEY = "approve.*"
+DELIVERY_LIMIT = 1_000
+"""How often a report may be delivered. A hub that is killed gets what it had not acknowledged."""
+MAX_REPORTS = 1_000_000
+MAX_PULSES = 300_000
+PULSE_TTL = 120_000
+"""Milliseconds. A pulse that is older says nothing about the present."""
+AGENT_QUEUE_ARGUMENTS: Mapping[str, Any] = {"x-max-length": 100, "x-message-ttl": 30_000}
+"""The arguments of an agent's queue. An order is worth nothing after five seconds."""
+
+
+def fleet_exchange(exchange: str) -> str:
+    """Return the name of the exchange to which agents publish."""
+    return f"{exchange}.fleet"
+
+
+def command_exchange(exchange: str) -> str:
+    """Return the name of the exchange to which the hub publishes for agents."""
+    return f"{exchange}.commands"
+
+
+def report_queue(exchange: str) -> str:
+    """Return the name of the queue of everything that agents publish but pulses."""
+    return f"{exchange}.fleet.in"
+
+
+def pulse_queue(exchange: str) -> str:
+    """Return the name of the queue of pulses."""
+    return f"{exchange}.fleet.pulse"
+
+
+def agent_keys(origin: Origin) -> tuple[str, str]:
+    """Return the routing keys with which an agent binds its queue to the command exchange."""
+    return command_key(origin.scope, relay_word(origin.relay)), state_key(origin.scope)
+
+
+def fleet_topology(exchange: str) -> tuple[Part, ...]:
+    """Return what the hub makes on the broker.
+
+    The exchange and queue for dead letters come first, so that no rejected message is lost.
+    """
+    fleet = fleet_exchange(exchange)
+    return (
+        *dead_letters_topology(exchange),
+        Exchange(fleet, "topic"),
+        Exchange(command_exchange(exchange), "topic"),
+        Queue(
+            name=report_queue(exchange),
+            source=fleet,
+            keys=("event.#", "vote.#", "start.#", "relay.#"),
+            arguments={
+                "x-single-active-consumer": True,
+                "x-dead-letter-exchange": dead_letter_exchange(exchange),
+                "x-delivery-limit": DELIVERY_LIMIT,
+                "x-max-length": MAX_REPORTS,
+                "x-overflow": "reject-publish",
+            },
+        ),
+        Queue(
+            name=pulse_queue(exchange),
+            source=fleet,
+            keys=("pulse.#",),
+            arguments={"x-message-ttl": PULSE_TTL, "x-max-length": MAX_PULSES},
+            type="classic",
+        ),
+    )
+
+
+def hub_approvals_topology(exchange: str, *, limited: bool = True) -> tuple[Part, ...]:
+    """Return what a hub makes for approvals over AMQP: one queue for all scopes."""
+    return approvals_topology(exchange, HUB, limited=limited, routing_key=_APPROVALS_KEY)
+
+
+def hub_approvals(exchange: str) -> ApprovalsQueue:
+    """Return the queue from which a hub takes approvals. The routing key names the scope."""
+    return ApprovalsQueue(
+        exchange=approvals_exchange(exchange),
+        name=approvals_queue(exchange, HUB),
+        binding_key=_APPROVALS_KEY,
+        key_pattern=re.compile(r"approve\.(?P<scope>[a-z0-9-]{1,80})"),
+        description="all scopes",
+        topology=hub_approvals_topology(exchange),
+        topology_without_limits=hub_approvals_topology(exchange, limited=False),
+    )

@@ -1,0 +1,320 @@
+"""A gate that runs on a real store with a manual clock, and a stub in place of IMDS."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import orjson
+from typing_extensions import override  # in typing from Python 3.12
+
+from relay.approvals import ApprovalsSettings, ClaimedGrant
+from relay.approvals.engine import ApprovalEngine
+from relay.approvals.gate import Gate
+from relay.approvals.limits import CountMachines
+from relay.approvals.request import DecisionAnswer
+from relay.errors import NotDelivered, SourceError, SourceRefused, SourceUnavailable
+from relay.events.build import Origin
+from relay.events.cloudevent import CloudEvent
+from relay.events.model import Document, ScheduledEvent
+from relay.ingest.recorder import EventDeparture, EventNews, EventSighting, PollResult, Recorder
+from relay.outbox import Grant, StateFileOwner, StoreSettings
+from relay.outbox.file import open_for_reading
+from relay.outbox.journal import JournalRow, read_rows, verify_journal
+from relay.outbox.sqlite import Store, open_store
+from tests.approvals.builders import (
+    BOOT_ID,
+    CLIENT_RESOURCES,
+    ORIGIN,
+    SETTINGS,
+    build_request,
+)
+from tests.approvals.manual_clock import NOON, ManualClock, wait_until
+
+REFUSED = SourceRefused("expected 200, got 400", status=400)
+UNAVAILABLE = SourceUnavailable("expected 200, got 503", status=503)
+TIMEOUT = SourceUnavailable("expected an answer within 10s, none came whole")
+NOBODY = SourceUnavailable("no agent of the scope answers")
+RETURNED = NotDelivered("the broker returned the StartRequest: no queue takes it")
+
+
+class Azure:
+    """IMDS as the gate sees it: a document to read, and answers to StartRequests."""
+
+    def __init__(
+        self,
+        clock: ManualClock,
+        *events: ScheduledEvent,
+        answers: Sequence[SourceError | None] = (),
+        agents: Sequence[str] | None = None,
+    ) -> None:
+        """``agents`` can execute a StartRequest, each for one event; None: IMDS itself does."""
+        self.document: tuple[ScheduledEvent, ...] = events
+        self.answers = deque(answers)
+        """The next answers to StartRequests; None, or nothing left: 200."""
+        self.read_errors: deque[SourceError] = deque()
+        self.agents = list(agents) if agents is not None else None
+        self.max_shared = 100 if agents is None else 1
+        self.claims: list[ClaimedGrant] = []
+        """The claims of all StartRequests that were sent."""
+        self.sent: list[tuple[str, ...]] = []
+        self.reads = 0
+        self.in_flight_count = 0
+        self.after_read: Callable[[], object] = lambda: None
+        self.may_read, self.may_answer = asyncio.Event(), asyncio.Event()
+        self.may_read.set()
+        self.may_answer.set()
+        self.store: Store
+        self._clock = clock
+        self._recorder = Recorder(ORIGIN, BOOT_ID, frozenset({"db-1"}))
+
+    async def read_fresh(self, _scope: str, _grants: Sequence[Grant]) -> None:
+        """Read and record the document, once the test allows it."""
+        self.reads += 1
+        await self.may_read.wait()
+        if self.read_errors:
+            raise self.read_errors.popleft()
+        await self.poll()
+        self.after_read()
+
+    async def poll(self) -> None:
+        """Record the document as a poll does."""
+        result = PollResult(Document(1, self.document), self._clock.now(), gap=False)
+        await self.store.transact(lambda tx: self._recorder.record(tx, result), fail_open=True)
+
+    def choose(self, _scope: str, _grants: Sequence[Grant]) -> str | None:
+        """Return the first agent."""
+        if self.agents is None:
+            return None
+        if not self.agents:
+            raise NOBODY
+        return self.agents[0]
+
+    async def start(self, _scope: str, claims: Sequence[ClaimedGrant]) -> None:
+        """Answer a StartRequest, once the test allows it."""
+        assert self.in_flight_count == 0, "two StartRequests in flight"
+        self.in_flight_count += 1
+        try:
+            self.claims += claims
+            self.sent.append(tuple(claim.event_id for claim in claims))
+            await self.may_answer.wait()
+        finally:
+            self.in_flight_count -= 1
+        answer = self.answers.popleft() if self.answers else None
+        if isinstance(answer, NotDelivered) and self.agents and self.agents[1:]:
+            del self.agents[0]  # it is not chosen again, unless there is nobody else
+        if answer is not None:
+            raise answer
+
+
+class ScopeOfFleet(Azure):
+    """One scope as the hub of a fleet sees it. Its agents execute one StartRequest at a time."""
+
+    def __init__(
+        self,
+        clock: ManualClock,
+        scope: str,
+        *events: ScheduledEvent,
+        answers: Sequence[SourceError | None] = (),
+        agents: Sequence[str] = ("vm-0",),
+    ) -> None:
+        super().__init__(clock, *events, answers=answers, agents=agents)
+        self.scope = scope
+        self._live_keys: set[str] = set()
+
+    @override
+    async def poll(self) -> None:
+        """Record the document as the hub does from the reports of its agents."""
+        keys, now = {event.key for event in self.document}, self._clock.now()
+        gone = [
+            EventDeparture(key, gap=False, rebooted=False) for key in sorted(self._live_keys - keys)
+        ]
+        found: list[EventSighting | EventDeparture] = [
+            *(EventSighting(event, 1) for event in self.document),
+            *gone,
+        ]
+        news = [EventNews(self.scope, now, item) for item in found]
+        self._live_keys = keys
+        await self.store.transact(
+            lambda tx: self._recorder.record_news(tx, news, now), fail_open=True
+        )
+
+
+class Fleet:
+    """The port of a hub: each scope is asked by itself."""
+
+    def __init__(self, scopes: Sequence[ScopeOfFleet], max_shared: int) -> None:
+        self.max_shared = max_shared
+        self.scopes = {scope.scope: scope for scope in scopes}
+
+    async def read_fresh(self, scope: str, grants: Sequence[Grant]) -> None:
+        """Read the events of a scope."""
+        await self.scopes[scope].read_fresh(scope, grants)
+
+    def choose(self, scope: str, grants: Sequence[Grant]) -> str | None:
+        """Return the first agent of a scope."""
+        return self.scopes[scope].choose(scope, grants)
+
+    async def start(self, scope: str, claims: Sequence[ClaimedGrant]) -> None:
+        """Answer a StartRequest in a scope."""
+        await self.scopes[scope].start(scope, claims)
+
+
+class GateHarness:
+    """A running gate with its clock, its store and its Azure."""
+
+    def __init__(
+        self,
+        path: Path,
+        clock: ManualClock,
+        azure: Azure,
+        store: Store,
+        gate: Gate,
+        task: asyncio.Task[None],
+    ) -> None:
+        self.path, self.clock, self.azure, self.store, self.gate = path, clock, azure, store, gate
+        self._task = task
+
+    def check_running(self) -> None:
+        """Raise what ended the gate, if it has ended."""
+        if self._task.done():
+            self._task.result()
+            raise AssertionError("the gate has ended")
+
+    async def record_document(self, *events: ScheduledEvent) -> None:
+        """Change Azure's document, and poll it."""
+        self.azure.document = events
+        await self.azure.poll()
+
+    async def submit(self, *given: Any, **changes: Any) -> DecisionAnswer:
+        """Submit a request about an event."""
+        return await self.gate.submit(build_request(*given, at=self.clock.now(), **changes))
+
+    def journal(self) -> list[JournalRow]:
+        """The journal, read by a second connection; its hash chain is checked too."""
+        with contextlib.closing(open_for_reading(self.path)) as reader:
+            verify_journal(reader)
+            return list(read_rows(reader))
+
+    def events(self, *names: str) -> list[CloudEvent]:
+        """The events in the file, or those with some names."""
+        recorded_events = [
+            CloudEvent.parse(row.body)
+            for row in self.journal()
+            if row.kind not in ("claim", "mode")
+        ]
+        return [recorded for recorded in recorded_events if not names or recorded.name in names]
+
+    def kinds(self) -> list[str]:
+        """The kinds of the journal's rows."""
+        return [row.kind for row in self.journal()]
+
+    def claim_notes(self) -> list[dict[str, Any]]:
+        """The claims in the journal."""
+        return [orjson.loads(row.body) for row in self.journal() if row.kind == "claim"]
+
+    async def wait_for_events(self, name: str, count: int = 1) -> list[CloudEvent]:
+        """Wait until the journal has ``count`` events with this name; return them."""
+        await wait_until(lambda: len(self.events(name)) >= count)
+        # Otherwise the test could advance the clock before the gate sleeps.
+        await self.settle()
+        return self.events(name)
+
+    async def wait_for_start_requests(self, count: int) -> None:
+        """Wait until so many StartRequests were sent, and the gate waits for what comes next."""
+        await wait_until(lambda: len(self.azure.sent) == count)
+        await self.settle()
+
+    async def deliver_everything(self) -> None:
+        """Settle every entry of every sink."""
+
+        def settle_entries(tx: Any) -> None:
+            for entry in tx.deliveries.waiting():
+                tx.deliveries.settle(entry.id, "delivered", None, NOON)
+
+        await self.store.transact(settle_entries)
+
+    async def settle(self) -> None:
+        """Wait until the gate waits: longer than all its steps through the store take."""
+        for _ in range(8):
+            await self.store.read(lambda _: None)
+            for _ in range(10):
+                await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def running_gate(
+    folder: Path,
+    *events: ScheduledEvent,
+    settings: ApprovalsSettings = SETTINGS,
+    clock: ManualClock | None = None,
+    sinks: Sequence[str] = (),
+    names_us: bool = True,
+    azure: Azure | None = None,
+    count_machines: CountMachines | None = None,
+) -> AsyncIterator[GateHarness]:
+    """Run a gate on the store in a folder. Leaving the context kills it."""
+    clock = clock or ManualClock()
+    path = folder / "relay.db"
+    azure = azure or Azure(clock, *events)
+    async with open_store(
+        StoreSettings(path=path), StateFileOwner(ORIGIN.scope, "vm"), clock, lambda _: sinks
+    ) as store:
+        azure.store = store
+        await azure.poll()
+        engine = ApprovalEngine(
+            settings, ORIGIN, client_resources=CLIENT_RESOURCES, count_machines=count_machines
+        )
+        gate = Gate(engine, store, azure, clock, lambda _: names_us)
+        async with _running(gate) as task:
+            yield GateHarness(path, clock, azure, store, gate, task)
+
+
+@asynccontextmanager
+async def running_hub(
+    folder: Path,
+    clock: ManualClock,
+    *scopes: ScopeOfFleet,
+    settings: ApprovalsSettings = SETTINGS,
+    max_shared: int = 1,
+) -> AsyncIterator[GateHarness]:
+    """Run the gate of a hub on the store in a folder. Leaving the context kills it."""
+    path = folder / "relay.db"
+    async with open_store(
+        StoreSettings(path=path), StateFileOwner("hub", "vm", is_hub=True), clock, lambda _: ()
+    ) as store:
+        for scope in scopes:
+            scope.store = store
+            await scope.poll()
+        engine = ApprovalEngine(settings, Origin("hub", "hub-0"), client_resources=CLIENT_RESOURCES)
+        gate = Gate(engine, store, Fleet(scopes, max_shared), clock, lambda _: False)
+        async with _running(gate) as task:
+            yield GateHarness(path, clock, scopes[0], store, gate, task)
+
+
+@asynccontextmanager
+async def _running(gate: Gate) -> AsyncIterator[asyncio.Task[None]]:
+    task = asyncio.create_task(gate.run())
+    try:
+        yield task
+        assert not task.done(), task.exception()
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+
+
+def trace(store: Store) -> list[str]:
+    """Return the list to which each statement of a store is added from now on."""
+    statements: list[str] = []
+    store._state_file.connection.set_trace_callback(statements.append)  # noqa: SLF001  # a test
+    return statements
+
+
+def start_request_tasks() -> list[str]:
+    """Return the names of the tasks that send StartRequests in a scope."""
+    return [task.get_name() for task in asyncio.all_tasks() if "StartRequest in" in task.get_name()]

@@ -1,0 +1,230 @@
+"""Who executes a StartRequest, how grants take turns, and how sending ends."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.approvals.builders import REDEPLOY, USER_REBOOT, build_event
+from tests.approvals.manual_clock import ManualClock, wait_until
+from tests.approvals.running_gate import (
+    REFUSED,
+    RETURNED,
+    TIMEOUT,
+    Azure,
+    running_gate,
+    start_request_tasks,
+    trace,
+)
+
+OTHER_REBOOT = build_event("E-2", event_source="User")
+OTHER_REDEPLOY = build_event("E-2", event_type="Redeploy")
+
+
+# --- who executes it
+
+
+async def test_a_claim_names_who_executes_the_start_request(tmp_path: Path) -> None:
+    azure = Azure(ManualClock(), USER_REBOOT, agents=["vm-1", "vm-2"])
+    async with running_gate(tmp_path, azure=azure) as harness:
+        await harness.wait_for_events("startrequest.accepted")
+        (note,) = harness.claim_notes()
+        (claim,) = azure.claims
+        assert (note["agent"], note["attempt"]) == ("vm-1", 1)
+        assert (claim.agent, claim.attempt, claim.event_id) == ("vm-1", 1, "E-1")
+
+
+async def test_a_claim_names_nobody_where_there_is_no_choice(tmp_path: Path) -> None:
+    async with running_gate(tmp_path, USER_REBOOT) as harness:
+        await harness.wait_for_events("startrequest.accepted")
+        (note,) = harness.claim_notes()
+        assert list(note) == [
+            "eventId",
+            "revision",
+            "rule",
+            "approvalId",
+            "grant",
+            "attempt",
+            "granted",
+            "required",
+            "recorded",
+        ]
+
+
+async def test_a_start_request_comes_with_the_row_of_its_claim(tmp_path: Path) -> None:
+    azure = Azure(ManualClock(), USER_REBOOT, agents=["vm-1"])
+    async with running_gate(tmp_path, azure=azure) as harness:
+        azure.may_answer.clear()
+        await wait_until(lambda: bool(azure.claims))
+        newest = harness.journal()[-1]
+        assert newest.kind == "claim"
+        head = azure.claims[0].journal_head
+        assert (head.position, head.hash) == (newest.position, newest.hash)
+
+
+async def test_a_grant_is_claimed_only_when_there_is_somebody_to_execute_it(
+    tmp_path: Path,
+) -> None:
+    azure = Azure(ManualClock(), REDEPLOY, agents=[])
+    async with running_gate(tmp_path, azure=azure) as harness:
+        await harness.submit(of=REDEPLOY)
+        for tries, pause in enumerate((1, 2, 4, 8, 8), 1):
+            await wait_until(lambda tries=tries: azure.reads == tries)  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+            await harness.settle()
+            harness.clock.advance(pause - 0.1)
+            await harness.settle()
+            assert azure.reads == tries
+            harness.clock.advance(0.2)
+        assert "claim" not in harness.kinds()
+        azure.agents = ["vm-1"]
+        harness.clock.advance(8)
+        (accepted,) = await harness.wait_for_events("startrequest.accepted")
+        assert (accepted.data["attempts"], [claim.agent for claim in azure.claims]) == (1, ["vm-1"])
+
+
+async def test_a_hold_while_nobody_can_execute_the_start_request_is_in_time(
+    tmp_path: Path,
+) -> None:
+    azure = Azure(ManualClock(), REDEPLOY, agents=[])
+    async with running_gate(tmp_path, azure=azure) as harness:
+        await harness.submit(of=REDEPLOY)
+        await wait_until(lambda: azure.reads == 1)
+        held = await harness.submit("hold", "eve", REDEPLOY)
+        assert (held.status, "notice" in held.body) == (202, False)
+        azure.agents = ["vm-1"]
+        await harness.settle()
+        harness.clock.advance(60)
+        await harness.settle()
+        assert azure.claims == []
+
+
+async def test_after_a_start_request_that_reached_nobody_the_next_goes_at_once(
+    tmp_path: Path,
+) -> None:
+    azure = Azure(ManualClock(), USER_REBOOT, agents=["vm-1", "vm-2", "vm-3"])
+    azure.answers.extend([RETURNED, RETURNED])
+    async with running_gate(tmp_path, azure=azure) as harness:
+        (accepted,) = await harness.wait_for_events("startrequest.accepted")
+        assert [claim.agent for claim in azure.claims] == ["vm-1", "vm-2", "vm-3"]
+        assert accepted.data["attempts"] == 3
+        assert [note["agent"] for note in harness.claim_notes()] == ["vm-1", "vm-2", "vm-3"]
+
+
+async def test_one_who_cannot_be_reached_is_not_asked_again_and_again_without_a_pause(
+    tmp_path: Path,
+) -> None:
+    azure = Azure(ManualClock(), USER_REBOOT, agents=["vm-1"])
+    azure.answers.extend([RETURNED] * 3)
+    async with running_gate(tmp_path, azure=azure) as harness:
+        await harness.wait_for_start_requests(2)
+        harness.clock.advance(0.9)
+        await harness.settle()
+        assert len(azure.sent) == 2
+        harness.clock.advance(0.1)
+        await harness.wait_for_events("startrequest.accepted")
+        assert len(azure.sent) == 4
+
+
+# --- turns
+
+
+async def test_a_port_says_how_many_events_may_share_a_start_request(tmp_path: Path) -> None:
+    azure = Azure(ManualClock(), USER_REBOOT, OTHER_REBOOT, agents=["vm-1"])
+    async with running_gate(tmp_path, azure=azure) as harness:
+        await harness.wait_for_events("startrequest.accepted", 2)
+        assert azure.sent == [("E-1",), ("E-2",)]
+
+
+@pytest.mark.parametrize("max_shared", [1, 100])
+async def test_a_grant_that_fails_again_and_again_delays_another_by_one_turn_only(
+    tmp_path: Path, max_shared: int
+) -> None:
+    clock = ManualClock()
+    azure = Azure(clock, USER_REBOOT, OTHER_REBOOT)
+    azure.max_shared = max_shared
+    # A shared StartRequest that is refused is split.
+    azure.answers.extend([*([REFUSED] if max_shared > 1 else []), TIMEOUT, None, TIMEOUT, TIMEOUT])
+    async with running_gate(tmp_path, azure=azure, clock=clock) as harness:
+        await clock.advance_until(lambda: bool(harness.events("startrequest.accepted")))
+        await harness.settle()
+        assert azure.sent[-3:] == [("E-1",), ("E-2",), ("E-1",)]
+
+
+async def test_nothing_is_read_or_sent_in_a_scope_while_a_start_request_is_in_flight(
+    tmp_path: Path,
+) -> None:
+    async with running_gate(tmp_path, USER_REBOOT) as harness:
+        harness.azure.may_answer.clear()
+        await wait_until(lambda: bool(harness.azure.sent))
+        await harness.record_document(USER_REBOOT, OTHER_REBOOT)
+        await harness.wait_for_events("approval.granted", 2)
+        harness.gate.wake()
+        await harness.settle()
+        assert (harness.azure.reads, harness.azure.sent) == (1, [("E-1",)])
+        harness.azure.may_answer.set()
+        await harness.wait_for_events("startrequest.accepted", 2)
+        assert (harness.azure.reads, harness.azure.sent) == (2, [("E-1",), ("E-2",)])
+
+
+async def test_after_an_answer_only_the_events_that_were_in_flight_are_checked(
+    tmp_path: Path,
+) -> None:
+    others = [build_event(f"E-{number}", event_type="Redeploy") for number in range(2, 5)]
+    async with running_gate(tmp_path, USER_REBOOT, *others) as harness:
+        harness.azure.may_answer.clear()
+        for other in others:
+            await harness.submit("hold", "eve", other)
+        await wait_until(lambda: bool(harness.azure.sent))
+        await harness.settle()
+        statements = trace(harness.store)
+        harness.azure.may_answer.set()
+        await harness.wait_for_events("startrequest.accepted")
+        read_events = {text.rpartition("FROM occurrence WHERE id = ")[2] for text in statements}
+        assert read_events & {"1", "2", "3", "4"} == {"1"}
+
+
+# --- the end
+
+
+async def test_nothing_is_claimed_any_more_while_the_relay_waits_to_be_idle(
+    tmp_path: Path,
+) -> None:
+    async with running_gate(tmp_path, USER_REBOOT, OTHER_REDEPLOY) as harness:
+        harness.azure.may_answer.clear()
+        await wait_until(lambda: bool(harness.azure.sent))
+        await harness.submit(of=OTHER_REDEPLOY)
+        waiting = asyncio.create_task(harness.gate.wait_until_idle(1000))
+        await wait_until(lambda: bool(harness.clock.remaining_sleeps))
+        harness.azure.may_answer.set()
+        await harness.wait_for_events("startrequest.accepted")
+        harness.clock.advance(0.05)
+        await waiting
+        await harness.settle()
+        assert (harness.azure.reads, harness.azure.sent) == (1, [("E-1",)])
+        assert harness.kinds().count("claim") == 1
+
+
+async def test_a_grant_that_was_just_read_is_not_claimed_while_the_relay_waits_to_be_idle(
+    tmp_path: Path,
+) -> None:
+    async with running_gate(tmp_path, USER_REBOOT) as harness:
+        harness.azure.may_read.clear()
+        await wait_until(lambda: harness.azure.reads == 1)
+        await harness.gate.wait_until_idle(1000)
+        harness.azure.may_read.set()
+        await harness.settle()
+        assert "claim" not in harness.kinds()
+
+
+async def test_a_relay_without_an_open_grant_has_no_task_for_start_requests_of_its_scope(
+    tmp_path: Path,
+) -> None:
+    async with running_gate(tmp_path, USER_REBOOT) as harness:
+        harness.azure.may_answer.clear()
+        await wait_until(lambda: bool(harness.azure.sent))
+        assert len(start_request_tasks()) == 1
+        harness.azure.may_answer.set()
+        await harness.wait_for_events("startrequest.accepted")
+        assert start_request_tasks() == []

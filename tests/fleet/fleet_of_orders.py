@@ -1,0 +1,488 @@
+"""A hub with a real gate and store, and the far side of its orders: agents, RabbitMQ and Azure.
+
+Azure's clock is the monotonic clock of the test, so the hub's wall clock can be wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, Literal
+
+import orjson
+
+from relay.approvals import ApprovalsSettings
+from relay.approvals.engine import ApprovalEngine
+from relay.approvals.gate import Gate
+from relay.errors import Deferred
+from relay.events.build import Origin
+from relay.events.cloudevent import CloudEvent
+from relay.events.model import ScheduledEvent
+from relay.fleet.hub.merge import (
+    Appeared,
+    Changed,
+    EventHistory,
+    News,
+    Word,
+    apply_report,
+    pulse_words,
+)
+from relay.fleet.hub.roster import Roster
+from relay.fleet.hub.start_orders import OrderPort
+from relay.fleet.messages import (
+    Pulse,
+    PulseRequest,
+    StartOrder,
+    StartOutcome,
+    StartResult,
+    parse_message,
+)
+from relay.fleet.routing import Sender
+from relay.ingest.recorder import EventDeparture, EventNews, EventSighting, Recorder
+from relay.outbox import StateFileOwner, StoreSettings
+from relay.outbox.file import open_for_reading
+from relay.outbox.journal import JournalRow, read_rows, verify_journal
+from relay.outbox.sqlite import Store, open_store
+from tests.approvals.builders import build_event
+from tests.approvals.manual_clock import NOON, ManualClock
+
+HUB = Origin("hub", "hub-1")
+SETTINGS = ApprovalsSettings.model_validate(
+    {"rules": [{"name": "users", "match": {"event_source": ["User"]}, "approve": "automatic"}]}
+)
+Mode = Literal["prompt", "frozen", "mute", "twice", "liar"]
+"""What an agent does with an order.
+
+- ``prompt``: it obeys and answers at once. ``twice``: it answers twice, and not the same.
+- ``frozen``: it does nothing until it wakes up.
+- ``mute``: it obeys at once, and its answer waits.
+- ``liar``: it sends nothing, and says that IMDS has accepted.
+"""
+
+
+def user_event(event_id: str = "E-1", **changes: Any) -> ScheduledEvent:
+    """An event that a rule grants."""
+    fields: dict[str, Any] = {"event_source": "User", "resources": ("vm-9",), "due": None}
+    return build_event(event_id, **fields | changes)
+
+
+@dataclass(eq=False)
+class PublishedOrder:
+    """An order that the hub has published."""
+
+    scope: str
+    agent: str
+    order: StartOrder
+    sent_at: float
+    done: bool = False
+    """Whether the agent will not carry it out any more, by its own word."""
+
+
+@dataclass(eq=False)
+class FakeAgent:
+    """The relay on a VM."""
+
+    scope: str
+    relay: str
+    user: str
+    mode: Mode = "prompt"
+    is_bound: bool = True
+    is_silent: bool = False
+    """Whether it sends no pulse."""
+    clock_offset: float = 0.0
+    pending: list[PublishedOrder] = field(default_factory=list)
+    unsent: list[StartResult] = field(default_factory=list)
+    """Answers that wait."""
+
+    @property
+    def sender(self) -> Sender:
+        """The agent as RabbitMQ vouches for it."""
+        return Sender(self.scope, self.relay, self.user)
+
+    def pulse(self) -> Pulse:
+        """Return its next pulse."""
+        return Pulse(
+            vm_id=f"id-of-{self.relay}",
+            boot_id="boot",
+            version="1.0.0",
+            zone=None,
+            names=(self.relay,),
+            live=None,
+            poll_age=0.5,
+            clock_offset=self.clock_offset,
+        )
+
+
+@dataclass(frozen=True)
+class Post:
+    """A StartRequest that reached IMDS."""
+
+    at: float
+    scope: str
+    agent: str
+    event_id: str
+    revision: str
+    status: int
+
+
+class Fleet:
+    """The agents, RabbitMQ between them and the hub, and Azure. It checks every order."""
+
+    def __init__(self, clock: ManualClock, agents: Iterable[str]) -> None:
+        """``agents`` are written as ``<scope>/<relay>``."""
+        self.clock = clock
+        self.agents: dict[tuple[str, str], FakeAgent] = {}
+        for name in agents:
+            scope, relay = name.split("/")
+            self.agents[scope, relay] = FakeAgent(scope, relay, user=f"user-{scope}")
+        self.documents: dict[str, dict[str, ScheduledEvent]] = {
+            scope: {} for scope, _ in self.agents
+        }
+        self.orders: list[PublishedOrder] = []
+        self.posts: list[Post] = []
+        self.status = 200
+        """The answer of IMDS to a StartRequest."""
+        self.starts_events = True
+        """Whether an accepted event is Started at once."""
+        self.publish: Literal["works", "down", "unconfirmed", "lost"] = "works"
+        """down: nothing is sent. unconfirmed, lost: the connection is lost before the confirm."""
+        self.pulse_requests: list[tuple[str, str]] = []
+        self.inbox: asyncio.Queue[tuple[FakeAgent, StartResult | Pulse]] = asyncio.Queue()
+        self.may_hear = asyncio.Event()
+        self.may_hear.set()
+        self.heard_accepted: set[int] = set()
+        """The grants of which the hub was told that IMDS has accepted."""
+        self.hub: Hub
+
+    def agent(self, name: str) -> FakeAgent:
+        """Return an agent by ``<scope>/<relay>``."""
+        scope, relay = name.split("/")
+        return self.agents[scope, relay]
+
+    def azure_now(self) -> datetime:
+        """The clock of Azure."""
+        return NOON + timedelta(seconds=self.clock.monotonic() - 1000.0)
+
+    def azure_says(self, scope: str, *events: ScheduledEvent) -> None:
+        """Change the document of a scope."""
+        self.documents[scope] = {event.key: event for event in events}
+
+    # --- the hub's side of RabbitMQ
+
+    async def send(self, key: str, event: CloudEvent) -> bool:
+        """Deliver an order, and check that it may be sent."""
+        await asyncio.sleep(0)
+        if self.publish == "down":
+            raise Deferred("no connection")
+        order = parse_message(event.body)
+        assert isinstance(order, StartOrder)
+        to, scope, relay = key.split(".")
+        assert to == "to"
+        sent = PublishedOrder(scope, relay, order, self.clock.monotonic())
+        self._check(sent)
+        agent = self.agents[scope, relay]
+        if not agent.is_bound:
+            return False
+        self.orders.append(sent)
+        if self.publish != "lost":
+            self._receive(agent, sent)
+        if self.publish != "works":
+            raise Deferred("the connection was lost")
+        return True
+
+    def send_transient(self, key: str, event: CloudEvent) -> None:
+        """Deliver a request for a pulse."""
+        assert isinstance(parse_message(event.body), PulseRequest)
+        _, scope, relay = key.split(".")
+        agent = self.agents[scope, relay]
+        self.pulse_requests.append((scope, relay))
+        if self.publish == "works" and agent.is_bound and agent.mode != "frozen":
+            self.send_pulse(agent)
+
+    def is_executable(self, sent: PublishedOrder) -> bool:
+        """Whether the agent can still carry out an order."""
+        return not sent.done and self.azure_now() < sent.order.deadline
+
+    def _check(self, sent: PublishedOrder) -> None:
+        order, hub_now = sent.order, self.clock.now()
+        granted = self.hub.granted(order.grant)
+        assert (sent.scope, order.event_id.lower(), order.revision) == granted, "misrouted"
+        assert order.deadline <= hub_now + timedelta(seconds=5)
+        assert order.grant not in self.heard_accepted, "accepted twice"
+        for other in self.orders:
+            if (other.scope, other.order.event_id) == (sent.scope, order.event_id):
+                assert not self.is_executable(other), "two orders at the same time"
+        known = self.hub.roster.agent(sent.scope, sent.agent)
+        assert known is not None
+        assert known.clock_offset is not None, "nobody knows whether its clock is right"
+        assert abs(known.clock_offset) <= 2, "its clock is wrong"
+        assert order.vm_id == known.vm_id
+        (note,) = (
+            note
+            for note in self.hub.claim_notes()
+            if (note["grant"], note["attempt"]) == (order.grant, order.attempt)
+        )
+        assert note["agent"] == sent.agent
+
+    # --- agents
+
+    def _receive(self, agent: FakeAgent, sent: PublishedOrder) -> None:
+        if agent.mode == "frozen":
+            agent.pending.append(sent)
+            return
+        result = self._execute(agent, sent)
+        if agent.mode == "mute":
+            agent.unsent.append(result)
+            return
+        self.answer(agent, result)
+        if agent.mode == "twice":
+            other: StartOutcome = "stale" if result.result == "accepted" else "accepted"
+            self.answer(agent, build_result(sent.order, other))
+
+    def _execute(self, agent: FakeAgent, sent: PublishedOrder) -> StartResult:
+        """Do what an agent does, which never sends a StartRequest after the deadline."""
+        order = sent.order
+        sent.done = True
+        if agent.mode == "liar":
+            return build_result(order, "accepted")
+        if self.azure_now() >= order.deadline:
+            return build_result(order, "stale")
+        event = self.documents[agent.scope].get(order.event_id.lower())
+        if event is None or event.revision != order.revision or event.is_started:
+            return build_result(order, "changed")
+        self.posts.append(
+            Post(
+                self.clock.monotonic(),
+                agent.scope,
+                agent.relay,
+                event.event_id,
+                event.revision,
+                self.status,
+            )
+        )
+        if self.status == 200 and self.starts_events:
+            self.start_event(agent.scope, event.event_id)
+        outcomes: dict[int, StartOutcome] = {200: "accepted", 400: "refused"}
+        return build_result(order, outcomes.get(self.status, "failed"), self.status)
+
+    def start_event(self, scope: str, event_id: str) -> None:
+        """Azure starts an event."""
+        key = event_id.lower()
+        self.documents[scope][key] = user_event(event_id, event_status="Started")
+
+    def wake_up(self, agent: FakeAgent, mode: Mode = "prompt") -> None:
+        """Let a frozen agent go on."""
+        agent.mode = mode
+        pending, agent.pending = agent.pending, []
+        for sent in pending:
+            self._receive(agent, sent)
+
+    def answer(self, agent: FakeAgent, result: StartResult) -> None:
+        """Publish a result."""
+        self.inbox.put_nowait((agent, result))
+
+    def send_late_answers(self, agent: FakeAgent) -> None:
+        """Publish the answers that wait."""
+        unsent, agent.unsent = agent.unsent, []
+        for result in unsent:
+            self.answer(agent, result)
+
+    def send_pulse(self, agent: FakeAgent) -> None:
+        """Publish a pulse, unless the agent is silent."""
+        if not agent.is_silent:
+            self.inbox.put_nowait((agent, agent.pulse()))
+
+    def send_pulses(self) -> None:
+        """Publish a pulse of every agent."""
+        for agent in self.agents.values():
+            self.send_pulse(agent)
+
+
+def build_result(
+    order: StartOrder, outcome: StartOutcome, status: int | None = None
+) -> StartResult:
+    """Return the result of an order."""
+    return StartResult(
+        grant=order.grant,
+        attempt=order.attempt,
+        result=outcome,
+        status=status,
+        reason=None if outcome == "accepted" else f"it is {outcome}",
+    )
+
+
+class Hub:
+    """One process of the hub: a gate with its port on a store, and a small intake."""
+
+    def __init__(self, path: Path, fleet: Fleet, store: Store, earlier: Hub | None) -> None:
+        self.path, self.fleet, self.store = path, fleet, store
+        clock = fleet.clock
+        self.roster: Roster = Roster(earlier.roster if earlier is not None else ())
+        self.roster.listen(clock.now())
+        self.histories: dict[str, dict[str, EventHistory]] = (
+            earlier.histories if earlier is not None else {}
+        )
+        self.port = OrderPort(
+            store,
+            self.roster,
+            fleet,
+            HUB,
+            clock,
+            self.agents_showing,
+            is_connected=lambda: fleet.publish != "down",
+        )
+        self.recorder = Recorder(HUB, None, None)
+        self.gate = Gate(ApprovalEngine(SETTINGS, HUB), store, self.port, clock, lambda _: False)
+        fleet.hub = self
+
+    def agents_showing(self, scope: str, event_key: str) -> frozenset[str] | None:
+        """Return who shows the event as the hub knows it."""
+        event_id, _, of = event_key.rpartition("@")
+        assert of == scope
+        history = self.histories.get(scope, {}).get(event_id)
+        return None if history is None else history.current_agents
+
+    async def run(self) -> None:
+        """Run the gate and the intake."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.gate.run())
+            group.create_task(self._take_in())
+
+    async def _take_in(self) -> None:
+        while True:
+            agent, message = await self.fleet.inbox.get()
+            await self.fleet.may_hear.wait()
+            if isinstance(message, StartResult):
+                if message.result == "accepted":
+                    self._note_accepted(agent, message)
+                self.port.on_result(agent.sender, message)
+            else:
+                await self._record(agent, message)
+
+    def _note_accepted(self, agent: FakeAgent, result: StartResult) -> None:
+        """Note that this grant must get no other order, if the result is that of an order."""
+        for sent in self.fleet.orders:
+            order = sent.order
+            if (order.grant, order.attempt, sent.scope, sent.agent) == (
+                result.grant,
+                result.attempt,
+                agent.scope,
+                agent.relay,
+            ):
+                known = self.port.orders.find(order.grant, order.attempt)
+                if known is not None and not known.ended.is_set():
+                    self.fleet.heard_accepted.add(result.grant)
+
+    async def _record(self, agent: FakeAgent, pulse: Pulse) -> None:
+        """Merge and record what an agent sees, then say that it was heard."""
+        now, scope = self.fleet.clock.now(), agent.scope
+        self.roster.note_pulse(agent.sender, agent.relay, pulse, now)
+        histories = self.histories.setdefault(scope, {})
+        document = self.fleet.documents[scope].values()
+        news: list[EventNews] = []
+        words = list(pulse_words(agent.relay, document, histories))
+        for key, word in words:
+            news += self._merge(scope, agent.relay, key, word, now)
+        await self.store.transact(
+            lambda tx: self.recorder.record_news(tx, news, now), fail_open=True
+        )
+        self.port.on_heard(scope, agent.relay)
+
+    def _merge(
+        self,
+        scope: str,
+        relay: str,
+        key: str,
+        word: Word,
+        now: datetime,
+    ) -> list[EventNews]:
+        seen, histories = self.fleet.azure_now(), self.histories[scope]
+        history, found = apply_report(
+            histories.get(key), relay, word, seen, max(now, seen), lambda _: False
+        )
+        if history is not None:
+            histories[key] = history
+        return [] if found is None else [_to_record(scope, key, found, now)]
+
+    # --- what is on disk
+
+    def journal(self) -> list[JournalRow]:
+        """The journal, read by a second connection; its hash chain is checked too."""
+        with contextlib.closing(open_for_reading(self.path)) as reader:
+            verify_journal(reader)
+            return list(read_rows(reader))
+
+    def claim_notes(self) -> list[dict[str, Any]]:
+        """The claims in the journal."""
+        return [orjson.loads(row.body) for row in self.journal() if row.kind == "claim"]
+
+    def event_names(self, prefix: str = "startrequest.") -> list[str]:
+        """The kinds of the rows in the journal that begin with this."""
+        return [row.kind for row in self.journal() if row.kind.startswith(prefix)]
+
+    def granted(self, grant_id: int) -> tuple[str, str, str]:
+        """Return the scope, the EventId in lower case and the revision of a grant."""
+        with contextlib.closing(open_for_reading(self.path)) as reader:
+            scope, key, revision = reader.execute(
+                "SELECT o.scope, o.key, s.revision FROM start_request AS s "
+                "JOIN occurrence AS o ON o.id = s.occurrence WHERE s.id = ?",
+                (grant_id,),
+            ).fetchone()
+        return scope, key.rpartition("@")[0], revision
+
+    def grant_states(self) -> list[tuple[str, str, int]]:
+        """Return the scope, state and attempts of each grant."""
+        with contextlib.closing(open_for_reading(self.path)) as reader:
+            return reader.execute(
+                "SELECT o.scope, s.state, s.attempts FROM start_request AS s "
+                "JOIN occurrence AS o ON o.id = s.occurrence ORDER BY s.id"
+            ).fetchall()
+
+    async def settle(self) -> None:
+        """Wait until the gate and the intake wait: longer than all their steps take."""
+        for _ in range(12):
+            await self.store.read(lambda _: None)
+            for _ in range(10):
+                await asyncio.sleep(0)
+
+    async def advance(self, seconds: float, *, step: float = 0.25) -> None:
+        """Let time pass, in steps."""
+        left = seconds
+        while left > 1e-9:
+            self.fleet.clock.advance(min(step, left))
+            left -= step
+            await self.settle()
+
+
+def _to_record(scope: str, key: str, news: News, now: datetime) -> EventNews:
+    if isinstance(news, Appeared | Changed):
+        return EventNews(scope, now, EventSighting(news.event, None))
+    return EventNews(scope, now, EventDeparture(key, news.gap, news.rebooted))
+
+
+@asynccontextmanager
+async def running_hub(path: Path, fleet: Fleet, earlier: Hub | None = None) -> AsyncIterator[Hub]:
+    """Run a hub. Leaving the context kills it; another one can begin with its file."""
+    async with AsyncExitStack() as stack:
+        store = await stack.enter_async_context(
+            open_store(
+                StoreSettings(path=path),
+                StateFileOwner(HUB.scope, None, is_hub=True),
+                fleet.clock,
+                lambda _: (),
+            )
+        )
+        hub = Hub(path, fleet, store, earlier)
+        task = asyncio.create_task(hub.run())
+        try:
+            yield hub
+            if task.done():
+                await task
+        finally:
+            task.cancel()
+            await asyncio.wait({task})

@@ -1,0 +1,471 @@
+"""What travels in a fleet is read back as it was sent; anything else is an unusable message."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from docs.generate import examples
+from relay.amqp.approval_message import UnusableMessage
+from relay.amqp.event_message import content_header
+from relay.events.build import Origin, event_data
+from relay.events.cloudevent import CloudEvent
+from relay.fleet.messages import (
+    MAX_BODY_BYTES,
+    MAX_ENDING,
+    MAX_LIVE_EVENTS,
+    MAX_NAMES,
+    MAX_REASON,
+    MAX_TOLD,
+    HubState,
+    Message,
+    Pulse,
+    PulseRequest,
+    StartOrder,
+    StartResult,
+    VoteAnswer,
+    VoteMessage,
+    parse_message,
+    read_message,
+)
+from relay.fleet.routing import ReportKey, parse_report_key, report_key
+from relay.imds.document import parse_document
+
+ORIGIN = Origin("vmss-a-1f0c33ab", "VMSS-A_0")
+NOW = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
+HEAD = "17:" + "ab" * 32
+RECORDED = [event for event in examples() if event.name.startswith(("event.", "relay."))]
+LIVE = tuple(dict(event.data) for event in RECORDED if event.name == "event.scheduled")
+PULSE = Pulse(
+    vm_id="0b8f5c0e-3f1d-4c8e-9d2a-6e5f4a3b2c1d",
+    boot_id="1c9a",
+    version="0.1.0",
+    zone="2",
+    names=("vmss-a_0", "vmss-a-0"),
+    live=LIVE,
+    poll_age=0.25,
+    clock_offset=-1.5,
+)
+ORDER = StartOrder(
+    grant=7,
+    attempt=2,
+    event_id="C7061BAC-AFDC-4513-B24B-AA5F13A16123",
+    revision="0123456789abcdef",
+    deadline=NOW + timedelta(seconds=5),
+    journalhead=HEAD,
+    vm_id="0b8f5c0e",
+)
+MESSAGES: list[Message] = [
+    PULSE,
+    Pulse(
+        vm_id=None,
+        boot_id=None,
+        version="0.1.0",
+        zone=None,
+        names=(),
+        live=None,
+        poll_age=None,
+        clock_offset=None,
+    ),
+    VoteMessage(request_id="r-1", user="local:root", body={"eventId": "C7", "decision": "approve"}),
+    ORDER,
+    replace(ORDER, journalhead=None, vm_id=None),
+    StartResult(grant=7, attempt=2, result="refused", status=400, reason="IMDS answered 400"),
+    StartResult(grant=7, attempt=2, result="stale", status=None, reason=None),
+    VoteAnswer(request_id="r-1", status=202, body={"approvalId": "5f0c", "state": "waiting"}),
+    PulseRequest(),
+    HubState(hub_time=NOW, told=("ab" * 16, "cd" * 16), ending=("C7061BAC",)),
+]
+BODIES = [
+    *(message.to_event(ORIGIN, NOW).body for message in MESSAGES),
+    *(e.body for e in RECORDED),
+]
+
+
+def names(message: Message) -> str:
+    return type(message).__name__
+
+
+def unusable(body: bytes) -> str:
+    """The reason why a message is unusable."""
+    with pytest.raises(UnusableMessage) as refused:
+        parse_message(body)
+    return str(refused.value)
+
+
+def changed(body: bytes, change: Callable[[dict[str, Any]], object]) -> bytes:
+    """A message after a change of its JSON."""
+    fields = orjson.loads(body)
+    change(fields)
+    return orjson.dumps(fields)
+
+
+# --- there and back
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=names)
+def test_a_message_is_read_as_it_was_sent(message: Message) -> None:
+    event = message.to_event(ORIGIN, NOW)
+    received = read_message(event.body)
+    assert received.content == message
+    assert (received.id, received.origin, received.at) == (event.id, ORIGIN, NOW)
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=names)
+def test_a_message_is_a_cloudevent_whose_id_differs_from_that_of_any_other(
+    message: Message,
+) -> None:
+    event = message.to_event(ORIGIN, NOW)
+    assert event.type == f"io.imdsrelay.fleet.{message.kind}.v1"
+    assert event.attributes["source"] == "imds://vmss-a-1f0c33ab/relays/VMSS-A_0"
+    others = [
+        *(other.to_event(ORIGIN, NOW) for other in MESSAGES if other is not message),
+        message.to_event(Origin(ORIGIN.scope, "other"), NOW),
+        message.to_event(ORIGIN, NOW + timedelta(microseconds=1)),
+    ]
+    assert event.id not in {other.id for other in others}
+    assert event.id == message.to_event(ORIGIN, NOW).id
+    assert content_header(event, user_id="vmss-a", persistent=False)
+
+
+@pytest.mark.parametrize("event", RECORDED, ids=lambda event: event.name)
+def test_what_an_agent_recorded_arrives_with_the_same_bytes(event: CloudEvent) -> None:
+    received = read_message(event.body)
+    assert isinstance(received.content, CloudEvent)
+    assert received.content.body == event.body
+    assert received.content.attributes == event.attributes
+    assert received.content.data == event.data
+    received.require_key(parse_report_key(report_key(event, received.origin)))
+
+
+def test_a_pulse_gives_the_events_that_it_lists() -> None:
+    pulse = parse_message(PULSE.to_event(ORIGIN, NOW).body)
+    assert isinstance(pulse, Pulse)
+    assert pulse.events is not None
+    assert [event_data(event, LIVE[0]["documentIncarnation"]) for event in pulse.events] == [*LIVE]
+
+
+def test_whatever_the_reader_of_azure_takes_is_taken_from_an_agent() -> None:
+    entry = {
+        "EventId": "\x01 strange",
+        "EventType": "N\u0000w",
+        "Resources": ["x" * 5000, ""],
+        "NotBefore": "at noon",
+        "Description": "d" * 100_000,
+        "DurationInSeconds": 2**53 - 1,
+    }
+    document = orjson.dumps({"DocumentIncarnation": -(2**63), "Events": [entry]})
+    parsed = parse_document(document)
+    data = event_data(parsed.events[0], parsed.incarnation)
+    pulse = parse_message(replace(PULSE, live=(data,)).to_event(ORIGIN, NOW).body)
+    assert isinstance(pulse, Pulse)
+    assert pulse.events == parsed.events
+
+
+def test_fields_of_a_later_version_are_ignored() -> None:
+    def add(fields: dict[str, Any]) -> None:
+        fields["later"] = [1]
+        fields["data"]["later"] = {"a": 1}
+        if "live" in fields["data"]:
+            fields["data"]["live"][0]["later"] = 1
+
+    assert parse_message(changed(BODIES[0], add)) == PULSE
+    recorded = parse_message(changed(RECORDED[0].body, add))
+    assert isinstance(recorded, CloudEvent)
+    assert recorded.body == RECORDED[0].body
+
+
+# --- what does not fit
+
+
+@pytest.mark.parametrize(
+    "live",
+    [
+        tuple({**LIVE[0], "eventId": f"e{number}"} for number in range(MAX_LIVE_EVENTS + 1)),
+        ({**LIVE[0], "description": "x" * MAX_BODY_BYTES},),
+    ],
+    ids=["too many", "too large"],
+)
+def test_a_pulse_whose_events_do_not_fit_says_nothing_of_them(live: tuple[Any, ...]) -> None:
+    sent = replace(PULSE, live=live).to_event(ORIGIN, NOW)
+    assert parse_message(sent.body) == replace(PULSE, live=None)
+
+
+def test_a_pulse_may_list_as_many_events_as_fit() -> None:
+    live = tuple({**LIVE[0], "eventId": f"e{number}"} for number in range(MAX_LIVE_EVENTS))
+    pulse = replace(PULSE, live=live, names=("vm",) * (MAX_NAMES + 1))
+    assert parse_message(pulse.to_event(ORIGIN, NOW).body) == replace(
+        pulse, names=("vm",) * MAX_NAMES
+    )
+
+
+def test_a_sender_shortens_what_the_receiver_would_refuse() -> None:
+    state = HubState(
+        hub_time=NOW,
+        told=tuple(f"{number:032x}" for number in range(MAX_TOLD + 1)),
+        ending=tuple(f"e{number}" for number in range(MAX_ENDING + 1)),
+    )
+    assert parse_message(state.to_event(ORIGIN, NOW).body) == replace(
+        state, told=state.told[1:], ending=state.ending[:-1]
+    )
+    result = StartResult(grant=1, attempt=1, result="failed", status=500, reason="x" * 2000)
+    assert parse_message(result.to_event(ORIGIN, NOW).body) == replace(
+        result, reason="x" * MAX_REASON
+    )
+
+
+# --- what is unusable
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b"", "not JSON"),
+        (b"{", "not JSON"),
+        (b"\xff", "not JSON"),
+        (b"[]", "expected a JSON object"),
+        (b"{}", "specversion: Field required"),
+        (b" " * (MAX_BODY_BYTES + 1), "more than 1048576 bytes"),
+        (b"[" * 2000, "not JSON"),
+    ],
+)
+def test_what_is_no_cloudevent_is_unusable(body: bytes, reason: str) -> None:
+    assert reason in unusable(body)
+
+
+def _set(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
+    def change(fields: dict[str, Any]) -> None:
+        *parents, last = path.split("/")
+        for parent in parents:
+            fields = fields[parent]
+        fields[last] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("message", "path", "value"),
+    [
+        (PULSE, "specversion", "0.3"),
+        (PULSE, "id", "A" * 32),
+        (PULSE, "id", "ab"),
+        (PULSE, "type", "io.imdsrelay.fleet.unknown.v1"),
+        (PULSE, "type", "io.imdsrelay.fleet.pulse.v2"),
+        (PULSE, "type", "io.imdsrelay.approval.granted.v1"),
+        (PULSE, "type", "io.imdsrelay.startrequest.accepted.v1"),
+        (PULSE, "time", "noon"),
+        (PULSE, "time", "0001-01-01T00:00:00Z"),
+        (PULSE, "time", "9999-12-31T23:59:59Z"),
+        (PULSE, "scope", "UPPER"),
+        (PULSE, "scope", "a.b"),
+        (PULSE, "scope", ""),
+        (PULSE, "relay", "a\nb"),
+        (PULSE, "data", None),
+        (PULSE, "data/live", [{**LIVE[0], "resources": None}]),
+        (PULSE, "data/live", [{**LIVE[0], "resources": [1]}]),
+        (PULSE, "data/live", [{**LIVE[0], "eventId": ""}]),
+        (PULSE, "data/live", [{**LIVE[0], "durationSeconds": 1.5}]),
+        (PULSE, "data/live", [{**LIVE[0], "durationSeconds": True}]),
+        (PULSE, "data/live", [{**LIVE[0], "durationSeconds": -1}]),
+        (PULSE, "data/live", [{**LIVE[0], "documentIncarnation": 2**63}]),
+        (PULSE, "data/live", [LIVE[0], {**LIVE[0], "eventId": LIVE[0]["eventId"].lower()}]),
+        (PULSE, "data/live", [LIVE[0]] * (MAX_LIVE_EVENTS + 1)),
+        (PULSE, "data/live", {}),
+        (PULSE, "data/names", ["x"] * (MAX_NAMES + 1)),
+        (PULSE, "data/pollAge", -1),
+        (PULSE, "data/pollAge", "1"),
+        (PULSE, "data/version", 1),
+        (ORDER, "journalhead", "17"),
+        (ORDER, "data/grant", -1),
+        (ORDER, "data/grant", 2**63),
+        (ORDER, "data/grant", "7"),
+        (ORDER, "data/attempt", True),
+        (ORDER, "data/deadline", 1),
+        (ORDER, "data/deadline", "soon"),
+        (ORDER, "data/eventId", "e" * 257),
+        (MESSAGES[2], "data/body", []),
+        (MESSAGES[2], "data/body", {"reason": "x" * 70_000}),
+        (MESSAGES[2], "data/requestId", "a\x00"),
+        (MESSAGES[2], "data/user", ""),
+        (MESSAGES[5], "data/result", "done"),
+        (MESSAGES[5], "data/status", 99),
+        (MESSAGES[5], "data/reason", "x" * (MAX_REASON + 1)),
+        (MESSAGES[7], "data/status", 600),
+        (MESSAGES[9], "data/told", ["x"]),
+        (MESSAGES[9], "data/told", ["ab" * 16] * (MAX_TOLD + 1)),
+        (MESSAGES[9], "data/ending", [""]),
+        (MESSAGES[9], "data/hubTime", None),
+    ],
+)
+def test_a_message_with_a_wrong_value_is_unusable(message: Message, path: str, value: Any) -> None:
+    body = message.to_event(ORIGIN, NOW).body
+    assert parse_message(changed(body, lambda _: None)) == message
+    assert unusable(changed(body, _set(path, value)))
+
+
+@pytest.mark.parametrize("message", [PULSE, *MESSAGES[2:4], *MESSAGES[5:8], MESSAGES[9]], ids=names)
+def test_a_message_without_a_field_is_unusable_unless_it_may_be_null(message: Message) -> None:
+    body = message.to_event(ORIGIN, NOW).body
+    may_be_null = {"vmId", "bootId", "zone", "pollAge", "clockOffset", "reason"}
+    if isinstance(message, StartResult):
+        may_be_null.add("status")
+    data = orjson.loads(body)["data"]
+    for name in data:
+        rest = {other: value for other, value in data.items() if other != name}
+        without = changed(body, _set("data", rest))
+        if name in may_be_null:
+            null = changed(body, _set("data", {**rest, name: None}))
+            assert parse_message(without) == parse_message(null)
+        else:
+            assert f"{name}: Field required" in unusable(without)
+
+
+def test_a_body_that_is_nested_too_deep_to_be_written_again_is_unusable() -> None:
+    text = f'{{"a":{"[" * 500}{"]" * 500}}}'.encode()
+    for body, name in ((BODIES[2], b'"body"'), (RECORDED[1].body, b'"changed"')):
+        start = body.index(name) + len(name) + 1
+        end = body.index(b"}", start) + 1
+        assert "cannot be written" in unusable(body[:start] + text + body[end:])
+
+
+@pytest.mark.parametrize("event", RECORDED, ids=lambda event: event.name)
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("subject", "another"),
+        ("source", "imds://another"),
+        ("source", "imds://westno-4f7a9c21/relays/another"),
+        ("relay", "another"),
+        ("time", "2022-04-11T22:11:58+00:00"),
+        ("time", "Mon, 11 Apr 2022 22:11:58 GMT"),
+    ],
+)
+def test_a_recorded_event_whose_attributes_contradict_its_content_is_unusable(
+    event: CloudEvent, name: str, value: str
+) -> None:
+    if name == "relay" and event.name.startswith("event."):
+        return  # nothing of a change depends on the name
+    assert unusable(changed(event.body, _set(name, value)))
+
+
+@pytest.mark.parametrize("event", RECORDED, ids=lambda event: event.name)
+def test_an_agent_chooses_the_id_of_no_relay_event(event: CloudEvent) -> None:
+    """Consumers would drop an event of another scope that has the id later."""
+    body = changed(event.body, _set("id", "ab" * 16))
+    if event.name.startswith("relay."):
+        assert "its id is not that of its content" in unusable(body)
+        for path, value in (("data/reason", "x"), ("journalhead", HEAD)):
+            assert "its id is not" in unusable(changed(event.body, _set(path, value)))
+        assert "no journalhead" in unusable(changed(event.body, _set("journalhead", None)))
+    else:  # the hub makes the ids of changes itself
+        assert isinstance(parse_message(body), CloudEvent)
+        assert "text" in unusable(changed(event.body, _set("eventtype", 1)))
+
+
+@pytest.mark.parametrize(
+    ("body", "key", "reason"),
+    [
+        (BODIES[0], ReportKey("pulse", "vmss-a-1f0c33ab", "vmss-a_1"), "another relay"),
+        (BODIES[0], ReportKey("pulse", "vmss-b-1f0c33ab", "vmss-a_0"), "another relay"),
+        (BODIES[0], ReportKey("vote", "vmss-a-1f0c33ab", "vmss-a_0"), "another kind"),
+        (BODIES[0], ReportKey("event", "vmss-a-1f0c33ab", "vmss-a_0"), "another kind"),
+        (BODIES[2], ReportKey("pulse", "vmss-a-1f0c33ab", "vmss-a_0"), "another kind"),
+        (BODIES[3], ReportKey("start", "vmss-a-1f0c33ab", "vmss-a_0"), "another kind"),
+        (BODIES[9], ReportKey("pulse", "vmss-a-1f0c33ab", "vmss-a_0"), "another kind"),
+        (RECORDED[0].body, ReportKey("relay", "westno-4f7a9c21", "westno_0"), "another kind"),
+        (RECORDED[-1].body, ReportKey("event", "westno-4f7a9c21", "westno_0"), "another kind"),
+    ],
+)
+def test_a_body_that_contradicts_its_routing_key_is_unusable(
+    body: bytes, key: ReportKey, reason: str
+) -> None:
+    with pytest.raises(UnusableMessage, match=reason):
+        read_message(body).require_key(key)
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"), [(BODIES[0], "pulse"), (BODIES[2], "vote"), (BODIES[5], "start")]
+)
+def test_a_body_that_says_what_its_routing_key_says_is_accepted(body: bytes, kind: Any) -> None:
+    read_message(body).require_key(ReportKey(kind, "vmss-a-1f0c33ab", "vmss-a_0"))
+
+
+# --- any bytes at all
+
+_json = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**64), 2**65)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8)
+    | st.sampled_from(
+        ["", "1.0", "ab" * 16, "2026-01-02T03:04:05Z", "0001-01-01", "accepted", HEAD]
+    ),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+def harmless(body: bytes) -> None:
+    """Assert that the bytes are a message that can be sent again, or unusable."""
+    try:
+        received = read_message(body)
+    except UnusableMessage:
+        return
+    content = received.content
+    if isinstance(content, CloudEvent):
+        assert parse_message(content.body) == content
+        assert content_header(content)
+    else:
+        assert parse_message(content.to_event(received.origin, received.at).body) == content
+        for event in (isinstance(content, Pulse) and content.events) or ():
+            assert len(event.revision) == 16
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_message_or_unusable(body: bytes) -> None:
+    harmless(body)
+
+
+@settings(max_examples=400)
+@given(st.data())
+def test_a_message_with_any_part_replaced_is_a_message_or_unusable(data: st.DataObject) -> None:
+    fields = copy.deepcopy(orjson.loads(data.draw(st.sampled_from(BODIES))))
+    for _ in range(data.draw(st.integers(1, 3))):
+        node: Any = fields
+        while True:
+            keys = list(node) if isinstance(node, dict) else list(range(len(node)))
+            if not keys:
+                break
+            key = data.draw(st.sampled_from(keys))
+            if isinstance(node[key], dict | list) and node[key] and data.draw(st.booleans()):
+                node = node[key]
+                continue
+            if data.draw(st.booleans()) or not isinstance(node, dict):
+                node[key] = data.draw(_json)
+            else:
+                del node[key]
+            break
+    try:
+        body = orjson.dumps(fields)
+    except orjson.JSONEncodeError:  # an integer of more than 64 bits
+        return
+    harmless(body)
+
+
+@given(st.sampled_from(BODIES), st.integers(0, 2000), st.binary(min_size=1, max_size=4))
+def test_a_message_with_any_bytes_replaced_is_a_message_or_unusable(
+    body: bytes, place: int, new: bytes
+) -> None:
+    place %= len(body)
+    harmless(body[:place] + new + body[place + len(new) :])

@@ -1,0 +1,261 @@
+"""The roster of a hub: who is fresh, silent or forgotten, and who can execute an order."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from relay.fleet.hub.roster import FORGOTTEN_AFTER, FRESH_FOR, Agent, Roster
+from relay.fleet.messages import Pulse
+from relay.fleet.routing import Sender
+from tests.events.strategies import make_event
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+SCOPE = "prod-vmss-1f0c33ab"
+
+
+def at(seconds: float) -> datetime:
+    return NOON + timedelta(seconds=seconds)
+
+
+def make_pulse(**fields: Any) -> Pulse:
+    values: dict[str, Any] = {
+        "vm_id": "b1c8",
+        "boot_id": "one",
+        "version": "2.0.0",
+        "zone": "1",
+        "names": (),
+        "live": (),
+        "poll_age": 0.5,
+        "clock_offset": 0.1,
+    }
+    return Pulse(**values | fields)
+
+
+def sender(relay: str, scope: str = SCOPE) -> Sender:
+    return Sender(scope=scope, relay=relay, user="vmss")
+
+
+def listening(roster: Roster, until: float, since: float = 0.0) -> None:
+    """Have the hub listen without a pause."""
+    moment = since
+    while moment < until:
+        roster.listen(at(moment))
+        moment += 30.0
+    roster.listen(at(until))
+
+
+def pulse(roster: Roster, relay: str, now: float, **fields: Any) -> Agent:
+    return roster.note_pulse(sender(relay), relay.upper(), make_pulse(**fields), at(now))
+
+
+def chosen(roster: Roster, resources: list[str], now: float, **options: Any) -> list[str]:
+    return [agent.relay for agent in roster.choose(SCOPE, resources, at(now), **options)]
+
+
+def test_a_pulse_says_who_an_agent_is_and_a_report_only_that_it_is_there() -> None:
+    roster = Roster()
+    agent = pulse(roster, "web_1", 0, names=("Web_1", "WEB000001"))
+    assert agent == Agent(
+        scope=SCOPE,
+        relay="web_1",
+        user="vmss",
+        name="WEB_1",
+        first_heard=NOON,
+        last_pulse=NOON,
+        vm_id="b1c8",
+        boot_id="one",
+        version="2.0.0",
+        zone="1",
+        names=frozenset({"web_1", "web000001"}),
+        poll_age=0.5,
+        clock_offset=0.1,
+    )
+    agent = roster.note_report(sender("web_1"), "WEB_1", at(9))
+    assert (agent.last_report, agent.last_pulse, agent.vm_id) == (at(9), NOON, "b1c8")
+    assert roster.agents_of(SCOPE) == [agent]
+
+
+def test_agents_with_equal_names_in_two_scopes_are_two_agents() -> None:
+    roster = Roster()
+    roster.note_report(sender("web_1"), "web_1", at(0))
+    roster.note_report(sender("web_1", "other"), "web_1", at(5))
+    assert roster.scopes == {SCOPE, "other"}
+    assert [agent.last_heard for agent in roster] == [at(0), at(5)]
+
+
+def test_an_agent_is_fresh_until_two_pulses_are_lost() -> None:
+    roster = Roster()
+    agent = pulse(roster, "web_1", 0)
+    edge = FRESH_FOR.total_seconds()
+    assert roster.is_fresh(agent, at(edge))
+    assert not roster.is_fresh(agent, at(edge + 0.001))
+
+
+def test_silence_counts_only_while_the_hub_listens() -> None:
+    roster = Roster()
+    agent = pulse(roster, "web_1", 0)
+    assert not roster.is_silent(agent, at(10_000)), "the hub has not listened"
+    roster.listen(at(10_000))
+    assert not roster.is_silent(agent, at(10_000))
+    listening(roster, 10_150, since=10_000)
+    assert not roster.is_silent(agent, at(10_150))
+    assert not roster.is_fresh(agent, at(10_150))
+    roster.listen(at(10_151))
+    assert roster.is_silent(agent, at(10_151))
+    roster.stop_listening()
+    assert not roster.is_silent(agent, at(10_151))
+
+
+def test_a_hub_that_stood_still_knows_nothing_about_silence() -> None:
+    roster = Roster()
+    agent = pulse(roster, "web_1", 0)
+    assert roster.listen(at(0))
+    assert not roster.listen(at(60))
+    # The machine of the hub was frozen for two days. What is asked first must not be wrong either.
+    assert not roster.is_silent(agent, at(200_000))
+    assert roster.lost(at(200_000)) == []
+    assert roster.listen(at(200_000))
+    assert roster.lost(at(200_000)) == []
+
+
+def test_a_clock_of_the_hub_that_is_set_back_makes_no_agent_fresh_for_longer() -> None:
+    roster = Roster()
+    roster.listen(at(10_000))
+    pulse(roster, "web_1", 10_000)
+    assert roster.listen(at(0))
+    agent = roster.agent(SCOPE, "web_1")
+    assert agent is not None
+    assert agent.last_heard == at(0)
+    listening(roster, 151)
+    assert roster.is_silent(agent, at(151))
+
+
+def test_a_scope_is_silent_when_all_of_its_agents_are() -> None:
+    roster = Roster()
+    roster.listen(at(0))
+    for name in ("web_1", "web_2"):
+        pulse(roster, name, 0)
+    roster.note_report(sender("db", "other"), "db", at(0))
+    listening(roster, 100)
+    pulse(roster, "web_2", 100)
+    listening(roster, 200, since=100)
+    assert roster.silent_scopes(at(200)) == {"other"}
+    listening(roster, 260, since=200)
+    assert roster.silent_scopes(at(260)) == {SCOPE, "other"}
+    pulse(roster, "web_1", 260)
+    assert roster.silent_scopes(at(260)) == {"other"}
+
+
+def test_an_agent_that_is_silent_for_a_day_is_to_be_forgotten() -> None:
+    roster = Roster()
+    roster.listen(at(0))
+    agent = pulse(roster, "web_1", 0)
+    day = FORGOTTEN_AFTER.total_seconds()
+    listening(roster, day - 1)
+    assert roster.lost(at(day - 1)) == []
+    roster.listen(at(day))
+    assert roster.lost(at(day)) == [agent]
+    roster.forget(agent)
+    assert list(roster) == []
+    assert roster.scopes == frozenset()
+
+
+def test_the_end_of_a_terminate_event_names_the_agents_to_forget() -> None:
+    roster = Roster()
+    agents = [pulse(roster, f"web_{number}", 0) for number in range(3)]
+    event = make_event(event_type="Terminate", resources=("WEB_1", "web000002"))
+    assert roster.terminated(SCOPE, event) == agents[1:]
+    assert roster.terminated("other", event) == []
+    assert roster.terminated(SCOPE, make_event(event_type="Reboot", resources=("WEB_1",))) == []
+
+
+@pytest.mark.parametrize(
+    "resource", ["Prod.VMSS_18", "_prod.vmss_18", "prod.vmss00000I", "_PROD.vmss00000i"]
+)
+@pytest.mark.parametrize("relay", ["prod_vmss_18", "prod_vmss00000i"])
+def test_without_a_pulse_the_relay_word_names_the_machine_in_both_notations(
+    relay: str, resource: str
+) -> None:
+    roster = Roster()
+    agent = roster.note_report(sender(relay), relay, at(0))
+    assert agent.is_named_in(["x", resource])
+    assert not agent.is_named_in(["prod.vmss_19", "prod_vmss_1", "vmss_18"])
+
+
+def test_with_a_pulse_only_its_names_count() -> None:
+    roster = Roster()
+    agent = pulse(roster, "relay-of-web", 0, names=("web.1",))
+    assert agent.is_named_in(["WEB.1"])
+    assert not agent.is_named_in(["web_1", "relay-of-web"])
+
+
+def test_an_agent_that_the_event_does_not_name_is_chosen_before_those_that_it_names() -> None:
+    roster = Roster()
+    for name in ("web_1", "web_2", "web_3"):
+        pulse(roster, name, 0, names=(name,))
+    assert chosen(roster, ["WEB_1", "web_2"], 1) == ["web_3", "web_1", "web_2"]
+    assert chosen(roster, [], 1, among=["web_2"]) == ["web_2"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"clock_offset": 2.1},
+        {"clock_offset": -2.1},
+        {"clock_offset": None},
+        {"poll_age": 60.1},
+        {"poll_age": None},
+    ],
+    ids=str,
+)
+def test_an_agent_that_cannot_keep_a_deadline_or_read_the_document_is_not_chosen(
+    fields: dict[str, Any],
+) -> None:
+    roster = Roster()
+    pulse(roster, "bad", 0, **fields)
+    pulse(roster, "good", 0, clock_offset=-2.0, poll_age=60.0)
+    assert chosen(roster, [], 1) == ["good"]
+
+
+def test_an_agent_that_sends_reports_but_no_pulses_is_not_chosen() -> None:
+    roster = Roster()
+    roster.note_report(sender("web_0"), "web_0", at(0))
+    pulse(roster, "web_1", 0)
+    pulse(roster, "web_2", 50)
+    roster.note_report(sender("web_1"), "web_1", at(160))
+    assert chosen(roster, [], 160) == ["web_2"]
+
+
+def test_agents_with_recent_polls_come_first_then_those_heard_of_last() -> None:
+    roster = Roster()
+    pulse(roster, "slow", 9, poll_age=20.0)
+    pulse(roster, "slower", 9, poll_age=30.0)
+    pulse(roster, "earlier", 1, poll_age=0.1)
+    pulse(roster, "later", 2, poll_age=4.9)
+    assert chosen(roster, [], 10) == ["later", "earlier", "slow", "slower"]
+
+
+def test_fresh_agents_with_wrong_clocks_are_listed() -> None:
+    roster = Roster()
+    pulse(roster, "silent", 0, clock_offset=9.0)
+    wrong = [pulse(roster, f"{offset}", 100, clock_offset=offset) for offset in (2.5, -2.5)]
+    pulse(roster, "good", 100, clock_offset=1.9)
+    pulse(roster, "unknown", 100, clock_offset=None)
+    assert roster.with_wrong_clocks(at(200)) == wrong
+
+
+def test_after_a_restart_the_merge_waits_for_agents_that_were_not_heard_of_yet() -> None:
+    before = Roster()
+    agents = [pulse(before, name, 0) for name in ("web_1", "web_2")]
+    roster = Roster(agents)
+    roster.listen(at(10_000))
+    pulse(roster, "web_1", 10_010)
+    may_speak = roster.may_speak(SCOPE, at(10_010))
+    assert [may_speak(name) for name in ("web_1", "web_2", "unknown")] == [True, True, False]
+    listening(roster, 10_151, since=10_000)
+    may_speak = roster.may_speak(SCOPE, at(10_151))
+    assert [may_speak(name) for name in ("web_1", "web_2")] == [True, False]
+    assert chosen(roster, [], 10_151) == ["web_1"]

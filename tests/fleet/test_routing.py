@@ -1,0 +1,243 @@
+"""Routing keys of a fleet: each is read as it was built, and only who may is their sender."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, cast
+
+import pytest
+from aiormq.abc import AbstractChannel, DeliveredMessage
+from hypothesis import given
+from hypothesis import strategies as st
+from pamqp.commands import Basic
+from pamqp.header import ContentHeader
+from pydantic import SecretStr
+
+from relay.amqp.approval_message import UnusableMessage
+from relay.events.build import Origin
+from relay.events.match import matches_any
+from relay.fleet.definitions import HubAccount, fleet_definitions
+from relay.fleet.routing import (
+    ReportKey,
+    Sender,
+    authorize_sender,
+    check_command,
+    check_report,
+    command_key,
+    parse_report_key,
+    pulse_key,
+    relay_word,
+    report_key,
+    result_key,
+    state_key,
+    vote_key,
+)
+from relay.fleet.settings import HubSettings, TrustDomain
+from relay.fleet.topology import agent_keys, command_exchange, fleet_exchange
+from tests.builders import cloudevent
+
+FLEET, COMMANDS = fleet_exchange("x"), command_exchange("x")
+ORIGIN = Origin("vmss-a-1f", "VMSS-A_0")
+DOMAINS = (
+    TrustDomain(user="vmss-a", scopes=("vmss-a-*",)),
+    TrustDomain(user="single", scopes=("vmss-b-*",), relays=("one",)),
+)
+_scopes = st.from_regex(r"[a-z0-9-]{1,80}", fullmatch=True)
+_relays = st.text(min_size=1, max_size=100)
+
+
+def delivery(exchange: str, key: str, **properties: Any) -> DeliveredMessage:
+    """A message as the broker delivers it."""
+    header = Basic.Properties(**properties)
+    deliver = Basic.Deliver("tag", 1, redelivered=False, exchange=exchange, routing_key=key)
+    return DeliveredMessage(
+        deliver, ContentHeader(0, 2, header), b"{}", cast("AbstractChannel", None)
+    )
+
+
+def test_the_keys_are_those_of_the_documentation() -> None:
+    assert report_key(cloudevent("event.updated", eventtype="Reboot"), ORIGIN) == (
+        "event.updated.reboot.vmss-a-1f.vmss-a_0"
+    )
+    assert report_key(cloudevent("relay.source-lost", subject=None), ORIGIN) == (
+        "relay.source-lost.none.vmss-a-1f.vmss-a_0"
+    )
+    assert report_key(cloudevent("relay.ping", subject="Hub"), ORIGIN) == (
+        "relay.ping.hub.vmss-a-1f.vmss-a_0"
+    )
+    assert pulse_key(ORIGIN) == "pulse.vmss-a-1f.vmss-a_0"
+    assert vote_key(ORIGIN) == "vote.vmss-a-1f.vmss-a_0"
+    assert result_key(ORIGIN) == "start.vmss-a-1f.vmss-a_0"
+    assert command_key("vmss-a-1f", "vmss-a_0") == "to.vmss-a-1f.vmss-a_0"
+    assert state_key("vmss-a-1f") == "scope.vmss-a-1f"
+    assert agent_keys(ORIGIN) == ("to.vmss-a-1f.vmss-a_0", "scope.vmss-a-1f")
+
+
+@given(_scopes, _relays, st.text(min_size=1, max_size=100))
+def test_every_key_fits_into_amqp_and_is_read_as_it_was_built(
+    scope: str, relay: str, detail: str
+) -> None:
+    origin = Origin(scope, relay)
+    for name in ("event.scheduled", "relay.source-recovered", "relay.dead-lettered"):
+        key = report_key(cloudevent(name, subject=detail, eventtype=detail), origin)
+        assert len(key.encode()) <= 255
+        assert parse_report_key(key) == ReportKey(
+            cast("Any", name.partition(".")[0]), scope, relay_word(relay)
+        )
+    for kind, key in (
+        ("pulse", pulse_key(origin)),
+        ("vote", vote_key(origin)),
+        ("start", result_key(origin)),
+    ):
+        assert parse_report_key(key) == ReportKey(cast("Any", kind), scope, relay_word(relay))
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "",
+        "pulse",
+        "pulse.a",
+        "pulse.a.",
+        "pulse..b",
+        "pulse.a.b.c",
+        "pulse.A.b",
+        "pulse.a.B",
+        "pulse.a_a.b",
+        "pulse.a.b\n",
+        "pulse.a.*",
+        "pulse.#.b",
+        "vote.a.b.c.d",
+        "event.scheduled.a.b",
+        "event.scheduled.reboot.a.b.c",
+        "event..reboot.a.b",
+        "to.a.b",
+        "scope.a",
+        "approve.a.b",
+        "startrequest.accepted.reboot.a.b",
+        f"pulse.{'a' * 81}.b",
+        f"pulse.a.{'b' * 81}",
+    ],
+)
+def test_a_key_that_no_agent_publishes_with_is_unusable(key: str) -> None:
+    with pytest.raises(UnusableMessage, match="no agent publishes"):
+        parse_report_key(key)
+
+
+@given(st.text(max_size=300))
+def test_any_key_is_read_or_unusable(key: str) -> None:
+    try:
+        parsed = parse_report_key(key)
+    except UnusableMessage:
+        return
+    assert key.endswith(f".{parsed.scope}.{parsed.relay}")
+
+
+@pytest.mark.parametrize(
+    ("user", "key", "reason"),
+    [
+        ("vmss-a", ReportKey("event", "vmss-b-1f", "one"), "may not speak for relay one of scope"),
+        ("single", ReportKey("vote", "vmss-a-1f", "one"), "may not speak for"),
+        ("single", ReportKey("vote", "vmss-b-1f", "two"), "may not speak for"),
+        ("VMSS-A", ReportKey("event", "vmss-a-1f", "one"), "user of no trust domain"),
+        ("imds-hub", ReportKey("event", "vmss-a-1f", "one"), "user of no trust domain"),
+    ],
+)
+def test_a_user_speaks_for_no_relay_outside_its_domain(
+    user: str, key: ReportKey, reason: str
+) -> None:
+    with pytest.raises(UnusableMessage, match=reason):
+        authorize_sender(user, key, DOMAINS)
+
+
+_patterns = st.lists(st.text("ab-*?", min_size=1, max_size=5), min_size=1, max_size=3)
+
+
+@given(
+    _patterns,
+    st.lists(st.text("ab_*?", min_size=1, max_size=5), min_size=1, max_size=3),
+    st.text("ab-", min_size=1, max_size=6),
+    st.text("ab_", min_size=1, max_size=6),
+)
+def test_the_broker_and_the_hub_let_the_same_pass(
+    scopes: list[str], relays: list[str], scope: str, relay: str
+) -> None:
+    domain = TrustDomain(user="a", scopes=tuple(scopes), relays=tuple(relays))
+    hub = HubSettings(role="hub", url=SecretStr("amqp://h/"), exchange="x", domains=(domain,))
+    answer = fleet_definitions(hub, HubAccount(user="h"), "/", {})
+    rights = {(entry["user"], entry["exchange"]): entry for entry in answer["topic_permissions"]}
+    may_report = rights["a", FLEET]["write"]
+    may_bind = rights["a", COMMANDS]["read"]
+    may_order = rights["h", COMMANDS]["write"]
+    speaks = domain.speaks_for(scope, relay)
+    for key in (vote_key(Origin(scope, relay)), report_key(cloudevent(), Origin(scope, relay))):
+        assert bool(re.search(may_report, key)) is speaks
+    assert bool(re.search(may_bind, command_key(scope, relay))) is speaks
+    in_domain = matches_any(scopes, scope)
+    assert bool(re.search(may_bind, state_key(scope))) is in_domain
+    assert bool(re.search(may_order, state_key(scope))) is in_domain
+    assert bool(re.search(may_order, command_key(scope, relay))) is in_domain
+
+
+def test_a_report_is_of_the_relay_in_its_key_if_the_user_may_speak_for_it() -> None:
+    message = delivery(FLEET, "vote.vmss-b-1f.one", user_id="single")
+    assert check_report(message, FLEET, DOMAINS) == (
+        ReportKey("vote", "vmss-b-1f", "one"),
+        Sender("vmss-b-1f", "one", "single"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("exchange", "properties", "reason"),
+    [
+        ("", {"user_id": "single"}, "was not published to x.fleet"),
+        (COMMANDS, {"user_id": "single"}, "was not published to x.fleet"),
+        (FLEET, {}, "no user_id"),
+        (FLEET, {"user_id": "vmss-a"}, "may not speak for"),
+        (FLEET, {"user_id": "single", "headers": {"x-death": [{}]}}, "dead letter"),
+        (FLEET, {"user_id": "single", "headers": {"CC": ["vote.vmss-b-1f.two"]}}, "CC header"),
+    ],
+)
+def test_a_report_that_the_broker_does_not_vouch_for_is_unusable(
+    exchange: str, properties: dict[str, Any], reason: str
+) -> None:
+    message = delivery(exchange, "vote.vmss-b-1f.one", **properties)
+    with pytest.raises(UnusableMessage, match=reason):
+        check_report(message, FLEET, DOMAINS)
+
+
+def test_a_command_is_obeyed_if_it_is_the_hubs_and_for_this_agent() -> None:
+    keys = agent_keys(ORIGIN)
+    for key in keys:
+        message = delivery(COMMANDS, key, user_id="imds-hub")
+        assert check_command(message, COMMANDS, keys, "imds-hub") == key
+
+
+@pytest.mark.parametrize(
+    ("exchange", "key", "properties", "reason"),
+    [
+        (FLEET, "to.vmss-a-1f.vmss-a_0", {"user_id": "imds-hub"}, "routing key of this agent"),
+        ("", "to.vmss-a-1f.vmss-a_0", {"user_id": "imds-hub"}, "routing key of this agent"),
+        (COMMANDS, "to.vmss-a-1f.vmss-a_1", {"user_id": "imds-hub"}, "routing key of this agent"),
+        (COMMANDS, "to.vmss-a-1f.vmss-a_0", {"user_id": "vmss-a"}, "is not the hub's"),
+        (COMMANDS, "to.vmss-a-1f.vmss-a_0", {}, "no user_id"),
+        (
+            COMMANDS,
+            "to.vmss-a-1f.vmss-a_0",
+            {"user_id": "imds-hub", "headers": {"x-death": [{}]}},
+            "dead letter",
+        ),
+        (
+            COMMANDS,
+            "to.vmss-a-1f.vmss-a_0",
+            {"user_id": "imds-hub", "headers": {"CC": ["to.vmss-a-1f.vmss-a_1"]}},
+            "CC header",
+        ),
+    ],
+)
+def test_no_other_command_is_obeyed(
+    exchange: str, key: str, properties: dict[str, Any], reason: str
+) -> None:
+    message = delivery(exchange, key, **properties)
+    with pytest.raises(UnusableMessage, match=reason):
+        check_command(message, COMMANDS, agent_keys(ORIGIN), "imds-hub")

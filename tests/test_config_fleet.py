@@ -1,0 +1,160 @@
+"""The section ``fleet``, and which keys belong to which role."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from relay.config import load
+from relay.fleet.settings import AgentSettings, HubSettings, TrustDomain
+from tests.test_config import error_of, file, fleet_example, load_text
+
+__all__ = ["file"]
+
+AGENT = 'fleet: {role: agent, url: "amqp://vmss-a:x@127.0.0.1/"}\n'
+HUB = """\
+fleet: {role: hub, url: "amqp://imds-hub:x@127.0.0.1/", domains: [{user: a, scopes: ["a-*"]}]}
+"""
+
+
+def test_a_relay_without_the_section_is_in_no_fleet(file: Path) -> None:
+    assert load_text(file, "scope: west").fleet is None
+
+
+def test_the_examples_of_the_shipped_document_are_an_agent_and_a_hub(file: Path) -> None:
+    agent = load_text(file, fleet_example("agent")).fleet
+    assert isinstance(agent, AgentSettings)
+    assert (agent.exchange, agent.hub_user, agent.url_user) == (
+        "azure.scheduledevents",
+        "imds-hub",
+        "vmss-a",
+    )
+    hub = load_text(file, fleet_example("hub")).fleet
+    assert isinstance(hub, HubSettings)
+    assert (hub.exchange, hub.declare, hub.url_user) == ("azure.scheduledevents", True, "imds-hub")
+    assert hub.domains == (TrustDomain(user="vmss-a", scopes=("vmss-a-*",), relays=("*",)),)
+
+
+def test_the_defaults_are_those_of_the_examples(file: Path) -> None:
+    agent, hub = load_text(file, AGENT).fleet, load_text(file, HUB).fleet
+    assert isinstance(agent, AgentSettings)
+    assert isinstance(hub, HubSettings)
+    assert (agent.exchange, agent.hub_user) == ("azure.scheduledevents", "imds-hub")
+    assert (hub.exchange, hub.declare) == ("azure.scheduledevents", True)
+    assert hub.domains[0].relays == ("*",)
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ('sinks: [{kind: rabbitmq, name: bus, url: "amqp://127.0.0.1/"}]', "sinks: expected no"),
+        ("approvals: {dry_run: true}", "approvals.dry_run: expected no"),
+        ("approvals: {rules: [{name: a, approve: automatic}]}", "approvals.rules: expected no"),
+        ("approvals: {people: {alice: ['local:alice']}}", "approvals.people: expected no"),
+        ("approvals: {groups: {all: ['local:alice']}}", "approvals.groups: expected no"),
+        ('approvals: {amqp: {url: "amqp://127.0.0.1/"}}', "approvals.amqp: expected no"),
+        (f"api: {{clients: [{{name: a, key_sha256: {'ab' * 32}}}]}}", "api.clients: expected no"),
+        ("api: {public_url: 'https://relay.example.com'}", "api.public_url: expected no"),
+    ],
+)
+def test_what_decides_and_tells_is_an_error_on_an_agent(file: Path, text: str, error: str) -> None:
+    assert error_of(file, f"{AGENT}{text}") == (
+        f"2: {error} value on an agent (fleet.role: agent); this belongs in the hub's configuration"
+    )
+    assert load_text(file, text if "amqp:" not in text else "").fleet is None
+
+
+def test_an_agent_may_have_the_empty_lists_of_the_shipped_document(file: Path) -> None:
+    text = (
+        f"{AGENT}sinks: []\napprovals: {{enabled: true, dry_run: false, amqp: null, rules: [], "
+        "groups: {}, people: {}}\napi: {clients: [], oidc: null, public_url: null}"
+    )
+    assert isinstance(load_text(file, text).fleet, AgentSettings)
+
+
+@pytest.mark.parametrize("text", ["source: {interval: 1s}", "source: {}"])
+def test_a_source_is_an_error_on_a_hub_even_with_the_default_values(file: Path, text: str) -> None:
+    assert error_of(file, f"{HUB}{text}") == (
+        "2: source: expected no such key on a hub (fleet.role: hub); "
+        "a hub has no IMDS: this belongs in the configuration of the agents"
+    )
+
+
+def test_a_source_of_a_variable_is_an_error_on_a_hub_that_names_the_variable(file: Path) -> None:
+    assert error_of(file, HUB, {"IMDS_RELAY_SOURCE__INTERVAL": "2s"}).startswith(
+        "environment variable IMDS_RELAY_SOURCE__INTERVAL: source: expected no such key on a hub"
+    )
+
+
+def test_a_hub_needs_no_document() -> None:
+    variables = {
+        "IMDS_RELAY_FLEET__ROLE": "hub",
+        "IMDS_RELAY_FLEET__URL": "amqp://imds-hub:x@127.0.0.1/",
+        "IMDS_RELAY_FLEET__DOMAINS": '[{"user": "a", "scopes": ["a-*"]}]',
+    }
+    assert isinstance(load(environment=variables, default_paths=()).config.fleet, HubSettings)
+
+
+def test_only_an_agent_leaves_the_rule_for_user_events_to_its_hub(file: Path) -> None:
+    assert not load_text(file, AGENT).has_no_rule_for_user_events
+    assert load_text(file, HUB).has_no_rule_for_user_events
+
+
+WRONG = {
+    "role: chief, url: 'amqp://127.0.0.1/'": (
+        "fleet.role: expected one of 'agent', 'hub'; got 'chief'"
+    ),
+    "url: 'amqp://127.0.0.1/'": "fleet.role: expected one of agent, hub; got nothing",
+    "role: agent": "fleet: expected url or url_file, got neither",
+    "role: agent, url: 'amqp://u:topsecret@127.0.0.1/', domains: []": (
+        "fleet.domains: unknown key, expected a key of this section; "
+        "check its spelling and its place"
+    ),
+    "role: agent, url: 'amqp://imds-hub:topsecret@127.0.0.1/'": (
+        "fleet: hub_user: expected the hub's user, which no agent has, got imds-hub, "
+        "which is also the user of this agent's URL"
+    ),
+    "role: hub, url: 'amqp://u:topsecret@127.0.0.1/', domains: []": (
+        "fleet.domains: expected at least 1 entry; got an empty list"
+    ),
+    "role: hub, url: 'amqp://u:topsecret@127.0.0.1/', domains: [{user: u, scopes: [a]}]": (
+        "fleet.domains: expected users other than the hub's own, got u: "
+        "an agent with that user could give orders to all agents"
+    ),
+    "role: hub, url: 'amqp://h/', domains: [{user: a, scopes: [a]}, {user: a, scopes: [b]}]": (
+        "fleet.domains: expected each user once, a comes twice: list all its scopes in one domain"
+    ),
+    "role: hub, url: 'amqp://127.0.0.1/', domains: [{user: a, scopes: ['[ab]']}]": (
+        "fleet.domains[0].scopes[0]: expected text that matches ^[a-z0-9*?-]{1,80}$; got '[ab]'"
+    ),
+    "role: hub, url: 'amqp://127.0.0.1/', domains: [{user: a, scopes: [a], relays: ['VM.1']}]": (
+        "fleet.domains[0].relays[0]: expected text that matches ^[a-z0-9_*?-]{1,80}$; got 'VM.1'"
+    ),
+}
+
+
+@pytest.mark.parametrize(("section", "error"), WRONG.items())
+def test_an_error_names_the_key_and_no_secret(file: Path, section: str, error: str) -> None:
+    assert error_of(file, f"fleet: {{{section}}}") == f"1: {error}"
+
+
+@pytest.mark.parametrize(
+    ("scope", "relay", "may"),
+    [
+        ("vmss-a-1f", "vmss-a_0", True),
+        ("vmss-a-", "vmss-a_12", True),
+        ("vmss-a", "vmss-a_0", False),
+        ("vmss-b-1f", "vmss-a_0", False),
+        ("other-vmss-a-1f", "vmss-a_0", False),
+        ("vmss-a-1f", "vmss-b_0", False),
+        ("vmss-a-1f", "vmss-a_", False),
+        ("single", "one", False),
+        ("single", "vmss-a_0", True),
+    ],
+)
+def test_a_domain_speaks_for_the_scopes_and_relays_that_its_patterns_match(
+    scope: str, relay: str, may: bool
+) -> None:
+    domain = TrustDomain(user="a", scopes=("vmss-a-*", "single"), relays=("vmss-a_?*",))
+    assert domain.speaks_for(scope, relay) is may
