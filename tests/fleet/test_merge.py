@@ -483,6 +483,11 @@ def test_an_event_ends_when_the_last_agent_that_showed_it_is_forgotten() -> None
     assert hub.forget("b", DAY + 300) is None
 
 
+def test_an_event_whose_last_words_were_lost_does_not_end_when_any_agent_is_forgotten() -> None:
+    hub = Hub(restore_history([(A, at(0))], {}))
+    assert hub.forget("a", DAY) is None
+
+
 # --- events that return
 
 
@@ -690,6 +695,8 @@ def test_after_a_restart_the_hub_waits_again_for_those_that_show_the_event() -> 
     hub.hear("a", GONE, 5)
     hub.history = restart_wait(hub.known, at(3600))
     assert hub.wait_until(3609) is None
+    alone = replace(hub)
+    assert alone.wait_until(3610) == Ended(rebooted=False, gap=False, seen=at(5))
     hub.hear("b", A, 3609)
     assert hub.wait_until(3610) is None
     hub.hear("a", GONE, 3611)

@@ -453,9 +453,8 @@ def _find_place(
     For a state that the agent repeats, its own place counts, too. If the state is there several
     times, this is the first that was not over long before the agent saw it.
     """
-    if last is None or last.place == NO_PLACE:
-        first = 0
-    else:
+    first = 0
+    if last is not None and last.place != NO_PLACE:
         first = last.place if last.state == state else last.place + 1
     path = history.path
     found = [index for index in range(first, len(path)) if path[index].state == state]
