@@ -408,6 +408,18 @@ async def test_a_user_that_makes_up_relays_is_limited_too_and_delays_no_other_us
     assert (await hub.vote("vmss_0", event, user="another")).status == 202
 
 
+async def test_a_machine_does_not_pay_for_what_its_user_has_no_more(hub: VotingHub) -> None:
+    event = reboot("vmss_0", "vmss_1")
+    await hub.observe(A, event)
+    for number in range(USER_BURST):
+        await hub.vote(f"made-up-{number}", event, decision="none")
+    for _ in range(CALLER_BURST):
+        assert (await hub.vote("vmss_0", event)).status == 429
+    hub.clock.advance(0.1)  # enough for one vote of a machine, or for five of a user
+    answers = [(await hub.vote("vmss_0", event)).status for _ in range(3)]
+    assert answers == [202, 202, 202]
+
+
 async def test_a_machine_over_its_rate_takes_nothing_from_the_machines_of_its_user(
     hub: VotingHub,
 ) -> None:
