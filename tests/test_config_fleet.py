@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import orjson
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from relay.config import load
-from relay.fleet.settings import AgentSettings, HubSettings, TrustDomain
+from relay.fleet.settings import (
+    AgentSettings,
+    HubSettings,
+    TrustDomain,
+    overlapping_patterns,
+)
 from tests.test_config import error_of, file, fleet_example, load_text
 
 __all__ = ["file"]
@@ -34,7 +42,7 @@ def test_the_examples_of_the_shipped_document_are_an_agent_and_a_hub(file: Path)
     hub = load_text(file, fleet_example("hub")).fleet
     assert isinstance(hub, HubSettings)
     assert (hub.exchange, hub.declare, hub.url_user) == ("azure.scheduledevents", True, "imds-hub")
-    assert hub.domains == (TrustDomain(user="vmss-a", scopes=("vmss-a-*",), relays=("*",)),)
+    assert hub.domains == (TrustDomain(user="vmss-a", scopes=("vmss-a-????????",), relays=("*",)),)
 
 
 def test_the_defaults_are_those_of_the_examples(file: Path) -> None:
@@ -138,6 +146,57 @@ WRONG = {
 @pytest.mark.parametrize(("section", "error"), WRONG.items())
 def test_an_error_names_the_key_and_no_secret(file: Path, section: str, error: str) -> None:
     assert error_of(file, f"fleet: {{{section}}}") == f"1: {error}"
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "overlap"),
+    [
+        (("vmss-a-*",), ("vmss-a-2-*",), ("vmss-a-*", "vmss-a-2-*")),
+        (("vmss-a-????????",), ("vmss-a-2-????????",), None),
+        (("x", "vmss-a-????????"), ("y", "vmss-*"), ("vmss-a-????????", "vmss-*")),
+        (("*-a",), ("b-*",), ("*-a", "b-*")),
+        (("a*b*c",), ("ab*d",), None),
+        (("one",), ("two",), None),
+        (("one",), ("one",), ("one", "one")),
+        (("?",), ("",), None),
+    ],
+)
+def test_two_domains_overlap_if_a_scope_can_match_both(
+    one: tuple[str, ...], other: tuple[str, ...], overlap: tuple[str, str] | None
+) -> None:
+    first = TrustDomain(user="a", scopes=one)
+    second = TrustDomain.model_construct(user="b", scopes=other, relays=("*",))
+    assert overlapping_patterns(first, second) == overlap
+    assert overlapping_patterns(second, first) == (overlap and overlap[::-1])
+
+
+def test_domains_of_different_relays_do_not_overlap() -> None:
+    domains = [
+        TrustDomain(user=user, scopes=("single",), relays=(user,)) for user in ("one", "two")
+    ]
+    assert overlapping_patterns(*domains) is None
+
+
+_patterns = st.text("ab*?", min_size=1, max_size=5)
+
+
+@given(_patterns, _patterns, st.text("ab", max_size=6))
+def test_whatever_matches_both_patterns_makes_them_overlap(one: str, other: str, name: str) -> None:
+    domains = [
+        TrustDomain(user=user, scopes=(pattern,)) for user, pattern in (("a", one), ("b", other))
+    ]
+    if all(domain.speaks_for(name, "vm") for domain in domains):
+        assert overlapping_patterns(*domains) == (one, other)
+
+
+@given(_patterns, _patterns)
+def test_patterns_overlap_only_if_a_short_text_matches_both(one: str, other: str) -> None:
+    domains = [
+        TrustDomain(user=user, scopes=(pattern,)) for user, pattern in (("a", one), ("b", other))
+    ]
+    names = ("".join(letters) for size in range(11) for letters in product("ab", repeat=size))
+    if overlapping_patterns(*domains) is not None:
+        assert any(all(domain.speaks_for(name, "vm") for domain in domains) for name in names)
 
 
 @pytest.mark.parametrize(
