@@ -45,7 +45,9 @@ class _OpenGrant:
     grant: Grant
     occurrence: TrackedEvent
     is_stopped: bool
-    """Whether the mode or a hold keeps the StartRequest back."""
+    """Whether the mode, a hold or a limit keeps the StartRequest back."""
+    lacks_slot: bool
+    """Whether it waits for a limit."""
     has_waiting_notices: bool
 
 
@@ -130,9 +132,16 @@ class StartRequestSender:
         """The scopes where a grant is open."""
         self._scopes_to_check: set[str] | None = None
         """The scopes where a StartRequest may be due; None: all."""
+        self._scopes_without_slots: set[str] = set()
+        """The scopes where a grant waits for a limit."""
         self._wake = asyncio.Event()
         self._is_stopping = False
         store.listeners.recorded.append(self._on_recorded)
+
+    @property
+    def waits_for_slots(self) -> bool:
+        """Whether a grant waits for a limit, which a change of any event can end."""
+        return bool(self._scopes_without_slots)
 
     def check(self, scopes: Iterable[str] | None = None) -> None:
         """Check soon whether a StartRequest is due in these scopes; None: in all."""
@@ -205,6 +214,7 @@ class StartRequestSender:
         for name in scopes if scopes is not None else self._scopes.keys() - sending:
             if name not in grants_by_scope:
                 self._scopes.pop(name, None)
+        self._note_missing_slots(scopes, found)
         waiting: set[str] = set()
         for name, open_grants in grants_by_scope.items():
             if name not in sending:
@@ -213,6 +223,14 @@ class StartRequestSender:
                 if not self._start_turn(scope, open_grants, group):
                     waiting.add(name)
         return waiting
+
+    def _note_missing_slots(self, scopes: set[str] | None, found: Sequence[_OpenGrant]) -> None:
+        """Note in which of these scopes (None: all) a grant waits for a limit."""
+        if scopes is None:
+            self._scopes_without_slots.clear()
+        else:
+            self._scopes_without_slots -= scopes
+        self._scopes_without_slots |= {each.occurrence.scope for each in found if each.lacks_slot}
 
     def _start_turn(
         self, scope: _Scope, open_grants: Sequence[_OpenGrant], group: asyncio.TaskGroup
@@ -239,9 +257,11 @@ class StartRequestSender:
         found = []
         for grant in tx.decisions.open_grants(scopes=scopes):
             occurrence = tx.snapshot.get(grant.occurrence)
-            is_stopped = not is_on or bool(self._engine.status(tx, occurrence, now).active_holds)
+            status = self._engine.status(tx, occurrence, now)
+            lacks_slot = bool(status.waiting_for)
+            is_stopped = not is_on or lacks_slot or bool(status.active_holds)
             has_waiting_notices = not is_stopped and self._has_waiting_notices(tx, occurrence)
-            found.append(_OpenGrant(grant, occurrence, is_stopped, has_waiting_notices))
+            found.append(_OpenGrant(grant, occurrence, is_stopped, lacks_slot, has_waiting_notices))
         return found
 
     def _has_waiting_notices(self, tx: Transaction, occurrence: TrackedEvent) -> bool:
