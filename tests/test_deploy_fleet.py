@@ -303,6 +303,15 @@ def test_the_documented_rule_lets_each_machine_vote_for_itself(tmp_path: Path) -
     assert any(means(entry, machine) for entry in drained.approve.from_)
 
 
+def test_the_documented_limits_are_valid_on_the_hub(tmp_path: Path) -> None:
+    (hub,) = (text for text in blocks("yaml") if "role: hub" in text)
+    (limits,) = (text for text in blocks("yaml") if "limits:" in text)
+    (tmp_path / "broker-url").write_text("amqps://imds-hub:secret@broker.example.com/prod")
+    (tmp_path / "relay.yaml").write_text(hub.replace("/etc/imds-relay", str(tmp_path)) + limits)
+    (limit,) = load(tmp_path / "relay.yaml", {}).config.approvals.limits
+    assert (limit.name, limit.max) == ("databases", 1)
+
+
 def test_the_documented_command_makes_definitions_with_both_users(tmp_path: Path) -> None:
     (hub,) = (text for text in blocks("yaml") if "role: hub" in text)
     (tmp_path / "broker-url").write_text("amqps://imds-hub:secret@broker.example.com/prod")
