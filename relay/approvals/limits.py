@@ -115,9 +115,9 @@ CountMachines = Callable[[Limit], int]
 """Returns how many known machines a limit selects. Only a hub has one: it knows its machines."""
 
 
-def count_selected(limit: Limit, machines: Iterable[tuple[str, str]]) -> int:
-    """Return how many machines, given as scope and name, a limit selects. Each counts once."""
-    return len({(scope, name.lower()) for scope, name in machines if limit.selects(scope, name)})
+def count_selected(limit: Limit, machines: Iterable[tuple[str, Iterable[str]]]) -> int:
+    """Return how many machines a limit selects. Each is given as its scope and its names."""
+    return sum(any(limit.selects(scope, name) for name in names) for scope, names in machines)
 
 
 @dataclass(frozen=True, slots=True)

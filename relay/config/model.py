@@ -122,8 +122,8 @@ class Config(Section):
 
     @property
     def _knows_machines(self) -> bool:
-        """Whether there is a roster of machines. A plain relay knows only events."""
-        return False
+        """Whether there is a roster of machines. A relay that is no hub knows only events."""
+        return isinstance(self.fleet, HubSettings)
 
     @model_validator(mode="after")
     def _check_secrets(self) -> Config:

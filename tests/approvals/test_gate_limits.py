@@ -9,8 +9,8 @@ from relay.approvals import ApprovalsSettings
 from relay.approvals.limits import Limit
 from relay.events.model import ScheduledEvent
 from tests.approvals.builders import build_event
-from tests.approvals.manual_clock import wait_until
-from tests.approvals.running_gate import running_gate
+from tests.approvals.manual_clock import ManualClock, wait_until
+from tests.approvals.running_gate import ScopeOfFleet, running_gate, running_hub
 
 A, B, C = (
     build_event(name, resources=(machine,), due=due)
@@ -71,7 +71,7 @@ async def test_a_hold_on_the_granted_event_lets_the_next_one_go(tmp_path: Path) 
         assert (await harness.submit("hold", "eve", A)).body["state"] == "held"
         await harness.wait_for_events("approval.granted", 2)
         harness.azure.may_read.set()
-        await harness.wait_for_start_requests(1)
+        await harness.clock.advance_until(lambda: len(harness.azure.sent) == 1)
         assert harness.azure.sent == [("B",)]
 
 
@@ -109,3 +109,37 @@ async def test_more_known_machines_make_more_slots_after_a_wake(tmp_path: Path) 
         harness.gate.wake()
         await wait_until(lambda: len(harness.azure.sent) == 2)
         assert harness.azure.sent == [("B",), ("A",)]
+
+
+async def test_a_limit_of_a_hub_counts_all_scopes_and_its_slot_goes_from_one_to_another(
+    tmp_path: Path,
+) -> None:
+    clock = ManualClock()
+    west, east = ScopeOfFleet(clock, "west", A), ScopeOfFleet(clock, "east", B)
+    settings = limited(VOTES, rest="0s")
+    async with running_hub(tmp_path, clock, west, east, settings=settings) as harness:
+        # B is granted in its scope, and Azure starts A in the other one before the claim.
+        east.may_read.clear()
+        assert (await harness.submit(of=B)).body["state"] == "granted"
+        west.document = (started(A),)
+        await west.poll()
+        east.may_read.set()
+        await harness.settle()
+        assert (east.sent, west.sent) == ([], [])
+        assert harness.events("approval.granted")[-1].attributes["scope"] == "east"
+        west.document = ()
+        await west.poll()
+        await clock.advance_until(lambda: east.sent == [("B",)])
+
+
+async def test_a_grant_of_one_scope_keeps_the_next_one_waiting_in_another(tmp_path: Path) -> None:
+    clock = ManualClock()
+    west, east = ScopeOfFleet(clock, "west", A), ScopeOfFleet(clock, "east", B)
+    async with running_hub(tmp_path, clock, west, east, settings=limited(VOTES)) as harness:
+        assert (await harness.submit(of=A)).body["state"] == "granted"
+        answer = await harness.submit(of=B)
+        assert answer.body["state"] == "waiting"
+        assert answer.body["waitingFor"][0]["machines"] == ["west/db-1"]
+        await wait_until(lambda: west.sent == [("A",)])
+        await harness.settle()
+        assert east.sent == []

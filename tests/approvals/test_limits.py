@@ -627,8 +627,14 @@ def test_a_share_counts_the_machines_that_match() -> None:
     limit = Limit.model_validate(
         {"name": "tenth", "match": {"resources": ["db-*"], "scope": ["prod*"]}, "max": "10%"}
     )
-    machines = [("prod", "db-1"), ("prod", "DB-1"), ("prod-b", "db-1"), ("test", "db-1")]
-    assert count_selected(limit, [*machines, ("prod", "web-1")]) == 2
+    machines = [
+        ("prod", ["DB-1", "db-1"]),
+        ("prod-b", ["x", "db-1"]),
+        ("test", ["db-1"]),
+        ("prod", ["web-1"]),
+        ("prod", []),
+    ]
+    assert count_selected(limit, machines) == 2
 
 
 def test_a_share_is_one_of_what_the_counter_says(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ import pytest
 from relay.app import RunningRelay, start_relay
 from relay.clock import SystemClock
 from relay.events.cloudevent import CloudEvent
-from relay.fleet.agent import report_sink
+from relay.fleet.agent import report_sink, start_orders
 from relay.fleet.messages import Pulse, PulseRequest
-from relay.simulator import VM, Plan, Setup, Simulator
+from relay.simulator import VM, Fault, Plan, Setup, Simulator
 from tests.fleet.hub_side import (
     AGENT_USER,
     SCOPE,
@@ -207,3 +207,20 @@ async def test_an_agent_that_still_sees_an_event_says_so_and_later_that_it_ended
         azure.cancel(event)
         (ended,) = await hub.wait_for(CloudEvent)
         assert ended.name == "event.ended"
+
+
+async def test_an_agent_that_is_stopped_ends_the_order_that_it_carries_out(
+    hub: HubSide, azure: Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(start_orders, "RESTART_PAUSE", 0.0)
+    event = azure.schedule(Plan(resources=("vm-0",)))
+    azure.add_fault(Fault(kind="delay", on="approval", time=1.0))
+    async with agent(hub, azure, tmp_path):
+        (reported,) = await hub.wait_for(CloudEvent)
+        await hub.wait_for_listener()
+        order = make_order(event.event_id, reported.data["revision"])
+        await hub.send(order)
+        await eventually(lambda: bool(azure.start_requests))
+        assert hub.results == []
+    await eventually(lambda: len(hub.results) == 1)
+    assert hub.results[0].result == "accepted"
