@@ -56,28 +56,31 @@ class Settlements:
 
     def __init__(self, channel: AbstractChannel) -> None:
         self._channel = channel
-        self._settled: set[int] = set()
+        self._settled: dict[int, bool] = {}
+        """By delivery tag: whether the broker still waits for the acknowledgement."""
         self._next = 1  # delivery tags of a channel count up from 1
+        self._flushing = asyncio.Lock()
 
     def acknowledge(self, tag: int) -> None:
         """The message is on disk, or needs nothing. `flush` tells the broker."""
-        self._settled.add(tag)
+        self._settled[tag] = True
 
     async def reject(self, tag: int) -> None:
         """Dead-letter a message that cannot be used."""
         await self._channel.basic_reject(tag, requeue=False, wait=False)
-        self._settled.add(tag)
+        self._settled[tag] = False
 
     async def flush(self) -> None:
         """Tell the broker what is acknowledged. A channel that is closed returns its messages."""
-        end = self._next
-        while end in self._settled:
-            self._settled.remove(end)
-            end += 1
-        if end > self._next:
-            self._next = end
-            with contextlib.suppress(amqp.ChannelInvalidStateError):
-                await self._channel.basic_ack(end - 1, multiple=True, wait=False)
+        async with self._flushing:  # a frame that is overtaken names messages that are gone
+            last = None
+            while self._next in self._settled:
+                if self._settled.pop(self._next):
+                    last = self._next  # the broker closes the channel if this one was rejected
+                self._next += 1
+            if last is not None:
+                with contextlib.suppress(amqp.ChannelInvalidStateError):
+                    await self._channel.basic_ack(last, multiple=True, wait=False)
 
 
 class MessageHandler(Protocol):
