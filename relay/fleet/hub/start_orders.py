@@ -95,7 +95,7 @@ class _Question:
     """A request to agents to say what they see."""
 
     asked_at: datetime
-    resources: tuple[str, ...]
+    event: _GrantedEvent
     answered: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -164,9 +164,11 @@ class OrderPort:
             question.answered.set()
 
     def _answers(self, question: _Question, scope: str, relay: str) -> bool:
-        """Whether a message of an agent that reads its document came after the question."""
-        agents = self._roster.choose(scope, question.resources, self._clock.now(), among=[relay])
-        return any(agent.last_heard >= question.asked_at for agent in agents)
+        """Whether a message of an agent that shows the event came after the question."""
+        return any(
+            agent.relay == relay and agent.last_heard >= question.asked_at
+            for agent in self._find_able(scope, question.event)
+        )
 
     # --- StartRequestPort
 
@@ -207,7 +209,7 @@ class OrderPort:
             raise SourceUnavailable("the hub has no connection to RabbitMQ")
         failed_at = self._recent_failures(scope)
         agents = sorted(
-            self._able_agents(scope, event),
+            self._find_reachable(scope, event),
             key=lambda agent: failed_at.get(agent.relay, float("-inf")),
         )
         if not agents:
@@ -297,7 +299,7 @@ class OrderPort:
         """Whether an agent must say what the event is, because an order may have changed it."""
         now = self._clock.monotonic()
         return any(
-            order.may_have_been_executed
+            not order.was_returned
             and not order.is_superseded
             and (order.confirmed_at is None or now >= order.confirmed_at + WORD_LIFETIME)
             for order in self.orders.of_grant(event.key, grant.id)
@@ -305,7 +307,7 @@ class OrderPort:
 
     async def _wait_for_word(self, scope: str, event: _GrantedEvent) -> None:
         """Ask agents for a pulse, and wait until what one of them says is recorded."""
-        question = _Question(self._clock.now(), event.resources)
+        question = _Question(self._clock.now(), event)
         self._questions[scope] = question
         try:
             request = PulseRequest().to_event(self._origin, question.asked_at)
@@ -323,7 +325,7 @@ class OrderPort:
 
     def _agents_to_ask(self, scope: str, event: _GrantedEvent) -> list[Agent]:
         now = self._clock.now()
-        able = self._able_agents(scope, event)
+        able = self._find_reachable(scope, event)
         others = [
             agent
             for agent in self._roster.agents_of(scope)
@@ -333,21 +335,23 @@ class OrderPort:
 
     # --- agents
 
-    def _able_agents(self, scope: str, event: _GrantedEvent) -> list[Agent]:
-        """Return the agents that can get an order about an event, the best first."""
-        showing = self._agents_showing(scope, event.key)
-        returned = self._returned.get(scope, set())
-        return [
-            agent
-            for agent in self._roster.choose(
-                scope, event.resources, self._clock.now(), among=showing
-            )
-            if agent.relay not in returned
-        ]
+    def _find_able(self, scope: str, event: _GrantedEvent) -> list[Agent]:
+        """Return the agents that can carry out an order about an event, the best first."""
+        return self._roster.choose(
+            scope,
+            event.resources,
+            self._clock.now(),
+            among=self._agents_showing(scope, event.key),
+        )
+
+    def _find_reachable(self, scope: str, event: _GrantedEvent) -> list[Agent]:
+        """Return those of them that an order reaches, as far as the hub knows."""
+        returned = self._returned.get(scope, ())
+        return [agent for agent in self._find_able(scope, event) if agent.relay not in returned]
 
     def _find_chosen(self, scope: str, claim: ClaimedGrant, event: _GrantedEvent) -> Agent:
         """Return the agent of a claim. Raises NotDelivered if it cannot get the order any more."""
-        for agent in self._able_agents(scope, event):
+        for agent in self._find_reachable(scope, event):
             if agent.relay == claim.agent:
                 return agent
         raise NotDelivered(f"relay {claim.agent} cannot carry out the order any more")
@@ -445,7 +449,11 @@ class OrderPort:
             case "failed":
                 raise SourceUnavailable(f"relay {order.agent}: {reason}", status=result.status)
             case "changed" | "stale":
-                raise NotDelivered(f"relay {order.agent} sent nothing: {reason}")
+                before = self.orders.find(order.grant, order.attempt - 1)
+                is_repeated = before is not None and before.is_unexecuted
+                # If agent after agent sends nothing, the reason is another than the agent.
+                kind = SourceUnavailable if is_repeated else NotDelivered
+                raise kind(f"relay {order.agent} sent nothing: {reason}")
 
 
 @dataclass(frozen=True, slots=True)
