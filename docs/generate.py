@@ -203,6 +203,7 @@ def _relay_examples() -> Iterator[CloudEvent]:
     examples: list[tuple[str, str | None, str, int]] = [
         ("source-lost", None, "no usable answer for 90 s: expected 200, got 410 Gone", 1),
         ("source-recovered", None, "the metadata service answers again", 1),
+        ("silent", None, "no agent of scope vmss-a-1f0c33ab has been heard of for 150 s", 2),
         ("sink-failing", "drain", "expected 2xx, got 503", 5),
         ("sink-recovered", "drain", "delivered again after 12 failures", 12),
         ("sink-disabled", "drain", "the receiver answered 410: it wants no more", 1),

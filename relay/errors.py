@@ -6,10 +6,12 @@
     │   ├── SourceUnavailable  a later call may work: 404, 410, 429, 5xx, resets, timeouts
     │   │   └── NotDelivered   a StartRequest reached nobody who could execute it
     │   ├── SourceRefused      400: the relay's request is wrong
+    │   ├── SourceTooLate      the call was not sent, because its time was over
     │   └── DocumentError      200 with a body that is not a Scheduled Events document
     ├── DeliveryError          a sink could not deliver
     │   ├── Deferred           a later try may work
-    │   └── Rejected           no later try can work
+    │   ├── Rejected           no later try can work
+    │   └── Superseded         the destination has it from somebody else
     ├── SignatureRefused       the headers do not prove who sent a body (in `relay.signature`)
     └── StoreError             the state file is unusable
         ├── StoreLocked        another relay uses it
@@ -64,6 +66,10 @@ class SourceRefused(SourceError):
 
     Source: Azure, "Scheduled Events", section on starting an event.
     """
+
+
+class SourceTooLate(SourceError):
+    """The call may not be sent any more. Nothing of it was sent."""
 
 
 class DocumentError(SourceError):
@@ -128,6 +134,13 @@ class Deferred(DeliveryError):
 
 class Rejected(DeliveryError):
     """No later try can work: the entry becomes a dead letter with this reason."""
+
+
+class Superseded(DeliveryError):
+    """The sink did not send the event, because its destination does not need it any more.
+
+    The destination has the same from another sender, for example.
+    """
 
 
 class StoreError(RelayError):

@@ -98,6 +98,12 @@ NEEDS_OF_TESTS = (
     ),
     Need("unshare", "util-linux", program("unshare"), "the same test"),
     Need("mount", "mount", program("mount"), "the same test, and as root those that fill a disk"),
+    Need(
+        "systemd-analyze",
+        "systemd",
+        program("systemd-analyze"),
+        "a test asks it how exposed the unit is; nothing is started",
+    ),
     Need("npm", "npm", program("npm"), "a test runs examples/drain.mjs", installed=False),
     Need("Go", "golang-go", program("go"), "a test runs examples/drain.go", installed=False),
 )

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -553,6 +554,28 @@ def test_the_unit_leaves_out_groups_of_system_calls_that_debian_12_knows() -> No
     assert denied == "~@aio @keyring @memlock @privileged @resources @setuid"
 
 
+def test_the_unit_waits_for_word_of_the_relay_and_for_signs_of_life() -> None:
+    assert directives("Type") == ["notify"]
+    assert directives("NotifyAccess") == ["main"]
+    assert directives("WatchdogSec") == ["2min"]
+
+
+def test_the_relay_stops_before_the_network_the_names_and_the_broker() -> None:
+    """Systemd stops units in the reverse order of their start."""
+    (after,) = directives("After")
+    assert {"network.target", "network-online.target", "nss-lookup.target"} < {*after.split()}
+    assert "rabbitmq-server.service" in after.split()
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
+def test_the_unit_is_exposed_as_little_as_a_service_with_a_network_can_be() -> None:
+    """1.5 of 10 at most: 0.5 are the network, 0.3 the sockets, 0.2 the callers' user ids."""
+    command = ["systemd-analyze", "security", "--offline=true", "--no-pager", "--threshold=15"]
+    result = subprocess.run([*command, str(UNIT)], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "Overall exposure level for imds-relay.service" in result.stdout
+
+
 def test_the_documented_commands_install_files_that_exist_in_folders_that_need_not() -> None:
     commands = documented_commands("On a VM, under systemd")
     installed = re.findall(r"^install (.*) (deploy/\S+) (/etc/\S+)", commands, re.MULTILINE)
@@ -582,6 +605,7 @@ def test_the_documented_removal_takes_away_what_was_installed() -> None:
     ):
         assert f" {target} " in removed
     assert "rm -r /opt/imds-relay /etc/imds-relay /var/lib/imds-relay\n" in removed
+    assert "rm -f /usr/local/bin/imds-relay " in removed
 
 
 @pytest.mark.parametrize("name", ["rabbitmq", "simulator", "relay"])

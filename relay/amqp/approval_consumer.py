@@ -1,4 +1,4 @@
-"""Receives approvals from the queue of this scope, and acknowledges what has been decided.
+"""Receives approvals from a queue, and acknowledges what has been decided.
 
 Messages stay in the queue while nothing can be decided. A message is acknowledged only after its
 decision is on disk, and an unusable one is dead-lettered. So is one that is too many of its client:
@@ -32,10 +32,7 @@ from relay.amqp.connection import (
 from relay.amqp.failures import ConnectionFailure, broker_message, describe_failure
 from relay.amqp.fair_queue import FairQueue, Submission, WaitingMessage
 from relay.amqp.topology import (
-    approvals_exchange,
-    approvals_queue,
-    approvals_routing_key,
-    approvals_topology,
+    ApprovalsQueue,
     declare_topology,
     unknown_parts,
 )
@@ -84,7 +81,7 @@ class ApprovalHandler(Protocol):
 
 
 class ApprovalConsumer:
-    """Consumes the queue of one scope while messages can be decided.
+    """Consumes a queue of approvals while messages can be decided.
 
     ``on_unusable`` gets the RabbitMQ user, if there is one, and the reason.
     """
@@ -94,8 +91,7 @@ class ApprovalConsumer:
         *,
         urls: Callable[[], Sequence[URL]],
         declare: Declare,
-        exchange: str,
-        scope: str,
+        queue: ApprovalsQueue,
         relay: str,
         handler: ApprovalHandler,
         on_unusable: Callable[[str | None, str], None],
@@ -103,12 +99,8 @@ class ApprovalConsumer:
     ) -> None:
         self._urls = urls
         self._declare = declare
-        self._topology = approvals_topology(exchange, scope)
-        self._topology_without_limits = approvals_topology(exchange, scope, limited=False)
-        self._exchange = approvals_exchange(exchange)
-        self._queue = approvals_queue(exchange, scope)
-        self._routing_key = approvals_routing_key(scope)
-        self._connection_name = f"imds-relay approvals of {scope} at {relay}"
+        self._queue = queue
+        self._connection_name = f"imds-relay approvals of {queue.description} at {relay}"
         self._consumer_tag = f"imds-relay {relay}"
         self._handler = handler
         self._on_unusable = on_unusable
@@ -148,7 +140,9 @@ class ApprovalConsumer:
                     raise Deferred(f"the connection to {broker} was lost")
             channel = await self._open_channel(connection)
             deliveries = await self._start_consuming(channel)
-            self._log_state(f"connected to {broker}; messages are taken from {self._queue}{hint}")
+            self._log_state(
+                f"connected to {broker}; messages are taken from {self._queue.name}{hint}"
+            )
             recorded = await self._decide_all(channel, deliveries, poll_interval)
             # What is not acknowledged returns to the queue when the channel closes. It keeps its
             # order only because all of it is delivered again together.
@@ -164,13 +158,15 @@ class ApprovalConsumer:
         A queue that was made before there were limits stays in use. Raises Deferred.
         """
         try:
-            return unknown_parts(await declare_topology(connection, self._topology, self._declare))
+            return unknown_parts(
+                await declare_topology(connection, self._queue.topology, self._declare)
+            )
         except Deferred as error:
             if error.status != 406:  # AMQP: PRECONDITION_FAILED
                 raise
-        await declare_topology(connection, self._topology_without_limits, self._declare)
+        await declare_topology(connection, self._queue.topology_without_limits, self._declare)
         return (
-            f"; the queue {self._queue} was made without limits: set them by a policy "
+            f"; the queue {self._queue.name} was made without limits: set them by a policy "
             "(docs/rabbitmq.md#a-queue-without-limits)"
         )
 
@@ -201,14 +197,14 @@ class ApprovalConsumer:
             deliveries.put_nowait(Deferred(f"the channel was closed: {reason}"))
 
         def on_cancel(_: object) -> None:
-            deliveries.put_nowait(Deferred(f"the queue {self._queue} was deleted"))
+            deliveries.put_nowait(Deferred(f"the queue {self._queue.name} was deleted"))
 
         channel.closing.add_done_callback(on_close)
         channel.on_consumer_cancel_callbacks.add(on_cancel)
         await channel.basic_qos(prefetch_count=PREFETCH)
         try:
             await channel.basic_consume(
-                self._queue, deliveries.put, consumer_tag=self._consumer_tag
+                self._queue.name, deliveries.put, consumer_tag=self._consumer_tag
             )
         except amqp.ChannelNotFoundEntity as error:
             raise Deferred(
@@ -306,7 +302,7 @@ class ApprovalConsumer:
         """Return a message that can be decided; add the tag of any other to ``rejected``."""
         tag = delivery.delivery_tag or 0
         try:
-            message = parse_message(delivery, self._exchange, self._routing_key)
+            message = parse_message(delivery, self._queue)
             submission = self._handler.read(message)
         except UnusableMessage as error:
             self._on_unusable(delivery.header.properties.user_id, str(error))

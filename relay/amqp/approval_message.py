@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from aiormq.abc import DeliveredMessage
 
 from relay.amqp.frames import MAX_BODY_BYTES
+from relay.amqp.topology import ApprovalsQueue
 
 _WITHOUT_CONTROL_CHARACTERS = re.compile(r"[^\x00-\x1f\x7f-\x9f]+")
 """What CloudEvents allow in an attribute, such as ``causationid``."""
@@ -21,27 +22,31 @@ class UnusableMessage(Exception):
 class ApprovalMessage:
     """A message that was published to the approvals exchange.
 
-    RabbitMQ has checked ``user``. ``message_id`` identifies a repeated message.
+    RabbitMQ has checked ``user``. ``scope`` is that of the routing key; None: the queue is for one
+    scope. ``message_id`` identifies a repeated message.
     """
 
     user: str
+    scope: str | None
     message_id: str
     body: bytes
 
 
-def parse_message(message: DeliveredMessage, exchange: str, routing_key: str) -> ApprovalMessage:
+def parse_message(message: DeliveredMessage, queue: ApprovalsQueue) -> ApprovalMessage:
     """Return the message. Raises UnusableMessage.
 
-    It must have been published to this exchange with this routing key. RabbitMQ 3.10 checks no
-    topic permission for the CC header (docs/protocol.md#topic-permissions-and-the-cc-header). A
-    message routed by that header has another key, and its sender may have no right to this one.
-    RabbitMQ checks no permission for dead letters either, and the owner of a queue chooses their
-    exchange and key. A dead letter has the header x-death.
+    It must have been published to the exchange of this queue with one of its routing keys. RabbitMQ
+    3.10 checks no topic permission for the CC header
+    (docs/protocol.md#topic-permissions-and-the-cc-header). A message routed by that header has
+    another key, and its sender may have no right to this one. RabbitMQ checks no permission for
+    dead letters either, and the owner of a queue chooses their exchange and key. A dead letter has
+    the header x-death.
     """
     properties = message.header.properties
-    if (message.exchange, message.routing_key) != (exchange, routing_key):
+    key = queue.key_pattern.fullmatch(message.routing_key or "")
+    if message.exchange != queue.exchange or key is None:
         raise UnusableMessage(
-            f"it was not published to {exchange} with the routing key {routing_key}"
+            f"it was not published to {queue.exchange} with the routing key {queue.binding_key}"
         )
     user = publisher(message)
     if not properties.message_id:
@@ -50,7 +55,8 @@ def parse_message(message: DeliveredMessage, exchange: str, routing_key: str) ->
         raise UnusableMessage("its message_id contains control characters")
     if not message.body:
         raise UnusableMessage(f"it has no body, or one of more than {MAX_BODY_BYTES} bytes")
-    return ApprovalMessage(user, properties.message_id, message.body)
+    scope = key.groupdict().get("scope")
+    return ApprovalMessage(user, scope, properties.message_id, message.body)
 
 
 def publisher(message: DeliveredMessage) -> str:

@@ -17,6 +17,7 @@ from typing import NoReturn
 
 import aio_pika
 import aiohappyeyeballs
+from aiohttp.connector import AddrInfoType
 from yarl import URL
 
 from relay.amqp.broker_url import FILE_OPTIONS, host_port
@@ -45,9 +46,16 @@ _STABLE_AFTER = 2 * SETUP_TIMEOUT
 class Connection(aio_pika.Connection):
     """A connection whose socket is guarded, and can be dropped if the broker hangs."""
 
-    def __init__(self, url: URL, name: str, max_body_bytes: int = MAX_BODY_BYTES) -> None:
+    def __init__(
+        self,
+        url: URL,
+        name: str,
+        max_body_bytes: int = MAX_BODY_BYTES,
+        socket_buffers: int | None = None,
+    ) -> None:
         super().__init__(url, client_properties={"connection_name": name})
         self._max_body_bytes = max_body_bytes
+        self._socket_buffers = socket_buffers
         self._writer: asyncio.StreamWriter | None = None
         self.kwargs["transport_factory"] = self
 
@@ -67,7 +75,7 @@ class Connection(aio_pika.Connection):
         context = await asyncio.to_thread(_tls_context, url) if url.scheme == "amqps" else None
         addresses = await loop.getaddrinfo(url.host, url.port, type=socket.SOCK_STREAM)
         connected_socket = await aiohappyeyeballs.start_connection(
-            addresses, happy_eyeballs_delay=0.25, socket_factory=guarded_socket
+            addresses, happy_eyeballs_delay=0.25, socket_factory=self._make_socket
         )
         reader = SanitizingReader(self._max_body_bytes)
         transport, protocol = await loop.create_connection(
@@ -79,6 +87,13 @@ class Connection(aio_pika.Connection):
         )
         self._writer = CoalescingWriter(transport, protocol, reader)
         return reader, self._writer
+
+    def _make_socket(self, info: AddrInfoType) -> socket.socket:
+        made = guarded_socket(info)
+        if self._socket_buffers is not None:  # before it connects, which fixes the largest window
+            for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+                made.setsockopt(socket.SOL_SOCKET, option, self._socket_buffers)
+        return made
 
     def write(self, frames: bytes) -> None:
         """Write whole frames at the end of this turn of the loop.
@@ -127,6 +142,17 @@ def _tls_context(url: URL) -> ssl.SSLContext:
     return context
 
 
+def reconnect_delay(failed_rounds: int, chance: float) -> float:
+    """Return the seconds to wait after so many rounds of all hosts failed, 1 or more.
+
+    ``chance`` is a random number in [0, 1).
+    """
+    delay = exponential_backoff(
+        failed_rounds, first=MIN_RECONNECT_DELAY, maximum=MAX_RECONNECT_DELAY
+    )
+    return with_jitter(delay, chance)
+
+
 async def keep_connected(
     urls: Callable[[], Sequence[URL]],
     name: str,
@@ -137,14 +163,18 @@ async def keep_connected(
     heartbeat: int = HEARTBEAT,
     setup_timeout: float = SETUP_TIMEOUT,
     chance: Callable[[], float] = random.random,
+    delay: Callable[[int, float], float] = reconnect_delay,
     max_body_bytes: int = MAX_BODY_BYTES,
+    socket_buffers: int | None = None,
 ) -> NoReturn:
     """Connect to one host after the other for ever, with a pause after each round of all hosts.
 
     ``urls`` returns the current URL of each host, or raises ValueError. ``name`` appears in the
     broker's list of connections. ``serve`` uses the connection until it is unusable, and then
     raises. ``on_failure`` gets the failures of the last round as one. ``chance`` returns a random
-    number in [0, 1). A message with more than ``max_body_bytes`` arrives without its body.
+    number in [0, 1), and ``delay`` what `reconnect_delay` does. A message with more than
+    ``max_body_bytes`` arrives without its body. ``socket_buffers`` are the bytes of each of the two
+    buffers of the socket; None: as the system sets them.
     """
     attempts = 0
     failed_rounds = 0
@@ -157,7 +187,7 @@ async def keep_connected(
             host_count = len(hosts)
             url = hosts[attempts % host_count]
             async with open_connection(
-                url, name, heartbeat, setup_timeout, max_body_bytes
+                url, name, heartbeat, setup_timeout, max_body_bytes, socket_buffers
             ) as connection:
                 await serve(connection)
         except asyncio.CancelledError as error:
@@ -175,10 +205,7 @@ async def keep_connected(
         attempts += 1
         if attempts % host_count == 0:
             failed_rounds += 1
-            delay = exponential_backoff(
-                failed_rounds, first=MIN_RECONNECT_DELAY, maximum=MAX_RECONNECT_DELAY
-            )
-            await clock.sleep(with_jitter(delay, chance()))
+            await clock.sleep(delay(failed_rounds, chance()))
 
 
 @contextlib.asynccontextmanager
@@ -188,9 +215,12 @@ async def open_connection(
     heartbeat: int = HEARTBEAT,
     setup_timeout: float = SETUP_TIMEOUT,
     max_body_bytes: int = MAX_BODY_BYTES,
+    socket_buffers: int | None = None,
 ) -> AsyncIterator[Connection]:
     """Yield one connection, and close it at the end. Raises Deferred if it cannot be opened."""
-    connection = Connection(url.update_query(heartbeat=heartbeat), name, max_body_bytes)
+    connection = Connection(
+        url.update_query(heartbeat=heartbeat), name, max_body_bytes, socket_buffers
+    )
     try:
         try:
             with connection.abort_after(setup_timeout + 1):

@@ -6,7 +6,6 @@ This module encodes the properties itself, because pamqp takes four times as lon
 
 from __future__ import annotations
 
-import re
 import struct
 from datetime import datetime
 from functools import lru_cache
@@ -15,6 +14,7 @@ from aio_pika.abc import DeliveryMode
 from pamqp.commands import Basic
 
 from relay.events.cloudevent import CONTENT_TYPE, CloudEvent
+from relay.events.routing_words import routing_word
 
 MAX_TEXT_BYTES = 255
 """Bytes of a short string in AMQP, and of a header that AMQP 1.0 clients still see as text."""
@@ -48,11 +48,6 @@ def _routing_key(name: str, detail: str, scope: str) -> str:
     family, _, change = name.partition(".")
     words = (family, change, detail, scope)
     return ".".join(map(routing_word, words, _MAX_WORD_BYTES))
-
-
-def routing_word(text: str, max_bytes: int) -> str:
-    """Return a text as a word of a routing key: lower case, of ``[a-z0-9_-]``, never empty."""
-    return re.sub(r"[^a-z0-9_-]", "_", text.lower())[:max_bytes] or "none"
 
 
 def content_header(

@@ -21,9 +21,15 @@ class Submission:
     user: str
     """The RabbitMQ user of the client."""
     decision: Literal["approve", "hold", "release"]
+    scope: str | None
+    """The scope of the event; None: the queue is for one scope."""
     event_id: str
     decide: Callable[[], Awaitable[bool]]
     """Decides; returns False if the decision cannot be recorded now."""
+
+    def is_about_same_event(self, other: Submission) -> bool:
+        """Whether two decisions are about the same event."""
+        return (self.scope, self.event_id.lower()) == (other.scope, other.event_id.lower())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,7 +107,7 @@ class FairQueue:
             for messages in self._clients.values()
             for message in messages.urgent
             if message.submission.decision == "release"
-            and message.submission.event_id.lower() == taken.submission.event_id.lower()
+            and message.submission.is_about_same_event(taken.submission)
             and message.tag < taken.tag
         ]
         for message in overtaken:

@@ -49,9 +49,7 @@ class PublishChannel:
         self._connection = connection
         self._channel = channel
         self._aiormq_channel = aiormq_channel
-        # A broker that sets no limit says 0.
-        has_limit = bool(aiormq_channel.connection.connection_tune.frame_max)
-        self._max_part_bytes = aiormq_channel.max_content_size if has_limit else sys.maxsize
+        self._max_part_bytes = max_part_bytes(aiormq_channel)
         self._loop = asyncio.get_running_loop()
         self._has_ended = False
         self._publishes: dict[str, asyncio.Future[PublishResult]] = {}
@@ -90,13 +88,7 @@ class PublishChannel:
     @property
     def is_blocked(self) -> bool:
         """Whether the broker blocks publishers, as under a memory or disk alarm."""
-        unblocked = self._aiormq_channel.connection.ready()
-        try:
-            unblocked.send(None)  # aiormq tells it only to whoever waits
-        except StopIteration:
-            return False
-        unblocked.close()
-        return True
+        return is_blocked(self._aiormq_channel)
 
     async def wait_unblocked(self) -> None:
         """Wait while the broker blocks publishers."""
@@ -183,6 +175,24 @@ class PublishChannel:
         for publish in self._publishes.values():
             publish.cancel()
             _mark_as_seen(publish)
+
+
+def max_part_bytes(channel: aiormq.abc.AbstractChannel) -> int:
+    """Return how many bytes of a body go into one frame."""
+    # A broker that sets no limit says 0.
+    has_limit = bool(channel.connection.connection_tune.frame_max)
+    return cast("aiormq.Channel", channel).max_content_size if has_limit else sys.maxsize
+
+
+def is_blocked(channel: aiormq.abc.AbstractChannel) -> bool:
+    """Return whether the broker blocks publishers, as under a memory or disk alarm."""
+    unblocked = channel.connection.ready()
+    try:
+        unblocked.send(None)  # aiormq tells it only to whoever waits
+    except StopIteration:
+        return False
+    unblocked.close()
+    return True
 
 
 def _mark_as_seen(publish: asyncio.Future[PublishResult]) -> None:

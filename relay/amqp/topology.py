@@ -5,6 +5,7 @@ docs/rabbitmq.md#what-is-on-the-broker lists them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -161,6 +162,41 @@ def approvals_topology(
                 **(limits if limited else {}),
             },
         ),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApprovalsQueue:
+    """The queue from which a relay takes approvals, and whose approvals it holds."""
+
+    exchange: str
+    """The exchange to which clients publish."""
+    name: str
+    binding_key: str
+    key_pattern: re.Pattern[str]
+    """The routing keys of its messages. Its group ``scope``, if any, is the scope that they name.
+
+    Without that group the queue is for one scope.
+    """
+    description: str
+    """Whose approvals these are, such as ``prod``."""
+    topology: tuple[Part, ...]
+    """What ``declare: true`` makes."""
+    topology_without_limits: tuple[Part, ...]
+    """The same with a queue that was made before there were limits."""
+
+
+def approvals_of_scope(exchange: str, scope: str) -> ApprovalsQueue:
+    """Return the queue of a relay without a fleet."""
+    key = approvals_routing_key(scope)
+    return ApprovalsQueue(
+        exchange=approvals_exchange(exchange),
+        name=approvals_queue(exchange, scope),
+        binding_key=key,
+        key_pattern=re.compile(re.escape(key)),
+        description=scope,
+        topology=approvals_topology(exchange, scope),
+        topology_without_limits=approvals_topology(exchange, scope, limited=False),
     )
 
 

@@ -8,27 +8,35 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from relay.api.settings import ApiSettings, Client
-from relay.approvals.gate import Gate
+from relay.approvals.decision_handler import DecisionHandler
 from relay.chat import ChatSink
 from relay.clock import Clock
 from relay.delivery.dispatcher import Dispatcher
 from relay.events.build import Origin
 from relay.outbox.sqlite import Store
 
+if TYPE_CHECKING:  # a relay without a fleet saves the memory of the AMQP libraries
+    from relay.fleet.hub.roster import Roster
+
 __all__ = ["ApiSettings", "Client", "Relay", "SourceHealth"]
 
 
 class SourceHealth(Protocol):
-    """What the API reports about the poller."""
+    """What the API reports about the source of events: the poller, or on a hub the agents."""
 
     lost: bool
-    """Whether the metadata service gives no usable response."""
+    """Whether the source has given no usable response for too long."""
     polls: int
+    """Polls so far; on a hub messages of agents."""
     failures: int
-    """Polls in a row without a usable response."""
+    """Polls in a row without a usable response; on a hub failed connections in a row."""
+
+    @property
+    def lost_reason(self) -> str:
+        """What it means that the source is lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,10 +44,13 @@ class Relay:
     """The parts of a running relay that the API uses."""
 
     store: Store
-    gate: Gate
+    gate: DecisionHandler
+    """The gate; on an agent the way to the hub's."""
     dispatcher: Dispatcher
     source: SourceHealth
     origin: Origin
     clock: Clock
     chats: Mapping[str, ChatSink] = field(default_factory=dict)
     """The chat sinks by name."""
+    roster: Roster | None = None
+    """The agents, on a hub."""

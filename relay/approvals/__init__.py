@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Protocol
 
 from pydantic import Field, model_validator
 
 from relay.amqp.broker_url import BrokerSettings, Declare
+from relay.approvals.machines import most_votes, names_machines, overlap
 from relay.approvals.rules import (
     BoundedDuration,
     Member,
@@ -26,6 +28,11 @@ from relay.approvals.rules import (
 )
 from relay.outbox import Grant, Head
 from relay.settings import Section, check_names_differ_without_case
+
+ONE_MACHINE_VOTES = (
+    "a machine (vm:) speaks for itself alone, so without each_resource all machines have one vote"
+)
+"""Part of the errors about rules that ask for too many votes."""
 
 
 class AmqpSettings(BrokerSettings):
@@ -68,6 +75,13 @@ class ApprovalsSettings(Section):
                         "people: expected every principal for one person, "
                         f"{principal} belongs to {owner} and to {person}"
                     )
+        machines = [entry for entry in owners if names_machines(entry)]
+        for one, other in combinations(machines, 2):
+            if owners[one] != owners[other] and overlap(one, other):
+                raise ValueError(
+                    "people: expected every machine for one person, "
+                    f"{one} of {owners[one]} and {other} of {owners[other]} can mean the same"
+                )
         for group, members in self.groups.items():
             for member in members:
                 self._check_person(member, f"groups.{group}")
@@ -100,10 +114,12 @@ class ApprovalsSettings(Section):
                     f"{path}.from: expected a group of approvals.groups, {voter} is none"
                 )
             self._check_person(voter, f"{path}.from")
-        voters = eligible_voters(quorum, self.groups, self.people)
+        voters = eligible_voters(quorum, self.groups, self.people).entries
         people = {person_for(voter, self.people) for voter in voters}
-        if len(people) < quorum.votes:
+        if most_votes(people, each_resource=quorum.each_resource) < quorum.votes:
             note = "; each person counts once" if self.people else ""
+            if not quorum.each_resource and any(map(names_machines, people)):
+                note += f"; {ONE_MACHINE_VOTES}"
             raise ValueError(
                 f"{path}: {quorum.votes} votes can never come from {len(people)} principals{note}"
             )

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from relay.approvals.machines import names_machines, scope_of_machine
 from relay.approvals.request import DecisionAnswer, DecisionRequest
 from relay.approvals.status import ApprovalStatus, is_scheduled
 from relay.events.match import covers_all
@@ -129,7 +130,11 @@ def _too_late(closed_at: datetime, now: datetime) -> str:
 
 def _missing_permission(request: DecisionRequest, status: ApprovalStatus) -> str | None:
     """Why the caller may not take the decision."""
-    problem = _missing_right(request, status) or _uncovered_resources(request, status)
+    problem = (
+        _missing_right(request, status)
+        or _foreign_machines(request, status)
+        or _uncovered_resources(request, status)
+    )
     if problem is not None or request.decision != "approve":
         return problem
     if status.rule is None:
@@ -157,6 +162,31 @@ def _missing_right(request: DecisionRequest, status: ApprovalStatus) -> str | No
     return (
         "somebody else took the hold; they can release it, and so can anybody with the right "
         f"operate; {HOLD_NOTICE}"
+    )
+
+
+def _foreign_machines(request: DecisionRequest, status: ApprovalStatus) -> str | None:
+    """Why a machine may not decide about the event: it speaks for itself alone.
+
+    It may release its own hold even if the event does not name it any more.
+    """
+    machine = request.caller.principal
+    if not names_machines(machine):
+        return None
+    if scope_of_machine(machine) != status.occurrence.scope:
+        return f"{machine} may not decide about an event of scope {status.occurrence.scope}"
+    if request.decision == "release":
+        return None
+    own = status.own_resources(machine)
+    if not own:
+        return f"{machine} may decide for itself only, and the event does not name it"
+    others = [name for name in status.occurrence.event.resources if name not in own]
+    covers_itself = status.quorum is not None and status.quorum.each_resource
+    if request.decision == "hold" or covers_itself or not others:
+        return None
+    return (
+        f"{machine} may decide for itself only, not for {_join_names(others)}: "
+        "with each_resource: true, a rule takes a vote of each machine"
     )
 
 

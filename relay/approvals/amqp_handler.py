@@ -12,7 +12,7 @@ from datetime import datetime
 
 from relay.amqp.approval_message import ApprovalMessage, UnusableMessage
 from relay.amqp.fair_queue import Submission
-from relay.approvals.gate import Gate
+from relay.approvals.decision_handler import DecisionHandler
 from relay.approvals.request import (
     Caller,
     DecisionRequest,
@@ -32,7 +32,7 @@ class AmqpApprovalHandler:
 
     callers: Mapping[str, Caller]
     """The known clients by their RabbitMQ user."""
-    gate: Gate
+    gate: DecisionHandler
     store: Store
     clock: Clock
 
@@ -61,6 +61,7 @@ class AmqpApprovalHandler:
         return Submission(
             user=message.user,
             decision=request.decision,
+            scope=message.scope,
             event_id=request.event_id,
             decide=decide,
         )
@@ -71,7 +72,7 @@ def read_request(
 ) -> DecisionRequest:
     """Return the request in a message. Pure. Raises UnusableMessage.
 
-    Only the RabbitMQ user says who sent it; nothing else in the message does.
+    Only the RabbitMQ user says who sent it, and on a hub only the routing key says for which scope.
     """
     caller = callers.get(message.user)
     if caller is None:
@@ -86,5 +87,10 @@ def read_request(
     except (MalformedBody, InvalidField) as error:
         raise UnusableMessage(f"its body is not a decision: {error}") from None
     return body.to_request(
-        caller, now, message.body, request_id=message.message_id, message_id=message.message_id
+        caller,
+        now,
+        message.body,
+        arrival_scope=message.scope,
+        request_id=message.message_id,
+        message_id=message.message_id,
     )

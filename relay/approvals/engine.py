@@ -116,7 +116,7 @@ class ApprovalEngine:
         first_answer = _find_first_answer(tx, request)
         if first_answer is not None and first_answer.digest == request.digest:
             return DecisionAnswer(first_answer.status, first_answer.body, repeat=True)
-        occurrences = tx.snapshot.find_referenced(request.event_id, request.scope)
+        occurrences = _find_events(tx, request)
         status = self._current_status(tx, request, occurrences)
         if first_answer is not None:
             return self._refuse_request(tx, request, status, _REUSED_ID)
@@ -183,7 +183,7 @@ class ApprovalEngine:
         """Record refusals that were only counted, and delete surplus first answers."""
         for refusals in aggregated:
             request = refusals.request
-            occurrences = tx.snapshot.find_referenced(request.event_id, request.scope)
+            occurrences = _find_events(tx, request)
             record_refusal(
                 tx,
                 self.origin,
@@ -293,7 +293,7 @@ class ApprovalEngine:
         (docs/guarantees.md#every-startrequest-follows-from-the-journal).
         """
         claims = []
-        for grant in tx.decisions.open_grants([grant.id for grant in grants]):
+        for grant in tx.decisions.open_grants(ids=[grant.id for grant in grants]):
             occurrence = tx.snapshot.get(grant.occurrence)
             status = self.status(tx, occurrence, now)
             if not can_claim(grant, status):
@@ -358,6 +358,13 @@ def effective_mode(settings: ApprovalsSettings, switch: Mode, *, trusted: bool) 
     elif settings.dry_run:
         configured = "dry-run"
     return max(configured, switch, key=_MODES_BY_STRICTNESS.index)
+
+
+def _find_events(tx: Transaction, request: DecisionRequest) -> list[TrackedEvent]:
+    """Return the events that a request can mean. More than one: it has to name the scope."""
+    if request.names_foreign_scope:
+        return []
+    return tx.snapshot.find_referenced(request.event_id, request.arrival_scope or request.scope)
 
 
 def _is_renewal(request: DecisionRequest, same_decision: Decision, recent: int) -> bool:

@@ -1,6 +1,6 @@
 """The forms of principals that rules, groups and people may name.
 
-Four forms are built in. Each chat platform declares its own form in its settings class, also a
+Five forms are built in. Each chat platform declares its own form in its settings class, also a
 platform that an installed package adds; `relay.config` registers those forms when it loads the
 platforms. This module does not know who may vote: `relay.approvals.rules` does.
 """
@@ -17,6 +17,8 @@ from relay.errors import ConfigError
 
 ENTRA_ID_PATTERN = r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 """The ids of Entra ID in principals: in lower case, as its tokens have them."""
+VM_PREFIX = "vm"
+"""The prefix of the machines of a fleet: see `relay.approvals.machines`."""
 _RESERVED_PREFIXES = frozenset({"group", "person", "rule"})
 _PREFIX = re.compile(r"[a-z][a-z0-9-]*")
 
@@ -47,9 +49,10 @@ class PrincipalForm:
 
 _BUILT_IN_FORMS = (
     PrincipalForm("client", "<name>"),
-    PrincipalForm("local", "<user>"),
+    PrincipalForm("local", "<user>", r"[^\s*?]+"),
     PrincipalForm("entra", "<tenant>/<object>", f"{ENTRA_ID_PATTERN}/{ENTRA_ID_PATTERN}"),
     PrincipalForm("mtls", "<name>"),
+    PrincipalForm(VM_PREFIX, "<scope>/<relay>", r"[a-z0-9*?-]{1,80}/[a-z0-9_*?-]{1,80}"),
 )
 _forms = {form.prefix: form for form in _BUILT_IN_FORMS}
 _chat_prefixes: set[str] = set()

@@ -40,7 +40,7 @@ class Caller:
 
     principal: str
     channel: str
-    """http, callback, amqp, local, page, or the name of a chat."""
+    """http, callback, amqp, local, page, fleet, or the name of a chat."""
     rights: Rights
 
 
@@ -65,16 +65,27 @@ class DecisionRequest:
     at: datetime
     reason: str | None = None
     scope: str | None = None
+    """The scope that the body names."""
+    arrival_scope: str | None = None
+    """The scope for which the request arrived, as RabbitMQ checked it; None: the body alone says.
+
+    A request that names another scope is about no event.
+    """
     request_id: str | None = None
     """A repeat has the same id and the same ``digest``; None: a repeat cannot be recognized."""
     digest: str = ""
-    """SHA-256 of the body."""
+    """SHA-256 of the body, and of `arrival_scope` where there is one."""
     signed_at: str | None = None
     """The time in the signature of a callback, as it was sent."""
     message_id: str | None = None
     """The ``message_id`` of the AMQP message that carried the request."""
     link: LinkCredentials | None = None
     """The link of the confirm page, if the request came by one."""
+
+    @property
+    def names_foreign_scope(self) -> bool:
+        """Whether the body names another scope than the one for which the request arrived."""
+        return self.arrival_scope is not None and self.scope not in (None, self.arrival_scope)
 
     @property
     def signed_request_id(self) -> str | None:
@@ -139,11 +150,13 @@ class DecisionBody(RequestBody):
         at: datetime,
         raw: bytes,
         *,
+        arrival_scope: str | None = None,
         request_id: str | None = None,
         signed_at: str | None = None,
         message_id: str | None = None,
     ) -> DecisionRequest:
         """Return the request of this caller. ``raw`` are the bytes of the body."""
+        digested = raw if arrival_scope is None else f"{arrival_scope}\n".encode() + raw
         return DecisionRequest(
             caller=caller,
             event_id=self.eventId,
@@ -152,8 +165,9 @@ class DecisionBody(RequestBody):
             at=at,
             reason=self.reason,
             scope=self.scope,
+            arrival_scope=arrival_scope,
             request_id=request_id,
-            digest=hashlib.sha256(raw).hexdigest(),
+            digest=hashlib.sha256(digested).hexdigest(),
             signed_at=signed_at,
             message_id=message_id,
         )

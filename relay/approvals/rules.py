@@ -6,6 +6,7 @@ Pure, except that time zones are read from disk.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -13,6 +14,7 @@ from zoneinfo import ZoneInfo
 
 from pydantic import AfterValidator, Field, model_validator
 
+from relay.approvals.machines import means
 from relay.approvals.principals import expected_form, is_principal
 from relay.events.match import Match, matches
 from relay.settings import Duration, Section
@@ -119,9 +121,9 @@ class Quorum(Section):
     votes: int = Field(default=1, ge=1)
     """How many people must vote; one person counts once, with however many principals."""
     from_: tuple[Voter, ...] = Field(alias="from", min_length=1)
-    """Who may vote: group:<name>, person:<name>, client:<name>, local:<user>."""
+    """Who may vote: group:<name>, person:<name>, or a principal such as client:<name>."""
     each_resource: bool = False
-    """Whether every resource of the event needs a vote of a client whose resources cover it."""
+    """Whether every resource needs a vote: of a client that covers it, or of the machine itself."""
     expires: PositiveDuration | None = None
     """How long a vote counts; until NotBefore where left out."""
     close_before: BoundedDuration = 0.0
@@ -164,12 +166,23 @@ class Rule(Section):
         return self.model_copy(update={"match": condition}).applies_to(data, scope, now)
 
 
+@dataclass(frozen=True, slots=True)
+class EligibleVoters:
+    """Who may vote by a rule."""
+
+    entries: frozenset[str]
+    """Principals, and patterns over machines."""
+
+    def __contains__(self, principal: str) -> bool:
+        return any(means(entry, principal) for entry in self.entries)
+
+
 def eligible_voters(
     quorum: Quorum,
     groups: Mapping[str, Sequence[str]],
     people: Mapping[str, Sequence[str]],
-) -> frozenset[str]:
-    """Return the principals who may vote: ``quorum.from`` with groups and people expanded.
+) -> EligibleVoters:
+    """Return who may vote: ``quorum.from`` with groups and people expanded.
 
     Raises KeyError for an unknown group or person.
     """
@@ -177,17 +190,20 @@ def eligible_voters(
     for voter in quorum.from_:
         kind, _, name = voter.partition(":")
         members += groups[name] if kind == "group" else [voter]
-    principals: set[str] = set()
+    entries: set[str] = set()
     for member in members:
         kind, _, name = member.partition(":")
-        principals.update(people[name] if kind == "person" else [member])
-    return frozenset(principals)
+        entries.update(people[name] if kind == "person" else [member])
+    return EligibleVoters(frozenset(entries))
 
 
 def person_for(principal: str, people: Mapping[str, Sequence[str]]) -> str:
-    """Return ``person:<name>`` for a principal of a person, else the principal itself."""
-    for name, principals in people.items():
-        if principal in principals:
+    """Return ``person:<name>`` for a principal of a person, else the principal itself.
+
+    A pattern over machines belongs to a person who has the same pattern.
+    """
+    for name, entries in people.items():
+        if any(means(entry, principal) for entry in entries):
             return f"person:{name}"
     return principal
 

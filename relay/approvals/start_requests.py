@@ -43,8 +43,7 @@ class _OpenGrant:
     """An open grant as the store has it."""
 
     grant: Grant
-    scope: str
-    event_key: str
+    occurrence: TrackedEvent
     is_stopped: bool
     """Whether the mode or a hold keeps the StartRequest back."""
     has_waiting_notices: bool
@@ -202,18 +201,17 @@ class StartRequestSender:
             raise
         grants_by_scope: dict[str, list[_OpenGrant]] = {}
         for each in found:
-            grants_by_scope.setdefault(each.scope, []).append(each)
-        names = {*self._scopes, *grants_by_scope} if scopes is None else scopes
-        waiting: set[str] = set()
-        for name in names - sending:
-            open_grants = grants_by_scope.get(name)
-            if open_grants is None:
+            grants_by_scope.setdefault(each.occurrence.scope, []).append(each)
+        for name in scopes if scopes is not None else self._scopes.keys() - sending:
+            if name not in grants_by_scope:
                 self._scopes.pop(name, None)
-                continue
-            scope = self._scopes.setdefault(name, _Scope(name))
-            scope.remember((each.grant for each in open_grants), self._clock.monotonic())
-            if not self._start_turn(scope, open_grants, group):
-                waiting.add(name)
+        waiting: set[str] = set()
+        for name, open_grants in grants_by_scope.items():
+            if name not in sending:
+                scope = self._scopes.setdefault(name, _Scope(name))
+                scope.remember((each.grant for each in open_grants), self._clock.monotonic())
+                if not self._start_turn(scope, open_grants, group):
+                    waiting.add(name)
         return waiting
 
     def _start_turn(
@@ -239,14 +237,11 @@ class StartRequestSender:
         """Return the open grants of these scopes; None: of all."""
         now, is_on = self._clock.now(), self._engine.mode(tx) == "on"
         found = []
-        for grant in tx.decisions.open_grants():
+        for grant in tx.decisions.open_grants(scopes=scopes):
             occurrence = tx.snapshot.get(grant.occurrence)
-            scope = occurrence.scope
-            if scopes is not None and scope not in scopes:
-                continue
             is_stopped = not is_on or bool(self._engine.status(tx, occurrence, now).active_holds)
             has_waiting_notices = not is_stopped and self._has_waiting_notices(tx, occurrence)
-            found.append(_OpenGrant(grant, scope, occurrence.key, is_stopped, has_waiting_notices))
+            found.append(_OpenGrant(grant, occurrence, is_stopped, has_waiting_notices))
         return found
 
     def _has_waiting_notices(self, tx: Transaction, occurrence: TrackedEvent) -> bool:
@@ -312,7 +307,7 @@ class StartRequestSender:
                 await self._send(scope, claims)
         finally:
             self._engine.in_flight -= attempts
-            self._on_sent(each.event_key for each in batch)
+            self._on_sent(each.occurrence.key for each in batch)
         return bool(claims)
 
     def _claim(

@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
+from relay.approvals.machines import can_be_in_scope, names_machines, own_resources
 from relay.approvals.principals import is_chat_principal
 from relay.approvals.rules import (
+    EligibleVoters,
     Quorum,
     Rule,
     client_principals_of_same_person,
@@ -79,10 +81,10 @@ class ApprovalStatus:
         return approve if isinstance(approve, Quorum) else None
 
     @property
-    def eligible_voters(self) -> frozenset[str]:
-        """The principals who may vote; none without a rule or where it is automatic."""
+    def eligible_voters(self) -> EligibleVoters:
+        """Who may vote; nobody without a rule or where it is automatic."""
         if self.quorum is None:
-            return frozenset()
+            return EligibleVoters(frozenset())
         return eligible_voters(self.quorum, self.groups, self.people)
 
     @property
@@ -145,12 +147,16 @@ class ApprovalStatus:
 
     @property
     def missing_voters(self) -> tuple[str, ...]:
-        """The eligible principals of the people who have not voted yet, sorted."""
+        """The eligible principals of the people who have not voted yet, sorted.
+
+        A pattern over machines of the event's scope stays: it does not say how many there are.
+        """
         people_who_voted = {self.person_of(vote.principal) for vote in self.counted_votes}
         return tuple(
             voter
-            for voter in sorted(self.eligible_voters)
+            for voter in sorted(self.eligible_voters.entries)
             if self.person_of(voter) not in people_who_voted
+            and can_be_in_scope(voter, self.occurrence.scope)
         )
 
     @property
@@ -167,12 +173,10 @@ class ApprovalStatus:
         """The resources for which nobody has voted yet, where the rule says ``each_resource``."""
         if self.quorum is None or not self.quorum.each_resource:
             return ()
-        voters = [vote.principal for vote in self.counted_votes]
-        return tuple(
-            resource
-            for resource in self.occurrence.event.resources
-            if not any(self._may_decide_for(voter, (resource,)) for voter in voters)
-        )
+        voters = {vote.principal for vote in self.counted_votes}
+        covered = frozenset[str]().union(*map(self._resources_of, voters))
+        resources = self.occurrence.event.resources
+        return tuple(resource for resource in resources if resource not in covered)
 
     @property
     def votes_missing(self) -> int:
@@ -273,10 +277,24 @@ class ApprovalStatus:
         if vote.principal not in self.eligible_voters:
             return False
         if self.quorum.each_resource:
-            return any(self._may_decide_for(vote.principal, (name,)) for name in resources)
+            return bool(self._resources_of(vote.principal))
         return self._may_decide_for(vote.principal, resources)
 
+    def own_resources(self, machine: str) -> frozenset[str]:
+        """The resources of the event that name a machine. Its vote and its hold are for them."""
+        resources = self.occurrence.event.resources
+        return own_resources(machine, self.occurrence.scope, resources)
+
+    def _resources_of(self, principal: str) -> frozenset[str]:
+        """The resources of the event for which a principal may decide."""
+        if names_machines(principal):
+            return self.own_resources(principal)
+        resources = self.occurrence.event.resources
+        return frozenset(name for name in resources if self._may_decide_for(principal, (name,)))
+
     def _may_decide_for(self, principal: str, resources: Sequence[str]) -> bool:
+        if names_machines(principal):
+            return bool(resources) and self.own_resources(principal).issuperset(resources)
         clients: tuple[str, ...] = ()
         if principal.startswith(_PRINCIPALS_OF_CLIENTS):
             clients = (principal,)

@@ -10,7 +10,8 @@ from pydantic import Field, model_validator
 
 from relay import plugins, sinks
 from relay.api import ApiSettings
-from relay.approvals import ApprovalsSettings
+from relay.approvals import ONE_MACHINE_VOTES, ApprovalsSettings
+from relay.approvals.machines import most_votes, names_machines
 from relay.approvals.principals import declare_chat_principals
 from relay.approvals.rules import Quorum, Rule, eligible_voters, person_for
 from relay.chat import ChatSettings, platforms
@@ -116,14 +117,17 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _check_quorums(self) -> Config:
-        check_principals(self.approvals, self.api)
+        check_principals(self.approvals, self.api, self.fleet)
         for rule, quorum, able in self.voters_by_rule:
-            if len(able) < quorum.votes:
+            names = [voter.name for voter in able]
+            if most_votes(names, each_resource=quorum.each_resource) < quorum.votes:
+                has_machines = any(map(names_machines, names)) and not quorum.each_resource
                 raise ValueError(
                     f"approvals.rules.{rule.name}.approve: expected {quorum.votes} who may vote, "
-                    f"there are only: {', '.join(voter.name for voter in able) or 'none'}. "
+                    f"there are only: {', '.join(names) or 'none'}. "
                     "A client: or mtls: must be one of api.clients with approve in its can, also "
                     "where its person votes in chat; an entra: needs api.oidc"
+                    + (f"; {ONE_MACHINE_VOTES}" if has_machines else "")
                 )
             self._check_clients_have_one_vote(rule.name, quorum)
         return self
@@ -134,7 +138,8 @@ class Config(Section):
         eligible = eligible_voters(quorum, self.approvals.groups, people)
         for client in self.api.clients:
             votes = {person_for(principal, people) for principal in client.principals}
-            if quorum.votes > 1 and eligible.issuperset(client.principals) and len(votes) > 1:
+            may_vote = all(principal in eligible for principal in client.principals)
+            if quorum.votes > 1 and may_vote and len(votes) > 1:
                 raise ValueError(
                     f"approvals.rules.{rule}.approve: {' and '.join(client.principals)} are one "
                     "client with two votes: list them as one person in approvals.people"

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from relay.api import ApiSettings
 from relay.approvals import ApprovalsSettings
-from relay.approvals.principals import is_chat_principal
+from relay.approvals.machines import names_machines, overlap
+from relay.approvals.principals import VM_PREFIX, is_chat_principal
 from relay.approvals.rules import (
     Quorum,
     Rule,
@@ -19,6 +20,7 @@ from relay.approvals.rules import (
 from relay.chat import AnswerableChatSettings
 from relay.config.document import KeyPath
 from relay.config.problems import WrongValue
+from relay.fleet.settings import AgentSettings, HubSettings
 from relay.sinks import SinkSettings
 
 
@@ -27,22 +29,50 @@ class Voter:
     """One who can cast one vote."""
 
     name: str
-    """``person:<name>``, or the principal of one who is no person of ``approvals.people``."""
+    """``person:<name>``, or the principal of one who is no person of ``approvals.people``.
+
+    A pattern over machines stands for all of them.
+    """
     principals: tuple[str, ...]
     """The principals with which they can vote by the rule."""
 
 
-def check_principals(approvals: ApprovalsSettings, api: ApiSettings) -> None:
-    """Raise WrongValue for a principal of a client or certificate that is not configured."""
+def check_principals(
+    approvals: ApprovalsSettings, api: ApiSettings, fleet: AgentSettings | HubSettings | None
+) -> None:
+    """Raise WrongValue for a client, certificate or machine that the configuration rules out."""
     known = [principal for client in api.clients for principal in client.principals]
     for path, principal in _named_principals(approvals):
         kind, _, name = principal.partition(":")
+        if names_machines(principal):
+            _check_machine(path, principal, fleet)
         if kind not in ("client", "mtls") or principal in known:
             continue
         owner = "a client" if kind == "client" else "the san of a client"
         problem = f"expected {owner} of api.clients, {principal} is none"
         close = _closest_principal(name, (other for other in known if other.startswith(f"{kind}:")))
         raise WrongValue(path, f"{problem}; did you mean {close}?" if close else problem)
+
+
+def _check_machine(path: KeyPath, machine: str, fleet: AgentSettings | HubSettings | None) -> None:
+    """Raise WrongValue if no relay can speak for a machine, or for those that a pattern means."""
+    if not isinstance(fleet, HubSettings):
+        raise WrongValue(
+            path,
+            f"expected a principal other than {machine}: the machines of a fleet need a hub "
+            "(fleet.role: hub), which hears of their agents",
+        )
+    possible = (
+        f"{VM_PREFIX}:{scope}/{relay}"
+        for domain in fleet.domains
+        for scope in domain.scopes
+        for relay in domain.relays
+    )
+    if not any(overlap(machine, other) for other in possible):
+        raise WrongValue(
+            path,
+            f"expected machines of fleet.domains, no user there speaks for {machine}",
+        )
 
 
 def _named_principals(approvals: ApprovalsSettings) -> Iterator[tuple[KeyPath, str]]:
@@ -99,8 +129,9 @@ def voters_of_quorum(
         clients = client_principals_of_same_person(principal, approvals.people)
         return prefix not in silent_chats and all(client in may_approve for client in clients)
 
+    voters = eligible_voters(quorum, approvals.groups, approvals.people).entries
     principals_by_voter: dict[str, list[str]] = {}
-    for principal in sorted(eligible_voters(quorum, approvals.groups, approvals.people)):
+    for principal in sorted(voters):
         if can_vote(principal):
             voter = person_for(principal, approvals.people)
             principals_by_voter.setdefault(voter, []).append(principal)

@@ -20,7 +20,7 @@ from relay.delivery.read_ahead import ReadAhead
 from relay.delivery.result_recorder import ResultRecorder
 from relay.delivery.retry import DeadLetter, DisableSink, RetryAfter, RetryDecision
 from relay.delivery.sink_health import SinkHealth, error_name
-from relay.errors import Deferred, DeliveryError, Rejected, StoreUnavailable
+from relay.errors import Deferred, DeliveryError, Rejected, StoreUnavailable, Superseded
 from relay.events.build import ReportRelayEvent
 from relay.events.cloudevent import CloudEvent
 from relay.outbox import Attempt, AttemptOutcome, Entry, EntryState, SinkState
@@ -224,7 +224,7 @@ class Worker:
             self._wake.set()
 
     async def _deliver_entry(self, entry: Entry) -> bool:
-        """Deliver one entry; return whether it was delivered."""
+        """Deliver one entry; return whether it needs no other try, and the next one may begin."""
         try:
             event = entry.event or await self._read_ahead.event(entry)
         except StoreUnavailable:
@@ -242,6 +242,11 @@ class Worker:
         self._unanswered.discard(entry.id)
         at, began = self._clock.now(), self._clock.monotonic()
         result = await self._call_sink(event)
+        if isinstance(result, Superseded):
+            self._queue.remove_head(entry)
+            self._finish_entry(entry, "superseded", result.reason)
+            self._release_after_success(entry)
+            return True
         attempt = _describe_attempt(result, at, self._clock.monotonic() - began)
         self.tries[attempt.outcome, attempt.status] += 1
         if isinstance(result, Receipt):
@@ -288,6 +293,10 @@ class Worker:
         self._unrecorded += 1
         self._results.record_delivery(entry.id, attempt, self._on_recorded)
         self._queue.remove_head(entry)
+        self._release_after_success(entry)
+
+    def _release_after_success(self, entry: Entry) -> None:
+        """The sink works. If it failed until now, send everything that waited."""
         if self.health.record_success(entry):
             self._queue.release_all(include_individual=True)
             self._wake.set()

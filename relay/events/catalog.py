@@ -155,15 +155,15 @@ class ApprovalData(_AboutEvent):
     principal: Annotated[
         str,
         _described_field(
-            "who decided: client:<name>, local:<user>, slack:<team>/<user> and so on, "
-            "rule:<name> or relay"
+            "who decided: client:<name>, local:<user>, vm:<scope>/<relay>, "
+            "slack:<team>/<user> and so on, rule:<name> or relay"
         ),
     ]
     channel: Annotated[
         str,
         _described_field(
-            "how the decision arrived: http, callback, amqp, local, page, slack, mattermost, "
-            "rule or relay"
+            "how the decision arrived: http, callback, amqp, local, page, fleet, slack, "
+            "mattermost, rule or relay"
         ),
     ]
     reason: Annotated[str | None, _described_field("the reason that the caller gave")]
@@ -287,10 +287,19 @@ CATALOG = (
     EventDefinition("startrequest.failed", "the relay gave up on a StartRequest", StartRequestData),
     EventDefinition(
         "relay.source-lost",
-        "the metadata service has given no usable answer for too long",
+        "the metadata service, or on a hub the broker, has given no usable answer for too long",
         RelayData,
     ),
-    EventDefinition("relay.source-recovered", "the metadata service answers again", RelayData),
+    EventDefinition(
+        "relay.source-recovered",
+        "the metadata service answers again, or a hub hears the agents of a scope again",
+        RelayData,
+    ),
+    EventDefinition(
+        "relay.silent",
+        "no agent of a scope has been heard of for too long, so none of its events starts or ends",
+        RelayData,
+    ),
     EventDefinition("relay.sink-failing", "a sink fails repeatedly", RelayData),
     EventDefinition("relay.sink-recovered", "a failing sink delivers again", RelayData),
     EventDefinition(

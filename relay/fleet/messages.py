@@ -6,6 +6,7 @@ strict about everything that is used, and ignores fields that a later version ad
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -17,9 +18,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from typing_extensions import override  # in typing from Python 3.12
 
 from relay.amqp.approval_message import UnusableMessage
-from relay.events.build import Origin
+from relay.events.build import Origin, relay_event
 from relay.events.catalog import CATALOG
-from relay.events.cloudevent import TYPE_PREFIX, TYPE_VERSION, CloudEvent, digest_id
+from relay.events.cloudevent import TYPE_PREFIX, TYPE_VERSION, CloudEvent, digest_id, event_name
 from relay.events.model import ScheduledEvent
 from relay.events.timestamps import format_rfc3339, parse_timestamp
 from relay.fleet.routing import ReportKey, ReportKind, relay_word
@@ -35,6 +36,7 @@ MAX_REASON = 1000
 """Characters of the reason in a result."""
 _MAX_BODY_FIELDS = 64 * 1024
 """Bytes of the JSON of a vote, and of the answer to it."""
+_RFC3339 = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?Z", re.ASCII)
 _EARLIEST = datetime(2000, 1, 1, tzinfo=UTC)
 _LATEST = datetime(2200, 1, 1, tzinfo=UTC)
 """Times outside these bounds are errors: arithmetic near the ends of the calendar can fail."""
@@ -296,7 +298,7 @@ def read_message(body: bytes) -> ReceivedMessage:
         reader = _READERS.get(envelope.type)
         if reader is None:
             raise UnusableMessage(f"its type is unknown: {envelope.type!r:.100}")
-        origin, at = Origin(envelope.scope, envelope.relay), _parse_time("time", envelope.time)
+        at = _parse_time("time", envelope.time)
         content = reader(envelope, fields)
     except orjson.JSONDecodeError as error:
         raise UnusableMessage(f"its body is not JSON: {error}") from None
@@ -305,7 +307,7 @@ def read_message(body: bytes) -> ReceivedMessage:
     except ValidationError as error:
         path, problem = first_error(error)
         raise UnusableMessage(f"its body is no message of a fleet: {path}: {problem}") from None
-    return ReceivedMessage(id=envelope.id, origin=origin, at=at, content=content)
+    return ReceivedMessage(id=envelope.id, origin=envelope.origin, at=at, content=content)
 
 
 def _type(kind: str) -> str:
@@ -338,6 +340,10 @@ class _Envelope(_Data):
     subject: str | None = None
     journalhead: Annotated[str | None, Field(pattern=r"^[0-9]{1,18}:[0-9a-f]{64}$")] = None
     data: dict[str, Any]
+
+    @property
+    def origin(self) -> Origin:
+        return Origin(self.scope, self.relay)
 
 
 class _PulseData(_Data):
@@ -490,16 +496,43 @@ def _read_state(envelope: _Envelope, _: Any) -> HubState:
     )
 
 
-def _read_recorded(model: type[_Data], envelope: _Envelope, fields: Any) -> CloudEvent:
-    """Return an event as an agent recorded it, without anything that an agent does not write."""
+def _read_change(model: type[_Data], envelope: _Envelope, fields: Any) -> CloudEvent:
+    """Return an ``event.*`` as an agent recorded it, without fields of a later version."""
     data = _known_fields(model, envelope.data)
-    subject = data["sink"] if model is _RelayFields else data["eventId"]
-    if envelope.subject != subject:
+    if envelope.source != f"imds://{envelope.scope}":
+        raise UnusableMessage("its source is not its scope")
+    if envelope.subject != data["eventId"]:
         raise UnusableMessage("its subject is not what its data is about")
-    attributes = {name: fields[name] for name in fields if name in _ATTRIBUTES}
+    attributes = {name: fields[name] for name in fields if name in _CHANGE_ATTRIBUTES}
     if not all(isinstance(value, str) for value in attributes.values()):
         raise UnusableMessage("its attributes are not all text")
     return CloudEvent.build(attributes, data)
+
+
+def _read_relay_event(envelope: _Envelope, _: Any) -> CloudEvent:
+    """Return a ``relay.*`` as an agent recorded it. The hub records it too, with the same id.
+
+    So the id must be that of its content: an agent that chose it could choose the id that an event
+    of another scope will have, and consumers would drop that event as a repeat.
+    """
+    data = _RelayFields.model_validate(envelope.data)
+    if envelope.journalhead is None:
+        raise UnusableMessage("it has no journalhead")
+    expected = relay_event(
+        event_name(envelope.type),
+        envelope.origin,
+        _parse_time("time", envelope.time),
+        sink=data.sink,
+        reason=data.reason,
+        count=data.count,
+        head=envelope.journalhead,
+    )
+    given = (envelope.source, envelope.subject, envelope.id, envelope.time)
+    names = ("source", "subject", "id", "time")
+    for name, value in zip(names, given, strict=True):
+        if value != expected.attributes.get(name):
+            raise UnusableMessage(f"its {name} is not that of its content")
+    return expected
 
 
 def _known_fields(model: type[_Data], data: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -519,21 +552,21 @@ def _require_small(name: str, value: Mapping[str, Any]) -> None:
 
 
 def _parse_time(name: str, text: str) -> datetime:
-    moment = parse_timestamp(text)
+    moment = parse_timestamp(text) if _RFC3339.fullmatch(text) else None
     if moment is None or not _EARLIEST <= moment <= _LATEST:
         raise UnusableMessage(f"its {name} is no time: {text!r:.50}")
     return moment
 
 
-_ATTRIBUTES = frozenset(
+_CHANGE_ATTRIBUTES = frozenset(
     {
         *("specversion", "id", "type", "source", "subject", "time", "datacontenttype"),
         *("dataschema", "scope", "relay", "eventtype", "eventsource", "correlationid"),
-        *("partitionkey", "notbefore", "outcome", "journalhead"),
+        *("partitionkey", "notbefore", "outcome"),
     }
 )
-"""The attributes of the events that an agent records."""
-_EVENT_FIELDS: Mapping[str, type[_Data]] = {
+"""The attributes of an ``event.*``."""
+_CHANGES: Mapping[str, type[_Data]] = {
     "event.scheduled": _EventFields,
     "event.updated": _ChangedFields,
     "event.started": _StartedFields,
@@ -548,9 +581,13 @@ _READERS: Mapping[str, Callable[[_Envelope, Any], Content]] = {
     _type(PulseRequest.kind): _read_pulse_request,
     _type(HubState.kind): _read_state,
     **{
-        definition.type: partial(_read_recorded, _EVENT_FIELDS.get(definition.name, _RelayFields))
+        f"{TYPE_PREFIX}{name}{TYPE_VERSION}": partial(_read_change, model)
+        for name, model in _CHANGES.items()
+    },
+    **{
+        definition.type: _read_relay_event
         for definition in CATALOG
-        if definition.name.startswith(("event.", "relay."))
+        if definition.name.startswith("relay.")
     },
 }
 """How the data of each type is read."""

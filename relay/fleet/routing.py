@@ -17,14 +17,15 @@ from typing import Literal, get_args
 from aiormq.abc import DeliveredMessage
 
 from relay.amqp.approval_message import UnusableMessage, publisher
-from relay.amqp.event_message import routing_word
+from relay.events import routing_words
 from relay.events.build import Origin
 from relay.events.cloudevent import CloudEvent
+from relay.events.routing_words import routing_word
 from relay.fleet.settings import TrustDomain
 
 ReportKind = Literal["event", "relay", "pulse", "vote", "start"]
 """What an agent publishes: the first word of the routing key."""
-MAX_RELAY_WORD = 80
+relay_word = routing_words.relay_word
 _MAX_CHANGE_WORD = 20
 _MAX_DETAIL_WORD = 64
 """Bytes of the words of a routing key, which has at most 255 with its dots and a scope of 80."""
@@ -50,11 +51,6 @@ class Sender:
     scope: str
     relay: str
     user: str
-
-
-def relay_word(name: str) -> str:
-    """Return the name of a relay as a word of a routing key."""
-    return routing_word(name, MAX_RELAY_WORD)
 
 
 def report_key(event: CloudEvent, origin: Origin) -> str:

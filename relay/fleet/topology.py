@@ -7,13 +7,17 @@ single VMs would have one quorum queue for each of them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from relay.amqp.topology import (
+    ApprovalsQueue,
     Exchange,
     Part,
     Queue,
+    approvals_exchange,
+    approvals_queue,
     approvals_topology,
     dead_letter_exchange,
     dead_letters_topology,
@@ -23,6 +27,7 @@ from relay.fleet.routing import command_key, relay_word, state_key
 
 HUB = "hub"
 """The last word of the approvals queue of a hub, in the place of a scope."""
+_APPROVALS_KEY = "approve.*"
 DELIVERY_LIMIT = 1_000
 """How often a report may be delivered. A hub that is killed gets what it had not acknowledged."""
 MAX_REPORTS = 1_000_000
@@ -90,6 +95,19 @@ def fleet_topology(exchange: str) -> tuple[Part, ...]:
     )
 
 
-def hub_approvals_topology(exchange: str) -> tuple[Part, ...]:
+def hub_approvals_topology(exchange: str, *, limited: bool = True) -> tuple[Part, ...]:
     """Return what a hub makes for approvals over AMQP: one queue for all scopes."""
-    return approvals_topology(exchange, HUB, routing_key="approve.*")
+    return approvals_topology(exchange, HUB, limited=limited, routing_key=_APPROVALS_KEY)
+
+
+def hub_approvals(exchange: str) -> ApprovalsQueue:
+    """Return the queue from which a hub takes approvals. The routing key names the scope."""
+    return ApprovalsQueue(
+        exchange=approvals_exchange(exchange),
+        name=approvals_queue(exchange, HUB),
+        binding_key=_APPROVALS_KEY,
+        key_pattern=re.compile(r"approve\.(?P<scope>[a-z0-9-]{1,80})"),
+        description="all scopes",
+        topology=hub_approvals_topology(exchange),
+        topology_without_limits=hub_approvals_topology(exchange, limited=False),
+    )

@@ -8,18 +8,30 @@ a budget. The client does not repeat a call: the poller decides when to call aga
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
+import sys
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from types import SimpleNamespace
 from typing import Self
 
 import aiohttp
 import orjson
+from aiohttp.connector import AddrInfoType
 
 from relay import __version__
 from relay.clock import Clock
-from relay.errors import DocumentError, SourceError, SourceRefused, SourceUnavailable
+from relay.errors import (
+    DocumentError,
+    SourceError,
+    SourceRefused,
+    SourceTooLate,
+    SourceUnavailable,
+)
+from relay.events.timestamps import parse_timestamp
 from relay.imds import SourceSettings
 from relay.net.backoff import exponential_backoff
 from relay.net.http import measure_clock_skew
@@ -100,12 +112,42 @@ def retry_delay(failures: int, retry_after: float | None, interval: float, jitte
     return max(backoff, min(retry_after or 0.0, MAX_RETRY_AFTER)) + jitter * backoff / 4
 
 
+_DISCARD_UNSENT = struct.pack("hh" if sys.platform == "win32" else "ii", 1, 0)
+"""SO_LINGER with no seconds: a close discards what the kernel has not sent yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class DatedBody:
+    """The body of a response, and what it says about the time.
+
+    ``date`` is the service's time in whole seconds, from the header ``Date``; None without a
+    readable one. The service wrote it after ``asked_at``, our wall clock, and ``asked_monotonic``,
+    our monotonic clock: the moment before the request was sent.
+    """
+
+    body: bytes
+    date: datetime | None
+    asked_at: datetime
+    asked_monotonic: float
+
+
 @dataclass(slots=True)
 class _Call:
-    """One call in flight."""
+    """One call in flight. The moments are those directly before its headers were written."""
 
+    sent_at: datetime
+    sent_monotonic: float
     sent: bool = False
     """Whether its headers were written."""
+    seconds_left: Callable[[], float] | None = None
+    """How long it may still be sent; None: there is no limit."""
+    date: datetime | None = None
+    """The ``Date`` of the response."""
+
+    @property
+    def is_too_late(self) -> bool:
+        """Whether it may not be sent any more."""
+        return self.seconds_left is not None and self.seconds_left() <= 0
 
 
 class ImdsClient:
@@ -131,6 +173,7 @@ class ImdsClient:
     async def __aenter__(self) -> Self:
         tracing = aiohttp.TraceConfig()
         tracing.on_request_headers_sent.append(self._on_headers_sent)
+        tracing.on_request_chunk_sent.append(_before_body)
         self._session = aiohttp.ClientSession(
             self._settings.url,
             headers=_HEADERS,
@@ -139,6 +182,7 @@ class ImdsClient:
             trust_env=False,  # no proxies: docs/protocol.md#no-proxies
             timeout=aiohttp.ClientTimeout(total=None),  # `_call` has one timeout for everything
             trace_configs=[tracing],
+            connector=aiohttp.TCPConnector(socket_factory=_make_socket),
             middlewares=(_send_once,),
         )
         return self
@@ -149,32 +193,62 @@ class ImdsClient:
             self._session = None
 
     async def read_document(self) -> bytes:
-        """Return the body of the Scheduled Events document.
+        """Return the body of the Scheduled Events document; see `read_dated_document`."""
+        return (await self.read_dated_document()).body
+
+    async def read_dated_document(self) -> DatedBody:
+        """Return the body of the Scheduled Events document with the service's time.
 
         Raises DocumentError for a body over `MAX_DOCUMENT_BYTES` or with a Content-Encoding.
         """
         # The first call can take two minutes: docs/protocol.md#the-first-call
         timeout = self._settings.timeout if self._has_answered else self._settings.first_timeout
-        body = await self._call("GET", _EVENTS_PATH, self._events_query, timeout)
+        call = self._new_call()
+        body = await self._call("GET", _EVENTS_PATH, self._events_query, timeout, call)
         self._has_answered = True
-        return body
+        return DatedBody(body, call.date, call.sent_at, call.sent_monotonic)
 
-    async def send_start_request(self, event_ids: Sequence[str]) -> None:
+    async def send_start_request(
+        self, event_ids: Sequence[str], *, seconds_left: Callable[[], float] | None = None
+    ) -> None:
         """Ask Azure to start these events now. Return when it answered 200.
 
         The EventIds are sent in the case in which they are given. Azure answers 200 for every valid
         EventId (docs/protocol.md#startrequests).
+
+        ``seconds_left`` returns how long the request may still be sent. It is asked directly before
+        the first byte is written. The call ends when that time is over, and nothing of it is sent
+        later: the connection is dropped with what the kernel has not sent yet. Raises
+        SourceTooLate if nothing was sent.
         """
         body = orjson.dumps({"StartRequests": [{"EventId": event_id} for event_id in event_ids]})
-        await self._call("POST", _EVENTS_PATH, self._events_query, self._settings.timeout, body)
+        timeout = self._settings.timeout
+        call = self._new_call(seconds_left)
+        if seconds_left is None:
+            await self._call("POST", _EVENTS_PATH, self._events_query, timeout, call, body)
+            return
+        # This timeout covers the wait for a place in the budget too.
+        try:
+            async with asyncio.timeout(max(0.0, seconds_left())):
+                await self._call("POST", _EVENTS_PATH, self._events_query, timeout, call, body)
+        except TimeoutError:
+            if not call.sent:
+                raise _too_late_error() from None
+            raise SourceUnavailable(
+                f"expected an answer from {self._settings.url} before the deadline of the call"
+            ) from None
 
     async def read_instance(self) -> bytes:
         """Return the body of instance metadata. Raises DocumentError as `read_document` does."""
-        return await self._call("GET", _INSTANCE_PATH, _INSTANCE_QUERY, self._settings.timeout)
+        timeout = self._settings.timeout
+        return await self._call("GET", _INSTANCE_PATH, _INSTANCE_QUERY, timeout, self._new_call())
 
     @property
     def _events_query(self) -> Mapping[str, str]:
         return {"api-version": self._settings.api_version}
+
+    def _new_call(self, seconds_left: Callable[[], float] | None = None) -> _Call:
+        return _Call(self._clock.now(), self._clock.monotonic(), seconds_left=seconds_left)
 
     async def _call(
         self,
@@ -182,13 +256,13 @@ class ImdsClient:
         path: str,
         query: Mapping[str, str],
         timeout: float,  # noqa: ASYNC109  # it covers more than one await
+        call: _Call,
         body: bytes | None = None,
     ) -> bytes:
         if self._session is None:
             raise RuntimeError("expected ImdsClient to be entered (async with) before it is called")
         headers = {"Content-Type": "application/json"} if body is not None else {}
         await self._reserve_call()
-        call = _Call()
         began = self._clock.now()
         try:
             async with (
@@ -207,6 +281,7 @@ class ImdsClient:
                 self.clock_skew = measure_clock_skew(
                     response.headers.get("Date"), now, elapsed=(now - began).total_seconds()
                 )
+                call.date = parse_timestamp(response.headers.get("Date"))
                 if response.status != 200:
                     raise await self._error_from_response(response)
                 return await _read_body(response) if method == "GET" else b""
@@ -215,6 +290,8 @@ class ImdsClient:
                 f"expected a complete answer from {self._settings.url} within {timeout:g}s"
             ) from error
         except (aiohttp.ClientError, OSError) as error:
+            if isinstance(error.__cause__, SourceTooLate):  # raised in `_before_body`
+                raise _too_late_error() from None
             raise _unavailable_error(error) from error
         finally:
             if not call.sent:
@@ -238,8 +315,11 @@ class ImdsClient:
         _: aiohttp.TraceRequestHeadersSentParams,
     ) -> None:
         call: _Call = context.trace_request_ctx
+        if call.is_too_late:
+            raise _too_late_error()
         call.sent = True
-        self._budget.mark_sent(self._clock.monotonic())
+        call.sent_at, call.sent_monotonic = self._clock.now(), self._clock.monotonic()
+        self._budget.mark_sent(call.sent_monotonic)
         self._budget_changed.set()
 
     async def _error_from_response(self, response: aiohttp.ClientResponse) -> SourceError:
@@ -267,6 +347,33 @@ class ImdsClient:
         )
 
 
+async def _before_body(
+    _session: aiohttp.ClientSession,
+    context: SimpleNamespace,
+    _: aiohttp.TraceRequestChunkSentParams,
+) -> None:
+    """Check the time again. aiohttp writes headers and body together, after this call.
+
+    A process can be stopped between the check of the headers and this one: aiohttp writes the body
+    in another task.
+    """
+    call: _Call = context.trace_request_ctx
+    if call.is_too_late:
+        raise _too_late_error()
+
+
+def _make_socket(info: AddrInfoType) -> socket.socket:
+    """Return a socket that sends nothing after it was closed.
+
+    A call that is given up must not reach the service later. Without this, the kernel would go on
+    sending what a service that did not read has not confirmed.
+    """
+    family, kind, protocol, _, _ = info
+    made = socket.socket(family, kind, protocol)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _DISCARD_UNSENT)
+    return made
+
+
 async def _send_once(
     request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType
 ) -> aiohttp.ClientResponse:
@@ -276,6 +383,10 @@ async def _send_once(
         return await send(request)
     except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as error:
         raise _unavailable_error(error) from error
+
+
+def _too_late_error() -> SourceTooLate:
+    return SourceTooLate("the deadline of the call passed before it was sent")
 
 
 def _unavailable_error(error: Exception) -> SourceUnavailable:

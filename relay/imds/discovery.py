@@ -47,6 +47,7 @@ class Instance:
     resource_group: str
     scale_set: str
     placement_group: str
+    zone: str = ""
 
 
 def _none_to_empty(value: object) -> object:
@@ -76,6 +77,7 @@ class _WireCompute(_Wire):
     resource_group_name: _Text = ""
     vm_scale_set_name: _Text = ""
     placement_group_id: _Text = ""
+    zone: _Text = ""
     os_profile: _WireProfile | None = None
 
 
@@ -104,6 +106,7 @@ def parse_instance(body: bytes) -> Instance:
         resource_group=compute.resource_group_name,
         scale_set=compute.vm_scale_set_name,
         placement_group=compute.placement_group_id,
+        zone=compute.zone,
     )
 
 

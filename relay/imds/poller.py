@@ -6,11 +6,13 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime
 
 from relay.clock import Clock, wait_for_event
 from relay.errors import SourceError, SourceRefused, SourceUnavailable, StoreUnavailable
 from relay.events.build import ReportRelayEvent
+from relay.events.model import Document
 from relay.imds import SourceSettings
 from relay.imds.client import ImdsClient, retry_delay
 from relay.imds.document import DocumentReader
@@ -35,8 +37,20 @@ MIN_WATCH_INTERVAL = 0.5
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class FreshRead:
+    """What a read returned that began after somebody asked for it. `DatedBody` has the times."""
+
+    document: Document
+    date: datetime | None
+    asked_at: datetime
+    asked_monotonic: float
+
+
 class Poller:
     """Reads the document at an interval and has the recorder record it."""
+
+    lost_reason = "the metadata service gives no usable answer"
 
     def __init__(
         self,
@@ -57,6 +71,8 @@ class Poller:
         """Failed polls in a row."""
         self.last_read_at = last_read_at
         """When the document was last read; None if it never was."""
+        self.last_document: Document | None = None
+        """The document that this process read last; None: it read none yet."""
         self._settings = settings
         self._client = client
         self._recorder = recorder
@@ -70,7 +86,7 @@ class Poller:
         self._last_read_monotonic: float | None = None
         self._state_log = LogOnce(_log)
         self._last_error: SourceError | None = None  # of the last poll, if it failed
-        self._fresh_reads: list[asyncio.Future[None]] = []
+        self._fresh_reads: list[asyncio.Future[FreshRead]] = []
         self._fresh_read_requested = asyncio.Event()
 
     async def run(self) -> None:
@@ -79,15 +95,35 @@ class Poller:
             group.create_task(self._poll_forever(), name="source: poll")
             group.create_task(self._watch_forever(), name="source: watch")
 
+    @property
+    def read_age(self) -> float | None:
+        """The seconds since the document was last read; None: this process read none yet."""
+        if self._last_read_monotonic is None:
+            return None
+        return self._clock.monotonic() - self._last_read_monotonic
+
+    @property
+    def clock_offset(self) -> float | None:
+        """The seconds that our clock is certainly ahead of the service's; None: not known."""
+        skew = self._client.clock_skew
+        return None if skew is None else 0.0 - skew  # no -0.0
+
     async def read_fresh(self) -> None:
         """Read the document with a call that begins from now on, and record it.
 
         Raises SourceError.
         """
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        await self.read_dated()
+
+    async def read_dated(self) -> FreshRead:
+        """Do as `read_fresh`, and return the document with the times of the call.
+
+        Raises SourceError.
+        """
+        future: asyncio.Future[FreshRead] = asyncio.get_running_loop().create_future()
         self._fresh_reads.append(future)
         self._fresh_read_requested.set()
-        await future
+        return await future
 
     async def _poll_forever(self) -> None:
         while True:
@@ -96,7 +132,7 @@ class Poller:
             self._fresh_read_requested.clear()
             self.polls += 1
             try:
-                await self._poll()
+                read = await self._poll()
             except SourceError as error:
                 self._on_failure(error)
                 for future in fresh_reads:
@@ -106,14 +142,16 @@ class Poller:
                 self._on_success()
                 for future in fresh_reads:
                     if not future.done():
-                        future.set_result(None)
+                        future.set_result(read)
             await self._wait_for_next_poll(began)
 
-    async def _poll(self) -> None:
+    async def _poll(self) -> FreshRead:
         """Read once. If the bytes are the same as the last ones, there is nothing to record."""
-        body = await self._client.read_document()
+        read = await self._client.read_dated_document()
+        body = read.body
         now, monotonic = self._clock.now(), self._clock.monotonic()
-        if body != self._last_body:
+        document = self.last_document
+        if document is None or body != self._last_body:
             document = await self._reader.read(body)
             poll = PollResult(document, now, self._has_gap(now, monotonic))
             try:
@@ -122,8 +160,9 @@ class Poller:
                 )
             except StoreUnavailable as error:
                 raise SourceUnavailable(f"the document could not be recorded: {error}") from error
-            self._last_body = body
+            self._last_body, self.last_document = body, document
         self._last_read_monotonic, self.last_read_at = monotonic, now
+        return FreshRead(document, read.date, read.asked_at, read.asked_monotonic)
 
     def _has_gap(self, now: datetime, monotonic: float) -> bool:
         """Whether an event may have started and ended since the last read.

@@ -26,6 +26,7 @@ from relay.events.cloudevent import CloudEvent
 from relay.events.delta import Change, compare_event, diff
 from relay.events.model import Document, ScheduledEvent
 from relay.outbox import Grant
+from relay.outbox.event_keys import EventKeys
 from relay.outbox.snapshot import ChangedRow, EndedRow, LiveRow, NewRow
 from relay.outbox.transaction import Transaction
 
@@ -48,10 +49,15 @@ class PollResult:
 
 @dataclass(frozen=True, slots=True)
 class EventSighting:
-    """The state of an event in the document of one VM. ``incarnation`` is that of the document."""
+    """A state of an event that was seen. ``incarnation`` is that of the document."""
 
     event: ScheduledEvent
     incarnation: int | None
+
+    @property
+    def key(self) -> str:
+        """The EventId in lower case."""
+        return self.event.key
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +72,13 @@ class EventDeparture:
     rebooted: bool
 
 
-EventNews = EventSighting | EventDeparture
+@dataclass(frozen=True, slots=True)
+class EventNews:
+    """What became known about an event of a scope, and when it was seen."""
+
+    scope: str
+    at: datetime
+    what: EventSighting | EventDeparture
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +109,11 @@ class Recorder:
             return determine_outcome(event, self._end_evidence(row, event, grants, poll), poll.at)
 
         for first in range(0, len(changes), CHANGES_PER_STEP):
-            step = changes[first : first + CHANGES_PER_STEP]
-            found = [_Found(change, poll.document.incarnation, outcome) for change in step]
-            self._record_changes(tx, self.origin, found, rows, poll.at)
+            found = [
+                _Found(change, self.origin, poll.at, poll.document.incarnation, outcome)
+                for change in changes[first : first + CHANGES_PER_STEP]
+            ]
+            self._record_changes(tx, found, rows, poll.at)
         for row in live:
             if row.boot_id != self.boot_id and not _may_explain_reboot(
                 tx, row.id, events[row.key], poll.at
@@ -107,20 +121,18 @@ class Recorder:
                 tx.snapshot.set_boot_id(row.id, self.boot_id)
         return len(changes)
 
-    def record_news(
-        self, tx: Transaction, scope: str, news: Sequence[EventNews], at: datetime
-    ) -> int:
-        """Work for the store: record news of events of a scope, in their order.
-
-        Return how many changes there were. ``at`` is when they were observed.
-        """
+    def record_news(self, tx: Transaction, news: Sequence[EventNews], now: datetime) -> int:
+        """Work for the store: record news of events in their order. Return the change count."""
         count = 0
-        for step in _split_by_event(news):
-            keys = [tx.keys.key(scope, _event_key(item)) for item in step]
-            rows = {tx.keys.event_id(row.key): row for row in tx.snapshot.live_rows_of(keys)}
-            found = [change for item in step if (change := _find_change(item, rows, at))]
+        for step in _split_by_event(tx.keys, news):
+            rows = {row.key: row for row in tx.snapshot.live_rows_of(list(step))}
+            found = [
+                change
+                for key, item in step.items()
+                if (change := _find_change(item, rows.get(key), self.origin)) is not None
+            ]
             if found:
-                self._record_changes(tx, self.origin.in_scope(scope), found, rows, at)
+                self._record_changes(tx, found, rows, now)
             count += len(found)
         self._events_by_data.clear()  # only `record` uses it
         return count
@@ -136,26 +148,26 @@ class Recorder:
     def _record_changes(
         self,
         tx: Transaction,
-        origin: Origin,
         found: Sequence[_Found],
         live: Mapping[str, LiveRow],
-        at: datetime,
+        now: datetime,
     ) -> None:
         """Update the snapshot, and record a CloudEvent for each change.
 
-        ``live`` holds the rows of the events by their EventIds in lower case.
+        ``live`` holds the rows of the events by their keys.
         """
-        transitions = [transition_id(item.change, origin) for item in found]
+        transitions = [transition_id(item.change, item.origin) for item in found]
+        keys = [tx.keys.key(item.origin.scope, item.change.event.key) for item in found]
         counts = tx.journal.count_transitions(transitions)
-        known = [row.id for item in found if (row := live.get(item.change.event.key)) is not None]
+        known = [live[key].id for key in keys if key in live]
         grants = tx.decisions.grants_of(known) if known else {}
         new: list[NewRow] = []
         changed: list[ChangedRow] = []
         ended: list[EndedRow] = []
         events: list[tuple[CloudEvent, str]] = []
-        for item, transition in zip(found, transitions, strict=True):
+        for item, key, transition in zip(found, keys, transitions, strict=True):
             change = item.change
-            row = live.get(change.event.key)
+            row = live.get(key)
             row_grants = grants.get(row.id, []) if row is not None else []
             outcome: EndOutcome | None = None
             if row is not None and item.outcome is not None and change.kind == "ended":
@@ -165,8 +177,8 @@ class Recorder:
                 data = event_data(change.event, item.incarnation)
             event = change_event(
                 change,
-                origin,
-                at,
+                item.origin,
+                item.at,
                 data=data,
                 transition=transition,
                 previous_count=counts.get(transition, 0),
@@ -175,22 +187,22 @@ class Recorder:
             )
             events.append((event, transition))
             if row is not None and outcome is not None:
-                ended.append(EndedRow(row.id, outcome.outcome, event.id))
+                ended.append(EndedRow(item.at, row.id, outcome.outcome, event.id))
                 continue
             text = orjson.dumps(data).decode()
             self._events_by_data[text] = change.event
+            revision = data["revision"]
             if row is not None:
-                changed.append(ChangedRow(row.id, text, data["revision"], event.id))
+                changed.append(ChangedRow(item.at, row.id, text, revision, event.id))
             else:
-                key = tx.keys.key(origin.scope, change.event.key)
-                new.append(NewRow(key, text, data["revision"], event.id))
+                new.append(NewRow(item.at, item.origin.scope, key, text, revision, event.id))
         if new:
-            tx.snapshot.add_all(new, origin.scope, self.boot_id, at)
+            tx.snapshot.add_all(new, self.boot_id)
         if changed:
-            tx.snapshot.update_all(changed, at)
+            tx.snapshot.update_all(changed)
         if ended:
-            tx.snapshot.mark_ended(ended, at)
-        tx.record_all(events, at)
+            tx.snapshot.mark_ended(ended)
+        tx.record_all(events, now)
 
     def _end_evidence(
         self, row: LiveRow, event: ScheduledEvent, grants: Sequence[Grant], poll: PollResult
@@ -214,42 +226,38 @@ class Recorder:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A change that a source found. ``outcome`` says how the event ended, if it has."""
+    """A change that a source found at a time. ``outcome`` says how the event ended, if it has."""
 
     change: Change
-    incarnation: int | None
+    origin: Origin
+    at: datetime
+    incarnation: int | None = None
     outcome: Callable[[LiveRow, ScheduledEvent, Sequence[Grant]], EndOutcome] | None = None
 
 
-def _split_by_event(news: Sequence[EventNews]) -> Iterator[list[EventNews]]:
-    """Yield the news in steps of one transaction that hold each event at most once."""
-    step: list[EventNews] = []
-    keys: set[str] = set()
+def _split_by_event(keys: EventKeys, news: Sequence[EventNews]) -> Iterator[dict[str, EventNews]]:
+    """Yield the news by event key, in steps that hold each event at most once."""
+    step: dict[str, EventNews] = {}
     for item in news:
-        key = _event_key(item)
-        if key in keys or len(step) == CHANGES_PER_STEP:
+        key = keys.key(item.scope, item.what.key)
+        if key in step or len(step) == CHANGES_PER_STEP:
             yield step
-            step, keys = [], set()
-        step.append(item)
-        keys.add(key)
+            step = {}
+        step[key] = item
     if step:
         yield step
 
 
-def _event_key(news: EventNews) -> str:
-    return news.event.key if isinstance(news, EventSighting) else news.key
-
-
-def _find_change(news: EventNews, rows: Mapping[str, LiveRow], at: datetime) -> _Found | None:
+def _find_change(news: EventNews, row: LiveRow | None, origin: Origin) -> _Found | None:
     """Return what news changes; None if the snapshot says the same already."""
-    row = rows.get(_event_key(news))
+    origin, at = origin.in_scope(news.scope), news.at
     before = _parse(row.data) if row is not None else None
-    if isinstance(news, EventSighting):
-        change = compare_event(before, news.event)
-        return None if change is None else _Found(change, news.incarnation)
+    if isinstance(news.what, EventSighting):
+        change = compare_event(before, news.what.event)
+        return None if change is None else _Found(change, origin, at, news.what.incarnation)
     if before is None:
         return None
-    departure = news
+    departure = news.what
 
     def outcome(_: LiveRow, event: ScheduledEvent, grants: Sequence[Grant]) -> EndOutcome:
         evidence = EndEvidence(
@@ -259,7 +267,7 @@ def _find_change(news: EventNews, rows: Mapping[str, LiveRow], at: datetime) -> 
         )
         return determine_outcome(event, evidence, at)
 
-    return _Found(Change("ended", before, {}), None, outcome)
+    return _Found(Change("ended", before, {}), origin, at, outcome=outcome)
 
 
 def names_this_vm(resources: Iterable[str], resource_names: frozenset[str]) -> bool:

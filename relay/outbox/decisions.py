@@ -7,7 +7,7 @@ matters is read from there. So a row that was put into a table by hand grants no
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -200,16 +200,22 @@ class Decisions:
         """Return one grant. Raises IndexError if there is none."""
         return self._select_grants("id = ?", grant_id)[0]
 
-    def open_grants(self, ids: Sequence[int] | None = None) -> list[Grant]:
+    def open_grants(
+        self, *, ids: Iterable[int] | None = None, scopes: Iterable[str] | None = None
+    ) -> list[Grant]:
         """Return the grants whose StartRequest has no final answer, oldest first.
 
-        Grants of dry runs are left out. ``ids``: only consider these grants.
+        Grants of dry runs are left out. Only consider the grants with these ids, and the events of
+        these scopes; None: all.
         """
-        is_open = "state IN ('granted', 'sent') AND NOT dry_run"
-        if ids is None:
-            return self._select_grants(is_open)
-        is_wanted = "id IN (SELECT value FROM json_each(?))"
-        return self._select_grants(f"{is_open} AND {is_wanted}", orjson.dumps(ids).decode())
+        scope = "(SELECT scope FROM occurrence WHERE occurrence.id = start_request.occurrence)"
+        condition = "state IN ('granted', 'sent') AND NOT dry_run"
+        values = []
+        for column, wanted in (("id", ids), (scope, scopes)):
+            if wanted is not None:
+                condition += f" AND {column} IN (SELECT value FROM json_each(?))"  # noqa: S608  # our own text
+                values.append(orjson.dumps(list(wanted)).decode())
+        return self._select_grants(condition, *values)
 
     def unsettled_occurrences(
         self, *, all_live: bool = True, event_keys: Sequence[str] | None = None

@@ -31,8 +31,10 @@ class LiveRow(NamedTuple):
 
 
 class NewRow(NamedTuple):
-    """An EventId that appeared. ``event_id`` is the id of the CloudEvent that reports it."""
+    """An event that appeared. ``event_id`` is the id of the CloudEvent that reports it."""
 
+    at: datetime
+    scope: str
     key: str
     data: str
     revision: str
@@ -42,6 +44,7 @@ class NewRow(NamedTuple):
 class ChangedRow(NamedTuple):
     """The new state of a live occurrence, and the id of the CloudEvent that reports it."""
 
+    at: datetime
     occurrence: int
     data: str
     revision: str
@@ -51,6 +54,7 @@ class ChangedRow(NamedTuple):
 class EndedRow(NamedTuple):
     """The outcome of a live occurrence that ended, and the id of the CloudEvent."""
 
+    at: datetime
     occurrence: int
     outcome: str
     event_id: str
@@ -173,10 +177,8 @@ class Snapshot:
         page, has_more = take_page(rows, lambda row: len(row["data"]), limit)
         return [_OCCURRENCE.validate_python(dict(row)) for row in page], has_more
 
-    def add_all(
-        self, rows: Sequence[NewRow], scope: str, boot_id: str | None, at: datetime
-    ) -> None:
-        """Add events that appeared in the document of a scope, in their order."""
+    def add_all(self, rows: Sequence[NewRow], boot_id: str | None) -> None:
+        """Add events that appeared, in their order."""
         keys = [row.key for row in rows]  # not as JSON: json_each cuts a text at a NUL
         numbers: dict[str, int] = dict(
             self._connection.execute(
@@ -185,48 +187,49 @@ class Snapshot:
                 keys,
             ).fetchall()
         )
-        time = format_sortable(at)
         bulk_insert(
             self._connection,
             "occurrence "
             "(scope, key, number, data, revision, live, boot_id, first_seen, last_changed, told)",
             [
                 (
-                    scope,
+                    row.scope,
                     row.key,
                     numbers.get(row.key, 0) + 1,
                     row.data,
                     row.revision,
                     1,
                     boot_id,
-                    time,
-                    time,
+                    format_sortable(row.at),
+                    format_sortable(row.at),
                     row.event_id,
                 )
                 for row in rows
             ],
         )
 
-    def update_all(self, rows: Sequence[ChangedRow], at: datetime) -> None:
+    def update_all(self, rows: Sequence[ChangedRow]) -> None:
         """Store the new states of live occurrences."""
         self._connection.execute(
-            "WITH changed AS (SELECT json_extract(value, '$[0]') AS id, "
-            "json_extract(value, '$[1]') AS data, json_extract(value, '$[2]') AS revision, "
-            "json_extract(value, '$[3]') AS told FROM json_each(?)) "
+            "WITH changed AS (SELECT json_extract(value, '$[0]') AS at, "
+            "json_extract(value, '$[1]') AS id, json_extract(value, '$[2]') AS data, "
+            "json_extract(value, '$[3]') AS revision, json_extract(value, '$[4]') AS told "
+            "FROM json_each(?)) "
             "UPDATE occurrence SET data = changed.data, revision = changed.revision, "
-            "last_changed = ?, told = changed.told FROM changed WHERE occurrence.id = changed.id",
-            (_json([[*row] for row in rows]), format_sortable(at)),
+            "last_changed = changed.at, told = changed.told FROM changed "
+            "WHERE occurrence.id = changed.id",
+            (_json([(format_sortable(at), *row) for at, *row in rows]),),
         )
 
-    def mark_ended(self, rows: Sequence[EndedRow], at: datetime) -> None:
+    def mark_ended(self, rows: Sequence[EndedRow]) -> None:
         """Store that live occurrences left the document."""
         self._connection.execute(
-            "WITH ended AS (SELECT json_extract(value, '$[0]') AS id, "
-            "json_extract(value, '$[1]') AS outcome, json_extract(value, '$[2]') AS told "
-            "FROM json_each(?)) "
-            "UPDATE occurrence SET live = 0, outcome = ended.outcome, last_changed = ?, "
+            "WITH ended AS (SELECT json_extract(value, '$[0]') AS at, "
+            "json_extract(value, '$[1]') AS id, json_extract(value, '$[2]') AS outcome, "
+            "json_extract(value, '$[3]') AS told FROM json_each(?)) "
+            "UPDATE occurrence SET live = 0, outcome = ended.outcome, last_changed = ended.at, "
             "told = ended.told FROM ended WHERE occurrence.id = ended.id",
-            (_json([[*row] for row in rows]), format_sortable(at)),
+            (_json([(format_sortable(at), *row) for at, *row in rows]),),
         )
 
     def set_boot_id(self, occurrence_id: int, boot_id: str | None) -> None:

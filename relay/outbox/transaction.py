@@ -116,7 +116,14 @@ class Transaction:
         room = MAX_EVENTS_IN_MEMORY - len(self.recorded)
         recorded = [
             _make_entries(
-                event, self._event_key(event), position, sinks, at, ids, in_memory=index < room
+                event,
+                self._event_key(event),
+                self._ordering_prefix(event),
+                position,
+                sinks,
+                at,
+                ids,
+                in_memory=index < room,
             )
             for index, (event, position, sinks) in enumerate(events)
         ]
@@ -128,6 +135,11 @@ class Transaction:
         if event.name.startswith("relay."):
             return None
         return self.keys.key(event.scope, event.subject or "")
+
+    def _ordering_prefix(self, event: CloudEvent) -> str:
+        """Return what the ordering key of a ``relay.*`` begins with; a newer one replaces it."""
+        # A hub records what many relays say about themselves.
+        return f"{event.name}/{event.attributes['source']}" if self.keys.with_scope else event.name
 
     def mode(self) -> Mode:
         """Return whether approvals are on, off, or a dry run."""
@@ -160,6 +172,7 @@ class Transaction:
 def _make_entries(
     event: CloudEvent,
     key: str | None,
+    about: str,
     position: int,
     sinks: Iterable[str],
     at: datetime,
@@ -168,7 +181,7 @@ def _make_entries(
     in_memory: bool,
 ) -> RecordedEvent:
     name = event.name
-    ordering_key = key if key is not None else f"{name}/{event.subject or ''}"
+    ordering_key = key if key is not None else f"{about}/{event.subject or ''}"
     not_before = parse_timestamp(event.data.get("notBefore"))
     event_in_memory = event if in_memory else None
     entries = tuple(

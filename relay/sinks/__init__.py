@@ -89,9 +89,9 @@ class Sink(Protocol):
     async def deliver(self, event: CloudEvent) -> Receipt:
         """Return when the destination has the event.
 
-        Raises `relay.errors.Deferred` if a later try may work, and `relay.errors.Rejected` if none
-        can. Any other error counts as an internal error of the sink: the event becomes a dead
-        letter after a few tries. It must end within a timeout of the sink, and may be cancelled
-        when the relay stops. The same event can come again, so it must not matter if the
-        destination gets it twice.
+        Raises `relay.errors.Deferred` if a later try may work, `relay.errors.Rejected` if none can,
+        and `relay.errors.Superseded` if the destination does not need the event. Any other error
+        counts as an internal error of the sink: the event becomes a dead letter after a few tries.
+        It must end within a timeout of the sink, and may be cancelled when the relay stops. The
+        same event can come again, so it must not matter if the destination gets it twice.
         """

@@ -16,12 +16,14 @@ from pamqp.header import ContentHeader
 
 from relay.amqp.approval_message import UnusableMessage, parse_message
 from relay.amqp.frames import MAX_BODY_BYTES
+from relay.amqp.topology import approvals_of_scope
 from relay.api import Client
-from relay.app import callers_by_amqp_user
 from relay.approvals.amqp_handler import read_request
 from relay.approvals.request import DecisionRequest
+from relay.roles.parts import callers_by_amqp_user
 
 EXCHANGE, KEY = "azure.scheduledevents.approvals", "approve.prod"
+QUEUE = approvals_of_scope("azure.scheduledevents", "prod")
 CALLERS = callers_by_amqp_user(
     (
         Client(name="db-drain", amqp_user="drain", can=("approve",)),
@@ -46,7 +48,7 @@ def delivery(
 
 def request_in(delivered: DeliveredMessage) -> DecisionRequest:
     """The request in a message, read as the consumer and its handler do."""
-    return read_request(parse_message(delivered, EXCHANGE, KEY), CALLERS, NOW)
+    return read_request(parse_message(delivered, QUEUE), CALLERS, NOW)
 
 
 def reason_against(delivered: DeliveredMessage) -> str:

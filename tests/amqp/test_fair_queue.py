@@ -21,11 +21,14 @@ class Lane:
         user: str,
         decision: Literal["approve", "hold", "release"] = "approve",
         event_id: str = "E",
+        scope: str | None = None,
     ) -> str | None:
         """Add a message; return the name of the one that is given up."""
         tag = len(self._names) + 1
         self._names[tag] = f"{user} {tag}"
-        submission = Submission(user=user, decision=decision, event_id=event_id, decide=_decide)
+        submission = Submission(
+            user=user, decision=decision, scope=scope, event_id=event_id, decide=_decide
+        )
         given_up = self._queue.add(WaitingMessage(tag, submission))
         return None if given_up is None else self._names[given_up.tag]
 

@@ -23,7 +23,6 @@ from yarl import URL
 from relay.api import ApiSettings, Relay
 from relay.api.server.http_server import Server
 from relay.api.server.limits import ServerLimits
-from relay.app import relay_event_recorder
 from relay.approvals import ApprovalsSettings, ClaimedGrant
 from relay.approvals.engine import ApprovalEngine
 from relay.approvals.gate import Gate
@@ -38,6 +37,7 @@ from relay.events.timestamps import format_rfc3339
 from relay.ingest.recorder import PollResult, Recorder
 from relay.outbox import Grant, StateFileOwner, StoreSettings
 from relay.outbox.sqlite import Store, open_store
+from relay.roles.parts import relay_event_recorder
 from relay.sinks import Receipt, SinkSettings
 from tests.api.openapi_oracle import Description
 from tests.background_tasks import BackgroundTasks
@@ -136,6 +136,7 @@ class ScriptedAzure:
     lost: bool = False
     polls: int = 7
     failures: int = 0
+    lost_reason: str = "the metadata service gives no usable answer"
     may_answer: asyncio.Event = field(default_factory=asyncio.Event)
     """While it is not set, StartRequests get no response."""
 

@@ -31,6 +31,7 @@ GET /v1/stream
 GET /v1/deliveries
 GET /v1/deliveries/{id}
 GET /v1/dead-letters
+GET /v1/fleet
 POST /v1/dead-letters/redeliver
 POST /v1/dead-letters/{id}/redeliver
 POST /v1/sinks/{name}/ping

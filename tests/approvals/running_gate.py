@@ -11,15 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+from typing_extensions import override  # in typing from Python 3.12
 
 from relay.approvals import ApprovalsSettings, ClaimedGrant
 from relay.approvals.engine import ApprovalEngine
 from relay.approvals.gate import Gate
 from relay.approvals.request import DecisionAnswer
 from relay.errors import NotDelivered, SourceError, SourceRefused, SourceUnavailable
+from relay.events.build import Origin
 from relay.events.cloudevent import CloudEvent
 from relay.events.model import Document, ScheduledEvent
-from relay.ingest.recorder import PollResult, Recorder
+from relay.ingest.recorder import EventDeparture, EventNews, EventSighting, PollResult, Recorder
 from relay.outbox import Grant, StateFileOwner, StoreSettings
 from relay.outbox.file import open_for_reading
 from relay.outbox.journal import JournalRow, read_rows, verify_journal
@@ -109,13 +111,79 @@ class Azure:
             raise answer
 
 
+class ScopeOfFleet(Azure):
+    """One scope as the hub of a fleet sees it. Its agents execute one StartRequest at a time."""
+
+    def __init__(
+        self,
+        clock: ManualClock,
+        scope: str,
+        *events: ScheduledEvent,
+        answers: Sequence[SourceError | None] = (),
+        agents: Sequence[str] = ("vm-0",),
+    ) -> None:
+        super().__init__(clock, *events, answers=answers, agents=agents)
+        self.scope = scope
+        self._live_keys: set[str] = set()
+
+    @override
+    async def poll(self) -> None:
+        """Record the document as the hub does from the reports of its agents."""
+        keys, now = {event.key for event in self.document}, self._clock.now()
+        gone = [
+            EventDeparture(key, gap=False, rebooted=False) for key in sorted(self._live_keys - keys)
+        ]
+        found: list[EventSighting | EventDeparture] = [
+            *(EventSighting(event, 1) for event in self.document),
+            *gone,
+        ]
+        news = [EventNews(self.scope, now, item) for item in found]
+        self._live_keys = keys
+        await self.store.transact(
+            lambda tx: self._recorder.record_news(tx, news, now), fail_open=True
+        )
+
+
+class Fleet:
+    """The port of a hub: each scope is asked by itself."""
+
+    def __init__(self, scopes: Sequence[ScopeOfFleet], max_shared: int) -> None:
+        self.max_shared = max_shared
+        self.scopes = {scope.scope: scope for scope in scopes}
+
+    async def read_fresh(self, scope: str, grants: Sequence[Grant]) -> None:
+        """Read the events of a scope."""
+        await self.scopes[scope].read_fresh(scope, grants)
+
+    def choose(self, scope: str, grants: Sequence[Grant]) -> str | None:
+        """Return the first agent of a scope."""
+        return self.scopes[scope].choose(scope, grants)
+
+    async def start(self, scope: str, claims: Sequence[ClaimedGrant]) -> None:
+        """Answer a StartRequest in a scope."""
+        await self.scopes[scope].start(scope, claims)
+
+
 class GateHarness:
     """A running gate with its clock, its store and its Azure."""
 
     def __init__(
-        self, path: Path, clock: ManualClock, azure: Azure, store: Store, gate: Gate
+        self,
+        path: Path,
+        clock: ManualClock,
+        azure: Azure,
+        store: Store,
+        gate: Gate,
+        task: asyncio.Task[None],
     ) -> None:
         self.path, self.clock, self.azure, self.store, self.gate = path, clock, azure, store, gate
+        self._task = task
+
+    def check_running(self) -> None:
+        """Raise what ended the gate, if it has ended."""
+        if self._task.done():
+            self._task.result()
+            raise AssertionError("the gate has ended")
 
     async def record_document(self, *events: ScheduledEvent) -> None:
         """Change Azure's document, and poll it."""
@@ -197,20 +265,43 @@ async def running_gate(
     ) as store:
         azure.store = store
         await azure.poll()
-        gate = Gate(
-            ApprovalEngine(settings, ORIGIN, client_resources=CLIENT_RESOURCES),
-            store,
-            azure,
-            clock,
-            lambda _: names_us,
-        )
-        task = asyncio.create_task(gate.run())
-        try:
-            yield GateHarness(path, clock, azure, store, gate)
-            assert not task.done(), task.exception()
-        finally:
-            task.cancel()
-            await asyncio.wait({task})
+        engine = ApprovalEngine(settings, ORIGIN, client_resources=CLIENT_RESOURCES)
+        gate = Gate(engine, store, azure, clock, lambda _: names_us)
+        async with _running(gate) as task:
+            yield GateHarness(path, clock, azure, store, gate, task)
+
+
+@asynccontextmanager
+async def running_hub(
+    folder: Path,
+    clock: ManualClock,
+    *scopes: ScopeOfFleet,
+    settings: ApprovalsSettings = SETTINGS,
+    max_shared: int = 1,
+) -> AsyncIterator[GateHarness]:
+    """Run the gate of a hub on the store in a folder. Leaving the context kills it."""
+    path = folder / "relay.db"
+    async with open_store(
+        StoreSettings(path=path), StateFileOwner("hub", "vm", is_hub=True), clock, lambda _: ()
+    ) as store:
+        for scope in scopes:
+            scope.store = store
+            await scope.poll()
+        engine = ApprovalEngine(settings, Origin("hub", "hub-0"), client_resources=CLIENT_RESOURCES)
+        gate = Gate(engine, store, Fleet(scopes, max_shared), clock, lambda _: False)
+        async with _running(gate) as task:
+            yield GateHarness(path, clock, scopes[0], store, gate, task)
+
+
+@asynccontextmanager
+async def _running(gate: Gate) -> AsyncIterator[asyncio.Task[None]]:
+    task = asyncio.create_task(gate.run())
+    try:
+        yield task
+        assert not task.done(), task.exception()
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
 
 
 def trace(store: Store) -> list[str]:

@@ -28,7 +28,7 @@ def test_the_defaults_approve_nothing() -> None:
 
 def test_voters_are_the_named_principals_and_the_members_of_groups() -> None:
     approve = Quorum.model_validate({"votes": 2, "from": ["group:g", "client:a", "slack:T1/U1"]})
-    assert eligible_voters(approve, {"g": ("client:a", "client:b")}, people={}) == {
+    assert eligible_voters(approve, {"g": ("client:a", "client:b")}, people={}).entries == {
         "client:a",
         "client:b",
         "slack:T1/U1",

@@ -152,6 +152,22 @@ async def test_a_grant_that_fails_again_and_again_delays_another_by_one_turn_onl
         assert azure.sent[-3:] == [("E-1",), ("E-2",), ("E-1",)]
 
 
+async def test_nothing_is_read_or_sent_in_a_scope_while_a_start_request_is_in_flight(
+    tmp_path: Path,
+) -> None:
+    async with running_gate(tmp_path, USER_REBOOT) as harness:
+        harness.azure.may_answer.clear()
+        await wait_until(lambda: bool(harness.azure.sent))
+        await harness.record_document(USER_REBOOT, OTHER_REBOOT)
+        await harness.wait_for_events("approval.granted", 2)
+        harness.gate.wake()
+        await harness.settle()
+        assert (harness.azure.reads, harness.azure.sent) == (1, [("E-1",)])
+        harness.azure.may_answer.set()
+        await harness.wait_for_events("startrequest.accepted", 2)
+        assert (harness.azure.reads, harness.azure.sent) == (2, [("E-1",), ("E-2",)])
+
+
 async def test_after_an_answer_only_the_events_that_were_in_flight_are_checked(
     tmp_path: Path,
 ) -> None:
@@ -186,7 +202,7 @@ async def test_nothing_is_claimed_any_more_while_the_relay_waits_to_be_idle(
         harness.clock.advance(0.05)
         await waiting
         await harness.settle()
-        assert harness.azure.sent == [("E-1",)]
+        assert (harness.azure.reads, harness.azure.sent) == (1, [("E-1",)])
         assert harness.kinds().count("claim") == 1
 
 

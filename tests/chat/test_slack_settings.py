@@ -150,7 +150,7 @@ except ValueError as error:
 def test_a_relay_without_slack_does_not_load_the_sdk() -> None:
     """It would need 3.5 MB."""
     program = """
-import sys, relay.app
+import sys, relay.app, relay.roles.plain
 from relay.config import Config
 Config()
 sys.exit("slack_sdk" in sys.modules)

@@ -11,7 +11,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from relay.app import relay_event_recorder
 from relay.clock import Clock, SystemClock
 from relay.delivery.dispatcher import Dispatcher
 from relay.delivery.routing import matching_sinks
@@ -23,6 +22,7 @@ from relay.outbox import StoreSettings
 from relay.outbox.deliveries import Delivery
 from relay.outbox.sqlite import Store, open_store
 from relay.outbox.transaction import Transaction
+from relay.roles.parts import relay_event_recorder
 from relay.sinks import Receipt, Sink, SinkSettings
 from tests.builders import cloudevent
 from tests.outbox.open_store import IDENTITY

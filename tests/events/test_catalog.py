@@ -65,6 +65,7 @@ def test_the_catalogue_is_that_of_the_documentation() -> None:
             for change in (
                 "source-lost",
                 "source-recovered",
+                "silent",
                 "sink-failing",
                 "sink-recovered",
                 "sink-disabled",

@@ -409,28 +409,28 @@ class Hub:
         news: list[EventNews] = []
         words = list(pulse_words(agent.relay, document, histories))
         for key, word in words:
-            news += self._merge(histories, agent.relay, key, word, now)
+            news += self._merge(scope, agent.relay, key, word, now)
         await self.store.transact(
-            lambda tx: self.recorder.record_news(tx, scope, news, now), fail_open=True
+            lambda tx: self.recorder.record_news(tx, news, now), fail_open=True
         )
         self.fleet.recorded_at[scope] = self.fleet.clock.monotonic()
         self.port.on_heard(scope, agent.relay)
 
     def _merge(
         self,
-        histories: dict[str, EventHistory],
+        scope: str,
         relay: str,
         key: str,
         word: Word,
         now: datetime,
     ) -> list[EventNews]:
-        seen = self.fleet.azure_now()
+        seen, histories = self.fleet.azure_now(), self.histories[scope]
         history, found = apply_report(
             histories.get(key), relay, word, seen, max(now, seen), lambda _: False
         )
         if history is not None:
             histories[key] = history
-        return [] if found is None else [_to_record(key, found)]
+        return [] if found is None else [_to_record(scope, key, found, now)]
 
     # --- what is on disk
 
@@ -486,10 +486,10 @@ class Hub:
             await self.settle()
 
 
-def _to_record(key: str, news: News) -> EventNews:
+def _to_record(scope: str, key: str, news: News, now: datetime) -> EventNews:
     if isinstance(news, Appeared | Changed):
-        return EventSighting(news.event, None)
-    return EventDeparture(key, news.gap, news.rebooted)
+        return EventNews(scope, now, EventSighting(news.event, None))
+    return EventNews(scope, now, EventDeparture(key, news.gap, news.rebooted))
 
 
 @asynccontextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, cast
 
 import pytest
@@ -10,9 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pamqp.commands import Basic
 from pamqp.header import ContentHeader
+from pydantic import SecretStr
 
 from relay.amqp.approval_message import UnusableMessage
 from relay.events.build import Origin
+from relay.events.match import matches_any
+from relay.fleet.definitions import HubAccount, fleet_definitions
 from relay.fleet.routing import (
     ReportKey,
     Sender,
@@ -28,7 +32,7 @@ from relay.fleet.routing import (
     state_key,
     vote_key,
 )
-from relay.fleet.settings import TrustDomain
+from relay.fleet.settings import HubSettings, TrustDomain
 from relay.fleet.topology import agent_keys, command_exchange, fleet_exchange
 from tests.builders import cloudevent
 
@@ -144,6 +148,35 @@ def test_a_user_speaks_for_no_relay_outside_its_domain(
 ) -> None:
     with pytest.raises(UnusableMessage, match=reason):
         authorize_sender(user, key, DOMAINS)
+
+
+_patterns = st.lists(st.text("ab-*?", min_size=1, max_size=5), min_size=1, max_size=3)
+
+
+@given(
+    _patterns,
+    st.lists(st.text("ab_*?", min_size=1, max_size=5), min_size=1, max_size=3),
+    st.text("ab-", min_size=1, max_size=6),
+    st.text("ab_", min_size=1, max_size=6),
+)
+def test_the_broker_and_the_hub_let_the_same_pass(
+    scopes: list[str], relays: list[str], scope: str, relay: str
+) -> None:
+    domain = TrustDomain(user="a", scopes=tuple(scopes), relays=tuple(relays))
+    hub = HubSettings(role="hub", url=SecretStr("amqp://h/"), exchange="x", domains=(domain,))
+    answer = fleet_definitions(hub, HubAccount(user="h"), "/", {})
+    rights = {(entry["user"], entry["exchange"]): entry for entry in answer["topic_permissions"]}
+    may_report = rights["a", FLEET]["write"]
+    may_bind = rights["a", COMMANDS]["read"]
+    may_order = rights["h", COMMANDS]["write"]
+    speaks = domain.speaks_for(scope, relay)
+    for key in (vote_key(Origin(scope, relay)), report_key(cloudevent(), Origin(scope, relay))):
+        assert bool(re.search(may_report, key)) is speaks
+    assert bool(re.search(may_bind, command_key(scope, relay))) is speaks
+    in_domain = matches_any(scopes, scope)
+    assert bool(re.search(may_bind, state_key(scope))) is in_domain
+    assert bool(re.search(may_order, state_key(scope))) is in_domain
+    assert bool(re.search(may_order, command_key(scope, relay))) is in_domain
 
 
 def test_a_report_is_of_the_relay_in_its_key_if_the_user_may_speak_for_it() -> None:

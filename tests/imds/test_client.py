@@ -8,16 +8,23 @@ import gzip
 import socket
 import time
 from collections.abc import AsyncIterator
+from datetime import timedelta
 
 import orjson
 import pytest
 
 from relay import __version__
 from relay.clock import SystemClock
-from relay.errors import DocumentError, SourceError, SourceRefused, SourceUnavailable
+from relay.errors import (
+    DocumentError,
+    SourceError,
+    SourceRefused,
+    SourceTooLate,
+    SourceUnavailable,
+)
 from relay.imds import SourceSettings
-from relay.imds.client import MAX_DOCUMENT_BYTES, ImdsClient
-from tests.approvals.manual_clock import ManualClock
+from relay.imds.client import MAX_DOCUMENT_BYTES, DatedBody, ImdsClient
+from tests.approvals.manual_clock import NOON, ManualClock
 from tests.imds.scripted_server import (
     EMPTY,
     Answer,
@@ -511,3 +518,84 @@ async def test_while_two_calls_try_to_connect_a_third_waits_for_one_of_them() ->
 async def test_a_client_that_was_not_entered_says_so() -> None:
     with pytest.raises(RuntimeError, match="async with"):
         await ImdsClient(SourceSettings(), SystemClock()).read_document()
+
+
+# --- calls with a deadline
+
+
+async def test_a_read_gives_the_time_of_the_service_and_the_moments_before_it_was_asked() -> None:
+    clock = ManualClock()
+
+    def answer_later(_: ReceivedRequest) -> Answer:
+        clock.advance(3)
+        return Answer(headers={"Date": "Sat, 11 Apr 2026 12:00:02 GMT"})
+
+    async with (
+        run_server(answer_later, clock) as server,
+        ImdsClient(SourceSettings(url=server.url), clock) as client,
+    ):
+        read = await client.read_dated_document()
+    assert read == DatedBody(EMPTY, NOON + timedelta(seconds=2), NOON, 1000.0)
+
+
+@pytest.mark.parametrize("date", [None, "soon", "Sat, 11 Foo 2026 12:00:02 GMT"])
+async def test_a_read_without_a_readable_date_has_none(date: str | None) -> None:
+    answer = Answer(headers={"Date": date} if date is not None else {})
+    async with run_server(answer) as server, client_of(server.url) as client:
+        assert (await client.read_dated_document()).date is None
+
+
+@pytest.mark.parametrize("checks_in_time", [0, 1, 2])
+async def test_a_start_request_whose_time_is_over_is_not_sent(checks_in_time: int) -> None:
+    """The time is checked before the call, before the headers, and before the body.
+
+    aiohttp writes the headers together with the body.
+    """
+    remaining = [60.0] * checks_in_time + [0.0]
+
+    def seconds_left() -> float:
+        return remaining.pop(0) if len(remaining) > 1 else remaining[0]
+
+    async with run_server(Answer(b"")) as server, client_of(server.url) as client:
+        with pytest.raises(SourceTooLate):
+            await client.send_start_request(["A"], seconds_left=seconds_left)
+        assert remaining == [0.0]
+        await client.send_start_request(["B"], seconds_left=lambda: 60.0)
+    assert [orjson.loads(request.body)["StartRequests"] for request in server.requests] == [
+        [{"EventId": "B"}]
+    ]
+
+
+async def test_a_start_request_that_waits_for_its_place_in_the_budget_can_become_too_late() -> None:
+    async with run_server() as server, client_of(server.url) as client:
+        await client.read_document()
+        await client.read_document()
+        with pytest.raises(SourceTooLate):
+            await client.send_start_request(["A"], seconds_left=lambda: 0.2)
+        await client.read_document()
+    assert [request.method for request in server.requests] == ["GET"] * 3
+
+
+async def test_a_start_request_without_an_answer_is_cut_off_at_its_deadline_and_reset() -> None:
+    """The answer may still come, so it is not known whether Azure has accepted it."""
+    reset = asyncio.Event()
+
+    async def never_answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        try:
+            while await reader.read(1000):
+                pass
+        except ConnectionResetError:
+            reset.set()
+        writer.close()
+
+    server = await asyncio.start_server(never_answer, "127.0.0.1", 0)
+    async with (
+        server,
+        client_of(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}") as client,
+    ):
+        began = time.monotonic()
+        with pytest.raises(SourceUnavailable, match="before the deadline"):
+            await client.send_start_request(["A"], seconds_left=lambda: 0.3)
+        assert 0.29 <= time.monotonic() - began < 20
+        await asyncio.wait_for(reset.wait(), 60)

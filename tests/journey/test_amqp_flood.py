@@ -28,7 +28,12 @@ from relay.amqp.approval_consumer import (
 )
 from relay.amqp.approval_message import ApprovalMessage, UnusableMessage
 from relay.amqp.fair_queue import Submission
-from relay.amqp.topology import MAX_APPROVALS, approvals_topology, declare_topology
+from relay.amqp.topology import (
+    MAX_APPROVALS,
+    approvals_of_scope,
+    approvals_topology,
+    declare_topology,
+)
 from relay.clock import SystemClock
 from relay.rate_limits import CALLER_BURST, CALLER_RATE
 from tests.background_tasks import BackgroundTasks
@@ -84,8 +89,7 @@ def consumer_of(node: Broker, bus: Bus, handler: ApprovalHandler) -> ApprovalCon
     return ApprovalConsumer(
         urls=lambda: [URL(node.amqp_url())],
         declare=True,
-        exchange=bus.exchange,
-        scope=SCOPE,
+        queue=approvals_of_scope(bus.exchange, SCOPE),
         relay="vm-0",
         handler=handler,
         on_unusable=lambda *_: None,
@@ -121,7 +125,9 @@ class SlowHandler:
             self.decided += 1
             return True
 
-        return Submission(user=message.user, decision=self.decision, event_id="e", decide=decide)
+        return Submission(
+            user=message.user, decision=self.decision, scope=None, event_id="e", decide=decide
+        )
 
 
 @pytest.mark.parametrize(

@@ -18,13 +18,14 @@ from relay.amqp.approval_consumer import POLL_INTERVAL
 from relay.amqp.connection import HEARTBEAT
 from relay.amqp.topology import approvals_topology, declare_topology
 from relay.api.auth.rejection_log import RejectionLog
-from relay.app import make_approval_consumer, start_relay
+from relay.app import start_relay
 from relay.approvals.engine import ApprovalEngine
 from relay.approvals.request import DecisionAnswer, DecisionRequest
 from relay.clock import SystemClock
 from relay.config import Config
 from relay.errors import StoreUnavailable
 from relay.outbox.transaction import Transaction
+from relay.roles.parts import make_approval_consumer
 from relay.simulator import VM, Setup, Simulator
 from tests.journey.bus import (
     SCOPE,

@@ -95,8 +95,8 @@ def add_occurrence(
 ) -> None:
     """Store that an EventId appeared."""
     text = orjson.dumps(data).decode()
-    rows = [NewRow(key, text, data["revision"], event.id)]
-    tx.snapshot.add_all(rows, IDENTITY.scope, boot_id, at)
+    rows = [NewRow(at, IDENTITY.scope, key, text, data["revision"], event.id)]
+    tx.snapshot.add_all(rows, boot_id)
 
 
 def update_occurrence(
@@ -104,14 +104,14 @@ def update_occurrence(
 ) -> None:
     """Store the new state of a live event."""
     text = orjson.dumps(data).decode()
-    tx.snapshot.update_all([ChangedRow(_live_id(tx, key), text, data["revision"], event.id)], at)
+    tx.snapshot.update_all([ChangedRow(at, _live_id(tx, key), text, data["revision"], event.id)])
 
 
 def end_occurrence(
     tx: Transaction, key: str, outcome: str, event: CloudEvent, at: datetime
 ) -> None:
     """Store that a live event left the document."""
-    tx.snapshot.mark_ended([EndedRow(_live_id(tx, key), outcome, event.id)], at)
+    tx.snapshot.mark_ended([EndedRow(at, _live_id(tx, key), outcome, event.id)])
 
 
 def _live_id(tx: Transaction, key: str) -> int:

@@ -14,12 +14,13 @@ from pamqp.commands import Basic
 from pamqp.header import ContentHeader
 
 from relay.amqp.event_message import content_header
+from relay.amqp.publisher import CONNECTION_WAIT
 from relay.clock import SystemClock
 from relay.errors import Deferred
 from relay.events.cloudevent import CloudEvent
 from relay.sinks import Receipt
 from relay.sinks.rabbitmq import Settings
-from relay.sinks.rabbitmq.sink import CONNECTION_WAIT, RabbitMQ, connect
+from relay.sinks.rabbitmq.sink import RabbitMQ, connect
 
 
 def settings(url: str | None, exchange: str = "azure.scheduledevents", **fields: Any) -> Settings:

@@ -14,6 +14,7 @@ from typing_extensions import TypedDict
 from relay.api.schema.responses import Problem
 from relay.api.schema.route import Call, Parameter, Route
 from relay.approvals.admission import HOLD_NOTICE
+from relay.approvals.decision_handler import DecidedElsewhere
 from relay.approvals.request import DecisionAnswer, DecisionBody, DecisionKind
 from relay.outbox import Mode
 from relay.validation import RequestBody
@@ -124,7 +125,10 @@ def _parse_request_id(request: web.Request) -> str | None:
 
 async def _set_mode(call: Call) -> ApprovalMode:
     body: ApprovalModeRequest = call.body
-    mode = await call.relay.gate.set_mode(body.mode, call.caller.principal)
+    try:
+        mode = await call.relay.gate.set_mode(body.mode, call.caller.principal)
+    except DecidedElsewhere as error:
+        raise Problem(409, str(error)) from None
     return ApprovalMode(mode=mode)
 
 
@@ -147,6 +151,7 @@ ROUTES = (
         handler=_set_mode,
         needs="operate",
         body=ApprovalModeRequest,
+        problem_statuses=(409,),
     ),
     Route(
         method="POST",

@@ -56,7 +56,7 @@ async def _show_readiness(call: Call) -> ReadinessStatus:
     sinks = _sink_readiness(relay.dispatcher.status(), tells_reasons=tells_reasons)
     problems = []
     if relay.source.lost:
-        problems.append("the metadata service gives no usable answer")
+        problems.append(relay.source.lost_reason)
     if relay.store.write_error is not None:
         problems.append(
             "the state file cannot be written: notices are sent from memory, approvals are refused"

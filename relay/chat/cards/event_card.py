@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 
-from relay.approvals.rules import Quorum, eligible_voters
+from relay.approvals.rules import Quorum
 from relay.approvals.status import ApprovalStatus, approval_state
 from relay.approvals.transitions import grant_expires_at
 from relay.chat.cards.buttons import available_decisions, decision_buttons
@@ -133,7 +133,7 @@ def _approval_facts(status: ApprovalStatus) -> Iterator[tuple[str, Text]]:
     else:
         yield "Rule", (f"{status.rule.name}: ", *_quorum_text(status.quorum))
         if _do_votes_matter(status):
-            yield "Votes", (*_votes_text(status), *_missing_votes_text(status, status.quorum))
+            yield "Votes", (*_votes_text(status), *_missing_votes_text(status))
     if status.active_holds:
         yield "Held by", _join_texts([_hold_text(hold) for hold in status.active_holds])
 
@@ -160,19 +160,14 @@ def _votes_text(status: ApprovalStatus) -> Text:
     return (f"{count}: ", *_principals_text(voters)) if voters else (count,)
 
 
-def _missing_votes_text(status: ApprovalStatus, quorum: Quorum) -> Text:
+def _missing_votes_text(status: ApprovalStatus) -> Text:
     if not status.is_open or not status.votes_missing:
         return ()
     uncovered = join_names(status.uncovered_resources)
     if status.is_voting_closed and status.voting_closes_at is not None:
         text: Text = ("; voting closed at ", status.voting_closes_at)
         return (*text, f"; nobody has spoken for {uncovered}") if uncovered else text
-    counted_people = {status.person_of(vote.principal) for vote in status.counted_votes}
-    voters = [
-        principal
-        for principal in sorted(eligible_voters(quorum, status.groups, status.people))
-        if status.person_of(principal) not in counted_people
-    ]
+    voters = status.missing_voters
     text = (f"; {status.votes_missing} missing, from ", *_principals_text(voters[:MAX_NAMES]))
     if len(voters) > MAX_NAMES:
         text += (f" and {len(voters) - MAX_NAMES} more",)

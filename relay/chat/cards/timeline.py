@@ -30,6 +30,7 @@ _DECISIONS = {
 _RELAY_EVENTS = {
     "relay.source-lost": "Azure's metadata service does not answer this relay",
     "relay.source-recovered": "Azure's metadata service answers this relay again",
+    "relay.silent": "No agent of a scope is heard of",
     "relay.sink-failing": "{sink} takes nothing",
     "relay.sink-recovered": "{sink} takes events again",
     "relay.sink-disabled": "{sink} is disabled until somebody resumes it",

@@ -21,6 +21,7 @@ from relay.amqp.diagnostics import diagnose as diagnose_broker
 from relay.amqp.event_message import content_header, routing_key
 from relay.amqp.failures import ConnectionFailure, broker_message, describe_failure
 from relay.amqp.publish_channel import PublishChannel, PublishResult
+from relay.amqp.publisher import CONNECTION_WAIT, ConfirmedPublisher
 from relay.amqp.topology import declare_topology, events_topology, unknown_parts
 from relay.clock import Clock
 from relay.diagnostics import Finding
@@ -29,9 +30,6 @@ from relay.events.cloudevent import CloudEvent
 from relay.log_once import LogOnce
 from relay.sinks import Receipt
 from relay.sinks.rabbitmq.settings import Settings
-
-CONNECTION_WAIT = 1.0
-"""Seconds that a delivery waits for a connection that is being made."""
 
 _log = logging.getLogger("relay.sinks.rabbitmq")
 
@@ -106,42 +104,18 @@ class RabbitMQ:
 
     def __init__(self, settings: Settings, connection_wait: float) -> None:
         self._settings = settings
-        self._connection_wait = connection_wait
-        self._channel: PublishChannel | None = None
-        self._has_channel = asyncio.Event()
-        self._failure = ConnectionFailure("the connection to the broker is being made")
+        self._publisher = ConfirmedPublisher(settings.timeout, connection_wait)
         self._state_log = LogOnce(_log)
         self._unrouted_keys: set[str] = set()
 
     async def deliver(self, event: CloudEvent) -> Receipt:
         """Return when the broker has confirmed or returned the message.
 
-        It returns a message that no queue is bound for, with status 312. After a timeout the
-        publish stays in flight, and the next delivery of the event takes its result. Two publishes
-        with one id would get each other's confirms
-        (docs/protocol.md#one-publish-in-flight-for-each-id). And a broker that confirms slowly,
-        such as a quorum queue without a majority, would store a copy for each try.
+        It returns a message that no queue is bound for, with status 312.
         """
         key = routing_key(event)
-        channel = await self._open_channel()
-        deadline = asyncio.get_running_loop().time() + self._settings.timeout
-        publish = channel.current_publish(event.id)
-        if publish is None:
-            if channel.is_blocked:
-                await self._wait_unblocked(channel, deadline)
-            # Another delivery of the event may have started one meanwhile.
-            publish = channel.current_publish(event.id) or channel.start_publish(
-                event.id, event.body, key, content_header(event)
-            )
-        if not await channel.wait(publish, deadline):
-            channel.leave(event.id, publish)
-            raise Deferred(
-                f"within {self._settings.timeout:g} s the broker did not confirm. "
-                "The message may be stored, and is sent again with the same id",
-                unanswered=True,
-            )
         receipt = interpret_publish_result(
-            channel.take_result(event.id, publish),
+            await self._publisher.publish(event.id, event.body, key, lambda: content_header(event)),
             key,
             len(event.body),
             relay_declares=self._settings.declare is True,
@@ -155,33 +129,6 @@ class RabbitMQ:
             )
         return receipt
 
-    async def _wait_unblocked(self, channel: PublishChannel, deadline: float) -> None:
-        try:
-            async with asyncio.timeout_at(deadline):
-                await channel.wait_unblocked()
-        except TimeoutError:
-            raise Deferred(
-                f"within {self._settings.timeout:g} s the broker did not let anybody publish: "
-                "see its memory and disk alarms. Nothing was sent"
-            ) from None
-
-    async def _open_channel(self) -> PublishChannel:
-        """Return the open channel. Raises Deferred if there is none soon."""
-        if self._channel is not None and self._channel.is_closed:
-            self._forget_channel()
-        if self._channel is None and self._failure.failure == "transient":
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._connection_wait):
-                    await self._has_channel.wait()
-        if self._channel is None:
-            raise self._failure.to_deferred()
-        return self._channel
-
-    def _forget_channel(self) -> None:
-        self._channel = None
-        self._has_channel.clear()
-        self._failure = ConnectionFailure("the channel to the broker is being opened again")
-
     async def serve(self, connection: Connection) -> NoReturn:
         """Keep a channel open. Raises when the connection is unusable."""
         broker = host_port(connection.url)
@@ -192,24 +139,12 @@ class RabbitMQ:
                 unknown = await declare_topology(connection, topology, settings.declare)
                 channel = await PublishChannel.open(connection, settings.exchange)
             raise_if_cancelled()
-            self._channel = channel
-            self._has_channel.set()
             self._log_state(logging.INFO, f"connected to {broker}{unknown_parts(unknown)}")
-            try:
-                await channel.wait_closed()
-            finally:
-                self._forget_channel()
-                # In the next turn of the loop, after aiormq has handled answers that came before.
-                asyncio.get_running_loop().call_soon(channel.end)
-            reason = channel.close_reason
-            if reason is not None and not isinstance(reason, amqp.ChannelClosed):
-                raise Deferred(
-                    f"the connection to {broker} was lost: {describe_failure(reason).reason}"
-                )
+            await self._publisher.use(channel, broker)
 
     def on_failure(self, failure: ConnectionFailure) -> None:
         """Note why there is no connection."""
-        self._failure = failure
+        self._publisher.set_failure(failure)
         self._log_state(logging.WARNING, failure.reason)
 
     def _log_state(self, level: int, state: str) -> None:

@@ -1,0 +1,225 @@
+"""``fleet definitions``: prints what a RabbitMQ must hold for a fleet, with the least rights."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from yarl import URL
+
+from relay.cli._options import ConfigFile
+from relay.cli._output import print_json, print_output, print_status
+from relay.cli._tables import print_table
+from relay.config import Config, load
+from relay.errors import ConfigError
+from relay.files import describe_os_error
+from relay.fleet.definitions import (
+    SALT_BYTES,
+    ExchangeUse,
+    HubAccount,
+    fleet_definitions,
+    hash_password,
+    is_password_hash,
+)
+from relay.fleet.settings import HubSettings
+from relay.sinks.rabbitmq.settings import Settings as RabbitMQSettings
+
+AsDefinitions = Annotated[
+    bool, typer.Option("--json", help="Print JSON for `rabbitmqctl import_definitions`.")
+]
+HubUser = Annotated[
+    str | None,
+    typer.Option(
+        "--hub-user", metavar="USER", help="The hub's user. Default: the user in fleet.url."
+    ),
+]
+PasswordHashes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--password-hash",
+        metavar="USER=HASH",
+        help="Also make this user; a hash as in exported definitions. Repeatable.",
+    ),
+]
+PasswordFiles = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--password-file",
+        metavar="USER=FILE",
+        help="Also make this user with the password in the file. Repeatable.",
+    ),
+]
+AllUsers = Annotated[
+    bool,
+    typer.Option(
+        "--all-users",
+        help="Also make the other users, without a password. The import removes the password "
+        "of a user that exists.",
+    ),
+]
+
+
+def definitions(
+    *,
+    config: ConfigFile = None,
+    hub_user: HubUser = None,
+    password_hash: PasswordHashes = None,
+    password_file: PasswordFiles = None,
+    all_users: AllUsers = False,
+    as_json: AsDefinitions = False,
+) -> None:
+    """Print the users' rights, exchanges and queues that a fleet needs on its RabbitMQ.
+
+    It reads the configuration of the hub, and calls nothing. The import replaces the rights that
+    these users have in the virtual host. Users that are not made must exist before.
+    """
+    loaded = load(config).config
+    settings = loaded.fleet
+    if not isinstance(settings, HubSettings):
+        raise ConfigError("expected the configuration of a hub, one with fleet.role: hub")
+    url = settings.targets()[0]
+    user = hub_user or url.user
+    if user is None:
+        raise ConfigError("expected --hub-user, because fleet.url names no user")
+    if user in {domain.user for domain in settings.domains}:
+        raise ConfigError(f"--hub-user: expected a user of no domain, got {user!r}")
+    hashes = _password_hashes(password_hash or (), password_file or ())
+    unknown = sorted(hashes.keys() - {user, *(domain.user for domain in settings.domains)})
+    if unknown:
+        raise ConfigError(
+            f"expected passwords of users of this fleet, {', '.join(unknown)} is none"
+        )
+    answer = fleet_definitions(
+        settings,
+        _hub_account(loaded, user, url),
+        _vhost(url),
+        hashes,
+        all_users=all_users,
+    )
+    if as_json:
+        print_json(answer)
+    else:
+        _print_tables(answer)
+    if settings.declare is True:
+        print_status(
+            "the hub may make exchanges and queues, because fleet.declare is true: "
+            "after the import it needs only declare: passive, and fewer rights"
+        )
+
+
+def _hub_account(config: Config, user: str, url: URL) -> HubAccount:
+    """Return what else the hub's user does in the virtual host of the fleet.
+
+    A user has its rights in one place, so the import must not take these away.
+    """
+    sinks = tuple(
+        ExchangeUse(exchange=sink.exchange, declare=sink.declare)
+        for sink in config.sinks
+        if isinstance(sink, RabbitMQSettings) and _is_same_account(sink.targets()[0], url)
+    )
+    amqp = config.approvals.amqp
+    approvals = None
+    if amqp is not None and _is_same_account(amqp.targets()[0], url):
+        approvals = ExchangeUse(exchange=config.approvals_exchange, declare=amqp.declare)
+    return HubAccount(user=user, sinks=sinks, approvals=approvals)
+
+
+def _is_same_account(one: URL, other: URL) -> bool:
+    return (one.host, one.user, _vhost(one)) == (other.host, other.user, _vhost(other))
+
+
+def _vhost(url: URL) -> str:
+    return url.path[1:] or "/"
+
+
+def _password_hashes(hashes: list[str] | tuple[()], files: list[str] | tuple[()]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for option in hashes:
+        user, value = _split("--password-hash", option)
+        if not is_password_hash(value):
+            raise ConfigError(
+                f"--password-hash: expected a hash that RabbitMQ made for {user}, got another text"
+            )
+        _add(found, user, value)
+    for option in files:
+        user, value = _split("--password-file", option)
+        try:
+            password = Path(value).read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            problem = describe_os_error(error) if isinstance(error, OSError) else "it is not UTF-8"
+            raise ConfigError(f"--password-file: {value}: {problem}") from None
+        if not password:
+            raise ConfigError(f"--password-file: {value}: expected a password, it is empty")
+        _add(found, user, hash_password(password, secrets.token_bytes(SALT_BYTES)))
+    return found
+
+
+def _split(name: str, option: str) -> tuple[str, str]:
+    user, equals, value = option.partition("=")
+    if not (user and equals and value):
+        raise ConfigError(f"{name}: expected USER and a value with = between them")
+    return user, value
+
+
+def _add(found: dict[str, str], user: str, value: str) -> None:
+    if found.setdefault(user, value) != value:
+        raise ConfigError(f"expected one password for {user}, got two")
+
+
+def _print_tables(answer: Mapping[str, Any]) -> None:
+    print_output(f"virtual host {answer['vhosts'][0]['name']}", "")
+    made = {user["name"] for user in answer["users"]}
+    print_table(
+        ("user", "made", "may configure", "may write", "may read"),
+        [
+            (
+                entry["user"],
+                "yes" if entry["user"] in made else "no: it must exist",
+                entry["configure"],
+                entry["write"],
+                entry["read"],
+            )
+            for entry in answer["permissions"]
+        ],
+        empty="",
+    )
+    print_output("")
+    print_table(
+        ("user", "at the exchange", "may write with the keys", "may bind the keys"),
+        [
+            (entry["user"], entry["exchange"], entry["write"], entry["read"])
+            for entry in answer["topic_permissions"]
+        ],
+        empty="",
+    )
+    print_output("")
+    print_table(
+        ("exchange", "type", "arguments"),
+        [
+            (entry["name"], entry["type"], _arguments(entry["arguments"]))
+            for entry in answer["exchanges"]
+        ],
+        empty="",
+    )
+    print_output("")
+    keys: dict[str, list[str]] = {}
+    for binding in answer["bindings"]:
+        keys.setdefault(binding["destination"], []).append(
+            f"{binding['source']} {binding['routing_key']}".rstrip()
+        )
+    print_table(
+        ("queue", "bound to", "arguments"),
+        [
+            (entry["name"], ", ".join(keys[entry["name"]]), _arguments(entry["arguments"]))
+            for entry in answer["queues"]
+        ],
+        empty="",
+    )
+
+
+def _arguments(arguments: Mapping[str, Any]) -> str | None:
+    texts = (f"{name}={str(value).lower()}" for name, value in sorted(arguments.items()))
+    return ", ".join(texts) or None

@@ -1,0 +1,171 @@
+"""One agent: its link to the hub, and the parts that use it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from typing_extensions import override  # in typing from Python 3.12
+
+from relay import __version__
+from relay.clock import Clock
+from relay.events.build import Origin, event_data
+from relay.events.model import Document
+from relay.fleet.agent.link import AgentLink, CommandHandler
+from relay.fleet.agent.pulses import AFFIRM_SPREAD, Pulses
+from relay.fleet.agent.report_sink import NamesThisVm, ReportSink
+from relay.fleet.agent.start_orders import DocumentReader, StartOrders, StartRequestSender
+from relay.fleet.agent.votes import Votes
+from relay.fleet.messages import (
+    HubState,
+    Pulse,
+    StartOrder,
+    StartResult,
+    VoteAnswer,
+    VoteMessage,
+)
+from relay.fleet.routing import pulse_key, result_key, vote_key
+from relay.fleet.settings import AgentSettings
+
+
+class AgentSource(DocumentReader, Protocol):
+    """The poller of this VM, as an agent uses it."""
+
+    last_document: Document | None
+    """The document that was read last; None: none was read yet."""
+
+    @property
+    def read_age(self) -> float | None:
+        """The seconds since the last read; None: nothing was read yet."""
+
+    @property
+    def clock_offset(self) -> float | None:
+        """Seconds that the clock of this VM is ahead of that of IMDS; None if it is not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """The VM of an agent. ``names`` are those by which events refer to it; None: unknown."""
+
+    vm_id: str | None
+    boot_id: str | None
+    zone: str | None
+    names: frozenset[str] | None
+
+
+class Agent(CommandHandler):
+    """What a relay needs to be an agent of a fleet.
+
+    ``source`` is set later, because the poller needs the store, whose sink is `report_sink`.
+    """
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        origin: Origin,
+        machine: Machine,
+        names_this_vm: NamesThisVm,
+        clock: Clock,
+        *,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self._origin = origin
+        self._machine = machine
+        self._clock = clock
+        self._chance = chance
+        self._source: AgentSource | None = None
+        self._orders: StartOrders | None = None
+        self.link = AgentLink(settings, origin, self, clock, chance=chance)
+        self.report_sink = ReportSink(self.link, origin, names_this_vm, clock, chance=chance)
+        self.votes = Votes(self._publish_vote)
+        self._pulses = Pulses(self._make_pulse, self._send_pulse, clock, chance=chance)
+
+    def attach_source(self, source: AgentSource, sender: StartRequestSender) -> None:
+        """From now on pulses tell what the source sees, and orders can be carried out."""
+        self._source = source
+        self._orders = StartOrders(
+            source, sender, self._publish_result, self._machine.vm_id, self._clock
+        )
+
+    async def run(self) -> None:
+        """Stay connected, send pulses and carry out orders until cancelled."""
+        if self._orders is None:
+            raise RuntimeError("expected attach_source to be called before run")
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.link.run(), name="agent: link")
+            group.create_task(self._pulses.run(), name="agent: pulses")
+            group.create_task(self._orders.run(), name="agent: orders")
+
+    async def wait_until_idle(self, within: float) -> None:
+        """Return when no order is being carried out, or after ``within`` seconds."""
+        if self._orders is not None:
+            await self._orders.wait_until_idle(within)
+
+    # --- messages of the hub
+
+    @override
+    def on_listening(self) -> None:
+        self.report_sink.on_listening()
+        self._pulses.request()
+
+    @override
+    def take_order(self, order: StartOrder) -> None:
+        if self._orders is not None:
+            self._orders.take(order)
+
+    @override
+    def take_answer(self, answer: VoteAnswer) -> None:
+        self.votes.take_answer(answer)
+
+    @override
+    def take_pulse_request(self) -> None:
+        self._pulses.request()
+
+    @override
+    def take_state(self, state: HubState) -> None:
+        self.report_sink.take_state(state)
+        affirmed = self._live_among(state.ending)
+        for event_id in affirmed:
+            self.report_sink.mark_reported(event_id)
+        if affirmed:
+            self._pulses.request(spread=AFFIRM_SPREAD)
+
+    # --- messages to the hub
+
+    def _make_pulse(self) -> Pulse:
+        machine, source = self._machine, self._source
+        document = source.last_document if source is not None else None
+        live: tuple[dict[str, Any], ...] | None = None
+        if document is not None:
+            live = tuple(event_data(event, document.incarnation) for event in document.events)
+        return Pulse(
+            vm_id=machine.vm_id,
+            boot_id=machine.boot_id,
+            version=__version__,
+            zone=machine.zone,
+            names=tuple(sorted(machine.names or ())),
+            live=live,  # None: before the first read nobody can say what has ended
+            poll_age=source.read_age if source is not None else None,
+            clock_offset=source.clock_offset if source is not None else None,
+        )
+
+    def _send_pulse(self, pulse: Pulse) -> None:
+        event = pulse.to_event(self._origin, self._clock.now())
+        self.link.send_unconfirmed(event, pulse_key(self._origin))
+
+    def _live_among(self, event_ids: Sequence[str]) -> list[str]:
+        """Return those of the EventIds that this VM still sees."""
+        document = self._source.last_document if self._source is not None else None
+        live = {event.key for event in document.events} if document is not None else set()
+        return [event_id for event_id in event_ids if event_id.lower() in live]
+
+    async def _publish_result(self, result: StartResult) -> None:
+        event = result.to_event(self._origin, self._clock.now())
+        await self.link.publish(event, result_key(self._origin))
+
+    async def _publish_vote(self, vote: VoteMessage) -> None:
+        event = vote.to_event(self._origin, self._clock.now())
+        await self.link.publish(event, vote_key(self._origin))

@@ -1,0 +1,358 @@
+"""The one AMQP connection of an agent: it publishes to the hub, and takes what the hub sends.
+
+The agent makes only its own queue, which is exclusive to the connection. The exchanges are the
+hub's. The agent does not check whether they exist, because that can demand a right of its own: it
+publishes and binds, and reads the error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from typing import NoReturn, Protocol
+
+import pamqp.frame
+from aio_pika import exceptions as amqp
+from aiormq.abc import AbstractChannel, DeliveredMessage
+from aiormq.exceptions import ChannelAccessRefused
+from pamqp.commands import Basic
+from yarl import URL
+
+from relay.amqp.approval_message import UnusableMessage
+from relay.amqp.broker_url import host_port
+from relay.amqp.cancellation import raise_if_cancelled
+from relay.amqp.connection import HEARTBEAT, SETUP_TIMEOUT, Connection, keep_connected
+from relay.amqp.event_message import content_header
+from relay.amqp.failures import ConnectionFailure, broker_message, describe_failure
+from relay.amqp.frames import content_frames
+from relay.amqp.publish_channel import PublishChannel, is_blocked, max_part_bytes
+from relay.amqp.publisher import CONNECTION_WAIT, ConfirmedPublisher
+from relay.clock import Clock
+from relay.errors import Deferred
+from relay.events.build import Origin
+from relay.events.cloudevent import CloudEvent
+from relay.fleet.messages import (
+    MAX_BODY_BYTES,
+    Content,
+    HubState,
+    PulseRequest,
+    StartOrder,
+    VoteAnswer,
+    parse_message,
+)
+from relay.fleet.routing import check_command, state_key
+from relay.fleet.settings import AgentSettings
+from relay.fleet.topology import (
+    AGENT_QUEUE_ARGUMENTS,
+    agent_keys,
+    command_exchange,
+    fleet_exchange,
+)
+from relay.log_once import LogOnce
+from relay.sinks.rabbitmq.sink import interpret_publish_result
+
+CONFIRM_TIMEOUT = 15.0
+"""Seconds that the broker may take to confirm a message."""
+SOCKET_BUFFERS = 32 * 1024
+"""Bytes of each buffer of the socket. An agent sends little, and the broker has thousands."""
+FIRST_RECONNECT_SPREAD = 10.0
+MAX_RECONNECT_SPREAD = 60.0
+"""Seconds over which agents spread their first and their later tries to connect again."""
+LISTEN_RETRY_DELAY = 5.0
+"""Seconds, up to twice as many, until the next try to bind the agent's queue."""
+
+_QUEUE_DELETED = 404
+"""The status of the failure when somebody deleted the agent's queue."""
+
+_log = logging.getLogger(__name__)
+
+
+class CommandHandler(Protocol):
+    """What the agent does with the messages of the hub. No method may wait."""
+
+    def on_listening(self) -> None:
+        """The agent hears the hub from now on."""
+
+    def take_order(self, order: StartOrder) -> None:
+        """The hub orders a StartRequest of this agent."""
+
+    def take_answer(self, answer: VoteAnswer) -> None:
+        """The hub answers a vote of this agent."""
+
+    def take_pulse_request(self) -> None:
+        """The hub wants a pulse now."""
+
+    def take_state(self, state: HubState) -> None:
+        """The hub tells the scope what it knows."""
+
+
+def spread_reconnect_delay(failed_rounds: int, chance: float) -> float:
+    """Return how many seconds an agent waits before it connects again.
+
+    All agents lose the broker at once. Each waits a random part of a span that starts at
+    `FIRST_RECONNECT_SPREAD` and doubles up to `MAX_RECONNECT_SPREAD`.
+    """
+    doublings = min(max(failed_rounds, 1) - 1, 10)
+    return chance * min(FIRST_RECONNECT_SPREAD * 2.0**doublings, MAX_RECONNECT_SPREAD)
+
+
+class AgentLink:
+    """The connection of one agent to the broker. It may be down: `run` connects for ever."""
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        origin: Origin,
+        handler: CommandHandler,
+        clock: Clock,
+        *,
+        chance: Callable[[], float] = random.random,
+        confirm_timeout: float = CONFIRM_TIMEOUT,
+        connection_wait: float = CONNECTION_WAIT,
+    ) -> None:
+        self._settings = settings
+        self._origin = origin
+        self._handler = handler
+        self._clock = clock
+        self._chance = chance
+        self._publisher = ConfirmedPublisher(confirm_timeout, connection_wait)
+        self._exchange = fleet_exchange(settings.exchange)
+        self._commands = command_exchange(settings.exchange)
+        self._keys = agent_keys(origin)
+        self._user = ""
+        self._listening: tuple[Connection, AbstractChannel] | None = None
+        self._state_log = LogOnce(_log)
+        self._refusal_log = LogOnce(_log)
+
+    @property
+    def is_listening(self) -> bool:
+        """Whether messages of the hub reach this agent."""
+        return self._listening is not None
+
+    async def run(self, *, heartbeat: int = HEARTBEAT) -> NoReturn:
+        """Stay connected until cancelled."""
+        await keep_connected(
+            self._settings.targets,
+            f"imds-relay agent {self._origin.relay} of {self._origin.scope}",
+            self._clock,
+            self._serve,
+            self._on_failure,
+            heartbeat=heartbeat,
+            chance=self._chance,
+            delay=spread_reconnect_delay,
+            max_body_bytes=MAX_BODY_BYTES,
+            socket_buffers=SOCKET_BUFFERS,
+        )
+
+    # --- publishing
+
+    async def publish(self, event: CloudEvent, key: str) -> None:
+        """Return when a queue of the hub holds the event. Raises Deferred or Rejected."""
+        result = await self._publisher.publish(
+            event.id, event.body, key, lambda: content_header(event, user_id=self._user)
+        )
+        if isinstance(result, amqp.ChannelNotFoundEntity):
+            raise Deferred(
+                f"the broker has no exchange {self._exchange} ({broker_message(result)}): "
+                "the hub makes it when it starts",
+                status=404,
+            )
+        receipt = interpret_publish_result(result, key, len(event.body), relay_declares=True)
+        if receipt.status is not None:
+            raise Deferred(
+                f"{receipt.response}: the hub makes the queue when it starts", status=receipt.status
+            )
+
+    def send_unconfirmed(self, event: CloudEvent, key: str) -> bool:
+        """Send an event that may be lost, if the agent is connected. Return whether it is."""
+        if self._listening is None:
+            return False
+        connection, channel = self._listening
+        is_known = channel.connection.channels.get(channel.number) is channel
+        if connection.is_over or channel.is_closed or not is_known or is_blocked(channel):
+            return False  # to publish on a channel that the broker has closed ends the connection
+        method = Basic.Publish(exchange=self._exchange, routing_key=key)
+        header = content_header(event, user_id=self._user, persistent=False)
+        connection.write(
+            pamqp.frame.marshal(method, channel.number)
+            + content_frames(channel.number, header, event.body, max_part_bytes(channel))
+        )
+        return True
+
+    async def _keep_publishing(self, connection: Connection) -> NoReturn:
+        broker = host_port(connection.url)
+        while True:
+            async with asyncio.timeout(SETUP_TIMEOUT):
+                channel = await PublishChannel.open(connection, self._exchange)
+            raise_if_cancelled()
+            await self._publisher.use(channel, broker)
+
+    # --- the connection
+
+    async def _serve(self, connection: Connection) -> NoReturn:
+        self._user = _user_of(connection.url)
+        tasks = [
+            asyncio.create_task(self._keep_publishing(connection), name="agent: publish"),
+            asyncio.create_task(self._keep_listening(connection), name="agent: listen"),
+        ]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            ended = await asyncio.gather(*tasks, return_exceptions=True)
+        raise_if_cancelled()
+        raise next(
+            (error for error in ended if not isinstance(error, asyncio.CancelledError)),
+            Deferred(f"the connection to {host_port(connection.url)} was lost"),
+        )
+
+    def _on_failure(self, failure: ConnectionFailure) -> None:
+        self._publisher.set_failure(failure)
+        self._log_state(logging.WARNING, failure.reason)
+
+    def _log_state(self, level: int, state: str) -> None:
+        self._state_log.log(level, "fleet: %s", state)
+
+    # --- listening
+
+    async def _keep_listening(self, connection: Connection) -> NoReturn:
+        """Take messages for ever, over one channel after the other. Raises Deferred."""
+        queue: str | None = None
+        while True:
+            try:
+                async with asyncio.timeout(SETUP_TIMEOUT):
+                    channel = await self._open_channel(connection)
+                    queue = queue or await _make_queue(channel)
+                    deliveries = await self._bind_and_consume(channel, queue)
+                raise_if_cancelled()
+                await self._listen(connection, channel, deliveries, queue)
+            except Deferred as error:
+                if connection.is_over or error.status == _QUEUE_DELETED:
+                    raise
+                self._log_state(logging.WARNING, error.reason)
+            await self._clock.sleep(LISTEN_RETRY_DELAY * (1 + self._chance()))
+
+    async def _open_channel(self, connection: Connection) -> AbstractChannel:
+        if connection.transport is None:
+            raise Deferred(f"the connection to {host_port(connection.url)} was lost")
+        return await connection.transport.connection.channel(publisher_confirms=False)
+
+    async def _listen(
+        self,
+        connection: Connection,
+        channel: AbstractChannel,
+        deliveries: asyncio.Queue[DeliveredMessage | Deferred],
+        queue: str,
+    ) -> NoReturn:
+        """Take messages until the channel or the queue is gone, which raises Deferred."""
+        self._listening = connection, channel
+        self._log_state(
+            logging.INFO,
+            f"connected to {host_port(connection.url)}; the hub's orders are taken from {queue}",
+        )
+        try:
+            self._handler.on_listening()
+            while True:
+                delivery = await deliveries.get()
+                if isinstance(delivery, Deferred):
+                    raise delivery
+                self._handle(delivery)
+        finally:
+            self._listening = None
+
+    async def _bind_and_consume(
+        self, channel: AbstractChannel, queue: str
+    ) -> asyncio.Queue[DeliveredMessage | Deferred]:
+        """Return what will arrive: messages, and an error when the channel is gone.
+
+        Raises Deferred.
+        """
+        deliveries: asyncio.Queue[DeliveredMessage | Deferred] = asyncio.Queue()
+
+        def on_close(closing: asyncio.Future[object]) -> None:
+            error = None if closing.cancelled() else closing.exception()
+            reason = describe_failure(error or amqp.ChannelClosed()).reason
+            deliveries.put_nowait(Deferred(f"the channel for orders was closed: {reason}"))
+
+        def on_cancel(_: object) -> None:
+            deliveries.put_nowait(Deferred(f"the queue {queue} was deleted", status=_QUEUE_DELETED))
+
+        channel.closing.add_done_callback(on_close)
+        channel.on_consumer_cancel_callbacks.add(on_cancel)
+        try:
+            for key in self._keys:
+                await channel.queue_bind(queue, self._commands, key)
+            # Nothing is delivered again: an order is for now, and the hub repeats what it needs.
+            await channel.basic_consume(queue, deliveries.put, no_ack=True)
+        except amqp.ChannelNotFoundEntity as error:
+            raise Deferred(
+                f"the broker has no exchange {self._commands} ({broker_message(error)}): "
+                "the hub makes it when it starts; no orders until then"
+            ) from None
+        except ChannelAccessRefused as error:
+            raise Deferred(
+                f"the broker refused to bind the agent's queue ({broker_message(error)}): give the "
+                "user the rights that `imds-relay fleet definitions` prints"
+            ) from None
+        return deliveries
+
+    def _handle(self, message: DeliveredMessage) -> None:
+        """Hand a message to the handler if it is the hub's. Nothing may stop the next message."""
+        try:
+            self._hand_over(self._read(message))
+        except UnusableMessage as error:
+            self._refusal_log.log(
+                logging.WARNING, "fleet: a message to this agent was refused: %s", error
+            )
+        except Exception:  # noqa: BLE001  # a bug must not stop the next message
+            _log.exception("internal error: a message of the hub was dropped")
+
+    def _read(self, message: DeliveredMessage) -> Content:
+        """Return what the hub says. Raises UnusableMessage if the message is not the hub's."""
+        key = check_command(message, self._commands, self._keys, self._settings.hub_user)
+        content = parse_message(message.body)
+        if isinstance(content, HubState) is not (key == state_key(self._origin.scope)):
+            raise UnusableMessage(f"it is of another kind than its routing key {key}")
+        return content
+
+    def _hand_over(self, content: Content) -> None:
+        match content:
+            case HubState():
+                self._handler.take_state(content)
+            case StartOrder():
+                self._handler.take_order(content)
+            case VoteAnswer():
+                self._handler.take_answer(content)
+            case PulseRequest():
+                self._handler.take_pulse_request()
+            case _:
+                raise UnusableMessage("no hub sends a message of its kind")
+
+
+async def _make_queue(channel: AbstractChannel) -> str:
+    """Make the agent's queue; return the name that the broker gave it. Raises Deferred."""
+    try:
+        declared = await channel.queue_declare(
+            "", exclusive=True, arguments=dict(AGENT_QUEUE_ARGUMENTS)
+        )
+    except ChannelAccessRefused as error:
+        raise Deferred(
+            f"the broker refused to make the agent's queue ({broker_message(error)}): give the "
+            "user the rights that `imds-relay fleet definitions` prints"
+        ) from None
+    return str(declared.queue)
+
+
+def _user_of(url: URL) -> str:
+    """Return the user whom the messages name. Raises Deferred if the URL does not name it."""
+    if url.user:
+        return url.user
+    if url.query.get("auth") == "external":
+        raise Deferred(
+            "fleet.url names no user, but the messages of an agent do: write the user of the "
+            "certificate before the host, as in amqps://user@host"
+        )
+    return "guest"  # as aiormq logs in

@@ -1,0 +1,160 @@
+"""Publishes what the agent recorded, and leaves out what the hub has from others.
+
+All agents of a scope see the same document. An agent whose VM an event does not name waits a random
+time for a state of the hub that names the event's id. So the hub gets few copies of each change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import Callable, Sequence
+from typing import Literal, Protocol
+
+from relay.clock import Clock, wait_for_event
+from relay.errors import Superseded
+from relay.events.build import Origin
+from relay.events.cloudevent import CloudEvent
+from relay.events.timestamps import parse_timestamp
+from relay.fleet.messages import HubState
+from relay.fleet.routing import report_key
+from relay.sinks import Receipt, SinkSettings
+
+MAX_COPY_WAIT = 3.0
+"""Seconds: the longest time that an agent waits for others to tell the hub first."""
+STATE_TIMEOUT = 150.0
+"""Seconds without a state of the hub after which agents do not wait for one."""
+MAX_REPORTED = 10_000
+"""EventIds that an agent remembers to have reported."""
+
+NamesThisVm = Callable[[Sequence[str]], bool]
+"""Returns whether the resources of an event include this VM."""
+
+
+class ReportSinkSettings(SinkSettings):
+    """The settings of the sink that every agent has. They are not part of the configuration."""
+
+    kind: Literal["hub"] = "hub"
+    name: str = "hub"
+
+
+class Publisher(Protocol):
+    """How the sink reaches the hub."""
+
+    async def publish(self, event: CloudEvent, key: str) -> None:
+        """Return when a queue of the hub holds the event. Raises Deferred or Rejected."""
+
+
+class ReportSink:
+    """The sink of an agent: it publishes to the hub what the hub does not have yet.
+
+    ``names_this_vm`` says whether resources include this VM. ``chance`` returns a random number in
+    [0, 1).
+    """
+
+    concurrency = 64
+    longest_pause = 5.0  # a try costs nothing while there is no connection
+    give_up_after = math.inf  # a hub that is back gets the whole history
+
+    def __init__(
+        self,
+        publisher: Publisher,
+        origin: Origin,
+        names_this_vm: NamesThisVm,
+        clock: Clock,
+        *,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self._publisher = publisher
+        self._origin = origin
+        self._names_this_vm = names_this_vm
+        self._clock = clock
+        self._chance = chance
+        self._told: frozenset[str] = frozenset()
+        self._ending: frozenset[str] = frozenset()
+        self._state_at: float | None = None  # monotonic
+        self._listening_since = clock.monotonic()
+        self._new_state = asyncio.Event()
+        # The EventIds, in lower case, of which the hub has heard from this agent, oldest first:
+        self._reported: dict[str, None] = {}
+
+    def on_listening(self) -> None:
+        """States of the hub arrive from now on."""
+        self._listening_since = self._clock.monotonic()
+
+    def take_state(self, state: HubState) -> None:
+        """Remember what the hub knows. It replaces what the hub said before."""
+        self._told = frozenset(state.told)
+        self._ending = frozenset(event_id.lower() for event_id in state.ending)
+        self._state_at = self._clock.monotonic()
+        self._new_state.set()
+        self._new_state = asyncio.Event()
+
+    def mark_reported(self, event_id: str) -> None:
+        """The hub hears of this event from this agent, so it must hear of its end too."""
+        self._reported[event_id.lower()] = None
+        if len(self._reported) > MAX_REPORTED:
+            del self._reported[next(iter(self._reported))]
+
+    async def deliver(self, event: CloudEvent) -> Receipt:
+        """Return when the hub's queue has the event.
+
+        Raises Superseded if the hub has it from another agent, and what `Publisher.publish` raises.
+        """
+        if self._may_be_copy(event):
+            await self._wait_for_copy(event)
+        if event.name.startswith("event."):
+            # Before the message is out: the hub may have it even if no confirm comes.
+            self.mark_reported(_event_id(event))
+        await self._publisher.publish(event, report_key(event, self._origin))
+        if event.name == "event.ended":
+            self._reported.pop(_event_id(event).lower(), None)
+        return Receipt()
+
+    def _may_be_copy(self, event: CloudEvent) -> bool:
+        """Whether the hub may have the same from another agent of the scope."""
+        if not event.name.startswith("event.") or self._names_this_vm(event.data["resources"]):
+            return False
+        # The hub waits for the end from each agent from which it has heard of the event.
+        return event.name != "event.ended" or _event_id(event).lower() not in self._reported
+
+    async def _wait_for_copy(self, event: CloudEvent) -> None:
+        """Return after a random time. Raises Superseded once the hub has the event."""
+        end = self._clock.monotonic() + self._copy_wait(event)
+        while self._hears_hub:
+            new_state = self._new_state
+            self._check_superseded(event)
+            seconds = end - self._clock.monotonic()
+            if seconds <= 0:
+                return
+            await wait_for_event(new_state, self._clock, seconds)
+
+    def _copy_wait(self, event: CloudEvent) -> float:
+        """Return the seconds that this agent waits for others.
+
+        They count from when the agent recorded the event and could hear the hub. So an event that
+        waited for a place in the queue waits no longer here.
+        """
+        recorded = parse_timestamp(event.attributes["time"])
+        now = self._clock.now()
+        age = (now - recorded).total_seconds() if recorded is not None else 0.0
+        listening = self._clock.monotonic() - self._listening_since
+        return MAX_COPY_WAIT * self._chance() - max(0.0, min(age, listening))
+
+    @property
+    def _hears_hub(self) -> bool:
+        """Whether a state of the hub came not long ago."""
+        if self._state_at is None:
+            return False
+        return self._clock.monotonic() - self._state_at < STATE_TIMEOUT
+
+    def _check_superseded(self, event: CloudEvent) -> None:
+        if event.id in self._told:
+            raise Superseded("the hub has it from another agent")
+        if event.name == "event.ended" and _event_id(event).lower() in self._ending:
+            raise Superseded("the hub knows from another agent that the event is gone")
+
+
+def _event_id(event: CloudEvent) -> str:
+    return str(event.data["eventId"])

@@ -1,0 +1,302 @@
+"""Carries out the hub's orders: one StartRequest each, or none.
+
+Of all agents, one at a time has an order for an event, because no agent sends anything after the
+deadline of its order. So this module rather sends nothing than too late. It judges the deadline by
+the clock of IMDS, which it reads with the document. From then on it takes the longer of two times
+that have passed: by the monotonic clock, which can stop while the VM is frozen, and by the wall
+clock, which can be set.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Protocol
+
+from relay.approvals.status import is_scheduled
+from relay.clock import Clock, wait_for_event
+from relay.errors import DeliveryError, SourceError, SourceRefused, SourceTooLate
+from relay.events.model import Document, ScheduledEvent
+from relay.fleet.messages import StartOrder, StartOutcome, StartResult
+
+MAX_LIFETIME = 5.0
+"""Seconds. The hub sets no deadline that is further away."""
+RESTART_PAUSE = MAX_LIFETIME
+"""Seconds after its start in which an agent carries out nothing.
+
+The process that ran there before may have carried out the same order, and did not write it down.
+"""
+MAX_HUB_AHEAD = 2.0
+"""Seconds that the hub's clock may be ahead of that of IMDS, which makes its deadlines later.
+
+The hub gives an order to another agent 3 s after the deadline.
+"""
+DATE_RESOLUTION = 1.0
+"""Seconds. The header ``Date`` leaves out the fraction of its second."""
+MAX_WAITING = 16
+"""Orders that wait for the one before. The hub sends one after the other for a scope."""
+MAX_RESULTS = 1000
+"""Results that are kept for repeated orders."""
+MAX_UNSENT = 100
+"""Results that wait for the broker. Of more, the oldest are dropped: the hub has given up."""
+RESULT_RETRY_DELAY = 1.0
+"""Seconds until the next try to publish a result."""
+IDLE_CHECK_INTERVAL = 0.05
+
+_log = logging.getLogger(__name__)
+
+
+class DatedRead(Protocol):
+    """A document that was read, and the time of IMDS."""
+
+    @property
+    def document(self) -> Document:
+        """The events."""
+
+    @property
+    def date(self) -> datetime | None:
+        """The time of IMDS, without the fraction of its second; None if it gave none."""
+
+    @property
+    def asked_at(self) -> datetime:
+        """The wall clock of this VM before the request was sent."""
+
+    @property
+    def asked_monotonic(self) -> float:
+        """The monotonic clock of this VM before the request was sent."""
+
+
+class DocumentReader(Protocol):
+    """How orders read the document."""
+
+    async def read_dated(self) -> DatedRead:
+        """Read the document with a call that begins now. Raises SourceError."""
+
+
+class StartRequestSender(Protocol):
+    """How orders reach IMDS."""
+
+    async def send_start_request(
+        self, event_ids: Sequence[str], *, seconds_left: Callable[[], float]
+    ) -> None:
+        """Send a StartRequest unless its time is over; return on 200.
+
+        It must ask ``seconds_left`` directly before it sends, and must send nothing later. Raises
+        SourceTooLate if nothing was sent, SourceRefused on 400, another SourceError otherwise.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class _ReceivedOrder:
+    """An order, and the clocks of this VM when it came."""
+
+    order: StartOrder
+    at: datetime
+    monotonic: float
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """What a repeated order has in common with the first."""
+        return self.order.grant, self.order.attempt
+
+
+class StartOrders:
+    """Carries out orders, one at a time, and publishes their results.
+
+    ``publish`` publishes a result, and raises DeliveryError. ``vm_id`` is the vmId of this VM.
+    """
+
+    def __init__(
+        self,
+        reader: DocumentReader,
+        sender: StartRequestSender,
+        publish: Callable[[StartResult], Awaitable[None]],
+        vm_id: str | None,
+        clock: Clock,
+    ) -> None:
+        self._reader = reader
+        self._sender = sender
+        self._publish = publish
+        self._vm_id = vm_id
+        self._clock = clock
+        self._started = clock.monotonic()
+        self._waiting: deque[_ReceivedOrder] = deque()
+        self._current: _ReceivedOrder | None = None
+        self._results: dict[tuple[int, int], StartResult] = {}  # the oldest first
+        self._unsent: deque[StartResult] = deque(maxlen=MAX_UNSENT)
+        self._order_came = asyncio.Event()
+        self._result_came = asyncio.Event()
+
+    def take(self, order: StartOrder) -> None:
+        """Carry out an order of the hub. A repeated order gets the same result again."""
+        received = _ReceivedOrder(order, self._clock.now(), self._clock.monotonic())
+        if received.key in self._results:
+            self._send(self._results[received.key])
+            return
+        pending = [*self._waiting, *filter(None, [self._current])]
+        if any(other.key == received.key for other in pending):
+            return
+        if len(self._waiting) >= MAX_WAITING:
+            _log.warning("fleet: an order of the hub was dropped, because %d wait", MAX_WAITING)
+            return
+        self._waiting.append(received)
+        self._order_came.set()
+
+    async def run(self) -> None:
+        """Carry out orders and publish results until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._carry_out_all(), name="agent: start orders")
+            group.create_task(self._send_all(), name="agent: results")
+
+    async def wait_until_idle(self, within: float) -> None:
+        """Return when no order is being carried out, or after ``within`` seconds.
+
+        Orders that wait are not begun any more.
+        """
+        self._waiting.clear()
+        deadline = self._clock.monotonic() + within
+        while (self._current or self._unsent) and self._clock.monotonic() < deadline:
+            await self._clock.sleep(IDLE_CHECK_INTERVAL)
+
+    # --- orders
+
+    async def _carry_out_all(self) -> None:
+        while True:
+            self._order_came.clear()
+            while self._waiting:
+                self._current = self._waiting.popleft()
+                try:
+                    result = await self._carry_out(self._current)
+                except Exception:  # noqa: BLE001  # a bug must not stop the next order
+                    _log.exception("internal error: an order of the hub failed")
+                    result = _result(self._current, "failed", "an internal error of the agent")
+                self._remember(self._current, result)
+                self._current = None
+                self._send(result)
+            await self._order_came.wait()
+
+    def _remember(self, received: _ReceivedOrder, result: StartResult) -> None:
+        self._results[received.key] = result
+        if len(self._results) > MAX_RESULTS:
+            del self._results[next(iter(self._results))]
+        _log.info(
+            "fleet: the hub ordered a StartRequest for %s (grant %d, attempt %d): %s%s",
+            received.order.event_id,
+            received.order.grant,
+            received.order.attempt,
+            result.result,
+            f", {result.reason}" if result.reason else "",
+        )
+
+    async def _carry_out(self, received: _ReceivedOrder) -> StartResult:
+        """Send a StartRequest if the order still holds; return what came of it."""
+        if reason := self._blocking_reason(received):
+            return _result(received, "stale", reason)
+        try:
+            async with asyncio.timeout(self._seconds_of_life(received)):
+                read = await self._reader.read_dated()
+        except TimeoutError:
+            return _result(received, "stale", "IMDS did not give the document in time")
+        except SourceError as error:
+            reason = f"the document could not be read, nothing was sent: {error.reason}"
+            return _result(received, "failed", reason)
+        if read.date is None:
+            reason = "IMDS gave no Date with the document, nothing was sent"
+            return _result(received, "failed", reason)
+        key = received.order.event_id.lower()
+        event = next((event for event in read.document.events if event.key == key), None)
+        if event is None:
+            return _result(received, "changed", "the event is not in the document any more")
+        if reason := _difference(received.order, event):
+            return _result(received, "changed", reason)
+        early = (received.order.deadline - read.date).total_seconds() - MAX_LIFETIME
+        if early > MAX_HUB_AHEAD:
+            reason = f"by the clock of IMDS the deadline is {early:.1f} s too far away"
+            return _result(received, "stale", reason)
+        return await self._start(received, event, read, read.date)
+
+    async def _start(
+        self, received: _ReceivedOrder, event: ScheduledEvent, read: DatedRead, date: datetime
+    ) -> StartResult:
+        order = received.order
+
+        def seconds_left() -> float:
+            """Return the time to the deadline, if the clock of IMDS is as late as it can be."""
+            passed = self._seconds_since(read.asked_at, read.asked_monotonic)
+            to_deadline = (order.deadline - date).total_seconds() - DATE_RESOLUTION - passed
+            return min(to_deadline, self._seconds_of_life(received))
+
+        if seconds_left() <= 0:
+            return _result(received, "stale", "the deadline has passed by the clock of IMDS")
+        try:
+            await self._sender.send_start_request([event.event_id], seconds_left=seconds_left)
+        except SourceTooLate as error:
+            return _result(received, "stale", error.reason)
+        except SourceRefused as error:
+            return _result(received, "refused", error.reason, status=400)
+        except SourceError as error:
+            return _result(received, "failed", error.reason, status=error.status)
+        return _result(received, "accepted", None, status=200)
+
+    def _blocking_reason(self, received: _ReceivedOrder) -> str | None:
+        """Return why an order is refused unread; None if it is not."""
+        order = received.order
+        if order.vm_id is not None and order.vm_id != self._vm_id:
+            return f"the order is for the VM {order.vm_id}, which this is not"
+        if received.monotonic - self._started < RESTART_PAUSE:
+            return f"the agent has started less than {RESTART_PAUSE:g} s ago"
+        if self._seconds_of_life(received) <= 0:
+            return f"the order is older than {MAX_LIFETIME:g} s"
+        return None
+
+    def _seconds_of_life(self, received: _ReceivedOrder) -> float:
+        """Return for how long an order can be valid, as it was valid when it came."""
+        return MAX_LIFETIME - self._seconds_since(received.at, received.monotonic)
+
+    def _seconds_since(self, at: datetime, monotonic: float) -> float:
+        """Return the seconds since a moment, by the clock that says more."""
+        return max(self._clock.monotonic() - monotonic, (self._clock.now() - at).total_seconds())
+
+    # --- results
+
+    def _send(self, result: StartResult) -> None:
+        self._unsent.append(result)
+        self._result_came.set()
+
+    async def _send_all(self) -> None:
+        while True:
+            self._result_came.clear()
+            while self._unsent:
+                result = self._unsent[0]
+                try:
+                    await self._publish(result)
+                except DeliveryError as error:
+                    _log.debug("fleet: the result of an order waits: %s", error.reason)
+                    await wait_for_event(self._result_came, self._clock, RESULT_RETRY_DELAY)
+                    self._result_came.clear()
+                else:
+                    if self._unsent and self._unsent[0] is result:
+                        self._unsent.popleft()
+            await self._result_came.wait()
+
+
+def _difference(order: StartOrder, event: ScheduledEvent) -> str | None:
+    """Return why the order is not for the event as it is now; None if it is."""
+    if not is_scheduled(event):
+        return f"the event is {event.event_status}, not Scheduled"
+    if event.revision != order.revision:
+        return f"the event has the revision {event.revision}, not {order.revision}"
+    return None
+
+
+def _result(
+    received: _ReceivedOrder, outcome: StartOutcome, reason: str | None, status: int | None = None
+) -> StartResult:
+    order = received.order
+    return StartResult(
+        grant=order.grant, attempt=order.attempt, result=outcome, status=status, reason=reason
+    )

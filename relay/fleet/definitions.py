@@ -1,0 +1,268 @@
+"""RabbitMQ definitions of a fleet: its users with the least rights, exchanges and queues. Pure.
+
+The rights are what keeps a compromised VM from speaking for another scope. `relay.fleet.routing`
+checks the senders again on arrival.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from relay.amqp.broker_url import Declare
+from relay.amqp.topology import (
+    Exchange,
+    Part,
+    Queue,
+    approvals_queue,
+    events_topology,
+)
+from relay.fleet.settings import HubSettings, TrustDomain
+from relay.fleet.topology import (
+    HUB,
+    command_exchange,
+    fleet_exchange,
+    fleet_topology,
+    hub_approvals_topology,
+    pulse_queue,
+    report_queue,
+)
+
+SALT_BYTES = 4
+HASH_BYTES = SALT_BYTES + 32
+"""Bytes of a hash of a password: salt and SHA-256."""
+NOTHING = "^$"
+"""The pattern that gives no right."""
+ANY_RELAY = "[a-z0-9_-]+"
+_OWN_QUEUES = r"amq\.gen-.*"
+"""The queues that the broker names. Nobody may choose such a name."""
+_WORD_CHARACTERS = {"scopes": "[a-z0-9-]", "relays": "[a-z0-9_-]"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeUse:
+    """That the hub's user also needs an exchange, and whether the hub makes what belongs to it."""
+
+    exchange: str
+    declare: Declare
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HubAccount:
+    """The hub's RabbitMQ user, and what the hub does with it besides the fleet."""
+
+    user: str
+    sinks: tuple[ExchangeUse, ...] = ()
+    """The rabbitmq sinks that send in the same virtual host as the same user."""
+    approvals: ExchangeUse | None = None
+    """Approvals over AMQP in the same virtual host by the same user."""
+
+
+@dataclass(slots=True)
+class _Rights:
+    """The names that a user may configure, write and read, as regular expressions."""
+
+    configure: list[str] = field(default_factory=list)
+    write: list[str] = field(default_factory=list)
+    read: list[str] = field(default_factory=list)
+
+    def add_all(self, parts: Iterable[Part]) -> None:
+        """Add what it takes to make these parts."""
+        for part in parts:
+            for names in (self.configure, self.write, self.read):
+                names.append(_literal(part.name))
+
+    def to_fields(self) -> dict[str, str]:
+        return {
+            "configure": _any_of(self.configure),
+            "write": _any_of(self.write),
+            "read": _any_of(self.read),
+        }
+
+
+def fleet_definitions(
+    settings: HubSettings,
+    hub: HubAccount,
+    vhost: str,
+    password_hashes: Mapping[str, str],
+    *,
+    all_users: bool = False,
+) -> dict[str, Any]:
+    """Return the definitions that ``rabbitmqctl import_definitions`` takes.
+
+    Of the users only those with a hash in ``password_hashes`` are listed, or ``all_users``. The
+    import of a user without a hash removes the password that it has. A user that is not listed must
+    exist before the import.
+    """
+    domains = settings.domains
+    parts = tuple({part.title: part for part in _parts(settings, hub)}.values())
+    return {
+        "vhosts": [{"name": vhost}],
+        "users": [
+            _user(user, password_hashes.get(user))
+            for user in (hub.user, *(domain.user for domain in domains))
+            if all_users or user in password_hashes
+        ],
+        "permissions": [
+            {"vhost": vhost, "user": hub.user, **_hub_rights(settings, hub).to_fields()},
+            *(
+                {"vhost": vhost, "user": domain.user, **_agent_rights(settings.exchange)}
+                for domain in domains
+            ),
+        ],
+        "topic_permissions": [
+            {"vhost": vhost, **entry} for entry in _topic_rights(settings, hub, domains)
+        ],
+        "exchanges": [_exchange(part, vhost) for part in parts if isinstance(part, Exchange)],
+        "queues": [_queue(part, vhost) for part in parts if isinstance(part, Queue)],
+        "bindings": [
+            {
+                "vhost": vhost,
+                "source": part.source,
+                "destination": part.name,
+                "destination_type": "queue",
+                "routing_key": key,
+                "arguments": {},
+            }
+            for part in parts
+            if isinstance(part, Queue)
+            for key in part.keys
+        ],
+    }
+
+
+def _parts(settings: HubSettings, hub: HubAccount) -> Iterator[Part]:
+    for sink in hub.sinks:
+        yield from events_topology(sink.exchange)
+    yield from fleet_topology(settings.exchange)
+    if hub.approvals is not None:
+        yield from hub_approvals_topology(hub.approvals.exchange)
+
+
+def _hub_rights(settings: HubSettings, hub: HubAccount) -> _Rights:
+    exchange = settings.exchange
+    rights = _Rights()
+    rights.write.append(_literal(command_exchange(exchange)))
+    rights.read += map(_literal, (report_queue(exchange), pulse_queue(exchange)))
+    if settings.declare is True:
+        rights.add_all(fleet_topology(exchange))
+    for sink in hub.sinks:
+        rights.write.append(_literal(sink.exchange))
+        if sink.declare is True:
+            rights.add_all(events_topology(sink.exchange))
+    if hub.approvals is not None:
+        rights.read.append(_literal(approvals_queue(hub.approvals.exchange, HUB)))
+        if hub.approvals.declare is True:
+            rights.add_all(hub_approvals_topology(hub.approvals.exchange))
+    return rights
+
+
+def _agent_rights(exchange: str) -> dict[str, str]:
+    return {
+        "configure": _any_of([_OWN_QUEUES]),
+        "write": _any_of([_literal(fleet_exchange(exchange)), _OWN_QUEUES]),
+        "read": _any_of([_literal(command_exchange(exchange)), _OWN_QUEUES]),
+    }
+
+
+def _topic_rights(
+    settings: HubSettings, hub: HubAccount, domains: Sequence[TrustDomain]
+) -> Iterator[dict[str, str]]:
+    fleet, commands = fleet_exchange(settings.exchange), command_exchange(settings.exchange)
+    every_scope = _alternatives(
+        dict.fromkeys(_pattern("scopes", text) for domain in domains for text in domain.scopes)
+    )
+    yield {
+        "user": hub.user,
+        "exchange": commands,
+        "write": rf"^(to\.{every_scope}\.{ANY_RELAY}|scope\.{every_scope})$",
+        "read": NOTHING,
+    }
+    for domain in domains:
+        scopes = _alternatives(_pattern("scopes", text) for text in domain.scopes)
+        relays = (
+            ANY_RELAY
+            if "*" in domain.relays
+            else _alternatives(_pattern("relays", text) for text in domain.relays)
+        )
+        kinds = rf"((event|relay)\.[a-z-]+\.{ANY_RELAY}|vote|start|pulse)"
+        yield {
+            "user": domain.user,
+            "exchange": fleet,
+            "write": rf"^{kinds}\.{scopes}\.{relays}$",
+            "read": NOTHING,
+        }
+        yield {
+            "user": domain.user,
+            "exchange": commands,
+            "write": NOTHING,
+            "read": rf"^(to\.{scopes}\.{relays}|scope\.{scopes})$",
+        }
+
+
+def _pattern(kind: str, text: str) -> str:
+    """Return the regular expression of a pattern with * and ?. It never matches a dot."""
+    word = _WORD_CHARACTERS[kind]
+    return text.replace("?", word).replace("*", f"{word}*")
+
+
+def _alternatives(expressions: Iterable[str]) -> str:
+    texts = list(expressions)
+    return texts[0] if len(texts) == 1 else f"({'|'.join(texts)})"
+
+
+def _any_of(expressions: Iterable[str]) -> str:
+    """Return the regular expression for the whole names that match one of the expressions."""
+    texts = list(dict.fromkeys(expressions))
+    return f"^{_alternatives(texts)}$" if texts else NOTHING
+
+
+def _literal(name: str) -> str:
+    # The other characters that a name of an exchange may have mean themselves.
+    return name.replace(".", r"\.")
+
+
+def hash_password(password: str, salt: bytes) -> str:
+    """Return the hash that RabbitMQ stores of a password. ``salt`` are four random bytes."""
+    return base64.b64encode(salt + hashlib.sha256(salt + password.encode()).digest()).decode()
+
+
+def is_password_hash(text: str) -> bool:
+    """Whether a text has the form of such a hash."""
+    try:
+        return len(base64.b64decode(text, validate=True)) == HASH_BYTES
+    except ValueError:
+        return False
+
+
+def _user(name: str, password_hash: str | None) -> dict[str, Any]:
+    user: dict[str, Any] = {"name": name, "tags": []}
+    if password_hash is not None:
+        user["password_hash"] = password_hash
+        user["hashing_algorithm"] = "rabbit_password_hashing_sha256"
+    return user
+
+
+def _exchange(part: Exchange, vhost: str) -> dict[str, Any]:
+    return {
+        "vhost": vhost,
+        "name": part.name,
+        "type": part.type,
+        "durable": True,
+        "auto_delete": False,
+        "internal": False,
+        "arguments": dict(part.arguments),
+    }
+
+
+def _queue(part: Queue, vhost: str) -> dict[str, Any]:
+    return {
+        "vhost": vhost,
+        "name": part.name,
+        "durable": True,
+        "auto_delete": False,
+        "arguments": dict(part.all_arguments),
+    }

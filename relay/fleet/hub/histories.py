@@ -1,0 +1,162 @@
+"""The histories of events that the hub merges, in memory, and how they come from the state file.
+
+The state file has what each agent last said (`relay.outbox.fleet`) and what was told about each
+event (the journal). So a hub that restarts goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from relay.events.cloudevent import CloudEvent
+from relay.events.model import ScheduledEvent
+from relay.events.timestamps import parse_timestamp
+from relay.fleet.hub.merge import EventHistory, LastWord, restore_history
+from relay.outbox.fleet import AgentRow, SightingRow
+from relay.outbox.rows import PageLimit
+from relay.outbox.transaction import Transaction
+
+MAX_ENDED = 10_000
+"""Events that ended and are kept in memory. The others are read again when somebody names them."""
+_MAX_CHANGES = 1_000
+"""Changes of one event that are read. Azure makes a handful."""
+
+EventName = tuple[str, str]
+"""A scope, and an EventId in lower case."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredHistory:
+    """What the state file holds about one event."""
+
+    name: EventName
+    history: EventHistory | None
+
+
+class Histories:
+    """The histories by scope and EventId."""
+
+    def __init__(self) -> None:
+        self._by_scope: dict[str, dict[str, EventHistory | None]] = {}
+        self._ended: dict[EventName, None] = {}
+        """Those that ended, the longest unused first."""
+        self.ending: set[EventName] = set()
+        """The events of which some agent said that they are gone, and that have not ended yet."""
+
+    def missing(self, names: Iterable[EventName]) -> set[EventName]:
+        """Return the events that must be read from the state file first."""
+        return {name for name in names if name[1] not in self._by_scope.get(name[0], {})}
+
+    def get(self, name: EventName) -> EventHistory | None:
+        """Return the history of an event that is not `missing`; None: nobody has told of it."""
+        return self._by_scope[name[0]][name[1]]
+
+    def put(self, name: EventName, history: EventHistory | None) -> None:
+        """Keep a history."""
+        self._by_scope.setdefault(name[0], {})[name[1]] = history
+        self._ended.pop(name, None)
+        if history is not None and history.is_ending:
+            self.ending.add(name)
+        else:
+            self.ending.discard(name)
+        if history is None or history.ended_at is not None:
+            self._ended[name] = None
+            if len(self._ended) > MAX_ENDED:
+                self._drop(next(iter(self._ended)))
+
+    def of_scope(self, scope: str) -> dict[str, EventHistory]:
+        """Return the histories of a scope that are in memory, by EventId."""
+        known = self._by_scope.get(scope, {})
+        return {key: history for key, history in known.items() if history is not None}
+
+    def live(self) -> Iterator[tuple[EventName, EventHistory]]:
+        """Yield the events that have not ended."""
+        for scope in list(self._by_scope):
+            for key, history in self.of_scope(scope).items():
+                if history.ended_at is None:
+                    yield (scope, key), history
+
+    def ending_in(self, scope: str) -> list[str]:
+        """Return the EventIds of a scope that may have ended."""
+        return sorted(key for of_scope, key in self.ending if of_scope == scope)
+
+    def _drop(self, name: EventName) -> None:
+        del self._ended[name]
+        of_scope = self._by_scope[name[0]]
+        del of_scope[name[1]]
+        if not of_scope:
+            del self._by_scope[name[0]]
+
+
+def read_histories(tx: Transaction, names: Collection[EventName]) -> list[StoredHistory]:
+    """Work for the store: return what it holds about these events."""
+    agents = {(agent.scope, agent.relay): agent for agent in tx.fleet.agents()}
+    keys = {tx.keys.key(scope, event_id): (scope, event_id) for scope, event_id in names}
+    words: dict[str, dict[str, LastWord]] = {}
+    for row in tx.fleet.sightings(list(keys)):
+        agent = agents.get((keys[row.event_key][0], row.relay))
+        words.setdefault(row.event_key, {})[row.relay] = _word(row, agent)
+    return [
+        StoredHistory(name, restore_history(_steps(tx, key), words.get(key, {})))
+        for key, name in keys.items()
+    ]
+
+
+def live_names(tx: Transaction) -> list[EventName]:
+    """Work for the store: return the events that are in the document of some scope."""
+    return [(occurrence.scope, occurrence.event.key) for occurrence in tx.snapshot.live()]
+
+
+def sighting_row(event_key: str, relay: str, word: LastWord) -> SightingRow:
+    """Return the row of an agent's last word."""
+    return SightingRow(
+        event_key=event_key,
+        relay=relay,
+        state=word.state,
+        place=word.place,
+        at=word.at,
+        seen=word.seen,
+        rebooted=word.rebooted,
+        gap=word.gap,
+    )
+
+
+def changed_words(before: EventHistory | None, after: EventHistory) -> Mapping[str, LastWord]:
+    """Return the words that say something new. A word that was only repeated is not stored."""
+    old = before.words if before is not None else {}
+    return {
+        relay: word
+        for relay, word in after.words.items()
+        if old.get(relay) is not word
+        and (relay not in old or replace(old[relay], at=word.at, seen=word.seen) != word)
+    }
+
+
+def _word(row: SightingRow, agent: AgentRow | None) -> LastWord:
+    seen = row.seen
+    if row.state is not None and agent is not None and agent.last_pulse is not None:
+        # A pulse repeats what the agent sees, and that is not stored.
+        seen = max(seen, agent.last_pulse - timedelta(seconds=agent.poll_age or 0.0))
+    return LastWord(
+        state=row.state,
+        place=row.place,
+        at=row.at,
+        seen=seen,
+        rebooted=row.rebooted,
+        gap=row.gap,
+    )
+
+
+def _steps(tx: Transaction, event_key: str) -> Iterator[tuple[ScheduledEvent, datetime] | datetime]:
+    for event in tx.journal.changes(event_key, "", PageLimit(_MAX_CHANGES)):
+        at = _time(event)
+        yield at if event.name == "event.ended" else (ScheduledEvent.from_fields(event.data), at)
+
+
+def _time(event: CloudEvent) -> datetime:
+    moment = parse_timestamp(event.attributes["time"])
+    if moment is None:
+        raise ValueError(f"expected a time in the event {event.id} of the journal")
+    return moment

@@ -1,0 +1,432 @@
+"""The hub: it reads what agents publish, and hands it to the parts that merge and decide."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, NoReturn, Protocol
+
+from aiormq.abc import DeliveredMessage
+
+from relay.amqp.approval_message import UnusableMessage
+from relay.clock import Clock
+from relay.errors import DeliveryError
+from relay.events.build import Origin, ReportRelayEvent
+from relay.events.cloudevent import CloudEvent
+from relay.events.model import ScheduledEvent
+from relay.fleet.hub.histories import EventName, Histories
+from relay.fleet.hub.link import HubLink, Settlements
+from relay.fleet.hub.merge import Gone, IsFresh, Word, estimate_seen, pulse_words
+from relay.fleet.hub.merger import EventMerger, Heard
+from relay.fleet.hub.roster import Agent, Roster
+from relay.fleet.hub.roster_keeper import RosterKeeper
+from relay.fleet.hub.scope_states import ScopeStates
+from relay.fleet.hub.source import FleetSource
+from relay.fleet.messages import (
+    Pulse,
+    ReceivedMessage,
+    StartResult,
+    VoteAnswer,
+    VoteMessage,
+    read_message,
+)
+from relay.fleet.routing import Sender, check_report, command_key
+from relay.fleet.settings import HubSettings
+from relay.fleet.topology import fleet_exchange
+from relay.outbox.event_keys import EventKeys
+from relay.outbox.sqlite import Store
+
+MAX_VOTES_AT_ONCE = 200
+"""Votes that are decided at the same time. The others wait in the queue."""
+PULSE_GRACE = 5.0
+"""Seconds that reports have to arrive before a pulse is believed that says something new."""
+COMPLAINT_INTERVAL = 60.0
+"""Seconds between two events about unusable messages of one agent."""
+
+_KEYS = EventKeys(with_scope=True)
+_log = logging.getLogger(__name__)
+
+
+class StartResultHandler(Protocol):
+    """Who waits for the results of start orders, and for signs of life."""
+
+    def on_result(self, sender: Sender, result: StartResult) -> None:
+        """An agent has answered a start order."""
+
+    def on_heard(self, scope: str, relay: str) -> None:
+        """What an agent said has been merged and recorded."""
+
+
+class VoteHandler(Protocol):
+    """Who decides the votes of machines."""
+
+    async def decide(self, sender: Sender, vote: VoteMessage) -> VoteAnswer:
+        """Decide a vote; return the answer for the local program."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Report:
+    """An event that an agent recorded, and the delivery tag of its message."""
+
+    tag: int
+    sender: Sender
+    received: ReceivedMessage
+    event: CloudEvent
+
+    @property
+    def is_about_relay(self) -> bool:
+        """Whether it is a ``relay.*``, about the agent itself."""
+        return self.event.name.startswith("relay.")
+
+
+@dataclass(frozen=True, slots=True)
+class _DoubtfulPulse:
+    """What pulses of an agent say and its reports did not say; ``due`` is monotonic."""
+
+    due: float
+    words: Mapping[EventName, Heard]
+
+
+class Hub:
+    """The source of a hub. `attach` gives it the parts that need the store with its sinks."""
+
+    def __init__(
+        self,
+        settings: HubSettings,
+        origin: Origin,
+        store: Store,
+        clock: Clock,
+        report: ReportRelayEvent,
+        on_unusable: Callable[[str | None, str], None],
+    ) -> None:
+        """``on_unusable`` counts and logs a message: its RabbitMQ user, and why it is unusable."""
+        self.link = HubLink(settings, origin, self, clock)
+        self.source = FleetSource(clock, report)
+        self._keeper = RosterKeeper(
+            origin, store, clock, on_upkeep=self._listen, on_lost=self.forget
+        )
+        self._histories = Histories()
+        self._states = ScopeStates(
+            origin, _KEYS, clock, self.link.send_transient, self._histories.ending_in
+        )
+        self._merger = EventMerger(
+            origin,
+            store,
+            _KEYS,
+            clock,
+            self._histories,
+            freshness=self._freshness,
+            on_change=self._states.request,
+        )
+        self._exchange = fleet_exchange(settings.exchange)
+        self._domains = settings.domains
+        self._origin = origin
+        self._store = store
+        self._clock = clock
+        self._report = report
+        self._on_unusable = on_unusable
+        self._results: StartResultHandler | None = None
+        self._votes: VoteHandler | None = None
+        self._vote_slots = asyncio.Semaphore(MAX_VOTES_AT_ONCE)
+        self._tasks: asyncio.TaskGroup | None = None
+        self._complained_at: dict[tuple[str, str], float] = {}
+        self._doubtful: dict[tuple[str, str], _DoubtfulPulse] = {}
+        self._unsaved: list[tuple[Settlements, int]] = []
+        """Messages whose content is only in memory: the state file cannot be written."""
+        store.listeners.recorded.append(self._states.note_told)
+        store.listeners.write_error_changed.append(self._on_write_error_changed)
+
+    @property
+    def roster(self) -> Roster:
+        """The agents. `load` replaces it."""
+        return self._keeper.roster
+
+    def _freshness(self, scope: str, now: datetime) -> IsFresh:
+        return self.roster.may_speak(scope, now)
+
+    def attach(self, results: StartResultHandler, votes: VoteHandler) -> None:
+        """From now on results and votes can be handled."""
+        self._results, self._votes = results, votes
+
+    def agents_showing(self, scope: str, event_key: str) -> frozenset[str] | None:
+        """Return the agents that see the current state of an event; None if it is not known."""
+        history = self._histories.of_scope(scope).get(_KEYS.event_id(event_key))
+        return history.current_agents if history is not None else None
+
+    async def load(self) -> None:
+        """Read what the state file knows. Do this once, before `run`."""
+        await self._keeper.load()
+        await self._merger.load()
+
+    async def run(self) -> None:
+        """Stay connected, merge, and keep the roster until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            self._tasks = group
+            group.create_task(self.link.run(), name="hub: link")
+            group.create_task(self.source.watch(), name="hub: source")
+            group.create_task(self._merger.run(), name="hub: ends of events")
+            group.create_task(self._states.run(lambda: self.roster.scopes), name="hub: states")
+            group.create_task(self._keeper.run(), name="hub: roster")
+            group.create_task(self._merge_doubtful_pulses(), name="hub: doubtful pulses")
+
+    def save(self) -> None:
+        """Have the store write what is known about agents. Do this at the end."""
+        self._keeper.save()
+
+    async def forget(self, agent: Agent) -> None:
+        """Remove an agent that is gone for good. Events that only it shows end."""
+        await self._merger.forget(agent.scope, agent.relay, lambda: self._keeper.forget(agent))
+
+    # --- messages of agents
+
+    def on_connected(self) -> None:
+        """The hub hears its agents from now on."""
+        self.source.on_connected()
+        self._listen()
+        for scope in self.roster.scopes:
+            self._states.request(scope)
+
+    def on_disconnected(self) -> None:
+        """The hub does not hear its agents any more."""
+        self.source.on_disconnected()
+        self.roster.stop_listening()
+
+    def _listen(self) -> None:
+        """Note that the hub listens; after a pause, let agents that disagree have their time."""
+        if self.link.is_connected and self.roster.listen(self._clock.now()):
+            self._merger.wait_again()
+
+    async def take_reports(
+        self, messages: Sequence[DeliveredMessage], settlements: Settlements
+    ) -> None:
+        """Merge and record what agents report. Hand on votes and results."""
+        reports: list[_Report] = []
+        for message in messages:
+            tag = message.delivery_tag or 0
+            read = self._read(message)
+            if read is None:
+                await settlements.reject(tag)
+                continue
+            sender, received = read
+            if isinstance(received.content, CloudEvent):
+                reports.append(_Report(tag, sender, received, received.content))
+            elif isinstance(received.content, VoteMessage):
+                await self._start_vote(sender, received.content, tag, settlements)
+            else:
+                if isinstance(received.content, StartResult) and self._results is not None:
+                    self._results.on_result(sender, received.content)
+                settlements.acknowledge(tag)
+        if reports:
+            await self._merge_reports(reports)
+            self._settle(reports, settlements)
+
+    async def _merge_reports(self, reports: Sequence[_Report]) -> None:
+        about_relays = [report.event for report in reports if report.is_about_relay]
+        heard = [self._hear_report(report) for report in reports if not report.is_about_relay]
+        await self._merger.take(heard, about_relays)
+        for report in reports:
+            if self._results is not None:
+                self._results.on_heard(report.sender.scope, report.sender.relay)
+            if report.event.name == "event.ended":
+                await self._forget_terminated(report.sender.scope, report.event)
+
+    def _settle(self, reports: Sequence[_Report], settlements: Settlements) -> None:
+        """Acknowledge what is on disk. The rest stays in the queue until it is."""
+        for report in reports:
+            if self._store.write_error is None:
+                settlements.acknowledge(report.tag)
+            else:
+                self._unsaved.append((settlements, report.tag))
+
+    async def _forget_terminated(self, scope: str, ended: CloudEvent) -> None:
+        """Forget the agents whose VMs Azure has deleted. One that is heard again comes back."""
+        event = ScheduledEvent.from_fields(ended.data)
+        if ended.data["outcome"] != "completed":
+            return
+        history = self._histories.of_scope(scope).get(event.key)
+        if history is not None and history.ended_at is not None:
+            for agent in self.roster.terminated(scope, event):
+                await self.forget(agent)
+
+    async def take_pulses(self, messages: Sequence[DeliveredMessage]) -> None:
+        """Note who is alive, and merge what they see."""
+        now = self._clock.now()
+        heard: list[Heard] = []
+        senders: list[Sender] = []
+        for message in messages:
+            read = self._read(message)
+            if read is None:
+                continue
+            sender, received = read
+            if not isinstance(received.content, Pulse):
+                continue
+            agent = self.roster.note_pulse(sender, received.origin.relay, received.content, now)
+            self._keeper.note_changed(agent)
+            senders.append(sender)
+            heard += self._hear_pulse(sender, received, received.content)
+        if heard:
+            doubtful = await self._merger.take(heard, only_quiet=True)
+            self._put_off(doubtful)
+        if self._results is not None:
+            for sender in senders:
+                self._results.on_heard(sender.scope, sender.relay)
+
+    def _hear_pulse(
+        self, sender: Sender, received: ReceivedMessage, pulse: Pulse
+    ) -> Iterator[Heard]:
+        """Yield the words that a pulse stands for."""
+        live = pulse.events
+        if live is None:
+            return
+        histories = self._histories.of_scope(sender.scope)
+        if not live and not histories:
+            return
+        incarnations = {
+            event["eventId"].lower(): event["documentIncarnation"] for event in pulse.live or ()
+        }
+        seen = estimate_seen(
+            received.at,
+            self._clock.now(),
+            poll_age=pulse.poll_age or 0.0,
+            clock_offset=pulse.clock_offset,
+        )
+        for event_id, word in pulse_words(sender.relay, live, histories):
+            yield Heard(
+                name=(sender.scope, event_id),
+                relay=sender.relay,
+                word=word,
+                observed_at=received.at,
+                seen=seen,
+                incarnation=incarnations.get(event_id),
+            )
+
+    def _put_off(self, doubtful: Sequence[Heard]) -> None:
+        """Merge what pulses know and reports did not say only after reports had time to arrive.
+
+        Pulses overtake reports, and a report says more: each state, and how an event ended.
+        """
+        due = self._clock.monotonic() + PULSE_GRACE
+        for word in doubtful:
+            agent = (word.name[0], word.relay)
+            before = self._doubtful.get(agent)
+            self._doubtful[agent] = _DoubtfulPulse(
+                due=before.due if before is not None else due,
+                words={**(before.words if before is not None else {}), word.name: word},
+            )
+
+    async def _merge_doubtful_pulses(self) -> NoReturn:
+        """Merge them once nothing waits in the queue of reports."""
+        while True:
+            await self._clock.sleep(PULSE_GRACE / 5)
+            now = self._clock.monotonic()
+            due = [agent for agent, pulse in self._doubtful.items() if pulse.due <= now]
+            if not due or await self.link.has_waiting_reports():
+                continue
+            words = [word for agent in due for word in self._doubtful.pop(agent).words.values()]
+            await self._merger.take(words)
+
+    def _read(self, message: DeliveredMessage) -> tuple[Sender, ReceivedMessage] | None:
+        """Return a message and who sent it; None if it is unusable."""
+        sender: Sender | None = None
+        try:
+            key, sender = check_report(message, self._exchange, self._domains)
+            received = read_message(message.body)
+            received.require_key(key)
+        except UnusableMessage as error:
+            self._on_unusable(message.header.properties.user_id, str(error))
+            if sender is not None:
+                self._complain(sender, str(error))
+            return None
+        except Exception:  # noqa: BLE001  # one message must not stop the others
+            _log.exception("internal error: a message of an agent was dead-lettered")
+            return None
+        self.source.polls += 1
+        if not isinstance(received.content, Pulse):
+            now = self._clock.now()
+            agent = self.roster.note_report(sender, received.origin.relay, now)
+            self._keeper.note_changed(agent)
+        return sender, received
+
+    def _complain(self, sender: Sender, reason: str) -> None:
+        """Report an unusable message of a known agent, at most once a minute for each agent."""
+        name, now = (sender.scope, sender.relay), self._clock.monotonic()
+        before = self._complained_at.get(name)
+        if self.roster.agent(*name) is None:
+            return
+        if before is None or now - before >= COMPLAINT_INTERVAL:
+            self._complained_at[name] = now
+            self._report(
+                "relay.dead-lettered",
+                f"a message of agent {sender.relay} of scope {sender.scope} cannot be used and was "
+                f"dead-lettered: {reason}",
+            )
+
+    def _hear_report(self, report: _Report) -> Heard:
+        """Return the word that a reported change stands for."""
+        sender, data = report.sender, report.event.data
+        agent = self.roster.agent(sender.scope, sender.relay)
+        offset = agent.clock_offset if agent is not None else None
+        scheduled = ScheduledEvent.from_fields(data)
+        word: Word = scheduled
+        if report.event.name == "event.ended":
+            word = Gone(rebooted=data["evidence"] == "rebooted", gap=data["outcome"] == "unknown")
+        at = report.received.at
+        return Heard(
+            name=(sender.scope, scheduled.key),
+            relay=sender.relay,
+            word=word,
+            observed_at=at,
+            seen=estimate_seen(at, self._clock.now(), clock_offset=offset),
+            incarnation=data["documentIncarnation"],
+        )
+
+    def _on_write_error_changed(self, reason: str | None) -> None:
+        """Acknowledge what was only in memory, once the state file has it."""
+        if reason is not None:
+            return
+        unsaved, self._unsaved = self._unsaved, []
+        for settlements, tag in unsaved:
+            settlements.acknowledge(tag)
+        for settlements in {settlements for settlements, _ in unsaved}:
+            self._spawn(settlements.flush(), "hub: acknowledge")
+
+    # --- votes
+
+    async def _start_vote(
+        self, sender: Sender, vote: VoteMessage, tag: int, settlements: Settlements
+    ) -> None:
+        """Decide a vote beside the next messages. It is acknowledged once it is decided."""
+        await self._vote_slots.acquire()
+        self._spawn(self._decide(sender, vote, tag, settlements), "hub: vote")
+
+    async def _decide(
+        self, sender: Sender, vote: VoteMessage, tag: int, settlements: Settlements
+    ) -> None:
+        try:
+            if self._votes is None:
+                return
+            answer = await self._votes.decide(sender, vote)
+            settlements.acknowledge(tag)
+            await settlements.flush()
+            await self.link.send(
+                command_key(sender.scope, sender.relay),
+                answer.to_event(self._origin, self._clock.now()),
+            )
+        except DeliveryError as error:
+            _log.warning(
+                "the answer to a vote of agent %s of scope %s was not sent: %s",
+                sender.relay,
+                sender.scope,
+                error.reason,
+            )
+        finally:
+            self._vote_slots.release()
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        if self._tasks is None:
+            work.close()
+            return
+        self._tasks.create_task(work, name=name)

@@ -1,0 +1,301 @@
+"""The hub's AMQP connection: it takes what the agents publish, and publishes for them.
+
+Reports are acknowledged after they are on disk. Pulses need no acknowledgement: the next one says
+the same. Only the broker and the parts in `hub` decide what a message means.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Sequence
+from typing import NoReturn, Protocol
+
+import pamqp.frame
+from aio_pika import exceptions as amqp
+from aiormq.abc import AbstractChannel, DeliveredMessage
+from aiormq.exceptions import ChannelAccessRefused
+from pamqp.commands import Basic
+
+from relay.amqp.broker_url import host_port
+from relay.amqp.cancellation import raise_if_cancelled
+from relay.amqp.connection import HEARTBEAT, SETUP_TIMEOUT, Connection, keep_connected
+from relay.amqp.event_message import content_header
+from relay.amqp.failures import ConnectionFailure, broker_message, describe_failure
+from relay.amqp.frames import content_frames
+from relay.amqp.publish_channel import PublishChannel, is_blocked, max_part_bytes
+from relay.amqp.publisher import ConfirmedPublisher
+from relay.amqp.topology import declare_topology, unknown_parts
+from relay.clock import Clock
+from relay.errors import Deferred
+from relay.events.build import Origin
+from relay.events.cloudevent import CloudEvent
+from relay.fleet.messages import MAX_BODY_BYTES
+from relay.fleet.settings import HubSettings
+from relay.fleet.topology import command_exchange, fleet_topology, pulse_queue, report_queue
+from relay.log_once import LogOnce
+from relay.sinks.rabbitmq.sink import interpret_publish_result
+
+CONFIRM_TIMEOUT = 3.0
+"""Seconds that the broker may take to confirm an order, which has at most five."""
+PREFETCH = 2_000
+"""Messages that the broker sends before the first of them is acknowledged."""
+MAX_BATCH = 256
+"""Messages that are handed over together."""
+_FRAMES_PER_MESSAGE = 3
+
+_log = logging.getLogger(__name__)
+
+
+class Settlements:
+    """Acknowledges the messages of one channel, which may be settled in any order.
+
+    One frame acknowledges all messages up to the first that is not settled yet.
+    """
+
+    def __init__(self, channel: AbstractChannel) -> None:
+        self._channel = channel
+        self._settled: set[int] = set()
+        self._next = 1  # delivery tags of a channel count up from 1
+
+    def acknowledge(self, tag: int) -> None:
+        """The message is on disk, or needs nothing. `flush` tells the broker."""
+        self._settled.add(tag)
+
+    async def reject(self, tag: int) -> None:
+        """Dead-letter a message that cannot be used."""
+        await self._channel.basic_reject(tag, requeue=False, wait=False)
+        self._settled.add(tag)
+
+    async def flush(self) -> None:
+        """Tell the broker what is acknowledged. A channel that is closed returns its messages."""
+        end = self._next
+        while end in self._settled:
+            self._settled.remove(end)
+            end += 1
+        if end > self._next:
+            self._next = end
+            with contextlib.suppress(amqp.ChannelInvalidStateError):
+                await self._channel.basic_ack(end - 1, multiple=True, wait=False)
+
+
+class MessageHandler(Protocol):
+    """What the hub does with the messages of agents."""
+
+    def on_connected(self) -> None:
+        """The hub hears its agents from now on."""
+
+    def on_disconnected(self) -> None:
+        """The hub does not hear its agents any more."""
+
+    async def take_reports(
+        self, messages: Sequence[DeliveredMessage], settlements: Settlements
+    ) -> None:
+        """Handle everything but pulses. Each message must be settled, now or later."""
+
+    async def take_pulses(self, messages: Sequence[DeliveredMessage]) -> None:
+        """Handle pulses."""
+
+
+class HubLink:
+    """The connection of the hub to the broker. It may be down: `run` connects for ever."""
+
+    def __init__(
+        self, settings: HubSettings, origin: Origin, handler: MessageHandler, clock: Clock
+    ) -> None:
+        self._settings = settings
+        self._origin = origin
+        self._handler = handler
+        self._clock = clock
+        self._commands = command_exchange(settings.exchange)
+        self._publisher = ConfirmedPublisher(CONFIRM_TIMEOUT)
+        self._user = ""
+        self._transient: tuple[Connection, AbstractChannel] | None = None
+        self._deliveries: asyncio.Queue[DeliveredMessage | Deferred] = asyncio.Queue()
+        """Reports that have arrived."""
+        self._state_log = LogOnce(_log)
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether messages of the agents reach this hub."""
+        return self._transient is not None
+
+    async def run(self, *, heartbeat: int = HEARTBEAT) -> NoReturn:
+        """Stay connected until cancelled."""
+        await keep_connected(
+            self._settings.targets,
+            f"imds-relay hub {self._origin.relay}",
+            self._clock,
+            self._serve,
+            self._on_failure,
+            heartbeat=heartbeat,
+            max_body_bytes=MAX_BODY_BYTES,
+        )
+
+    async def has_waiting_reports(self) -> bool:
+        """Whether reports wait that were not handed over yet, or nobody knows."""
+        if self._transient is None or not self._deliveries.empty():
+            return True
+        _, channel = self._transient
+        try:
+            queue = await channel.queue_declare(report_queue(self._settings.exchange), passive=True)
+        except (amqp.AMQPError, ChannelAccessRefused):
+            return True
+        return bool(queue.message_count) or not self._deliveries.empty()
+
+    # --- publishing
+
+    async def send(self, key: str, event: CloudEvent) -> bool:
+        """Publish to agents; return whether any of them is bound to the key.
+
+        Raises Deferred if the message was not published. If the broker does not say, this returns
+        True: the message may be there.
+        """
+        try:
+            result = await self._publisher.publish(
+                event.id, event.body, key, lambda: content_header(event, user_id=self._user)
+            )
+        except Deferred as error:
+            if error.unanswered:
+                return True
+            raise
+        if isinstance(result, amqp.ConnectionClosed | asyncio.CancelledError):
+            return True  # it was written before the connection was lost
+        receipt = interpret_publish_result(result, key, len(event.body), relay_declares=True)
+        return receipt.status is None
+
+    def send_transient(self, key: str, event: CloudEvent) -> None:
+        """Publish what may be lost, if the hub is connected."""
+        if self._transient is None:
+            return
+        connection, channel = self._transient
+        is_known = channel.connection.channels.get(channel.number) is channel
+        if connection.is_over or channel.is_closed or not is_known or is_blocked(channel):
+            return  # to publish on a channel that the broker has closed ends the connection
+        method = Basic.Publish(exchange=self._commands, routing_key=key)
+        header = content_header(event, user_id=self._user, persistent=False)
+        connection.write(
+            pamqp.frame.marshal(method, channel.number)
+            + content_frames(channel.number, header, event.body, max_part_bytes(channel))
+        )
+
+    # --- the connection
+
+    async def _serve(self, connection: Connection) -> NoReturn:
+        self._user = connection.url.user or "guest"
+        async with asyncio.timeout(SETUP_TIMEOUT):
+            topology = fleet_topology(self._settings.exchange)
+            unknown = await declare_topology(connection, topology, self._settings.declare)
+            publish_channel = await PublishChannel.open(connection, self._commands)
+        raise_if_cancelled()
+        broker = host_port(connection.url)
+        tasks = [
+            asyncio.create_task(self._publisher.use(publish_channel, broker), name="hub: publish"),
+            asyncio.create_task(self._consume_reports(connection), name="hub: reports"),
+            asyncio.create_task(self._consume_pulses(connection), name="hub: pulses"),
+        ]
+        try:
+            self._state_log.log(
+                logging.INFO, "fleet: connected to %s%s", broker, unknown_parts(unknown)
+            )
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if self._transient is not None:
+                self._transient = None
+                self._handler.on_disconnected()
+            for task in tasks:
+                task.cancel()
+            ended = await asyncio.gather(*tasks, return_exceptions=True)
+        raise_if_cancelled()
+        raise next(
+            (
+                error
+                for error in ended
+                if isinstance(error, Exception) and not isinstance(error, asyncio.CancelledError)
+            ),
+            Deferred(f"the connection to {broker} was lost"),
+        )
+
+    def _on_failure(self, failure: ConnectionFailure) -> None:
+        self._publisher.set_failure(failure)
+        self._state_log.log(logging.WARNING, "fleet: %s", failure.reason)
+
+    async def _consume_reports(self, connection: Connection) -> NoReturn:
+        queue = report_queue(self._settings.exchange)
+        channel = await self._open_channel(connection)
+        settlements = Settlements(channel)
+        self._deliveries = await _start_consuming(channel, queue, prefetch=PREFETCH)
+        self._transient = connection, channel
+        self._handler.on_connected()
+        while True:
+            await self._handler.take_reports(await _take_batch(self._deliveries), settlements)
+            await settlements.flush()
+
+    async def _consume_pulses(self, connection: Connection) -> NoReturn:
+        queue = pulse_queue(self._settings.exchange)
+        channel = await self._open_channel(connection)
+        deliveries = await _start_consuming(channel, queue, prefetch=None)
+        while True:
+            await self._handler.take_pulses(await _take_batch(deliveries))
+            await asyncio.sleep(0)  # many pulses leave reports their turn
+
+    async def _open_channel(self, connection: Connection) -> AbstractChannel:
+        if connection.transport is None:
+            raise Deferred(f"the connection to {host_port(connection.url)} was lost")
+        return await connection.transport.connection.channel(
+            publisher_confirms=False, frame_buffer_size=_FRAMES_PER_MESSAGE * MAX_BATCH
+        )
+
+
+async def _start_consuming(
+    channel: AbstractChannel, queue: str, *, prefetch: int | None
+) -> asyncio.Queue[DeliveredMessage | Deferred]:
+    """Return what will arrive: messages, and an error when the channel or the queue is gone.
+
+    ``prefetch`` is None if messages need no acknowledgement. Raises Deferred.
+    """
+    deliveries: asyncio.Queue[DeliveredMessage | Deferred] = asyncio.Queue()
+
+    def on_close(closing: asyncio.Future[object]) -> None:
+        error = None if closing.cancelled() else closing.exception()
+        reason = describe_failure(error or amqp.ChannelClosed()).reason
+        deliveries.put_nowait(Deferred(f"the channel of {queue} was closed: {reason}"))
+
+    def on_cancel(_: object) -> None:
+        deliveries.put_nowait(Deferred(f"the queue {queue} was deleted"))
+
+    channel.closing.add_done_callback(on_close)
+    channel.on_consumer_cancel_callbacks.add(on_cancel)
+    if prefetch is not None:
+        await channel.basic_qos(prefetch_count=prefetch)
+    try:
+        await channel.basic_consume(queue, deliveries.put, no_ack=prefetch is None)
+    except amqp.ChannelNotFoundEntity as error:
+        raise Deferred(
+            f"the broker has no such queue ({broker_message(error)}): "
+            "make it, or set fleet.declare: true"
+        ) from None
+    except ChannelAccessRefused as error:
+        raise Deferred(
+            f"the broker refused the queue ({broker_message(error)}): "
+            "give the hub's user the rights that `imds-relay fleet definitions` prints"
+        ) from None
+    return deliveries
+
+
+async def _take_batch(
+    deliveries: asyncio.Queue[DeliveredMessage | Deferred],
+) -> list[DeliveredMessage]:
+    """Return the messages that have arrived, at least one. Raises the error that has arrived."""
+    batch: list[DeliveredMessage] = []
+    delivery = await deliveries.get()
+    while not isinstance(delivery, Deferred):
+        batch.append(delivery)
+        if deliveries.empty() or len(batch) == MAX_BATCH:
+            return batch
+        delivery = deliveries.get_nowait()
+    if not batch:
+        raise delivery
+    deliveries.put_nowait(delivery)  # it is last: the channel is closed
+    return batch

@@ -1,0 +1,257 @@
+"""Merges what agents say about events, and records what is new.
+
+One batch is merged and recorded after the other. A batch changes the memory only after the state
+file has it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import NoReturn
+
+from relay.clock import Clock, wait_for_event
+from relay.errors import StoreUnavailable
+from relay.events.build import Origin
+from relay.events.cloudevent import CloudEvent
+from relay.fleet.hub.histories import (
+    EventName,
+    Histories,
+    changed_words,
+    live_names,
+    read_histories,
+    sighting_row,
+)
+from relay.fleet.hub.merge import (
+    Ended,
+    EventHistory,
+    Gone,
+    IsFresh,
+    News,
+    Word,
+    apply_report,
+    apply_timer,
+    forget_agent,
+    next_timer,
+    restart_wait,
+)
+from relay.ingest.recorder import EventDeparture, EventNews, EventSighting, Recorder
+from relay.outbox.event_keys import EventKeys
+from relay.outbox.fleet import SightingRow
+from relay.outbox.sqlite import Store
+from relay.outbox.transaction import Transaction
+
+RETRY_DELAY = 1.0
+"""Seconds until work is tried again that the state file refused."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heard:
+    """A word of an agent about an event. ``incarnation`` is that of the agent's document.
+
+    ``observed_at`` and ``seen`` are as in `relay.fleet.hub.merge`.
+    """
+
+    name: EventName
+    relay: str
+    word: Word
+    observed_at: datetime
+    seen: datetime
+    incarnation: int | None = None
+
+
+@dataclass(slots=True)
+class _Batch:
+    """New histories, and what is to be recorded because of them."""
+
+    histories: dict[EventName, EventHistory] = field(default_factory=dict)
+    news: list[EventNews] = field(default_factory=list)
+    relay_events: Sequence[CloudEvent] = ()
+
+    def add(
+        self,
+        name: EventName,
+        history: EventHistory,
+        news: News | None,
+        incarnation: int | None = None,
+    ) -> None:
+        """Add the result of one merge."""
+        self.histories[name] = history
+        scope, event_id = name
+        match news:
+            case None:
+                pass
+            case Ended():
+                departure = EventDeparture(event_id, news.gap, news.rebooted)
+                self.news.append(EventNews(scope, news.seen, departure))
+            case _:
+                sighting = EventSighting(news.event, incarnation)
+                self.news.append(EventNews(scope, news.seen, sighting))
+
+
+class EventMerger:
+    """The histories of all events of the fleet, and the way from them into the store."""
+
+    def __init__(
+        self,
+        origin: Origin,
+        store: Store,
+        keys: EventKeys,
+        clock: Clock,
+        histories: Histories,
+        *,
+        freshness: Callable[[str, datetime], IsFresh],
+        on_change: Callable[[str], None],
+    ) -> None:
+        """``freshness`` returns for a scope and a time which agents are fresh.
+
+        ``on_change`` gets each scope in which something was told, or may have ended.
+        """
+        self._histories = histories
+        self._store = store
+        self._keys = keys
+        self._clock = clock
+        self._freshness = freshness
+        self._on_change = on_change
+        self._recorder = Recorder(origin, None, None)
+        self._lock = asyncio.Lock()
+        self._timer_wake = asyncio.Event()
+
+    async def load(self) -> None:
+        """Read the histories of the events that have not ended."""
+        stored = await self._store.read(lambda tx: read_histories(tx, live_names(tx)))
+        for item in stored:
+            self._histories.put(item.name, item.history)
+
+    async def take(
+        self,
+        heard: Sequence[Heard],
+        relay_events: Sequence[CloudEvent] = (),
+        *,
+        only_quiet: bool = False,
+    ) -> list[Heard]:
+        """Merge words, and record what is new, and what agents report about themselves.
+
+        ``only_quiet``: merge only words that tell nothing new, and return the others.
+        """
+        others: list[Heard] = []
+        async with self._lock:
+            await self._load_missing({word.name for word in heard})
+            now, batch = self._clock.now(), _Batch(relay_events=relay_events)
+            for word in heard:
+                before = batch.histories.get(word.name) or self._histories.get(word.name)
+                after, news = apply_report(
+                    before,
+                    word.relay,
+                    word.word,
+                    word.observed_at,
+                    now,
+                    self._freshness(word.name[0], now),
+                    seen=word.seen,
+                )
+                if only_quiet and after is not before and (news or isinstance(word.word, Gone)):
+                    others.append(word)
+                elif after is not None:
+                    batch.add(word.name, after, news, word.incarnation)
+            await self._write(batch)
+        return others
+
+    async def forget(self, scope: str, relay: str, on_forgotten: Callable[[], None]) -> None:
+        """Remove an agent that is gone for good. Events that only it shows end."""
+        async with self._lock:
+            now, batch = self._clock.now(), _Batch()
+            for event_id, history in self._histories.of_scope(scope).items():
+                if relay in history.words:
+                    batch.add((scope, event_id), *forget_agent(history, relay, now))
+            on_forgotten()
+            await self._transact(lambda tx: tx.fleet.forget_agent(scope, relay))
+            await self._write(batch)
+
+    def wait_again(self) -> None:
+        """Let the agents that disagree about an end have their time again: nobody heard them."""
+        now = self._clock.now()
+        for name, history in list(self._histories.live()):
+            self._histories.put(name, restart_wait(history, now))
+        self._timer_wake.set()
+
+    async def run(self) -> NoReturn:
+        """End the events whose agents agree, or have had their time to disagree."""
+        while True:
+            self._timer_wake.clear()
+            async with self._lock:
+                next_due = await self._apply_timers(self._clock.now())
+            seconds = None
+            if next_due is not None:
+                seconds = max(0.0, (next_due - self._clock.now()).total_seconds())
+            await wait_for_event(self._timer_wake, self._clock, seconds)
+
+    async def _apply_timers(self, now: datetime) -> datetime | None:
+        """Apply the timers that are due. Return when the next is due."""
+        batch, due = _Batch(), []
+        for name in self._histories.ending:
+            history = self._histories.get(name)
+            if history is None:
+                continue
+            after, news = apply_timer(history, now, self._freshness(name[0], now))
+            if after is not history:
+                batch.add(name, after, news)
+            moment = next_timer(after)
+            if moment is not None:
+                due.append(moment)
+        if batch.histories:
+            await self._write(batch)
+        return min(due, default=None)
+
+    async def _write(self, batch: _Batch) -> None:
+        """Store the result of a merge, then take it into the memory."""
+        sightings = list(self._changed_sightings(batch))
+        if sightings or batch.news or batch.relay_events:
+            now = self._clock.now()
+
+            def work(tx: Transaction) -> None:
+                self._recorder.record_news(tx, batch.news, now)
+                for event in batch.relay_events:
+                    attributes = {**event.attributes, "journalhead": str(tx.head())}
+                    tx.record(CloudEvent.build(attributes, event.data), now)
+                tx.fleet.save_sightings(sightings)
+
+            await self._transact(work)
+        scopes = {news.scope for news in batch.news}
+        for name, history in batch.histories.items():
+            was_ending = name in self._histories.ending
+            self._histories.put(name, history)
+            if was_ending != (name in self._histories.ending):
+                scopes.add(name[0])
+        for scope in scopes:
+            self._on_change(scope)
+        if self._histories.ending:
+            self._timer_wake.set()
+
+    def _changed_sightings(self, batch: _Batch) -> Iterable[SightingRow]:
+        for name, after in batch.histories.items():
+            for relay, word in changed_words(self._histories.get(name), after).items():
+                yield sighting_row(self._keys.key(*name), relay, word)
+
+    async def _transact(self, work: Callable[[Transaction], None]) -> None:
+        """Run work in the store. What agents report is told even if it cannot be written."""
+        while True:
+            try:
+                await self._store.transact(work, fail_open=True)
+            except StoreUnavailable:
+                await self._clock.sleep(RETRY_DELAY)
+            else:
+                return
+
+    async def _load_missing(self, names: set[EventName]) -> None:
+        missing = self._histories.missing(names)
+        while missing:
+            try:
+                stored = await self._store.read(lambda tx: read_histories(tx, missing))
+            except StoreUnavailable:
+                await self._clock.sleep(RETRY_DELAY)
+                continue
+            for item in stored:
+                self._histories.put(item.name, item.history)
+            return

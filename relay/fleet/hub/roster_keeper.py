@@ -1,0 +1,165 @@
+"""Keeps the roster of a hub: stores it, reports silence and wrong clocks, and forgets agents."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+from typing import NoReturn
+
+from relay.clock import Clock
+from relay.events.build import Origin, relay_event
+from relay.fleet.hub.roster import FRESH_FOR, Agent, Roster
+from relay.outbox.fleet import AgentRow
+from relay.outbox.sqlite import Store
+
+UPKEEP_INTERVAL = 5.0
+"""Seconds between two looks at the roster."""
+_log = logging.getLogger(__name__)
+
+
+class RosterKeeper:
+    """Looks after the roster. The intake of the hub writes into it what it hears."""
+
+    def __init__(
+        self,
+        origin: Origin,
+        store: Store,
+        clock: Clock,
+        *,
+        on_upkeep: Callable[[], None],
+        on_lost: Callable[[Agent], Awaitable[None]],
+    ) -> None:
+        """``on_upkeep`` is called each `UPKEEP_INTERVAL`.
+
+        ``on_lost`` gets each agent that was silent for so long that it is to be forgotten.
+        """
+        self.roster = Roster()
+        self._origin = origin
+        self._store = store
+        self._clock = clock
+        self._on_upkeep = on_upkeep
+        self._on_lost = on_lost
+        self._unsaved: set[tuple[str, str]] = set()
+        self._silent_scopes: frozenset[str] = frozenset()
+        self._wrong_clocks: frozenset[tuple[str, str]] = frozenset()
+
+    async def load(self) -> None:
+        """Read the agents that the state file knows."""
+        rows = await self._store.read(lambda tx: tx.fleet.agents())
+        self.roster = Roster(map(_agent_from_row, rows))
+
+    def note_changed(self, agent: Agent) -> None:
+        """Store this agent at the next opportunity."""
+        self._unsaved.add((agent.scope, agent.relay))
+
+    def forget(self, agent: Agent) -> None:
+        """Remove an agent from the memory. The caller removes it from the state file."""
+        _log.info("agent %s of scope %s is forgotten", agent.relay, agent.scope)
+        self.roster.forget(agent)
+        self._unsaved.discard((agent.scope, agent.relay))
+
+    async def run(self) -> NoReturn:
+        """Report who is silent and whose clock is wrong, and forget who is gone."""
+        while True:
+            await self._clock.sleep(UPKEEP_INTERVAL)
+            self._on_upkeep()
+            now = self._clock.now()
+            self._report_silence(now)
+            self._report_wrong_clocks(now)
+            for agent in self.roster.lost(now):
+                await self._on_lost(agent)
+            self.save()
+
+    def save(self) -> None:
+        """Have the store write the agents that have changed."""
+        names, self._unsaved = self._unsaved, set()
+        agents = [agent for name in names if (agent := self.roster.agent(*name)) is not None]
+        if agents:
+            rows = list(map(_row_from_agent, agents))
+            saved = self._store.submit(lambda tx: tx.fleet.save_agents(rows), fail_open=True)
+            # asyncio logs an exception that nobody retrieves; the store has reported this one.
+            saved.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    def _report_silence(self, now: datetime) -> None:
+        silent = self.roster.silent_scopes(now)
+        for scope in sorted(silent - self._silent_scopes):
+            count = len(self.roster.agents_of(scope))
+            reason = (
+                f"no agent of scope {scope} has been heard of for "
+                f"{FRESH_FOR.total_seconds():g} s: none of its events starts or ends, until one is"
+            )
+            _log.error("%s", reason)
+            self._record_about_scope("relay.silent", scope, reason, count, now)
+        for scope in sorted(self._silent_scopes - silent):
+            reason = f"an agent of scope {scope} is heard of again"
+            _log.info("%s", reason)
+            self._record_about_scope("relay.source-recovered", scope, reason, 1, now)
+        self._silent_scopes = silent
+
+    def _report_wrong_clocks(self, now: datetime) -> None:
+        agents = self.roster.with_wrong_clocks(now)
+        names = frozenset((agent.scope, agent.relay) for agent in agents)
+        for agent in agents:
+            if (agent.scope, agent.relay) not in self._wrong_clocks:
+                reason = (
+                    f"the clock of agent {agent.name} of scope {agent.scope} is wrong by "
+                    f"{agent.clock_offset:g} s: it gets no start orders"
+                )
+                _log.warning("%s", reason)
+                self._record_about_scope("relay.clock-skewed", agent.scope, reason, 1, now)
+        self._wrong_clocks = names
+
+    def _record_about_scope(
+        self, name: str, scope: str, reason: str, count: int, at: datetime
+    ) -> None:
+        origin = self._origin.in_scope(scope)
+        recorded = self._store.submit(
+            lambda tx: tx.record(
+                relay_event(
+                    name, origin, at, sink=None, reason=reason, count=count, head=str(tx.head())
+                ),
+                at,
+            ),
+            fail_open=True,
+        )
+        # asyncio logs an exception that nobody retrieves; the store has reported this one.
+        recorded.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+
+def _agent_from_row(row: AgentRow) -> Agent:
+    return Agent(
+        scope=row.scope,
+        relay=row.relay,
+        user=row.user,
+        name=row.name,
+        first_heard=row.first_heard,
+        last_report=row.last_report,
+        last_pulse=row.last_pulse,
+        vm_id=row.vm_id,
+        boot_id=row.boot_id,
+        version=row.version,
+        zone=row.zone,
+        names=frozenset(row.names) or None,
+        poll_age=row.poll_age,
+        clock_offset=row.clock_offset,
+    )
+
+
+def _row_from_agent(agent: Agent) -> AgentRow:
+    return AgentRow(
+        scope=agent.scope,
+        relay=agent.relay,
+        user=agent.user,
+        name=agent.name,
+        vm_id=agent.vm_id,
+        boot_id=agent.boot_id,
+        version=agent.version,
+        zone=agent.zone,
+        names=tuple(sorted(agent.names or ())),
+        first_heard=agent.first_heard,
+        last_report=agent.last_report,
+        last_pulse=agent.last_pulse,
+        poll_age=agent.poll_age,
+        clock_offset=agent.clock_offset,
+    )

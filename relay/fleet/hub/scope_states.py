@@ -1,0 +1,103 @@
+"""Tells the agents of each scope what the hub knows, so that they send fewer copies."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import NoReturn
+
+from relay.clock import Clock, wait_for_event
+from relay.events.build import Origin
+from relay.events.cloudevent import CloudEvent
+from relay.fleet.messages import MAX_TOLD, HubState
+from relay.fleet.routing import state_key
+from relay.outbox import RecordedEvent
+from relay.outbox.event_keys import EventKeys
+
+STATE_INTERVAL = 60.0
+"""Seconds between two states of a scope in which nothing happens."""
+MIN_STATE_INTERVAL = 0.1
+"""Seconds between two states of a scope in which much happens."""
+TOLD_FOR = 60.0
+"""Seconds for which a state names the id of an event. Agents wait at most three for it."""
+_IDLE_CHECK_INTERVAL = 5.0
+
+
+class ScopeStates:
+    """Sends a state to a scope soon after something was told there, and else each minute."""
+
+    def __init__(
+        self,
+        origin: Origin,
+        keys: EventKeys,
+        clock: Clock,
+        send: Callable[[str, CloudEvent], None],
+        ending_in: Callable[[str], Sequence[str]],
+    ) -> None:
+        """``send`` publishes with a routing key; a state may be lost.
+
+        ``ending_in`` returns the EventIds of a scope that may have ended.
+        """
+        self._origin = origin
+        self._keys = keys
+        self._clock = clock
+        self._send = send
+        self._ending_in = ending_in
+        self._told: dict[str, deque[tuple[float, str]]] = {}
+        self._sent_at: dict[str, float] = {}
+        self._due: set[str] = set()
+        self._wake = asyncio.Event()
+
+    def note_told(self, events: Sequence[RecordedEvent]) -> None:
+        """Remember the ids of events that were recorded."""
+        now = self._clock.monotonic()
+        for event in events:
+            scope = self._keys.scope(event.event_key) if event.event_key is not None else None
+            if scope is not None and event.name.startswith("event."):
+                self._told.setdefault(scope, deque(maxlen=MAX_TOLD)).append((now, event.id))
+
+    def request(self, scope: str) -> None:
+        """Send a state to the agents of a scope soon."""
+        sent_at = self._sent_at.get(scope)
+        if sent_at is None or self._clock.monotonic() - sent_at >= MIN_STATE_INTERVAL:
+            self._send_now(scope)
+        else:
+            self._due.add(scope)
+            self._wake.set()
+
+    async def run(self, scopes: Callable[[], Iterable[str]]) -> NoReturn:
+        """Send what is due until cancelled. ``scopes`` returns those that have agents."""
+        while True:
+            self._wake.clear()
+            due, self._due = self._due, set()
+            for scope in due:
+                self._send_now(scope)
+            now, known = self._clock.monotonic(), set(scopes())
+            for scope in known:
+                if now - self._sent_at.get(scope, now - STATE_INTERVAL) >= STATE_INTERVAL:
+                    self._send_now(scope)
+            for scope in self._sent_at.keys() - known:
+                del self._sent_at[scope]
+            if due:
+                await self._clock.sleep(MIN_STATE_INTERVAL)
+            else:
+                await wait_for_event(self._wake, self._clock, _IDLE_CHECK_INTERVAL)
+
+    def _send_now(self, scope: str) -> None:
+        now, at = self._clock.monotonic(), self._clock.now()
+        self._sent_at[scope] = now
+        state = HubState(
+            hub_time=at,
+            told=self._told_ids(scope, now),
+            ending=tuple(self._ending_in(scope)),
+        )
+        self._send(state_key(scope), state.to_event(self._origin, at))
+
+    def _told_ids(self, scope: str, now: float) -> tuple[str, ...]:
+        told = self._told.get(scope, deque())
+        while told and now - told[0][0] > TOLD_FOR:
+            told.popleft()
+        if not told:
+            self._told.pop(scope, None)
+        return tuple(event_id for _, event_id in told)

@@ -1,0 +1,96 @@
+"""An agent of a fleet: it polls and records, and its only sink is the hub, whom it obeys."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from relay.api import Relay
+from relay.api.server.http_server import Server
+from relay.approvals.engine import ApprovalEngine
+from relay.clock import Clock
+from relay.config import Config
+from relay.delivery.dispatcher import Dispatcher
+from relay.fleet.agent.agent import Agent, Machine
+from relay.fleet.agent.report_sink import ReportSinkSettings
+from relay.fleet.agent.votes import HubDecisions
+from relay.fleet.settings import AgentSettings
+from relay.imds.client import ImdsClient
+from relay.imds.poller import Poller
+from relay.ingest.recorder import Recorder
+from relay.outbox import StateFileOwner
+from relay.outbox.retention import prune_forever
+from relay.roles import RunningRelay
+from relay.roles.parts import (
+    DRAIN_TIMEOUT,
+    identify,
+    open_relay_store,
+    remember_last_read,
+    run_tasks,
+)
+
+_log = logging.getLogger(__name__)
+
+
+@asynccontextmanager
+async def start(
+    config: Config, fleet: AgentSettings, clock: Clock, boot: Callable[[], str | None]
+) -> AsyncIterator[RunningRelay]:
+    """Start an agent, yield it, and drain it in the end. ``boot`` returns the machine's boot id."""
+    async with AsyncExitStack() as stack:
+        # The API listens first: it answers 503 until a relay is attached.
+        server = await stack.enter_async_context(Server(config.api, clock))
+        client = await stack.enter_async_context(ImdsClient(config.source, clock))
+        identity = await identify(config, client, clock)
+        origin, boot_id = identity.origin, boot()
+
+        sink = ReportSinkSettings()
+        owner = StateFileOwner(origin.scope, identity.vm_id)
+        store, record = await open_relay_store(config, owner, origin, [sink], clock, stack)
+        machine = Machine(
+            vm_id=identity.vm_id,
+            boot_id=boot_id,
+            zone=(identity.instance.zone or None) if identity.instance is not None else None,
+            names=identity.names,
+        )
+        agent = Agent(fleet, origin, machine, identity.names_this_vm, clock)
+        dispatcher = Dispatcher({sink.name: (sink, agent.report_sink)}, store, clock, record)
+        await dispatcher.start()
+        poller = Poller(
+            config.source,
+            client,
+            Recorder(origin, boot_id, identity.names),
+            store,
+            clock,
+            report=record,
+            last_read_at=await store.transact(lambda tx: tx.take_last_read(), fail_open=True),
+        )
+        agent.attach_source(poller, client)
+        # Nothing is approved here. The engine only tells the API that.
+        no_approvals = config.approvals.model_copy(update={"enabled": False})
+        relay = Relay(
+            store=store,
+            gate=HubDecisions(ApprovalEngine(no_approvals, origin), agent.votes),
+            dispatcher=dispatcher,
+            source=poller,
+            origin=origin,
+            clock=clock,
+        )
+
+        async def finish(_: asyncio.Task[object]) -> None:
+            await agent.wait_until_idle(DRAIN_TIMEOUT / 2)
+            remember_last_read(store, poller)
+
+        _log.info(
+            "agent %s of scope %s runs; the API listens on %s",
+            origin.relay,
+            origin.scope,
+            server.address,
+        )
+        inputs = {"source": poller.run(), "retention": prune_forever(store, clock, record)}
+        async with run_tasks(inputs, agent.run(), dispatcher, finish):
+            server.state.attach(relay)
+            yield RunningRelay(relay=relay, api_port=server.port)
+            server.state.detach()

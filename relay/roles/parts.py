@@ -1,0 +1,237 @@
+"""The parts that several roles start in the same way."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Mapping,
+    Sequence,
+)
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from relay.api import Client, Relay
+from relay.api.auth.authentication import caller_for_client
+from relay.api.auth.rejection_log import RejectionLog
+from relay.approvals.request import Caller
+from relay.chat import ChatSettings
+from relay.chat.context import ChatContext
+from relay.clock import Clock
+from relay.config import Config, sink_modules
+from relay.delivery.dispatcher import Dispatcher
+from relay.delivery.routing import matching_sinks
+from relay.events.build import Origin, ReportRelayEvent, relay_event
+from relay.fleet.settings import HubSettings
+from relay.imds.client import ImdsClient
+from relay.imds.discovery import (
+    Instance,
+    derive_scope,
+    discover,
+    resource_names,
+)
+from relay.imds.poller import Poller
+from relay.ingest.recorder import names_this_vm
+from relay.outbox import StateFileOwner
+from relay.outbox.sqlite import Store, open_store
+from relay.sinks import SinkSettings
+
+if TYPE_CHECKING:
+    from relay.amqp.approval_consumer import ApprovalConsumer
+
+DRAIN_TIMEOUT = 5.0
+"""How long sinks may still send when the relay stops."""
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """Who this relay is. ``instance`` is its VM, None if the metadata service does not tell."""
+
+    origin: Origin
+    instance: Instance | None
+    names: frozenset[str] | None
+    """The names by which events refer to this VM, in lower case; None if they are unknown."""
+
+    @property
+    def vm_id(self) -> str | None:
+        """The vmId of this VM; None if it is unknown."""
+        return self.instance.vm_id if self.instance is not None else None
+
+    def names_this_vm(self, resources: Sequence[str]) -> bool:
+        """Whether resources may include this VM. If its names are unknown, any may."""
+        return self.names is None or names_this_vm(resources, self.names)
+
+
+async def identify(config: Config, client: ImdsClient, clock: Clock) -> Identity:
+    """Find out which VM this is. It waits for the metadata service."""
+    instance = await discover(client, clock, required="auto" in (config.scope, config.relay))
+    return Identity(
+        origin=_determine_origin(config, instance),
+        instance=instance,
+        names=resource_names(instance, socket.gethostname()) if instance is not None else None,
+    )
+
+
+def _determine_origin(config: Config, instance: Instance | None) -> Origin:
+    scope, relay = config.scope, config.relay
+    if instance is not None:
+        scope = derive_scope(instance) if scope == "auto" else scope
+        relay = instance.name if relay == "auto" else relay
+    return Origin(scope, relay)
+
+
+async def open_relay_store(
+    config: Config,
+    owner: StateFileOwner,
+    origin: Origin,
+    sinks: Iterable[SinkSettings],
+    clock: Clock,
+    stack: AsyncExitStack,
+) -> tuple[Store, ReportRelayEvent]:
+    """Return the store of a relay with these sinks, and what records ``relay.*`` events in it."""
+    route = partial(matching_sinks, sinks=tuple(sinks))
+    store = await stack.enter_async_context(open_store(config.store, owner, clock, route))
+    record = relay_event_recorder(store, origin, clock)
+    store.listeners.write_error_changed.append(lambda reason: _report_write_error(reason, record))
+    return store, record
+
+
+def relay_event_recorder(store: Store, origin: Origin, clock: Clock) -> ReportRelayEvent:
+    """Return what records ``relay.*`` events. It does not wait until they are on disk."""
+
+    def record(name: str, reason: str, *, sink: str | None = None, count: int = 1) -> None:
+        at = clock.now()
+        future = store.submit(
+            lambda tx: tx.record(
+                relay_event(
+                    name, origin, at, sink=sink, reason=reason, count=count, head=str(tx.head())
+                ),
+                at,
+            ),
+            fail_open=True,
+        )
+        # asyncio logs an exception that nobody retrieves; the store has reported this one.
+        future.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    return record
+
+
+def _report_write_error(reason: str | None, record: ReportRelayEvent) -> None:
+    """Report that the store cannot be written (``reason``), or can be written again (None)."""
+    if reason is None:
+        _log.info("the state file can be written again; it holds what happened meanwhile")
+        return
+    _log.error(
+        "the state file cannot be written: %s. Notices go out from memory, approvals are refused",
+        reason,
+    )
+    record("relay.store-failing", f"the state file cannot be written: {reason}")
+
+
+async def connect_sinks(
+    all_settings: Sequence[SinkSettings], clock: Clock, chat: ChatContext, stack: AsyncExitStack
+) -> dict[str, tuple[SinkSettings, Any]]:
+    """Connect the sinks until the stack is left; return each with its settings, by name."""
+    sinks: dict[str, tuple[SinkSettings, Any]] = {}
+    for settings in all_settings:
+        module = sink_modules()[settings.kind]
+        connection: AbstractAsyncContextManager[Any]
+        if isinstance(settings, ChatSettings):
+            connection = module.connect(settings, clock, chat)
+        else:
+            connection = module.connect(settings, clock)
+        sinks[settings.name] = (settings, await stack.enter_async_context(connection))
+    return sinks
+
+
+def make_approval_consumer(
+    config: Config, relay: Relay, rejections: RejectionLog
+) -> ApprovalConsumer | None:
+    """Return the consumer of approvals over AMQP; None if the configuration has no such section."""
+    settings = config.approvals.amqp
+    if settings is None:
+        return None
+    # A relay without this section saves the memory of the AMQP libraries.
+    from relay.amqp.approval_consumer import ApprovalConsumer  # noqa: PLC0415
+    from relay.amqp.topology import approvals_of_scope  # noqa: PLC0415
+    from relay.approvals.amqp_handler import AmqpApprovalHandler  # noqa: PLC0415
+    from relay.fleet.topology import hub_approvals  # noqa: PLC0415
+
+    exchange = config.approvals_exchange
+    is_hub = isinstance(config.fleet, HubSettings)
+
+    def on_unusable(user: str | None, reason: str) -> None:
+        rejections.record_unusable_message(user, reason, relay.clock.monotonic())
+
+    return ApprovalConsumer(
+        urls=settings.targets,
+        declare=settings.declare,
+        queue=(
+            hub_approvals(exchange) if is_hub else approvals_of_scope(exchange, relay.origin.scope)
+        ),
+        relay=relay.origin.relay,
+        handler=AmqpApprovalHandler(
+            callers=callers_by_amqp_user(config.api.clients),
+            gate=relay.gate,
+            store=relay.store,
+            clock=relay.clock,
+        ),
+        on_unusable=on_unusable,
+        clock=relay.clock,
+    )
+
+
+def callers_by_amqp_user(clients: Sequence[Client]) -> dict[str, Caller]:
+    """Return the clients that have a RabbitMQ user, by that user."""
+    return {
+        client.amqp_user: caller_for_client(client, "amqp")
+        for client in clients
+        if client.amqp_user is not None
+    }
+
+
+@asynccontextmanager
+async def run_tasks(
+    inputs: Mapping[str, Coroutine[Any, Any, object]],
+    service: Coroutine[Any, Any, object],
+    dispatcher: Dispatcher,
+    finish: Callable[[asyncio.Task[object]], Awaitable[None]],
+) -> AsyncIterator[None]:
+    """Run the tasks of all parts. If one fails, all end. In the end, give sinks time to send.
+
+    ``inputs``, by name, end first. Then ``finish`` gets the task of the ``service``, which may end
+    there, and ends after the sinks at the latest.
+    """
+    async with asyncio.TaskGroup() as group:
+        input_tasks = [group.create_task(work, name=name) for name, work in inputs.items()]
+        service_task = group.create_task(service, name="service")
+        delivery = group.create_task(dispatcher.run(), name="delivery")
+        try:
+            yield
+        finally:
+            for task in input_tasks:
+                task.cancel()
+            await finish(service_task)
+            try:
+                async with asyncio.timeout(DRAIN_TIMEOUT):
+                    await dispatcher.drain()
+            except TimeoutError:
+                _log.warning("not everything could be sent; the store keeps the rest")
+            delivery.cancel()
+            service_task.cancel()
+
+
+def remember_last_read(store: Store, poller: Poller) -> None:
+    """Store when the poller read last: the next start tells from it whether polling paused."""
+    last_read = poller.last_read_at
+    if last_read is not None:
+        store.submit(lambda tx: tx.set_last_read(last_read), fail_open=True)

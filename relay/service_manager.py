@@ -1,0 +1,132 @@
+"""Tells the service manager (systemd) when the relay runs, that it is alive, and when it stops.
+
+The service manager names a datagram socket in NOTIFY_SOCKET and the time of its watchdog in
+WATCHDOG_USEC. Without NOTIFY_SOCKET nothing is sent. Decision 43 says why this is our own code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from relay.log_once import LogOnce
+
+START_PATIENCE = 10.0
+"""When a relay that still starts is reported as started, so that it does not hold up the boot."""
+_PINGS_PER_WATCHDOG = 4
+"""A ping may be late by three quarters of the watchdog's time."""
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceManager:
+    """Where the service manager listens, and how often it wants to hear from this process."""
+
+    address: str
+    """A path, or a name in the abstract namespace that begins with a zero character."""
+    watchdog: float | None
+    """Seconds after which a silent process is killed; None: never."""
+
+    async def send(self, *assignments: str) -> None:
+        """Send a message such as READY=1. Waits while the socket of the service manager is full.
+
+        Raises OSError if it cannot be sent.
+        """
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as connection:
+            connection.settimeout(0)  # the loop waits, not the socket
+            connection.connect(self.address)
+            await asyncio.get_running_loop().sock_sendall(
+                connection, "\n".join(assignments).encode()
+            )
+
+
+def find_service_manager(environment: Mapping[str, str]) -> ServiceManager | None:
+    """Return the service manager that the environment names, or None."""
+    name = environment.get("NOTIFY_SOCKET", "")
+    if not name:
+        return None
+    if name[0] not in "/@":
+        _log.warning("NOTIFY_SOCKET is %r, which is no Unix socket: it is not used", name)
+        return None
+    return ServiceManager(
+        address=f"\0{name[1:]}" if name[0] == "@" else name,
+        watchdog=_read_watchdog(environment),
+    )
+
+
+def _read_watchdog(environment: Mapping[str, str]) -> float | None:
+    if environment.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
+        return None  # it is meant for the process that started this one
+    text = environment.get("WATCHDOG_USEC", "")
+    return int(text) / 1e6 if text.isascii() and text.isdecimal() and int(text) else None
+
+
+@asynccontextmanager
+async def report_to_service_manager(
+    is_up: asyncio.Event,
+    stop: asyncio.Event,
+    *,
+    environment: Mapping[str, str] = os.environ,
+    start_patience: float = START_PATIENCE,
+) -> AsyncIterator[None]:
+    """Report the start, the stop and each sign of life of this event loop while the body runs."""
+    manager = find_service_manager(environment)
+    if manager is None:
+        yield
+        return
+    tasks = [
+        asyncio.create_task(coroutine, name="service manager")
+        for coroutine in (
+            _report_states(manager, is_up, stop, start_patience),
+            _report_life(manager),
+        )
+    ]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def _report_states(
+    manager: ServiceManager, is_up: asyncio.Event, stop: asyncio.Event, start_patience: float
+) -> None:
+    log = LogOnce(_log)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(start_patience):
+            await is_up.wait()
+    if not is_up.is_set():
+        await _try_send(
+            manager, log, "READY=1", "STATUS=Starting. The log says what the relay waits for."
+        )
+    await is_up.wait()
+    await _try_send(manager, log, "READY=1", "STATUS=Running")
+    await stop.wait()
+    await _try_send(manager, log, "STOPPING=1", "STATUS=Sending what can be sent")
+
+
+async def _report_life(manager: ServiceManager) -> None:
+    if manager.watchdog is None:
+        return
+    log = LogOnce(_log)
+    while True:
+        await _try_send(manager, log, "WATCHDOG=1")
+        await asyncio.sleep(manager.watchdog / _PINGS_PER_WATCHDOG)
+
+
+async def _try_send(manager: ServiceManager, log: LogOnce, *assignments: str) -> None:
+    try:
+        await manager.send(*assignments)
+    except OSError as error:
+        log.log(
+            logging.WARNING,
+            "the service manager cannot be told %s: %s",
+            assignments[0],
+            error.strerror or error,
+        )

@@ -1,0 +1,181 @@
+"""The machines of a fleet as voters: patterns over them, and the resources for which they speak."""
+
+from __future__ import annotations
+
+import time
+from fnmatch import fnmatchcase
+from itertools import product
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from relay.approvals.machines import (
+    is_pattern,
+    machine_principal,
+    means,
+    most_votes,
+    overlap,
+    own_resources,
+    patterns_overlap,
+    scope_of_machine,
+)
+from relay.approvals.principals import is_principal
+
+_scopes = st.from_regex(r"[ab0-]{1,4}", fullmatch=True)
+_relays = st.from_regex(r"[ab_-]{1,4}", fullmatch=True)
+_scope_patterns = st.from_regex(r"[ab0*?-]{1,4}", fullmatch=True)
+_relay_patterns = st.from_regex(r"[ab_*?-]{1,4}", fullmatch=True)
+_few_letters = st.from_regex(r"[ab*?]{0,3}", fullmatch=True)
+TEXTS = ["".join(text) for length in range(7) for text in product("ab", repeat=length)]
+"""As long as two patterns together."""
+OTHERS = st.sampled_from(["client", "entra", "local", "mtls", "slack", "mattermost", "person"])
+
+
+@given(_scope_patterns, _relay_patterns, _scopes, _relays)
+@example("*", "b", "a", "a/b")
+@example("a*", "*", "a/a", "b")
+@example("?", "?", "a", "/")
+def test_a_pattern_matches_scope_and_relay_separately(
+    scope_pattern: str, relay_pattern: str, scope: str, relay: str
+) -> None:
+    entry = f"vm:{scope_pattern}/{relay_pattern}"
+    assert is_principal(entry)
+    assert means(entry, f"vm:{scope}/{relay}") == (
+        "/" not in scope + relay
+        and fnmatchcase(scope, scope_pattern)
+        and fnmatchcase(relay, relay_pattern)
+    )
+
+
+@given(_scope_patterns, _relay_patterns, OTHERS, st.text(max_size=8))
+@example("*", "*", "client", "a/b")
+@example("*", "*", "client", "vm:a/b")
+@example("*", "*", "slack", "T/U")
+def test_a_pattern_matches_nobody_but_machines(
+    scope: str, relay: str, prefix: str, name: str
+) -> None:
+    assert not means(f"vm:{scope}/{relay}", f"{prefix}:{name}")
+
+
+@given(_scopes, _relays, OTHERS, st.sampled_from(["*", "*/*", "?", "a/*"]))
+def test_no_other_entry_means_a_machine(
+    scope: str, relay: str, prefix: str, wildcards: str
+) -> None:
+    machine = machine_principal(scope, relay)
+    assert not means(f"{prefix}:{wildcards}", machine)
+    assert not means(wildcards, machine)
+    assert not is_pattern(f"{prefix}:{wildcards}")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "vm:a*/*/*",
+        "vm:a",
+        "vm:/b",
+        "vm:a/",
+        "vm:A/b",
+        "vm:a/[bc]",
+        "vm:a_b/c",
+        "vm:a/b.c",
+        "vm:a/b\n",
+    ],
+)
+def test_a_machine_is_named_by_a_scope_and_a_relay_word(text: str) -> None:
+    assert not is_principal(text)
+
+
+@pytest.mark.parametrize("text", ["local:*", "local:ops?", "entra:*/*", "slack:T024/*"])
+def test_only_machines_have_patterns(text: str) -> None:
+    assert not is_principal(text)
+
+
+@pytest.mark.parametrize("parts", [("a/b", "c"), ("a", "b/c"), ("a", "*"), ("*", "a"), ("", "a")])
+def test_no_pattern_and_no_slash_become_the_principal_of_a_machine(parts: tuple[str, str]) -> None:
+    with pytest.raises(ValueError, match="expected a scope and a relay word"):
+        machine_principal(*parts)
+
+
+def test_only_a_machine_has_a_scope() -> None:
+    assert scope_of_machine("vm:prod/db_1") == "prod"
+    for other in ("vm:prod/*", "client:prod/db_1", "vm:prod", "vm:prod/db_1/x"):
+        assert scope_of_machine(other) is None
+
+
+# --- overlaps
+
+
+@given(_few_letters, _few_letters)
+def test_patterns_overlap_if_they_match_a_common_text(one: str, other: str) -> None:
+    common = any(fnmatchcase(text, one) and fnmatchcase(text, other) for text in TEXTS)
+    assert patterns_overlap(one, other) == common
+
+
+def test_long_patterns_are_compared_in_no_time() -> None:
+    began = time.process_time()
+    assert not patterns_overlap("*a" * 40, "*b" * 40)
+    assert time.process_time() - began < 5
+
+
+def test_entries_overlap_if_a_machine_can_be_meant_by_both() -> None:
+    assert overlap("vm:a-*/*", "vm:*-1/db_?")
+    assert not overlap("vm:a-*/*", "vm:b-*/*")
+    assert not overlap("vm:a/x", "vm:a/y")
+
+
+# --- votes
+
+
+@pytest.mark.parametrize(
+    ("voters", "whole", "each"),
+    [
+        ({"client:a", "local:b"}, 2, 2),
+        ({"vm:a/x", "vm:a/y"}, 1, 2),
+        ({"vm:a/*"}, 1, float("inf")),
+        ({"client:a", "vm:a/*", "vm:b/*"}, 2, float("inf")),
+        ({"person:fleet"}, 1, 1),
+        (set[str](), 0, 0),
+    ],
+)
+def test_one_machine_can_vote_for_a_whole_event_and_each_for_itself(
+    voters: set[str], whole: int, each: float
+) -> None:
+    assert most_votes(voters, each_resource=False) == whole
+    assert most_votes(voters, each_resource=True) == each
+
+
+# --- resources
+
+
+@pytest.mark.parametrize(
+    ("relay", "resources", "own"),
+    [
+        ("db-1", ("db-0", "DB-1"), {"DB-1"}),
+        ("db-1", ("_db-1",), {"_db-1"}),
+        ("vmss_18", ("vmss_1", "VMSS_18"), {"VMSS_18"}),
+        ("vmss_18", ("vmss00000i", "vmss00000j"), {"vmss00000i"}),
+        ("vmss_18", ("_vmss00000i",), {"_vmss00000i"}),
+        ("vmss00000i", ("vmss_17", "vmss_18"), {"vmss_18"}),
+        ("db_prod", ("db.prod",), {"db.prod"}),
+        ("db", ("db-1", "d", "adb", "dbb"), set()),
+        ("db-1", (), set()),
+        # In an availability set the other notation can be the name of another machine.
+        ("db_18", ("db_18", "db00000i"), {"db_18"}),
+        ("db00000i", ("db_18", "db00000i"), {"db00000i"}),
+        # Two names that give one word: nobody knows which of them the machine is.
+        ("db_1", ("db_1", "db.1"), set()),
+        ("db-1", ("db-1", "DB-1"), {"db-1", "DB-1"}),
+    ],
+)
+def test_a_machine_speaks_for_the_resource_that_names_it(
+    relay: str, resources: tuple[str, ...], own: set[str]
+) -> None:
+    machine = machine_principal("prod", relay)
+    assert own_resources(machine, "prod", resources) == own
+    assert own_resources(machine, "test", resources) == frozenset()
+
+
+@pytest.mark.parametrize("principal", ["client:db-1", "vm:prod/*", "vm:*/db-1", "db-1", "vm:db-1"])
+def test_nobody_else_has_resources_of_a_machine(principal: str) -> None:
+    assert own_resources(principal, "prod", ("db-1",)) == frozenset()

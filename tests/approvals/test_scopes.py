@@ -1,0 +1,257 @@
+"""The gate of a hub: each scope sends its StartRequests by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+import pytest
+
+from relay.errors import SourceUnavailable
+from tests.approvals.builders import REDEPLOY, USER_REBOOT, build_event
+from tests.approvals.manual_clock import ManualClock, wait_until
+from tests.approvals.running_gate import (
+    REFUSED,
+    TIMEOUT,
+    ScopeOfFleet,
+    running_hub,
+    start_request_tasks,
+    trace,
+)
+
+OTHER_REBOOT = build_event("E-2", event_source="User")
+
+
+async def test_a_scope_that_hangs_delays_no_other(tmp_path: Path) -> None:
+    """One hangs while it is read, one while the StartRequest is in flight."""
+    clock = ManualClock()
+    hangs_in_read, hangs_in_flight, works = scopes = [
+        ScopeOfFleet(clock, name, USER_REBOOT) for name in ("a", "b", "c")
+    ]
+    hangs_in_read.may_read.clear()
+    hangs_in_flight.may_answer.clear()
+    async with running_hub(tmp_path, clock, *scopes) as harness:
+        (accepted,) = await harness.wait_for_events("startrequest.accepted")
+        assert accepted.attributes["scope"] == "c"
+        works.document = (USER_REBOOT, OTHER_REBOOT)
+        await works.poll()
+        await harness.wait_for_events("startrequest.accepted", 2)
+        assert (hangs_in_read.sent, hangs_in_flight.sent) == ([], [("E-1",)])
+        hangs_in_read.may_read.set()
+        hangs_in_flight.may_answer.set()
+        await harness.wait_for_events("startrequest.accepted", 4)
+        assert (hangs_in_read.sent, hangs_in_flight.sent) == ([("E-1",)], [("E-1",)])
+        assert works.sent == [("E-1",), ("E-2",)]
+
+
+async def test_start_requests_of_different_scopes_are_in_flight_at_once(tmp_path: Path) -> None:
+    clock = ManualClock()
+    scopes = [ScopeOfFleet(clock, f"s-{number}", USER_REBOOT) for number in range(20)]
+    for scope in scopes:
+        scope.may_answer.clear()
+    async with running_hub(tmp_path, clock, *scopes) as harness:
+        await wait_until(lambda: all(scope.in_flight_count == 1 for scope in scopes))
+        for scope in scopes:
+            scope.may_answer.set()
+        await harness.wait_for_events("startrequest.accepted", 20)
+
+
+async def test_each_claim_is_about_the_event_of_its_scope(tmp_path: Path) -> None:
+    """The scopes have the same EventId."""
+    clock = ManualClock()
+    scopes = [
+        ScopeOfFleet(clock, name, build_event(event_source="User", due=due), agents=[f"vm-{name}"])
+        for name, due in (("a", 600), ("b", 700))
+    ]
+    async with running_hub(tmp_path, clock, *scopes) as harness:
+        await harness.wait_for_events("startrequest.accepted", 2)
+        rows = {row.event_key: row for row in harness.journal() if row.kind == "claim"}
+        notes = {note["agent"]: note for note in harness.claim_notes()}
+        for scope in scopes:
+            (claim,) = scope.claims
+            assert claim.grant.revision == scope.document[0].revision
+            assert claim.journal_head.position == rows[f"e-1@{scope.scope}"].position
+            assert notes[f"vm-{scope.scope}"]["revision"] == claim.grant.revision
+
+
+async def test_a_hold_in_one_scope_stops_no_start_request_in_another(tmp_path: Path) -> None:
+    clock = ManualClock()
+    held, other = scopes = [ScopeOfFleet(clock, name, REDEPLOY) for name in ("a", "b")]
+    async with running_hub(tmp_path, clock, *scopes) as harness:
+        assert (await harness.submit("hold", "eve", REDEPLOY, scope="a")).status == 202
+        for name in ("a", "b"):
+            assert (await harness.submit(of=REDEPLOY, scope=name)).status == 202
+        (accepted,) = await harness.wait_for_events("startrequest.accepted")
+        assert (accepted.attributes["scope"], held.sent, other.sent) == ("b", [], [("E-1",)])
+
+
+# --- failures
+
+
+async def test_each_scope_has_pauses_of_its_own(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = ManualClock()
+    often = ScopeOfFleet(clock, "a", USER_REBOOT, answers=[TIMEOUT] * 4)
+    slow = SourceUnavailable("expected 200, got 429", status=429, retry_after=20)
+    once = ScopeOfFleet(clock, "b", USER_REBOOT, answers=[slow])
+    fails_later = ScopeOfFleet(clock, "c", answers=[TIMEOUT])
+    with caplog.at_level(logging.WARNING):
+        async with running_hub(tmp_path, clock, often, once, fails_later) as harness:
+            for sent, pause in enumerate((1, 2, 4), 1):
+                await wait_until(lambda sent=sent: len(often.sent) == sent)  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+                await harness.settle()
+                clock.advance(pause - 0.1)
+                await harness.settle()
+                assert len(often.sent) == sent
+                clock.advance(0.1)
+            await wait_until(lambda: len(often.sent) == 4)
+            fails_later.document = (USER_REBOOT,)
+            await fails_later.poll()
+            await wait_until(lambda: len(fails_later.sent) == 1)
+            await harness.settle()
+            clock.advance(1)  # the first pause of this scope, in the pause of 8 s of another
+            (accepted,) = await harness.wait_for_events("startrequest.accepted")
+            assert accepted.attributes["scope"] == "c"
+            clock.advance(7)
+            await harness.wait_for_events("startrequest.accepted", 2)
+            assert (len(often.sent), len(once.sent)) == (5, 1)
+            clock.advance(4.9)
+            await harness.settle()
+            assert len(once.sent) == 1
+            clock.advance(0.1)
+            await harness.wait_for_events("startrequest.accepted", 3)
+    warnings = [text for text in caplog.messages if text.startswith("cannot send")]
+    assert [text.partition("in scope ")[2][0] for text in warnings] == ["a", "b", "c"]
+
+
+async def test_a_scope_without_agents_waits_and_delays_no_other(tmp_path: Path) -> None:
+    clock = ManualClock()
+    silent = ScopeOfFleet(clock, "a", USER_REBOOT, agents=[])
+    works = ScopeOfFleet(clock, "b", USER_REBOOT)
+    async with running_hub(tmp_path, clock, silent, works) as harness:
+        await harness.wait_for_events("startrequest.accepted")
+        await wait_until(lambda: silent.reads == 1)
+        await harness.settle()
+        assert [row.event_key for row in harness.journal() if row.kind == "claim"] == ["e-1@b"]
+        silent.agents = ["vm-1"]
+        clock.advance(1)
+        await harness.wait_for_events("startrequest.accepted", 2)
+        assert [claim.agent for claim in silent.claims] == ["vm-1"]
+
+
+async def test_a_refusal_of_a_shared_start_request_splits_those_of_its_scope_only(
+    tmp_path: Path,
+) -> None:
+    clock = ManualClock()
+    split, whole = scopes = [
+        ScopeOfFleet(clock, name, USER_REBOOT, OTHER_REBOOT) for name in ("a", "b")
+    ]
+    split.answers.append(REFUSED)
+    async with running_hub(tmp_path, clock, *scopes, max_shared=100) as harness:
+        await harness.wait_for_events("startrequest.accepted", 4)
+        assert split.sent == [("E-1", "E-2"), ("E-1",), ("E-2",)]
+        assert whole.sent == [("E-1", "E-2")]
+
+
+# --- what it costs
+
+
+async def test_only_the_scope_that_changed_is_looked_at(tmp_path: Path) -> None:
+    clock = ManualClock()
+    held = [ScopeOfFleet(clock, f"s-{number}", REDEPLOY) for number in range(3)]
+    changes = ScopeOfFleet(clock, "x", REDEPLOY)
+    async with running_hub(tmp_path, clock, *held, changes) as harness:
+        for scope in (*held, changes):
+            await harness.submit("hold", "eve", REDEPLOY, scope=scope.scope)
+            await harness.submit(of=REDEPLOY, scope=scope.scope)
+            scope.agents = []
+        for scope in (*held, changes):  # granted, and then nobody is there
+            await harness.submit("release", "eve", REDEPLOY, scope=scope.scope)
+        await wait_until(lambda: all(scope.reads == 1 for scope in (*held, changes)))
+        for scope in (*held, changes):
+            await harness.submit("hold", "eve", REDEPLOY, scope=scope.scope)
+        await harness.settle()
+        clock.advance(1)
+        await harness.settle()
+        assert start_request_tasks() == []
+        statements = trace(harness.store)
+        await harness.submit("release", "eve", REDEPLOY, scope="x")
+        await wait_until(lambda: changes.reads == 2)
+        await harness.settle()
+        read = {text.rpartition("FROM occurrence WHERE id = ")[2] for text in statements}
+        assert read & {"1", "2", "3", "4"} == {"4"}
+        assert len(start_request_tasks()) == 1
+
+
+async def test_a_scope_that_is_idle_has_no_task(tmp_path: Path) -> None:
+    clock = ManualClock()
+    scopes = [ScopeOfFleet(clock, name, USER_REBOOT) for name in ("a", "b", "c")]
+    scopes[2].may_answer.clear()
+    async with running_hub(tmp_path, clock, *scopes) as harness:
+        await harness.wait_for_events("startrequest.accepted", 2)
+        assert start_request_tasks() == ["approvals: StartRequest in scope c"]
+
+
+# --- the end
+
+
+async def test_wait_until_idle_waits_for_the_answers_in_all_scopes(tmp_path: Path) -> None:
+    clock = ManualClock()
+    scopes = [ScopeOfFleet(clock, name, USER_REBOOT) for name in ("a", "b")]
+    for scope in scopes:
+        scope.may_answer.clear()
+    async with running_hub(tmp_path, clock, *scopes) as harness:
+        await wait_until(lambda: all(scope.sent for scope in scopes))
+        waiting = asyncio.create_task(harness.gate.wait_until_idle(1000))
+        for answered, scope in enumerate(scopes, 1):
+            await wait_until(lambda: bool(clock.remaining_sleeps))
+            assert not waiting.done()
+            scope.may_answer.set()
+            await harness.wait_for_events("startrequest.accepted", answered)
+            clock.advance(0.05)
+        await waiting
+
+
+async def test_a_kill_in_the_middle_leaves_nothing_behind_and_loses_no_grant(
+    tmp_path: Path,
+) -> None:
+    """One scope is read, one is in flight, and one pauses after a failure."""
+    clock = ManualClock()
+    reads, sends, pauses = scopes = [
+        ScopeOfFleet(clock, name, USER_REBOOT) for name in ("a", "b", "c")
+    ]
+    reads.may_read.clear()
+    sends.may_answer.clear()
+    pauses.answers.append(TIMEOUT)
+    async with running_hub(tmp_path, clock, *scopes) as harness:
+        await wait_until(lambda: bool(reads.reads and sends.sent and pauses.sent))
+        await harness.settle()
+        assert len(start_request_tasks()) == 3
+    assert start_request_tasks() == []
+    assert harness.gate.engine.in_flight == frozenset()
+    again = [ScopeOfFleet(clock, name, USER_REBOOT) for name in ("a", "b", "c")]
+    async with running_hub(tmp_path, clock, *again) as harness:
+        accepted = await harness.wait_for_events("startrequest.accepted", 3)
+        attempts = {event.attributes["scope"]: event.data["attempts"] for event in accepted}
+        assert attempts == {"a": 1, "b": 2, "c": 2}
+        assert [scope.sent for scope in again] == [[("E-1",)]] * 3
+
+
+async def test_a_claim_is_not_repeated_after_a_kill_if_its_event_changed_meanwhile(
+    tmp_path: Path,
+) -> None:
+    clock = ManualClock()
+    scopes = [ScopeOfFleet(clock, name, USER_REBOOT) for name in ("a", "b")]
+    for scope in scopes:
+        scope.may_answer.clear()
+    async with running_hub(tmp_path, clock, *scopes):
+        await wait_until(lambda: all(scope.sent for scope in scopes))
+    again = [
+        ScopeOfFleet(clock, "a", build_event(event_type="Redeploy", event_source="User")),
+        ScopeOfFleet(clock, "b", USER_REBOOT),
+    ]
+    async with running_hub(tmp_path, clock, *again) as harness:
+        (failed,) = await harness.wait_for_events("startrequest.failed")
+        assert (failed.attributes["scope"], failed.data["attempts"]) == ("a", 1)

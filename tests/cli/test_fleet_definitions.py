@@ -1,0 +1,206 @@
+"""``fleet definitions``: for a hub, and as RabbitMQ imports it."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+from pathlib import Path
+
+import aio_pika
+import pytest
+from aio_pika.exceptions import ProbableAuthenticationError
+
+from relay.fleet.definitions import hash_password
+from tests.cli.command import run_command
+from tests.rabbitmq import Broker
+
+URL = "amqp://imds-hub:topsecret@127.0.0.1/prod"
+HUB = f"""\
+fleet:
+  role: hub
+  url: {URL}
+  declare: passive
+  domains:
+    - {{user: vmss-a, scopes: ["vmss-a-*"]}}
+    - {{user: single, scopes: [vm-1, "vm-?"], relays: [one, "two_*"]}}
+"""
+ALSO = f"""\
+sinks:
+  - {{kind: rabbitmq, name: bus, url: "{URL}", declare: passive}}
+  - {{kind: rabbitmq, name: other, url: "amqp://other:x@127.0.0.1/prod", exchange: other}}
+approvals: {{amqp: {{url: "{URL}", declare: passive}}}}
+"""
+
+
+@pytest.fixture
+def hub_yaml(tmp_path: Path) -> Path:
+    """The configuration of a hub."""
+    file = tmp_path / "hub.yaml"
+    file.write_text(HUB)
+    return file
+
+
+def test_the_rights_are_the_least_that_hub_and_agents_need(hub_yaml: Path) -> None:
+    answer = run_command("fleet", "definitions", "--json", "--config", str(hub_yaml)).json
+    assert answer["vhosts"] == [{"name": "prod"}]
+    assert answer["users"] == []
+    rights = {
+        entry["user"]: (entry["vhost"], entry["configure"], entry["write"], entry["read"])
+        for entry in answer["permissions"]
+    }
+    agent = (
+        "prod",
+        r"^amq\.gen-.*$",
+        r"^(azure\.scheduledevents\.fleet|amq\.gen-.*)$",
+        r"^(azure\.scheduledevents\.commands|amq\.gen-.*)$",
+    )
+    assert rights == {
+        "imds-hub": (
+            "prod",
+            "^$",
+            r"^azure\.scheduledevents\.commands$",
+            r"^(azure\.scheduledevents\.fleet\.in|azure\.scheduledevents\.fleet\.pulse)$",
+        ),
+        "vmss-a": agent,
+        "single": agent,
+    }
+    topics = {
+        (entry["user"], entry["exchange"].rpartition(".")[2]): (entry["write"], entry["read"])
+        for entry in answer["topic_permissions"]
+    }
+    a, single = "vmss-a-[a-z0-9-]*", "(vm-1|vm-[a-z0-9-])"
+    kinds = r"((event|relay)\.[a-z-]+\.[a-z0-9_-]+|vote|start|pulse)"
+    scopes = "(vmss-a-[a-z0-9-]*|vm-1|vm-[a-z0-9-])"
+    relays = "(one|two_[a-z0-9_-]*)"
+    assert topics == {
+        ("imds-hub", "commands"): (rf"^(to\.{scopes}\.[a-z0-9_-]+|scope\.{scopes})$", "^$"),
+        ("vmss-a", "fleet"): (rf"^{kinds}\.{a}\.[a-z0-9_-]+$", "^$"),
+        ("vmss-a", "commands"): ("^$", rf"^(to\.{a}\.[a-z0-9_-]+|scope\.{a})$"),
+        ("single", "fleet"): (rf"^{kinds}\.{single}\.{relays}$", "^$"),
+        ("single", "commands"): ("^$", rf"^(to\.{single}\.{relays}|scope\.{single})$"),
+    }
+
+
+def test_the_hubs_user_keeps_the_rights_for_its_sinks_and_approvals_in_the_same_place(
+    hub_yaml: Path,
+) -> None:
+    hub_yaml.write_text(HUB + ALSO)
+    answer = run_command("fleet", "definitions", "--json", "--config", str(hub_yaml)).json
+    hub = answer["permissions"][0]
+    assert (hub["configure"], hub["write"]) == (
+        "^$",
+        r"^(azure\.scheduledevents\.commands|azure\.scheduledevents)$",
+    )
+    assert r"|azure\.scheduledevents\.approvals\.hub)$" in hub["read"]
+    assert "other" not in str(answer)
+    assert [entry["name"] for entry in answer["queues"]] == [
+        "azure.scheduledevents.unrouted",
+        "azure.scheduledevents.dead",
+        "azure.scheduledevents.fleet.in",
+        "azure.scheduledevents.fleet.pulse",
+        "azure.scheduledevents.approvals.hub",
+    ]
+
+
+def test_a_hub_that_makes_its_queues_gets_the_rights_to_and_a_hint(hub_yaml: Path) -> None:
+    hub_yaml.write_text(HUB.replace("declare: passive", "declare: true"))
+    result = run_command("fleet", "definitions", "--json", "--config", str(hub_yaml))
+    hub = result.json["permissions"][0]
+    for right in ("configure", "write", "read"):
+        for name in ("fleet", r"fleet\.in", r"fleet\.pulse", "commands", "dlx", "dead"):
+            assert rf"azure\.scheduledevents\.{name}|" in f"{hub[right][:-2]}|"
+    assert "needs only declare: passive" in result.err
+
+
+def test_people_get_tables_without_a_secret(hub_yaml: Path) -> None:
+    result = run_command("fleet", "definitions", "--config", str(hub_yaml))
+    assert (result.code, result.err) == (0, "")
+    assert "virtual host prod" in result.out
+    (line,) = (line for line in result.out.splitlines() if line.startswith("imds-hub  no: it must"))
+    assert line.split()[-2:] == [
+        r"^azure\.scheduledevents\.commands$",
+        r"^(azure\.scheduledevents\.fleet\.in|azure\.scheduledevents\.fleet\.pulse)$",
+    ]
+    for text in ("azure.scheduledevents.fleet event.#", "x-max-length=1000000", "single"):
+        assert text in result.out
+    assert "topsecret" not in result.out
+
+
+def test_a_hash_is_that_of_rabbitmq() -> None:
+    """Salt and SHA-256 of salt and password: https://www.rabbitmq.com/docs/passwords."""
+    salt = bytes.fromhex("908DC60A")
+    expected = salt + hashlib.sha256(salt + b"test12").digest()
+    assert hash_password("test12", salt) == base64.b64encode(expected).decode()
+    assert hash_password("test12", salt) == "kI3GCqW5JLMJa4iX1lo7X4D6XbYqlLgxIs30+P6tENUV2POR"
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (("--password-hash", "vmss-a"), "--password-hash: expected USER and a value with ="),
+        (("--password-hash", "vmss-a=topsecret"), "expected a hash that RabbitMQ made for vmss-a"),
+        (("--password-file", "vmss-a=/absent"), "--password-file: /absent: No such file"),
+        (("--password-hash", f"x={hash_password('x', b'salt')}"), "users of this fleet, x is none"),
+        (("--hub-user", "vmss-a"), "--hub-user: expected a user of no domain, got 'vmss-a'"),
+    ],
+)
+def test_wrong_options_are_refused(hub_yaml: Path, options: tuple[str, str], error: str) -> None:
+    result = run_command("fleet", "definitions", "--config", str(hub_yaml), *options)
+    assert (result.code, result.out) == (2, "")
+    assert error in result.err
+    assert "topsecret" not in result.err
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("scope: west", "expected the configuration of a hub"),
+        (
+            'fleet: {role: agent, url: "amqp://vmss-a:x@127.0.0.1/"}',
+            "expected the configuration of a hub",
+        ),
+        (HUB.replace("imds-hub:topsecret@", ""), "expected --hub-user"),
+    ],
+    ids=["no fleet", "agent", "no user"],
+)
+def test_it_needs_the_configuration_of_a_hub(hub_yaml: Path, text: str, error: str) -> None:
+    hub_yaml.write_text(text)
+    result = run_command("fleet", "definitions", "--config", str(hub_yaml))
+    assert (result.code, result.out) == (2, "")
+    assert error in result.err
+
+
+def test_without_a_verb_there_is_help_and_exit_code_2() -> None:
+    result = run_command("fleet")
+    assert result.code == 2
+    assert "definitions" in result.out
+
+
+async def test_rabbitmqctl_imports_what_is_printed(
+    own_broker: Broker, hub_yaml: Path, tmp_path: Path
+) -> None:
+    """With passwords the users are made. Without, they keep those that they have."""
+    options = ["--config", str(hub_yaml), "--json"]
+    for user in ("imds-hub", "vmss-a", "single"):
+        (tmp_path / user).write_text(f"password of {user}\n")
+        options += ["--password-file", f"{user}={tmp_path / user}"]
+    file = tmp_path / "fleet.json"
+    for arguments in (options, options[:3]):
+        file.write_text(run_command("fleet", "definitions", *arguments).out)
+        await asyncio.to_thread(own_broker.ctl, "import_definitions", str(file))
+        await can_log_in(own_broker, "vmss-a")
+    file.write_text(run_command("fleet", "definitions", *options[:3], "--all-users").out)
+    await asyncio.to_thread(own_broker.ctl, "import_definitions", str(file))
+    with pytest.raises(ProbableAuthenticationError):
+        await can_log_in(own_broker, "vmss-a")
+    own_broker.evaluate('rabbit_vhost:delete(<<"prod">>, <<"test">>).')
+
+
+async def can_log_in(node: Broker, user: str) -> None:
+    """Log in, and declare a queue as an agent does."""
+    async with await aio_pika.connect(
+        f"amqp://{user}:password%20of%20{user}@127.0.0.1:{node.port}/prod"
+    ) as connection:
+        channel = await connection.channel()
+        await channel.declare_queue(exclusive=True)

@@ -1,0 +1,272 @@
+"""The hub as the agents of a fleet see it: real exchanges and queues on a real RabbitMQ.
+
+It decides nothing. A test reads what agents publish, and sends them what a hub sends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeVar
+
+import aio_pika
+import orjson
+from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
+from pamqp.commands import Basic
+
+from relay.amqp.topology import declare_topology
+from relay.config import Config
+from relay.events.build import Origin
+from relay.events.cloudevent import CloudEvent
+from relay.fleet.messages import (
+    HubState,
+    Message,
+    Pulse,
+    StartOrder,
+    StartResult,
+    VoteAnswer,
+    VoteMessage,
+    parse_message,
+)
+from relay.fleet.routing import command_key, state_key
+from relay.fleet.topology import command_exchange, fleet_topology, pulse_queue, report_queue
+from tests.journey.relay_process import eventually
+from tests.rabbitmq import Broker
+from tests.raw_amqp import RawChannel
+
+SCOPE = "vmss-a-1f0c33ab"
+AGENT_USER = "vmss-a"
+HUB_USER = "imds-hub"
+STRANGER = "stranger"
+"""A RabbitMQ user with every right, whom agents do not obey."""
+HUB = Origin("hub", "hub-0")
+_grants = itertools.count(1)
+_exchanges = itertools.count(1)
+M = TypeVar("M")
+
+
+def unused_exchange() -> str:
+    """Return the name of an exchange that no other test uses."""
+    return f"fleet.test.{next(_exchanges)}"
+
+
+def define_users(broker: Broker, exchange: str) -> None:
+    """Make the users: the hub's, and that of the agents with no more than its rights."""
+    name = exchange.replace(".", r"\.")
+    everything = {"vhost": "/", "configure": ".*", "write": ".*", "read": ".*"}
+    kinds = r"((event|relay)\.[a-z-]+\.[a-z0-9_-]+|vote|start|pulse)"
+    scopes = r"vmss-a-[a-z0-9-]*"
+    broker.define(
+        {
+            "users": [
+                {"name": user, "password": user, "tags": ""}
+                for user in (AGENT_USER, HUB_USER, STRANGER)
+            ],
+            "permissions": [
+                {"user": HUB_USER, **everything},
+                {"user": STRANGER, **everything},
+                {
+                    "vhost": "/",
+                    "user": AGENT_USER,
+                    "configure": r"^amq\.gen-.*$",
+                    "write": rf"^({name}\.fleet|amq\.gen-.*)$",
+                    "read": rf"^({name}\.commands|amq\.gen-.*)$",
+                },
+            ],
+            "topic_permissions": [
+                {
+                    "vhost": "/",
+                    "user": AGENT_USER,
+                    "exchange": f"{exchange}.fleet",
+                    "write": rf"^{kinds}\.{scopes}\.[a-z0-9_-]+$",
+                    "read": "^$",
+                },
+                {
+                    "vhost": "/",
+                    "user": AGENT_USER,
+                    "exchange": f"{exchange}.commands",
+                    "write": "^$",
+                    "read": rf"^(to\.{scopes}\.[a-z0-9_-]+|scope\.{scopes})$",
+                },
+            ],
+        }
+    )
+
+
+def agent_document(broker: Broker, exchange: str, **more: Any) -> dict[str, Any]:
+    """Return the YAML document of an agent."""
+    return {
+        "scope": SCOPE,
+        "relay": "vm-0",
+        "fleet": {"role": "agent", "url": broker.amqp_url(AGENT_USER), "exchange": exchange},
+        "api": {"listen": "127.0.0.1:0"},
+        **more,
+    }
+
+
+def agent_config(broker: Broker, exchange: str, **more: Any) -> Config:
+    """Return the configuration of an agent."""
+    return Config.model_validate(agent_document(broker, exchange, **more))
+
+
+@dataclass(slots=True)
+class Received:
+    """A message of an agent."""
+
+    key: str
+    user: str | None
+    content: Any
+    message: AbstractIncomingMessage
+
+
+@dataclass(slots=True)
+class HubSide:
+    """What arrived from agents, and a way to send to them."""
+
+    broker: Broker
+    exchange: str
+    channel: AbstractChannel
+    reports: list[Received] = field(default_factory=list)
+    """What came through the queue of reports: events, votes, results."""
+    pulses: list[Received] = field(default_factory=list)
+
+    def contents(self, kind: type[M]) -> list[M]:
+        """Return what arrived of one kind of message."""
+        everything = (received.content for received in [*self.reports, *self.pulses])
+        return [content for content in everything if isinstance(content, kind)]
+
+    @property
+    def results(self) -> list[StartResult]:
+        """The results of orders."""
+        return self.contents(StartResult)
+
+    @property
+    def event_names(self) -> list[str]:
+        """The names of the events that agents reported."""
+        return [event.name for event in self.contents(CloudEvent)]
+
+    async def wait_for(self, kind: type[M], count: int = 1) -> list[M]:
+        """Wait until so many messages of one kind have arrived, and return them."""
+        await eventually(lambda: len(self.contents(kind)) >= count, what=f"{count} {kind}")
+        return self.contents(kind)
+
+    async def wait_for_listener(self, count: int = 1) -> Pulse:
+        """Wait until an agent hears the hub, which its pulse shows."""
+        return (await self.wait_for(Pulse, count))[-1]
+
+    async def send(
+        self, message: Message, *, relay: str = "vm-0", scope: str = SCOPE, user: str = HUB_USER
+    ) -> CloudEvent:
+        """Send a message to one agent; a state to its scope."""
+        event = message.to_event(HUB, datetime.now(UTC))
+        key = state_key(scope) if isinstance(message, HubState) else command_key(scope, relay)
+        await self.publish(event.body, key, user=user)
+        return event
+
+    async def publish(
+        self,
+        body: bytes,
+        key: str,
+        *,
+        user: str = HUB_USER,
+        exchange: str | None = None,
+        **properties: Any,
+    ) -> None:
+        """Publish bytes as a user."""
+        header = Basic.Properties(
+            **{"message_id": "m", "user_id": user, "content_type": "application/json", **properties}
+        )
+        async with RawChannel(self.broker.amqp_url(user)) as channel:
+            name = command_exchange(self.exchange) if exchange is None else exchange
+            await channel.publish(name, key, body, header)
+
+    async def send_state(self, *, told: Sequence[str] = (), ending: Sequence[str] = ()) -> None:
+        """Tell the scope what the hub knows."""
+        now = datetime.now(UTC)
+        await self.send(HubState(hub_time=now, told=tuple(told), ending=tuple(ending)))
+
+    async def answer_vote(
+        self, vote: VoteMessage, status: int, body: dict[str, Any], *, relay: str = "vm-0"
+    ) -> None:
+        """Answer a vote."""
+        await self.send(
+            VoteAnswer(request_id=vote.request_id, status=status, body=body), relay=relay
+        )
+
+
+def make_order(event_id: str, revision: str, *, seconds: float = 5.0, **changes: Any) -> StartOrder:
+    """Return an order with a new grant. Its deadline is ``seconds`` away."""
+    fields: dict[str, Any] = {
+        "grant": next(_grants),
+        "attempt": 1,
+        "event_id": event_id,
+        "revision": revision,
+        "deadline": datetime.now(UTC) + timedelta(seconds=seconds),
+    }
+    return StartOrder(**{**fields, **changes})
+
+
+async def carry_out(hub: HubSide, order: StartOrder, relay: str = "vm-0") -> StartResult:
+    """Send an order and return its first result."""
+    await hub.send(order, relay=relay)
+    results: list[StartResult] = []
+
+    def has_result() -> bool:
+        results[:] = [
+            each
+            for each in hub.results
+            if (each.grant, each.attempt) == (order.grant, order.attempt)
+        ]
+        return bool(results)
+
+    await eventually(has_result)
+    return results[0]
+
+
+async def wait_until_old_enough(hub: HubSide, relay: str = "vm-0") -> None:
+    """Wait until the agent carries out orders: not before it has run for a while."""
+
+    async def is_ready() -> bool:
+        result = await carry_out(hub, make_order("no-such-event", "none"), relay)
+        return result.result == "changed"
+
+    await eventually(is_ready, every=0.5)
+
+
+@asynccontextmanager
+async def hub_side(broker: Broker, exchange: str | None = None) -> AsyncIterator[HubSide]:
+    """Make exchanges, queues and users, and receive what agents publish."""
+    exchange = exchange or unused_exchange()
+    await asyncio.to_thread(broker.start)
+    await asyncio.to_thread(define_users, broker, exchange)
+    connection = await aio_pika.connect(broker.amqp_url(HUB_USER))
+    async with connection:
+        await declare_topology(connection, fleet_topology(exchange), declare=True)
+        channel = await connection.channel()
+        hub = HubSide(broker, exchange, channel)
+        for name, received in (
+            (report_queue(exchange), hub.reports),
+            (pulse_queue(exchange), hub.pulses),
+        ):
+            queue = await channel.get_queue(name, ensure=False)
+
+            async def keep(
+                message: AbstractIncomingMessage, received: list[Received] = received
+            ) -> None:
+                content = parse_message(message.body)
+                received.append(
+                    Received(message.routing_key or "", message.user_id, content, message)
+                )
+
+            await queue.consume(keep, no_ack=True)
+        yield hub
+
+
+def json_of(event: CloudEvent) -> dict[str, Any]:
+    """Return the fields of an event's body."""
+    fields: dict[str, Any] = orjson.loads(event.body)
+    return fields

@@ -1,0 +1,187 @@
+"""A hub and agents on a real RabbitMQ, with a simulated Azure for each scope, in one process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from relay.app import RunningRelay, start_relay
+from relay.clock import SystemClock
+from relay.config import Config
+from relay.fleet.hub.source import FleetSource
+from relay.simulator import VM, Setup, Simulator
+from tests.fleet.hub_side import AGENT_USER, HUB_USER, define_users, unused_exchange
+from tests.journey.relay_process import KEY, SECRET, Inbox, eventually, inbox
+from tests.rabbitmq import Broker
+
+
+@dataclass(slots=True)
+class RunningFleet:
+    """The parts of a fleet. ``agents`` are by scope and name of the VM."""
+
+    broker: Broker
+    exchange: str
+    directory: Path
+    inbox: Inbox
+    azures: dict[str, Simulator] = field(default_factory=dict)
+    agents: dict[tuple[str, str], AsyncExitStack] = field(default_factory=dict)
+    hub: RunningRelay | None = None
+    hub_stack: AsyncExitStack = field(default_factory=AsyncExitStack)
+    hub_settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def running_hub(self) -> RunningRelay:
+        """The hub, which runs."""
+        assert self.hub is not None
+        return self.hub
+
+    async def start_hub(self) -> RunningRelay:
+        """Start the hub on the state file that it had before."""
+        config = Config.model_validate(
+            {
+                "relay": "hub-0",
+                "fleet": {
+                    "role": "hub",
+                    "url": self.broker.amqp_url(HUB_USER),
+                    "exchange": self.exchange,
+                    "domains": [{"user": AGENT_USER, "scopes": ["vmss-a-*"]}],
+                },
+                "store": {"path": str(self.directory / "hub.db")},
+                "sinks": [
+                    {
+                        "kind": "webhook",
+                        "name": "box",
+                        "url": self.inbox.url,
+                        "allow_http": True,
+                        "secrets": [SECRET],
+                    }
+                ],
+                "api": {
+                    "listen": "127.0.0.1:0",
+                    "clients": [
+                        {"name": "ops", "key": KEY, "can": ["read", "approve", "hold", "operate"]}
+                    ],
+                },
+                **self.hub_settings,
+            }
+        )
+        self.hub_stack = AsyncExitStack()
+        self.hub = await self.hub_stack.enter_async_context(start_relay(config, SystemClock()))
+        return self.hub
+
+    async def stop_hub(self) -> None:
+        """Stop the hub in order."""
+        await self.hub_stack.aclose()
+        self.hub = None
+
+    async def start_agent(self, scope: str, relay: str) -> RunningRelay:
+        """Start the agent of a VM on the state file that it had before."""
+        config = Config.model_validate(
+            {
+                "scope": scope,
+                "relay": relay,
+                "fleet": {
+                    "role": "agent",
+                    "url": self.broker.amqp_url(AGENT_USER),
+                    "exchange": self.exchange,
+                },
+                "source": {"url": self.azures[scope].urls[relay], "interval": "500ms"},
+                "store": {"path": str(self.directory / f"{scope}-{relay}.db")},
+                "api": {"listen": "127.0.0.1:0"},
+            }
+        )
+        stack = AsyncExitStack()
+        agent = await stack.enter_async_context(start_relay(config, SystemClock()))
+        self.agents[scope, relay] = stack
+        return agent
+
+    async def stop_agent(self, scope: str, relay: str) -> None:
+        """Stop the agent of a VM in order."""
+        await self.agents.pop((scope, relay)).aclose()
+
+    async def wait_until_connected(self) -> None:
+        """Wait until the hub has made its queues and hears agents."""
+        source = self.running_hub.relay.source
+        assert isinstance(source, FleetSource)
+        await eventually(lambda: source.is_connected, what="the hub is connected")
+
+    async def wait_until_heard(self) -> None:
+        """Wait until the hub has a pulse of every agent, and every agent hears the hub."""
+
+        def is_heard() -> bool:
+            roster = self.running_hub.relay.roster
+            assert roster is not None
+            heard = {(agent.scope, agent.relay) for agent in roster if agent.last_pulse is not None}
+            return heard >= set(self.agents)
+
+        await eventually(is_heard, what="a pulse of each agent")
+
+    async def call(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None
+    ) -> tuple[int, Any]:
+        """Call the API of the hub; return the status and the JSON of the answer."""
+        url = f"http://127.0.0.1:{self.running_hub.api_port}{path}"
+        headers = {"Authorization": f"Bearer {KEY}"}
+        async with (
+            aiohttp.ClientSession() as session,
+            session.request(method, url, json=body, headers=headers) as answer,
+        ):
+            return answer.status, await answer.json(content_type=None)
+
+    async def approve(self, scope: str, event_id: str) -> tuple[int, Any]:
+        """Vote for an event as it is now."""
+        _, event = await self.call("GET", f"/v1/events/{event_id}?scope={scope}")
+        return await self.call(
+            "POST",
+            "/v1/approvals",
+            {
+                "eventId": event_id,
+                "decision": "approve",
+                "revision": event["revision"],
+                "scope": scope,
+            },
+        )
+
+    def told(self, event_id: str) -> list[str]:
+        """Return the types of what the webhook got about an EventId, each once, in order."""
+        return self.inbox.types_of(event_id)
+
+
+@asynccontextmanager
+async def running_fleet(
+    broker: Broker,
+    directory: Path,
+    scopes: Mapping[str, Sequence[str]],
+    *,
+    hub: Mapping[str, Any] | None = None,
+) -> AsyncIterator[RunningFleet]:
+    """Run a hub, and an agent for each VM of each scope.
+
+    ``hub`` holds further sections of the hub's configuration.
+    """
+    await asyncio.to_thread(broker.start)
+    exchange = unused_exchange()
+    await asyncio.to_thread(define_users, broker, exchange)
+    async with AsyncExitStack() as stack:
+        box = await stack.enter_async_context(inbox())
+        fleet = RunningFleet(broker, exchange, directory, box, hub_settings=hub or {})
+        for scope, vms in scopes.items():
+            setup = Setup(vms=tuple(map(VM, vms)))
+            fleet.azures[scope] = await stack.enter_async_context(Simulator(setup))
+        try:
+            await fleet.start_hub()
+            await fleet.wait_until_connected()
+            for scope, vms in scopes.items():
+                for vm in vms:
+                    await fleet.start_agent(scope, vm)
+            await fleet.wait_until_heard()
+            yield fleet
+        finally:
+            for agent in [*fleet.agents.values(), fleet.hub_stack]:
+                await agent.aclose()

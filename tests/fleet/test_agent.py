@@ -1,0 +1,136 @@
+"""An agent with a real RabbitMQ and the simulator: what it reports, and what it obeys."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relay.app import RunningRelay, start_relay
+from relay.clock import SystemClock
+from relay.events.cloudevent import CloudEvent
+from relay.fleet.messages import Pulse, PulseRequest
+from relay.simulator import VM, Plan, Setup, Simulator
+from tests.fleet.hub_side import (
+    AGENT_USER,
+    SCOPE,
+    HubSide,
+    agent_config,
+    carry_out,
+    hub_side,
+    make_order,
+    wait_until_old_enough,
+)
+from tests.journey.relay_process import eventually
+from tests.rabbitmq import Broker
+
+VMS = (VM("vm-0"), VM("vm-1"))
+
+
+@pytest.fixture
+async def hub(own_broker: Broker) -> AsyncIterator[HubSide]:
+    """The broker's side of the hub."""
+    async with hub_side(own_broker) as side:
+        yield side
+
+
+@pytest.fixture
+async def azure() -> AsyncIterator[Simulator]:
+    """Azure with two VMs."""
+    async with Simulator(Setup(vms=VMS)) as sim:
+        yield sim
+
+
+@asynccontextmanager
+async def agent(
+    hub: HubSide, azure: Simulator, directory: Path, relay: str = "vm-0", **more: Any
+) -> AsyncIterator[RunningRelay]:
+    """Run an agent on one of the VMs."""
+    directory.mkdir(exist_ok=True)  # noqa: ASYNC240  # a test may wait for the disk
+    config = agent_config(
+        hub.broker,
+        hub.exchange,
+        relay=relay,
+        source={"url": azure.urls[relay], "interval": "500ms"},
+        store={"path": str(directory / f"{relay}.db")},
+        **more,
+    )
+    async with start_relay(config, SystemClock()) as running:
+        yield running
+
+
+def live_ids(pulse: Pulse) -> list[str]:
+    """Return the EventIds in a pulse."""
+    return [event["eventId"] for event in pulse.live or ()]
+
+
+async def test_an_agent_reports_changes_of_its_vm_as_it_recorded_them(
+    hub: HubSide, azure: Simulator, tmp_path: Path
+) -> None:
+    async with agent(hub, azure, tmp_path) as running:
+        event = azure.schedule(Plan(resources=("vm-0",)))
+        await hub.wait_for(CloudEvent)
+        azure.start(event)
+        await hub.wait_for(CloudEvent, 2)
+        azure.end(event)
+        await hub.wait_for(CloudEvent, 3)
+        assert hub.event_names == ["event.scheduled", "event.started", "event.ended"]
+        journal = await running.relay.store.read(
+            lambda tx: [event for _, event in tx.journal.events_after(0, 100)]
+        )
+    assert [received.content.body for received in hub.reports] == [each.body for each in journal]
+    assert {received.user for received in hub.reports} == {AGENT_USER}
+    assert [received.key for received in hub.reports] == [
+        f"event.{change}.reboot.{SCOPE}.vm-0" for change in ("scheduled", "started", "ended")
+    ]
+    assert hub.reports[0].message.message_id == journal[0].id
+    assert hub.reports[0].message.delivery_mode == 2
+
+
+async def test_a_pulse_says_who_the_agent_is_and_what_its_vm_sees(
+    hub: HubSide, azure: Simulator, tmp_path: Path
+) -> None:
+    async with agent(hub, azure, tmp_path):
+        await hub.wait_for_listener()
+        event = azure.schedule(Plan(resources=("vm-1",)))
+        await eventually(lambda: azure.start_requests == () and len(azure.calls) > 3)
+
+        async def is_seen() -> bool:
+            await hub.send(PulseRequest())
+            count = len(hub.pulses)
+            await hub.wait_for_listener(count + 1)
+            return live_ids(hub.contents(Pulse)[-1]) == [event.event_id]
+
+        await eventually(is_seen)
+    pulse = hub.contents(Pulse)[-1]
+    assert pulse.vm_id
+    assert {"vm-0", "_vm-0"} <= set(pulse.names)
+    assert pulse.live is not None
+    assert pulse.live[0]["resources"] == ["vm-1"]
+    assert pulse.poll_age is not None
+    assert 0 <= pulse.poll_age < 60
+    assert pulse.clock_offset is not None
+    assert abs(pulse.clock_offset) < 60
+    assert {received.key for received in hub.pulses} == {f"pulse.{SCOPE}.vm-0"}
+    assert {received.message.delivery_mode for received in hub.pulses} == {1}
+
+
+async def test_an_order_is_carried_out_once_and_a_repeat_gets_the_same_result(
+    hub: HubSide, azure: Simulator, tmp_path: Path
+) -> None:
+    async with agent(hub, azure, tmp_path):
+        event = azure.schedule(Plan(resources=("vm-0",)))
+        (reported,) = await hub.wait_for(CloudEvent)
+        await hub.wait_for_listener()
+        await wait_until_old_enough(hub)
+        order = make_order(event.event_id, reported.data["revision"])
+        result = await carry_out(hub, order)
+        await hub.send(order)
+        await eventually(lambda: hub.results.count(result) == 2)
+    assert (result.result, result.status) == ("accepted", 200)
+    (call,) = azure.start_requests
+    assert call.event_ids == (event.event_id,)
+    assert {received.key for received in hub.reports} >= {f"start.{SCOPE}.vm-0"}

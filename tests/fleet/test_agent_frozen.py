@@ -1,0 +1,236 @@
+"""An agent whose process stands still in the middle of an order, and goes on too late.
+
+SIGSTOP does to a process what a freeze of the VM does. No StartRequest may arrive after the
+deadline, at whatever step it stood still.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import format_datetime
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from relay.events.cloudevent import CloudEvent
+from relay.fleet.messages import StartOrder
+from tests.fleet.hub_side import (
+    HubSide,
+    agent_document,
+    hub_side,
+    make_order,
+    wait_until_old_enough,
+)
+from tests.imds.scripted_server import Answer, ReceivedRequest, run_server
+from tests.journey.relay_process import RelayProcess, eventually, relay
+from tests.rabbitmq import Broker
+
+EVENT = {
+    "EventId": "C7061BAC-AFDC-4513-B24B-AA5F13A16123",
+    "EventType": "Reboot",
+    "EventStatus": "Scheduled",
+    "ResourceType": "VirtualMachine",
+    "Resources": ["vm-0"],
+    "NotBefore": "Mon, 19 Sep 2050 18:29:47 GMT",
+    "EventSource": "Platform",
+    "DurationInSeconds": -1,
+}
+DOCUMENT = orjson.dumps({"DocumentIncarnation": 1, "Events": [EVENT]})
+INSTANCE = orjson.dumps({"compute": {"vmId": "vm-id", "name": "vm-0"}})
+
+
+@dataclass
+class Imds:
+    """An IMDS that remembers when each StartRequest arrived."""
+
+    on_read: Callable[[], float] | None = None
+    """Called with each read of the document; it returns the seconds until the answer."""
+    on_start: Callable[[], float] | None = None
+    """The same for each StartRequest."""
+    starts: list[datetime] = field(default_factory=list)
+    reads: int = 0
+
+    def answer(self, request: ReceivedRequest) -> Answer:
+        """Answer a call."""
+        now = datetime.now(UTC)
+        headers = {"Date": format_datetime(now, usegmt=True)}
+        if request.target.startswith("/metadata/instance"):
+            return Answer(INSTANCE, headers=headers)
+        if request.method == "POST":
+            self.starts.append(now)
+            return Answer(b"", headers=headers, pause=self.on_start() if self.on_start else 0)
+        self.reads += 1
+        return Answer(DOCUMENT, headers=headers, pause=self.on_read() if self.on_read else 0)
+
+
+@dataclass
+class Rig:
+    """An agent in a process of its own, which knows the event."""
+
+    hub: HubSide
+    imds: Imds
+    process: RelayProcess
+    revision: str
+
+    def order(self, seconds: float = 5.0) -> StartOrder:
+        """Return an order for the event."""
+        return make_order(str(EVENT["EventId"]), self.revision, seconds=seconds)
+
+    def stop(self) -> float:
+        """Let the process stand still."""
+        self._signal(signal.SIGSTOP)
+        return 0.0
+
+    def go_on(self) -> None:
+        """Let the process go on."""
+        self._signal(signal.SIGCONT)
+
+    async def go_on_after(self, order: StartOrder) -> None:
+        """Let the process go on when the deadline has passed."""
+        seconds = (order.deadline - datetime.now(UTC)).total_seconds()
+        await asyncio.sleep(max(0.0, seconds) + 0.1)
+        self.go_on()
+
+    async def wait_for_reads(self, count: int) -> None:
+        """Wait for so many more reads: the agent works again."""
+        reads = self.imds.reads
+        await eventually(lambda: self.imds.reads >= reads + count)
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self.process.process is not None
+        self.process.process.send_signal(number)
+
+
+@pytest.fixture
+async def running(own_broker: Broker, tmp_path: Path) -> AsyncIterator[Rig]:
+    """Run an agent that has run for a while."""
+    async with _run(own_broker, tmp_path) as rig:
+        yield rig
+
+
+@asynccontextmanager
+async def _run(broker: Broker, folder: Path) -> AsyncIterator[Rig]:
+    imds = Imds()
+    async with hub_side(broker) as hub, run_server(imds.answer) as server:
+        document: dict[str, Any] = agent_document(
+            broker, hub.exchange, source={"url": server.url, "interval": "500ms"}, api={}
+        )
+        async with relay(folder, document) as process:
+            await process.start()
+            (reported,) = await hub.wait_for(CloudEvent)
+            await hub.wait_for_listener()
+            await wait_until_old_enough(hub)
+            rig = Rig(hub, imds, process, reported.data["revision"])
+            try:
+                yield rig
+            finally:
+                rig.go_on()
+
+
+def results_of(rig: Rig, order: StartOrder) -> list[str]:
+    """Return the results of an order that have arrived."""
+    return [result.result for result in rig.hub.results if result.grant == order.grant]
+
+
+async def test_an_agent_that_stands_still_before_it_gets_the_order_sends_nothing(
+    running: Rig,
+) -> None:
+    """The order waits in the socket or in the queue."""
+    running.stop()
+    order = running.order()
+    await running.hub.send(order)
+    await running.go_on_after(order)
+    await eventually(lambda: results_of(running, order) == ["stale"])
+    assert running.imds.starts == []
+
+
+async def test_an_agent_that_stands_still_while_it_reads_sends_nothing(running: Rig) -> None:
+    """The answer with a good time waits in its socket."""
+    order = running.order()
+
+    def stop_and_answer() -> float:
+        running.imds.on_read = None
+        return running.stop()
+
+    def stop_at_the_next_read() -> float:
+        running.imds.on_read = stop_and_answer
+        return 0.0
+
+    await running.hub.send(order)
+    running.imds.on_read = stop_at_the_next_read
+    await eventually(lambda: running.imds.on_read is None)
+    await running.go_on_after(order)
+    await eventually(lambda: len(results_of(running, order)) == 1)
+    if running.imds.starts:  # it was sent with the read before
+        assert running.imds.starts[0] < order.deadline
+    else:
+        assert results_of(running, order) == ["stale"]
+    await running.wait_for_reads(3)
+    assert len(running.imds.starts) <= 1
+
+
+@pytest.mark.parametrize("after", [0.0, 0.05, 0.3])
+async def test_an_agent_that_stands_still_after_the_read_sends_nothing_too_late(
+    running: Rig, after: float
+) -> None:
+    """The StartRequest waits for its place in the budget of calls, about half a second."""
+    order = running.order()
+    stopped = asyncio.Event()
+
+    def stop_after() -> float:
+        running.imds.on_read = None
+        asyncio.get_running_loop().call_later(after, stop)
+        return 0.0
+
+    def stop() -> None:
+        running.stop()
+        stopped.set()
+
+    running.imds.on_read = stop_after
+    await running.hub.send(order)
+    await stopped.wait()
+    await running.go_on_after(order)
+    await eventually(lambda: len(results_of(running, order)) == 1)
+    await running.wait_for_reads(3)
+    assert len(running.imds.starts) == (results_of(running, order) != ["stale"])
+    assert all(at < order.deadline for at in running.imds.starts)
+
+
+async def test_an_agent_that_stands_still_while_its_start_request_is_answered_does_not_repeat_it(
+    running: Rig,
+) -> None:
+    order = running.order()
+    running.imds.on_start = running.stop
+    await running.hub.send(order)
+    await eventually(lambda: bool(running.imds.starts))
+    await running.go_on_after(order)
+    await eventually(lambda: len(results_of(running, order)) == 1)
+    assert results_of(running, order) in (["accepted"], ["failed"])
+    await running.hub.send(order)
+    await eventually(lambda: len(results_of(running, order)) == 2)
+    await running.wait_for_reads(3)
+    assert len(running.imds.starts) == 1
+    assert running.imds.starts[0] < order.deadline
+
+
+async def test_an_agent_that_is_killed_does_not_carry_out_the_same_order_after_its_restart(
+    running: Rig,
+) -> None:
+    order = running.order()
+    running.imds.on_start = lambda: 600.0
+    await running.hub.send(order)
+    await eventually(lambda: bool(running.imds.starts))
+    await running.process.kill()
+    pulses = len(running.hub.pulses)
+    await running.process.start()
+    await running.hub.wait_for_listener(pulses + 1)
+    await running.hub.send(order)
+    await eventually(lambda: results_of(running, order) == ["stale"])
+    assert len(running.imds.starts) == 1

@@ -1,0 +1,598 @@
+"""On a real RabbitMQ with the generated definitions each user can do its work, and nothing else.
+
+What the broker lets pass is refused on arrival: RabbitMQ 3.10 checks no topic permission for the CC
+header (4.0.5 does), and no version checks what a queue dead-letters.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+import aio_pika
+import pytest
+from aio_pika.abc import AbstractChannel, AbstractQueue
+from aio_pika.exceptions import (
+    ChannelPreconditionFailed,
+)
+from aiormq.abc import DeliveredMessage
+from aiormq.exceptions import ChannelAccessRefused, ChannelLockedResource
+from pamqp.commands import Basic
+from pydantic import SecretStr
+from yarl import URL
+
+from relay.amqp.approval_message import UnusableMessage
+from relay.amqp.connection import Connection
+from relay.amqp.event_message import content_header
+from relay.amqp.publish_channel import PublishChannel
+from relay.amqp.topology import declare_topology, events_topology
+from relay.events.build import Origin
+from relay.fleet.definitions import ExchangeUse, HubAccount, fleet_definitions, hash_password
+from relay.fleet.messages import HubState, PulseRequest, VoteMessage, read_message
+from relay.fleet.routing import (
+    Sender,
+    check_command,
+    check_report,
+    command_key,
+    pulse_key,
+    report_key,
+    result_key,
+    state_key,
+    vote_key,
+)
+from relay.fleet.settings import HubSettings, TrustDomain
+from relay.fleet.topology import (
+    AGENT_QUEUE_ARGUMENTS,
+    agent_keys,
+    command_exchange,
+    fleet_exchange,
+    fleet_topology,
+    hub_approvals_topology,
+    pulse_queue,
+    report_queue,
+)
+from tests.builders import cloudevent
+from tests.rabbitmq import Broker
+
+VHOST, MAIN, HUB_USER = "fleet", "azure.scheduledevents", "imds-hub"
+FLEET, COMMANDS = fleet_exchange(MAIN), command_exchange(MAIN)
+REPORTS, PULSES = report_queue(MAIN), pulse_queue(MAIN)
+APPROVALS, DEAD = f"{MAIN}.approvals.hub", f"{MAIN}.dead"
+A = Origin("vmss-a-1f0c33ab", "VMSS-A_0")
+A_NEIGHBOR = Origin("vmss-a-1f0c33ab", "VMSS-A_1")
+B = Origin("vmss-b-77aa0011", "VMSS-B_0")
+SINGLE = Origin("single-1", "one")
+SINGLE_NEIGHBOR = Origin("single-1", "two")
+DOMAINS = (
+    TrustDomain(user="vmss-a", scopes=("vmss-a-*",)),
+    TrustDomain(user="vmss-b", scopes=("vmss-b-*",)),
+    TrustDomain(user="single", scopes=("single-1",), relays=("one",)),
+)
+USERS = {"vmss-a": A, "vmss-b": B, "single": SINGLE}
+SETTINGS = HubSettings(
+    role="hub",
+    url=SecretStr(f"amqp://{HUB_USER}@127.0.0.1/{VHOST}"),
+    declare="passive",
+    domains=DOMAINS,
+)
+ACCOUNT = HubAccount(
+    user=HUB_USER,
+    sinks=(ExchangeUse(exchange=MAIN, declare="passive"),),
+    approvals=ExchangeUse(exchange=MAIN, declare="passive"),
+)
+PASSWORD = "p"
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+WITHIN = 30.0
+"""Seconds for what the broker does in milliseconds."""
+TOPOLOGY = (*events_topology(MAIN), *fleet_topology(MAIN), *hub_approvals_topology(MAIN))
+
+Attempt = Callable[[AbstractChannel], Awaitable[object]]
+
+
+def hashes() -> dict[str, str]:
+    return dict.fromkeys((HUB_USER, *USERS), hash_password(PASSWORD, b"salt"))
+
+
+@pytest.fixture
+def node(own_broker: Broker) -> Iterator[Broker]:
+    """A node with the definitions of the fleet, and with empty queues."""
+    own_broker.define(fleet_definitions(SETTINGS, ACCOUNT, VHOST, hashes()))
+    yield own_broker
+    if not all(is_empty(own_broker, queue) for queue in (REPORTS, PULSES, DEAD)):
+        own_broker.evaluate(f'rabbit_vhost:delete(<<"{VHOST}">>, <<"test">>).')
+
+
+@asynccontextmanager
+async def channel_of(node: Broker, user: str) -> AsyncIterator[AbstractChannel]:
+    """A channel of a user of the fleet, with confirms."""
+    async with await aio_pika.connect(url_of(node, user)) as connection:
+        yield await connection.channel(on_return_raises=True)
+
+
+def url_of(node: Broker, user: str) -> URL:
+    return URL(f"amqp://{user}:{PASSWORD}@127.0.0.1:{node.port}/{VHOST}")
+
+
+async def publish(
+    channel: AbstractChannel,
+    exchange: str,
+    key: str,
+    *,
+    user: str | None = None,
+    body: bytes = b"{}",
+    headers: dict[str, Any] | None = None,
+) -> None:
+    """Publish a message, and return when the broker has confirmed it."""
+    there = await channel.get_exchange(exchange, ensure=False)
+    await there.publish(
+        aio_pika.Message(body, user_id=user, message_id="m", headers=headers),
+        key,
+        mandatory=True,
+        timeout=WITHIN,
+    )
+
+
+async def refuses(node: Broker, user: str, attempt: Attempt) -> None:
+    """Assert that the broker refuses an attempt of a user for want of a right."""
+    async with channel_of(node, user) as channel:
+        with pytest.raises(ChannelAccessRefused):
+            async with asyncio.timeout(WITHIN):
+                await attempt(channel)
+
+
+async def arrived(node: Broker, queue: str) -> DeliveredMessage:
+    """Consume and acknowledge the next message of a queue of the hub, as the hub's user."""
+    async with channel_of(node, HUB_USER) as channel:
+        (message,) = await next_messages(channel, queue, 1)
+        return message
+
+
+async def next_messages(channel: AbstractChannel, queue: str, count: int) -> list[DeliveredMessage]:
+    """Consume and acknowledge the next messages of a queue."""
+    raw = await channel.get_underlay_channel()
+    arrivals: asyncio.Queue[DeliveredMessage] = asyncio.Queue()
+    await raw.basic_consume(queue, arrivals.put)
+    async with asyncio.timeout(WITHIN):
+        messages = [await arrivals.get() for _ in range(count)]
+    for message in messages:
+        await raw.basic_ack(message.delivery_tag or 0, wait=True)
+    return messages
+
+
+def is_empty(node: Broker, queue: str) -> bool:
+    """Whether a queue holds no message. A publish that was refused is over when this is asked."""
+    return length_of(node, queue) == 0
+
+
+# --- what is needed
+
+
+@pytest.mark.parametrize("user", USERS)
+async def test_an_agent_publishes_everything_that_it_has_to(node: Broker, user: str) -> None:
+    origin = USERS[user]
+    keys = {
+        report_key(cloudevent("event.scheduled", eventtype="Reboot"), origin): REPORTS,
+        report_key(cloudevent("event.ended", eventtype=None), origin): REPORTS,
+        report_key(cloudevent("relay.source-lost", subject=None), origin): REPORTS,
+        report_key(cloudevent("relay.sink-failing", subject="hub"), origin): REPORTS,
+        vote_key(origin): REPORTS,
+        result_key(origin): REPORTS,
+        pulse_key(origin): PULSES,
+    }
+    async with channel_of(node, user) as channel:
+        for key in keys:
+            await publish(channel, FLEET, key, user=user)
+    for key, queue in keys.items():
+        message = await arrived(node, queue)
+        assert message.routing_key == key
+        _, sender = check_report(message, FLEET, DOMAINS)
+        assert sender == Sender(origin.scope, origin.relay.lower(), user)
+
+
+async def test_the_relays_own_channel_publishes_with_a_user_and_is_confirmed(node: Broker) -> None:
+    message = VoteMessage(request_id="r", user="local:root", body={}).to_event(A, NOW)
+    connection = Connection(url_of(node, "vmss-a"), "test")
+    await connection.connect()
+    async with connection:
+        channel = await PublishChannel.open(connection, FLEET)
+        header = content_header(message, user_id="vmss-a")
+        publishing = channel.start_publish(message.id, message.body, vote_key(A), header)
+        async with asyncio.timeout(WITHIN):
+            assert isinstance(await publishing, Basic.Ack)
+    received = await arrived(node, REPORTS)
+    key, _ = check_report(received, FLEET, DOMAINS)
+    read = read_message(received.body)
+    read.require_key(key)
+    assert (read.id, received.header.properties.message_id) == (message.id, message.id)
+
+
+async def agent_queue(channel: AbstractChannel, *keys: str, **more: Any) -> AbstractQueue:
+    """The queue of an agent, bound with these keys."""
+    arguments = {**AGENT_QUEUE_ARGUMENTS, **more}
+    queue = await channel.declare_queue(exclusive=True, arguments=arguments)
+    for key in keys:
+        await queue.bind(COMMANDS, key)
+    return queue
+
+
+@pytest.mark.parametrize("user", USERS)
+async def test_an_agent_gets_what_the_hub_sends_to_it_and_to_its_scope(
+    node: Broker, user: str
+) -> None:
+    origin = USERS[user]
+    keys = agent_keys(origin)
+    async with channel_of(node, user) as agent, channel_of(node, HUB_USER) as hub:
+        queue = await agent_queue(agent, *keys)
+        assert queue.name.startswith("amq.gen-")
+        messages = (PulseRequest(), HubState(hub_time=NOW, told=(), ending=()))
+        for key, content in zip(keys, messages, strict=True):
+            body = content.to_event(Origin("hub", "h"), NOW).body
+            await publish(hub, COMMANDS, key, user=HUB_USER, body=body)
+        arrivals = await next_messages(agent, queue.name, len(keys))
+        for key, content, message in zip(keys, messages, arrivals, strict=True):
+            assert check_command(message, COMMANDS, keys, HUB_USER) == key
+            assert read_message(message.body).content == content
+
+
+async def test_an_order_to_an_agent_that_is_not_there_is_returned(node: Broker) -> None:
+    async with channel_of(node, HUB_USER) as hub:
+        with pytest.raises(aio_pika.exceptions.PublishError):
+            await publish(hub, COMMANDS, command_key(A.scope, "absent"), user=HUB_USER)
+
+
+async def test_the_hub_finds_all_that_it_may_look_at_and_nothing_missing(node: Broker) -> None:
+    connection = Connection(url_of(node, HUB_USER), "test")
+    await connection.connect()
+    async with connection:
+        await declare_topology(connection, TOPOLOGY, "passive")
+
+
+async def test_the_definitions_make_what_a_hub_makes_that_declares_itself(node: Broker) -> None:
+    settings = SETTINGS.model_copy(update={"declare": True})
+    account = HubAccount(
+        user=HUB_USER,
+        sinks=(ExchangeUse(exchange=MAIN, declare=True),),
+        approvals=ExchangeUse(exchange=MAIN, declare=True),
+    )
+    node.define(fleet_definitions(settings, account, VHOST, hashes()))
+    connection = Connection(url_of(node, HUB_USER), "test")
+    await connection.connect()
+    async with connection:
+        assert await declare_topology(connection, TOPOLOGY, True) == ()  # nothing differs
+        async with connection.channel() as channel:
+            for part in reversed(TOPOLOGY):
+                if hasattr(part, "keys"):
+                    await channel.queue_delete(part.name)
+                else:
+                    await channel.exchange_delete(part.name)
+        assert await declare_topology(connection, TOPOLOGY, True) == ()  # all is made
+
+
+async def test_the_hub_consumes_and_dead_letters(node: Broker) -> None:
+    async with channel_of(node, "vmss-a") as agent:
+        await publish(agent, FLEET, vote_key(A), user="vmss-a")
+    async with channel_of(node, HUB_USER) as hub:
+        arrivals: asyncio.Queue[Any] = asyncio.Queue()
+        for name in (PULSES, APPROVALS):
+            await (await hub.get_queue(name, ensure=False)).consume(arrivals.put)
+        await (await hub.get_queue(REPORTS, ensure=False)).consume(arrivals.put)
+        async with asyncio.timeout(WITHIN):
+            message = await arrivals.get()
+        await message.reject(requeue=False)
+    await until(node, DEAD, 1)
+
+
+async def until(node: Broker, queue: str, length: int) -> None:
+    """Wait until a queue has so many messages."""
+    async with asyncio.timeout(WITHIN):
+        while length != await asyncio.to_thread(length_of, node, queue):  # noqa: ASYNC110  # there is no event to wait for
+            await asyncio.sleep(0.1)
+
+
+def length_of(node: Broker, queue: str) -> int:
+    """The messages in a queue that wait for a consumer."""
+    name = f'rabbit_misc:r(<<"{VHOST}">>, queue, <<"{queue}">>)'
+    result = node.evaluate(
+        f"{{ok, Q}} = rabbit_amqqueue:lookup({name}), "
+        "element(2, rabbit_amqqueue:stat(Q))."  # asks the queue, whose metrics are seconds old
+    )
+    return int(result)
+
+
+# --- what the broker refuses
+
+OTHERS = [("vmss-a", B), ("vmss-b", A), ("vmss-a", SINGLE), ("single", SINGLE_NEIGHBOR)]
+
+
+def report_keys(origin: Origin) -> list[str]:
+    return [
+        report_key(cloudevent("event.scheduled", eventtype="Reboot"), origin),
+        report_key(cloudevent("relay.source-lost", subject=None), origin),
+        pulse_key(origin),
+        vote_key(origin),
+        result_key(origin),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("user", "key"), [(user, key) for user, origin in OTHERS for key in report_keys(origin)]
+)
+async def test_nobody_reports_for_a_relay_of_another_domain(
+    node: Broker, user: str, key: str
+) -> None:
+    await refuses(node, user, lambda channel: publish(channel, FLEET, key, user=user))
+    assert is_empty(node, REPORTS)
+    assert is_empty(node, PULSES)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "",
+        "#",
+        "vote.#",
+        "vote.*.*",
+        f"vote.{A.scope}.a.b",
+        f"vote.{A.scope}",
+        f"vote.x.{A.scope}.a",
+        f"event.scheduled.{A.scope}.a",
+        f"event.x.y.{B.scope}.{A.scope}.a",
+        f"start.accepted.{A.scope}.a",
+        f"approve.{A.scope}",
+        f"to.{A.scope}.a",
+        f"scope.{A.scope}",
+    ],
+)
+async def test_an_agent_publishes_with_no_other_key(node: Broker, key: str) -> None:
+    await refuses(node, "vmss-a", lambda channel: publish(channel, FLEET, key, user="vmss-a"))
+
+
+@pytest.mark.parametrize(
+    ("exchange", "key"),
+    [
+        (COMMANDS, command_key(A.scope, "vmss-a_0")),
+        (COMMANDS, state_key(A.scope)),
+        (COMMANDS, command_key(B.scope, "vmss-b_0")),
+        (f"{MAIN}.approvals", f"approve.{A.scope}"),
+        (MAIN, f"event.scheduled.reboot.{A.scope}"),
+        (f"{MAIN}.dlx", "x"),
+        ("", REPORTS),
+        ("", APPROVALS),
+        ("amq.topic", "x"),
+        ("amq.fanout", "x"),
+    ],
+)
+async def test_an_agent_publishes_to_no_other_exchange(
+    node: Broker, exchange: str, key: str
+) -> None:
+    """It gives no order and tells no state, approves nothing, and reaches no queue directly."""
+    await refuses(node, "vmss-a", lambda channel: publish(channel, exchange, key, user="vmss-a"))
+
+
+@pytest.mark.parametrize(
+    ("user", "claimed"),
+    [("vmss-a", HUB_USER), ("vmss-a", "vmss-b"), (HUB_USER, "vmss-a"), ("vmss-a", "guest")],
+)
+async def test_nobody_claims_to_be_another_user(node: Broker, user: str, claimed: str) -> None:
+    exchange, key = (COMMANDS, state_key(A.scope)) if user == HUB_USER else (FLEET, vote_key(A))
+    async with channel_of(node, user) as channel:
+        with pytest.raises(ChannelPreconditionFailed, match="user_id"):
+            await publish(channel, exchange, key, user=claimed)
+    assert is_empty(node, REPORTS)
+
+
+@pytest.mark.parametrize(
+    ("user", "key"),
+    [
+        ("vmss-a", command_key(B.scope, "vmss-b_0")),
+        ("vmss-a", state_key(B.scope)),
+        ("vmss-a", "#"),
+        ("vmss-a", "*.*"),
+        ("vmss-a", "*.*.*"),
+        ("vmss-a", "to.#"),
+        ("vmss-a", "to.*.*"),
+        ("vmss-a", f"to.{A.scope}.*"),
+        ("vmss-a", f"to.{A.scope}.#"),
+        ("vmss-a", "scope.*"),
+        ("vmss-a", "scope.#"),
+        ("vmss-a", f"*.{A.scope}"),
+        ("vmss-a", f"#.{A.scope}"),
+        ("single", command_key(SINGLE.scope, "two")),
+        ("single", f"to.{SINGLE.scope}.*"),
+    ],
+)
+async def test_nobody_binds_the_commands_to_another(node: Broker, user: str, key: str) -> None:
+    await refuses(node, user, lambda channel: agent_queue(channel, key))
+
+
+@pytest.mark.parametrize("exchange", [FLEET, MAIN, f"{MAIN}.approvals", f"{MAIN}.dlx", "amq.topic"])
+@pytest.mark.parametrize("key", ["#", vote_key(A)])
+async def test_an_agent_listens_at_no_other_exchange(node: Broker, exchange: str, key: str) -> None:
+    async def bind(channel: AbstractChannel) -> None:
+        await (await agent_queue(channel)).bind(exchange, key)
+
+    await refuses(node, "vmss-a", bind)
+
+
+@pytest.mark.parametrize("name", [REPORTS, PULSES, APPROVALS, DEAD, f"{MAIN}.unrouted"])
+@pytest.mark.parametrize("user", ["vmss-a", "single"])
+async def test_an_agent_neither_reads_nor_changes_a_queue_of_the_hub(
+    node: Broker, user: str, name: str
+) -> None:
+    async def underlay(channel: AbstractChannel) -> Any:
+        return await channel.get_underlay_channel()
+
+    attempts: list[Attempt] = [
+        lambda channel: _then(underlay(channel), lambda raw: raw.basic_consume(name, ignore)),
+        lambda channel: _then(underlay(channel), lambda raw: raw.basic_get(name)),
+        lambda channel: _then(underlay(channel), lambda raw: raw.queue_purge(name)),
+        lambda channel: _then(underlay(channel), lambda raw: raw.queue_delete(name)),
+        lambda channel: _then(underlay(channel), lambda raw: raw.queue_bind(name, COMMANDS, "x")),
+        lambda channel: _then(underlay(channel), lambda raw: raw.queue_bind(name, FLEET, "#")),
+        lambda channel: _then(
+            underlay(channel), lambda raw: raw.queue_unbind(name, FLEET, "vote.#")
+        ),
+        lambda channel: channel.declare_queue(name, durable=True),
+    ]
+    for attempt in attempts:
+        await refuses(node, user, attempt)
+
+
+async def ignore(_: object) -> None:
+    """Take a message and do nothing."""
+
+
+async def _then(first: Awaitable[Any], second: Callable[[Any], Awaitable[object]]) -> object:
+    return await second(await first)
+
+
+@pytest.mark.parametrize("name", [FLEET, COMMANDS, MAIN, f"{MAIN}.approvals", "mine", "amq.gen-x"])
+async def test_an_agent_neither_makes_nor_removes_an_exchange(node: Broker, name: str) -> None:
+    await refuses(node, "vmss-a", lambda channel: channel.declare_exchange(name, "topic"))
+    if name.startswith(MAIN):
+        await refuses(node, "vmss-a", lambda channel: channel.exchange_delete(name))
+
+
+@pytest.mark.parametrize("name", ["mine", f"{MAIN}.fleet.in2", "amq.gen-mine", "amq.gen-", "amq.x"])
+@pytest.mark.parametrize("exclusive", [True, False])
+async def test_an_agent_chooses_the_name_of_no_queue(
+    node: Broker, name: str, exclusive: bool
+) -> None:
+    await refuses(
+        node,
+        "vmss-a",
+        lambda channel: channel.declare_queue(name, exclusive=exclusive, durable=not exclusive),
+    )
+
+
+async def test_an_agent_cannot_read_the_queue_of_another_whose_name_it_knows(node: Broker) -> None:
+    async with channel_of(node, "vmss-b") as victim:
+        queue = await agent_queue(victim, *agent_keys(B))
+
+        async def consume(channel: AbstractChannel) -> None:
+            await (await channel.get_queue(queue.name, ensure=False)).consume(ignore)
+
+        async def unbind(channel: AbstractChannel) -> None:
+            await (await channel.get_queue(queue.name, ensure=False)).unbind(
+                COMMANDS, agent_keys(B)[0]
+            )
+
+        for attempt in (consume, unbind):
+            async with channel_of(node, "vmss-a") as channel:
+                with pytest.raises((ChannelLockedResource, ChannelAccessRefused)):
+                    await attempt(channel)
+
+
+@pytest.mark.parametrize("exchange", ["", COMMANDS, MAIN, f"{MAIN}.approvals"])
+async def test_a_queue_of_an_agent_dead_letters_to_no_exchange_that_it_may_not_write(
+    node: Broker, exchange: str
+) -> None:
+    await refuses(
+        node,
+        "vmss-a",
+        lambda channel: agent_queue(channel, **{"x-dead-letter-exchange": exchange}),
+    )
+
+
+@pytest.mark.parametrize(
+    ("exchange", "key"),
+    [
+        (FLEET, vote_key(A)),
+        (f"{MAIN}.approvals", f"approve.{A.scope}"),
+        (f"{MAIN}.dlx", "x"),
+        ("", REPORTS),
+        (COMMANDS, command_key("other", "a")),
+        (COMMANDS, f"{command_key(A.scope, 'a')}.b"),
+        (COMMANDS, vote_key(A)),
+    ],
+)
+async def test_the_hubs_user_sends_only_commands_and_only_to_its_domains(
+    node: Broker, exchange: str, key: str
+) -> None:
+    await refuses(node, HUB_USER, lambda channel: publish(channel, exchange, key, user=HUB_USER))
+
+
+# --- what the broker lets pass
+
+
+@pytest.mark.parametrize("header", ["CC", "BCC"])
+@pytest.mark.parametrize(
+    ("key", "copied"),
+    [
+        (vote_key(A), vote_key(B)),
+        (pulse_key(A), vote_key(B)),
+        (pulse_key(A), report_key(cloudevent("event.ended"), B)),
+        (vote_key(A), result_key(SINGLE)),
+    ],
+)
+async def test_a_message_with_more_keys_in_a_header_is_of_no_other_relay(
+    node: Broker, header: str, key: str, copied: str
+) -> None:
+    """RabbitMQ 4.0.5 refuses it. With 3.10 it arrives, and the check on arrival decides."""
+    async with channel_of(node, "vmss-a") as channel:
+        try:
+            await publish(channel, FLEET, key, user="vmss-a", headers={header: [copied]})
+        except ChannelAccessRefused:
+            return
+    message = await arrived(node, REPORTS)
+    if header == "CC":
+        with pytest.raises(UnusableMessage, match="CC header"):
+            check_report(message, FLEET, DOMAINS)
+    else:  # RabbitMQ removes the header, and shows the key that it has checked
+        assert message.routing_key == key
+        _, sender = check_report(message, FLEET, DOMAINS)
+        assert sender == Sender(A.scope, "vmss-a_0", "vmss-a")
+
+
+async def test_a_dead_letter_of_an_agents_queue_is_no_report(node: Broker) -> None:
+    """The owner of a queue chooses the key of its dead letters. The user in them is the hub's."""
+    forged = {"x-dead-letter-exchange": FLEET, "x-dead-letter-routing-key": vote_key(B)}
+    async with channel_of(node, "vmss-a") as agent, channel_of(node, HUB_USER) as hub:
+        await agent_queue(agent, *agent_keys(A), **forged, **{"x-message-ttl": 0})
+        await publish(hub, COMMANDS, state_key(A.scope), user=HUB_USER)
+        await until(node, REPORTS, 1)
+    message = await arrived(node, REPORTS)
+    assert (message.exchange, message.routing_key) == (FLEET, vote_key(B))
+    with pytest.raises(UnusableMessage, match="dead letter"):
+        check_report(message, FLEET, DOMAINS)
+
+
+async def test_a_message_without_a_user_is_no_report(node: Broker) -> None:
+    async with channel_of(node, "vmss-a") as agent:
+        await publish(agent, FLEET, vote_key(A))
+    message = await arrived(node, REPORTS)
+    with pytest.raises(UnusableMessage, match="no user_id"):
+        check_report(message, FLEET, DOMAINS)
+
+
+async def test_commands_that_an_agent_leads_to_the_fleet_exchange_reach_no_queue(
+    node: Broker,
+) -> None:
+    """It may write the exchange and read the commands of its scope, so it may bind the two."""
+    async with channel_of(node, "vmss-a") as agent, channel_of(node, HUB_USER) as hub:
+        for key in agent_keys(A):
+            await bind_fleet_exchange(key, agent)
+        for key in agent_keys(A):
+            with pytest.raises(aio_pika.exceptions.PublishError):
+                await publish(hub, COMMANDS, key, user=HUB_USER)
+    for key in ("#", "*.*", vote_key(A), agent_keys(B)[0]):
+        await refuses(node, "vmss-a", partial(bind_fleet_exchange, key))
+
+
+async def test_one_vm_of_a_domain_can_speak_for_another_of_it(node: Broker) -> None:
+    """The broker knows users, not VMs. A domain with `relays` is for whoever needs more."""
+    async with channel_of(node, "vmss-a") as agent:
+        await publish(agent, FLEET, vote_key(A_NEIGHBOR), user="vmss-a")
+        await agent_queue(agent, *agent_keys(A_NEIGHBOR))
+    message = await arrived(node, REPORTS)
+    _, sender = check_report(message, FLEET, DOMAINS)
+    assert sender.relay == "vmss-a_1"
+
+
+async def bind_fleet_exchange(key: str, channel: AbstractChannel) -> None:
+    """Bind the fleet exchange to the commands."""
+    await (await channel.get_exchange(FLEET, ensure=False)).bind(COMMANDS, key)

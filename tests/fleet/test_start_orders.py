@@ -1,0 +1,454 @@
+"""Start orders against a real IMDS over loopback: no StartRequest too late, and none twice.
+
+The server's clock is the real one. That of the VM is moved by the tests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from pathlib import Path
+from typing import Any, cast
+
+import orjson
+import pytest
+from typing_extensions import override
+
+from relay.clock import SystemClock
+from relay.errors import Deferred
+from relay.events.model import ScheduledEvent
+from relay.fleet.agent.start_orders import MAX_LIFETIME, MAX_RESULTS, MAX_WAITING, StartOrders
+from relay.fleet.messages import StartOrder, StartResult
+from relay.imds import SourceSettings
+from relay.imds.client import ImdsClient
+from relay.imds.document import parse_document
+from relay.imds.poller import Poller
+from relay.ingest.recorder import Recorder
+from relay.outbox import StateFileOwner, StoreSettings
+from relay.outbox.sqlite import open_store
+from tests.approvals.builders import BOOT_ID, ORIGIN
+from tests.fleet.hub_side import make_order
+from tests.imds.scripted_server import Answer, ReceivedRequest, ScriptedServer, run_server
+from tests.journey.relay_process import eventually
+
+EVENT_ID = "C7061BAC-AFDC-4513-B24B-AA5F13A16123"
+VM_ID = "5d7b8a9e-0000-4000-8000-00000000c0de"
+
+
+class VmClock(SystemClock):
+    """The clocks of a VM: the wall clock can be wrong, and each can jump."""
+
+    def __init__(self) -> None:
+        self.wall_ahead = timedelta()
+        self.monotonic_ahead = 0.0
+
+    @override
+    def now(self) -> datetime:
+        return super().now() + self.wall_ahead
+
+    @override
+    def monotonic(self) -> float:
+        return super().monotonic() + self.monotonic_ahead
+
+
+@dataclass
+class Imds:
+    """The script of an IMDS: one event, and what the next calls meet."""
+
+    fields: dict[str, Any] = field(
+        default_factory=lambda: {
+            "EventId": EVENT_ID,
+            "EventType": "Reboot",
+            "EventStatus": "Scheduled",
+            "ResourceType": "VirtualMachine",
+            "Resources": ["vm-0"],
+            "NotBefore": "Mon, 19 Sep 2050 18:29:47 GMT",
+            "EventSource": "Platform",
+            "DurationInSeconds": -1,
+        }
+    )
+    gone: bool = False
+    ahead: timedelta = timedelta()
+    """How much the clock of IMDS is ahead of the real one, and so of the hub's."""
+    tells_time: bool = True
+    start_answer: Answer = field(default_factory=lambda: Answer(b""))
+    before_document: Callable[[], None] | None = None
+    """Called once, after the answer to the next read got its date and before it is sent."""
+    document_pause: float = 0.0
+    """Seconds before each answer to a read."""
+    posts: list[tuple[datetime, tuple[str, ...]]] = field(default_factory=list)
+    """When each StartRequest arrived, and for which EventIds."""
+
+    @property
+    def event(self) -> ScheduledEvent:
+        """The event as the document has it."""
+        return parse_document(self._body()).events[0]
+
+    def _body(self) -> bytes:
+        events = [] if self.gone else [self.fields]
+        return orjson.dumps({"DocumentIncarnation": 1, "Events": events})
+
+    def answer(self, request: ReceivedRequest) -> Answer:
+        """Answer a call."""
+        if request.method == "POST":
+            requests = orjson.loads(request.body)["StartRequests"]
+            ids = tuple(each["EventId"] for each in requests)
+            self.posts.append((datetime.now(UTC), ids))
+            return self.start_answer
+        date = datetime.now(UTC) + self.ahead
+        headers = {"Date": format_datetime(date, usegmt=True)} if self.tells_time else {}
+        if self.before_document is not None:
+            change, self.before_document = self.before_document, None
+            change()
+        return Answer(self._body(), headers=headers, pause=self.document_pause)
+
+
+@dataclass
+class Rig:
+    """Orders under way, and their results."""
+
+    imds: Imds
+    server: ScriptedServer
+    clock: VmClock
+    orders: StartOrders
+    results: list[StartResult]
+    broker_failures: list[str]
+    """The next tries to publish fail with these."""
+
+    def order(self, *, seconds: float = 5.0, **changes: Any) -> StartOrder:
+        """Return an order for the event as it is now."""
+        return make_order(EVENT_ID, self.imds.event.revision, seconds=seconds, **changes)
+
+    async def carry_out(self, order: StartOrder | None = None, **changes: Any) -> StartResult:
+        """Give an order and return its result."""
+        order = order or self.order(**changes)
+        count = len(self.results)
+        self.orders.take(order)
+        await eventually(lambda: len(self.results) > count)
+        return self.results[count]
+
+    async def carry_out_while_polling(
+        self,
+        after_poll: Callable[[], None] = lambda: None,
+        *,
+        during_read: Callable[[], None] | None = None,
+    ) -> StartResult:
+        """Give an order while a poll is in flight, so the next read is that of the order.
+
+        ``after_poll`` is called when the poll has its answer, ``during_read`` when the read has.
+        """
+        order = self.order()
+
+        def give_order() -> None:
+            self.orders.take(order)
+            self.imds.before_document = during_read
+            asyncio.get_running_loop().call_soon(after_poll)
+
+        self.imds.before_document = give_order
+        await eventually(lambda: bool(self.results))
+        return self.results[0]
+
+
+@asynccontextmanager
+async def rig(folder: Path, *, is_old: bool = True) -> AsyncIterator[Rig]:
+    """Run a poller and orders. ``is_old``: the agent has run for a while."""
+    imds, clock = Imds(), VmClock()
+    results: list[StartResult] = []
+    broker_failures: list[str] = []
+
+    async def publish(result: StartResult) -> None:
+        if broker_failures:
+            raise Deferred(broker_failures.pop())
+        results.append(result)
+
+    async with run_server(imds.answer) as server:
+        source = SourceSettings(url=server.url, interval=0.5)
+        async with (
+            open_store(
+                StoreSettings(path=folder / "relay.db"),
+                StateFileOwner(ORIGIN.scope, VM_ID),
+                clock,
+                lambda _: (),
+            ) as store,
+            ImdsClient(source, clock) as client,
+        ):
+            poller = Poller(
+                source,
+                client,
+                Recorder(ORIGIN, BOOT_ID, frozenset({"vm-0"})),
+                store,
+                clock,
+                report=lambda *_, **__: None,
+                last_read_at=None,
+            )
+            orders = StartOrders(poller, client, publish, VM_ID, clock)
+            if is_old:
+                clock.monotonic_ahead += 60
+            tasks = [asyncio.create_task(poller.run()), asyncio.create_task(orders.run())]
+            try:
+                await eventually(lambda: poller.last_document is not None)
+                yield Rig(imds, server, clock, orders, results, broker_failures)
+                for task in tasks:
+                    assert not task.done(), task.exception()
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.wait(tasks)
+
+
+async def test_an_order_for_the_event_as_it_is_is_carried_out(tmp_path: Path) -> None:
+    async with rig(tmp_path) as running:
+        order = replace(running.order(), event_id=EVENT_ID.lower())
+        result = await running.carry_out(order)
+        assert (result.result, result.status, result.reason) == ("accepted", 200, None)
+        assert (result.grant, result.attempt) == (order.grant, order.attempt)
+        ((at, ids),) = running.imds.posts
+        assert ids == (EVENT_ID,), "in the case that Azure wrote"
+        assert at < order.deadline
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"EventStatus": "Started"}, "Started"),
+        ({"EventStatus": None}, "not Scheduled"),
+        ({"Resources": ["vm-0", "vm-1"]}, "revision"),
+        ({"NotBefore": "Mon, 19 Sep 2050 18:29:48 GMT"}, "revision"),
+        ({"EventType": "Redeploy"}, "revision"),
+        ({"EventId": "another"}, "not in the document"),
+    ],
+)
+async def test_nothing_is_sent_for_an_event_that_is_not_the_ordered_one_any_more(
+    tmp_path: Path, change: dict[str, Any], reason: str
+) -> None:
+    async with rig(tmp_path) as running:
+        order = running.order()
+        running.imds.fields = {**running.imds.fields, **change}
+        result = await running.carry_out(order)
+        assert result.result == "changed"
+        assert reason in (result.reason or "")
+        assert running.imds.posts == []
+
+
+async def test_an_event_that_changes_after_the_last_poll_is_seen_by_the_read_before(
+    tmp_path: Path,
+) -> None:
+    """Only a read that begins after the order counts, not one that was in flight."""
+    async with rig(tmp_path) as running:
+        result = await running.carry_out_while_polling(lambda: setattr(running.imds, "gone", True))
+        assert result.result == "changed"
+        assert running.imds.posts == []
+
+
+# --- time
+
+
+@pytest.mark.parametrize("seconds", [-600.0, -1.0, 0.0])
+async def test_a_late_order_sends_nothing(tmp_path: Path, seconds: float) -> None:
+    async with rig(tmp_path) as running:
+        result = await running.carry_out(seconds=seconds)
+        assert result.result == "stale"
+        assert running.imds.posts == []
+
+
+@pytest.mark.parametrize("minutes", [-30, -1, 1, 30])
+async def test_the_clock_of_the_vm_does_not_matter(tmp_path: Path, minutes: int) -> None:
+    async with rig(tmp_path) as running:
+        running.clock.wall_ahead = timedelta(minutes=minutes)
+        assert (await running.carry_out()).result == "accepted"
+        assert (await running.carry_out(seconds=-1)).result == "stale"
+        assert len(running.imds.posts) == 1
+
+
+@pytest.mark.parametrize("minutes", [-10, 10])
+async def test_an_order_of_a_hub_with_a_wrong_clock_sends_nothing(
+    tmp_path: Path, minutes: int
+) -> None:
+    """A hub that is ahead would set deadlines that are minutes away, and order again before."""
+    async with rig(tmp_path) as running:
+        running.imds.ahead = timedelta(minutes=minutes)
+        assert (await running.carry_out()).result == "stale"
+        assert running.imds.posts == []
+
+
+async def test_without_the_time_of_imds_nothing_is_sent(tmp_path: Path) -> None:
+    async with rig(tmp_path) as running:
+        running.imds.tells_time = False
+        result = await running.carry_out()
+        assert (result.result, result.status) == ("failed", None)
+        assert "Date" in (result.reason or "")
+        assert running.imds.posts == []
+
+
+@pytest.mark.parametrize("clock", ["wall", "monotonic"])
+async def test_a_freeze_between_the_read_and_the_start_request_sends_nothing(
+    tmp_path: Path, clock: str
+) -> None:
+    """One of the two clocks shows it, whichever goes on."""
+    async with rig(tmp_path) as running:
+
+        def freeze() -> None:
+            if clock == "wall":
+                running.clock.wall_ahead += timedelta(seconds=6)
+            else:
+                running.clock.monotonic_ahead += 6
+
+        result = await running.carry_out_while_polling(during_read=freeze)
+        assert result.result == "stale"
+        assert running.imds.posts == []
+
+
+async def test_a_wall_clock_that_is_set_back_gives_no_more_time(tmp_path: Path) -> None:
+    async with rig(tmp_path) as running:
+
+        def set_back_and_freeze() -> None:
+            running.clock.wall_ahead -= timedelta(hours=1)
+            running.clock.monotonic_ahead += 6
+
+        result = await running.carry_out_while_polling(during_read=set_back_and_freeze)
+        assert result.result == "stale"
+        assert running.imds.posts == []
+
+
+async def test_a_read_that_hangs_ends_in_time_and_sends_nothing_later(tmp_path: Path) -> None:
+    async with rig(tmp_path) as running:
+        order = running.order()
+        running.imds.document_pause = 7.0
+        began = running.clock.monotonic()
+        result = await running.carry_out(order)
+        assert result.result == "stale"
+        assert MAX_LIFETIME - 0.1 <= running.clock.monotonic() - began < 30
+        reads = len(running.server.requests)
+        running.imds.document_pause = 0.0
+        await eventually(lambda: len(running.server.requests) > reads + 1)
+        assert running.imds.posts == []
+
+
+@pytest.mark.parametrize("answer", [Answer(raw=b"", then="hang"), Answer(b"", pause=600)])
+async def test_a_start_request_that_hangs_is_cut_off_at_the_deadline_and_not_repeated(
+    tmp_path: Path, answer: Answer
+) -> None:
+    async with rig(tmp_path) as running:
+        running.imds.start_answer = answer
+        order = running.order()
+        result = await running.carry_out(order)
+        assert (result.result, result.status) == ("failed", None)
+        assert datetime.now(UTC) < order.deadline + timedelta(seconds=20)
+        running.imds.start_answer = Answer(b"")
+        assert await running.carry_out(order) == result
+        reads = len(running.server.requests)
+        await eventually(lambda: len(running.server.requests) > reads + 2)
+        assert len(running.imds.posts) == 1
+
+
+# --- once
+
+
+async def test_an_order_that_comes_twice_while_it_is_carried_out_sends_one_start_request(
+    tmp_path: Path,
+) -> None:
+    async with rig(tmp_path) as running:
+        running.imds.start_answer = Answer(b"", pause=0.5)
+        order = running.order()
+        for _ in range(5):
+            running.orders.take(order)
+        await eventually(lambda: bool(running.imds.posts))
+        running.orders.take(order)
+        await eventually(lambda: bool(running.results))
+        assert (await running.carry_out(order)).result == "accepted"
+        assert len(running.imds.posts) == 1
+
+
+async def test_the_next_attempt_is_another_order(tmp_path: Path) -> None:
+    async with rig(tmp_path) as running:
+        order = running.order()
+        await running.carry_out(order)
+        await running.carry_out(running.order(grant=order.grant, attempt=2))
+        assert len(running.imds.posts) == 2
+        assert [(each.grant, each.attempt) for each in running.results] == [
+            (order.grant, 1),
+            (order.grant, 2),
+        ]
+
+
+async def test_one_order_at_a_time_is_carried_out_and_one_that_waits_too_long_is_stale(
+    tmp_path: Path,
+) -> None:
+    async with rig(tmp_path) as running:
+        running.imds.start_answer = Answer(b"", pause=600)
+        first, second = running.order(), running.order()
+        running.orders.take(first)
+        running.orders.take(second)
+        await eventually(lambda: len(running.results) == 2)
+        assert [(each.grant, each.result) for each in running.results] == [
+            (first.grant, "failed"),
+            (second.grant, "stale"),
+        ]
+        assert len(running.imds.posts) == 1
+
+
+async def test_a_flood_of_orders_is_dropped(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with rig(tmp_path) as running:
+        for _ in range(100):
+            running.orders.take(running.order(seconds=-1))
+        await eventually(lambda: len(running.results) >= MAX_WAITING)
+        assert "dropped" in caplog.text
+        result = await running.carry_out()
+        assert result.result == "accepted"
+        assert len(running.results) < 100
+
+
+async def test_results_are_remembered_up_to_a_bound(tmp_path: Path) -> None:
+    async with rig(tmp_path) as running:
+        order = running.order(vm_id="another")  # answered without a read
+        for first in range(0, MAX_RESULTS + MAX_WAITING, MAX_WAITING):
+            for attempt in range(first, first + MAX_WAITING):
+                running.orders.take(running.order(vm_id="another", attempt=attempt))
+            await eventually(lambda last=first + MAX_WAITING: len(running.results) >= last)
+        remembered = cast("dict[object, object]", running.orders._results)  # noqa: SLF001  # nothing else shows it
+        assert len(remembered) == MAX_RESULTS
+        assert (await running.carry_out(order)).result == "stale"
+
+
+async def test_an_order_for_another_vm_sends_nothing(tmp_path: Path) -> None:
+    """Two names of relays can be the same word of a routing key."""
+    async with rig(tmp_path) as running:
+        assert (await running.carry_out(vm_id="another")).result == "stale"
+        assert running.imds.posts == []
+        assert (await running.carry_out(vm_id=VM_ID)).result == "accepted"
+
+
+async def test_an_agent_that_has_just_started_carries_out_nothing(tmp_path: Path) -> None:
+    """The process before it may have carried out the same order, and knew that alone."""
+    async with rig(tmp_path, is_old=False) as running:
+        result = await running.carry_out()
+        assert (result.result, running.imds.posts) == ("stale", [])
+        assert "started" in (result.reason or "")
+        running.clock.monotonic_ahead += MAX_LIFETIME
+        assert (await running.carry_out()).result == "accepted"
+
+
+# --- results
+
+
+@pytest.mark.parametrize(("status", "result"), [(400, "refused"), (500, "failed"), (429, "failed")])
+async def test_the_result_says_what_imds_answered(tmp_path: Path, status: int, result: str) -> None:
+    async with rig(tmp_path) as running:
+        running.imds.start_answer = Answer(b"", status)
+        answered = await running.carry_out()
+        assert (answered.result, answered.status) == (result, status)
+        assert len(running.imds.posts) == 1
+
+
+async def test_a_result_is_published_until_the_broker_takes_it(tmp_path: Path) -> None:
+    async with rig(tmp_path) as running:
+        running.broker_failures += ["it is down", "it is down"]
+        assert (await running.carry_out()).result == "accepted"
+        assert running.broker_failures == []
+        assert len(running.imds.posts) == 1

@@ -1,0 +1,194 @@
+"""The user data for scale sets is valid, holds no secret, and fetches it with the VM's identity."""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import json
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import jsonschema
+import pytest
+from aiohttp import web
+
+from relay.config import load
+from tests.test_deploy import ROOT, documented_commands, read_yaml
+
+FOLDER = ROOT / "deploy/cloud-init"
+ROLES = ("agent", "plain")
+SETUP = "/usr/local/sbin/imds-relay-setup"
+FETCH = "/usr/local/sbin/imds-relay-fetch-secret"
+URL = "amqps://vmss-web:secret@broker.example.com/prod"
+
+
+def files_of(role: str) -> dict[str, str]:
+    """Return the files that the user data writes, by path."""
+    written = read_yaml(FOLDER / f"{role}.yaml")["write_files"]
+    return {file["path"]: file["content"] for file in written}
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_cloud_init_takes_the_user_data(role: str) -> None:
+    """Its own command is asked where it is installed. Installing it would change a machine."""
+    file = FOLDER / f"{role}.yaml"
+    assert file.read_text().startswith("#cloud-config\n")
+    schema = json.loads((ROOT / "tests/cloud-config-schema.json").read_text())
+    jsonschema.Draft4Validator(schema).validate(read_yaml(file))
+    if shutil.which("cloud-init"):
+        command = ["cloud-init", "schema", "--config-file", str(file)]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_the_setup_runs_once_and_is_written_before(role: str) -> None:
+    document = read_yaml(FOLDER / f"{role}.yaml")
+    assert document["runcmd"] == [[SETUP]]
+    modes = {file["path"]: file["permissions"] for file in document["write_files"]}
+    assert modes[SETUP] == modes[FETCH] == "0755"
+    subprocess.run(["sh", "-n"], input=files_of(role)[SETUP], text=True, check=True)
+
+
+def test_both_roles_are_set_up_in_the_same_way() -> None:
+    agent, plain = map(files_of, ROLES)
+    assert agent[SETUP] == plain[SETUP]
+    assert agent[FETCH] == plain[FETCH]
+
+
+def test_the_setup_runs_the_documented_commands() -> None:
+    setup = files_of("agent")[SETUP]
+    documented = documented_commands("On a VM, under systemd").splitlines()
+    taken = [line for line in documented if line.startswith(("requirements/", "install -D", "ln "))]
+    assert len(taken) == 4
+    for line in (*taken, "systemd-sysusers", "install -d -m 0750 -g imds-relay /etc/imds-relay"):
+        assert f"\n{line}\n" in setup
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_the_user_data_has_placeholders_and_no_secret(role: str) -> None:
+    """Every process of the VM can read it."""
+    text = (FOLDER / f"{role}.yaml").read_text()
+    assert not re.search(r"amqps?://|://[^/\s]*:[^/\s]*@", text)
+    settings = dict(
+        line.split("=", 1) for line in files_of(role)["/etc/imds-relay/setup.env"].splitlines()
+    )
+    used = set(re.findall(r"\$([A-Z][A-Z0-9_]+)", files_of(role)[SETUP]))
+    assert used == set(settings)
+    assert settings["SOURCE_SHA256"] == "0" * 64
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_the_relay_takes_the_configuration_of_the_user_data(role: str, tmp_path: Path) -> None:
+    text = files_of(role)["/etc/imds-relay/relay.yaml"]
+    assert "url_file: /etc/imds-relay/broker-url\n" in text
+    assert "/etc/imds-relay/broker-url imds-relay\n" in files_of(role)[SETUP]
+    (tmp_path / "broker-url").write_text(URL)
+    (tmp_path / "relay.yaml").write_text(text.replace("/etc/imds-relay", str(tmp_path)))
+    fleet = load(tmp_path / "relay.yaml", {}).config.fleet
+    assert (fleet.role if fleet else "plain") == role
+
+
+# --- the program that fetches the secret
+
+
+@dataclass
+class Azure:
+    """The identity endpoint of a VM and a Key Vault."""
+
+    url: str = ""
+    unready: int = 0
+    """How many calls for a token fail."""
+    calls: list[str] = field(default_factory=list)
+
+    async def token(self, request: web.Request) -> web.Response:
+        """Give a token, as the metadata service does."""
+        self.calls.append(request.path)
+        if request.headers.get("Metadata") != "true" or request.query["api-version"] == "":
+            return web.Response(status=400)
+        if self.unready:
+            self.unready -= 1
+            return web.Response(status=404)
+        return web.json_response({"access_token": f"token for {request.query['resource']}"})
+
+    async def secret(self, request: web.Request) -> web.Response:
+        """Give the secret to whoever has the token."""
+        self.calls.append(request.path)
+        if request.headers.get("Authorization") != "Bearer token for https://vault.azure.net":
+            return web.Response(status=401)
+        return web.json_response({"value": URL, "id": f"{self.url}/secrets/agent-broker-url/1"})
+
+
+@pytest.fixture
+async def azure() -> AsyncIterator[Azure]:
+    """Both on one loopback port."""
+    serves = Azure()
+    application = web.Application()
+    application.router.add_get("/metadata/identity/oauth2/token", serves.token)
+    application.router.add_get("/secrets/agent-broker-url", serves.secret)
+    runner = web.AppRunner(application, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    serves.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    yield serves
+    await runner.cleanup()
+
+
+async def fetch(azure: Azure, folder: Path, secret: str, patience: str) -> tuple[int, str]:
+    """Run the program. Return its exit code and what it said."""
+    program = folder / "fetch"
+    program.write_text(files_of("agent")[FETCH])
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        str(program),
+        azure.url,
+        secret,
+        str(folder / "broker-url"),
+        getpass.getuser(),
+        env={**os.environ, "IMDS": azure.url, "PATIENCE": patience},
+        stderr=asyncio.subprocess.PIPE,
+    )
+    _, said = await process.communicate()
+    return process.returncode or 0, said.decode()
+
+
+async def test_the_secret_is_fetched_as_the_vm_and_only_its_owner_can_read_it(
+    azure: Azure, tmp_path: Path
+) -> None:
+    assert await fetch(azure, tmp_path, "agent-broker-url", "0") == (0, "")
+    file = tmp_path / "broker-url"
+    assert file.read_text() == URL
+    assert stat.S_IMODE(file.stat().st_mode) == 0o400
+
+
+async def test_a_secret_that_was_fetched_before_is_replaced(azure: Azure, tmp_path: Path) -> None:
+    (tmp_path / "broker-url").write_text("amqps://old")
+    (tmp_path / "broker-url").chmod(0o400)
+    assert await fetch(azure, tmp_path, "agent-broker-url", "0") == (0, "")
+    assert (tmp_path / "broker-url").read_text() == URL
+
+
+async def test_an_identity_that_comes_after_the_boot_is_waited_for(
+    azure: Azure, tmp_path: Path
+) -> None:
+    azure.unready = 1
+    assert await fetch(azure, tmp_path, "agent-broker-url", "60") == (0, "")
+    assert len(azure.calls) == 3
+
+
+async def test_a_secret_that_is_not_there_ends_the_setup_and_leaves_the_old_one(
+    azure: Azure, tmp_path: Path
+) -> None:
+    (tmp_path / "broker-url").write_text("amqps://old")
+    code, said = await fetch(azure, tmp_path, "another", "0")
+    assert code == 1
+    assert "another of http://127.0.0.1" in said
+    assert "404" in said
+    assert (tmp_path / "broker-url").read_text() == "amqps://old"

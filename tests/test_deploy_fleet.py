@@ -1,0 +1,319 @@
+"""What is shipped for a fleet works: configurations, the compose file and its broker."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import aio_pika
+import pytest
+from aio_pika.abc import AbstractIncomingMessage
+from aiormq.exceptions import ChannelAccessRefused
+from ruamel.yaml import YAML
+from yarl import URL
+
+from relay.config import Config, load
+from relay.simulator import Plan, Simulator
+from relay.simulator.playbook import load_playbook
+from tests.certificates import Authority
+from tests.cli.command import run_process
+from tests.journey.relay_process import relay
+from tests.rabbitmq import Broker
+from tests.test_deploy import ROOT, program, read_yaml
+
+FOLDER = ROOT / "deploy/compose/fleet"
+MAIN = "azure.scheduledevents"
+AGENTS = ("agent-0", "agent-1", "agent-2")
+
+
+# --- the examples in config/
+
+
+@pytest.fixture
+def example(tmp_path: Path) -> Any:
+    """Return what loads an example, with secret files that exist."""
+    certificate = Authority("hub").own
+
+    def load_example(name: str, url: str) -> Config:
+        text = (ROOT / f"config/{name}.yaml").read_text()
+        (tmp_path / "broker-url").write_text(f"{url}\n")
+        for file in ("tls.crt", "tls.key"):
+            (tmp_path / file).write_bytes(certificate)
+        (tmp_path / "relay.yaml").write_text(text.replace("/etc/imds-relay", str(tmp_path)))
+        return load(tmp_path / "relay.yaml", {}).config
+
+    return load_example
+
+
+def test_the_examples_of_agent_and_hub_are_valid_and_belong_together(example: Any) -> None:
+    agent = example("agent", "amqps://vmss-web:secret@broker.example.com/prod").fleet
+    assert (agent.role, agent.url_user) == ("agent", "vmss-web")
+    hub_config = example("hub", "amqps://imds-hub:secret@broker.example.com/prod")
+    hub = hub_config.fleet
+    assert (hub.role, hub.url_user) == ("hub", agent.hub_user)
+    assert agent.exchange == hub.exchange
+    assert "vmss-web" in {domain.user for domain in hub.domains}
+    assert not hub_config.has_no_rule_for_user_events
+
+
+@pytest.mark.parametrize("name", ["agent", "hub"])
+def test_the_examples_use_the_folders_that_the_unit_makes(name: str) -> None:
+    document = read_yaml(ROOT / f"config/{name}.yaml")
+    unit = (ROOT / "deploy/systemd/imds-relay.service").read_text()
+    assert f"STORE__PATH={document['store']['path']}\n" in unit
+    assert f"API__SOCKET={document['api']['socket']}\n" in unit
+
+
+# --- the compose file
+
+
+@pytest.fixture(scope="module")
+def services() -> dict[str, Any]:
+    """The services of the compose file of a fleet."""
+    found: dict[str, Any] = read_yaml(ROOT / "deploy/compose/fleet.yml")["services"]
+    return found
+
+
+def configuration(name: str) -> Config:
+    """Load a configuration of the compose file."""
+    return load(FOLDER / f"{name}.yaml", {}).config
+
+
+def test_what_runs_our_image_has_no_rights_and_a_root_that_cannot_be_written(
+    services: dict[str, Any],
+) -> None:
+    ours = {name: service for name, service in services.items() if "build" in service}
+    assert set(ours) == {*AGENTS, "hub", "simulator", "consumer"}
+    for service in ours.values():
+        assert service["read_only"] is True
+        assert service["cap_drop"] == ["ALL"]
+        assert service["security_opt"] == ["no-new-privileges:true"]
+        assert service.get("user", "10001:10001") == "10001:10001"
+
+
+def test_every_mounted_file_exists_and_every_port_is_on_loopback(services: dict[str, Any]) -> None:
+    for service in services.values():
+        for volume in service.get("volumes", ()):
+            source = volume.split(":")[0]
+            assert not source.startswith(".") or (ROOT / "deploy/compose" / source).exists()
+        for port in service.get("ports", ()):
+            assert port.startswith("127.0.0.1:")
+    assert (ROOT / "deploy/compose" / services["hub"]["build"] / "Dockerfile").exists()
+
+
+def test_each_agent_reads_a_vm_of_the_playbook_and_keeps_a_state_of_its_own(
+    services: dict[str, Any],
+) -> None:
+    playbook = load_playbook(FOLDER / "playbook.yaml")
+    urls = [services[name]["environment"]["IMDS_RELAY_SOURCE__URL"] for name in AGENTS]
+    assert urls == [f"http://simulator:{8169 + index}" for index in range(3)]
+    assert len(playbook.azure.vms) == len(AGENTS)
+    volumes = [
+        volume.split(":")[0]
+        for name in (*AGENTS, "hub")
+        for volume in services[name]["volumes"]
+        if volume.endswith(":/var/lib/imds-relay")
+    ]
+    assert volumes == [*AGENTS, "hub"]
+
+
+def test_agents_and_hub_agree_on_users_scope_and_exchange() -> None:
+    agent, hub = configuration("agent"), configuration("hub")
+    assert agent.fleet is not None
+    assert hub.fleet is not None
+    assert agent.fleet.role == "agent"
+    assert hub.fleet.role == "hub"
+    assert agent.fleet.hub_user == hub.fleet.url_user
+    assert agent.fleet.exchange == hub.fleet.exchange
+    (domain,) = hub.fleet.domains
+    assert domain.user == agent.fleet.url_user
+    assert domain.speaks_for(agent.scope, "web_0")
+    assert not hub.has_no_rule_for_user_events
+
+
+# --- the broker
+
+
+def test_the_definitions_are_those_of_the_command_for_this_hub() -> None:
+    """With the passwords that the URLs have."""
+    committed = json.loads((FOLDER / "10-fleet.json").read_text())
+    hashes = {user["name"]: user["password_hash"] for user in committed["users"]}
+    for name in ("agent", "hub"):
+        fleet = configuration(name).fleet
+        assert fleet is not None
+        url = fleet.targets()[0]
+        stored = base64.b64decode(hashes[url.user])
+        digest = hashlib.sha256(stored[:4] + (url.password or "").encode()).digest()
+        assert stored[4:] == digest
+    options = [f"--password-hash={user}={text}" for user, text in hashes.items()]
+    command = ("fleet", "definitions", "--json", "--config", str(FOLDER / "hub.yaml"), *options)
+    result = run_process(*command)
+    assert result.code == 0, result.err
+    assert result.json == committed
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """A node that imports the folder of definitions at its first start, as in the compose file."""
+    directory = tmp_path_factory.mktemp("fleet")
+    definitions = directory / "definitions.d"
+    definitions.mkdir()
+    for file in FOLDER.glob("*.json"):
+        (definitions / file.name).write_text(file.read_text())
+    with Broker(directory) as node:
+        with (directory / "rabbitmq.conf").open("a") as configuration_file:
+            shipped = (FOLDER / "rabbitmq.conf").read_text()
+            configuration_file.write(
+                shipped.replace("/etc/rabbitmq/definitions.d", str(definitions))
+            )
+        node.start()
+        yield node
+
+
+def on(node: Broker, url: URL) -> URL:
+    """Return a URL of the compose file with the address of a node on this machine."""
+    return url.with_host("127.0.0.1").with_port(node.port)
+
+
+def connect(node: Broker, url: URL) -> Any:
+    """Connect to the node with the user and the virtual host of a URL of the compose file."""
+    return aio_pika.connect(str(on(node, url)))
+
+
+def url_of(name: str, services: dict[str, Any]) -> URL:
+    """Return the URL with which a service of the compose file connects."""
+    if name == "consumer":
+        return URL(services[name]["environment"]["AMQP_URL"])
+    fleet = configuration(name).fleet
+    assert fleet is not None
+    return fleet.targets()[0]
+
+
+async def test_agents_hub_and_consumer_may_do_their_work(
+    broker: Broker, services: dict[str, Any]
+) -> None:
+    async with (
+        await connect(broker, url_of("agent", services)) as agent,
+        await connect(broker, url_of("hub", services)) as hub,
+        await connect(broker, url_of("consumer", services)) as consumer,
+    ):
+        of_agent, of_hub = await agent.channel(), await hub.channel()
+        commands = await of_agent.get_exchange(f"{MAIN}.commands", ensure=False)
+        own = await of_agent.declare_queue("", exclusive=True)
+        for key in ("to.web.web_0", "scope.web"):
+            await own.bind(commands, key)
+        fleet = await of_agent.get_exchange(f"{MAIN}.fleet", ensure=False)
+        report = aio_pika.Message(b"report", user_id="vmss-web")
+        await fleet.publish(report, "event.scheduled.reboot.web.web_0", timeout=60)
+        reports = await of_hub.get_queue(f"{MAIN}.fleet.in", ensure=False)
+        taken: asyncio.Queue[AbstractIncomingMessage] = asyncio.Queue()
+        await reports.consume(taken.put)
+        async with asyncio.timeout(60):
+            message = await taken.get()
+        assert (message.body, message.user_id) == (b"report", "vmss-web")
+        await message.ack()
+        orders = await of_hub.get_exchange(f"{MAIN}.commands", ensure=False)
+        order = aio_pika.Message(b"order", user_id="imds-hub")
+        await orders.publish(order, "to.web.web_0", mandatory=True, timeout=60)
+        async with asyncio.timeout(60):
+            while (received := await own.get(fail=False, no_ack=True)) is None:  # noqa: ASYNC110  # a queue has no event
+                await asyncio.sleep(0.02)
+        assert received.user_id == "imds-hub"
+        events = await of_hub.get_exchange(MAIN, ensure=False)
+        told = aio_pika.Message(b"told")
+        await events.publish(told, "event.scheduled.reboot.web", mandatory=True, timeout=60)
+        queue = await (await consumer.channel()).get_queue("example.events", ensure=False)
+        assert (await queue.get(timeout=60, no_ack=True)).body == b"told"
+
+
+@pytest.mark.parametrize(
+    ("name", "exchange", "key"),
+    [
+        ("agent", f"{MAIN}.fleet", "event.scheduled.reboot.db.db_0"),
+        ("agent", f"{MAIN}.commands", "to.web.web_1"),
+        ("agent", MAIN, "event.scheduled.reboot.web"),
+        ("consumer", f"{MAIN}.fleet", "event.scheduled.reboot.web.web_0"),
+        ("consumer", f"{MAIN}.commands", "to.web.web_0"),
+    ],
+)
+async def test_nobody_may_speak_for_anybody_else(
+    broker: Broker, services: dict[str, Any], name: str, exchange: str, key: str
+) -> None:
+    async with await connect(broker, url_of(name, services)) as connection:
+        channel = await connection.channel()
+        target = await channel.get_exchange(exchange, ensure=False)
+        with pytest.raises(ChannelAccessRefused):
+            await target.publish(aio_pika.Message(b"forged"), key, timeout=60)
+
+
+async def test_an_agent_reads_no_reports_of_others(
+    broker: Broker, services: dict[str, Any]
+) -> None:
+    async with await connect(broker, url_of("agent", services)) as connection:
+        channel = await connection.channel()
+        reports = await channel.get_queue(f"{MAIN}.fleet.in", ensure=False)
+        with pytest.raises(ChannelAccessRefused):
+            await reports.get(timeout=60)
+
+
+# --- all of it
+
+
+async def test_the_fleet_of_the_compose_file_tells_once_and_starts_by_one_agent(
+    broker: Broker, services: dict[str, Any], tmp_path: Path
+) -> None:
+    """Agents, hub and consumer are as they are shipped, with addresses of this machine."""
+    playbook = load_playbook(FOLDER / "playbook.yaml")
+    async with AsyncExitStack() as stack:
+        azure = await stack.enter_async_context(Simulator(playbook.azure))
+        environment = {
+            "AMQP_URL": str(on(broker, url_of("consumer", services))),
+            "QUEUE": services["consumer"]["environment"]["QUEUE"],
+        }
+        output = await stack.enter_async_context(
+            program("examples/consumer.py", os.environ | environment)
+        )
+        assert await output.readline() == b"consuming example.events\n"
+        hub = await stack.enter_async_context(relay(tmp_path / "hub", document("hub", broker)))
+        await hub.start()
+        for name, url in zip(AGENTS, azure.urls.values(), strict=True):
+            shipped = document("agent", broker) | {"source": {"url": url}}
+            agent = await stack.enter_async_context(relay(tmp_path / name, shipped))
+            await agent.start()
+        event = azure.schedule(Plan(type="Reboot", source="User", resources=("web_0",), lasts=None))
+        async with asyncio.timeout(120):
+            told = await lines_until(output, "event.started")
+            azure.end(event)
+            told += await lines_until(output, "event.ended")
+        kinds = [line.split()[1] for line in told if event.event_id in line]
+        assert [kind for kind in kinds if kind.startswith("event.")] == [
+            "event.scheduled",
+            "event.started",
+            "event.ended",
+        ]
+        assert len(azure.start_requests) == 1
+
+
+async def lines_until(output: asyncio.StreamReader, word: str) -> list[str]:
+    """Read the output of a program up to the first line with a word."""
+    lines = [(await output.readline()).decode()]
+    while word not in lines[-1].split():
+        lines.append((await output.readline()).decode())
+    return lines
+
+
+def document(name: str, node: Broker) -> dict[str, Any]:
+    """Return a configuration of the compose file with addresses and folders of this machine."""
+    text = (FOLDER / f"{name}.yaml").read_text()
+    shipped: dict[str, Any] = YAML(typ="safe", pure=True).load(
+        text.replace("@rabbitmq:5672/", f"@127.0.0.1:{node.port}/")
+    )
+    shipped["api"] = {"clients": shipped["api"].get("clients", [])}
+    return shipped
