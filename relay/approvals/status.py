@@ -127,10 +127,11 @@ class ApprovalStatus:
     @property
     def counted_votes(self) -> tuple[Decision, ...]:
         """The votes that count for the event as it is now, oldest first."""
+        eligible, resources = self.eligible_voters, self.occurrence.event.resources
         return tuple(
             decision
             for decision in self.decisions
-            if decision.decision == "approve" and self._is_counted(decision)
+            if decision.decision == "approve" and self._is_counted(decision, eligible, resources)
         )
 
     @property
@@ -173,9 +174,11 @@ class ApprovalStatus:
         """The resources for which nobody has voted yet, where the rule says ``each_resource``."""
         if self.quorum is None or not self.quorum.each_resource:
             return ()
-        voters = {vote.principal for vote in self.counted_votes}
-        covered = frozenset[str]().union(*map(self._resources_of, voters))
         resources = self.occurrence.event.resources
+        voters = {vote.principal for vote in self.counted_votes}
+        covered = frozenset[str]().union(
+            *(self._covered_resources(voter, resources) for voter in voters)
+        )
         return tuple(resource for resource in resources if resource not in covered)
 
     @property
@@ -265,36 +268,37 @@ class ApprovalStatus:
         # Nobody can cover an event that names no resource.
         return bool(self.uncovered_resources) or not self.occurrence.event.resources
 
-    def _is_counted(self, vote: Decision) -> bool:
+    def _is_counted(
+        self, vote: Decision, eligible: EligibleVoters, resources: tuple[str, ...]
+    ) -> bool:
         if vote.revision != self.occurrence.revision or self.is_expired(vote):
             return False
         if vote.dry_run and self.mode != "dry-run":
             return False
         # A vote counts only while its voter has the right to give it.
-        resources = self.occurrence.event.resources
         if self.quorum is None:
             return self._may_decide_for(vote.principal, resources)
-        if vote.principal not in self.eligible_voters:
+        if vote.principal not in eligible:
             return False
         if self.quorum.each_resource:
-            return bool(self._resources_of(vote.principal))
+            return bool(self._covered_resources(vote.principal, resources))
         return self._may_decide_for(vote.principal, resources)
 
     def own_resources(self, machine: str) -> frozenset[str]:
-        """The resources of the event that name a machine. Its vote and its hold are for them."""
+        """The resources of the event that name a machine. It may decide for no others."""
         resources = self.occurrence.event.resources
         return own_resources(machine, self.occurrence.scope, resources)
 
-    def _resources_of(self, principal: str) -> frozenset[str]:
-        """The resources of the event for which a principal may decide."""
+    def _covered_resources(self, principal: str, resources: tuple[str, ...]) -> frozenset[str]:
+        """Those of the resources of the event for which a principal may decide."""
         if names_machines(principal):
-            return self.own_resources(principal)
-        resources = self.occurrence.event.resources
+            return own_resources(principal, self.occurrence.scope, resources)
         return frozenset(name for name in resources if self._may_decide_for(principal, (name,)))
 
-    def _may_decide_for(self, principal: str, resources: Sequence[str]) -> bool:
+    def _may_decide_for(self, principal: str, resources: tuple[str, ...]) -> bool:
         if names_machines(principal):
-            return bool(resources) and self.own_resources(principal).issuperset(resources)
+            own = self._covered_resources(principal, resources)
+            return bool(resources) and own.issuperset(resources)
         clients: tuple[str, ...] = ()
         if principal.startswith(_PRINCIPALS_OF_CLIENTS):
             clients = (principal,)

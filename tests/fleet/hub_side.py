@@ -158,14 +158,16 @@ class HubSide:
         """Wait until an agent hears the hub, which its pulse shows."""
         return (await self.wait_for(Pulse, count))[-1]
 
-    async def send(
-        self, message: Message, *, relay: str = "vm-0", scope: str = SCOPE, user: str = HUB_USER
-    ) -> CloudEvent:
-        """Send a message to one agent; a state to its scope."""
+    async def send(self, message: Message, *, relay: str = "vm-0", scope: str = SCOPE) -> None:
+        """Send a message of the hub to one agent; a state to its scope."""
         event = message.to_event(HUB, datetime.now(UTC))
         key = state_key(scope) if isinstance(message, HubState) else command_key(scope, relay)
-        await self.publish(event.body, key, user=user)
-        return event
+        exchange = await self.channel.get_exchange(command_exchange(self.exchange), ensure=False)
+        await exchange.publish(
+            aio_pika.Message(event.body, message_id=event.id, user_id=HUB_USER),
+            key,
+            mandatory=False,
+        )
 
     async def publish(
         self,
@@ -176,7 +178,7 @@ class HubSide:
         exchange: str | None = None,
         **properties: Any,
     ) -> None:
-        """Publish bytes as a user."""
+        """Publish bytes as a user, on a connection of its own."""
         header = Basic.Properties(
             **{"message_id": "m", "user_id": user, "content_type": "application/json", **properties}
         )
