@@ -20,7 +20,7 @@ from relay.approvals import ApprovalsSettings
 from relay.approvals.engine import ApprovalEngine
 from relay.approvals.gate import Gate
 from relay.errors import Deferred
-from relay.events.build import Origin
+from relay.events.build import Origin, event_data
 from relay.events.cloudevent import CloudEvent
 from relay.events.model import ScheduledEvent
 from relay.fleet.hub.merge import (
@@ -104,18 +104,26 @@ class FakeAgent:
         """The agent as RabbitMQ vouches for it."""
         return Sender(self.scope, self.relay, self.user)
 
-    def pulse(self) -> Pulse:
-        """Return its next pulse."""
+    def pulse(self, document: Iterable[ScheduledEvent]) -> Pulse:
+        """Return a pulse that says what is in the document."""
         return Pulse(
             vm_id=f"id-of-{self.relay}",
             boot_id="boot",
             version="1.0.0",
             zone=None,
             names=(self.relay,),
-            live=None,
+            live=tuple(event_data(event, 1) for event in document),
             poll_age=0.5,
             clock_offset=self.clock_offset,
         )
+
+
+@dataclass(frozen=True)
+class SentPulse:
+    """A pulse, and when it was sent by Azure's clock."""
+
+    pulse: Pulse
+    sent_at: datetime
 
 
 @dataclass(frozen=True)
@@ -156,7 +164,7 @@ class Fleet:
         self.ended_at: dict[tuple[int, int], float] = {}
         """When the hub has heard the result of an order, by grant and attempt."""
         self.pulse_requests: list[tuple[str, str]] = []
-        self.inbox: asyncio.Queue[tuple[FakeAgent, StartResult | Pulse]] = asyncio.Queue()
+        self.inbox: asyncio.Queue[tuple[FakeAgent, StartResult | SentPulse]] = asyncio.Queue()
         self.may_hear = asyncio.Event()
         self.may_hear.set()
         self.heard_accepted: set[int] = set()
@@ -329,7 +337,8 @@ class Fleet:
     def send_pulse(self, agent: FakeAgent) -> None:
         """Publish a pulse, unless the agent is silent."""
         if not agent.is_silent:
-            self.inbox.put_nowait((agent, agent.pulse()))
+            pulse = agent.pulse(self.documents[agent.scope].values())
+            self.inbox.put_nowait((agent, SentPulse(pulse, self.azure_now())))
 
     def send_pulses(self) -> None:
         """Publish a pulse of every agent."""
@@ -400,37 +409,30 @@ class Hub:
             else:
                 await self._record(agent, message)
 
-    async def _record(self, agent: FakeAgent, pulse: Pulse) -> None:
+    async def _record(self, agent: FakeAgent, sent: SentPulse) -> None:
         """Merge and record what an agent sees, then say that it was heard."""
-        now, scope = self.fleet.clock.now(), agent.scope
+        now, scope, pulse = self.fleet.clock.now(), agent.scope, sent.pulse
         self.roster.note_pulse(agent.sender, agent.relay, pulse, now)
         histories = self.histories.setdefault(scope, {})
-        document = self.fleet.documents[scope].values()
         news: list[EventNews] = []
-        words = list(pulse_words(agent.relay, document, histories))
-        for key, word in words:
-            news += self._merge(scope, agent.relay, key, word, now)
+        for key, word in list(pulse_words(agent.relay, pulse, histories)):
+            history, found = apply_report(
+                histories.get(key),
+                agent.relay,
+                word,
+                sent.sent_at,
+                max(now, sent.sent_at),
+                lambda _: False,
+            )
+            if history is not None:
+                histories[key] = history
+            if found is not None:
+                news.append(_to_record(scope, key, found))
         await self.store.transact(
             lambda tx: self.recorder.record_news(tx, news, now), fail_open=True
         )
         self.fleet.recorded_at[scope] = self.fleet.clock.monotonic()
         self.port.on_heard(scope, agent.relay)
-
-    def _merge(
-        self,
-        scope: str,
-        relay: str,
-        key: str,
-        word: Word,
-        now: datetime,
-    ) -> list[EventNews]:
-        seen, histories = self.fleet.azure_now(), self.histories[scope]
-        history, found = apply_report(
-            histories.get(key), relay, word, seen, max(now, seen), lambda _: False
-        )
-        if history is not None:
-            histories[key] = history
-        return [] if found is None else [_to_record(scope, key, found, now)]
 
     # --- what is on disk
 
