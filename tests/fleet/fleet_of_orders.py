@@ -28,7 +28,6 @@ from relay.fleet.hub.merge import (
     Changed,
     EventHistory,
     News,
-    Word,
     apply_report,
     pulse_words,
 )
@@ -427,7 +426,7 @@ class Hub:
             if history is not None:
                 histories[key] = history
             if found is not None:
-                news.append(_to_record(scope, key, found))
+                news.append(_to_record(scope, key, found, now))
         await self.store.transact(
             lambda tx: self.recorder.record_news(tx, news, now), fail_open=True
         )

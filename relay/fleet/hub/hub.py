@@ -19,7 +19,7 @@ from relay.events.cloudevent import CloudEvent
 from relay.events.model import ScheduledEvent
 from relay.fleet.hub.histories import EventName, Histories
 from relay.fleet.hub.link import HubLink, Settlements
-from relay.fleet.hub.merge import Gone, IsFresh, Word, estimate_seen, pulse_words
+from relay.fleet.hub.merge import Gone, IsFresh, Word, estimate_seen, pulse_times, pulse_words
 from relay.fleet.hub.merger import EventMerger, Heard
 from relay.fleet.hub.roster import Agent, Roster
 from relay.fleet.hub.roster_keeper import RosterKeeper
@@ -281,27 +281,19 @@ class Hub:
         self, sender: Sender, received: ReceivedMessage, pulse: Pulse
     ) -> Iterator[Heard]:
         """Yield the words that a pulse stands for."""
-        live = pulse.events
-        if live is None:
-            return
         histories = self._histories.of_scope(sender.scope)
-        if not live and not histories:
+        if not pulse.live and not histories:
             return
         incarnations = {
             event["eventId"].lower(): event["documentIncarnation"] for event in pulse.live or ()
         }
-        seen = estimate_seen(
-            received.at,
-            self._clock.now(),
-            poll_age=pulse.poll_age or 0.0,
-            clock_offset=pulse.clock_offset,
-        )
-        for event_id, word in pulse_words(sender.relay, live, histories):
+        observed_at, seen = pulse_times(pulse, received.at, self._clock.now())
+        for event_id, word in pulse_words(sender.relay, pulse, histories):
             yield Heard(
                 name=(sender.scope, event_id),
                 relay=sender.relay,
                 word=word,
-                observed_at=received.at,
+                observed_at=observed_at,
                 seen=seen,
                 incarnation=incarnations.get(event_id),
             )
@@ -382,7 +374,7 @@ class Hub:
             relay=sender.relay,
             word=word,
             observed_at=at,
-            seen=estimate_seen(at, self._clock.now(), clock_offset=offset),
+            seen=estimate_seen(at, self._clock.now(), offset),
             incarnation=data["documentIncarnation"],
         )
 
