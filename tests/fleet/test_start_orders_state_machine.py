@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Coroutine, Sequence
+from collections.abc import Collection, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from datetime import timedelta
@@ -57,7 +57,7 @@ class Orders(RuleBasedStateMachine):
         self.context: AbstractAsyncContextManager[Hub]
         self.hub: Hub
         self._start(None)
-        self.event_is_scheduled("a", None, modes, (), starts=False)
+        self.event_is_scheduled("a", None, modes, (), starts=False, reporters=_AGENTS)
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
         self.runner.run(work)
@@ -95,6 +95,7 @@ class Orders(RuleBasedStateMachine):
         modes=st.tuples(*[_mode] * len(_AGENTS)),
         unbound=st.sampled_from([(), (), ("a/vm-1",), ("a/vm-1", "a/vm-2")]),
         starts=st.booleans(),
+        reporters=st.one_of(st.just(_AGENTS), st.sets(_agent, min_size=1)),
     )
     def event_is_scheduled(
         self,
@@ -103,19 +104,22 @@ class Orders(RuleBasedStateMachine):
         modes: tuple[Mode, ...],
         unbound: Sequence[str],
         starts: bool,
+        reporters: Collection[str],
     ) -> None:
-        """A scope shows an event, new or again, and all agents report it in their present modes."""
+        """A scope shows an event, new or again, and some or all agents report it."""
         self.events += number is None
         self.fleet.starts_events = starts
         for agent, mode in zip(self.fleet.agents.values(), modes, strict=True):
             agent.mode, agent.is_bound = mode, f"{agent.scope}/{agent.relay}" not in unbound
         self.fleet.azure_says(scope, user_event(f"E-{number or self.events}"))
-        self.fleet.send_pulses()
+        self.pulses(set(reporters))
 
     @rule(scope=_scope, seconds=st.sampled_from([7.5, 8.5, 8.75, 12.0]))
     def an_answer_comes_late(self, scope: str, seconds: float) -> None:
         """Agents obey at once, and their answers come late."""
-        self.event_is_scheduled(scope, None, ("mute",) * len(_AGENTS), (), starts=False)
+        self.event_is_scheduled(
+            scope, None, ("mute",) * len(_AGENTS), (), starts=False, reporters=_AGENTS
+        )
         self._run(self.hub.advance(seconds))
         self.agents_go_on(set(_AGENTS), "prompt")
 
