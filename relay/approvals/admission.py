@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from relay.approvals.limits import waits_field
 from relay.approvals.machines import names_machines, scope_of_machine
 from relay.approvals.request import DecisionAnswer, DecisionRequest
 from relay.approvals.status import ApprovalStatus, is_scheduled
@@ -299,6 +300,7 @@ def build_answer(
             "state": _answer_state(request, status),
             **status.vote_summary,
             **late_hold_notice(request.decision, status),
+            **waits_field("waitingFor", status.waiting_for),
         },
     )
 
@@ -312,6 +314,8 @@ def late_hold_notice(decision: str, status: ApprovalStatus) -> dict[str, str]:
 def _answer_state(request: DecisionRequest, status: ApprovalStatus) -> str:
     if status.active_holds:
         return "held"
+    if status.waiting_for:
+        return "waiting"
     if status.active_grant is not None:
         return "granted"
     if request.decision == "release" and not status.vote_count:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
+from relay.approvals.limits import WaitingFor
 from relay.approvals.machines import can_be_in_scope, names_machines, own_resources
 from relay.approvals.principals import is_chat_principal
 from relay.approvals.rules import (
@@ -26,7 +27,10 @@ from relay.events.model import ScheduledEvent
 from relay.events.timestamps import format_rfc3339
 from relay.outbox import Decision, Grant, Mode, TrackedEvent
 
-ApprovalState = Literal["none", "pending", "held", "granted", "sent", "accepted", "failed"]
+ApprovalState = Literal[
+    "none", "pending", "held", "waiting", "granted", "sent", "accepted", "failed"
+]
+"""waiting: only a limit keeps this relay from starting the event."""
 FAILED_GRANT_STATES = ("failed", "refused")
 """States of a grant for which no StartRequest will be sent any more."""
 _PRINCIPALS_OF_CLIENTS = ("client:", "mtls:")
@@ -53,6 +57,8 @@ class ApprovalStatus:
     """The clients that may approve, and the resources each may decide for (None: all)."""
     in_flight: frozenset[tuple[int, int]] = frozenset()
     """The StartRequests that are being sent now: the id of each grant, and which attempt it is."""
+    waiting_for: tuple[WaitingFor, ...] = ()
+    """The limits that alone keep the event from being granted, or from being sent."""
 
     @property
     def not_before(self) -> datetime | None:
@@ -335,6 +341,8 @@ def approval_state(status: ApprovalStatus) -> ApprovalState:
         return "held"
     if newest_state == "sent":
         return "sent"
+    if status.is_open and status.waiting_for:
+        return "waiting"
     if status.is_open and status.active_grant is not None:
         return "granted"
     if newest_state in FAILED_GRANT_STATES and (status.refused_by_imds or not status.is_open):
@@ -352,4 +360,5 @@ def approval_summary(status: ApprovalStatus) -> dict[str, Any]:
         **status.vote_summary,
         "missing": status.votes_missing if status.is_open else 0,
         "closes": format_rfc3339(closes_at) if closes_at is not None else None,
+        "waitingFor": [wait.to_json() for wait in status.waiting_for],
     }
