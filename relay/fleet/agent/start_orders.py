@@ -92,6 +92,9 @@ class StartRequestSender(Protocol):
         """
 
 
+_OrderKey = tuple[int, int, str, str, str | None]
+
+
 @dataclass(frozen=True, slots=True)
 class _ReceivedOrder:
     """An order, and the clocks of this VM when it came."""
@@ -101,9 +104,14 @@ class _ReceivedOrder:
     monotonic: float
 
     @property
-    def key(self) -> tuple[int, int]:
-        """What a repeated order has in common with the first."""
-        return self.order.grant, self.order.attempt
+    def key(self) -> _OrderKey:
+        """What a repeated order has in common with the first.
+
+        A hub whose state file was replaced counts its grants from 1 again. Its order is about
+        another event, or from another place in the journal.
+        """
+        order = self.order
+        return order.grant, order.attempt, order.event_id, order.revision, order.journalhead
 
 
 class StartOrders:
@@ -128,13 +136,20 @@ class StartOrders:
         self._started = clock.monotonic()
         self._waiting: deque[_ReceivedOrder] = deque()
         self._current: _ReceivedOrder | None = None
-        self._results: dict[tuple[int, int], StartResult] = {}  # the oldest first
+        self._results: dict[_OrderKey, StartResult] = {}  # the oldest first
         self._unsent: deque[StartResult] = deque(maxlen=MAX_UNSENT)
         self._order_came = asyncio.Event()
         self._result_came = asyncio.Event()
 
     def take(self, order: StartOrder) -> None:
-        """Carry out an order of the hub. A repeated order gets the same result again."""
+        """Carry out an order of the hub. A repeated order gets the same result again.
+
+        An order for another VM gets none: that VM answers. Two names of relays can be the same word
+        of a routing key, and the hub could not tell the results apart.
+        """
+        if order.vm_id is not None and order.vm_id != self._vm_id:
+            _log.warning("fleet: an order of the hub is for VM %s, which this is not", order.vm_id)
+            return
         received = _ReceivedOrder(order, self._clock.now(), self._clock.monotonic())
         if received.key in self._results:
             self._send(self._results[received.key])
@@ -246,9 +261,6 @@ class StartOrders:
 
     def _blocking_reason(self, received: _ReceivedOrder) -> str | None:
         """Return why an order is refused unread; None if it is not."""
-        order = received.order
-        if order.vm_id is not None and order.vm_id != self._vm_id:
-            return f"the order is for the VM {order.vm_id}, which this is not"
         if received.monotonic - self._started < RESTART_PAUSE:
             return f"the agent has started less than {RESTART_PAUSE:g} s ago"
         if self._seconds_of_life(received) <= 0:

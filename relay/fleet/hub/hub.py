@@ -276,12 +276,15 @@ class Hub:
             self._keeper.note_changed(agent)
             senders.append(sender)
             heard += self._hear_pulse(sender, received, received.content)
+        unmerged: set[tuple[str, str]] = set()
         if heard:
             doubtful = await self._merger.take(heard, only_quiet=True)
             self._put_off(doubtful)
+            unmerged = {(word.name[0], word.relay) for word in doubtful}
         if self._results is not None:
             for sender in senders:
-                self._results.on_heard(sender.scope, sender.relay)
+                if (sender.scope, sender.relay) not in unmerged:
+                    self._results.on_heard(sender.scope, sender.relay)
 
     def _hear_pulse(
         self, sender: Sender, received: ReceivedMessage, pulse: Pulse
