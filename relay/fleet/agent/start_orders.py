@@ -128,6 +128,7 @@ class StartOrders:
         self._started = clock.monotonic()
         self._waiting: deque[_ReceivedOrder] = deque()
         self._current: _ReceivedOrder | None = None
+        self._is_stopping = False
         self._results: dict[tuple[int, int], StartResult] = {}  # the oldest first
         self._unsent: deque[StartResult] = deque(maxlen=MAX_UNSENT)
         self._order_came = asyncio.Event()
@@ -154,15 +155,16 @@ class StartOrders:
             group.create_task(self._carry_out_all(), name="agent: start orders")
             group.create_task(self._send_all(), name="agent: results")
 
-    async def wait_until_idle(self, within: float) -> None:
-        """Return when no order is being carried out, or after ``within`` seconds.
-
-        Orders that wait are not begun any more.
-        """
-        self._waiting.clear()
+    async def stop(self, within: float) -> None:
+        """Begin no more orders. Return when no order is left, or after ``within`` seconds."""
+        self._is_stopping = True
         deadline = self._clock.monotonic() + within
-        while (self._current or self._unsent) and self._clock.monotonic() < deadline:
+        while self._is_busy and self._clock.monotonic() < deadline:
             await self._clock.sleep(IDLE_CHECK_INTERVAL)
+
+    @property
+    def _is_busy(self) -> bool:
+        return bool(self._waiting or self._current or self._unsent)
 
     # --- orders
 
@@ -247,6 +249,8 @@ class StartOrders:
     def _blocking_reason(self, received: _ReceivedOrder) -> str | None:
         """Return why an order is refused unread; None if it is not."""
         order = received.order
+        if self._is_stopping:
+            return "the agent is being stopped"
         if order.vm_id is not None and order.vm_id != self._vm_id:
             return f"the order is for the VM {order.vm_id}, which this is not"
         if received.monotonic - self._started < RESTART_PAUSE:
