@@ -246,7 +246,7 @@ class HubLink:
             await self._handler.take_reports(batch, settlements)
         except DeliveryError:
             raise
-        except Exception:  # whatever it is, the other messages must pass
+        except Exception:  # noqa: BLE001  # whatever it is, the other messages must pass
             if len(batch) == 1:
                 _log.exception("internal error: a message of an agent was dead-lettered")
                 await settlements.reject(batch[0].delivery_tag or 0)
