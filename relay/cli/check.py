@@ -25,6 +25,7 @@ from relay.errors import ConfigError, DocumentError
 from relay.events.build import event_data
 from relay.events.model import Document, ScheduledEvent
 from relay.events.timestamps import format_rfc3339
+from relay.fleet.settings import HubSettings
 from relay.imds.document import parse_document
 from relay.outbox import TrackedEvent
 
@@ -106,6 +107,8 @@ def config_warnings(config: Config) -> Iterator[str]:
     """Yield warnings about a configuration that is valid."""
     if config.has_no_rule_for_user_events:
         yield NO_RULE_FOR_USER_EVENTS
+    if isinstance(config.fleet, HubSettings):
+        yield from config.fleet.overlap_warnings()
     conditions = [rule.match for rule in config.approvals.rules]
     conditions += [limit.match for limit in config.approvals.limits]
     has_scope_condition = any(match.scope is not None for match in conditions)

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
@@ -20,7 +20,7 @@ from relay.approvals import ApprovalsSettings
 from relay.approvals.engine import ApprovalEngine
 from relay.approvals.gate import Gate
 from relay.errors import Deferred
-from relay.events.build import Origin
+from relay.events.build import Origin, event_data
 from relay.events.cloudevent import CloudEvent
 from relay.events.model import ScheduledEvent
 from relay.fleet.hub.merge import (
@@ -383,9 +383,9 @@ class Hub:
         now, scope = self.fleet.clock.now(), agent.scope
         self.roster.note_pulse(agent.sender, agent.relay, pulse, now)
         histories = self.histories.setdefault(scope, {})
-        document = self.fleet.documents[scope].values()
+        live = tuple(event_data(event, 1) for event in self.fleet.documents[scope].values())
         news: list[EventNews] = []
-        words = list(pulse_words(agent.relay, document, histories))
+        words = list(pulse_words(agent.relay, replace(pulse, live=live), histories))
         for key, word in words:
             news += self._merge(scope, agent.relay, key, word, now)
         await self.store.transact(

@@ -93,7 +93,7 @@ class RunningFleet:
                 },
                 "source": {"url": self.azures[scope].urls[relay], "interval": "500ms"},
                 "store": {"path": str(self.directory / f"{scope}-{relay}.db")},
-                "api": {"listen": "127.0.0.1:0"},
+                "api": {"listen": "127.0.0.1:0", "socket": str(self._socket(scope, relay))},
             }
         )
         stack = AsyncExitStack()
@@ -147,6 +147,25 @@ class RunningFleet:
                 "scope": scope,
             },
         )
+
+    def _socket(self, scope: str, relay: str) -> Path:
+        """Return the local socket of an agent. Its path must be short."""
+        return self.directory / f"{relay}.{list(self.azures).index(scope)}"
+
+    async def decide_on_vm(
+        self,
+        scope: str,
+        relay: str,
+        body: Mapping[str, Any],
+        headers: Mapping[str, str] | None = None,
+    ) -> tuple[int, Any]:
+        """POST /v1/approvals on the agent of a VM, as a program on that VM does."""
+        connector = aiohttp.UnixConnector(str(self._socket(scope, relay)))
+        async with (
+            aiohttp.ClientSession(connector=connector) as session,
+            session.post("http://agent/v1/approvals", json=body, headers=headers) as answer,
+        ):
+            return answer.status, await answer.json(content_type=None)
 
     def told(self, event_id: str) -> list[str]:
         """Return the types of what the webhook got about an EventId, each once, in order."""

@@ -4,7 +4,9 @@ Of all agents, one at a time has an order for an event, because no agent sends a
 deadline of its order. So this module rather sends nothing than too late. It judges the deadline by
 the clock of IMDS, which it reads with the document. From then on it takes the longer of two times
 that have passed: by the monotonic clock, which can stop while the VM is frozen, and by the wall
-clock, which can be set.
+clock, which can be set. Only a freeze during which both stand still, between the read and the
+StartRequest, is not seen. It is as long as the StartRequest waits for its place in the budget of
+calls, a second at most.
 """
 
 from __future__ import annotations

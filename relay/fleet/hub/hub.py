@@ -19,7 +19,7 @@ from relay.events.cloudevent import CloudEvent
 from relay.events.model import ScheduledEvent
 from relay.fleet.hub.histories import EventName, Histories
 from relay.fleet.hub.link import HubLink, Settlements
-from relay.fleet.hub.merge import Gone, IsFresh, Word, estimate_seen, pulse_words
+from relay.fleet.hub.merge import Gone, IsFresh, Word, estimate_seen, pulse_times, pulse_words
 from relay.fleet.hub.merger import EventMerger, Heard
 from relay.fleet.hub.roster import Agent, Roster
 from relay.fleet.hub.roster_keeper import RosterKeeper
@@ -147,9 +147,18 @@ class Hub:
     def _freshness(self, scope: str, now: datetime) -> IsFresh:
         return self.roster.may_speak(scope, now)
 
-    def attach(self, results: StartResultHandler, votes: VoteHandler) -> None:
-        """From now on results and votes can be handled."""
+    def attach(
+        self,
+        results: StartResultHandler,
+        votes: VoteHandler,
+        on_agents_changed: Callable[[], None],
+    ) -> None:
+        """From now on results and votes can be handled.
+
+        ``on_agents_changed`` is called a few seconds after agents came or went.
+        """
         self._results, self._votes = results, votes
+        self._keeper.on_agents_changed = on_agents_changed
 
     def agents_showing(self, scope: str, event_key: str) -> frozenset[str] | None:
         """Return the agents that see the current state of an event; None if it is not known."""
@@ -278,27 +287,19 @@ class Hub:
         self, sender: Sender, received: ReceivedMessage, pulse: Pulse
     ) -> Iterator[Heard]:
         """Yield the words that a pulse stands for."""
-        live = pulse.events
-        if live is None:
-            return
         histories = self._histories.of_scope(sender.scope)
-        if not live and not histories:
+        if not pulse.live and not histories:
             return
         incarnations = {
             event["eventId"].lower(): event["documentIncarnation"] for event in pulse.live or ()
         }
-        seen = estimate_seen(
-            received.at,
-            self._clock.now(),
-            poll_age=pulse.poll_age or 0.0,
-            clock_offset=pulse.clock_offset,
-        )
-        for event_id, word in pulse_words(sender.relay, live, histories):
+        observed_at, seen = pulse_times(pulse, received.at, self._clock.now())
+        for event_id, word in pulse_words(sender.relay, pulse, histories):
             yield Heard(
                 name=(sender.scope, event_id),
                 relay=sender.relay,
                 word=word,
-                observed_at=received.at,
+                observed_at=observed_at,
                 seen=seen,
                 incarnation=incarnations.get(event_id),
             )
@@ -379,7 +380,7 @@ class Hub:
             relay=sender.relay,
             word=word,
             observed_at=at,
-            seen=estimate_seen(at, self._clock.now(), clock_offset=offset),
+            seen=estimate_seen(at, self._clock.now(), offset),
             incarnation=data["documentIncarnation"],
         )
 
