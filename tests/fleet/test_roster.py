@@ -109,6 +109,17 @@ def test_silence_counts_only_while_the_hub_listens() -> None:
     assert not roster.is_silent(agent, at(10_151))
 
 
+def test_a_hub_listens_while_it_is_connected_and_its_process_runs() -> None:
+    roster = Roster()
+    assert not roster.listens(at(0))
+    roster.listen(at(0))
+    assert roster.listens(at(60))
+    assert not roster.listens(at(60.001))
+    assert not roster.listens(at(-1))
+    roster.stop_listening()
+    assert not roster.listens(at(0))
+
+
 def test_a_hub_that_stood_still_knows_nothing_about_silence() -> None:
     roster = Roster()
     agent = pulse(roster, "web_1", 0)
