@@ -36,6 +36,7 @@ from relay.fleet.messages import (
 from relay.fleet.routing import Sender, check_report, command_key
 from relay.fleet.settings import HubSettings
 from relay.fleet.topology import fleet_exchange
+from relay.outbox import RecordedEvent
 from relay.outbox.event_keys import EventKeys
 from relay.outbox.sqlite import Store
 
@@ -119,6 +120,7 @@ class Hub:
             clock,
             self._histories,
             freshness=self._freshness,
+            listens=self._is_listening,
             on_change=self._states.request,
         )
         self._exchange = fleet_exchange(settings.exchange)
@@ -136,13 +138,16 @@ class Hub:
         self._doubtful: dict[tuple[str, str], _DoubtfulPulse] = {}
         self._unsaved: list[tuple[Settlements, int]] = []
         """Messages whose content is only in memory: the state file cannot be written."""
-        store.listeners.recorded.append(self._states.note_told)
+        store.listeners.recorded += [self._states.note_told, self._forget_terminated]
         store.listeners.write_error_changed.append(self._on_write_error_changed)
 
     @property
     def roster(self) -> Roster:
         """The agents. `load` replaces it."""
         return self._keeper.roster
+
+    def _is_listening(self, now: datetime) -> bool:
+        return self.roster.listens(now)
 
     def _freshness(self, scope: str, now: datetime) -> IsFresh:
         return self.roster.may_speak(scope, now)
@@ -239,8 +244,6 @@ class Hub:
         for report in reports:
             if self._results is not None:
                 self._results.on_heard(report.sender.scope, report.sender.relay)
-            if report.event.name == "event.ended":
-                await self._forget_terminated(report.sender.scope, report.event)
 
     def _settle(self, reports: Sequence[_Report], settlements: Settlements) -> None:
         """Acknowledge what is on disk. The rest stays in the queue until it is."""
@@ -250,15 +253,16 @@ class Hub:
             else:
                 self._unsaved.append((settlements, report.tag))
 
-    async def _forget_terminated(self, scope: str, ended: CloudEvent) -> None:
+    def _forget_terminated(self, events: Sequence[RecordedEvent]) -> None:
         """Forget the agents whose VMs Azure has deleted. One that is heard again comes back."""
-        event = ScheduledEvent.from_fields(ended.data)
-        if ended.data["outcome"] != "completed":
-            return
-        history = self._histories.of_scope(scope).get(event.key)
-        if history is not None and history.ended_at is not None:
-            for agent in self.roster.terminated(scope, event):
-                await self.forget(agent)
+        for recorded in events:
+            event = recorded.event
+            if recorded.name != "event.ended" or event is None:
+                continue
+            if event.data["outcome"] == "completed":
+                ended = ScheduledEvent.from_fields(event.data)
+                for agent in self.roster.terminated(event.scope, ended):
+                    self._spawn(self.forget(agent), "hub: forget an agent")
 
     async def take_pulses(self, messages: Sequence[DeliveredMessage]) -> None:
         """Note who is alive, and merge what they see."""

@@ -103,9 +103,12 @@ class EventMerger:
         histories: Histories,
         *,
         freshness: Callable[[str, datetime], IsFresh],
+        listens: Callable[[datetime], bool],
         on_change: Callable[[str], None],
     ) -> None:
         """``freshness`` returns for a scope and a time which agents are fresh.
+
+        ``listens`` says whether agents can be heard now.
 
         ``on_change`` gets each scope in which something was told, or may have ended.
         """
@@ -114,6 +117,7 @@ class EventMerger:
         self._keys = keys
         self._clock = clock
         self._freshness = freshness
+        self._listens = listens
         self._on_change = on_change
         self._recorder = Recorder(origin, None, None)
         self._lock = asyncio.Lock()
@@ -188,8 +192,14 @@ class EventMerger:
             await wait_for_event(self._timer_wake, self._clock, seconds)
 
     async def _apply_timers(self, now: datetime) -> datetime | None:
-        """Apply the timers that are due. Return when the next is due."""
+        """Apply the timers that are due. Return when the next is due.
+
+        None is due while nobody can be heard: agents could not say that an event is still there.
+        `wait_again` follows.
+        """
         batch, due = _Batch(), []
+        if not self._listens(now):
+            return None
         for name in self._histories.ending:
             history = self._histories.get(name)
             if history is None:
