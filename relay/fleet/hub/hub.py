@@ -150,9 +150,18 @@ class Hub:
     def _freshness(self, scope: str, now: datetime) -> IsFresh:
         return self.roster.may_speak(scope, now)
 
-    def attach(self, results: StartResultHandler, votes: VoteHandler) -> None:
-        """From now on results and votes can be handled."""
+    def attach(
+        self,
+        results: StartResultHandler,
+        votes: VoteHandler,
+        on_agents_changed: Callable[[], None],
+    ) -> None:
+        """From now on results and votes can be handled.
+
+        ``on_agents_changed`` is called a few seconds after agents came or went.
+        """
         self._results, self._votes = results, votes
+        self._keeper.on_agents_changed = on_agents_changed
 
     def agents_showing(self, scope: str, event_key: str) -> frozenset[str] | None:
         """Return the agents that see the current state of an event; None if it is not known."""
@@ -270,12 +279,15 @@ class Hub:
             self._keeper.note_changed(agent)
             senders.append(sender)
             heard += self._hear_pulse(sender, received, received.content)
+        unmerged: set[tuple[str, str]] = set()
         if heard:
             doubtful = await self._merger.take(heard, only_quiet=True)
             self._put_off(doubtful)
+            unmerged = {(word.name[0], word.relay) for word in doubtful}
         if self._results is not None:
             for sender in senders:
-                self._results.on_heard(sender.scope, sender.relay)
+                if (sender.scope, sender.relay) not in unmerged:
+                    self._results.on_heard(sender.scope, sender.relay)
 
     def _hear_pulse(
         self, sender: Sender, received: ReceivedMessage, pulse: Pulse
