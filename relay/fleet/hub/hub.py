@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, NoReturn, Protocol
+from typing import Any, Literal, NoReturn, Protocol
 
 from aiormq.abc import DeliveredMessage
 
@@ -63,6 +63,9 @@ class StartResultHandler(Protocol):
 
 class VoteHandler(Protocol):
     """Who decides the votes of machines."""
+
+    def admit(self, sender: Sender, vote: VoteMessage) -> VoteAnswer | Literal["decide", "drop"]:
+        """Return what to do with a vote: decide it, drop it, or answer this."""
 
     async def decide(self, sender: Sender, vote: VoteMessage) -> VoteAnswer:
         """Decide a vote; return the answer for the local program."""
@@ -407,16 +410,28 @@ class Hub:
         self, sender: Sender, vote: VoteMessage, tag: int, settlements: Settlements
     ) -> None:
         """Decide a vote beside the next messages. It is acknowledged once it is decided."""
+        if self._votes is None:
+            return
+        admitted = self._votes.admit(sender, vote)
+        if admitted == "drop":
+            settlements.acknowledge(tag)
+            return
+        refusal = None if admitted == "decide" else admitted
         await self._vote_slots.acquire()
-        self._spawn(self._decide(sender, vote, tag, settlements), "hub: vote")
+        answering = self._answer(self._votes, sender, vote, refusal, tag, settlements)
+        self._spawn(answering, "hub: vote")
 
-    async def _decide(
-        self, sender: Sender, vote: VoteMessage, tag: int, settlements: Settlements
+    async def _answer(
+        self,
+        votes: VoteHandler,
+        sender: Sender,
+        vote: VoteMessage,
+        refusal: VoteAnswer | None,
+        tag: int,
+        settlements: Settlements,
     ) -> None:
         try:
-            if self._votes is None:
-                return
-            answer = await self._votes.decide(sender, vote)
+            answer = refusal or await votes.decide(sender, vote)
             settlements.acknowledge(tag)
             await settlements.flush()
             await self.link.send(
