@@ -157,13 +157,23 @@ def _missing_right(request: DecisionRequest, status: ApprovalStatus) -> str | No
         return None
     if "hold" not in can:
         return "you may not release: neither hold nor operate is in your rights (can)"
-    person = status.person_of(request.caller.principal)
-    if any(status.person_of(hold.principal) == person for hold in status.active_holds):
+    if any(_is_own(hold, request, status) for hold in status.active_holds):
         return None
     return (
         "somebody else took the hold; they can release it, and so can anybody with the right "
         f"operate; {HOLD_NOTICE}"
     )
+
+
+def _is_own(hold: Decision, request: DecisionRequest, status: ApprovalStatus) -> bool:
+    """Whether the caller took a hold, with this principal or another of the same person.
+
+    Even if machines are one person, none of them releases the hold of another.
+    """
+    principal = request.caller.principal
+    if names_machines(principal):
+        return hold.principal == principal
+    return status.person_of(hold.principal) == status.person_of(principal)
 
 
 def _foreign_machines(request: DecisionRequest, status: ApprovalStatus) -> str | None:
@@ -278,9 +288,7 @@ def find_ended_decisions(request: DecisionRequest, status: ApprovalStatus) -> li
 def _is_ended_by(request: DecisionRequest, decision: Decision, status: ApprovalStatus) -> bool:
     caller = request.caller
     if request.decision == "release":
-        may_release = "operate" in caller.rights.can or (
-            status.person_of(decision.principal) == status.person_of(caller.principal)
-        )
+        may_release = "operate" in caller.rights.can or _is_own(decision, request, status)
         return may_release and decision in status.active_holds
     if (decision.decision, decision.principal) != (request.decision, caller.principal):
         return False

@@ -12,7 +12,12 @@ from datetime import datetime, timedelta
 from typing import Any, Literal
 
 from relay.approvals.limits import WaitingFor
-from relay.approvals.machines import can_be_in_scope, names_machines, own_resources
+from relay.approvals.machines import (
+    can_be_in_scope,
+    is_pattern,
+    names_machines,
+    own_resources,
+)
 from relay.approvals.principals import is_chat_principal
 from relay.approvals.rules import (
     EligibleVoters,
@@ -156,15 +161,21 @@ class ApprovalStatus:
     def missing_voters(self) -> tuple[str, ...]:
         """The eligible principals of the people who have not voted yet, sorted.
 
-        A pattern over machines of the event's scope stays: it does not say how many there are.
+        A pattern over machines of the event's scope stays: it does not say how many there are. A
+        machine that the event does not name is not among them.
         """
         people_who_voted = {self.person_of(vote.principal) for vote in self.counted_votes}
         return tuple(
             voter
             for voter in sorted(self.eligible_voters.entries)
-            if self.person_of(voter) not in people_who_voted
-            and can_be_in_scope(voter, self.occurrence.scope)
+            if self.person_of(voter) not in people_who_voted and self._can_be_about(voter)
         )
+
+    def _can_be_about(self, voter: str) -> bool:
+        """Whether the event can be about a voter, if that is a machine or a pattern over them."""
+        if is_pattern(voter):
+            return can_be_in_scope(voter, self.occurrence.scope)
+        return not names_machines(voter) or bool(self.own_resources(voter))
 
     @property
     def vote_summary(self) -> dict[str, Any]:

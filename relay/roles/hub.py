@@ -85,7 +85,7 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
         # stake when a VM stops.
         gate = Gate(approvals, store, port, clock, lambda _: False)
         chat.decisions.attach_gate(gate.submit)
-        hub.attach(port, MachineVotes(gate.submit, clock))
+        hub.attach(port, MachineVotes(gate.submit, clock), gate.wake)
         relay = Relay(
             store=store,
             gate=gate,

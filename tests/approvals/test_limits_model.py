@@ -325,7 +325,9 @@ class Limits(RuleBasedStateMachine):
                 continue
             status = self.approvals.status(other)
             names = frozenset(found.event.resources or (f"event {other}",))
-            is_granted = status.active_grant is not None and not status.active_holds
+            # A grant that waits itself takes no slot.
+            is_free = not (status.active_holds or status.waiting_for)
+            is_granted = status.active_grant is not None and is_free
             may_go = any(grant.may_be_accepted for grant in status.grants)
             if found.event.is_started or is_granted or may_go:
                 for limit in self.limits:

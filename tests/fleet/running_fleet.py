@@ -5,20 +5,27 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import aio_pika
 import aiohttp
+from pamqp.commands import Basic
 
 from relay.app import RunningRelay, start_relay
 from relay.clock import SystemClock
 from relay.config import Config
 from relay.fleet.hub.source import FleetSource
+from relay.fleet.topology import fleet_exchange
 from relay.simulator import VM, Setup, Simulator
 from tests.fleet.hub_side import AGENT_USER, HUB_USER, define_users, unused_exchange
 from tests.journey.relay_process import KEY, SECRET, Inbox, eventually, inbox
 from tests.rabbitmq import Broker
+from tests.raw_amqp import RawChannel
+
+DOMAINS = ({"user": AGENT_USER, "scopes": ["vmss-a-*"]},)
+"""The trust domains of the hub, unless a test names others."""
 
 
 @dataclass(slots=True)
@@ -34,6 +41,7 @@ class RunningFleet:
     hub: RunningRelay | None = None
     hub_stack: AsyncExitStack = field(default_factory=AsyncExitStack)
     hub_settings: Mapping[str, Any] = field(default_factory=dict)
+    domains: Sequence[Mapping[str, Any]] = DOMAINS
 
     @property
     def running_hub(self) -> RunningRelay:
@@ -50,7 +58,7 @@ class RunningFleet:
                     "role": "hub",
                     "url": self.broker.amqp_url(HUB_USER),
                     "exchange": self.exchange,
-                    "domains": [{"user": AGENT_USER, "scopes": ["vmss-a-*"]}],
+                    "domains": list(self.domains),
                 },
                 "store": {"path": str(self.directory / "hub.db")},
                 "sinks": [
@@ -167,6 +175,34 @@ class RunningFleet:
         ):
             return answer.status, await answer.json(content_type=None)
 
+    async def publish(
+        self,
+        key: str,
+        body: bytes,
+        *,
+        user: str = AGENT_USER,
+        exchange: str | None = None,
+        **more: Any,
+    ) -> None:
+        """Publish bytes to the fleet exchange as a user. Raises RefusedError."""
+        header = Basic.Properties(
+            **{"message_id": "m", "user_id": user, "content_type": "application/json", **more}
+        )
+        async with RawChannel(self.broker.amqp_url(user)) as channel:
+            name = fleet_exchange(self.exchange) if exchange is None else exchange
+            await channel.publish(name, key, body, header)
+
+    async def count_waiting(self, queue: str) -> int:
+        """Return how many messages wait in a queue."""
+        connection = await aio_pika.connect(self.broker.amqp_url())
+        async with connection, connection.channel() as channel:
+            declared = await channel.declare_queue(queue, passive=True)
+            return declared.declaration_result.message_count or 0
+
+    async def count_dead(self) -> int:
+        """Return how many messages were dead-lettered."""
+        return await self.count_waiting(f"{self.exchange}.dead")
+
     def told(self, event_id: str) -> list[str]:
         """Return the types of what the webhook got about an EventId, each once, in order."""
         return self.inbox.types_of(event_id)
@@ -179,20 +215,25 @@ async def running_fleet(
     scopes: Mapping[str, Sequence[str]],
     *,
     hub: Mapping[str, Any] | None = None,
+    domains: Sequence[Mapping[str, Any]] = DOMAINS,
+    setup: Setup | None = None,
 ) -> AsyncIterator[RunningFleet]:
     """Run a hub, and an agent for each VM of each scope.
 
-    ``hub`` holds further sections of the hub's configuration.
+    ``hub`` holds further sections of the hub's configuration. ``setup`` says how each simulated
+    Azure behaves; its VMs are replaced.
     """
     await asyncio.to_thread(broker.start)
     exchange = unused_exchange()
     await asyncio.to_thread(define_users, broker, exchange)
     async with AsyncExitStack() as stack:
         box = await stack.enter_async_context(inbox())
-        fleet = RunningFleet(broker, exchange, directory, box, hub_settings=hub or {})
+        fleet = RunningFleet(
+            broker, exchange, directory, box, hub_settings=hub or {}, domains=domains
+        )
         for scope, vms in scopes.items():
-            setup = Setup(vms=tuple(map(VM, vms)))
-            fleet.azures[scope] = await stack.enter_async_context(Simulator(setup))
+            azure = Simulator(replace(setup or Setup(), vms=tuple(map(VM, vms))))
+            fleet.azures[scope] = await stack.enter_async_context(azure)
         try:
             await fleet.start_hub()
             await fleet.wait_until_connected()

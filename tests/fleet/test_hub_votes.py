@@ -16,7 +16,7 @@ from relay.fleet.hub.votes import RIGHTS, USER_BURST
 from relay.fleet.messages import VoteMessage, parse_message
 from relay.fleet.routing import Sender
 from relay.rate_limits import CALLER_BURST
-from tests.fleet.voting_hub import HUB, ONE, OPS, A, B, VotingHub, reboot, rules, voting_hub
+from tests.fleet.voting_hub import EACH, HUB, ONE, OPS, A, B, VotingHub, reboot, rules, voting_hub
 
 
 @pytest.fixture
@@ -148,7 +148,8 @@ async def test_a_rule_that_asks_others_takes_no_vote_of_a_machine(tmp_path: Path
 async def test_missing_voters_are_shown_as_patterns_over_the_scope_of_the_event(
     tmp_path: Path,
 ) -> None:
-    voters = ["client:ops", f"vm:{B}/*", "vm:vmss-*/*", f"vm:{A}/vmss_0", f"vm:{A}/vmss_1"]
+    voters = ["client:ops", f"vm:{B}/*", "vm:vmss-*/*"]
+    voters += [f"vm:{A}/vmss_{number}" for number in (0, 1, 9)] + [f"vm:{B}/vmss_1"]
     async with voting_hub(tmp_path, rules({"each_resource": True, "from": voters})) as hub:
         event = reboot("vmss_0", "vmss_1")
         await hub.observe(A, event)
@@ -300,6 +301,23 @@ async def test_a_machine_holds_an_event_that_names_it_and_releases_its_own_hold(
         assert await hub.wait_until_started(1) == [(A, "E-1")]
 
 
+async def test_even_machines_of_one_person_do_not_release_the_holds_of_each_other(
+    tmp_path: Path,
+) -> None:
+    people = {"fleet": ["vm:vmss-a-*/*", "client:ops"]}
+    async with voting_hub(tmp_path, rules(EACH, people=people)) as hub:
+        event = reboot("vmss_0", "vmss_1")
+        await hub.observe(A, event)
+        await hub.vote("vmss_0", event, "hold")
+        await hub.vote("vmss_1", event, "hold")
+        assert (await hub.vote("vmss_0", event, "release", request_id="two")).status == 202
+        assert (await hub.vote("vmss_0", event, "release", request_id="three")).status == 403
+        (hold,) = (await hub.status(event)).active_holds
+        assert hold.principal == f"vm:{A}/vmss_1"
+        assert (await hub.decide_as(OPS, event, "release")).status == 202
+        assert (await hub.status(event)).active_holds == ()
+
+
 async def test_a_machine_cannot_hold_an_event_that_does_not_name_it(hub: VotingHub) -> None:
     event = reboot("vmss_0")
     await hub.observe(A, event)
@@ -406,6 +424,18 @@ async def test_a_user_that_makes_up_relays_is_limited_too_and_delays_no_other_us
     assert statuses == [422] * USER_BURST + [429] * 100
     assert (await hub.vote("vmss_0", event)).status == 429
     assert (await hub.vote("vmss_0", event, user="another")).status == 202
+
+
+async def test_a_machine_does_not_pay_for_what_its_user_has_no_more(hub: VotingHub) -> None:
+    event = reboot("vmss_0", "vmss_1")
+    await hub.observe(A, event)
+    for number in range(USER_BURST):
+        await hub.vote(f"made-up-{number}", event, decision="none")
+    for _ in range(CALLER_BURST):
+        assert (await hub.vote("vmss_0", event)).status == 429
+    hub.clock.advance(0.1)  # enough for one vote of a machine, or for five of a user
+    answers = [(await hub.vote("vmss_0", event)).status for _ in range(3)]
+    assert answers == [202, 202, 202]
 
 
 async def test_a_machine_over_its_rate_takes_nothing_from_the_machines_of_its_user(

@@ -444,6 +444,21 @@ async def test_an_agent_that_has_just_started_carries_out_nothing(tmp_path: Path
         assert (await running.carry_out()).result == "accepted"
 
 
+async def test_orders_that_are_not_begun_when_the_agent_stops_send_nothing(tmp_path: Path) -> None:
+    async with rig(tmp_path) as running:
+        running.imds.start_answer = Answer(b"", pause=0.5)
+        first, second = running.order(), running.order()
+        running.orders.take(first)
+        await eventually(lambda: bool(running.imds.posts))
+        running.orders.take(second)
+        await running.orders.stop(60.0)
+        assert [(each.grant, each.result) for each in running.results] == [
+            (first.grant, "accepted"),
+            (second.grant, "stale"),
+        ]
+        assert len(running.imds.posts) == 1
+
+
 # --- results
 
 

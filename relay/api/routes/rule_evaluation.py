@@ -54,7 +54,7 @@ class ApprovalEvaluation(TypedDict):
     required: int
     missing: int
     mayVote: list[str]
-    """The principals whose votes would count towards the missing votes."""
+    """The principals, or patterns over machines, whose votes would count."""
     uncoveredResources: list[str]
     """The machines that no counted vote covers."""
     closes: str | None

@@ -4,7 +4,9 @@ Of all agents, one at a time has an order for an event, because no agent sends a
 deadline of its order. So this module rather sends nothing than too late. It judges the deadline by
 the clock of IMDS, which it reads with the document. From then on it takes the longer of two times
 that have passed: by the monotonic clock, which can stop while the VM is frozen, and by the wall
-clock, which can be set.
+clock, which can be set. Only a freeze during which both stand still, between the read and the
+StartRequest, is not seen. It is as long as the StartRequest waits for its place in the budget of
+calls, a second at most.
 """
 
 from __future__ import annotations
@@ -134,6 +136,7 @@ class StartOrders:
         self._started = clock.monotonic()
         self._waiting: deque[_ReceivedOrder] = deque()
         self._current: _ReceivedOrder | None = None
+        self._is_stopping = False
         self._results: dict[_OrderKey, StartResult] = {}  # the oldest first
         self._unsent: deque[StartResult] = deque(maxlen=MAX_UNSENT)
         self._order_came = asyncio.Event()
@@ -167,15 +170,16 @@ class StartOrders:
             group.create_task(self._carry_out_all(), name="agent: start orders")
             group.create_task(self._send_all(), name="agent: results")
 
-    async def wait_until_idle(self, within: float) -> None:
-        """Return when no order is being carried out, or after ``within`` seconds.
-
-        Orders that wait are not begun any more.
-        """
-        self._waiting.clear()
+    async def stop(self, within: float) -> None:
+        """Begin no more orders. Return when no order is left, or after ``within`` seconds."""
+        self._is_stopping = True
         deadline = self._clock.monotonic() + within
-        while (self._current or self._unsent) and self._clock.monotonic() < deadline:
+        while self._is_busy and self._clock.monotonic() < deadline:
             await self._clock.sleep(IDLE_CHECK_INTERVAL)
+
+    @property
+    def _is_busy(self) -> bool:
+        return bool(self._waiting or self._current or self._unsent)
 
     # --- orders
 
@@ -259,6 +263,8 @@ class StartOrders:
 
     def _blocking_reason(self, received: _ReceivedOrder) -> str | None:
         """Return why an order is refused unread; None if it is not."""
+        if self._is_stopping:
+            return "the agent is being stopped"
         if received.monotonic - self._started < RESTART_PAUSE:
             return f"the agent has started less than {RESTART_PAUSE:g} s ago"
         if self._seconds_of_life(received) <= 0:

@@ -147,9 +147,18 @@ class Hub:
     def _freshness(self, scope: str, now: datetime) -> IsFresh:
         return self.roster.may_speak(scope, now)
 
-    def attach(self, results: StartResultHandler, votes: VoteHandler) -> None:
-        """From now on results and votes can be handled."""
+    def attach(
+        self,
+        results: StartResultHandler,
+        votes: VoteHandler,
+        on_agents_changed: Callable[[], None],
+    ) -> None:
+        """From now on results and votes can be handled.
+
+        ``on_agents_changed`` is called a few seconds after agents came or went.
+        """
         self._results, self._votes = results, votes
+        self._keeper.on_agents_changed = on_agents_changed
 
     def agents_showing(self, scope: str, event_key: str) -> frozenset[str] | None:
         """Return the agents that see the current state of an event; None if it is not known."""

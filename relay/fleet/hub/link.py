@@ -28,7 +28,7 @@ from relay.amqp.publish_channel import PublishChannel, is_blocked, max_part_byte
 from relay.amqp.publisher import ConfirmedPublisher
 from relay.amqp.topology import declare_topology, unknown_parts
 from relay.clock import Clock
-from relay.errors import Deferred
+from relay.errors import Deferred, DeliveryError
 from relay.events.build import Origin
 from relay.events.cloudevent import CloudEvent
 from relay.fleet.messages import MAX_BODY_BYTES
@@ -56,28 +56,31 @@ class Settlements:
 
     def __init__(self, channel: AbstractChannel) -> None:
         self._channel = channel
-        self._settled: set[int] = set()
+        self._settled: dict[int, bool] = {}
+        """By delivery tag: whether the broker still waits for the acknowledgement."""
         self._next = 1  # delivery tags of a channel count up from 1
+        self._flushing = asyncio.Lock()
 
     def acknowledge(self, tag: int) -> None:
         """The message is on disk, or needs nothing. `flush` tells the broker."""
-        self._settled.add(tag)
+        self._settled[tag] = True
 
     async def reject(self, tag: int) -> None:
         """Dead-letter a message that cannot be used."""
         await self._channel.basic_reject(tag, requeue=False, wait=False)
-        self._settled.add(tag)
+        self._settled[tag] = False
 
     async def flush(self) -> None:
         """Tell the broker what is acknowledged. A channel that is closed returns its messages."""
-        end = self._next
-        while end in self._settled:
-            self._settled.remove(end)
-            end += 1
-        if end > self._next:
-            self._next = end
-            with contextlib.suppress(amqp.ChannelInvalidStateError):
-                await self._channel.basic_ack(end - 1, multiple=True, wait=False)
+        async with self._flushing:  # a frame that is overtaken names messages that are gone
+            last = None
+            while self._next in self._settled:
+                if self._settled.pop(self._next):
+                    last = self._next  # the broker closes the channel if this one was rejected
+                self._next += 1
+            if last is not None:
+                with contextlib.suppress(amqp.ChannelInvalidStateError):
+                    await self._channel.basic_ack(last, multiple=True, wait=False)
 
 
 class MessageHandler(Protocol):
@@ -229,15 +232,39 @@ class HubLink:
         self._transient = connection, channel
         self._handler.on_connected()
         while True:
-            await self._handler.take_reports(await _take_batch(self._deliveries), settlements)
+            await self._take_reports(await _take_batch(self._deliveries), settlements)
             await settlements.flush()
+
+    async def _take_reports(
+        self, batch: Sequence[DeliveredMessage], settlements: Settlements
+    ) -> None:
+        """Hand messages over. A bug must not lose more than the message that shows it.
+
+        Without this, the broker would deliver that message again and again.
+        """
+        try:
+            await self._handler.take_reports(batch, settlements)
+        except DeliveryError:
+            raise
+        except Exception:  # noqa: BLE001  # whatever it is, the other messages must pass
+            if len(batch) == 1:
+                _log.exception("internal error: a message of an agent was dead-lettered")
+                await settlements.reject(batch[0].delivery_tag or 0)
+                return
+            for message in batch:
+                await self._take_reports([message], settlements)
 
     async def _consume_pulses(self, connection: Connection) -> NoReturn:
         queue = pulse_queue(self._settings.exchange)
         channel = await self._open_channel(connection)
         deliveries = await _start_consuming(channel, queue, prefetch=None)
         while True:
-            await self._handler.take_pulses(await _take_batch(deliveries))
+            try:
+                await self._handler.take_pulses(await _take_batch(deliveries))
+            except DeliveryError:
+                raise
+            except Exception:  # noqa: BLE001  # the next pulse says the same
+                _log.exception("internal error: pulses of agents were dropped")
             await asyncio.sleep(0)  # many pulses leave reports their turn
 
     async def _open_channel(self, connection: Connection) -> AbstractChannel:
