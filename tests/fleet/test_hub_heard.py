@@ -79,7 +79,7 @@ async def test_a_pulse_with_news_that_are_put_off_is_not_heard_yet(tmp_path: Pat
     ) as store:
         hub = Hub(SETTINGS, Origin("hub", "hub-0"), store, clock, ignore, ignore)
         await hub.load()
-        hub.attach(heard, cast("Any", None), ignore)
+        hub.attach(heard, cast("Any", None), lambda: None)
         await hub.take_pulses([pulse(seconds=0)])
         assert heard.relays == ["vm-0"]
         await hub.take_pulses([pulse(build_event(), seconds=1)])

@@ -274,7 +274,10 @@ def next_timer(history: EventHistory) -> datetime | None:
 def apply_timer(
     history: EventHistory, now: datetime, fresh: IsFresh
 ) -> tuple[EventHistory, News | None]:
-    """End the event if nobody has shown it for `END_WAIT` since an agent said that it is gone."""
+    """End the event if nobody has shown it for `END_WAIT` since an agent said that it is gone.
+
+    Only a hub that listens may call this (`Roster.listens`): agents may say what it does not hear.
+    """
     due = next_timer(history)
     if due is None or now < due:
         return history, None
