@@ -54,13 +54,14 @@ HUB = Origin("hub", "hub-1")
 SETTINGS = ApprovalsSettings.model_validate(
     {"rules": [{"name": "users", "match": {"event_source": ["User"]}, "approve": "automatic"}]}
 )
-Mode = Literal["prompt", "frozen", "mute", "twice", "liar"]
+Mode = Literal["prompt", "frozen", "mute", "twice", "liar", "stale"]
 """What an agent does with an order.
 
 - ``prompt``: it obeys and answers at once. ``twice``: it answers twice, and not the same.
 - ``frozen``: it does nothing until it wakes up.
 - ``mute``: it obeys at once, and its answer waits.
 - ``liar``: it sends nothing, and says that IMDS has accepted.
+- ``stale``: it sends nothing, and says that the order is stale.
 """
 
 
@@ -288,7 +289,7 @@ class Fleet:
         sent.done = True
         if agent.mode == "liar":
             return build_result(order, "accepted")
-        if self.azure_now() >= order.deadline:
+        if agent.mode == "stale" or self.azure_now() >= order.deadline:
             return build_result(order, "stale")
         event = self.documents[agent.scope].get(order.event_id.lower())
         if event is None or event.revision != order.revision or event.is_started:

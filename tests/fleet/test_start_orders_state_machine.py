@@ -39,7 +39,7 @@ _CHANGES: dict[str, dict[str, Any]] = {
     "gone": {},
 }
 _mode: st.SearchStrategy[Mode] = st.sampled_from(
-    ["prompt", "prompt", "frozen", "mute", "twice", "liar"]
+    ["prompt", "prompt", "frozen", "mute", "twice", "liar", "stale"]
 )
 
 

@@ -57,8 +57,6 @@ class SentOrder:
     was_returned: bool = False
     """Whether RabbitMQ returned it, so that it reached nobody."""
     result: StartResult | None = None
-    is_superseded: bool = False
-    """Whether an order for the same grant came after it."""
     confirmed_at: float | None = None
     """By the monotonic clock: when an agent said after it what the event is."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
@@ -138,9 +136,7 @@ class SentOrders:
         )
 
     def add(self, order: SentOrder, monotonic: float) -> None:
-        """Remember an order before it is sent. It supersedes the earlier ones for its grant."""
-        for earlier in self.of_grant(order.event_key, order.grant):
-            earlier.is_superseded = True
+        """Remember an order before it is sent."""
         self._add(order)
         self._forget_oldest(monotonic)
 

@@ -313,7 +313,6 @@ class OrderPort:
         now = self._clock.monotonic()
         return any(
             not order.was_returned
-            and not order.is_superseded
             and (order.confirmed_at is None or now >= order.confirmed_at + WORD_LIFETIME)
             for order in self.orders.of_grant(event.key, grant.id)
         )
