@@ -16,6 +16,7 @@ from pamqp.commands import Basic
 from relay.app import RunningRelay, start_relay
 from relay.clock import SystemClock
 from relay.config import Config
+from relay.fleet.hub.roster import Roster
 from relay.fleet.hub.source import FleetSource
 from relay.fleet.topology import fleet_exchange
 from relay.simulator import VM, Setup, Simulator
@@ -23,7 +24,6 @@ from tests.fleet.hub_side import AGENT_USER, HUB_USER, define_users, unused_exch
 from tests.journey.relay_process import KEY, SECRET, Inbox, eventually, inbox
 from tests.rabbitmq import Broker
 from tests.raw_amqp import RawChannel
-
 
 DOMAINS = ({"user": AGENT_USER, "scopes": ["vmss-a-*"]},)
 """The trust domains of the hub, unless a test names others."""
@@ -49,6 +49,13 @@ class RunningFleet:
         """The hub, which runs."""
         assert self.hub is not None
         return self.hub
+
+    @property
+    def roster(self) -> Roster:
+        """The agents that the hub knows."""
+        roster = self.running_hub.relay.roster
+        assert roster is not None
+        return roster
 
     async def start_hub(self) -> RunningRelay:
         """Start the hub on the state file that it had before."""
@@ -124,9 +131,9 @@ class RunningFleet:
         """Wait until the hub has a pulse of every agent, and every agent hears the hub."""
 
         def is_heard() -> bool:
-            roster = self.running_hub.relay.roster
-            assert roster is not None
-            heard = {(agent.scope, agent.relay) for agent in roster if agent.last_pulse is not None}
+            heard = {
+                (agent.scope, agent.relay) for agent in self.roster if agent.last_pulse is not None
+            }
             return heard >= set(self.agents)
 
         await eventually(is_heard, what="a pulse of each agent")

@@ -13,7 +13,7 @@ from aiormq.abc import DeliveredMessage
 
 from relay.amqp.approval_message import UnusableMessage
 from relay.clock import Clock
-from relay.errors import DeliveryError
+from relay.errors import DeliveryError, StoreUnavailable
 from relay.events.build import Origin, ReportRelayEvent
 from relay.events.cloudevent import CloudEvent
 from relay.events.model import ScheduledEvent
@@ -120,6 +120,7 @@ class Hub:
             self._histories,
             freshness=self._freshness,
             on_change=self._states.request,
+            on_ended=self._on_ended,
         )
         self._exchange = fleet_exchange(settings.exchange)
         self._domains = settings.domains
@@ -230,8 +231,6 @@ class Hub:
         for report in reports:
             if self._results is not None:
                 self._results.on_heard(report.sender.scope, report.sender.relay)
-            if report.event.name == "event.ended":
-                await self._forget_terminated(report.sender.scope, report.event)
 
     def _settle(self, reports: Sequence[_Report], settlements: Settlements) -> None:
         """Acknowledge what is on disk. The rest stays in the queue until it is."""
@@ -241,14 +240,19 @@ class Hub:
             else:
                 self._unsaved.append((settlements, report.tag))
 
-    async def _forget_terminated(self, scope: str, ended: CloudEvent) -> None:
+    def _on_ended(self, name: EventName) -> None:
+        self._spawn(self._forget_terminated(name), "hub: terminated agents")
+
+    async def _forget_terminated(self, name: EventName) -> None:
         """Forget the agents whose VMs Azure has deleted. One that is heard again comes back."""
-        event = ScheduledEvent.from_fields(ended.data)
-        if ended.data["outcome"] != "completed":
-            return
-        history = self._histories.of_scope(scope).get(event.key)
-        if history is not None and history.ended_at is not None:
-            for agent in self.roster.terminated(scope, event):
+        scope, event_id = name
+        key = _KEYS.key(scope, event_id)
+        try:
+            ended = await self._store.read(lambda tx: tx.snapshot.find(key))
+        except StoreUnavailable:
+            return  # the agents are forgotten after they were silent for long
+        if ended is not None and ended.outcome == "completed":
+            for agent in self.roster.terminated(scope, ended.event):
                 await self.forget(agent)
 
     async def take_pulses(self, messages: Sequence[DeliveredMessage]) -> None:
