@@ -59,7 +59,14 @@ class RunningFleet:
 
     async def start_hub(self) -> RunningRelay:
         """Start the hub on the state file that it had before."""
-        config = Config.model_validate(
+        config = self.hub_config(self.directory / "hub.db")
+        self.hub_stack = AsyncExitStack()
+        self.hub = await self.hub_stack.enter_async_context(start_relay(config, SystemClock()))
+        return self.hub
+
+    def hub_config(self, state_file: Path) -> Config:
+        """Return the configuration of the hub, with a state file."""
+        return Config.model_validate(
             {
                 "relay": "hub-0",
                 "fleet": {
@@ -68,7 +75,7 @@ class RunningFleet:
                     "exchange": self.exchange,
                     "domains": list(self.domains),
                 },
-                "store": {"path": str(self.directory / "hub.db")},
+                "store": {"path": str(state_file)},
                 "sinks": [
                     {
                         "kind": "webhook",
@@ -87,9 +94,6 @@ class RunningFleet:
                 **self.hub_settings,
             }
         )
-        self.hub_stack = AsyncExitStack()
-        self.hub = await self.hub_stack.enter_async_context(start_relay(config, SystemClock()))
-        return self.hub
 
     async def stop_hub(self) -> None:
         """Stop the hub in order."""

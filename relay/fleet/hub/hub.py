@@ -205,17 +205,18 @@ class Hub:
     ) -> None:
         """Merge and record what agents report. Hand on votes and results."""
         reports: list[_Report] = []
+        votes: list[tuple[int, Sender, VoteMessage]] = []
         for message in messages:
             tag = message.delivery_tag or 0
             read = self._read(message)
             if read is None:
-                await settlements.reject(tag)
+                settlements.reject(tag)
                 continue
             sender, received = read
             if isinstance(received.content, CloudEvent):
                 reports.append(_Report(tag, sender, received, received.content))
             elif isinstance(received.content, VoteMessage):
-                await self._start_vote(sender, received.content, tag, settlements)
+                votes.append((tag, sender, received.content))
             else:
                 if isinstance(received.content, StartResult) and self._results is not None:
                     self._results.on_result(sender, received.content)
@@ -223,14 +224,15 @@ class Hub:
         if reports:
             await self._merge_reports(reports)
             self._settle(reports, settlements)
+        for tag, sender, vote in votes:  # the event that it is about is recorded now
+            await self._start_vote(sender, vote, tag, settlements)
 
     async def _merge_reports(self, reports: Sequence[_Report]) -> None:
         about_relays = [report.event for report in reports if report.is_about_relay]
         heard = [self._hear_report(report) for report in reports if not report.is_about_relay]
         await self._merger.take(heard, about_relays)
         for report in reports:
-            if self._results is not None:
-                self._results.on_heard(report.sender.scope, report.sender.relay)
+            self._on_recorded_word(report.sender.scope, report.sender.relay)
 
     def _settle(self, reports: Sequence[_Report], settlements: Settlements) -> None:
         """Acknowledge what is on disk. The rest stays in the queue until it is."""
@@ -271,12 +273,16 @@ class Hub:
             self._keeper.note_changed(agent)
             senders.append(sender)
             heard += self._hear_pulse(sender, received, received.content)
-        if heard:
-            doubtful = await self._merger.take(heard, only_quiet=True)
-            self._put_off(doubtful)
+        doubtful = await self._merger.take(heard, only_quiet=True) if heard else []
+        self._put_off(doubtful)
+        put_off = {(word.name[0], word.relay) for word in doubtful}
+        for sender in senders:
+            if (sender.scope, sender.relay) not in put_off:
+                self._on_recorded_word(sender.scope, sender.relay)
+
+    def _on_recorded_word(self, scope: str, relay: str) -> None:
         if self._results is not None:
-            for sender in senders:
-                self._results.on_heard(sender.scope, sender.relay)
+            self._results.on_heard(scope, relay)
 
     def _hear_pulse(
         self, sender: Sender, received: ReceivedMessage, pulse: Pulse
@@ -331,6 +337,8 @@ class Hub:
                 continue
             words = [word for agent in due for word in self._doubtful.pop(agent).words.values()]
             await self._merger.take(words)
+            for agent in due:
+                self._on_recorded_word(*agent)
 
     def _read(self, message: DeliveredMessage) -> tuple[Sender, ReceivedMessage] | None:
         """Return a message and who sent it; None if it is unusable."""
@@ -395,7 +403,7 @@ class Hub:
         for settlements, tag in unsaved:
             settlements.acknowledge(tag)
         for settlements in {settlements for settlements, _ in unsaved}:
-            self._spawn(settlements.flush(), "hub: acknowledge")
+            settlements.flush()
 
     # --- votes
 
@@ -413,8 +421,19 @@ class Hub:
             if self._votes is None:
                 return
             answer = await self._votes.decide(sender, vote)
+        except Exception:  # noqa: BLE001  # one vote must not stop the hub
+            _log.exception("internal error: a vote was dead-lettered")
+            settlements.reject(tag)
+            return
+        else:
             settlements.acknowledge(tag)
-            await settlements.flush()
+            settlements.flush()
+            await self._answer(sender, answer)
+        finally:
+            self._vote_slots.release()
+
+    async def _answer(self, sender: Sender, answer: VoteAnswer) -> None:
+        try:
             await self.link.send(
                 command_key(sender.scope, sender.relay),
                 answer.to_event(self._origin, self._clock.now()),
@@ -426,8 +445,6 @@ class Hub:
                 sender.scope,
                 error.reason,
             )
-        finally:
-            self._vote_slots.release()
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         if self._tasks is None:
