@@ -108,7 +108,14 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
         }
         consumer = make_approval_consumer(config, relay, server.state.rejections)
         if consumer is not None:
-            inputs["approvals over AMQP"] = consumer.run()
+            approvals_in = consumer
+
+            async def take_approvals() -> None:
+                # A second hub knows no event, and would refuse what is for the first.
+                await hub.link.wait_until_connected()
+                await approvals_in.run()
+
+            inputs["approvals over AMQP"] = take_approvals()
 
         async def serve() -> None:
             # The results of orders arrive until the gate is idle.

@@ -16,6 +16,7 @@ from pamqp.commands import Basic
 from relay.app import RunningRelay, start_relay
 from relay.clock import SystemClock
 from relay.config import Config
+from relay.fleet.hub.roster import Roster
 from relay.fleet.hub.source import FleetSource
 from relay.fleet.topology import fleet_exchange
 from relay.simulator import VM, Setup, Simulator
@@ -49,9 +50,23 @@ class RunningFleet:
         assert self.hub is not None
         return self.hub
 
+    @property
+    def roster(self) -> Roster:
+        """The agents that the hub knows."""
+        roster = self.running_hub.relay.roster
+        assert roster is not None
+        return roster
+
     async def start_hub(self) -> RunningRelay:
         """Start the hub on the state file that it had before."""
-        config = Config.model_validate(
+        config = self.hub_config(self.directory / "hub.db")
+        self.hub_stack = AsyncExitStack()
+        self.hub = await self.hub_stack.enter_async_context(start_relay(config, SystemClock()))
+        return self.hub
+
+    def hub_config(self, state_file: Path) -> Config:
+        """Return the configuration of the hub, with a state file."""
+        return Config.model_validate(
             {
                 "relay": "hub-0",
                 "fleet": {
@@ -60,7 +75,7 @@ class RunningFleet:
                     "exchange": self.exchange,
                     "domains": list(self.domains),
                 },
-                "store": {"path": str(self.directory / "hub.db")},
+                "store": {"path": str(state_file)},
                 "sinks": [
                     {
                         "kind": "webhook",
@@ -79,9 +94,6 @@ class RunningFleet:
                 **self.hub_settings,
             }
         )
-        self.hub_stack = AsyncExitStack()
-        self.hub = await self.hub_stack.enter_async_context(start_relay(config, SystemClock()))
-        return self.hub
 
     async def stop_hub(self) -> None:
         """Stop the hub in order."""
@@ -123,9 +135,9 @@ class RunningFleet:
         """Wait until the hub has a pulse of every agent, and every agent hears the hub."""
 
         def is_heard() -> bool:
-            roster = self.running_hub.relay.roster
-            assert roster is not None
-            heard = {(agent.scope, agent.relay) for agent in roster if agent.last_pulse is not None}
+            heard = {
+                (agent.scope, agent.relay) for agent in self.roster if agent.last_pulse is not None
+            }
             return heard >= set(self.agents)
 
         await eventually(is_heard, what="a pulse of each agent")

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 
+import pytest
+
+from relay.fleet.hub import merge
 from relay.simulator import Plan
 from tests.fleet.running_fleet import running_fleet
 from tests.journey.relay_process import eventually
@@ -54,3 +58,21 @@ async def test_a_vote_at_the_hub_gives_one_start_request_in_the_scope(
             each for each in fleet.inbox.events if each["type"].endswith("event.started.v1")
         )
         assert started["data"]["approvedByRelay"] is True
+
+
+async def test_an_agent_whose_vm_azure_deleted_is_forgotten(
+    own_broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The VM is gone before the event is. So the hub waits for its agent, and ends the event."""
+    monkeypatch.setattr(merge, "END_WAIT", timedelta(seconds=1))
+    vms = ["vm-0", "vm-1"]
+    async with running_fleet(own_broker, tmp_path, {SCOPE: vms}) as fleet:
+        azure = fleet.azures[SCOPE]
+        event = azure.schedule(Plan(type="Terminate", resources=("vm-0",)))
+        await eventually(lambda: len(fleet.told(event.event_id)) == 1)
+        azure.start(event)
+        await eventually(lambda: len(fleet.told(event.event_id)) == 2)
+        await fleet.stop_agent(SCOPE, "vm-0")
+        azure.end(event)
+        await eventually(lambda: fleet.told(event.event_id)[-1] == "event.ended")
+        await eventually(lambda: [agent.relay for agent in fleet.roster] == ["vm-1"])

@@ -13,7 +13,7 @@ from aiormq.abc import DeliveredMessage
 
 from relay.amqp.approval_message import UnusableMessage
 from relay.clock import Clock
-from relay.errors import DeliveryError
+from relay.errors import DeliveryError, StoreUnavailable
 from relay.events.build import Origin, ReportRelayEvent
 from relay.events.cloudevent import CloudEvent
 from relay.events.model import ScheduledEvent
@@ -36,7 +36,6 @@ from relay.fleet.messages import (
 from relay.fleet.routing import Sender, check_report, command_key
 from relay.fleet.settings import HubSettings
 from relay.fleet.topology import fleet_exchange
-from relay.outbox import RecordedEvent
 from relay.outbox.event_keys import EventKeys
 from relay.outbox.sqlite import Store
 
@@ -125,6 +124,7 @@ class Hub:
             freshness=self._freshness,
             listens=self._is_listening,
             on_change=self._states.request,
+            on_ended=self._on_ended,
         )
         self._exchange = fleet_exchange(settings.exchange)
         self._domains = settings.domains
@@ -141,7 +141,7 @@ class Hub:
         self._doubtful: dict[tuple[str, str], _DoubtfulPulse] = {}
         self._unsaved: list[tuple[Settlements, int]] = []
         """Messages whose content is only in memory: the state file cannot be written."""
-        store.listeners.recorded += [self._states.note_told, self._forget_terminated]
+        store.listeners.recorded.append(self._states.note_told)
         store.listeners.write_error_changed.append(self._on_write_error_changed)
 
     @property
@@ -221,17 +221,18 @@ class Hub:
     ) -> None:
         """Merge and record what agents report. Hand on votes and results."""
         reports: list[_Report] = []
+        votes: list[tuple[int, Sender, VoteMessage]] = []
         for message in messages:
             tag = message.delivery_tag or 0
             read = self._read(message)
             if read is None:
-                await settlements.reject(tag)
+                settlements.reject(tag)
                 continue
             sender, received = read
             if isinstance(received.content, CloudEvent):
                 reports.append(_Report(tag, sender, received, received.content))
             elif isinstance(received.content, VoteMessage):
-                await self._start_vote(sender, received.content, tag, settlements)
+                votes.append((tag, sender, received.content))
             else:
                 if isinstance(received.content, StartResult) and self._results is not None:
                     self._results.on_result(sender, received.content)
@@ -239,14 +240,15 @@ class Hub:
         if reports:
             await self._merge_reports(reports)
             self._settle(reports, settlements)
+        for tag, sender, vote in votes:  # the event that it is about is recorded now
+            await self._start_vote(sender, vote, tag, settlements)
 
     async def _merge_reports(self, reports: Sequence[_Report]) -> None:
         about_relays = [report.event for report in reports if report.is_about_relay]
         heard = [self._hear_report(report) for report in reports if not report.is_about_relay]
         await self._merger.take(heard, about_relays)
         for report in reports:
-            if self._results is not None:
-                self._results.on_heard(report.sender.scope, report.sender.relay)
+            self._on_recorded_word(report.sender.scope, report.sender.relay)
 
     def _settle(self, reports: Sequence[_Report], settlements: Settlements) -> None:
         """Acknowledge what is on disk. The rest stays in the queue until it is."""
@@ -256,16 +258,20 @@ class Hub:
             else:
                 self._unsaved.append((settlements, report.tag))
 
-    def _forget_terminated(self, events: Sequence[RecordedEvent]) -> None:
+    def _on_ended(self, name: EventName) -> None:
+        self._spawn(self._forget_terminated(name), "hub: terminated agents")
+
+    async def _forget_terminated(self, name: EventName) -> None:
         """Forget the agents whose VMs Azure has deleted. One that is heard again comes back."""
-        for recorded in events:
-            event = recorded.event
-            if recorded.name != "event.ended" or event is None:
-                continue
-            if event.data["outcome"] == "completed":
-                ended = ScheduledEvent.from_fields(event.data)
-                for agent in self.roster.terminated(event.scope, ended):
-                    self._spawn(self.forget(agent), "hub: forget an agent")
+        scope, event_id = name
+        key = _KEYS.key(scope, event_id)
+        try:
+            ended = await self._store.read(lambda tx: tx.snapshot.find(key))
+        except StoreUnavailable:
+            return  # the agents are forgotten after they were silent for long
+        if ended is not None and ended.outcome == "completed":
+            for agent in self.roster.terminated(scope, ended.event):
+                await self.forget(agent)
 
     async def take_pulses(self, messages: Sequence[DeliveredMessage]) -> None:
         """Note who is alive, and merge what they see."""
@@ -283,15 +289,16 @@ class Hub:
             self._keeper.note_changed(agent)
             senders.append(sender)
             heard += self._hear_pulse(sender, received, received.content)
-        unmerged: set[tuple[str, str]] = set()
-        if heard:
-            doubtful = await self._merger.take(heard, only_quiet=True)
-            self._put_off(doubtful)
-            unmerged = {(word.name[0], word.relay) for word in doubtful}
+        doubtful = await self._merger.take(heard, only_quiet=True) if heard else []
+        self._put_off(doubtful)
+        put_off = {(word.name[0], word.relay) for word in doubtful}
+        for sender in senders:
+            if (sender.scope, sender.relay) not in put_off:
+                self._on_recorded_word(sender.scope, sender.relay)
+
+    def _on_recorded_word(self, scope: str, relay: str) -> None:
         if self._results is not None:
-            for sender in senders:
-                if (sender.scope, sender.relay) not in unmerged:
-                    self._results.on_heard(sender.scope, sender.relay)
+            self._results.on_heard(scope, relay)
 
     def _hear_pulse(
         self, sender: Sender, received: ReceivedMessage, pulse: Pulse
@@ -338,6 +345,8 @@ class Hub:
                 continue
             words = [word for agent in due for word in self._doubtful.pop(agent).words.values()]
             await self._merger.take(words)
+            for agent in due:
+                self._on_recorded_word(*agent)
 
     def _read(self, message: DeliveredMessage) -> tuple[Sender, ReceivedMessage] | None:
         """Return a message and who sent it; None if it is unusable."""
@@ -402,7 +411,7 @@ class Hub:
         for settlements, tag in unsaved:
             settlements.acknowledge(tag)
         for settlements in {settlements for settlements, _ in unsaved}:
-            self._spawn(settlements.flush(), "hub: acknowledge")
+            settlements.flush()
 
     # --- votes
 
@@ -432,8 +441,19 @@ class Hub:
     ) -> None:
         try:
             answer = refusal or await votes.decide(sender, vote)
+        except Exception:  # noqa: BLE001  # one vote must not stop the hub
+            _log.exception("internal error: a vote was dead-lettered")
+            settlements.reject(tag)
+            return
+        else:
             settlements.acknowledge(tag)
-            await settlements.flush()
+            settlements.flush()
+            await self._send_answer(sender, answer)
+        finally:
+            self._vote_slots.release()
+
+    async def _send_answer(self, sender: Sender, answer: VoteAnswer) -> None:
+        try:
             await self.link.send(
                 command_key(sender.scope, sender.relay),
                 answer.to_event(self._origin, self._clock.now()),
@@ -445,8 +465,6 @@ class Hub:
                 sender.scope,
                 error.reason,
             )
-        finally:
-            self._vote_slots.release()
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         if self._tasks is None:
