@@ -70,34 +70,36 @@ class RunningFleet:
 
     def hub_config(self, state_file: Path) -> Config:
         """Return the configuration of the hub, with a state file."""
-        return Config.model_validate(
-            {
-                "relay": "hub-0",
-                "fleet": {
-                    "role": "hub",
+        return Config.model_validate(self.hub_document(state_file))
+
+    def hub_document(self, state_file: Path) -> dict[str, Any]:
+        """Return the YAML document of the hub, with a state file."""
+        return {
+            "relay": "hub-0",
+            "fleet": {
+                "role": "hub",
+                "url": self.broker.amqp_url(HUB_USER),
+                "exchange": self.exchange,
+                "domains": list(self.domains),
+            },
+            "store": {"path": str(state_file)},
+            "sinks": [
+                webhook(self.inbox.url, "box"),
+                {
+                    "kind": "rabbitmq",
+                    "name": "bus",
                     "url": self.broker.amqp_url(HUB_USER),
                     "exchange": self.exchange,
-                    "domains": list(self.domains),
                 },
-                "store": {"path": str(state_file)},
-                "sinks": [
-                    webhook(self.inbox.url, "box"),
-                    {
-                        "kind": "rabbitmq",
-                        "name": "bus",
-                        "url": self.broker.amqp_url(HUB_USER),
-                        "exchange": self.exchange,
-                    },
+            ],
+            "api": {
+                "listen": "127.0.0.1:0",
+                "clients": [
+                    {"name": "ops", "key": KEY, "can": ["read", "approve", "hold", "operate"]}
                 ],
-                "api": {
-                    "listen": "127.0.0.1:0",
-                    "clients": [
-                        {"name": "ops", "key": KEY, "can": ["read", "approve", "hold", "operate"]}
-                    ],
-                },
-                **self.hub_settings,
-            }
-        )
+            },
+            **self.hub_settings,
+        }
 
     async def stop_hub(self) -> None:
         """Stop the hub in order."""
