@@ -154,7 +154,7 @@ async def settle(fleet: RunningFleet, hub: RelayProcess, events: list[Event]) ->
     """Wait until every event has ended and is told, and check what was told and sent."""
     await eventually(
         lambda: all(fleet.told(event.event_id)[-1:] == ["event.ended"] for event in events),
-        what="the ends of all events",
+        within=600 if CHAOS else 60,  # a scope has one order at a time
     )
     await fleet.wait_until_reported()
     for event in events:
