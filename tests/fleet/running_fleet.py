@@ -47,6 +47,8 @@ class RunningFleet:
     domains: Sequence[Mapping[str, Any]] = DOMAINS
     interval: str = "500ms"
     """Between two polls of an agent."""
+    hub_file: Path | None = None
+    """The state file of the hub, if it is not in the directory of the fleet."""
 
     @property
     def running_hub(self) -> RunningRelay:
@@ -63,7 +65,7 @@ class RunningFleet:
 
     async def start_hub(self) -> RunningRelay:
         """Start the hub on the state file that it had before."""
-        config = self.hub_config(self.directory / "hub.db")
+        config = self.hub_config(self.hub_file or self.directory / "hub.db")
         self.hub_stack = AsyncExitStack()
         self.hub = await self.hub_stack.enter_async_context(start_relay(config, SystemClock()))
         return self.hub
