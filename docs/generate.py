@@ -1,4 +1,4 @@
-"""Writes the generated files: JSON Schemas, config/relay.yaml, plots, and parts of pages in docs/.
+"""Writes the generated files: JSON Schemas, configurations, plots, and parts of pages in docs/.
 
 `make docs` runs it. With ``--check`` it writes nothing, names the files that are out of date, and
 exits with 1. `generated_files` lists every generated file.
@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 
 from bench import report
 from docs.reference import api, commands, configuration, slack, with_generated_part
-from relay.cli.init import initial_configuration
+from relay.cli.init import agent_configuration, initial_configuration
 from relay.events.build import (
     EndOutcome,
     Origin,
@@ -37,6 +37,8 @@ SCHEMAS = ROOT / "relay" / "events" / "schemas"
 EVENTS_PAGE = ROOT / "docs" / "events.md"
 CONFIGURATION = ROOT / "config" / "relay.yaml"
 """The output of `imds-relay init`."""
+AGENT_CONFIGURATION = ROOT / "config" / "agent.yaml"
+"""The output of `imds-relay init --agent`."""
 
 PAGES = {
     ROOT / "docs" / "configuration.md": configuration,
@@ -75,6 +77,7 @@ def generated_files() -> dict[Path, str]:
         **report.pictures(),
         EVENTS_PAGE: with_generated_part(EVENTS_PAGE, catalog()),
         CONFIGURATION: initial_configuration(),
+        AGENT_CONFIGURATION: agent_configuration(),
     }
 
 
@@ -242,8 +245,10 @@ def _section(definition: EventDefinition, example: CloudEvent) -> str:
         if "eventId" in fields:
             introduction = "`data` is that of the event, and:"
         fields = {name: field for name, field in fields.items() if name not in event_fields}
+    definitions = schema.get("$defs", {})
     rows = [
-        f"| `{name}` | {_type(field)} | {field['description']} |" for name, field in fields.items()
+        f"| `{name}` | {_type(field, definitions)} | {field['description']} |"
+        for name, field in fields.items()
     ]
     return "\n".join(
         [
@@ -265,13 +270,16 @@ def _section(definition: EventDefinition, example: CloudEvent) -> str:
     )
 
 
-def _type(field: Mapping[str, Any]) -> str:
+def _type(field: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
+    if "$ref" in field:
+        properties = definitions[field["$ref"].rpartition("/")[2]]["properties"]
+        return f"objects with {', '.join(f'`{name}`' for name in properties)}"
     if "anyOf" in field:
-        return " or ".join(_type(inner) for inner in field["anyOf"])
+        return " or ".join(_type(inner, definitions) for inner in field["anyOf"])
     if "enum" in field:
         return ", ".join(f"`{value}`" for value in field["enum"])
     if field["type"] == "array":
-        return f"list of {_type(field['items'])}"
+        return f"list of {_type(field['items'], definitions)}"
     return str(field["type"])
 
 

@@ -15,9 +15,10 @@ from pydantic import BaseModel, SecretStr
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
 
-from relay.cli.init import initial_configuration
+from relay.cli.init import agent_configuration, initial_configuration
 from relay.config import DEFAULTS, Config, load, sink_modules
 from relay.errors import ConfigError
+from relay.fleet.settings import AgentSettings
 from relay.imds import SourceSettings
 from relay.settings import Section
 
@@ -183,6 +184,22 @@ def all_sections(model: type[BaseModel]) -> set[type[BaseModel]]:
 
 def test_what_init_prints_is_in_the_repository() -> None:
     assert (ROOT / "config/relay.yaml").read_text(encoding="utf-8") == initial_configuration()
+    assert (ROOT / "config/agent.yaml").read_text(encoding="utf-8") == agent_configuration()
+
+
+def test_what_init_prints_for_an_agent_is_an_agent_with_the_defaults(
+    file: Path, tmp_path: Path
+) -> None:
+    secret = tmp_path / "broker-url"
+    secret.write_text("amqps://vmss-a:secret@broker.example.com/prod")
+    text = agent_configuration().replace("/etc/imds-relay/broker-url", str(secret))
+    config = load_text(file, text)
+    assert isinstance(config.fleet, AgentSettings)
+    unchanged = {"scope", "relay", "source", "sinks", "approvals", "telemetry"}
+    assert config.model_dump(include=unchanged) == Config().model_dump(include=unchanged)
+    defaults = AgentSettings(role="agent", url=SecretStr("amqps://a:b@broker.example.com"))
+    kept = {"exchange", "hub_user"}
+    assert config.fleet.model_dump(include=kept) == defaults.model_dump(include=kept)
 
 
 def test_what_init_prints_approves_what_users_start_and_is_else_the_defaults(file: Path) -> None:
@@ -871,3 +888,21 @@ def test_a_condition_that_nothing_can_meet_is_an_error(
     file.write_text(document, encoding="utf-8")
     with pytest.raises(ConfigError, match=expected):
         load(file, {})
+
+
+# --- limits
+
+
+def test_a_share_needs_a_hub(file: Path) -> None:
+    text = "approvals: {limits: [{name: tenth, max: 10%}]}"
+    assert error_of(file, text) == (
+        "approvals.limits.tenth.max: a share such as 10% needs a hub, which knows how many "
+        "machines there are; here give a number of machines"
+    )
+
+
+def test_a_limit_without_a_number_is_an_error_that_says_what_is_expected(file: Path) -> None:
+    assert error_of(file, "approvals: {limits: [{name: all, max: all}]}") == (
+        "1: approvals.limits[0].max: expected a number of machines such as 1, or a share such as "
+        "10%; got 'all'"
+    )

@@ -7,6 +7,7 @@ import base64
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -19,12 +20,16 @@ from aiormq.exceptions import ChannelAccessRefused
 from ruamel.yaml import YAML
 from yarl import URL
 
+from relay.approvals.machines import machine_principal, means
+from relay.approvals.rules import Quorum
 from relay.config import Config, load
-from relay.simulator import Plan, Simulator
+from relay.fleet.settings import TrustDomain
+from relay.simulator import VM, Plan, Setup, Simulator
 from relay.simulator.playbook import load_playbook
 from tests.certificates import Authority
 from tests.cli.command import run_process
-from tests.journey.relay_process import relay
+from tests.examples.test_drain_node import Node
+from tests.journey.relay_process import client, eventually, inbox, relay, webhook
 from tests.rabbitmq import Broker
 from tests.test_deploy import ROOT, program, read_yaml
 
@@ -263,6 +268,70 @@ async def test_an_agent_reads_no_reports_of_others(
             await reports.get(timeout=60)
 
 
+# --- the page
+
+
+def blocks(language: str) -> list[str]:
+    """Return the blocks of docs/fleet.md in a language."""
+    page = (ROOT / "docs/fleet.md").read_text()
+    return re.findall(rf"^```{language}\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+
+
+def test_the_documented_configurations_of_hub_and_agent_are_valid(tmp_path: Path) -> None:
+    roles = []
+    for text in blocks("yaml"):
+        if not text.startswith("fleet:"):
+            continue
+        user = "imds-hub" if "role: hub" in text else "vmss-web"
+        (tmp_path / "broker-url").write_text(f"amqps://{user}:secret@broker.example.com/prod")
+        (tmp_path / "relay.yaml").write_text(text.replace("/etc/imds-relay", str(tmp_path)))
+        fleet = load(tmp_path / "relay.yaml", {}).config.fleet
+        assert fleet is not None
+        roles.append(fleet.role)
+    assert roles == ["hub", "agent"]
+
+
+def test_the_documented_rule_lets_each_machine_vote_for_itself(tmp_path: Path) -> None:
+    (hub,) = (text for text in blocks("yaml") if "role: hub" in text)
+    (rule,) = (text for text in blocks("yaml") if "each_resource" in text)
+    (tmp_path / "broker-url").write_text("amqps://imds-hub:secret@broker.example.com/prod")
+    (tmp_path / "relay.yaml").write_text(hub.replace("/etc/imds-relay", str(tmp_path)) + rule)
+    (drained,) = load(tmp_path / "relay.yaml", {}).config.approvals.rules
+    assert isinstance(drained.approve, Quorum)
+    assert drained.approve.each_resource
+    machine = machine_principal("vmss-web-1f0c33ab", "vmss-web_0")
+    assert any(means(entry, machine) for entry in drained.approve.from_)
+
+
+def test_the_documented_limits_are_valid_on_the_hub(tmp_path: Path) -> None:
+    (hub,) = (text for text in blocks("yaml") if "role: hub" in text)
+    (limits,) = (text for text in blocks("yaml") if "limits:" in text)
+    (tmp_path / "broker-url").write_text("amqps://imds-hub:secret@broker.example.com/prod")
+    (tmp_path / "relay.yaml").write_text(hub.replace("/etc/imds-relay", str(tmp_path)) + limits)
+    limits_of_hub = load(tmp_path / "relay.yaml", {}).config.approvals.limits
+    assert [limit.is_share for limit in limits_of_hub] == [False, True]
+
+
+def test_the_documented_command_makes_definitions_with_both_users(tmp_path: Path) -> None:
+    (hub,) = (text for text in blocks("yaml") if "role: hub" in text)
+    (tmp_path / "broker-url").write_text("amqps://imds-hub:secret@broker.example.com/prod")
+    (tmp_path / "hub.yaml").write_text(hub.replace("/etc/imds-relay", str(tmp_path)))
+    for name in ("hub-password", "web-password"):
+        (tmp_path / name).write_text(f"the {name}")
+    (commands,) = blocks("sh")
+    command = commands.replace("\\\n", "").splitlines()[0].split(" > ")[0].split()
+    assert command.pop(0) == "imds-relay"
+    result = run_process(*command, cwd=tmp_path)
+    assert result.code == 0, result.err
+    assert [user["name"] for user in result.json["users"]] == ["imds-hub", "vmss-web"]
+
+
+def test_the_documented_pattern_of_scopes_takes_no_scale_set_with_a_longer_name() -> None:
+    domain = TrustDomain(user="vmss-web", scopes=("vmss-web-????????",))
+    assert domain.speaks_for("vmss-web-1f0c33ab", "vmss-web_0")
+    assert not domain.speaks_for("vmss-web-2-1f0c33ab", "vmss-web-2_0")
+
+
 # --- all of it
 
 
@@ -301,6 +370,42 @@ async def test_the_fleet_of_the_compose_file_tells_once_and_starts_by_one_agent(
         assert len(azure.start_requests) == 1
 
 
+async def test_a_node_of_kubernetes_is_drained_before_its_vote_reaches_the_hub(
+    broker: Broker, tmp_path: Path
+) -> None:
+    """The example program calls its agent in the same way as a plain relay."""
+    rule = {"name": "drained", "approve": {"each_resource": True, "from": ["vm:web/*"]}}
+    async with AsyncExitStack() as stack:
+        azure = await stack.enter_async_context(Simulator(Setup(vms=(VM("web_0"),))))
+        shipped = document("hub", broker) | {"approvals": {"rules": [rule], "tell_first": "0s"}}
+        hub = await stack.enter_async_context(relay(tmp_path / "hub", shipped))
+        await hub.start()
+        shipped = document("agent", broker) | {
+            "source": {"url": azure.url},
+            "api": {"socket": str(tmp_path / "relay.sock")},
+        }
+        agent = await stack.enter_async_context(relay(tmp_path / "agent", shipped))
+        await agent.start()
+        node = Node(tmp_path, azure)
+        await stack.enter_async_context(node.program())
+        (tmp_path / "stubborn").touch()
+        event = azure.schedule(Plan(type="Reboot", resources=("web_0",), lasts=None))
+        await eventually(lambda: "drain worker-1" in node.calls)
+        assert not azure.event(event).approved
+        (tmp_path / "stubborn").unlink()
+        await azure.wait_until_approved(event, within=60)
+        assert node.cordoned
+        await azure.wait_until_started(event, within=60)
+        azure.end(event)
+        await eventually(lambda: not node.cordoned)
+        _, details = await hub.call(
+            "GET",
+            f"/v1/events/{event.event_id}",
+            headers={"Authorization": "Bearer operator-key-change-me-please-0123456789"},
+        )
+        assert [vote["principal"] for vote in details["votes"]] == ["vm:web/web_0"]
+
+
 async def lines_until(output: asyncio.StreamReader, word: str) -> list[str]:
     """Read the output of a program up to the first line with a word."""
     lines = [(await output.readline()).decode()]
@@ -317,3 +422,45 @@ def document(name: str, node: Broker) -> dict[str, Any]:
     )
     shipped["api"] = {"clients": shipped["api"].get("clients", [])}
     return shipped
+
+
+# --- from plain relays to a fleet
+
+
+async def test_a_vm_becomes_an_agent_and_nobody_is_left_untold_or_told_twice(
+    broker: Broker, tmp_path: Path
+) -> None:
+    """The steps of docs/fleet.md: a hub with a paused sink, then an agent on the same store."""
+    sinks = {"sinks": [{**webhook(""), "events": ["event.*"]}]}
+    async with AsyncExitStack() as stack:
+        azure = await stack.enter_async_context(Simulator(Setup(vms=(VM("web_0"),))))
+        box = await stack.enter_async_context(inbox())
+        sinks["sinks"][0]["url"] = box.url
+        api = {"clients": [client()]}
+        plain = {"scope": "web", "source": {"url": azure.url}, "api": api} | sinks
+        vm = await stack.enter_async_context(relay(tmp_path / "vm", plain))
+        await vm.start()
+        before = azure.schedule(Plan(type="Reboot", resources=("web_0",), lasts=None))
+        await eventually(lambda: box.types_of(before.event_id) == ["event.scheduled"])
+
+        rule = {"name": "user", "match": {"event_source": ["User"]}, "approve": "automatic"}
+        decides = {"api": api, "approvals": {"rules": [rule]}}
+        shipped = document("hub", broker) | decides | sinks
+        hub = await stack.enter_async_context(relay(tmp_path / "hub", shipped))
+        await hub.start()
+        assert (await hub.call("PUT", "/v1/approvals/mode", {"mode": "off"}))[0] == 200
+        assert (await hub.call("POST", "/v1/sinks/drain/pause"))[0] == 200
+        assert (await hub.call("POST", "/v1/sinks/drain/resume"))[0] == 200
+
+        assert (await vm.call("PUT", "/v1/approvals/mode", {"mode": "off"}))[0] == 200
+        assert await vm.stop() == 0
+        while_away = azure.schedule(Plan(type="Freeze", resources=("web_0",), lasts=None))
+        vm.document = document("agent", broker) | {"source": {"url": azure.url}}
+        await vm.start()
+        await eventually(lambda: box.types_of(while_away.event_id) == ["event.scheduled"])
+        azure.cancel(before)
+        await eventually(lambda: box.types_of(before.event_id)[-1] == "event.ended")
+        assert box.types_of(before.event_id) == ["event.scheduled", "event.ended"]
+        assert (await hub.call("PUT", "/v1/approvals/mode", {"mode": "on"}))[0] == 200
+        event = azure.schedule(Plan(type="Reboot", source="User", resources=("web_0",), lasts=None))
+        await azure.wait_until_approved(event, within=60)

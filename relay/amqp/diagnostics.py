@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import cast
 
 import aiormq
@@ -31,12 +31,14 @@ async def diagnose(
     declare: Declare,
     *,
     writes: tuple[str, str] | None = None,
-    reads: str | None = None,
+    reads: Collection[str] = (),
+    examine: Callable[[Connection], Awaitable[list[Finding]]] | None = None,
 ) -> list[Finding]:
     """Return a finding for each host and, from the first that works, one for each part.
 
     ``writes`` is an exchange and a routing key with which the user must be allowed to publish.
-    ``reads`` is the queue from which the user must be allowed to consume.
+    ``reads`` are the queues from which the user must be allowed to consume. ``examine`` looks at
+    more.
     """
     findings: list[Finding] = []
     checked = False
@@ -55,6 +57,8 @@ async def diagnose(
                 ]
                 if writes is not None:
                     findings.append(await _check_write(subject, connection, *writes))
+                if examine is not None:
+                    findings += await examine(connection)
                 checked = True
         except Deferred as error:
             remedy = "correct the url, or check that the broker runs and lets this VM through"
@@ -68,7 +72,7 @@ async def diagnose(
 
 
 async def _check_part(
-    subject: str, connection: Connection, part: Part, declare: Declare, reads: str | None
+    subject: str, connection: Connection, part: Part, declare: Declare, reads: Collection[str]
 ) -> Finding:
     async with connection.channel(publisher_confirms=False) as channel:
         try:
@@ -94,8 +98,8 @@ async def _check_part(
                 f"whether {part.title} is there is unknown: "
                 f"the user has no right to look ({refusal})"
             )
-            # The relay uses only this queue, and the exchange that `_check_write` checks.
-            if isinstance(part, Queue) and part.name == reads:
+            # The relay uses only these queues, and the exchange that `_check_write` checks.
+            if isinstance(part, Queue) and part.name in reads:
                 return warning(subject, unknown, "grant the user read on it")
             return ok(subject, unknown)
     return ok(subject, f"{part.title} is there")

@@ -11,7 +11,13 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
-from relay.approvals.machines import can_be_in_scope, names_machines, own_resources
+from relay.approvals.limits import WaitingFor
+from relay.approvals.machines import (
+    can_be_in_scope,
+    is_pattern,
+    names_machines,
+    own_resources,
+)
 from relay.approvals.principals import is_chat_principal
 from relay.approvals.rules import (
     EligibleVoters,
@@ -26,7 +32,10 @@ from relay.events.model import ScheduledEvent
 from relay.events.timestamps import format_rfc3339
 from relay.outbox import Decision, Grant, Mode, TrackedEvent
 
-ApprovalState = Literal["none", "pending", "held", "granted", "sent", "accepted", "failed"]
+ApprovalState = Literal[
+    "none", "pending", "held", "waiting", "granted", "sent", "accepted", "failed"
+]
+"""waiting: only a limit keeps this relay from starting the event."""
 FAILED_GRANT_STATES = ("failed", "refused")
 """States of a grant for which no StartRequest will be sent any more."""
 _PRINCIPALS_OF_CLIENTS = ("client:", "mtls:")
@@ -53,6 +62,8 @@ class ApprovalStatus:
     """The clients that may approve, and the resources each may decide for (None: all)."""
     in_flight: frozenset[tuple[int, int]] = frozenset()
     """The StartRequests that are being sent now: the id of each grant, and which attempt it is."""
+    waiting_for: tuple[WaitingFor, ...] = ()
+    """The limits that alone keep the event from being granted, or from being sent."""
 
     @property
     def not_before(self) -> datetime | None:
@@ -127,10 +138,11 @@ class ApprovalStatus:
     @property
     def counted_votes(self) -> tuple[Decision, ...]:
         """The votes that count for the event as it is now, oldest first."""
+        eligible, resources = self.eligible_voters, self.occurrence.event.resources
         return tuple(
             decision
             for decision in self.decisions
-            if decision.decision == "approve" and self._is_counted(decision)
+            if decision.decision == "approve" and self._is_counted(decision, eligible, resources)
         )
 
     @property
@@ -149,15 +161,21 @@ class ApprovalStatus:
     def missing_voters(self) -> tuple[str, ...]:
         """The eligible principals of the people who have not voted yet, sorted.
 
-        A pattern over machines of the event's scope stays: it does not say how many there are.
+        A pattern over machines of the event's scope stays: it does not say how many there are. A
+        machine that the event does not name is not among them.
         """
         people_who_voted = {self.person_of(vote.principal) for vote in self.counted_votes}
         return tuple(
             voter
             for voter in sorted(self.eligible_voters.entries)
-            if self.person_of(voter) not in people_who_voted
-            and can_be_in_scope(voter, self.occurrence.scope)
+            if self.person_of(voter) not in people_who_voted and self._can_be_about(voter)
         )
+
+    def _can_be_about(self, voter: str) -> bool:
+        """Whether the event can be about a voter, if that is a machine or a pattern over them."""
+        if is_pattern(voter):
+            return can_be_in_scope(voter, self.occurrence.scope)
+        return not names_machines(voter) or bool(self.own_resources(voter))
 
     @property
     def vote_summary(self) -> dict[str, Any]:
@@ -173,9 +191,11 @@ class ApprovalStatus:
         """The resources for which nobody has voted yet, where the rule says ``each_resource``."""
         if self.quorum is None or not self.quorum.each_resource:
             return ()
-        voters = {vote.principal for vote in self.counted_votes}
-        covered = frozenset[str]().union(*map(self._resources_of, voters))
         resources = self.occurrence.event.resources
+        voters = {vote.principal for vote in self.counted_votes}
+        covered = frozenset[str]().union(
+            *(self._covered_resources(voter, resources) for voter in voters)
+        )
         return tuple(resource for resource in resources if resource not in covered)
 
     @property
@@ -265,36 +285,37 @@ class ApprovalStatus:
         # Nobody can cover an event that names no resource.
         return bool(self.uncovered_resources) or not self.occurrence.event.resources
 
-    def _is_counted(self, vote: Decision) -> bool:
+    def _is_counted(
+        self, vote: Decision, eligible: EligibleVoters, resources: tuple[str, ...]
+    ) -> bool:
         if vote.revision != self.occurrence.revision or self.is_expired(vote):
             return False
         if vote.dry_run and self.mode != "dry-run":
             return False
         # A vote counts only while its voter has the right to give it.
-        resources = self.occurrence.event.resources
         if self.quorum is None:
             return self._may_decide_for(vote.principal, resources)
-        if vote.principal not in self.eligible_voters:
+        if vote.principal not in eligible:
             return False
         if self.quorum.each_resource:
-            return bool(self._resources_of(vote.principal))
+            return bool(self._covered_resources(vote.principal, resources))
         return self._may_decide_for(vote.principal, resources)
 
     def own_resources(self, machine: str) -> frozenset[str]:
-        """The resources of the event that name a machine. Its vote and its hold are for them."""
+        """The resources of the event that name a machine. It may decide for no others."""
         resources = self.occurrence.event.resources
         return own_resources(machine, self.occurrence.scope, resources)
 
-    def _resources_of(self, principal: str) -> frozenset[str]:
-        """The resources of the event for which a principal may decide."""
+    def _covered_resources(self, principal: str, resources: tuple[str, ...]) -> frozenset[str]:
+        """Those of the resources of the event for which a principal may decide."""
         if names_machines(principal):
-            return self.own_resources(principal)
-        resources = self.occurrence.event.resources
+            return own_resources(principal, self.occurrence.scope, resources)
         return frozenset(name for name in resources if self._may_decide_for(principal, (name,)))
 
-    def _may_decide_for(self, principal: str, resources: Sequence[str]) -> bool:
+    def _may_decide_for(self, principal: str, resources: tuple[str, ...]) -> bool:
         if names_machines(principal):
-            return bool(resources) and self.own_resources(principal).issuperset(resources)
+            own = self._covered_resources(principal, resources)
+            return bool(resources) and own.issuperset(resources)
         clients: tuple[str, ...] = ()
         if principal.startswith(_PRINCIPALS_OF_CLIENTS):
             clients = (principal,)
@@ -331,6 +352,8 @@ def approval_state(status: ApprovalStatus) -> ApprovalState:
         return "held"
     if newest_state == "sent":
         return "sent"
+    if status.is_open and status.waiting_for:
+        return "waiting"
     if status.is_open and status.active_grant is not None:
         return "granted"
     if newest_state in FAILED_GRANT_STATES and (status.refused_by_imds or not status.is_open):
@@ -348,4 +371,5 @@ def approval_summary(status: ApprovalStatus) -> dict[str, Any]:
         **status.vote_summary,
         "missing": status.votes_missing if status.is_open else 0,
         "closes": format_rfc3339(closes_at) if closes_at is not None else None,
+        "waitingFor": [wait.to_json() for wait in status.waiting_for],
     }

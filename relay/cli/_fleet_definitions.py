@@ -103,6 +103,8 @@ def definitions(
         print_json(answer)
     else:
         _print_tables(answer)
+    for warning in settings.overlap_warnings():
+        print_status(f"warning: {warning}")
     if settings.declare is True:
         print_status(
             "the hub may make exchanges and queues, because fleet.declare is true: "

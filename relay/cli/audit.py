@@ -210,7 +210,10 @@ def _describe_row(row: JournalRow) -> tuple[object, object, str]:
     """Return what a row records, by whom, and the details."""
     body = orjson.loads(row.body)
     if row.kind == "claim":
-        return "claim", f"rule:{body['rule']}", f"StartRequest, attempt {body['attempt']}"
+        details = f"StartRequest, attempt {body['attempt']}"
+        if "agent" in body:
+            details += f" by {body['agent']}"
+        return "claim", f"rule:{body['rule']}", details
     if row.kind == "mode":
         return "mode", body.get("principal"), str(body.get("mode"))
     _, name, principal, details = cloudevent_row(body)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from relay.amqp.diagnostics import diagnose as diagnose_broker
-from relay.amqp.topology import approvals_queue, approvals_topology
+from relay.amqp.topology import approvals_of_scope
 from relay.api.diagnostics import diagnose as diagnose_api
 from relay.cli._exit_codes import EXIT_DONE, EXIT_FAILED
 from relay.cli._options import AsJson, ConfigFile
@@ -20,6 +20,10 @@ from relay.clock import Clock, SystemClock
 from relay.config import Config, LoadedConfig, load, sink_modules
 from relay.config.file_permissions import diagnose_secret_files
 from relay.diagnostics import Finding, ok
+from relay.events.build import Origin
+from relay.fleet.diagnostics import diagnose_agent, diagnose_hub
+from relay.fleet.settings import AgentSettings, HubSettings
+from relay.fleet.topology import HUB, hub_approvals
 from relay.imds.diagnostics import diagnose as diagnose_source
 from relay.imds.discovery import Instance, derive_scope, resource_names
 from relay.outbox.diagnostics import diagnose as diagnose_store
@@ -39,7 +43,7 @@ Poll = Annotated[
 def doctor(*, config: ConfigFile = None, poll: Poll = False, as_json: AsJson = False) -> None:
     """Examine whether the relay would work here.
 
-    Examines configuration, metadata service, clock, state file, sinks, API and secrets. It
+    Examines configuration, metadata service, clock, state file, sinks, fleet, API and secrets. It
     connects to sinks, and posts, creates and approves nothing. It does not switch on Azure's
     feature without --poll. Run it as the service's user. The exit code is 2 for a wrong
     configuration, 1 if anything failed.
@@ -69,14 +73,17 @@ def doctor(*, config: ConfigFile = None, poll: Poll = False, as_json: AsJson = F
 async def _diagnose(loaded: LoadedConfig, clock: Clock, *, poll: bool) -> list[Finding]:
     config = loaded.config
     api_findings, is_running = await diagnose_api(config.api)
-    source_findings, instance = await diagnose_source(
-        config.source,
-        clock,
-        required="auto" in (config.scope, config.relay),
-        poll=poll,
-        running=is_running,
-        progress=print_status,
-    )
+    source_findings: list[Finding] = []
+    instance: Instance | None = None
+    if not isinstance(config.fleet, HubSettings):
+        source_findings, instance = await diagnose_source(
+            config.source,
+            clock,
+            required="auto" in (config.scope, config.relay),
+            poll=poll,
+            running=is_running,
+            progress=print_status,
+        )
     scope = _effective_scope(config, instance)
     vm_id = instance.vm_id if instance is not None else None
     store_findings = await asyncio.to_thread(diagnose_store, config.store, scope=scope, vm_id=vm_id)
@@ -95,6 +102,7 @@ async def _diagnose(loaded: LoadedConfig, clock: Clock, *, poll: bool) -> list[F
         *_diagnose_vm_names(config, instance),
         *store_findings,
         *(finding for findings in sink_findings for finding in findings),
+        *await _diagnose_fleet(config, scope, instance),
         *await _diagnose_approvals_over_amqp(config, scope or "unknown"),
     ]
 
@@ -102,6 +110,8 @@ async def _diagnose(loaded: LoadedConfig, clock: Clock, *, poll: bool) -> list[F
 def _effective_scope(config: Config, instance: Instance | None) -> str | None:
     if config.scope != "auto":
         return config.scope
+    if isinstance(config.fleet, HubSettings):
+        return HUB
     return derive_scope(instance) if instance is not None else None
 
 
@@ -125,14 +135,28 @@ def _diagnose_vm_names(config: Config, instance: Instance | None) -> list[Findin
     return [ok("names", message)]
 
 
+async def _diagnose_fleet(
+    config: Config, scope: str | None, instance: Instance | None
+) -> list[Finding]:
+    match config.fleet:
+        case HubSettings():
+            return await diagnose_hub(config.fleet)
+        case AgentSettings():
+            relay = config.relay
+            if relay == "auto":
+                relay = instance.name if instance is not None else ""
+            origin = Origin(scope, relay) if scope and relay else None
+            return await diagnose_agent(config.fleet, origin)
+    return []
+
+
 async def _diagnose_approvals_over_amqp(config: Config, scope: str) -> list[Finding]:
     amqp = config.approvals.amqp
     if amqp is None:
         return []
+    exchange = config.approvals_exchange
+    is_hub = isinstance(config.fleet, HubSettings)
+    queue = hub_approvals(exchange) if is_hub else approvals_of_scope(exchange, scope)
     return await diagnose_broker(
-        "approvals.amqp",
-        amqp.targets(),
-        approvals_topology(config.approvals_exchange, scope),
-        amqp.declare,
-        reads=approvals_queue(config.approvals_exchange, scope),
+        "approvals.amqp", amqp.targets(), queue.topology, amqp.declare, reads=(queue.name,)
     )

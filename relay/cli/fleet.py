@@ -9,9 +9,11 @@ import typer
 
 from relay.cli._fleet_definitions import definitions
 from relay.cli._fleet_roster import roster
+from relay.cli._fleet_simulate import simulate
 
 fleet = typer.Typer(invoke_without_command=True)
 fleet.command("definitions")(definitions)
+fleet.command("simulate")(simulate)
 
 
 def _show_roster(context: typer.Context, **options: Any) -> None:

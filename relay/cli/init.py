@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import re
+from typing import Annotated
 
-from relay.config import DEFAULTS
+import typer
+
+from relay.config import AGENT_EXAMPLE, DEFAULTS
+
+ForAgent = Annotated[bool, typer.Option("--agent", help="For an agent of a fleet: short.")]
 
 _EMPTY_RULES = re.compile(r"^  rules: \[\](?P<comment> +#.*)\n", re.MULTILINE)
 _RULE_FOR_USER_EVENTS = """\
@@ -16,13 +21,14 @@ _RULE_FOR_USER_EVENTS = """\
 """
 
 
-def init() -> None:
+def init(*, agent: ForAgent = False) -> None:
     """Print a configuration to start from, for relay.yaml.
 
     It holds every setting with its default and its purpose, examples, and the rule for reboots
-    that users start.
+    that users start. With --agent it holds what the agent of a fleet needs.
     """
-    print(initial_configuration(), end="")  # noqa: T201  # the output of the command
+    text = agent_configuration() if agent else initial_configuration()
+    print(text, end="")  # noqa: T201  # the output of the command
 
 
 def initial_configuration() -> str:
@@ -33,3 +39,8 @@ def initial_configuration() -> str:
     )
     assert count == 1  # noqa: S101  # the packaged file has this line; a test checks it
     return text
+
+
+def agent_configuration() -> str:
+    """Return the annotated configuration of an agent."""
+    return AGENT_EXAMPLE.read_text(encoding="utf-8")

@@ -28,6 +28,7 @@ from relay.errors import ConfigError
 from relay.files import may_be_file
 
 __all__ = [
+    "AGENT_EXAMPLE",
     "DEFAULTS",
     "NO_RULE_FOR_USER_EVENTS",
     "Config",
@@ -38,6 +39,8 @@ __all__ = [
 
 DEFAULTS = importlib.resources.files("relay") / "default.yaml"
 """The annotated document with every default. Without a document the defaults apply."""
+AGENT_EXAMPLE = importlib.resources.files("relay") / "agent.yaml"
+"""An annotated document for an agent of a fleet."""
 DEFAULT_PATHS = (Path("relay.yaml"), Path("/etc/imds-relay/relay.yaml"))
 """Where the document is if no option or variable names it."""
 COMMAND_LINE_VARIABLES = frozenset({"IMDS_RELAY_CONFIG", "IMDS_RELAY_URL", "IMDS_RELAY_KEY"})

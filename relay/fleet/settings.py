@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import cache
+from itertools import combinations
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -22,13 +25,40 @@ class TrustDomain(Section):
     user: UserName
     """The RabbitMQ user of the agents."""
     scopes: tuple[ScopePattern, ...] = Field(min_length=1)
-    """Patterns with * and ? over the scopes for which the user may speak."""
+    """Patterns with * and ? over the scopes for which the user may speak.
+
+    The scope of a scale set is its name with eight more characters: vmss-a-????????.
+    """
     relays: tuple[RelayPattern, ...] = Field(default=("*",), min_length=1)
     """Patterns with * and ? over its relays, as words of a routing key: vmss-a_0, not VMSS-A_0."""
 
     def speaks_for(self, scope: str, relay_word: str) -> bool:
         """Whether messages of this user may be about this relay of this scope."""
         return matches_any(self.scopes, scope) and matches_any(self.relays, relay_word)
+
+
+def overlapping_patterns(one: TrustDomain, other: TrustDomain) -> tuple[str, str] | None:
+    """Return a pattern of each domain over scopes if both users can speak for the same relay."""
+    if not any(_overlap(a, b) for a in one.relays for b in other.relays):
+        return None
+    return next(((a, b) for a in one.scopes for b in other.scopes if _overlap(a, b)), None)
+
+
+def _overlap(one: str, other: str) -> bool:
+    """Whether a text can match both patterns."""
+
+    @cache
+    def rest(at: int, other_at: int) -> bool:
+        here, there = one[at : at + 1], other[other_at : other_at + 1]
+        if here == "*":
+            return rest(at + 1, other_at) or (bool(there) and rest(at, other_at + 1))
+        if there == "*":
+            return rest(at, other_at + 1) or (bool(here) and rest(at + 1, other_at))
+        if not here or not there:
+            return here == there
+        return (here == there or "?" in (here, there)) and rest(at + 1, other_at + 1)
+
+    return rest(0, 0)
 
 
 class FleetBrokerSettings(BrokerSettings):
@@ -84,6 +114,18 @@ class HubSettings(FleetBrokerSettings):
                 "an agent with that user could give orders to all agents"
             )
         return self
+
+    def overlap_warnings(self) -> Iterator[str]:
+        """Yield a warning for each two users who can speak for the same relay."""
+        for one, other in combinations(self.domains, 2):
+            patterns = overlapping_patterns(one, other)
+            if patterns is not None:
+                yield (
+                    f"fleet.domains: {one.user} and {other.user} can speak for the same relays, "
+                    f"because the patterns {' and '.join(patterns)} match the same scopes. Each "
+                    "can then report and vote in the place of the other. Remedy: for the scopes of "
+                    "a scale set write its name and -????????"
+                )
 
 
 FleetSettings = Annotated[AgentSettings | HubSettings, Field(discriminator="role")]

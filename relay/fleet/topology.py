@@ -26,7 +26,8 @@ from relay.events.build import Origin
 from relay.fleet.routing import command_key, relay_word, state_key
 
 HUB = "hub"
-"""The last word of the approvals queue of a hub, in the place of a scope."""
+"""The scope of a hub that configures none, and the last word of its approvals queue. No agent has
+this scope."""
 _APPROVALS_KEY = "approve.*"
 DELIVERY_LIMIT = 1_000
 """How often a report may be delivered. A hub that is killed gets what it had not acknowledged."""

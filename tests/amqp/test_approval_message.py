@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from datetime import UTC, datetime
 from typing import Any, cast
 
@@ -20,6 +21,7 @@ from relay.amqp.topology import approvals_of_scope
 from relay.api import Client
 from relay.approvals.amqp_handler import read_request
 from relay.approvals.request import DecisionRequest
+from relay.fleet.topology import hub_approvals
 from relay.roles.parts import callers_by_amqp_user
 
 EXCHANGE, KEY = "azure.scheduledevents.approvals", "approve.prod"
@@ -223,3 +225,55 @@ def test_any_message_is_a_decision_or_unusable(
 @pytest.mark.parametrize("user_id", ["http-only", "", None])
 def test_a_client_without_a_rabbitmq_user_cannot_send_messages(user_id: str | None) -> None:
     assert reason_against(delivery(user_id=user_id))
+
+
+# --- the queue of a hub
+
+HUB_QUEUE = hub_approvals("azure.scheduledevents")
+
+
+def hub_request_in(delivered: DeliveredMessage) -> DecisionRequest:
+    """The request in a message of the queue for all scopes."""
+    return read_request(parse_message(delivered, HUB_QUEUE), CALLERS, NOW)
+
+
+@pytest.mark.parametrize("scope", ["prod", "vmss-a-1f0c33ab", "hub", "0", "x" * 80])
+def test_on_a_hub_the_routing_key_names_the_scope(scope: str) -> None:
+    request = hub_request_in(delivery(key=f"approve.{scope}"))
+    assert (request.arrival_scope, request.scope) == (scope, None)
+    assert not request.names_foreign_scope
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("approve", "approve.", "approve..prod", "approve.a.b", "APPROVE.prod", "approve.Prod"),
+        *("hold.prod", "x.approve.prod", "approve.prod\n", "approve.pr od", "approve.pr_od"),
+        *("", "approve.*", "approve." + "x" * 81),
+    ],
+)
+def test_on_a_hub_a_key_that_names_no_scope_is_unusable(key: str) -> None:
+    with pytest.raises(UnusableMessage, match=r"the routing key approve\.\*"):
+        hub_request_in(delivery(key=key))
+
+
+@pytest.mark.parametrize("exchange", ["", "azure.scheduledevents", "azure.scheduledevents.fleet"])
+def test_on_a_hub_another_exchange_is_as_unusable_as_on_a_relay(exchange: str) -> None:
+    with pytest.raises(UnusableMessage, match="not published to"):
+        hub_request_in(delivery(key="approve.prod", exchange=exchange))
+
+
+def test_on_a_hub_the_body_can_repeat_the_scope_but_not_change_it() -> None:
+    body = orjson.dumps({**DECISION, "scope": "prod"})
+    assert not hub_request_in(delivery(body, key="approve.prod")).names_foreign_scope
+    assert hub_request_in(delivery(body, key="approve.test")).names_foreign_scope
+
+
+def test_on_a_hub_one_id_for_two_scopes_is_no_repeat_and_on_a_relay_the_digest_stays() -> None:
+    """The digests of a relay are on disk: an update must not turn a repeat into a conflict."""
+    prod, test = (hub_request_in(delivery(key=f"approve.{name}")) for name in ("prod", "test"))
+    assert prod.digest != test.digest
+    assert prod == hub_request_in(delivery(key="approve.prod"))
+    body = orjson.dumps(DECISION)
+    assert request_in(delivery(body)).digest == hashlib.sha256(body).hexdigest()
+    assert request_in(delivery(body)).arrival_scope is None

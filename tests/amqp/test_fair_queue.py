@@ -98,3 +98,17 @@ def test_a_release_that_waits_does_not_end_a_hold_that_is_newer() -> None:
     assert lane.take() == (["-loud 2", "holder 4"], 1)
     lane.now = 1
     assert lane.take()[0] == ["loud 3"]
+
+
+def test_a_hold_overtakes_no_release_of_the_same_event_id_in_another_scope() -> None:
+    lane = Lane(burst=1)
+    lane.add("a", "release", "E", "prod")
+    lane.add("a", "release", "E", "test")
+    lane.add("b", "hold", "E", "prod")
+    assert lane.take()[0] == ["a 1", "b 3"]
+    lane = Lane(burst=1)
+    for _ in range(2):
+        lane.add("a", "release", "E", "prod")
+    lane.add("a", "release", "E", "test")
+    lane.add("b", "hold", "e", "prod")
+    assert lane.take()[0] == ["a 1", "-a 2", "b 4"]

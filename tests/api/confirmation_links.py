@@ -29,7 +29,10 @@ class MessageLinks:
 async def render_message(
     relay: RunningRelay, sink: str = "ops", *, event_id: str = EVENT_ID
 ) -> MessageLinks:
-    """Update a sink's message about the event, and return what it shows."""
+    """Update a sink's message about the event, and return what it shows.
+
+    `event_id` is the key of the event in the store, in any case.
+    """
     chat = make_chat_context(
         relay.store, relay.gate.engine, relay.clock, f"http://127.0.0.1:{relay.server.port}"
     )

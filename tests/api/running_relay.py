@@ -34,7 +34,7 @@ from relay.events.build import Origin
 from relay.events.cloudevent import CloudEvent
 from relay.events.model import Document, ScheduledEvent
 from relay.events.timestamps import format_rfc3339
-from relay.ingest.recorder import PollResult, Recorder
+from relay.ingest.recorder import EventNews, EventSighting, PollResult, Recorder
 from relay.outbox import Grant, StateFileOwner, StoreSettings
 from relay.outbox.sqlite import Store, open_store
 from relay.roles.parts import relay_event_recorder
@@ -133,6 +133,8 @@ class ScriptedAzure:
     """Stands in for IMDS and the poller, and records the StartRequests."""
 
     started: list[tuple[str, ...]] = field(default_factory=list)
+    started_in: list[str] = field(default_factory=list)
+    """The scope of each StartRequest."""
     lost: bool = False
     polls: int = 7
     failures: int = 0
@@ -154,8 +156,9 @@ class ScriptedAzure:
     def choose(self, _scope: str, _grants: Sequence[Grant]) -> None:
         """IMDS itself executes each StartRequest."""
 
-    async def start(self, _scope: str, claims: Sequence[ClaimedGrant]) -> None:
+    async def start(self, scope: str, claims: Sequence[ClaimedGrant]) -> None:
         """Accept a StartRequest."""
+        self.started_in.append(scope)
         self.started.append(tuple(claim.event_id for claim in claims))
         await self.may_answer.wait()
 
@@ -305,6 +308,13 @@ class RunningRelay:
         sighting = PollResult(Document(1, events), self.clock.now(), gap=False)
         await self.store.transact(lambda tx: recorder.record(tx, sighting))
 
+    async def observe_in(self, scope: str, *events: ScheduledEvent) -> None:
+        """Let a hub record that a scope shows these events."""
+        now = self.clock.now()
+        news = [EventNews(scope, now, EventSighting(event, 1)) for event in events]
+        recorder = Recorder(ORIGIN, None, None)
+        await self.store.transact(lambda tx: recorder.record_news(tx, news, now))
+
     async def recorded_events(self, name: str) -> list[dict[str, Any]]:
         """Return the CloudEvents of this name in the journal, oldest first."""
         events = await self.store.read(lambda tx: tx.journal.events_after(0, 10_000))
@@ -339,12 +349,13 @@ async def run_relay(
     approvals: Mapping[str, Any] | None = None,
     sinks: Sequence[str] = ("box",),
     attached: bool = True,
+    is_hub: bool = False,
     limits: ServerLimits | None = None,
     **api: Any,
 ) -> AsyncIterator[RunningRelay]:
     """Run a relay whose API listens on a free port of 127.0.0.1.
 
-    `approvals` and `api` are sections of its configuration.
+    `approvals` and `api` are sections of its configuration. The store of a hub has many scopes.
     """
     settings = ApiSettings.model_validate({"listen": "127.0.0.1:0", "clients": CLIENTS} | api)
     rules = ApprovalsSettings.model_validate({**APPROVALS, **(approvals or {})})
@@ -357,7 +368,7 @@ async def run_relay(
         store = await stack.enter_async_context(
             open_store(
                 StoreSettings(path=folder / "relay.db"),
-                StateFileOwner(SCOPE, "vm"),
+                StateFileOwner(SCOPE, "vm", is_hub=is_hub),
                 clock,
                 lambda event: tuple(matching_sinks(event, sink_settings)),
             )

@@ -86,6 +86,28 @@ async def test_a_hold_in_one_scope_stops_no_start_request_in_another(tmp_path: P
         assert (accepted.attributes["scope"], held.sent, other.sent) == ("b", [], [("E-1",)])
 
 
+@pytest.mark.parametrize("answered", ["a", "b"])
+async def test_a_start_request_stays_in_flight_whatever_happens_in_another_scope(
+    tmp_path: Path, answered: str
+) -> None:
+    clock = ManualClock()
+    scopes = {name: ScopeOfFleet(clock, name) for name in ("a", "b")}
+    async with running_hub(tmp_path, clock, *scopes.values()) as harness:
+        for scope in scopes.values():
+            scope.may_answer.clear()
+            scope.document = (USER_REBOOT,)
+            await scope.poll()
+            await wait_until(lambda scope=scope: bool(scope.sent))  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+        for name in scopes:
+            assert (await harness.submit("hold", "eve", USER_REBOOT, scope=name)).status == 409
+        scopes.pop(answered).may_answer.set()
+        await harness.wait_for_events("startrequest.accepted")
+        for name, scope in scopes.items():
+            assert (await harness.submit("hold", "eve", USER_REBOOT, scope=name)).status == 409
+            scope.may_answer.set()
+        await harness.wait_for_events("startrequest.accepted", 2)
+
+
 # --- failures
 
 

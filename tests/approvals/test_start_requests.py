@@ -168,6 +168,21 @@ async def test_nothing_is_read_or_sent_in_a_scope_while_a_start_request_is_in_fl
         assert (harness.azure.reads, harness.azure.sent) == (2, [("E-1",), ("E-2",)])
 
 
+async def test_a_change_while_a_start_request_is_in_flight_counts_right_after_its_answer(
+    tmp_path: Path,
+) -> None:
+    azure = Azure(ManualClock(), USER_REBOOT, answers=[TIMEOUT])
+    async with running_gate(tmp_path, azure=azure) as harness:
+        azure.may_answer.clear()
+        await wait_until(lambda: bool(azure.sent))
+        await harness.record_document(build_event(event_source="User", due=950))
+        await harness.settle()
+        assert not harness.events("startrequest.failed")
+        azure.may_answer.set()
+        (failed,) = await harness.wait_for_events("startrequest.failed")
+        assert "the event changed" in failed.data["reason"]
+
+
 async def test_after_an_answer_only_the_events_that_were_in_flight_are_checked(
     tmp_path: Path,
 ) -> None:

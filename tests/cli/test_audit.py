@@ -84,6 +84,26 @@ async def test_audit_follows_each_claim_back_to_its_approval(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
+    ("agent", "details"),
+    [(None, "StartRequest, attempt 1"), ("vm-1", "StartRequest, attempt 1 by vm-1")],
+)
+def test_audit_shows_who_was_to_execute_a_start_request(
+    approvals: ApprovalFile, agent: str | None, details: str
+) -> None:
+    approvals.record_document(REDEPLOY)
+    approvals.submit(of=REDEPLOY)
+    now = approvals.clock.now()
+    approvals.transact(
+        lambda tx: approvals.engine.claim_grants(tx, tx.decisions.open_grants(), now, agent=agent)
+    )
+    shown = run_command("audit", "show", "E-1", "--store", str(approvals.path))
+    (line,) = (line for line in shown.out.splitlines() if "StartRequest" in line)
+    assert line.rstrip().endswith(details)
+    verified = run_command("audit", "verify", "--store", str(approvals.path))
+    assert "claims that follow from recorded approvals: 1\n" in verified.out
+
+
+@pytest.mark.parametrize(
     ("changes", "problem"),
     [
         ({"granted": None, "approvalId": "forged"}, "follows from no approval.granted"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -459,3 +460,34 @@ def test_schema_lists_the_types_and_refuses_another() -> None:
 def test_schema_describes_both_directions_over_rabbitmq() -> None:
     """What it is made of is tested with the API."""
     assert run_command("schema", "asyncapi").json == asyncapi_document()
+
+
+def test_an_agent_is_shown_as_one_without_a_warning_about_rules_that_it_cannot_have(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "relay.yaml"
+    file.write_text('fleet: {role: agent, url: "amqp://vmss-a:p4ssword@mq.example.com/prod"}')
+    result = run_command("check", "--config", str(file))
+    assert (result.code, result.err) == (0, "")
+    assert (
+        "agent of the hub whose RabbitMQ user is imds-hub, over mq.example.com:5672" in result.out
+    )
+    for line in ("no sinks: the hub tells", "no rules: the hub decides"):
+        assert line in result.out.splitlines()
+    assert "p4ssword" not in result.out
+
+
+def test_a_hub_is_shown_with_its_domains_and_without_a_metadata_service(tmp_path: Path) -> None:
+    file = tmp_path / "relay.yaml"
+    file.write_text(
+        'fleet: {role: hub, url: "amqp://imds-hub:p4ssword@mq.example.com/prod", '
+        'domains: [{user: vmss-a, scopes: ["vmss-a-*", one]}]}'
+    )
+    result = run_command("check", "--config", str(file))
+    assert result.code == 0
+    assert re.search(r"^fleet +hub, over mq\.example\.com:5672$", result.out, re.MULTILINE)
+    assert re.search(r"^source +what the agents of the fleet report$", result.out, re.MULTILINE)
+    assert re.search(r"^vmss-a +vmss-a-\*, one +\*$", result.out, re.MULTILINE)
+    assert "169.254" not in result.out
+    assert "p4ssword" not in result.out
+    assert NO_RULE_FOR_USER_EVENTS in result.err

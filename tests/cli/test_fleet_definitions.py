@@ -113,6 +113,16 @@ def test_a_hub_that_makes_its_queues_gets_the_rights_to_and_a_hint(hub_yaml: Pat
     assert "needs only declare: passive" in result.err
 
 
+def test_domains_that_overlap_are_warned_of_by_both_commands(hub_yaml: Path) -> None:
+    assert run_command("fleet", "definitions", "--config", str(hub_yaml)).err == ""
+    hub_yaml.write_text(HUB.replace('[vm-1, "vm-?"], relays: [one, "two_*"]', '["vmss-a-2-*"]'))
+    for command in (("fleet", "definitions"), ("check",)):
+        result = run_command(*command, "--config", str(hub_yaml))
+        assert result.code == 0
+        assert "warning: fleet.domains: vmss-a and single can speak for the same" in result.err
+        assert "the patterns vmss-a-* and vmss-a-2-* match" in result.err
+
+
 def test_people_get_tables_without_a_secret(hub_yaml: Path) -> None:
     result = run_command("fleet", "definitions", "--config", str(hub_yaml))
     assert (result.code, result.err) == (0, "")

@@ -54,8 +54,11 @@ def unused_exchange() -> str:
     return f"fleet.test.{next(_exchanges)}"
 
 
-def define_users(broker: Broker, exchange: str) -> None:
-    """Make the users: the hub's, and that of the agents with no more than its rights."""
+def define_users(broker: Broker, exchange: str, *, with_exchanges: bool = True) -> None:
+    """Make the users: the hub's, and that of the agents with no more than its rights.
+
+    Without its exchanges nobody has rights on topics: RabbitMQ 4.3 takes none on what is missing.
+    """
     name = exchange.replace(".", r"\.")
     everything = {"vhost": "/", "configure": ".*", "write": ".*", "read": ".*"}
     kinds = r"((event|relay)\.[a-z-]+\.[a-z0-9_-]+|vote|start|pulse)"
@@ -77,24 +80,33 @@ def define_users(broker: Broker, exchange: str) -> None:
                     "read": rf"^({name}\.commands|amq\.gen-.*)$",
                 },
             ],
-            "topic_permissions": [
+            "exchanges": [
                 {
                     "vhost": "/",
-                    "user": AGENT_USER,
-                    "exchange": f"{exchange}.fleet",
-                    "write": rf"^{kinds}\.{scopes}\.[a-z0-9_-]+$",
-                    "read": "^$",
-                },
-                {
-                    "vhost": "/",
-                    "user": AGENT_USER,
-                    "exchange": f"{exchange}.commands",
-                    "write": "^$",
-                    "read": rf"^(to\.{scopes}\.[a-z0-9_-]+|scope\.{scopes})$",
-                },
+                    "name": f"{exchange}.{part}",
+                    "type": "topic",
+                    "durable": True,
+                    "auto_delete": False,
+                    "internal": False,
+                    "arguments": {},
+                }
+                for part in ("fleet", "commands")
+                if with_exchanges
             ],
         }
     )
+    if with_exchanges:
+        agent = {"vhost": "/", "user": AGENT_USER}
+        heard = rf"^(to\.{scopes}\.[a-z0-9_-]+|scope\.{scopes})$"
+        said = rf"^{kinds}\.{scopes}\.[a-z0-9_-]+$"
+        broker.define(
+            {
+                "topic_permissions": [
+                    {**agent, "exchange": f"{exchange}.fleet", "write": said, "read": "^$"},
+                    {**agent, "exchange": f"{exchange}.commands", "write": "^$", "read": heard},
+                ]
+            }
+        )
 
 
 def agent_document(broker: Broker, exchange: str, **more: Any) -> dict[str, Any]:
@@ -158,14 +170,16 @@ class HubSide:
         """Wait until an agent hears the hub, which its pulse shows."""
         return (await self.wait_for(Pulse, count))[-1]
 
-    async def send(
-        self, message: Message, *, relay: str = "vm-0", scope: str = SCOPE, user: str = HUB_USER
-    ) -> CloudEvent:
-        """Send a message to one agent; a state to its scope."""
+    async def send(self, message: Message, *, relay: str = "vm-0", scope: str = SCOPE) -> None:
+        """Send a message of the hub to one agent; a state to its scope."""
         event = message.to_event(HUB, datetime.now(UTC))
         key = state_key(scope) if isinstance(message, HubState) else command_key(scope, relay)
-        await self.publish(event.body, key, user=user)
-        return event
+        exchange = await self.channel.get_exchange(command_exchange(self.exchange), ensure=False)
+        await exchange.publish(
+            aio_pika.Message(event.body, message_id=event.id, user_id=HUB_USER),
+            key,
+            mandatory=False,
+        )
 
     async def publish(
         self,
@@ -176,7 +190,7 @@ class HubSide:
         exchange: str | None = None,
         **properties: Any,
     ) -> None:
-        """Publish bytes as a user."""
+        """Publish bytes as a user, on a connection of its own."""
         header = Basic.Properties(
             **{"message_id": "m", "user_id": user, "content_type": "application/json", **properties}
         )

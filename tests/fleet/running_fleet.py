@@ -129,7 +129,7 @@ class RunningFleet:
             },
             "source": {"url": self.azures[scope].urls[relay], "interval": self.interval},
             "store": {"path": str(self.directory / f"{scope}-{relay}.db")},
-            "api": {"listen": "127.0.0.1:0"},
+            "api": {"listen": "127.0.0.1:0", "socket": str(self._socket(scope, relay))},
         }
 
     async def start_plain_relay(
@@ -208,6 +208,25 @@ class RunningFleet:
                 "scope": scope,
             },
         )
+
+    def _socket(self, scope: str, relay: str) -> Path:
+        """Return the local socket of an agent. Its path must be short."""
+        return self.directory / f"{relay}.{list(self.azures).index(scope)}"
+
+    async def decide_on_vm(
+        self,
+        scope: str,
+        relay: str,
+        body: Mapping[str, Any],
+        headers: Mapping[str, str] | None = None,
+    ) -> tuple[int, Any]:
+        """POST /v1/approvals on the agent of a VM, as a program on that VM does."""
+        connector = aiohttp.UnixConnector(str(self._socket(scope, relay)))
+        async with (
+            aiohttp.ClientSession(connector=connector) as session,
+            session.post("http://agent/v1/approvals", json=body, headers=headers) as answer,
+        ):
+            return answer.status, await answer.json(content_type=None)
 
     async def publish(
         self,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ import pytest
 from relay.app import RunningRelay, start_relay
 from relay.clock import SystemClock
 from relay.events.cloudevent import CloudEvent
+from relay.fleet.agent import link, report_sink, start_orders
 from relay.fleet.messages import Pulse, PulseRequest
-from relay.simulator import VM, Plan, Setup, Simulator
+from relay.simulator import VM, Fault, Plan, Setup, Simulator
 from tests.fleet.hub_side import (
     AGENT_USER,
     SCOPE,
@@ -134,3 +136,121 @@ async def test_an_order_is_carried_out_once_and_a_repeat_gets_the_same_result(
     (call,) = azure.start_requests
     assert call.event_ids == (event.event_id,)
     assert {received.key for received in hub.reports} >= {f"start.{SCOPE}.vm-0"}
+
+
+async def _is(value: Awaitable[object], expected: object) -> bool:
+    return await value == expected
+
+
+async def reports_of(running: RunningRelay) -> list[tuple[str, str]]:
+    """Return the type and the state of each report that the agent recorded, oldest first."""
+    page = await running.relay.store.read(lambda tx: tx.deliveries.page())
+    return [(delivery.type, delivery.state) for delivery in reversed(page)]
+
+
+async def test_an_agent_leaves_out_what_the_hub_has_from_the_agent_of_the_vm(
+    hub: HubSide, azure: Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report_sink, "MAX_COPY_WAIT", 100_000.0)  # times a random number
+    async with (
+        agent(hub, azure, tmp_path / "a", "vm-0") as own,
+        agent(hub, azure, tmp_path / "b", "vm-1") as other,
+    ):
+        await hub.wait_for_listener(2)
+        await hub.send_state()
+        event = azure.schedule(Plan(resources=("vm-0",)))
+        (scheduled,) = await hub.wait_for(CloudEvent)
+        assert hub.reports[0].key.endswith(".vm-0")
+        await hub.send_state(told=[scheduled.id])
+        await eventually(
+            lambda: _is(reports_of(other), [("event.scheduled", "superseded")]),
+            what="it is superseded",
+        )
+        azure.cancel(event)
+        await hub.wait_for(CloudEvent, 2)
+        await hub.send_state(ending=[event.event_id])
+        await eventually(
+            lambda: _is(
+                reports_of(other),
+                [("event.scheduled", "superseded"), ("event.ended", "superseded")],
+            )
+        )
+        await eventually(
+            lambda: _is(
+                reports_of(own), [("event.scheduled", "delivered"), ("event.ended", "delivered")]
+            )
+        )
+        assert {received.key.rpartition(".")[2] for received in hub.reports} == {"vm-0"}
+
+
+async def test_an_agent_that_still_sees_an_event_says_so_and_later_that_it_ended(
+    hub: HubSide, azure: Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report_sink, "MAX_COPY_WAIT", 100_000.0)  # times a random number
+    async with agent(hub, azure, tmp_path, "vm-1") as running:
+        await hub.wait_for_listener()
+        await hub.send_state()
+        event = azure.schedule(Plan(resources=("vm-0",)))
+
+        async def knows_event() -> bool:
+            page = await running.relay.store.read(lambda tx: tx.deliveries.page())
+            return bool(page)
+
+        await eventually(knows_event)
+        (recorded,) = await running.relay.store.read(
+            lambda tx: [event for _, event in tx.journal.events_after(0, 10)]
+        )
+        await hub.send_state(told=[recorded.id])
+        pulses = len(hub.pulses)
+        await hub.send_state(told=[recorded.id], ending=[event.event_id])
+        affirming = await hub.wait_for_listener(pulses + 1)
+        assert live_ids(affirming) == [event.event_id]
+        azure.cancel(event)
+        (ended,) = await hub.wait_for(CloudEvent)
+        assert ended.name == "event.ended"
+
+
+async def test_an_agent_that_is_stopped_ends_the_order_that_it_carries_out(
+    hub: HubSide, azure: Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(start_orders, "RESTART_PAUSE", 0.0)
+    event = azure.schedule(Plan(resources=("vm-0",)))
+    azure.add_fault(Fault(kind="delay", on="approval", time=1.0))
+    async with agent(hub, azure, tmp_path):
+        (reported,) = await hub.wait_for(CloudEvent)
+        await hub.wait_for_listener()
+        order = make_order(event.event_id, reported.data["revision"])
+        await hub.send(order)
+        await eventually(lambda: bool(azure.start_requests))
+        assert hub.results == []
+    await eventually(lambda: len(hub.results) == 1)
+    assert hub.results[0].result == "accepted"
+
+
+async def test_what_happens_while_the_broker_is_away_is_reported_in_order_after_its_return(
+    own_broker: Broker, azure: Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link, "FIRST_RECONNECT_SPREAD", 0.5)
+    monkeypatch.setattr(link, "MAX_RECONNECT_SPREAD", 0.5)
+    async with hub_side(own_broker) as hub:
+        exchange = hub.exchange
+    async with agent(hub, azure, tmp_path) as running:
+        await asyncio.to_thread(own_broker.kill)
+        event = azure.schedule(Plan(resources=("vm-0",)))
+        await eventually(lambda: _is(recorded_names(running), ["event.scheduled"]))
+        azure.start(event)
+        await eventually(lambda: _is(recorded_names(running), ["event.scheduled", "event.started"]))
+        async with hub_side(own_broker, exchange) as again:
+            await again.wait_for(CloudEvent, 2)
+            azure.end(event)
+            await again.wait_for(CloudEvent, 3)
+            names = [name for name in again.event_names if name.startswith("event.")]
+            assert names == ["event.scheduled", "event.started", "event.ended"]
+
+
+async def recorded_names(running: RunningRelay) -> list[str]:
+    """Return the names of the events about Azure's event in the journal of an agent."""
+    events = await running.relay.store.read(
+        lambda tx: [event for _, event in tx.journal.events_after(0, 100)]
+    )
+    return [event.name for event in events if event.name.startswith("event.")]

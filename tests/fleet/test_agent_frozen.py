@@ -21,9 +21,11 @@ import pytest
 
 from relay.events.cloudevent import CloudEvent
 from relay.fleet.messages import StartOrder
+from relay.imds.client import CALL_WINDOW
 from tests.fleet.hub_side import (
     HubSide,
     agent_document,
+    carry_out,
     hub_side,
     make_order,
     wait_until_old_enough,
@@ -44,6 +46,11 @@ EVENT = {
 }
 DOCUMENT = orjson.dumps({"DocumentIncarnation": 1, "Events": [EVENT]})
 INSTANCE = orjson.dumps({"compute": {"vmId": "vm-id", "name": "vm-0"}})
+
+
+def no_such_event() -> StartOrder:
+    """Return an order for which an agent reads the document, and sends nothing."""
+    return make_order("no-such-event", "none")
 
 
 @dataclass
@@ -78,6 +85,8 @@ class Rig:
     imds: Imds
     process: RelayProcess
     revision: str
+    reads_before: int
+    """The reads of the document before the test."""
 
     def order(self, seconds: float = 5.0) -> StartOrder:
         """Return an order for the event."""
@@ -98,10 +107,9 @@ class Rig:
         await asyncio.sleep(max(0.0, seconds) + 0.1)
         self.go_on()
 
-    async def wait_for_reads(self, count: int) -> None:
-        """Wait for so many more reads: the agent works again."""
-        reads = self.imds.reads
-        await eventually(lambda: self.imds.reads >= reads + count)
+    async def wait_until_done(self) -> None:
+        """Wait until nothing of the orders so far is left: a later one has its result."""
+        await carry_out(self.hub, no_such_event())
 
     def _signal(self, number: signal.Signals) -> None:
         assert self.process.process is not None
@@ -120,14 +128,18 @@ async def _run(broker: Broker, folder: Path) -> AsyncIterator[Rig]:
     imds = Imds()
     async with hub_side(broker) as hub, run_server(imds.answer) as server:
         document: dict[str, Any] = agent_document(
-            broker, hub.exchange, source={"url": server.url, "interval": "500ms"}, api={}
+            broker,
+            hub.exchange,
+            # It reads the document once. All other reads are for orders.
+            source={"url": server.url, "interval": "1h"},
+            api={},
         )
         async with relay(folder, document) as process:
             await process.start()
             (reported,) = await hub.wait_for(CloudEvent)
             await hub.wait_for_listener()
             await wait_until_old_enough(hub)
-            rig = Rig(hub, imds, process, reported.data["revision"])
+            rig = Rig(hub, imds, process, reported.data["revision"], imds.reads)
             try:
                 yield rig
             finally:
@@ -154,53 +166,43 @@ async def test_an_agent_that_stands_still_before_it_gets_the_order_sends_nothing
 async def test_an_agent_that_stands_still_while_it_reads_sends_nothing(running: Rig) -> None:
     """The answer with a good time waits in its socket."""
     order = running.order()
-
-    def stop_and_answer() -> float:
-        running.imds.on_read = None
-        return running.stop()
-
-    def stop_at_the_next_read() -> float:
-        running.imds.on_read = stop_and_answer
-        return 0.0
-
+    running.imds.on_read = running.stop
     await running.hub.send(order)
-    running.imds.on_read = stop_at_the_next_read
-    await eventually(lambda: running.imds.on_read is None)
+    await eventually(lambda: running.imds.reads > running.reads_before)
     await running.go_on_after(order)
-    await eventually(lambda: len(results_of(running, order)) == 1)
-    if running.imds.starts:  # it was sent with the read before
-        assert running.imds.starts[0] < order.deadline
-    else:
-        assert results_of(running, order) == ["stale"]
-    await running.wait_for_reads(3)
-    assert len(running.imds.starts) <= 1
+    await eventually(lambda: results_of(running, order) == ["stale"])
+    running.imds.on_read = None
+    await running.wait_until_done()
+    assert running.imds.starts == []
 
 
 @pytest.mark.parametrize("after", [0.0, 0.05, 0.3])
 async def test_an_agent_that_stands_still_after_the_read_sends_nothing_too_late(
     running: Rig, after: float
 ) -> None:
-    """The StartRequest waits for its place in the budget of calls, about half a second."""
-    order = running.order()
+    """After two reads the StartRequest waits about a second for its place in the budget."""
+    await asyncio.sleep(CALL_WINDOW)  # the reads before count no longer
     stopped = asyncio.Event()
-
-    def stop_after() -> float:
-        running.imds.on_read = None
-        asyncio.get_running_loop().call_later(after, stop)
-        return 0.0
 
     def stop() -> None:
         running.stop()
         stopped.set()
 
-    running.imds.on_read = stop_after
+    def stop_after_second_read() -> float:
+        if running.imds.reads == running.reads_before + 2:
+            asyncio.get_running_loop().call_later(after, stop)
+        return 0.0
+
+    running.imds.on_read = stop_after_second_read
+    await running.hub.send(no_such_event())
+    order = running.order()
     await running.hub.send(order)
     await stopped.wait()
+    assert running.imds.starts == []
     await running.go_on_after(order)
-    await eventually(lambda: len(results_of(running, order)) == 1)
-    await running.wait_for_reads(3)
-    assert len(running.imds.starts) == (results_of(running, order) != ["stale"])
-    assert all(at < order.deadline for at in running.imds.starts)
+    await eventually(lambda: results_of(running, order) == ["stale"])
+    await running.wait_until_done()
+    assert running.imds.starts == []
 
 
 async def test_an_agent_that_stands_still_while_its_start_request_is_answered_does_not_repeat_it(
@@ -215,7 +217,7 @@ async def test_an_agent_that_stands_still_while_its_start_request_is_answered_do
     assert results_of(running, order) in (["accepted"], ["failed"])
     await running.hub.send(order)
     await eventually(lambda: len(results_of(running, order)) == 2)
-    await running.wait_for_reads(3)
+    await running.wait_until_done()
     assert len(running.imds.starts) == 1
     assert running.imds.starts[0] < order.deadline
 

@@ -1,13 +1,23 @@
-"""The merge of what agents say about one event: a table of cases, each told as a story."""
+"""The merge of what agents say about one event: each case is told as a story."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relay.events.build import Origin, event_data, state_digest, transition_id
+from relay.events.delta import Change
+from relay.events.model import ScheduledEvent
 from relay.fleet.hub.merge import (
     END_WAIT,
+    NO_PLACE,
     Appeared,
     Changed,
     Ended,
@@ -17,21 +27,42 @@ from relay.fleet.hub.merge import (
     Word,
     apply_report,
     apply_timer,
+    estimate_seen,
     forget_agent,
     next_timer,
+    pulse_times,
+    pulse_words,
+    restart_wait,
+    restore_history,
 )
-from tests.events.strategies import make_event
+from relay.fleet.messages import Pulse
+from tests.events.strategies import EVENTS, make_event
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 A = make_event(description="A")
 B = make_event(description="B")
 C = make_event(description="C")
-STARTED = make_event(event_status="Started", not_before=None)
+STARTED = make_event(description="S", event_status="Started", not_before=None)
 GONE = Gone(gap=False)
+DAY = 86_400.0
 
 
 def at(seconds: float) -> datetime:
     return NOON + timedelta(seconds=seconds)
+
+
+def make_pulse(*live: ScheduledEvent, **fields: Any) -> Pulse:
+    values: dict[str, Any] = {
+        "vm_id": None,
+        "boot_id": None,
+        "version": "2.0.0",
+        "zone": None,
+        "names": (),
+        "live": tuple(event_data(event, None) for event in live),
+        "poll_age": 0.5,
+        "clock_offset": None,
+    }
+    return Pulse(**values | fields)
 
 
 @dataclass
@@ -43,7 +74,13 @@ class Hub:
     silent: Collection[str] = ()
 
     def hear(
-        self, agent: str, word: Word, observed: float, *, now: float | None = None
+        self,
+        agent: str,
+        word: Word,
+        observed: float,
+        *,
+        now: float | None = None,
+        seen: float | None = None,
     ) -> News | None:
         """Apply a word that an agent observed and, if ``now`` is given, said later."""
         return self._take(
@@ -54,17 +91,21 @@ class Hub:
                 at(observed),
                 at(observed if now is None else now),
                 self._is_fresh,
+                seen=None if seen is None else at(seen),
             )
         )
 
     def wait_until(self, now: float) -> News | None:
         """Let time pass."""
-        assert self.history is not None
-        return self._take(*apply_timer(self.history, at(now), self._is_fresh))
+        return self._take(*apply_timer(self.known, at(now), self._is_fresh))
 
     def forget(self, agent: str, now: float) -> News | None:
+        return self._take(*forget_agent(self.known, agent, at(now)))
+
+    @property
+    def known(self) -> EventHistory:
         assert self.history is not None
-        return self._take(*forget_agent(self.history, agent, at(now)))
+        return self.history
 
     @property
     def states(self) -> list[str]:
@@ -74,6 +115,10 @@ class Hub:
             for news in self.told
         ]
 
+    @property
+    def places(self) -> dict[str, int]:
+        return {agent: word.place for agent, word in self.known.words.items()}
+
     def _is_fresh(self, agent: str) -> bool:
         return agent not in self.silent
 
@@ -82,6 +127,9 @@ class Hub:
         if news is not None:
             self.told.append(news)
         return news
+
+
+# --- states
 
 
 def test_the_first_to_report_a_state_tells_it_and_all_others_catch_up() -> None:
@@ -107,6 +155,186 @@ def test_an_agent_that_moves_back_to_a_state_tells_it_again_and_those_behind_do_
     assert hub.states == ["A", "B", "A"]
 
 
+@given(EVENTS, EVENTS)
+def test_two_states_are_one_exactly_if_their_transitions_are_one(
+    first: ScheduledEvent, second: ScheduledEvent
+) -> None:
+    origin = Origin("scope", "relay")
+    transitions = {transition_id(Change("updated", event, {}), origin) for event in (first, second)}
+    assert len({state_digest(first), state_digest(second)}) == len(transitions)
+
+
+@pytest.mark.parametrize(
+    "states", [[A, B, C, STARTED], [A, B, A, B, A], [STARTED], [A, STARTED]], ids=len
+)
+@given(chance=st.randoms(use_true_random=False))
+def test_the_order_in_which_agents_are_heard_and_repeats_change_nothing(
+    states: list[ScheduledEvent], chance: random.Random
+) -> None:
+    words: list[Word] = [*states, GONE]
+    queues = {agent: list(enumerate(words)) for agent in "abc"}
+    sent: list[tuple[str, int, Word]] = []
+    hub = Hub()
+    while any(queues.values()):
+        agent = chance.choice([agent for agent, queue in queues.items() if queue])
+        number, word = queues[agent].pop(0)
+        sent.append((agent, number, word))
+        hub.hear(agent, word, 20.0 * number, now=DAY)
+        for again, old_number, old_word in chance.sample(sent, chance.randint(0, len(sent))):
+            assert hub.hear(again, old_word, 20.0 * old_number, now=DAY) is None
+    assert hub.states == [*(str(state.description) for state in states), "ended"]
+
+
+def test_a_word_that_is_older_than_the_last_of_its_agent_changes_nothing() -> None:
+    hub = Hub()
+    hub.hear("a", A, 0)
+    hub.hear("a", B, 20)
+    before = hub.history
+    assert hub.hear("a", A, 0, now=21) is None
+    assert hub.hear("a", GONE, 19, now=22) is None
+    assert hub.history == before
+
+
+def test_an_agent_that_was_cut_off_for_two_days_tells_nothing_of_its_old_queue() -> None:
+    hub = Hub()
+    for agent in "ab":
+        hub.hear(agent, A, 0)
+    hub.hear("a", C, 2 * DAY)
+    # Between, Azure changed the event and took it back. Only b saw that.
+    old: list[Word] = [B, STARTED, GONE, A, GONE, A, B]
+    for observed, word in enumerate(old, 100):
+        assert hub.hear("b", word, float(observed), now=2 * DAY + observed) is None
+    assert hub.hear("b", C, 2 * DAY + 1, now=2 * DAY + 200) is None
+    assert hub.states == ["A", "C"]
+    assert hub.known.current_agents == {"a", "b"}
+
+
+def test_an_agent_that_lost_its_disk_reports_as_new_what_is_known() -> None:
+    hub = Hub()
+    for agent in "ab":
+        hub.hear(agent, A, 0)
+    hub.hear("a", B, 10)
+    assert hub.hear("a", B, 20) is None, "it begins anew with the state that it had reported"
+    assert hub.hear("b", A, 5, now=21) is None, "it begins anew with an old state"
+    assert hub.hear("b", B, 22) is None
+    assert hub.hear("b", C, 30) == Changed(C, at(30))
+
+
+def test_a_state_that_only_an_agent_behind_saw_is_told_and_the_newer_state_again() -> None:
+    """Within the tolerance of clocks nobody can know which of the two states is the newer one."""
+    hub = Hub()
+    for agent in "ab":
+        hub.hear(agent, A, 0)
+    hub.hear("a", C, 10)
+    hub.hear("b", B, 9)
+    hub.hear("b", C, 11)
+    assert hub.hear("a", C, 12) is None
+    assert hub.states == ["A", "C", "B", "C"]
+
+
+def test_a_state_that_somebody_saw_later_than_another_is_not_replaced_by_that() -> None:
+    hub = Hub()
+    for agent in "ab":
+        hub.hear(agent, A, 0)
+    hub.hear("a", C, 10)
+    hub.hear("a", C, 60)  # a pulse
+    assert hub.hear("b", B, 54.9, now=61) is None
+    assert hub.hear("c", B, 55.1, now=62) == Changed(B, at(55.1))
+
+
+def test_a_state_that_came_too_late_is_told_when_the_agent_still_sees_it() -> None:
+    hub = Hub()
+    hub.hear("a", A, 60)
+    assert hub.hear("b", B, 0, now=61) is None, "the clock of b seems to be right"
+    assert hub.hear("b", B, 5, now=66, seen=64) == Changed(B, at(64))
+    assert hub.hear("a", A, 70) is None
+    assert hub.hear("b", B, 15, now=76, seen=75) is None
+
+
+def test_a_state_that_only_a_lost_agent_saw_gives_way_to_what_the_others_see() -> None:
+    hub = Hub()
+    for agent in "ab":
+        hub.hear(agent, A, 0)
+    hub.hear("a", B, 10)
+    hub.silent = "a"
+    assert hub.hear("b", A, 160) is None
+    hub.silent = ""
+    assert hub.hear("b", A, 161) is None
+    hub.silent = "a"
+    assert hub.hear("b", A, 162) == Changed(A, at(162))
+    assert hub.hear("b", A, 400) is None
+    hub.silent = ""
+    assert hub.hear("a", A, 401) is None
+
+
+def test_two_agents_that_see_different_states_for_ever_tell_each_once() -> None:
+    hub = Hub()
+    for minute in range(10):
+        hub.hear("a", A, 60.0 * minute)
+        hub.hear("b", B, 60.0 * minute + 1)
+    assert hub.states == ["A", "B"]
+
+
+def test_an_agent_finds_its_place_on_a_path_with_repeated_states_by_the_time() -> None:
+    hub = Hub()
+    for number, word in enumerate([A, B, A, B]):
+        hub.hear("a", word, 1000.0 * number)
+    hub.hear("early", A, 1149, now=3000)
+    hub.hear("late", A, 2000, now=3000)
+    hub.hear("last", B, 3000)
+    assert hub.places == {"a": 3, "early": 0, "late": 2, "last": 3}
+    hub.hear("early", B, 1200, now=3000)
+    assert hub.hear("early", A, 2001, now=3001) is None
+    assert hub.hear("early", B, 3001) is None
+    assert hub.hear("early", A, 3002) == Changed(A, at(3002))
+
+
+def test_an_agent_that_shows_a_state_again_moves_on_with_the_path() -> None:
+    hub = Hub()
+    hub.hear("b", A, 0)
+    for number, word in enumerate([A, B, A]):
+        hub.hear("a", word, 100.0 * number)
+    hub.hear("b", A, 201)
+    assert hub.places["b"] == 0
+    hub.hear("b", A, 300)  # B was over 150 s before
+    assert hub.places["b"] == 2
+    assert hub.hear("b", B, 301) == Changed(B, at(301))
+
+
+def test_started_is_not_taken_back() -> None:
+    hub = Hub()
+    for agent in "ab":
+        hub.hear(agent, A, 0)
+    hub.hear("a", STARTED, 10)
+    assert hub.hear("b", B, 11) is None
+    assert hub.hear("a", B, 12) is None
+    assert hub.hear("a", STARTED, 13) is None
+    more = replace(STARTED, description="longer")
+    assert hub.hear("b", more, 14) == Changed(more, at(14))
+
+
+def test_an_end_that_nobody_reported_is_told_when_the_event_is_not_started_any_more() -> None:
+    hub = Hub()
+    hub.hear("a", STARTED, 0)
+    hub.silent = "a"
+    assert hub.hear("b", A, 150) is None
+    assert hub.hear("b", A, 151) == Ended(rebooted=False, gap=True, seen=at(151))
+    assert hub.hear("a", STARTED, 150) is None
+    assert hub.hear("b", A, 152) == Appeared(A, at(152))
+
+
+def test_started_of_an_earlier_occurrence_is_not_told() -> None:
+    hub = Hub()
+    hub.hear("late joiner", A, 26)
+    assert hub.hear("b", STARTED, 2, now=27) is None
+    assert hub.hear("b", GONE, 14, now=27) is None
+    assert hub.hear("b", A, 25, now=27) is None
+    assert hub.states == ["A"]
+
+
+# --- ends
+
+
 def test_an_event_ends_when_every_fresh_agent_that_showed_it_says_gone() -> None:
     hub = Hub()
     for agent in "abc":
@@ -127,3 +355,350 @@ def test_an_event_ends_after_a_wait_if_nobody_shows_it_again() -> None:
     assert hub.wait_until(14.9) is None
     assert hub.wait_until(15) == Ended(rebooted=False, gap=False, seen=at(5))
     assert next_timer(hub.history) is None
+
+
+def test_a_single_vm_ends_its_event_at_once() -> None:
+    hub = Hub()
+    hub.hear("a", A, 0)
+    assert hub.hear("a", GONE, 5) == Ended(rebooted=False, gap=False, seen=at(5))
+
+
+def test_nothing_is_known_of_an_event_that_was_first_reported_as_gone() -> None:
+    hub = Hub()
+    assert hub.hear("a", GONE, 0) is None
+    assert hub.history is None
+
+
+def test_an_event_does_not_end_while_an_agent_says_again_that_it_is_there() -> None:
+    hub = Hub()
+    for agent in "abc":
+        hub.hear(agent, A, 0)
+    hub.hear("a", GONE, 5)
+    assert hub.known.is_ending
+    hub.hear("b", A, 6)
+    assert not hub.known.is_ending
+    assert hub.wait_until(100) is None
+    for minute in range(1, 5):
+        hub.hear("a", GONE, 60.0 * minute)
+        assert not hub.known.is_ending, "b has shown the event within 150 s"
+        hub.hear("b", A, 60.0 * minute + 1)
+        assert hub.wait_until(60.0 * minute + 50) is None
+    hub.hear("b", GONE, 299)  # c said nothing again
+    assert hub.wait_until(308) is None
+    assert hub.wait_until(309) == Ended(rebooted=False, gap=False, seen=at(299))
+
+
+def test_the_wait_for_an_end_does_not_begin_anew_with_each_agent_that_says_gone() -> None:
+    hub = Hub()
+    for agent in "abc":
+        hub.hear(agent, A, 0)
+    hub.hear("a", GONE, 5)
+    hub.hear("b", GONE, 14)
+    hub.hear("a", GONE, 14.5)
+    assert next_timer(hub.known) == at(15)
+
+
+def test_an_agent_that_cannot_read_its_document_does_not_keep_an_event_alive() -> None:
+    hub = Hub()
+    for agent in "ab":
+        hub.hear(agent, A, 0)
+    hub.hear("a", GONE, 5)
+    hub.hear("b", A, 6)
+    # From now on b sends pulses, but what they say was seen at 6 s.
+    for second in (60, 120, 156):
+        hub.hear("a", GONE, second)
+        hub.hear("b", A, 6, now=second)
+        assert not hub.known.is_ending
+    hub.hear("a", GONE, 157)
+    hub.hear("b", A, 6, now=158)
+    assert hub.wait_until(166) is None
+    assert hub.wait_until(167) == Ended(rebooted=False, gap=False, seen=at(157))
+
+
+def test_an_agent_that_is_behind_does_not_end_what_another_saw_later() -> None:
+    hub = Hub()
+    for agent in "ab":
+        hub.hear(agent, A, 0)
+    hub.hear("b", A, 1000)
+    hub.silent = "b"
+    assert hub.hear("a", GONE, 994, now=2000) is None
+    assert not hub.known.is_ending
+    assert hub.hear("a", GONE, 996, now=2001) == Ended(rebooted=False, gap=False, seen=at(996))
+
+
+def test_what_an_agent_saw_later_counts_also_when_the_wait_is_over() -> None:
+    hub = Hub()
+    for agent in "abc":
+        hub.hear(agent, A, 0)
+    hub.hear("a", GONE, 100)
+    # The hub was restarted: it learns from the state file what b saw.
+    words = {**hub.known.words, "b": replace(hub.known.words["b"], at=at(108), seen=at(108))}
+    hub.history = replace(hub.known, words=words)
+    assert hub.wait_until(110) is None
+    assert not hub.known.is_ending
+
+
+def test_nothing_ends_if_no_agent_is_fresh() -> None:
+    hub = Hub()
+    for agent in "ab":
+        hub.hear(agent, A, 0)
+    hub.hear("a", GONE, 5)
+    hub.silent = "ab"
+    assert hub.wait_until(1000) is None
+    assert next_timer(hub.known) is None
+    hub.silent = "b"
+    assert hub.hear("a", GONE, 1001) == Ended(rebooted=False, gap=False, seen=at(1001))
+
+
+def test_an_agent_without_a_word_says_that_the_event_is_gone() -> None:
+    """It did not report its copy, because the hub had told the same."""
+    hub = Hub()
+    hub.hear("a", A, 0)
+    hub.silent = "a"
+    assert hub.hear("b", GONE, 9) == Ended(rebooted=False, gap=False, seen=at(9))
+
+
+def test_the_facts_about_an_end_are_those_of_all_agents() -> None:
+    hub = Hub()
+    for agent in "abc":
+        hub.hear(agent, A, 0)
+    hub.hear("a", Gone(rebooted=True, gap=True), 5)
+    hub.hear("a", Gone(), 6)  # its pulse knows less
+    hub.hear("b", Gone(rebooted=False, gap=False), 6)
+    hub.hear("b", Gone(), 7)
+    assert hub.hear("c", Gone(), 8) == Ended(rebooted=True, gap=False, seen=at(8))
+
+
+def test_an_event_ends_when_the_last_agent_that_showed_it_is_forgotten() -> None:
+    hub = Hub()
+    for agent in "ab":
+        hub.hear(agent, A, 0)
+    assert hub.forget("unknown", DAY) is None
+    assert hub.forget("a", DAY) is None
+    assert hub.forget("b", DAY) == Ended(rebooted=False, gap=True, seen=at(DAY))
+    assert hub.known.words == {}
+    assert hub.hear("b", A, 10, now=DAY + 1) is None
+    assert hub.hear("b", A, DAY + 200) == Appeared(A, at(DAY + 200))
+    assert hub.forget("b", DAY + 300) == Ended(rebooted=False, gap=True, seen=at(DAY + 300))
+    assert hub.forget("b", DAY + 300) is None
+
+
+def test_an_event_whose_last_words_were_lost_does_not_end_when_any_agent_is_forgotten() -> None:
+    hub = Hub(restore_history([(A, at(0))], {}))
+    assert hub.forget("a", DAY) is None
+
+
+# --- events that return
+
+
+def test_an_agent_that_saw_the_event_gone_tells_its_return() -> None:
+    hub = Hub()
+    for agent in "ab":
+        hub.hear(agent, A, 0)
+        hub.hear(agent, GONE, 10)
+    assert hub.hear("a", A, 11) == Appeared(A, at(11))
+    assert hub.known.returned
+    assert hub.hear("b", A, 12) is None
+    assert hub.places == {"a": 0, "b": 0}
+
+
+@pytest.mark.parametrize("word", [A, B, C], ids=["A", "B", "C"])
+@pytest.mark.parametrize("agent", ["late", "new"])
+def test_an_agent_that_is_behind_tells_no_return(agent: str, word: ScheduledEvent) -> None:
+    hub = Hub()
+    for name in ("a", "late"):
+        hub.hear(name, A, 0)
+    hub.hear("a", B, 5)
+    hub.silent = ["late"]
+    hub.hear("a", GONE, 10)
+    assert hub.states == ["A", "B", "ended"]
+    assert hub.hear(agent, word, 159, now=1000) is None
+    assert hub.hear(agent, GONE, 160, now=1001) is None
+    assert hub.states == ["A", "B", "ended"]
+
+
+@pytest.mark.parametrize("agent", ["late", "new"])
+def test_an_agent_that_sees_the_event_long_after_the_end_tells_its_return(agent: str) -> None:
+    hub = Hub()
+    for name in ("a", "late"):
+        hub.hear(name, A, 0)
+    hub.silent = ["late"]
+    hub.hear("a", GONE, 10)
+    assert hub.hear(agent, A, 160) is None
+    assert hub.hear(agent, A, 161) == Appeared(A, at(161))
+
+
+def test_an_agent_that_saw_the_event_gone_before_others_saw_it_tells_no_return() -> None:
+    hub = Hub()
+    for agent in "ab":
+        hub.hear(agent, A, 0)
+    hub.hear("b", GONE, 5)
+    hub.hear("a", GONE, 100)
+    assert hub.states == ["A", "ended"]
+    assert hub.hear("b", A, 94, now=101) is None
+    assert hub.hear("b", GONE, 96, now=102) is None
+    assert hub.hear("b", A, 98, now=103) == Appeared(A, at(98))
+
+
+def test_an_agent_that_is_behind_does_not_end_a_return() -> None:
+    hub = Hub()
+    for agent in "abc":
+        hub.hear(agent, A, 0)
+    for agent in "ab":
+        hub.hear(agent, GONE, 10)
+    hub.wait_until(20)
+    hub.hear("a", A, 21)
+    hub.silent = "a"
+    assert hub.hear("c", GONE, 12, now=22) is None
+    assert not hub.known.is_ending
+    assert hub.places == {"a": 0, "b": NO_PLACE, "c": NO_PLACE}
+    assert hub.hear("c", A, 13, now=23) is None
+    assert hub.hear("c", GONE, 14, now=23) is None
+    assert not hub.known.is_ending
+    assert hub.states == ["A", "ended", "A"]
+
+
+def test_what_an_agent_said_of_an_earlier_occurrence_makes_no_return_and_no_end() -> None:
+    hub = Hub()
+    for agent in "abc":
+        hub.hear(agent, A, 0)
+    for agent in "abc":
+        hub.hear(agent, GONE, 10)
+    hub.hear("a", A, 20)
+    hub.hear("c", A, 21)
+    hub.hear("c", GONE, 30)
+    hub.hear("a", A, 31)
+    assert hub.hear("b", GONE, 11, now=32) is None
+    assert not hub.known.is_ending
+    hub.hear("a", GONE, 40)
+    assert hub.states == ["A", "ended", "A", "ended"]
+    assert hub.hear("b", A, 39, now=41) is None
+    assert hub.states == ["A", "ended", "A", "ended"]
+
+
+def test_an_agent_that_repeats_an_old_word_joins_a_return_when_that_cannot_be_the_past() -> None:
+    hub = Hub()
+    for agent in "ab":
+        hub.hear(agent, A, 0)
+    hub.silent = "b"
+    hub.hear("a", GONE, 10)
+    hub.hear("a", A, 20)
+    hub.hear("b", A, 170)
+    assert hub.places == {"a": 0, "b": NO_PLACE}
+    hub.hear("b", A, 171)
+    assert hub.places == {"a": 0, "b": 0}
+
+
+def test_after_a_return_an_agent_without_a_place_can_say_that_the_event_is_gone() -> None:
+    hub = Hub()
+    for agent in "ab":
+        hub.hear(agent, A, 0)
+    hub.silent = "b"
+    hub.hear("a", GONE, 10)
+    hub.hear("a", A, 20)
+    hub.silent = "a"
+    assert hub.hear("b", GONE, 25) is None
+    assert hub.hear("b", GONE, 26) == Ended(rebooted=False, gap=False, seen=at(26))
+
+
+# --- clocks
+
+
+def test_an_agent_whose_clock_was_set_right_is_heard_at_once() -> None:
+    hub = Hub()
+    hub.hear("a", A, 3600, now=0)
+    assert hub.hear("a", B, 3500, now=1) is None, "its clock is still wrong: this is a repeat"
+    assert hub.hear("a", B, 10, now=10) == Changed(B, at(10))
+
+
+def test_an_agent_whose_clock_was_set_back_is_heard_when_the_hub_knows_by_how_much() -> None:
+    hub = Hub()
+    hub.hear("a", A, 0)
+    assert hub.hear("a", B, -600, now=60) is None
+    assert hub.hear("a", B, -540, now=60, seen=60) == Changed(B, at(60))
+
+
+def test_a_time_in_the_future_does_not_silence_the_other_agents() -> None:
+    hub = Hub()
+    hub.hear("a", A, DAY, now=0)
+    assert hub.known.words["a"].seen == at(0)
+    assert hub.hear("b", B, 1) == Changed(B, at(1))
+
+
+def test_the_words_of_an_agent_keep_their_order_whatever_is_known_of_its_clock() -> None:
+    hub = Hub()
+    hub.hear("a", A, -600, now=0, seen=0)
+    assert hub.hear("a", B, -590, now=10, seen=-590) == Changed(B, at(0))
+
+
+def test_times_of_an_agent_are_put_right_by_what_its_pulse_said() -> None:
+    assert estimate_seen(at(100), at(200), None) == at(100)
+    assert estimate_seen(at(100), at(200), 60.0) == at(40)
+    assert estimate_seen(at(100), at(200), -60.0) == at(160)
+    assert estimate_seen(at(100), at(200), -600.0) == at(200)
+    pulse = make_pulse(poll_age=5.0, clock_offset=-600.0)
+    assert pulse_times(pulse, at(100), at(200)) == (at(95), at(195))
+
+
+# --- pulses
+
+
+def test_a_pulse_stands_for_a_word_about_each_event_that_the_agent_knew_or_knows() -> None:
+    events = {name: make_event(event_id=name.upper()) for name in ("new", "kept", "lost", "other")}
+    hubs = {name: Hub() for name in ("kept", "lost", "other", "gone", "over")}
+    for name, hub in hubs.items():
+        hub.hear("b" if name == "other" else "a", events.get(name, A), 0)
+    hubs["gone"].hear("b", A, 0)
+    hubs["gone"].hear("a", GONE, 1)
+    hubs["over"].hear("a", GONE, 1)
+    histories = {name: hub.known for name, hub in hubs.items()}
+    pulse = make_pulse(events["kept"], events["new"])
+    assert dict(pulse_words("a", pulse, histories)) == {
+        "new": events["new"],
+        "kept": events["kept"],
+        "lost": Gone(),
+        "gone": Gone(),  # it says so again: others may have become silent since
+    }
+
+
+def test_a_pulse_that_does_not_know_the_document_says_nothing() -> None:
+    hub = Hub()
+    hub.hear("a", A, 0)
+    histories = {A.key: hub.known}
+    assert not dict(pulse_words("a", make_pulse(poll_age=None), histories))
+    assert not dict(pulse_words("a", make_pulse(live=None), histories))
+
+
+# --- restarts
+
+
+def test_a_history_is_made_from_the_journal_and_the_last_words() -> None:
+    hub = Hub()
+    hub.hear("a", A, 0)
+    hub.hear("a", GONE, 1)
+    hub.hear("a", A, 2)
+    hub.hear("b", A, 3)
+    hub.hear("a", STARTED, 4)
+    steps: list[tuple[ScheduledEvent, datetime] | datetime]
+    steps = [(A, at(0)), at(1), (A, at(2)), (STARTED, at(4))]
+    assert restore_history(steps, hub.known.words) == hub.history
+    assert restore_history([*steps, at(5)], {}) == replace(hub.known, words={}, ended_at=at(5))
+    assert restore_history([], {}) is None
+    assert restore_history([at(1)], {}) is None, "the rows before were pruned"
+
+
+def test_after_a_restart_the_hub_waits_again_for_those_that_show_the_event() -> None:
+    hub = Hub()
+    for agent in "ab":
+        hub.hear(agent, A, 0)
+    assert restart_wait(hub.known, at(1)) == hub.history
+    hub.hear("a", GONE, 5)
+    hub.history = restart_wait(hub.known, at(3600))
+    assert hub.wait_until(3609) is None
+    alone = replace(hub)
+    assert alone.wait_until(3610) == Ended(rebooted=False, gap=False, seen=at(5))
+    hub.hear("b", A, 3609)
+    assert hub.wait_until(3610) is None
+    hub.hear("a", GONE, 3611)
+    hub.hear("b", GONE, 3612)
+    assert restart_wait(hub.known, at(4000)).first_gone_at is None

@@ -84,6 +84,7 @@ async def merging(
             SystemClock(),
             known,
             freshness=lambda _, __: fresh,
+            listens=lambda _: True,
             on_change=changed.append,
             on_ended=ended.append,
         )

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, NoReturn, Protocol
+from typing import Any, Literal, NoReturn, Protocol
 
 from aiormq.abc import DeliveredMessage
 
@@ -19,7 +19,7 @@ from relay.events.cloudevent import CloudEvent
 from relay.events.model import ScheduledEvent
 from relay.fleet.hub.histories import EventName, Histories
 from relay.fleet.hub.link import HubLink, Settlements
-from relay.fleet.hub.merge import Gone, IsFresh, Word, estimate_seen, pulse_words
+from relay.fleet.hub.merge import Gone, IsFresh, Word, estimate_seen, pulse_times, pulse_words
 from relay.fleet.hub.merger import EventMerger, Heard
 from relay.fleet.hub.roster import Agent, Roster
 from relay.fleet.hub.roster_keeper import RosterKeeper
@@ -62,6 +62,9 @@ class StartResultHandler(Protocol):
 
 class VoteHandler(Protocol):
     """Who decides the votes of machines."""
+
+    def admit(self, sender: Sender, vote: VoteMessage) -> VoteAnswer | Literal["decide", "drop"]:
+        """Return what to do with a vote: decide it, drop it, or answer this."""
 
     async def decide(self, sender: Sender, vote: VoteMessage) -> VoteAnswer:
         """Decide a vote; return the answer for the local program."""
@@ -119,6 +122,7 @@ class Hub:
             clock,
             self._histories,
             freshness=self._freshness,
+            listens=self._is_listening,
             on_change=self._states.request,
             on_ended=self._on_ended,
         )
@@ -145,12 +149,24 @@ class Hub:
         """The agents. `load` replaces it."""
         return self._keeper.roster
 
+    def _is_listening(self, now: datetime) -> bool:
+        return self.roster.listens(now)
+
     def _freshness(self, scope: str, now: datetime) -> IsFresh:
         return self.roster.may_speak(scope, now)
 
-    def attach(self, results: StartResultHandler, votes: VoteHandler) -> None:
-        """From now on results and votes can be handled."""
+    def attach(
+        self,
+        results: StartResultHandler,
+        votes: VoteHandler,
+        on_agents_changed: Callable[[], None],
+    ) -> None:
+        """From now on results and votes can be handled.
+
+        ``on_agents_changed`` is called a few seconds after agents came or went.
+        """
         self._results, self._votes = results, votes
+        self._keeper.on_agents_changed = on_agents_changed
 
     def agents_showing(self, scope: str, event_key: str) -> frozenset[str] | None:
         """Return the agents that see the current state of an event; None if it is not known."""
@@ -288,27 +304,19 @@ class Hub:
         self, sender: Sender, received: ReceivedMessage, pulse: Pulse
     ) -> Iterator[Heard]:
         """Yield the words that a pulse stands for."""
-        live = pulse.events
-        if live is None:
-            return
         histories = self._histories.of_scope(sender.scope)
-        if not live and not histories:
+        if not pulse.live and not histories:
             return
         incarnations = {
             event["eventId"].lower(): event["documentIncarnation"] for event in pulse.live or ()
         }
-        seen = estimate_seen(
-            received.at,
-            self._clock.now(),
-            poll_age=pulse.poll_age or 0.0,
-            clock_offset=pulse.clock_offset,
-        )
-        for event_id, word in pulse_words(sender.relay, live, histories):
+        observed_at, seen = pulse_times(pulse, received.at, self._clock.now())
+        for event_id, word in pulse_words(sender.relay, pulse, histories):
             yield Heard(
                 name=(sender.scope, event_id),
                 relay=sender.relay,
                 word=word,
-                observed_at=received.at,
+                observed_at=observed_at,
                 seen=seen,
                 incarnation=incarnations.get(event_id),
             )
@@ -391,7 +399,7 @@ class Hub:
             relay=sender.relay,
             word=word,
             observed_at=at,
-            seen=estimate_seen(at, self._clock.now(), clock_offset=offset),
+            seen=estimate_seen(at, self._clock.now(), offset),
             incarnation=data["documentIncarnation"],
         )
 
@@ -411,16 +419,28 @@ class Hub:
         self, sender: Sender, vote: VoteMessage, tag: int, settlements: Settlements
     ) -> None:
         """Decide a vote beside the next messages. It is acknowledged once it is decided."""
+        if self._votes is None:
+            return
+        admitted = self._votes.admit(sender, vote)
+        if admitted == "drop":
+            settlements.acknowledge(tag)
+            return
+        refusal = None if admitted == "decide" else admitted
         await self._vote_slots.acquire()
-        self._spawn(self._decide(sender, vote, tag, settlements), "hub: vote")
+        answering = self._answer(self._votes, sender, vote, refusal, tag, settlements)
+        self._spawn(answering, "hub: vote")
 
-    async def _decide(
-        self, sender: Sender, vote: VoteMessage, tag: int, settlements: Settlements
+    async def _answer(
+        self,
+        votes: VoteHandler,
+        sender: Sender,
+        vote: VoteMessage,
+        refusal: VoteAnswer | None,
+        tag: int,
+        settlements: Settlements,
     ) -> None:
         try:
-            if self._votes is None:
-                return
-            answer = await self._votes.decide(sender, vote)
+            answer = refusal or await votes.decide(sender, vote)
         except Exception:  # noqa: BLE001  # one vote must not stop the hub
             _log.exception("internal error: a vote was dead-lettered")
             settlements.reject(tag)
@@ -428,11 +448,11 @@ class Hub:
         else:
             settlements.acknowledge(tag)
             settlements.flush()
-            await self._answer(sender, answer)
+            await self._send_answer(sender, answer)
         finally:
             self._vote_slots.release()
 
-    async def _answer(self, sender: Sender, answer: VoteAnswer) -> None:
+    async def _send_answer(self, sender: Sender, answer: VoteAnswer) -> None:
         try:
             await self.link.send(
                 command_key(sender.scope, sender.relay),

@@ -27,7 +27,7 @@ from relay.amqp.publish_channel import PublishChannel, is_blocked, max_part_byte
 from relay.amqp.publisher import ConfirmedPublisher
 from relay.amqp.topology import declare_topology, unknown_parts
 from relay.clock import Clock
-from relay.errors import Deferred
+from relay.errors import Deferred, DeliveryError
 from relay.events.build import Origin
 from relay.events.cloudevent import CloudEvent
 from relay.fleet.messages import MAX_BODY_BYTES
@@ -241,8 +241,27 @@ class HubLink:
         self._was_connected.set()
         self._handler.on_connected()
         while True:
-            await self._handler.take_reports(await _take_batch(self._deliveries), settlements)
+            await self._take_reports(await _take_batch(self._deliveries), settlements)
             settlements.flush()
+
+    async def _take_reports(
+        self, batch: Sequence[DeliveredMessage], settlements: Settlements
+    ) -> None:
+        """Hand messages over. A bug must not lose more than the message that shows it.
+
+        Without this, the broker would deliver that message again and again.
+        """
+        try:
+            await self._handler.take_reports(batch, settlements)
+        except DeliveryError:
+            raise
+        except Exception:  # noqa: BLE001  # whatever it is, the other messages must pass
+            if len(batch) == 1:
+                _log.exception("internal error: a message of an agent was dead-lettered")
+                settlements.reject(batch[0].delivery_tag or 0)
+                return
+            for message in batch:
+                await self._take_reports([message], settlements)
 
     async def _start_pulses(
         self, connection: Connection
@@ -256,7 +275,12 @@ class HubLink:
         self, deliveries: asyncio.Queue[DeliveredMessage | Deferred]
     ) -> NoReturn:
         while True:
-            await self._handler.take_pulses(await _take_batch(deliveries))
+            try:
+                await self._handler.take_pulses(await _take_batch(deliveries))
+            except DeliveryError:
+                raise
+            except Exception:  # noqa: BLE001  # the next pulse says the same
+                _log.exception("internal error: pulses of agents were dropped")
             await asyncio.sleep(0)  # many pulses leave reports their turn
 
     async def _open_channel(self, connection: Connection) -> AbstractChannel:

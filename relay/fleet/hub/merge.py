@@ -12,27 +12,29 @@ Places are indexes, because a state can return (A, B, A). A place never moves ba
 gone from its document. It is compared with the agent's own last word and place:
 
 1. A word that is older than the agent's last word is a repeat. It changes nothing.
-2. A word that equals the agent's last word is no news.
+2. A word that repeats the agent's last word is no news if the agent has its place by that word.
 3. A word that equals the last state told is no news. The agent has caught up.
 4. A state that the path holds after the agent's place is no news: the agent is catching up. So an
    agent that is behind never causes a return from B to A. An agent that moves on from B to A does.
 5. A state without Started is no news once Started was told. Started is never taken back.
 6. A state is no news if somebody saw the last state told later than the agent saw this one. An
-   agent that was cut off delivers such states. The first Started is exempt from this rule.
+   agent that was cut off delivers such states. It can become news when the agent repeats it.
 7. Anything else is news. It goes to the end of the path.
 
 **Agreement in the end.** If no fresh agent shows the last state told, and an agent sees another
 state more than `MAX_LAG` after anybody saw that one, then this state is news in spite of rules 2
 and 4. So the hub agrees with the agents in the end, also if an agent reported a state that no other
-agent saw, and was lost before it reported the next.
+agent saw, and was lost before it reported the next. If such a state takes Started back, the end of
+the event was missed: the word counts as gone, and the next word of the agent tells the return.
 
 **The end.** The event has ended when an agent says that it is gone and
 
-- no fresh agent shows it any more, or
+- the last word of every fresh agent says so, or
 - `END_WAIT` has passed since the first said so, and no agent has shown the event since.
 
-An agent shows the event if its last word is live and at most `MAX_LAG` older than the newest word
-that says gone. So an agent that cannot read its document does not keep an event alive. If no agent
+A word shows the event if it is live and at most `MAX_LAG` older than the newest word that says
+gone. So an agent that cannot read its document does not keep an event alive. If somebody saw the
+event later than anybody saw it gone, nothing ends: the agents that say gone are behind. If no agent
 is fresh, nothing ends. After 24 hours of silence the hub forgets an agent (`forget_agent`). Then
 the event ends if nobody else shows it.
 
@@ -56,6 +58,7 @@ from typing import NamedTuple, TypeAlias
 
 from relay.events.build import state_digest
 from relay.events.model import ScheduledEvent
+from relay.fleet.messages import Pulse
 
 END_WAIT = timedelta(seconds=10)
 """How long the other agents may show that an event is still there, after one said gone."""
@@ -205,26 +208,28 @@ def apply_report(
         return _begin(agent, word, observed_at, seen, earlier=None)
     last = history.words.get(agent)
     if last is not None:
-        if _is_repeat(last, observed_at, now):
+        if _is_repeat(last, observed_at, seen, now):
             return history, None
         seen = max(seen, last.seen)  # the order of one agent's words is known
     if isinstance(word, Gone):
         return _apply_gone(history, agent, word, observed_at, seen, now, fresh)
     if history.ended_at is not None and _has_returned(history, last, seen):
         return _begin(agent, word, observed_at, seen, earlier=history)
-    return _apply_live(history, agent, word, observed_at, seen, fresh)
+    return _apply_live(history, agent, word, observed_at, seen, now, fresh)
 
 
 def pulse_words(
-    agent: str, live: Iterable[ScheduledEvent], histories: Mapping[str, EventHistory]
+    agent: str, pulse: Pulse, histories: Mapping[str, EventHistory]
 ) -> Iterator[tuple[str, Word]]:
     """Yield the words that a pulse stands for, with the EventId in lower case of each.
 
-    ``live`` holds the events in the agent's document. ``histories`` holds at least those in which
-    the agent has a last word, by EventId in lower case. An event that the agent knew and that is
-    not in the document is gone.
+    ``histories`` holds at least those in which the agent has a last word, by EventId in lower case.
+    An event that the agent knew and that is not in its document is gone. A pulse of an agent that
+    has not read its document since it began to run says nothing.
     """
-    shown = {event.key: event for event in live}
+    if pulse.events is None or pulse.poll_age is None:
+        return
+    shown = {event.key: event for event in pulse.events}
     yield from shown.items()
     for key, history in histories.items():
         last = history.words.get(agent)
@@ -232,6 +237,13 @@ def pulse_words(
             continue
         if last.state is not None or history.ended_at is None:
             yield key, Gone()
+
+
+def pulse_times(pulse: Pulse, sent_at: datetime, now: datetime) -> tuple[datetime, datetime]:
+    """Return ``observed_at`` and ``seen`` of the words of a pulse: when its document was read."""
+    poll_age = timedelta(seconds=pulse.poll_age or 0.0)
+    seen = estimate_seen(sent_at, now, pulse.clock_offset)
+    return sent_at - poll_age, seen - poll_age
 
 
 def forget_agent(
@@ -262,12 +274,15 @@ def next_timer(history: EventHistory) -> datetime | None:
 def apply_timer(
     history: EventHistory, now: datetime, fresh: IsFresh
 ) -> tuple[EventHistory, News | None]:
-    """End the event if nobody has shown it for `END_WAIT` since an agent said that it is gone."""
+    """End the event if nobody has shown it for `END_WAIT` since an agent said that it is gone.
+
+    Only a hub that listens may call this (`Roster.listens`): agents may say what it does not hear.
+    """
     due = next_timer(history)
     if due is None or now < due:
         return history, None
     gone = [agent for agent, word in history.words.items() if word.says_gone]
-    if not any(map(fresh, gone)):
+    if not any(map(fresh, gone)) or _is_outdated(history, _newest_gone(history)):
         return replace(history, first_gone_at=None), None
     return _end(history, now)
 
@@ -315,15 +330,12 @@ def restart_wait(history: EventHistory, now: datetime) -> EventHistory:
     return replace(history, first_gone_at=now if is_disputed else None)
 
 
-def estimate_seen(
-    sent_at: datetime, now: datetime, *, poll_age: float = 0.0, clock_offset: float | None = None
-) -> datetime:
-    """Return when an agent saw what it says, by the clock of Azure and the hub.
+def estimate_seen(at: datetime, now: datetime, clock_offset: float | None) -> datetime:
+    """Return a time of an agent's clock by the clock of Azure and the hub.
 
-    ``sent_at`` is the time of its message by its own clock, which is ``clock_offset`` seconds
-    ahead; None: unknown. ``poll_age`` is the age of its last good poll at that time, in seconds.
+    The agent's clock is ``clock_offset`` seconds ahead, as its last pulse said; None: unknown.
     """
-    return min(sent_at - timedelta(seconds=clock_offset or 0.0), now) - timedelta(seconds=poll_age)
+    return min(at - timedelta(seconds=clock_offset or 0.0), now)
 
 
 # --- the rules
@@ -351,13 +363,14 @@ def _begin(
     return Merged(history, Appeared(event, seen))
 
 
-def _is_repeat(last: LastWord, observed_at: datetime, now: datetime) -> bool:
+def _is_repeat(last: LastWord, observed_at: datetime, seen: datetime, now: datetime) -> bool:
     """Whether a word is older than the last one of its agent."""
     if observed_at >= last.at:
         return False
-    # A clock that was far ahead has been set right.
-    was_ahead = last.at > now + MAX_LAG
-    return not (was_ahead and observed_at <= now + MAX_LAG)
+    # The agent's clock may have been set back since. The word is then new in spite of its time.
+    was_ahead = last.at > now + MAX_LAG and observed_at <= now + MAX_LAG
+    is_behind = seen > last.seen + CLOCK_TOLERANCE and last.at <= now + MAX_LAG
+    return not (was_ahead or is_behind)
 
 
 def _has_returned(history: EventHistory, last: LastWord | None, seen: datetime) -> bool:
@@ -375,49 +388,55 @@ def _apply_live(
     event: ScheduledEvent,
     observed_at: datetime,
     seen: datetime,
+    now: datetime,
     fresh: IsFresh,
 ) -> Merged:
     state = state_digest(event)
-    is_news = _is_news(history, agent, event, state, seen, fresh)
-    if is_news:
-        history = replace(
-            history,
-            path=(*history.path, Step(state, seen)),
-            started=history.started or event.is_started,
-        )
-        place = len(history.path) - 1
-    else:
+    last = history.words.get(agent)
+    if (
+        history.ended_at is not None
+        or state == history.state
+        or _is_about_earlier(history, last, state, seen)
+    ):
+        return _note_live(history, agent, state, observed_at, seen)
+    showing = {
+        name: word
+        for name, word in history.words.items()
+        if name != agent and word.state == history.state
+    }
+    shown = max([history.path[-1].seen, *(word.seen for word in showing.values())])
+    is_overdue = seen > shown + MAX_LAG and not any(map(fresh, showing))
+    if history.started and not event.is_started:
+        if not is_overdue:
+            return _note_live(history, agent, state, observed_at, seen)
+        word = LastWord(state=None, place=0, at=observed_at, seen=seen, gap=True)
+        return _end(replace(history, words={**history.words, agent: word}), now)
+    is_ahead = _find_place(history, last, state, seen) is not None
+    is_overtaken = shown > seen + CLOCK_TOLERANCE
+    if not is_overdue and (is_ahead or is_overtaken):
+        return _note_live(history, agent, state, observed_at, seen)
+    path = (*history.path, Step(state, seen))
+    history = replace(history, path=path, started=history.started or event.is_started)
+    after, _ = _note_live(history, agent, state, observed_at, seen, place=len(path) - 1)
+    return Merged(after, Changed(event, seen))
+
+
+def _note_live(
+    history: EventHistory,
+    agent: str,
+    state: str,
+    observed_at: datetime,
+    seen: datetime,
+    place: int | None = None,
+) -> Merged:
+    """Take down a live word. ``place`` is known if it is news."""
+    if place is None:
         place = _new_place(history, history.words.get(agent), state, seen)
     word = LastWord(state=state, place=place, at=observed_at, seen=seen)
     history = replace(history, words={**history.words, agent: word})
     if history.is_ending and _shows(word, _newest_gone(history)):
         history = replace(history, first_gone_at=None)
-    return Merged(history, Changed(event, seen) if is_news else None)
-
-
-def _is_news(
-    history: EventHistory,
-    agent: str,
-    event: ScheduledEvent,
-    state: str,
-    seen: datetime,
-    fresh: IsFresh,
-) -> bool:
-    """Whether a live word is a state to tell."""
-    last = history.words.get(agent)
-    is_regress = history.started and not event.is_started
-    if history.ended_at is not None or state == history.state or is_regress:
-        return False
-    if _is_about_earlier(history, last, state, seen):
-        return False
-    others = {name: word for name, word in history.words.items() if name != agent}
-    showing = {name: word for name, word in others.items() if word.state == history.state}
-    shown = max([history.path[-1].seen, *(word.seen for word in showing.values())])
-    is_overdue = seen > shown + MAX_LAG and not any(map(fresh, showing))
-    is_own_move = last is None or last.state != state
-    is_ahead = _find_place(history, last, state, seen) is not None
-    is_overtaken = shown > seen + CLOCK_TOLERANCE and (history.started or not event.is_started)
-    return is_overdue or (is_own_move and not is_ahead and not is_overtaken)
+    return Merged(history, None)
 
 
 def _new_place(history: EventHistory, last: LastWord | None, state: str, seen: datetime) -> int:
@@ -426,8 +445,6 @@ def _new_place(history: EventHistory, last: LastWord | None, state: str, seen: d
     if _is_about_earlier(history, last, state, seen):
         return place
     found = _find_place(history, last, state, seen)
-    if found is None and state == history.state:
-        return len(history.path) - 1
     return place if found is None else found
 
 
@@ -439,9 +456,8 @@ def _find_place(
     For a state that the agent repeats, its own place counts, too. If the state is there several
     times, this is the first that was not over long before the agent saw it.
     """
-    if last is None or last.place == NO_PLACE:
-        first = 0
-    else:
+    first = 0
+    if last is not None and last.place != NO_PLACE:
         first = last.place if last.state == state else last.place + 1
     path = history.path
     found = [index for index in range(first, len(path)) if path[index].state == state]
@@ -490,26 +506,38 @@ def _apply_gone(
     if history.ended_at is not None or not word.says_gone:
         return Merged(history, None)
     newest = _newest_gone(history)
-    if not any(fresh(name) and _shows(word, newest) for name, word in history.words.items()):
+    if _is_outdated(history, newest):
+        return Merged(history, None)
+    live = [(name, word) for name, word in history.words.items() if word.state is not None]
+    if not any(fresh(name) for name, _ in live):
         return _end(history, now)
-    if not is_repeated and history.first_gone_at is None:
+    must_wait = not is_repeated or not any(_shows(word, newest) for _, word in live)
+    if must_wait and history.first_gone_at is None:
         history = replace(history, first_gone_at=now)
     return Merged(history, None)
 
 
 def _end(history: EventHistory, now: datetime) -> Merged:
     gone = [word for word in history.words.values() if word.says_gone]
-    seen = max((word.seen for word in gone), default=now)
     news = Ended(
         rebooted=any(word.rebooted for word in gone),
         gap=all(word.gap for word in gone),
-        seen=seen,
+        seen=max((word.seen for word in gone), default=now),
     )
-    return Merged(replace(history, ended_at=seen, first_gone_at=None), news)
+    return Merged(replace(history, ended_at=news.seen, first_gone_at=None), news)
 
 
 def _newest_gone(history: EventHistory) -> datetime | None:
     return max((word.seen for word in history.words.values() if word.says_gone), default=None)
+
+
+def _is_outdated(history: EventHistory, newest_gone: datetime | None) -> bool:
+    """Whether an agent, fresh or not, saw the event later than anybody saw that it was gone."""
+    live = (word.seen for word in history.words.values() if word.state is not None)
+    newest_live = max(live, default=None)
+    if newest_live is None or newest_gone is None:
+        return newest_gone is None
+    return newest_live > newest_gone + CLOCK_TOLERANCE
 
 
 def _shows(word: LastWord, newest_gone: datetime | None) -> bool:

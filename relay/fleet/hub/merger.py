@@ -107,11 +107,13 @@ class EventMerger:
         histories: Histories,
         *,
         freshness: Callable[[str, datetime], IsFresh],
+        listens: Callable[[datetime], bool],
         on_change: Callable[[str], None],
         on_ended: Callable[[EventName], None],
     ) -> None:
         """``freshness`` returns for a scope and a time which agents are fresh.
 
+        ``listens`` says whether agents can be heard now.
         ``on_change`` gets each scope in which something was told, or may have ended. ``on_ended``
         gets each event that has ended, once that is recorded.
         """
@@ -120,6 +122,7 @@ class EventMerger:
         self._keys = keys
         self._clock = clock
         self._freshness = freshness
+        self._listens = listens
         self._on_change = on_change
         self._on_ended = on_ended
         self._recorder = Recorder(origin, None, None)
@@ -213,8 +216,14 @@ class EventMerger:
             self._on_change(scope)  # it asks the agents whether the event is still there
 
     async def _apply_timers(self, now: datetime) -> datetime | None:
-        """Apply the timers that are due. Return when the next is due."""
+        """Apply the timers that are due. Return when the next is due.
+
+        None is due while nobody can be heard: agents could not say that an event is still there.
+        `wait_again` follows.
+        """
         batch, due = _Batch(), []
+        if not self._listens(now):
+            return None
         for name in self._histories.ending:
             history = self._histories.get(name)
             if history is None:

@@ -35,6 +35,9 @@ class RosterKeeper:
         ``on_lost`` gets each agent that was silent for so long that it is to be forgotten.
         """
         self.roster = Roster()
+        self.on_agents_changed: Callable[[], None] = lambda: None
+        """Called when agents came or went."""
+        self._known_agents: frozenset[tuple[str, str]] = frozenset()
         self._origin = origin
         self._store = store
         self._clock = clock
@@ -69,6 +72,10 @@ class RosterKeeper:
             self._report_wrong_clocks(now)
             for agent in self.roster.lost(now):
                 await self._on_lost(agent)
+            known = frozenset((agent.scope, agent.relay) for agent in self.roster)
+            if known != self._known_agents:
+                self._known_agents = known
+                self.on_agents_changed()
             self.save()
 
     def save(self) -> None:

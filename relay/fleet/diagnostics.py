@@ -1,0 +1,119 @@
+"""Checks the broker of a fleet for ``imds-relay doctor``, without sending a message."""
+
+from __future__ import annotations
+
+import re
+
+from aio_pika import exceptions as amqp
+from aiormq.exceptions import ChannelAccessRefused
+
+from relay.amqp.connection import Connection
+from relay.amqp.diagnostics import diagnose as diagnose_broker
+from relay.amqp.failures import broker_message
+from relay.diagnostics import Finding, failure, ok, warning
+from relay.events.build import Origin
+from relay.fleet.routing import pulse_key, state_key
+from relay.fleet.settings import AgentSettings, HubSettings
+from relay.fleet.topology import (
+    AGENT_QUEUE_ARGUMENTS,
+    agent_keys,
+    command_exchange,
+    fleet_exchange,
+    fleet_topology,
+    pulse_queue,
+    report_queue,
+)
+
+_SUBJECT = "fleet"
+_REMEDY = "grant it the rights that `imds-relay fleet definitions` prints"
+
+
+async def diagnose_hub(settings: HubSettings) -> list[Finding]:
+    """Check whether the broker has what a hub needs, and lets its user order and consume."""
+    exchange = settings.exchange
+    scope = re.sub("[*?]", "x", settings.domains[0].scopes[0])  # a scope of the first domain
+
+    async def examine(connection: Connection) -> list[Finding]:
+        return [await _check_publish(connection, command_exchange(exchange), state_key(scope))]
+
+    return await diagnose_broker(
+        _SUBJECT,
+        settings.targets(),
+        fleet_topology(exchange) if settings.declare else (),
+        settings.declare,
+        reads=(report_queue(exchange), pulse_queue(exchange)),
+        examine=examine,
+    )
+
+
+async def diagnose_agent(settings: AgentSettings, origin: Origin | None) -> list[Finding]:
+    """Check whether the broker lets the user of an agent report, and hear the hub.
+
+    Without an ``origin`` it is unknown what the agent would report for.
+    """
+    if origin is None:
+        return await diagnose_broker(_SUBJECT, settings.targets(), (), declare=False)
+
+    async def examine(connection: Connection) -> list[Finding]:
+        exchange = fleet_exchange(settings.exchange)
+        return [
+            await _check_publish(connection, exchange, pulse_key(origin)),
+            await _check_commands(connection, settings, origin),
+        ]
+
+    return await diagnose_broker(_SUBJECT, settings.targets(), (), declare=False, examine=examine)
+
+
+async def _check_publish(connection: Connection, exchange: str, key: str) -> Finding:
+    """Publish in a transaction that is rolled back, so that no queue gets the message.
+
+    The broker checks the rights at once. `relay.amqp.diagnostics` publishes a message that the
+    broker refuses, but RabbitMQ 4 refuses it before it checks the right to the key.
+    """
+    async with connection.channel(publisher_confirms=False) as channel:
+        raw = await channel.get_underlay_channel()
+        try:
+            await raw.tx_select()
+            await raw.basic_publish(b"", exchange=exchange, routing_key=key)
+            await raw.tx_rollback()
+        except ChannelAccessRefused as error:
+            return failure(
+                _SUBJECT,
+                f"the user may not publish with the key {key} ({broker_message(error)})",
+                _REMEDY,
+            )
+        except amqp.ChannelNotFoundEntity:
+            return _missing_exchange(exchange)
+    return ok(_SUBJECT, f"the user may publish to {exchange} with the key {key}")
+
+
+def _missing_exchange(exchange: str) -> Finding:
+    return warning(
+        _SUBJECT,
+        f"the broker has no exchange {exchange}",
+        "start the hub, which makes it, or import what "
+        "`imds-relay fleet definitions --json` prints",
+    )
+
+
+async def _check_commands(
+    connection: Connection, settings: AgentSettings, origin: Origin
+) -> Finding:
+    """Bind a queue as the agent does. It ends with the connection."""
+    exchange = command_exchange(settings.exchange)
+    async with connection.channel(publisher_confirms=False) as channel:
+        try:
+            queue = await channel.declare_queue(
+                exclusive=True, arguments=dict(AGENT_QUEUE_ARGUMENTS)
+            )
+            for key in agent_keys(origin):
+                await queue.bind(exchange, key)
+        except ChannelAccessRefused as error:
+            return failure(
+                _SUBJECT,
+                f"the user may not hear the hub ({broker_message(error)})",
+                _REMEDY,
+            )
+        except amqp.ChannelNotFoundEntity:
+            return _missing_exchange(exchange)
+    return ok(_SUBJECT, "the user may hear the hub")

@@ -1,0 +1,588 @@
+"""Many simulated agents in one process, to load a broker and a hub as a fleet of that size does.
+
+Towards the broker and the hub each agent is a real one: the same connection, reports, pulses,
+orders and votes. Only what is behind it is light: a simulated Azure for each scope without HTTP,
+and a recorder without a state file. So a change that was recorded is lost if the process ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import resource
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import uuid4
+
+import orjson
+from typing_extensions import override  # in typing from Python 3.12
+
+from relay.approvals.request import Caller, DecisionRequest, Rights
+from relay.clock import Clock, SystemClock
+from relay.errors import DeliveryError, SourceRefused, SourceTooLate, Superseded
+from relay.events.build import (
+    EndEvidence,
+    Origin,
+    change_event,
+    determine_outcome,
+    event_data,
+    transition_id,
+)
+from relay.events.cloudevent import CloudEvent
+from relay.events.delta import diff
+from relay.events.model import Document, ScheduledEvent
+from relay.fleet.agent.agent import Agent, Machine
+from relay.fleet.agent.report_sink import ReportSink
+from relay.fleet.messages import HubState, Pulse, StartOrder, StartResult, VoteAnswer
+from relay.fleet.settings import AgentSettings
+from relay.imds.document import parse_document
+from relay.ingest.recorder import names_this_vm
+from relay.simulator import VM, Event, Plan, Setup, UnknownEvent
+from relay.simulator.scope import Scope, Transition
+
+POLL_INTERVAL = 1.0
+"""Seconds between two looks of an agent at the document, as a real one polls by default."""
+MIN_STAY = 2.5
+"""Seconds that an event stays Scheduled, and stays Started. Every agent sees each state."""
+MAX_CONNECTING = 25
+"""Agents that connect at the same time."""
+CONNECT_TIMEOUT = 60.0
+"""Seconds that an agent may take to connect and to make its queue."""
+RETRY_DELAY = 1.0
+"""Seconds, up to twice as many, until an agent tries again to publish a report."""
+OPEN_FILES_RESERVED = 64
+"""Open files that the process needs beside one connection for each agent."""
+_TICK = 0.2
+"""Seconds between two moments at which events start that an order has approved."""
+_CHANGES = ("scheduled", "updated", "started", "completed", "canceled")
+
+OnRecorded = Callable[[Origin, CloudEvent, bool], None]
+"""Gets an event that an agent recorded, and whether the event names the VM of the agent."""
+
+
+@dataclass(slots=True)
+class Counters:
+    """What the simulated fleet has done so far."""
+
+    changes: int = 0
+    """Changes of the documents."""
+    recorded: int = 0
+    """Events that agents recorded: each agent of a scope records each change."""
+    published: int = 0
+    """Of these, the reports that the broker has confirmed."""
+    superseded: int = 0
+    """Of these, the copies that were left out because the hub had the event from another agent."""
+    deferred: int = 0
+    """Tries to publish that failed, and were or will be repeated."""
+    pulses: int = 0
+    states: int = 0
+    """States of the hub that agents received."""
+    orders: int = 0
+    start_requests: int = 0
+    """Orders that were carried out: the simulated Azure got a StartRequest."""
+    results: int = 0
+    """Results of orders that the broker has confirmed."""
+    votes: int = 0
+    """Votes of machines that were asked for."""
+    accepted_votes: int = 0
+    """Of these, those that the hub accepted."""
+
+    @property
+    def waiting(self) -> int:
+        """Events that agents have recorded, and neither published nor left out yet."""
+        return self.recorded - self.published - self.superseded
+
+    def copies_per_change(self) -> float:
+        """Return how many reports reached the hub for each change, beside the first."""
+        return (self.published - self.changes) / self.changes if self.changes else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetPlan:
+    """How many agents there are, and what happens to their VMs.
+
+    ``rate`` is the changes per second of all scopes together. ``votes``: the VM that an event names
+    approves it.
+    """
+
+    agents: int
+    scopes: int
+    scope_prefix: str = "sim"
+    rate: float = 0.0
+    votes: bool = False
+    poll_interval: float = POLL_INTERVAL
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.scopes <= self.agents:
+            raise ValueError(
+                f"expected at least one agent for each scope, got {self.agents} agents in "
+                f"{self.scopes} scopes"
+            )
+
+    @property
+    def vms_by_scope(self) -> dict[str, list[str]]:
+        """The names of the VMs of each scope. The scopes are equally large, as far as possible."""
+        width = len(str(self.scopes - 1))
+        names = [f"{self.scope_prefix}-{number:0{width}}" for number in range(self.scopes)]
+        return {
+            name: [f"{name}_{vm}" for vm in range(len(range(index, self.agents, self.scopes)))]
+            for index, name in enumerate(names)
+        }
+
+
+def raise_open_files_limit() -> int:
+    """Raise the limit of open files as far as allowed; return for how many agents it is enough."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard - OPEN_FILES_RESERVED
+
+
+class LightRecorder:
+    """Records changes of a document as `relay.ingest.recorder` does, in memory.
+
+    The ids are the same, because a simulated EventId never comes back.
+    """
+
+    def __init__(self, origin: Origin) -> None:
+        self._origin = origin
+        self._known: dict[str, tuple[ScheduledEvent, dict[str, Any]]] = {}
+
+    def record(self, document: Document, at: datetime) -> list[CloudEvent]:
+        """Return an event for each change since the last document."""
+        recorded = []
+        for change in diff((event for event, _ in self._known.values()), document):
+            outcome = None
+            if change.kind == "ended":
+                _, data = self._known.pop(change.event.key)
+                evidence = EndEvidence(start_sent=False, gap=False, rebooted=False)
+                outcome = determine_outcome(change.event, evidence, at)
+            else:
+                data = event_data(change.event, document.incarnation)
+                self._known[change.event.key] = change.event, data
+            recorded.append(
+                change_event(
+                    change,
+                    self._origin,
+                    at,
+                    data=data,
+                    transition=transition_id(change, self._origin),
+                    previous_count=0,
+                    approved_by_relay=False,
+                    outcome=outcome,
+                )
+            )
+        return recorded
+
+
+class _Reports:
+    """The outbox of one agent, in memory: in order per event, and again after a failure."""
+
+    def __init__(self, sink: ReportSink, clock: Clock, counters: Counters) -> None:
+        self._sink = sink
+        self._clock = clock
+        self._counters = counters
+        self._waiting: dict[str, deque[CloudEvent]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._slots = asyncio.Semaphore(sink.concurrency)
+
+    def add(self, event: CloudEvent) -> None:
+        """Publish an event after those about the same EventId."""
+        key = event.data["eventId"]
+        self._counters.recorded += 1
+        if key in self._waiting:
+            self._waiting[key].append(event)
+            return
+        self._waiting[key] = deque([event])
+        task = asyncio.create_task(self._publish_all(key))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """Drop what was not published."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _publish_all(self, key: str) -> None:
+        waiting = self._waiting[key]
+        while waiting:
+            try:
+                async with self._slots:
+                    await self._sink.deliver(waiting[0])
+            except Superseded:
+                self._counters.superseded += 1
+            except DeliveryError:
+                self._counters.deferred += 1
+                await self._clock.sleep(RETRY_DELAY * (1 + random.random()))  # noqa: S311  # no secret
+                continue
+            else:
+                self._counters.published += 1
+            waiting.popleft()
+        del self._waiting[key]
+
+
+class _CountingAgent(Agent):
+    """A real agent whose messages are counted."""
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        origin: Origin,
+        machine: Machine,
+        clock: Clock,
+        counters: Counters,
+    ) -> None:
+        names = machine.names or frozenset()
+        super().__init__(
+            settings, origin, machine, lambda resources: names_this_vm(resources, names), clock
+        )
+        self._counters = counters
+        self.listens = asyncio.Event()
+
+    @override
+    def on_listening(self) -> None:
+        super().on_listening()
+        self.listens.set()
+
+    @override
+    def take_order(self, order: StartOrder) -> None:
+        self._counters.orders += 1
+        super().take_order(order)
+
+    @override
+    def take_state(self, state: HubState) -> None:
+        self._counters.states += 1
+        super().take_state(state)
+
+    @override
+    def take_answer(self, answer: VoteAnswer) -> None:
+        self._counters.accepted_votes += answer.status == 202
+        super().take_answer(answer)
+
+    @override
+    def _send_pulse(self, pulse: Pulse) -> None:
+        self._counters.pulses += 1
+        super()._send_pulse(pulse)
+
+    @override
+    async def _publish_result(self, result: StartResult) -> None:
+        await super()._publish_result(result)
+        self._counters.results += 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A document with the time of the simulated Azure."""
+
+    document: Document
+    date: datetime | None
+    asked_at: datetime
+    asked_monotonic: float
+
+
+class SimulatedAgent:
+    """An agent and its VM. It looks at the document at its own moments, as a poller does."""
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        scope: SimulatedScope,
+        vm: str,
+        clock: Clock,
+        counters: Counters,
+        on_recorded: OnRecorded,
+    ) -> None:
+        self.origin = Origin(scope.name, vm)
+        self.last_document: Document | None = None
+        self.clock_offset: float | None = 0.0
+        self._scope = scope
+        self._vm = vm
+        self._clock = clock
+        self._counters = counters
+        self._on_recorded = on_recorded
+        self._names = frozenset({vm.lower()})
+        self._first_poll = clock.monotonic() + random.random() * scope.poll_interval  # noqa: S311  # no secret
+        self._timer: asyncio.TimerHandle | None = None
+        self._recorder = LightRecorder(self.origin)
+        machine = Machine(vm_id=str(uuid4()), boot_id=str(uuid4()), zone="1", names=self._names)
+        self._agent = _CountingAgent(settings, self.origin, machine, clock, counters)
+        self._agent.attach_source(self, self)
+        self._reports = _Reports(self._agent.report_sink, clock, counters)
+
+    async def connect(self, group: asyncio.TaskGroup) -> None:
+        """Start the agent; return once it hears the hub. Raises TimeoutError."""
+        group.create_task(self._agent.run(), name=f"agent {self._vm}")
+        async with asyncio.timeout(CONNECT_TIMEOUT):
+            await self._agent.listens.wait()
+        self._look()
+
+    async def close(self) -> None:
+        """Look no more, and drop what was not published."""
+        if self._timer is not None:
+            self._timer.cancel()
+        await self._reports.close()
+
+    def look_soon(self) -> None:
+        """The document has changed: look at it with the next poll."""
+        if self._timer is None and self.last_document is not None:
+            since = self._clock.monotonic() - self._first_poll
+            seconds = self._scope.poll_interval - since % self._scope.poll_interval
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        self.last_document = document = self._scope.document
+        for event in self._recorder.record(document, self._clock.now()):
+            is_named = names_this_vm(event.data["resources"], self._names)
+            self._on_recorded(self.origin, event, is_named)
+            self._reports.add(event)
+
+    # --- what the agent reads, and where it sends StartRequests
+
+    @property
+    def read_age(self) -> float | None:
+        """The seconds since the last poll; None: there was none.
+
+        Polls of a document that has not changed count, although they are left out.
+        """
+        if self.last_document is None:
+            return None
+        return (self._clock.monotonic() - self._first_poll) % self._scope.poll_interval
+
+    async def read_dated(self) -> _Read:
+        """Read the document now."""
+        now = self._clock.now()
+        date = now.replace(microsecond=0)
+        return _Read(self._scope.document, date, now, self._clock.monotonic())
+
+    async def send_start_request(
+        self, event_ids: Sequence[str], *, seconds_left: Callable[[], float]
+    ) -> None:
+        """Approve events at the simulated Azure. Raises SourceTooLate, or SourceRefused."""
+        if seconds_left() <= 0:
+            raise SourceTooLate("the deadline has passed")
+        try:
+            self._scope.azure.accept_start_request(event_ids, self._vm)
+        except UnknownEvent as error:
+            raise SourceRefused(str(error), status=400) from None
+        self._counters.start_requests += 1
+
+    async def vote(self, event: ScheduledEvent) -> None:
+        """Approve an event, as a program on the VM does."""
+        self._counters.votes += 1
+        caller = Caller("local:simulated", "local", Rights(can=frozenset({"approve"})))
+        await self._agent.votes.submit(
+            DecisionRequest(
+                caller=caller,
+                event_id=event.event_id,
+                decision="approve",
+                revision=event.revision,
+                at=self._clock.now(),
+                request_id=uuid4().hex,
+            )
+        )
+
+
+class SimulatedScope:
+    """The simulated Azure of one scope, and its agents. It makes one change after the other."""
+
+    def __init__(
+        self,
+        name: str,
+        vms: Sequence[str],
+        clock: Clock,
+        counters: Counters,
+        poll_interval: float,
+        new_id: Callable[[], str],
+    ) -> None:
+        self.name = name
+        self.agents: list[SimulatedAgent] = []
+        self.poll_interval = poll_interval
+        self._clock = clock
+        self._counters = counters
+        self._document: Document | None = None
+        self._changed_at: dict[str, float] = {}  # of each live event, in the order of changes
+        self._next_vm = 0
+        self._vms = vms
+        self.azure = Scope(
+            Setup(vms=tuple(map(VM, vms))),
+            clock=clock,
+            new_id=new_id,
+            on_transition=self._on_transition,
+        )
+
+    @property
+    def document(self) -> Document:
+        """The document as it is now."""
+        if self._document is None:
+            self._document = parse_document(orjson.dumps(self.azure.document()))
+        return self._document
+
+    def change(self) -> ScheduledEvent | None:
+        """Make one change. Return the event if it is a new one."""
+        oldest = next(iter(self._changed_at), None)
+        stay = max(MIN_STAY, 2 * self.poll_interval)
+        if oldest is not None and self._clock.monotonic() - self._changed_at[oldest] >= stay:
+            event = self.azure.event(oldest)
+            if event.status == "Scheduled":
+                self.azure.start(event)
+            else:
+                self.azure.end(event)
+            return None
+        vm = self._vms[self._next_vm % len(self._vms)]
+        self._next_vm += 1
+        made = self.azure.schedule(Plan(resources=(vm,), lasts=None))
+        return next(event for event in self.document.events if event.event_id == made.event_id)
+
+    def agent_of(self, event: ScheduledEvent) -> SimulatedAgent | None:
+        """Return the agent of the VM that an event names."""
+        return next((agent for agent in self.agents if agent.origin.relay in event.resources), None)
+
+    def _on_transition(self, transition: Transition) -> None:
+        event: Event | None = transition.event
+        if event is None or transition.kind not in _CHANGES:
+            return
+        self._counters.changes += 1
+        self._document = None
+        self._changed_at.pop(event.event_id, None)
+        if event.is_live:
+            self._changed_at[event.event_id] = self._clock.monotonic()
+        for agent in self.agents:
+            agent.look_soon()
+
+
+class SimulatedFleet:
+    """All scopes with their agents. `simulated_fleet` makes and connects it."""
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        plan: FleetPlan,
+        *,
+        on_recorded: OnRecorded,
+        new_id: Callable[[], str],
+    ) -> None:
+        clock = SystemClock()
+        self.counters = Counters()
+        self._plan = plan
+        self._clock: Clock = clock
+        self._scopes = []
+        for name, vms in plan.vms_by_scope.items():
+            scope = SimulatedScope(name, vms, clock, self.counters, plan.poll_interval, new_id)
+            scope.agents += [
+                SimulatedAgent(settings, scope, vm, clock, self.counters, on_recorded) for vm in vms
+            ]
+            self._scopes.append(scope)
+
+    async def connect(self, group: asyncio.TaskGroup, on_connected: Callable[[], None]) -> None:
+        """Connect all agents, a few at a time. ``on_connected`` is called for each of them."""
+        slots = asyncio.Semaphore(MAX_CONNECTING)
+
+        async def connect(agent: SimulatedAgent) -> None:
+            async with slots:
+                await agent.connect(group)
+            on_connected()
+
+        try:
+            async with asyncio.TaskGroup() as connecting:
+                for agent in self._agents():
+                    connecting.create_task(connect(agent))
+        except* TimeoutError:
+            raise TimeoutError("some agents did not connect in time") from None
+
+    async def run(self, duration: float | None = None, changes: int | None = None) -> None:
+        """Make changes at the rate of the plan, for so many seconds or so many changes."""
+        async with asyncio.TaskGroup() as group:
+            ticks = group.create_task(self._tick())
+            try:
+                async with asyncio.timeout(duration):
+                    await self._make_changes(group, changes)
+            except TimeoutError:
+                pass
+            finally:
+                ticks.cancel()
+
+    async def settle(self, within: float) -> bool:
+        """Wait until no report waits; return whether that was so within so many seconds."""
+        end = self._clock.monotonic() + within
+        while (busy := self._is_busy) and self._clock.monotonic() < end:
+            await self._clock.sleep(_TICK)
+        return not busy
+
+    async def close(self) -> None:
+        """Let the agents look no more."""
+        for agent in self._agents():
+            await agent.close()
+
+    @property
+    def _is_busy(self) -> bool:
+        """Whether agents have not seen the last change, or not reported what they saw."""
+        return bool(self.counters.waiting) or any(
+            agent.last_document is not scope.document
+            for scope in self._scopes
+            for agent in scope.agents
+        )
+
+    def _agents(self) -> list[SimulatedAgent]:
+        return [agent for scope in self._scopes for agent in scope.agents]
+
+    async def _make_changes(self, group: asyncio.TaskGroup, changes: int | None) -> None:
+        if not self._plan.rate:
+            await asyncio.Event().wait()
+        began = self._clock.monotonic()
+        count = 0
+        while changes is None or count < changes:
+            scope = self._scopes[count % len(self._scopes)]
+            event = scope.change()
+            count += 1
+            if event is not None and self._plan.votes:
+                group.create_task(self._vote(scope, event))
+            await self._clock.sleep(began + count / self._plan.rate - self._clock.monotonic())
+
+    async def _vote(self, scope: SimulatedScope, event: ScheduledEvent) -> None:
+        await self._clock.sleep(scope.poll_interval)  # the hub must know of the event first
+        agent = scope.agent_of(event)
+        if agent is not None:
+            await agent.vote(event)
+
+    async def _tick(self) -> None:
+        while True:
+            await self._clock.sleep(_TICK)
+            for scope in self._scopes:
+                scope.azure.tick()
+
+
+def _new_id() -> str:
+    return str(uuid4())
+
+
+@asynccontextmanager
+async def simulated_fleet(
+    settings: AgentSettings,
+    plan: FleetPlan,
+    *,
+    on_connected: Callable[[], None] = lambda: None,
+    on_recorded: OnRecorded = lambda _, __, ___: None,
+    new_id: Callable[[], str] = _new_id,
+) -> AsyncIterator[SimulatedFleet]:
+    """Yield a fleet whose agents are connected. Raises TimeoutError if they cannot connect."""
+    fleet = SimulatedFleet(settings, plan, on_recorded=on_recorded, new_id=new_id)
+
+    async def run_agents() -> None:
+        async with asyncio.TaskGroup() as group:
+            holder.set_result(group)
+            await asyncio.Event().wait()
+
+    holder: asyncio.Future[asyncio.TaskGroup] = asyncio.get_running_loop().create_future()
+    agents = asyncio.create_task(run_agents(), name="simulated agents")
+    try:
+        await fleet.connect(await holder, on_connected)
+        yield fleet
+    finally:
+        await fleet.close()
+        agents.cancel()
+        await asyncio.gather(agents, return_exceptions=True)

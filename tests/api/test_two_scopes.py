@@ -1,0 +1,171 @@
+"""Decisions at a hub that knows the same EventId in two scopes: each is about one of them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import orjson
+import pytest
+
+from relay.approvals.request import Caller, Rights
+from relay.chat.context import make_chat_context
+from relay.events.cloudevent import CloudEvent
+from relay.outbox.transaction import Transaction
+from tests.api.confirmation_links import post_confirmation, post_preview, render_message
+from tests.api.running_relay import (
+    EVENT_ID,
+    RecordingSinkSettings,
+    Response,
+    RunningRelay,
+    eventually,
+    make_event,
+    run_relay,
+)
+
+A, B = "vmss-a-1f0c33ab", "vmss-b-9d2e77c0"
+ONE_VOTE = {
+    "name": "one",
+    "approve": {
+        "votes": 1,
+        "from": ["client:alice", "client:drain", "client:bob", "slack:T024/U7"],
+    },
+}
+
+
+@pytest.fixture
+async def hub(tmp_path: Path) -> AsyncIterator[RunningRelay]:
+    """A hub whose agents of both scopes show the event."""
+    async with run_relay(tmp_path, is_hub=True, approvals={"rules": [ONE_VOTE]}) as running:
+        for scope in (A, B):
+            await running.observe_in(scope, make_event())
+        yield running
+
+
+async def started_in(hub: RunningRelay, *scopes: str) -> None:
+    """Check that the event was started in these scopes and in no other."""
+    await eventually(lambda: len(hub.azure.started_in) >= len(scopes))
+    assert hub.azure.started_in == list(scopes)
+    grants = await hub.recorded_events("approval.granted")
+    assert [grant["scope"] for grant in grants] == list(scopes)
+
+
+async def send(hub: RunningRelay, way: str, **changes: str) -> Response:
+    """Approve the event over HTTP or by a callback."""
+    if way == "http":
+        return await hub.call("POST", "/v1/approvals", hub.decision_body(**changes))
+    return await hub.post_callback(orjson.dumps(hub.decision_body(**changes)))
+
+
+WAYS = pytest.mark.parametrize("way", ["http", "callback"])
+
+
+@WAYS
+async def test_without_a_scope_an_event_id_of_two_scopes_is_refused(
+    hub: RunningRelay, way: str
+) -> None:
+    answer = await send(hub, way)
+    assert (answer.status, answer.json["field"], answer.json["detail"]) == (
+        422,
+        "scope",
+        f"expected the scope, because this EventId is known in several: {A}, {B}",
+    )
+    assert await hub.recorded_events("approval.recorded") == []
+
+
+@WAYS
+@pytest.mark.parametrize(("scope", "other"), [(A, B), (B, A)])
+async def test_the_scope_of_the_body_chooses_the_event(
+    hub: RunningRelay, way: str, scope: str, other: str
+) -> None:
+    answer = await send(hub, way, scope=scope)
+    assert (answer.status, answer.json["state"]) == (202, "granted")
+    await started_in(hub, scope)
+    body = (await hub.call("GET", f"/v1/events/{EVENT_ID}?scope={other}")).json
+    assert body["approval"]["state"] == "pending"
+
+
+@WAYS
+@pytest.mark.parametrize("named", [B, "vmss-c-00000000"])
+async def test_a_body_cannot_name_two_scopes(hub: RunningRelay, way: str, named: str) -> None:
+    assert (await send(hub, way, eventId=f"{EVENT_ID}@{named}", scope=A)).status == 404
+    assert hub.azure.started_in == []
+
+
+async def test_a_reference_alone_is_enough(hub: RunningRelay) -> None:
+    assert (await hub.decide(eventId=f"{EVENT_ID}@{B}")).status == 202
+    await started_in(hub, B)
+
+
+@WAYS
+async def test_a_scope_without_the_event_is_unknown(hub: RunningRelay, way: str) -> None:
+    answer = await send(hub, way, scope="vmss-c-00000000")
+    assert answer.status == 404
+    assert hub.azure.started_in == []
+
+
+async def test_the_same_id_for_another_scope_is_another_body(hub: RunningRelay) -> None:
+    """A program that uses one id for both gets no answer about the wrong scope."""
+    headers = {"Idempotency-Key": "drained"}
+    first = await hub.decide(scope=A, headers=headers)
+    second = await hub.decide(scope=B, headers=headers)
+    assert (first.status, second.status) == (202, 409)
+    await started_in(hub, A)
+
+
+async def test_a_hold_stops_the_event_of_its_scope_alone(hub: RunningRelay) -> None:
+    assert (await hub.decide("hold", by="bob", scope=A)).json["state"] == "held"
+    assert (await hub.decide(scope=A)).json["state"] == "held"
+    assert (await hub.decide(scope=B)).json["state"] == "granted"
+    await started_in(hub, B)
+
+
+@pytest.mark.parametrize(("scope", "other"), [(A, B), (B, A)])
+async def test_a_link_of_a_message_is_about_the_scope_of_the_message(
+    hub: RunningRelay, scope: str, other: str
+) -> None:
+    message = await render_message(hub, event_id=f"{EVENT_ID}@{scope}")
+    preview = (await post_preview(hub, message.tokens["approve"])).json
+    assert scope in preview["footer"]
+    assert other not in preview["footer"]
+    answer = await post_confirmation(hub, message.tokens["approve"], message.code)
+    assert (answer.status, answer.json["state"]) == (202, "granted")
+    await started_in(hub, scope)
+
+
+async def test_the_page_cannot_choose_another_scope(hub: RunningRelay) -> None:
+    message = await render_message(hub, event_id=f"{EVENT_ID}@{A}")
+    answer = await post_confirmation(hub, message.tokens["approve"], message.code, scope=B)
+    assert (answer.status, answer.json["field"]) == (422, "scope")
+    assert hub.azure.started_in == []
+
+
+@pytest.mark.parametrize("scope", [A, B])
+async def test_a_button_in_a_chat_is_about_the_scope_of_its_message(
+    hub: RunningRelay, scope: str
+) -> None:
+    chat = make_chat_context(hub.store, hub.gate.engine, hub.clock, None)
+    chat.decisions.attach_gate(hub.gate.submit)
+
+    def last_change(tx: Transaction) -> CloudEvent:
+        position = tx.journal.last_change_position(f"{EVENT_ID}@{scope}".lower())
+        assert position is not None
+        return tx.journal.event(position)
+
+    update = await chat.messages.plan_update(
+        RecordingSinkSettings(name="ops", kind="box"),
+        await hub.store.read(last_change),
+        in_chat=True,
+    )
+    assert update is not None
+    assert update.card is not None
+    approve = next(button for button in update.card.buttons if button.decision == "approve")
+    answer = await chat.decisions.decide(
+        Caller("slack:T024/U7", "slack", Rights(frozenset({"approve"}))),
+        event_id=approve.event_id,
+        decision="approve",
+        revision=approve.revision,
+        request_id="a click",
+    )
+    assert (answer.status, answer.body["state"]) == (202, "granted")
+    await started_in(hub, scope)

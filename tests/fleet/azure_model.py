@@ -1,0 +1,325 @@
+"""A model of one event in Azure, of the VMs that see it, and of what travels to the hub.
+
+It uses only the functions of the merge. What was told is compared with Azure's true history.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+
+from relay.events.build import event_data, state_digest
+from relay.events.model import ScheduledEvent
+from relay.fleet.hub.merge import (
+    Appeared,
+    Ended,
+    EventHistory,
+    Gone,
+    LastWord,
+    News,
+    Word,
+    apply_report,
+    apply_timer,
+    estimate_seen,
+    forget_agent,
+    next_timer,
+    pulse_times,
+    pulse_words,
+    restart_wait,
+    restore_history,
+)
+from relay.fleet.messages import Pulse
+from tests.events.strategies import make_event
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+SILENT_AFTER = timedelta(seconds=150)
+PULSE_TTL = timedelta(seconds=120)
+
+
+def make_state(name: str) -> ScheduledEvent:
+    """Return a state of the event by its name. A name that begins with S or T is Started."""
+    if name.startswith(("S", "T")):
+        return make_event(description=name, event_status="Started", not_before=None)
+    return make_event(description=name)
+
+
+NOT_STARTED = frozenset(state_digest(make_state(name)) for name in "ABC")
+
+
+@dataclass(frozen=True)
+class Report:
+    """A change on its way, by the clock of its VM."""
+
+    word: Word
+    at: datetime
+
+
+@dataclass(frozen=True)
+class SentPulse:
+    """A pulse on its way. ``sent`` is by the clock of its VM, ``left`` by that of Azure."""
+
+    pulse: Pulse
+    sent: datetime
+    left: datetime
+
+
+@dataclass
+class Vm:
+    """A VM with its agent.
+
+    ``offset``: seconds that its clock is ahead. ``hidden``: its document never shows the event.
+    """
+
+    name: str
+    offset: float = 0.0
+    is_offset_known: bool = True
+    hidden: bool = False
+    unhidden_at: datetime | None = None
+    polls: bool = True
+    connected: bool = True
+    dead: bool = False
+    state: ScheduledEvent | None = None
+    polled_at: datetime | None = None
+    queue: deque[Report] = field(default_factory=deque)
+    sent: list[Report] = field(default_factory=list)
+    pulses: deque[SentPulse] = field(default_factory=deque)
+
+    @property
+    def is_up(self) -> bool:
+        return self.connected and not self.dead
+
+
+@dataclass
+class Fleet:
+    """Azure, the VMs and the hub. ``truth`` is each state with its time; None: no event."""
+
+    now: datetime = START
+    truth: list[tuple[datetime, ScheduledEvent | None]] = field(default_factory=list)
+    vms: dict[str, Vm] = field(default_factory=dict)
+    history: EventHistory | None = None
+    told: list[tuple[datetime, News]] = field(default_factory=list)
+    heard: dict[str, datetime] = field(default_factory=dict)
+    listening_since: datetime = START
+    offsets: dict[str, float] = field(default_factory=dict)
+    false_ends: int = 0
+    """How often the end was told though an agent that can speak saw the event."""
+    patient: bool = True
+    """An agent sends its reports before its pulses."""
+
+    # --- Azure and its VMs
+
+    @property
+    def current(self) -> ScheduledEvent | None:
+        return self.truth[-1][1] if self.truth else None
+
+    def view(self, vm: Vm) -> ScheduledEvent | None:
+        return None if vm.hidden else self.current
+
+    def poll(self, vm: Vm) -> None:
+        if vm.dead or not vm.polls:
+            return
+        state = self.view(vm)
+        if state != vm.state:
+            gap = vm.polled_at is None or self.now - vm.polled_at > timedelta(seconds=5)
+            vm.queue.append(Report(state or Gone(gap=gap), self.local(vm)))
+        vm.state, vm.polled_at = state, self.now
+
+    def local(self, vm: Vm) -> datetime:
+        return self.now + timedelta(seconds=vm.offset)
+
+    def send_pulse(self, vm: Vm) -> None:
+        if not vm.is_up or (self.patient and vm.queue):
+            return
+        pulse = Pulse(
+            vm_id=None,
+            boot_id=None,
+            version="2.0.0",
+            zone=None,
+            names=(),
+            live=(event_data(vm.state, None),) if vm.state else (),
+            poll_age=(self.now - vm.polled_at).total_seconds() if vm.polled_at else None,
+            clock_offset=vm.offset if vm.is_offset_known else None,
+        )
+        vm.pulses.append(SentPulse(pulse, self.local(vm), self.now))
+
+    # --- what the hub does
+
+    def is_fresh(self, agent: str) -> bool:
+        if agent not in self.heard:
+            return False
+        return self.now - max(self.heard[agent], self.listening_since) <= SILENT_AFTER
+
+    def deliver(self, vm: Vm) -> None:
+        """Deliver the oldest report of a VM."""
+        if vm.is_up and vm.queue:
+            report = vm.queue.popleft()
+            vm.sent.append(report)
+            self.hear(vm, report)
+
+    def hear(self, vm: Vm, report: Report) -> None:
+        self.heard[vm.name] = self.now
+        seen = estimate_seen(report.at, self.now, self.offsets.get(vm.name))
+        self._apply(vm.name, report.word, report.at, seen)
+
+    def deliver_pulse(self, vm: Vm) -> None:
+        """Deliver the oldest pulse of a VM, if it is not too old."""
+        if not vm.pulses:
+            return
+        message = vm.pulses.popleft()
+        if self.now - message.left > PULSE_TTL:
+            return
+        self.heard[vm.name] = self.now
+        pulse = message.pulse
+        if pulse.clock_offset is not None:
+            self.offsets[vm.name] = pulse.clock_offset
+        observed, seen = pulse_times(pulse, message.sent, self.now)
+        histories = {} if self.history is None else {make_state("A").key: self.history}
+        for _, word in pulse_words(vm.name, pulse, histories):
+            self._apply(vm.name, word, observed, seen)
+
+    def pass_time(self, seconds: float) -> None:
+        """Let time pass. Agents that are connected answer that they show what is ending."""
+        end = self.now + timedelta(seconds=seconds)
+        while self.now < end:
+            due = next_timer(self.history) if self.history is not None else None
+            if due is not None:
+                self.now = min(end, self.now + timedelta(seconds=1))
+                self._answer_ending()
+            else:
+                self.now = end
+            self._apply_timer()
+
+    def restart_hub(self) -> None:
+        """Lose what is only in memory."""
+        self.listening_since = self.now
+        self.history = self.restored()
+        if self.history is not None:
+            self.history = restart_wait(self.history, self.now)
+
+    def restored(self) -> EventHistory | None:
+        """Return the history as the state file gives it back."""
+        if self.history is None:
+            return None
+        steps: list[tuple[ScheduledEvent, datetime] | datetime] = [
+            news.seen if isinstance(news, Ended) else (news.event, news.seen)
+            for _, news in self.told
+        ]
+        words = {
+            agent: LastWord(
+                state=word.state,
+                place=word.place,
+                at=word.at,
+                seen=word.seen,
+                rebooted=word.rebooted,
+                gap=word.gap,
+            )
+            for agent, word in self.history.words.items()
+        }
+        return restore_history(steps, words, self.history.first_gone_at)
+
+    def forget(self, vm: Vm) -> None:
+        self.heard.pop(vm.name, None)
+        if self.history is not None:
+            self._take(*forget_agent(self.history, vm.name, self.now))
+
+    def settle(self, rounds: int) -> None:
+        """Let everything that is alive work again, for a number of minutes."""
+        for vm in self.vms.values():
+            vm.connected = vm.polls = True
+            vm.is_offset_known = True
+        for _ in range(rounds):
+            for vm in self.living():
+                self.poll(vm)
+                while vm.queue:
+                    self.deliver(vm)
+                vm.pulses.clear()
+                self.send_pulse(vm)
+                self.deliver_pulse(vm)
+            self.pass_time(60)
+
+    def living(self) -> Iterator[Vm]:
+        return (vm for vm in list(self.vms.values()) if not vm.dead)
+
+    def _answer_ending(self) -> None:
+        for vm in self.living():
+            if self.history is None or not self.history.is_ending:
+                return
+            if vm.is_up and vm.polls:
+                self.poll(vm)
+                if vm.state is not None:
+                    while vm.queue:
+                        self.deliver(vm)
+                    self.send_pulse(vm)
+                    while vm.pulses:
+                        self.deliver_pulse(vm)
+
+    def _apply_timer(self) -> None:
+        if self.history is not None:
+            self._take(*apply_timer(self.history, self.now, self.is_fresh))
+
+    def _apply(self, agent: str, word: Word, observed: datetime, seen: datetime) -> None:
+        self._take(
+            *apply_report(self.history, agent, word, observed, self.now, self.is_fresh, seen=seen)
+        )
+
+    def _take(self, history: EventHistory | None, news: News | None) -> None:
+        self.history = history
+        if news is not None:
+            self.told.append((self.now, news))
+        if isinstance(news, Ended) and any(map(self._shows, self.living())):
+            self.false_ends += 1
+
+    def _shows(self, vm: Vm) -> bool:
+        """Whether a VM has said that it sees the event, still does, and would say so again."""
+        word = self.history.words.get(vm.name) if self.history is not None else None
+        if word is None or word.state is None or self.view(vm) is None:
+            return False
+        if self.history is not None and self.history.started and word.state in NOT_STARTED:
+            return False  # it has seen the next occurrence
+        breaks = [at for at, state in self.truth if state is None]
+        if vm.unhidden_at is not None:
+            breaks.append(vm.unhidden_at)
+        tolerance = timedelta(seconds=5)
+        is_unbroken = all(word.seen > at + tolerance for at in breaks)
+        return is_unbroken and vm.is_up and vm.polls and self.is_fresh(vm.name)
+
+
+def told_truly(fleet: Fleet) -> bool:
+    """Whether what was told is a part of Azure's true history, in its order, without repeats."""
+    truth = iter(fleet.truth)
+    for at, news in fleet.told:
+        wanted = None if isinstance(news, Ended) else news.event
+        for since, state in truth:
+            if state == wanted:
+                if since > at:
+                    return False
+                break
+        else:
+            return False
+    return True
+
+
+def told_in_shape(fleet: Fleet) -> bool:
+    """Whether each occurrence begins with Appeared, and nothing but Appeared follows an end."""
+    news = [item for _, item in fleet.told]
+    if news and not isinstance(news[0], Appeared):
+        return False
+    return all(
+        isinstance(before, Ended) == isinstance(after, Appeared) for before, after in pairwise(news)
+    )
+
+
+def took_started_back(fleet: Fleet) -> bool:
+    """Whether a state without Started was told after one with it, of the same occurrence."""
+    started = False
+    for _, news in fleet.told:
+        if isinstance(news, Ended):
+            started = False
+        elif started and not news.event.is_started:
+            return True
+        else:
+            started = news.event.is_started
+    return False

@@ -1,0 +1,295 @@
+"""The connection of an agent: one, small, patient, and with no more rights than it needs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+import pytest
+
+from relay.amqp.connection import open_connection
+from relay.clock import SystemClock
+from relay.errors import Deferred
+from relay.events.build import Origin
+from relay.events.cloudevent import CloudEvent
+from relay.fleet.agent import link as link_module
+from relay.fleet.agent.link import (
+    FIRST_RECONNECT_SPREAD,
+    MAX_RECONNECT_SPREAD,
+    SOCKET_BUFFERS,
+    AgentLink,
+    spread_reconnect_delay,
+)
+from relay.fleet.messages import HubState, PulseRequest, StartOrder, VoteAnswer
+from relay.fleet.settings import AgentSettings
+from relay.fleet.topology import command_exchange, fleet_exchange, report_queue
+from tests.builders import cloudevent
+from tests.fleet.hub_side import (
+    AGENT_USER,
+    HUB,
+    SCOPE,
+    STRANGER,
+    define_users,
+    hub_side,
+    make_order,
+    unused_exchange,
+)
+from tests.journey.relay_process import eventually
+from tests.rabbitmq import Broker
+
+ORIGIN = Origin(SCOPE, "vm-0")
+KEY = f"event.scheduled.freeze.{SCOPE}.vm-0"
+
+
+@dataclass
+class Handler:
+    """Notes what the hub sends."""
+
+    listens: int = 0
+    orders: list[StartOrder] = field(default_factory=list)
+    answers: list[VoteAnswer] = field(default_factory=list)
+    states: list[HubState] = field(default_factory=list)
+    pulse_requests: int = 0
+    fails: bool = False
+
+    def on_listening(self) -> None:
+        """Count it."""
+        self.listens += 1
+
+    def take_order(self, order: StartOrder) -> None:
+        """Note it, or fail as a bug would."""
+        if self.fails:
+            raise RuntimeError("a bug")
+        self.orders.append(order)
+
+    def take_answer(self, answer: VoteAnswer) -> None:
+        """Note it."""
+        self.answers.append(answer)
+
+    def take_pulse_request(self) -> None:
+        """Count it."""
+        self.pulse_requests += 1
+
+    def take_state(self, state: HubState) -> None:
+        """Note it."""
+        self.states.append(state)
+
+
+@asynccontextmanager
+async def linked(
+    broker: Broker, exchange: str, *, user: str = AGENT_USER, confirm_timeout: float = 60.0
+) -> AsyncIterator[tuple[AgentLink, Handler]]:
+    """Run a link that connects again at once."""
+    settings = AgentSettings.model_validate(
+        {"role": "agent", "url": broker.amqp_url(user), "exchange": exchange}
+    )
+    handler = Handler()
+    link = AgentLink(
+        settings,
+        ORIGIN,
+        handler,
+        SystemClock(),
+        chance=lambda: 0.01,
+        confirm_timeout=confirm_timeout,
+    )
+    task = asyncio.create_task(link.run())
+    try:
+        yield link, handler
+        assert not task.done(), task.exception()
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+
+
+async def published(link: AgentLink, *, times: int = 1) -> None:
+    """Publish an event until the broker has it."""
+    for number in range(times):
+        event = cloudevent(id=f"{number:032x}", source=f"imds://{SCOPE}", scope=SCOPE, relay="vm-0")
+
+        async def is_published(event: CloudEvent = event) -> bool:
+            try:
+                await link.publish(event, KEY)
+            except Deferred:
+                return False
+            return True
+
+        await eventually(is_published)
+
+
+async def failure_of(link: AgentLink, part: str) -> Deferred:
+    """Publish until it fails with these words, and return the failure."""
+    failures: list[Deferred] = []
+
+    async def fails() -> bool:
+        try:
+            await link.publish(cloudevent(), KEY)
+        except Deferred as error:
+            failures.append(error)
+            return part in error.reason
+        return False
+
+    await eventually(fails)
+    return failures[-1]
+
+
+async def connections(broker: Broker) -> list[str]:
+    """Return the user of each connection to the broker."""
+    listed = await asyncio.to_thread(broker.ctl, "list_connections", "user")
+    return listed.split()
+
+
+async def test_an_agent_has_one_connection_and_one_queue(own_broker: Broker) -> None:
+    async with hub_side(own_broker) as hub, linked(own_broker, hub.exchange) as (link, handler):
+        await eventually(lambda: handler.listens == 1)
+        await published(link, times=3)
+        assert (await connections(own_broker)).count(AGENT_USER) == 1
+        queues = await asyncio.to_thread(
+            own_broker.ctl, "list_queues", "name", "exclusive", "arguments"
+        )
+        (own,) = [line for line in queues.splitlines() if line.startswith("amq.gen-")]
+        assert "true" in own
+        assert '"x-max-length",100' in own.replace(" ", "")
+        assert '"x-message-ttl",30000' in own.replace(" ", "")
+
+
+async def test_the_buffers_of_the_socket_are_small(own_broker: Broker) -> None:
+    """The kernel doubles what it is told, for its own use."""
+    await asyncio.to_thread(own_broker.start)
+    (url,) = AgentSettings.model_validate({"role": "agent", "url": own_broker.amqp_url()}).targets()
+    async with open_connection(url, "small", socket_buffers=SOCKET_BUFFERS) as connection:
+        assert connection._writer is not None  # noqa: SLF001  # nothing else has the socket
+        made: socket.socket = connection._writer.get_extra_info("socket")  # noqa: SLF001  # the same
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            assert made.getsockopt(socket.SOL_SOCKET, option) == 2 * SOCKET_BUFFERS
+
+
+async def test_everything_of_the_hub_reaches_the_handler_and_a_bug_stops_nothing(
+    own_broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with hub_side(own_broker) as hub, linked(own_broker, hub.exchange) as (_, handler):
+        await eventually(lambda: handler.listens == 1)
+        handler.fails = True
+        await hub.send(make_order("A", "r"))
+        await hub.send(PulseRequest())
+        await eventually(lambda: handler.pulse_requests == 1)
+        assert "internal error" in caplog.text
+        handler.fails = False
+        order = make_order("A", "r", vm_id="vm", journalhead=f"1:{'0' * 64}")
+        await hub.send(order)
+        await hub.send(VoteAnswer(request_id="id", status=202, body={"a": 1}))
+        await hub.send_state(told=["0" * 32], ending=["A"])
+        await hub.send(PulseRequest(), relay="vm-1")
+        await hub.send(PulseRequest(), scope="vmss-a-another")
+        await hub.send(PulseRequest())
+        await eventually(lambda: handler.pulse_requests == 2)
+        assert handler.orders == [order]
+        assert [answer.request_id for answer in handler.answers] == ["id"]
+        assert [(state.told, state.ending) for state in handler.states] == [(("0" * 32,), ("A",))]
+
+
+async def test_an_agent_waits_for_the_exchanges_and_says_so(
+    own_broker: Broker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hub makes them. The agent has no right to."""
+    caplog.set_level(logging.INFO, "relay.fleet")
+    monkeypatch.setattr(link_module, "LISTEN_RETRY_DELAY", 0.1)
+    exchange = unused_exchange()
+    await asyncio.to_thread(own_broker.start)
+    await asyncio.to_thread(define_users, own_broker, exchange, with_exchanges=False)
+    async with linked(own_broker, exchange) as (link, handler):
+        assert fleet_exchange(exchange) in (await failure_of(link, "the hub makes it")).reason
+        await eventually(lambda: command_exchange(exchange) in caplog.text)
+        queues = await asyncio.to_thread(own_broker.ctl, "list_queues", "name")
+        assert sum(line.startswith("amq.gen-") for line in queues.splitlines()) == 1
+        async with hub_side(own_broker, exchange) as hub:
+            await eventually(lambda: handler.listens == 1)
+            await published(link)
+            await hub.send(PulseRequest())
+            await eventually(lambda: handler.pulse_requests == 1)
+            await eventually(lambda: len(hub.reports) == 1)
+            assert (await connections(own_broker)).count(AGENT_USER) == 1
+
+
+async def test_a_report_that_no_queue_takes_is_not_delivered(own_broker: Broker) -> None:
+    """Nobody would ever read it."""
+    async with hub_side(own_broker) as hub, linked(own_broker, hub.exchange) as (link, _):
+        await published(link)
+        await hub.channel.queue_delete(report_queue(hub.exchange))
+        failure = await failure_of(link, "no queue")
+        assert failure.status == 312
+        assert failure.failure == "transient"
+
+
+async def test_a_refused_right_is_named(
+    own_broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with hub_side(own_broker) as hub:
+        await asyncio.to_thread(
+            own_broker.set_permissions, AGENT_USER, configure="^$", write="^$", read="^$"
+        )
+        async with linked(own_broker, hub.exchange) as (link, _):
+            await failure_of(link, "write on the exchange")
+            await eventually(lambda: "refused to make the agent's queue" in caplog.text)
+
+
+async def test_the_agent_comes_back_after_the_broker_does(own_broker: Broker) -> None:
+    """Its queue is gone with the connection, and is made again."""
+    async with hub_side(own_broker) as hub, linked(own_broker, hub.exchange) as (link, handler):
+        await published(link)
+        await eventually(lambda: handler.listens == 1)
+        await asyncio.to_thread(own_broker.kill)
+        await failure_of(link, "")
+        assert not link.send_unconfirmed(cloudevent(), KEY)
+    async with (
+        linked(own_broker, hub.exchange) as (link, handler),
+        hub_side(own_broker, hub.exchange) as hub,
+    ):
+        await eventually(lambda: handler.listens == 1)
+        await asyncio.to_thread(own_broker.restart)
+        await eventually(lambda: handler.listens == 2)
+        await published(link)
+
+
+async def test_a_deleted_queue_is_made_again(own_broker: Broker) -> None:
+    """Only its own connection can delete an exclusive queue, as an operator's tool does."""
+    async with hub_side(own_broker) as hub, linked(own_broker, hub.exchange) as (link, handler):
+        await eventually(lambda: handler.listens == 1)
+        listed = await asyncio.to_thread(own_broker.ctl, "list_queues", "name")
+        (queue,) = [line for line in listed.splitlines() if line.startswith("amq.gen-")]
+        assert link._listening is not None  # noqa: SLF001  # nothing else has the connection
+        _, channel = link._listening  # noqa: SLF001  # the same
+        await channel.queue_delete(queue)
+        await eventually(lambda: handler.listens == 2)
+        await hub.send(PulseRequest())
+        await eventually(lambda: handler.pulse_requests == 1)
+
+
+async def test_messages_name_the_user_and_others_cannot(own_broker: Broker) -> None:
+    async with hub_side(own_broker) as hub:
+        async with linked(own_broker, hub.exchange) as (link, handler):
+            await eventually(lambda: handler.listens == 1)
+            await published(link)
+            assert link.send_unconfirmed(
+                PulseRequest().to_event(HUB, datetime.now(UTC)), f"pulse.{SCOPE}.vm-0"
+            )
+            await eventually(lambda: len(hub.pulses) == 1 and len(hub.reports) == 1)
+        async with linked(own_broker, hub.exchange, user=STRANGER) as (link, _):
+            await published(link)
+            await eventually(lambda: len(hub.reports) == 2)
+    assert [received.user for received in hub.reports] == [AGENT_USER, STRANGER]
+    assert [received.user for received in hub.pulses] == [AGENT_USER]
+
+
+def test_a_thousand_agents_come_back_over_ten_seconds_and_later_over_a_minute() -> None:
+    chances = [number / 1000 for number in range(1000)]
+    for failed_rounds, spread in ((1, 10.0), (2, 20.0), (3, 40.0), (4, 60.0), (100, 60.0)):
+        delays = [spread_reconnect_delay(failed_rounds, chance) for chance in chances]
+        assert min(delays) == 0
+        assert spread * 0.99 < max(delays) < spread
+        assert sum(delay < spread / 10 for delay in delays) == 100
+    assert (FIRST_RECONNECT_SPREAD, MAX_RECONNECT_SPREAD) == (10.0, 60.0)

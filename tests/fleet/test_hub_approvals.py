@@ -1,0 +1,239 @@
+"""Approvals over a real RabbitMQ at a hub: one queue for all scopes, named by the routing key."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from relay.app import RunningRelay, start_relay
+from relay.clock import SystemClock
+from relay.config import Config
+from relay.events.build import Origin
+from relay.events.model import ScheduledEvent
+from relay.ingest.recorder import EventNews, EventSighting, Recorder
+from tests.api.running_relay import make_event
+from tests.journey.bus import Bus, define_users, unused_exchange
+from tests.journey.relay_process import client, eventually
+from tests.rabbitmq import Broker
+from tests.raw_amqp import RefusedError
+
+A, B = "vmss-a-1f0c33ab", "vmss-b-9d2e77c0"
+RULE = {"name": "one", "approve": {"votes": 2, "from": ["client:drain", "client:holder"]}}
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+class HubOnBus:
+    """A hub, and the view of a service on the broker."""
+
+    def __init__(self, running: RunningRelay, bus: Bus) -> None:
+        self.running, self.bus = running, bus
+        self._count = 0
+
+    async def schedule(self, *scopes: str) -> tuple[ScheduledEvent, dict[str, Any]]:
+        """Record an event of these scopes; return it, and a decision about it."""
+        self._count += 1
+        event = make_event(event_id=f"E-{self._count}")
+        store, now = self.running.relay.store, SystemClock().now()
+        news = [EventNews(scope, now, EventSighting(event, 1)) for scope in scopes]
+        recorder = Recorder(Origin("hub", "hub-1"), None, None)
+        await store.transact(lambda tx: recorder.record_news(tx, news, now))
+        return event, {
+            "eventId": event.event_id,
+            "decision": "approve",
+            "revision": event.revision,
+        }
+
+    async def outcome(self, message_id: str) -> tuple[str, str, str | None]:
+        """Return what became of a message: the answer's name, its scope and the refusal."""
+        answers: list[dict[str, Any]] = []
+
+        def is_answered() -> bool:
+            answers[:] = [
+                event for event in self.bus.events if event.get("causationid") == message_id
+            ]
+            return bool(answers)
+
+        await eventually(is_answered)
+        (answer,) = answers
+        return answer["type"].split(".", 2)[2], answer["scope"], answer["data"].get("refusal")
+
+    async def votes(self, event: ScheduledEvent) -> dict[str, int]:
+        """Return how many votes the event has in each scope."""
+
+        def count(tx: Any) -> dict[str, int]:
+            engine = self.running.relay.gate.engine
+            found = tx.snapshot.find_referenced(event.event_id)
+            return {
+                occurrence.scope: engine.status(tx, occurrence, SystemClock().now()).vote_count
+                for occurrence in found
+            }
+
+        return await self.running.relay.store.read(count)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def hub(
+    _private_node: Broker, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[HubOnBus]:
+    """One hub and broker for all tests of this module, which use different events and ids."""
+    _private_node.heal()
+    define_users(_private_node)
+    bus = Bus(_private_node, unused_exchange("hub"))
+    async with AsyncExitStack() as stack:
+        config = hub_config(bus, tmp_path_factory.mktemp("hub"))
+        running = await stack.enter_async_context(start_relay(config, SystemClock()))
+        await eventually(lambda: has_consumer(bus), every=0.05)
+        await bus.listen(stack)
+        yield HubOnBus(running, bus)
+
+
+def hub_config(bus: Bus, folder: Path) -> Config:
+    """A hub that takes approvals from RabbitMQ and sends the answers there."""
+    url = bus.broker.amqp_url()
+    return Config.model_validate(
+        {
+            "relay": "hub-1",
+            "fleet": {
+                "role": "hub",
+                "url": url,
+                "exchange": bus.exchange,
+                "domains": [{"user": "vmss", "scopes": ["vmss-*"]}],
+            },
+            "store": {"path": str(folder / "hub.db")},
+            "sinks": [{"kind": "rabbitmq", "name": "bus", "url": url, "exchange": bus.exchange}],
+            "approvals": {"amqp": {"url": url}, "rules": [RULE]},
+            "api": {
+                "listen": "127.0.0.1:0",
+                "clients": [
+                    client("drain", amqp_user="drain"),
+                    client("holder", key="a-fourth-key-for-tests-only", amqp_user="holder"),
+                ],
+            },
+        }
+    )
+
+
+async def has_consumer(bus: Bus) -> bool:
+    """Whether somebody takes messages from the queue of all scopes."""
+    rows = await asyncio.to_thread(bus.broker.ctl, "list_queues", "name", "consumers")
+    return f"{bus.exchange}.approvals.hub\t1" in rows
+
+
+@pytest.mark.parametrize(("scope", "other"), [(A, B), (B, A)])
+async def test_the_routing_key_chooses_the_scope(hub: HubOnBus, scope: str, other: str) -> None:
+    event, decision = await hub.schedule(A, B)
+    await hub.bus.send(decision, f"to {scope}", key=f"approve.{scope}")
+    assert await hub.outcome(f"to {scope}") == ("approval.recorded.v1", scope, None)
+    assert await hub.votes(event) == {scope: 1, other: 0}
+
+
+async def test_a_body_that_names_another_scope_than_the_key_is_refused(hub: HubOnBus) -> None:
+    event, decision = await hub.schedule(A, B)
+    await hub.bus.send(decision | {"scope": B}, "misdirected", key=f"approve.{A}")
+    name, _, refusal = await hub.outcome("misdirected")
+    assert name == "approval.refused.v1"
+    assert refusal is not None
+    assert refusal.startswith("no such event in this scope")
+    await hub.bus.send(decision | {"scope": A}, "directed", key=f"approve.{A}")
+    assert await hub.outcome("directed") == ("approval.recorded.v1", A, None)
+    assert await hub.votes(event) == {A: 1, B: 0}
+
+
+@pytest.mark.parametrize("key", [f"approve.{B}", "approve.hub", "approve.nowhere"])
+async def test_an_event_of_another_scope_is_unknown(hub: HubOnBus, key: str) -> None:
+    event, decision = await hub.schedule(A)
+    await hub.bus.send(decision, f"by {key}", key=key)
+    assert (await hub.outcome(f"by {key}"))[0] == "approval.refused.v1"
+    reference = {**decision, "eventId": f"{event.event_id}@{A}"}
+    await hub.bus.send(reference, f"by reference and {key}", key=key)
+    assert (await hub.outcome(f"by reference and {key}"))[0] == "approval.refused.v1"
+    assert await hub.votes(event) == {A: 0}
+
+
+async def test_one_message_id_for_two_scopes_is_no_repeat(hub: HubOnBus) -> None:
+    event, decision = await hub.schedule(A, B)
+    for scope in (A, B):
+        await hub.bus.send(decision, "same id", key=f"approve.{scope}")
+    answers: list[tuple[str, str]] = []
+
+    def are_both_answered() -> bool:
+        answers[:] = [
+            (answer["type"].split(".", 2)[2], answer["scope"])
+            for answer in hub.bus.events
+            if answer.get("causationid") == "same id"
+        ]
+        return len(answers) == 2
+
+    await eventually(are_both_answered)
+    assert answers == [("approval.recorded.v1", A), ("approval.refused.v1", B)]
+    assert await hub.votes(event) == {A: 1, B: 0}
+
+
+async def test_a_right_to_one_scope_gives_no_way_to_another(hub: HubOnBus) -> None:
+    """The broker refuses the key, but some versions accept it in a CC header. The hub never."""
+    event, decision = await hub.schedule(A, B)
+    node, approvals = hub.bus.broker, hub.bus.approvals_exchange
+    pattern = f"^approve\\.{A}$"
+    await asyncio.to_thread(node.ctl, "set_topic_permissions", "drain", approvals, pattern, "^$")
+    try:
+        with pytest.raises(RefusedError, match="access to topic"):
+            await hub.bus.send(decision, "by key", key=f"approve.{B}")
+        try:
+            await hub.bus.send(
+                decision, "by CC", key=f"approve.{A}", headers={"CC": [f"approve.{B}"]}
+            )
+        except RefusedError:  # from RabbitMQ 4.1
+            await hub.bus.send(decision, "by CC", key=f"approve.{A}")
+    finally:
+        await asyncio.to_thread(node.ctl, "clear_topic_permissions", "drain", approvals)
+    assert await hub.outcome("by CC") == ("approval.recorded.v1", A, None)
+    assert await hub.votes(event) == {A: 1, B: 0}
+
+
+@pytest.mark.parametrize("key", ["", "approve", "approve.Prod", f"approve.{A}.x", f"hold.{A}"])
+async def test_what_comes_by_a_header_under_another_key_is_dead_lettered(
+    hub: HubOnBus, key: str
+) -> None:
+    event, decision = await hub.schedule(A)
+    message_id = f"by header with {key!r}"
+    await hub.bus.send(decision, message_id, key=key, headers={"CC": [f"approve.{A}"]})
+    await eventually(lambda: message_id in [dead.message_id for dead in hub.bus.dead_letters])
+    assert await hub.votes(event) == {A: 0}
+
+
+async def test_a_hold_of_one_scope_stops_no_event_of_the_other(hub: HubOnBus) -> None:
+    event, decision = await hub.schedule(A, B)
+    hold = {**decision, "decision": "hold"}
+    await hub.bus.send(hold, "hold in A", user="holder", key=f"approve.{A}")
+    await hub.outcome("hold in A")
+    for scope in (A, B):
+        await hub.bus.send(decision, f"vote in {scope}", key=f"approve.{scope}")
+        await hub.outcome(f"vote in {scope}")
+
+    def active_holds(tx: Any) -> dict[str, int]:
+        engine = hub.running.relay.gate.engine
+        return {
+            occurrence.scope: len(engine.status(tx, occurrence, SystemClock().now()).active_holds)
+            for occurrence in tx.snapshot.find_referenced(event.event_id)
+        }
+
+    assert await hub.running.relay.store.read(active_holds) == {A: 1, B: 0}
+
+
+async def test_the_queue_of_a_hub_is_one_for_all_scopes(hub: HubOnBus) -> None:
+    node, name = hub.bus.broker, hub.bus.exchange
+    bindings = await asyncio.to_thread(
+        node.ctl, "list_bindings", "source_name", "routing_key", "destination_name"
+    )
+    assert [line for line in bindings.splitlines() if line.startswith(f"{name}.approvals\t")] == [
+        f"{name}.approvals\tapprove.*\t{name}.approvals.hub"
+    ]
+    connections = await asyncio.to_thread(node.ctl, "list_connections", "client_properties")
+    assert '"imds-relay approvals of all scopes at hub-1"' in connections

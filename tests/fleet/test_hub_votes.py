@@ -1,0 +1,507 @@
+"""A machine of a fleet votes for itself: for its own resource, in its own scope alone."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relay.approvals.request import Caller, Rights
+from relay.events.build import Origin
+from relay.fleet.hub.votes import RIGHTS, USER_BURST
+from relay.fleet.messages import VoteMessage, parse_message
+from relay.fleet.routing import Sender
+from relay.rate_limits import CALLER_BURST
+from tests.fleet.voting_hub import EACH, HUB, ONE, OPS, A, B, VotingHub, reboot, rules, voting_hub
+
+
+@pytest.fixture
+async def hub(tmp_path: Path) -> AsyncIterator[VotingHub]:
+    """A hub whose only rule asks each machine for its vote."""
+    async with voting_hub(tmp_path) as running:
+        yield running
+
+
+# --- each machine for its own resource
+
+
+async def test_an_event_starts_when_each_of_its_machines_has_voted(hub: VotingHub) -> None:
+    """The event has the names of one notation, and two of the relays those of the other."""
+    event = reboot("vmss_0", "VMSS_1", "vmss_18")
+    await hub.observe(A, event)
+    first = await hub.vote("vmss_0", event)
+    assert first.status == 202
+    assert first.request_id == "one"
+    assert (first.body["state"], first.body["votes"], first.body["rule"]) == ("pending", 1, "all")
+    assert (await hub.vote("vmss000001", event)).body["state"] == "pending"
+    assert (await hub.status(event)).uncovered_resources == ("vmss_18",)
+    assert hub.agents.started == []
+    assert (await hub.vote("vmss00000i", event)).body["state"] == "granted"
+    assert await hub.wait_until_started(1) == [(A, "E-1")]
+    votes = hub.recorded("approval.recorded")
+    assert [(vote["data"]["principal"], vote["data"]["channel"]) for vote in votes] == [
+        (f"vm:{A}/vmss_0", "fleet"),
+        (f"vm:{A}/vmss000001", "fleet"),
+        (f"vm:{A}/vmss00000i", "fleet"),
+    ]
+    assert {vote["scope"] for vote in votes} == {A}
+
+
+async def test_an_event_with_computer_names_is_covered_by_relays_with_vm_names(
+    hub: VotingHub,
+) -> None:
+    event = reboot("_vmss000000", "_vmss00000i")
+    await hub.observe(A, event)
+    await hub.vote("vmss_0", event)
+    assert (await hub.vote("vmss_18", event)).body["state"] == "granted"
+
+
+async def test_one_machine_twice_is_one_machine(hub: VotingHub) -> None:
+    event = reboot("vmss_0", "vmss_1")
+    await hub.observe(A, event)
+    for request_id in ("one", "two", "three"):
+        answer = await hub.vote("vmss_0", event, request_id=request_id)
+        assert (answer.status, answer.body["state"], answer.body["votes"]) == (202, "pending", 1)
+
+
+async def test_a_client_speaks_for_the_machines_that_are_silent(hub: VotingHub) -> None:
+    event = reboot("vmss_0", "vmss_1")
+    await hub.observe(A, event)
+    await hub.vote("vmss_0", event)
+    assert (await hub.decide_as(OPS, event)).body["state"] == "granted"
+
+
+async def test_a_machine_cannot_vote_for_another(hub: VotingHub) -> None:
+    event = reboot("vmss_0", "vmss_1")
+    await hub.observe(A, event)
+    answer = await hub.vote("vmss_7", event)
+    assert answer.status == 403
+    assert answer.body["detail"] == (
+        f"vm:{A}/vmss_7 may decide for itself only, and the event does not name it"
+    )
+    assert (await hub.status(event)).vote_count == 0
+    (refused,) = hub.recorded("approval.refused")
+    assert refused["data"]["principal"] == f"vm:{A}/vmss_7"
+
+
+@pytest.mark.parametrize("word", ["vmss_10", "mss_1", "vmss_1x", "vmss-1", "vmss_01", "x_vmss_1"])
+async def test_a_name_that_is_almost_that_of_the_machine_is_another(
+    hub: VotingHub, word: str
+) -> None:
+    event = reboot("vmss_1")
+    await hub.observe(A, event)
+    assert (await hub.vote(word, event)).status == 403
+
+
+async def test_an_event_without_resources_is_nobodys(hub: VotingHub) -> None:
+    event = reboot()
+    await hub.observe(A, event)
+    assert (await hub.vote("vmss_0", event)).status == 403
+    assert (await hub.vote("vmss_0", event, "hold", request_id="two")).status == 403
+
+
+async def test_the_vote_does_not_count_after_the_machines_of_the_event_changed(
+    hub: VotingHub,
+) -> None:
+    event = reboot("vmss_0", "vmss_1")
+    await hub.observe(A, event)
+    await hub.vote("vmss_0", event)
+    changed = reboot("vmss_0", "vmss_2")
+    await hub.observe(A, changed)
+    answer = await hub.vote("vmss_0", event, request_id="two")
+    assert (answer.status, answer.body["revision"]) == (409, changed.revision)
+    assert (await hub.status(changed)).vote_count == 0
+
+
+# --- without each_resource
+
+
+async def test_without_each_resource_a_machine_cannot_vote_for_an_event_of_several(
+    tmp_path: Path,
+) -> None:
+    async with voting_hub(tmp_path, rules(ONE)) as hub:
+        several, single = reboot("vmss_0", "vmss_1"), reboot("vmss_0", event_id="E-2")
+        await hub.observe(A, several, single)
+        answer = await hub.vote("vmss_0", several)
+        assert answer.status == 403
+        assert "for itself only, not for vmss_1: with each_resource" in answer.body["detail"]
+        assert (await hub.vote("vmss_0", single, request_id="two")).body["state"] == "granted"
+        assert await hub.wait_until_started(1) == [(A, "E-2")]
+
+
+async def test_a_rule_that_asks_others_takes_no_vote_of_a_machine(tmp_path: Path) -> None:
+    voters = ["client:ops", f"vm:{B}/*", f"vm:{A}/db-*"]
+    async with voting_hub(tmp_path, rules({"each_resource": True, "from": voters})) as hub:
+        event = reboot("vmss_0")
+        await hub.observe(A, event)
+        answer = await hub.vote("vmss_0", event)
+        assert (answer.status, answer.body["detail"]) == (
+            403,
+            "rule all takes votes from others only",
+        )
+
+
+async def test_missing_voters_are_shown_as_patterns_over_the_scope_of_the_event(
+    tmp_path: Path,
+) -> None:
+    voters = ["client:ops", f"vm:{B}/*", "vm:vmss-*/*"]
+    voters += [f"vm:{A}/vmss_{number}" for number in (0, 1, 9)] + [f"vm:{B}/vmss_1"]
+    async with voting_hub(tmp_path, rules({"each_resource": True, "from": voters})) as hub:
+        event = reboot("vmss_0", "vmss_1")
+        await hub.observe(A, event)
+        await hub.vote("vmss_0", event)
+        missing = (await hub.status(event)).missing_voters
+        assert missing == ("client:ops", "vm:vmss-*/*", f"vm:{A}/vmss_1")
+
+
+async def test_each_machine_is_a_voter_of_its_own_unless_they_are_one_person(
+    tmp_path: Path,
+) -> None:
+    two = {"votes": 2, "each_resource": True, "from": ["vm:*/*", "client:ops"]}
+    event = reboot("vmss_0", "vmss_1")
+    for folder, people, state in (
+        ("single", {}, "granted"),
+        ("person", {"fleet": ["vm:vmss-a-*/*"]}, "pending"),
+    ):
+        (tmp_path / folder).mkdir()
+        async with voting_hub(tmp_path / folder, rules(two, people=people)) as hub:
+            await hub.observe(A, event)
+            await hub.vote("vmss_0", event)
+            assert (await hub.vote("vmss_1", event)).body["state"] == state
+
+
+# --- scopes
+
+
+async def test_a_vote_counts_in_the_scope_of_its_sender_alone(hub: VotingHub) -> None:
+    """Both scopes have the same EventId, and a machine of the same name."""
+    event = reboot("vmss_0")
+    await hub.observe(A, event)
+    await hub.observe(B, event)
+    assert (await hub.vote("vmss_0", event, sender_scope=B)).body["state"] == "granted"
+    assert await hub.wait_until_started(1) == [(B, "E-1")]
+    assert (await hub.status(event, A)).vote_count == 0
+
+
+@pytest.mark.parametrize("changes", [{}, {"scope": B}, {"scope": A}, {"eventId": f"E-1@{B}"}])
+async def test_an_event_of_another_scope_is_unknown_to_a_machine(
+    hub: VotingHub, changes: dict[str, str]
+) -> None:
+    event = reboot("vmss_0")
+    await hub.observe(B, event)
+    answer = await hub.vote("vmss_0", event, **changes)
+    assert (answer.status, dict(answer.body)) == (
+        404,
+        {"detail": "no such event in this scope; see GET /v1/events, or `imds-relay events`"},
+    )
+    assert (await hub.status(event, B)).decisions == ()
+    (refused,) = hub.recorded("approval.refused")
+    assert refused["data"]["principal"] == f"vm:{A}/vmss_0"
+
+
+@pytest.mark.parametrize("decision", ["approve", "hold", "release"])
+async def test_a_body_that_names_another_scope_is_refused_where_both_have_the_event(
+    hub: VotingHub, decision: str
+) -> None:
+    event = reboot("vmss_0", "vmss_1")
+    await hub.observe(A, event)
+    await hub.observe(B, event)
+    for scope in (A, B):
+        await hub.vote("vmss_0", event, "hold", sender_scope=scope)
+    answer = await hub.vote("vmss_0", event, decision, request_id="two", scope=B)
+    assert answer.status == 404
+    assert [len((await hub.status(event, scope)).decisions) for scope in (A, B)] == [1, 1]
+    assert (await hub.vote("vmss_0", event, decision, request_id="three", scope=A)).status == 202
+
+
+async def test_the_engine_itself_refuses_a_machine_of_another_scope(hub: VotingHub) -> None:
+    """Even if a request arrives in a way that fixes no scope."""
+    event = reboot("vmss_0")
+    await hub.observe(B, event)
+    await hub.vote("vmss_0", event, "hold", sender_scope=B)
+    for decision in ("approve", "hold", "release"):
+        answer = await hub.decide_as(Caller(f"vm:{A}/vmss_0", "fleet", RIGHTS), event, decision)
+        assert answer.status == 403
+    answer = await hub.decide_as(
+        Caller(f"vm:{A}/vmss_0", "fleet", Rights(frozenset({"hold", "operate"}))), event, "release"
+    )
+    assert answer.body["detail"] == f"vm:{A}/vmss_0 may not decide about an event of scope {B}"
+    assert len((await hub.status(event, B)).active_holds) == 1
+
+
+# --- ids of requests
+
+
+async def test_a_repeat_gets_its_first_answer(hub: VotingHub) -> None:
+    event = reboot("vmss_0", "vmss_1")
+    await hub.observe(A, event)
+    first = await hub.vote("vmss_0", event)
+    await hub.vote("vmss_1", event)
+    assert await hub.vote("vmss_0", event) == first
+    assert len(hub.recorded("approval.recorded")) == 2
+
+
+async def test_the_order_of_the_fields_makes_no_other_body(hub: VotingHub) -> None:
+    event = reboot("vmss_0", "vmss_1")
+    await hub.observe(A, event)
+    first = await hub.vote("vmss_0", event, reason="drained")
+    body = {"reason": "drained", "revision": event.revision, "decision": "approve"}
+    vote = VoteMessage(request_id="one", user="local:app", body=body | {"eventId": "E-1"})
+    assert await hub.answer(Sender(A, "vmss_0", "vmss"), vote) == first
+
+
+async def test_an_id_with_another_body_is_refused(hub: VotingHub) -> None:
+    event = reboot("vmss_0", "vmss_1")
+    await hub.observe(A, event)
+    await hub.vote("vmss_0", event)
+    answer = await hub.vote("vmss_0", event, "hold")
+    assert answer.status == 409
+    assert answer.body["detail"].startswith("this id came before with another body")
+    assert (await hub.status(event)).active_holds == ()
+
+
+async def test_the_id_of_another_machine_is_no_repeat(hub: VotingHub) -> None:
+    """A machine learns nothing of the answer to another, and takes no id away from it."""
+    event = reboot("vmss_0", "vmss_1")
+    await hub.observe(A, event)
+    await hub.observe(B, event)
+    approvals = set()
+    for relay, scope in (("vmss_0", A), ("vmss_1", A), ("vmss_0", B)):
+        answer = await hub.vote(relay, event, sender_scope=scope, request_id="same")
+        assert answer.status == 202
+        approvals.add(answer.body["approvalId"])
+    assert len(approvals) == 3
+    assert (await hub.vote("vmss_7", event, request_id="same")).status == 403
+
+
+# --- holds
+
+
+async def test_a_machine_holds_an_event_that_names_it_and_releases_its_own_hold(
+    tmp_path: Path,
+) -> None:
+    """The hold stops the whole event, because Azure cannot start a part of it."""
+    async with voting_hub(tmp_path, rules(ONE)) as hub:
+        event = reboot("vmss_0", "vmss_1")
+        await hub.observe(A, event)
+        assert (await hub.vote("vmss_1", event, "hold")).body["state"] == "held"
+        assert (await hub.decide_as(OPS, event)).body["state"] == "held"
+        foreign = await hub.vote("vmss_0", event, "release")
+        assert (foreign.status, foreign.body["detail"].split(";")[0]) == (
+            403,
+            "somebody else took the hold",
+        )
+        assert hub.agents.started == []
+        answer = await hub.vote("vmss_1", event, "release", request_id="two")
+        assert answer.body["state"] == "granted"
+        assert await hub.wait_until_started(1) == [(A, "E-1")]
+
+
+async def test_even_machines_of_one_person_do_not_release_the_holds_of_each_other(
+    tmp_path: Path,
+) -> None:
+    people = {"fleet": ["vm:vmss-a-*/*", "client:ops"]}
+    async with voting_hub(tmp_path, rules(EACH, people=people)) as hub:
+        event = reboot("vmss_0", "vmss_1")
+        await hub.observe(A, event)
+        await hub.vote("vmss_0", event, "hold")
+        await hub.vote("vmss_1", event, "hold")
+        assert (await hub.vote("vmss_0", event, "release", request_id="two")).status == 202
+        assert (await hub.vote("vmss_0", event, "release", request_id="three")).status == 403
+        (hold,) = (await hub.status(event)).active_holds
+        assert hold.principal == f"vm:{A}/vmss_1"
+        assert (await hub.decide_as(OPS, event, "release")).status == 202
+        assert (await hub.status(event)).active_holds == ()
+
+
+async def test_a_machine_cannot_hold_an_event_that_does_not_name_it(hub: VotingHub) -> None:
+    event = reboot("vmss_0")
+    await hub.observe(A, event)
+    assert (await hub.vote("vmss_1", event, "hold")).status == 403
+    assert (await hub.status(event)).active_holds == ()
+
+
+async def test_a_machine_releases_its_hold_after_the_event_names_it_no_more(
+    hub: VotingHub,
+) -> None:
+    event = reboot("vmss_0", "vmss_1")
+    await hub.observe(A, event)
+    await hub.vote("vmss_1", event, "hold")
+    changed = reboot("vmss_0")
+    await hub.observe(A, changed)
+    assert len((await hub.status(changed)).active_holds) == 1
+    assert (await hub.vote("vmss_1", changed, "release", request_id="two")).status == 202
+    assert (await hub.status(changed)).active_holds == ()
+
+
+# --- what is refused before it is decided
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "problem"),
+    [
+        ({"decision": None}, 422, {"detail": "decision: Field required", "field": "decision"}),
+        ({"revision": ""}, 422, {"field": "revision"}),
+        ({"eventId": 7}, 422, {"field": "eventId"}),
+        ({"principal": "client:ops"}, 422, {"field": "principal"}),
+        ({"request_id": "two words"}, 400, {}),
+        ({"request_id": "x" * 257}, 400, {}),
+    ],
+)
+async def test_a_malformed_vote_gets_the_problem_of_the_api_and_is_not_recorded(
+    hub: VotingHub, changes: dict[str, Any], status: int, problem: dict[str, str]
+) -> None:
+    event = reboot("vmss_0")
+    await hub.observe(A, event)
+    answer = await hub.vote("vmss_0", event, **changes)
+    assert answer.status == status
+    assert problem.items() <= answer.body.items()
+    assert answer.body["detail"]
+    assert hub.recorded("approval.refused") == hub.recorded("approval.recorded") == []
+
+
+async def test_while_the_store_cannot_be_written_the_answer_is_503(hub: VotingHub) -> None:
+    event = reboot("vmss_0", "vmss_1")
+    await hub.observe(A, event)
+    connection = hub.store._state_file.connection  # noqa: SLF001  # no other way to break the disk
+    connection.execute("PRAGMA query_only = ON")
+    answer = await hub.vote("vmss_0", event)
+    assert (answer.status, list(answer.body)) == (503, ["detail"])
+    connection.execute("PRAGMA query_only = OFF")
+    hub.clock.advance(10)  # until the store tries again
+    await asyncio.wait_for(eventually_202(hub, event), 60)
+    assert len(hub.recorded("approval.recorded")) == 1
+
+
+async def eventually_202(hub: VotingHub, event: Any) -> None:
+    """Repeat the vote, as a program does after a 503."""
+    while (await hub.vote("vmss_0", event)).status != 202:
+        await asyncio.sleep(0.01)
+        hub.clock.advance(1)
+
+
+async def test_while_approvals_are_off_the_answer_is_503(hub: VotingHub) -> None:
+    event = reboot("vmss_0", "vmss_1")
+    await hub.observe(A, event)
+    await hub.gate.set_mode("off", "local:root")
+    assert (await hub.vote("vmss_0", event)).status == 503
+    await hub.gate.set_mode("on", "local:root")
+    assert (await hub.vote("vmss_0", event)).status == 202
+
+
+# --- floods
+
+
+async def test_a_machine_over_its_rate_gets_429_and_delays_no_other(hub: VotingHub) -> None:
+    event = reboot("vmss_0", "vmss_1")
+    await hub.observe(A, event)
+    for number in range(CALLER_BURST):
+        await hub.vote("vmss_0", event, request_id=f"{number}", revision="of yesterday")
+    recorded = len(hub.recorded("approval.refused"))
+    for number in range(CALLER_BURST):
+        answer = await hub.vote("vmss_0", event, request_id=f"more-{number}")
+        assert (answer.status, dict(answer.body)) == (
+            429,
+            {"detail": f"too many votes of vm:{A}/vmss_0: wait, and try again"},
+        )
+    assert len(hub.recorded("approval.refused")) == recorded
+    assert hub.recorded("approval.recorded") == []
+    assert (await hub.vote("vmss_1", event)).status == 202
+    hub.clock.advance(1)
+    assert (await hub.vote("vmss_0", event, request_id="later")).status == 202
+
+
+async def test_a_flood_gets_no_answer_in_the_end_and_then_one_a_second(hub: VotingHub) -> None:
+    """An answer is a confirmed message: a flood of them would delay the other machines."""
+    event = reboot("vmss_0", "vmss_1")
+    await hub.observe(A, event)
+    body = {"eventId": "E-1", "decision": "approve", "revision": event.revision}
+    vote = VoteMessage(request_id="one", user="local:root", body=body)
+    flooding, quiet = Sender(A, "vmss_0", "vmss"), Sender(A, "vmss_1", "vmss")
+
+    async def flood(count: int) -> list[int | None]:
+        answers = [await hub.answer(flooding, vote) for _ in range(count)]
+        return [None if answer is None else answer.status for answer in answers]
+
+    statuses = await flood(3 * CALLER_BURST)
+    assert statuses == [202] * CALLER_BURST + [429] * CALLER_BURST + [None] * CALLER_BURST
+    answer = await hub.answer(quiet, vote)
+    assert answer is not None
+    assert answer.status == 202
+    hub.clock.advance(1)
+    assert (await flood(20))[10:] == [429] + [None] * 9
+
+
+async def test_a_user_that_makes_up_relays_is_limited_too_and_delays_no_other_user(
+    hub: VotingHub,
+) -> None:
+    event = reboot("vmss_0", "vmss_1")
+    await hub.observe(A, event)
+    statuses = [
+        (await hub.vote(f"made-up-{number}", event, decision="none")).status
+        for number in range(USER_BURST + CALLER_BURST - 1)
+    ]
+    assert statuses == [422] * USER_BURST + [429] * (CALLER_BURST - 1)
+    answer = await hub.vote("vmss_0", event)
+    assert (answer.status, answer.body["detail"]) == (
+        429,
+        "too many votes of user vmss: wait, and try again",
+    )
+    assert (await hub.vote("vmss_0", event, user="another")).status == 202
+
+
+async def test_a_machine_does_not_pay_for_what_its_user_has_no_more(hub: VotingHub) -> None:
+    event = reboot("vmss_0", "vmss_1")
+    await hub.observe(A, event)
+    for number in range(USER_BURST):
+        await hub.vote(f"made-up-{number}", event, decision="none")
+    for _ in range(CALLER_BURST - 1):
+        assert (await hub.vote("vmss_0", event)).status == 429
+    hub.clock.advance(0.1)  # enough for one vote of a machine, or for five of a user
+    answers = [(await hub.vote("vmss_0", event)).status for _ in range(3)]
+    assert answers == [202, 202, 202]
+
+
+async def test_a_machine_over_its_rate_takes_nothing_from_the_machines_of_its_user(
+    hub: VotingHub,
+) -> None:
+    event = reboot("vmss_0", "vmss_1")
+    await hub.observe(A, event)
+    vote = VoteMessage(request_id="one", user="local:root", body={"decision": "none"})
+    answers = [await hub.answer(Sender(A, "vmss_0", "vmss"), vote) for _ in range(USER_BURST + 100)]
+    assert answers[-1] is None
+    assert (await hub.vote("vmss_1", event)).status == 202
+
+
+async def test_the_machines_of_a_whole_scale_set_vote_at_the_same_time(hub: VotingHub) -> None:
+    machines = [f"vmss_{number}" for number in range(100)]
+    event = reboot(*machines)
+    await hub.observe(A, event)
+    began = time.process_time()
+    answers = await asyncio.gather(*(hub.vote(machine, event) for machine in machines))
+    spent = time.process_time() - began
+    assert sorted(answer.body["state"] for answer in answers) == ["granted"] + ["pending"] * 99
+    assert await hub.wait_until_started(1) == [(A, "E-1")]
+    assert spent < 30, spent
+
+
+# --- the message
+
+
+async def test_a_vote_that_travelled_is_the_vote_that_was_sent(hub: VotingHub) -> None:
+    event = reboot("vmss_0")
+    await hub.observe(A, event)
+    body = {"eventId": "E-1", "decision": "approve", "revision": event.revision}
+    vote = VoteMessage(request_id="one", user="local:root", body=body)
+    sent = vote.to_event(Origin(A, "VMSS_0"), hub.clock.now())
+    received = parse_message(sent.body)
+    assert isinstance(received, VoteMessage)
+    answer = await hub.answer(Sender(A, "vmss_0", "vmss"), received)
+    assert answer is not None
+    travelled = parse_message(answer.to_event(HUB, hub.clock.now()).body)
+    assert travelled == answer
+    assert answer.status == 202

@@ -1,0 +1,209 @@
+"""Which reports an agent publishes and which it leaves to others, by a clock of the test."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from relay.errors import Superseded
+from relay.events.build import Origin
+from relay.events.cloudevent import CloudEvent
+from relay.events.timestamps import format_rfc3339
+from relay.fleet.agent.report_sink import MAX_COPY_WAIT, STATE_TIMEOUT, ReportSink
+from relay.fleet.messages import HubState
+from tests.approvals.manual_clock import NOON, ManualClock
+from tests.builders import DATA, EVENT_ID, cloudevent
+
+OTHERS = {**DATA, "resources": ["vm-1", "vm-2"]}
+OWN = {**DATA, "resources": ["vm-1", "VM-0"]}
+
+
+def report(name: str = "event.scheduled", data: dict[str, Any] = OTHERS, **more: Any) -> CloudEvent:
+    """Return an event that the agent recorded at noon."""
+    return cloudevent(name, EVENT_ID, data, time=format_rfc3339(NOON), **more)
+
+
+class Hub:
+    """The far side: it takes what is published."""
+
+    def __init__(self) -> None:
+        self.published: list[tuple[str, str]] = []
+        self.failure: Exception | None = None
+
+    async def publish(self, event: CloudEvent, key: str) -> None:
+        """Take an event, or fail."""
+        self.published.append((event.name, key))
+        if self.failure is not None:
+            raise self.failure
+
+
+class Rig:
+    """An agent's sink that waits as long as it can."""
+
+    def __init__(self, chance: float = 1.0) -> None:
+        self.clock = ManualClock()
+        self.hub = Hub()
+        self.sink = ReportSink(
+            self.hub,
+            Origin("vmss-a", "VM-0"),
+            lambda resources: "vm-0" in map(str.lower, resources),
+            self.clock,
+            chance=lambda: chance,
+        )
+
+    def state(self, *, told: tuple[str, ...] = (), ending: tuple[str, ...] = ()) -> None:
+        """The hub tells its state."""
+        self.sink.take_state(HubState(hub_time=self.clock.now(), told=told, ending=ending))
+
+    async def begin(self, event: CloudEvent) -> asyncio.Task[object]:
+        """Let the sink deliver, until it waits or is done."""
+        task: asyncio.Task[object] = asyncio.create_task(self.sink.deliver(event))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        return task
+
+    async def advance(self, seconds: float) -> None:
+        """Let time pass, and then everything that follows from it."""
+        self.clock.advance(seconds)
+        for _ in range(10):
+            await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        report(data=OWN),
+        report("event.ended", data=OWN),
+        cloudevent("relay.source-lost", None, {"sink": None, "reason": "?", "count": 1}),
+    ],
+)
+async def test_what_concerns_this_vm_is_published_at_once(event: CloudEvent) -> None:
+    rig = Rig()
+    rig.state(told=(event.id,), ending=(EVENT_ID,))
+    assert (await rig.begin(event)).done()
+    ((name, key),) = rig.hub.published
+    assert name == event.name
+    assert key.endswith(".vmss-a.vm-0")
+
+
+async def test_what_concerns_others_is_left_out_once_the_hub_has_it() -> None:
+    rig, event = Rig(), report()
+    rig.state()
+    task = await rig.begin(event)
+    assert not task.done()
+    rig.state(told=("0" * 32,))
+    await rig.advance(1)
+    assert not task.done()
+    rig.state(told=("0" * 32, event.id))
+    with pytest.raises(Superseded):
+        await task
+    assert rig.hub.published == []
+
+
+async def test_what_the_hub_has_already_is_left_out_at_once() -> None:
+    rig, event = Rig(), report()
+    rig.state(told=(event.id,))
+    with pytest.raises(Superseded):
+        await (await rig.begin(event))
+
+
+async def test_the_wait_ends_after_a_random_time() -> None:
+    rig = Rig(chance=0.5)
+    rig.state()
+    task = await rig.begin(report())
+    await rig.advance(MAX_COPY_WAIT * 0.5 - 0.01)
+    assert not task.done()
+    await rig.advance(0.02)
+    await task
+    assert [name for name, _ in rig.hub.published] == ["event.scheduled"]
+
+
+async def test_an_event_that_waited_in_the_queue_does_not_wait_again() -> None:
+    rig = Rig()
+    rig.state()
+    await rig.advance(MAX_COPY_WAIT)
+    assert (await rig.begin(report())).done()
+
+
+async def test_after_a_pause_of_the_connection_the_agents_spread_again() -> None:
+    """All of them have old events, and the first of them tells the others by the hub's state."""
+    rig, event = Rig(), report()
+    await rig.advance(60)
+    rig.sink.on_listening()
+    rig.state()
+    task = await rig.begin(event)
+    assert not task.done()
+    rig.state(told=(event.id,))
+    with pytest.raises(Superseded):
+        await task
+
+
+@pytest.mark.parametrize("had_state", [True, False])
+async def test_without_a_state_of_the_hub_nothing_waits(had_state: bool) -> None:
+    rig = Rig()
+    event = report(data={**OTHERS}, id="1" * 32)
+    if had_state:
+        rig.state(told=(event.id,))
+        rig.clock.advance(STATE_TIMEOUT)
+    rig.sink.on_listening()
+    assert (await rig.begin(event)).done()
+    assert len(rig.hub.published) == 1
+
+
+async def test_a_wait_ends_when_the_hub_has_been_silent_for_too_long() -> None:
+    rig = Rig()
+    rig.state()
+    rig.clock.advance(STATE_TIMEOUT - 1)
+    rig.sink.on_listening()
+    task = await rig.begin(report())
+    assert not task.done()
+    await rig.advance(MAX_COPY_WAIT)
+    await task
+
+
+async def test_a_clock_that_is_set_back_makes_no_wait_longer() -> None:
+    rig = Rig()
+    rig.state()
+    rig.clock.set_wall_clock(NOON - timedelta(hours=1))
+    task = await rig.begin(report())
+    await rig.advance(MAX_COPY_WAIT)
+    assert task.done()
+
+
+# --- the end
+
+
+async def test_an_end_is_left_out_if_the_hub_knows_that_the_event_is_gone() -> None:
+    rig = Rig()
+    rig.state(ending=(EVENT_ID.lower(),))
+    with pytest.raises(Superseded):
+        await (await rig.begin(report("event.ended")))
+    assert (await rig.begin(report("event.updated", OWN))).done()
+
+
+@pytest.mark.parametrize("confirmed", [True, False])
+async def test_an_agent_that_reported_an_event_reports_its_end_too(confirmed: bool) -> None:
+    """The hub waits for the word of each agent from which it has heard of the event."""
+    rig = Rig()
+    if not confirmed:
+        rig.hub.failure = TimeoutError()
+    scheduled = await rig.begin(report())
+    assert (scheduled.exception() is None) is confirmed
+    rig.hub.failure = None
+    end = report("event.ended")
+    rig.state(told=(end.id,), ending=(EVENT_ID,))
+    assert (await rig.begin(end)).done()
+    assert rig.hub.published[-1][0] == "event.ended"
+    with pytest.raises(Superseded):  # its next occurrence begins anew
+        await (await rig.begin(end))
+
+
+async def test_an_agent_that_affirmed_an_event_reports_its_end_too() -> None:
+    rig = Rig()
+    rig.sink.mark_reported(EVENT_ID.upper())
+    rig.state(ending=(EVENT_ID,))
+    assert (await rig.begin(report("event.ended"))).done()
+    assert len(rig.hub.published) == 1
