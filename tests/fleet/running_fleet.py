@@ -47,6 +47,8 @@ class RunningFleet:
     domains: Sequence[Mapping[str, Any]] = DOMAINS
     interval: str = "500ms"
     """Between two polls of an agent."""
+    hub_file: Path | None = None
+    """The state file of the hub, if it is not in the directory of the fleet."""
 
     @property
     def running_hub(self) -> RunningRelay:
@@ -63,41 +65,43 @@ class RunningFleet:
 
     async def start_hub(self) -> RunningRelay:
         """Start the hub on the state file that it had before."""
-        config = self.hub_config(self.directory / "hub.db")
+        config = self.hub_config(self.hub_file or self.directory / "hub.db")
         self.hub_stack = AsyncExitStack()
         self.hub = await self.hub_stack.enter_async_context(start_relay(config, SystemClock()))
         return self.hub
 
     def hub_config(self, state_file: Path) -> Config:
         """Return the configuration of the hub, with a state file."""
-        return Config.model_validate(
-            {
-                "relay": "hub-0",
-                "fleet": {
-                    "role": "hub",
+        return Config.model_validate(self.hub_document(state_file))
+
+    def hub_document(self, state_file: Path) -> dict[str, Any]:
+        """Return the YAML document of the hub, with a state file."""
+        return {
+            "relay": "hub-0",
+            "fleet": {
+                "role": "hub",
+                "url": self.broker.amqp_url(HUB_USER),
+                "exchange": self.exchange,
+                "domains": list(self.domains),
+            },
+            "store": {"path": str(state_file)},
+            "sinks": [
+                webhook(self.inbox.url, "box"),
+                {
+                    "kind": "rabbitmq",
+                    "name": "bus",
                     "url": self.broker.amqp_url(HUB_USER),
                     "exchange": self.exchange,
-                    "domains": list(self.domains),
                 },
-                "store": {"path": str(state_file)},
-                "sinks": [
-                    webhook(self.inbox.url, "box"),
-                    {
-                        "kind": "rabbitmq",
-                        "name": "bus",
-                        "url": self.broker.amqp_url(HUB_USER),
-                        "exchange": self.exchange,
-                    },
+            ],
+            "api": {
+                "listen": "127.0.0.1:0",
+                "clients": [
+                    {"name": "ops", "key": KEY, "can": ["read", "approve", "hold", "operate"]}
                 ],
-                "api": {
-                    "listen": "127.0.0.1:0",
-                    "clients": [
-                        {"name": "ops", "key": KEY, "can": ["read", "approve", "hold", "operate"]}
-                    ],
-                },
-                **self.hub_settings,
-            }
-        )
+            },
+            **self.hub_settings,
+        }
 
     async def stop_hub(self) -> None:
         """Stop the hub in order."""
