@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
@@ -12,8 +13,9 @@ from pamqp.header import ContentHeader
 
 from relay.events.build import Origin, event_data
 from relay.events.model import ScheduledEvent
-from relay.fleet.hub.hub import Hub
-from relay.fleet.messages import Pulse, StartResult
+from relay.fleet.hub import merger
+from relay.fleet.hub.hub import MAX_PUT_OFF, Hub
+from relay.fleet.messages import MAX_LIVE_EVENTS, Pulse, StartResult
 from relay.fleet.routing import Sender, pulse_key
 from relay.fleet.settings import HubSettings
 from relay.outbox import StateFileOwner, StoreSettings
@@ -84,3 +86,22 @@ async def test_a_pulse_with_news_that_are_put_off_is_not_heard_yet(tmp_path: Pat
         assert heard.relays == ["vm-0"]
         await hub.take_pulses([pulse(build_event(), seconds=1)])
         assert heard.relays == ["vm-0"]
+
+
+async def test_an_agent_that_invents_events_in_its_pulses_fills_no_memory(tmp_path: Path) -> None:
+    """What waits for reports is bounded, and the newest is kept."""
+    clock, heard = ManualClock(), Heard()
+    owner = StateFileOwner("hub", None, is_hub=True)
+    async with open_store(
+        StoreSettings(path=tmp_path / "hub.db"), owner, clock, lambda _: ()
+    ) as store:
+        hub = Hub(SETTINGS, Origin("hub", "hub-0"), store, clock, ignore, ignore)
+        await hub.load()
+        hub.attach(heard, cast("Any", None), lambda: None)
+        for number in range(4):
+            events = [build_event(f"E-{number}-{index}") for index in range(MAX_LIVE_EVENTS)]
+            await hub.take_pulses([pulse(*events, seconds=number)])
+        del events
+        kept = [each for each in gc.get_objects() if isinstance(each, merger.Heard)]
+        assert {each.name[1][:4] for each in kept} == {"e-2-", "e-3-"}
+        assert len(kept) == MAX_PUT_OFF
