@@ -98,6 +98,7 @@ async def test_an_agent_that_invents_events_in_its_pulses_fills_no_memory(tmp_pa
         hub = Hub(SETTINGS, Origin("hub", "hub-0"), store, clock, ignore, ignore)
         await hub.load()
         hub.attach(heard, cast("Any", None), lambda: None)
+        events: list[ScheduledEvent] = []
         for number in range(4):
             events = [build_event(f"E-{number}-{index}") for index in range(MAX_LIVE_EVENTS)]
             await hub.take_pulses([pulse(*events, seconds=number)])
