@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from tests.fleet.running_fleet import RunningFleet, running_fleet
 from tests.journey.relay_process import eventually, inbox, relay
 from tests.rabbitmq import Broker
 
+CHAOS = bool(os.environ.get("RELAY_TEST_CHAOS"))
 SCOPE = "vmss-a-1f0c33ab"
 WHOLE_STORY = ["event.scheduled", "event.started", "event.ended"]
 
@@ -21,31 +23,40 @@ WHOLE_STORY = ["event.scheduled", "event.started", "event.ended"]
 async def test_agents_that_die_lag_or_come_late_change_nothing(
     own_broker: Broker, tmp_path: Path
 ) -> None:
-    """One agent is killed in the middle of the event, one sees nothing of it until its end."""
-    vms = ["vm-0", "vm-1", "vm-killed", "vm-lagging", "vm-late"]
-    apart = ["vm-killed", "vm-late"]
+    """One agent dies in the middle of the event, and one sees nothing of it until its end.
+
+    `make chaos` kills the first in a process of its own, `make test` stops it.
+    """
+    vms = ["vm-0", "vm-1", "vm-dying", "vm-lagging", "vm-late"]
+    apart = ["vm-dying", "vm-late"] if CHAOS else ["vm-late"]
     async with (
         running_fleet(own_broker, tmp_path, {SCOPE: vms}, without_agents=apart) as fleet,
-        relay(tmp_path / "killed", process_document(fleet, "vm-killed")) as killed,
+        relay(tmp_path / "dying", process_document(fleet, "vm-dying")) as dying,
     ):
         azure = fleet.azures[SCOPE]
-        await killed.start()
-        await eventually(lambda: "vm-killed" in {agent.relay for agent in fleet.roster})
+        if CHAOS:
+            await dying.start()
+        await eventually(lambda: "vm-dying" in {agent.relay for agent in fleet.roster})
         event = azure.schedule(Plan(resources=("vm-0",)))
         await eventually(lambda: fleet.told(event.event_id) == WHOLE_STORY[:1])
         azure.add_fault(Fault(kind="status", vm="vm-lagging", lasts=3600.0))
         azure.start(event)
         await eventually(lambda: fleet.told(event.event_id) == WHOLE_STORY[:2])
-        await killed.kill()
+        if CHAOS:
+            await dying.kill()
+        else:
+            await fleet.stop_agent(SCOPE, "vm-dying")
         await fleet.start_agent(SCOPE, "vm-late")
         await fleet.wait_until_reported()
         assert fleet.told(event.event_id) == WHOLE_STORY[:2]
         azure.end(event)
         await eventually(lambda: fleet.told(event.event_id) == WHOLE_STORY)
         azure.clear_faults()
-        await killed.start()
-        await fleet.wait_until_heard()
-        marker = azure.schedule(Plan(type="Freeze", resources=("vm-killed",)))
+        if CHAOS:
+            await dying.start()
+        else:
+            await fleet.start_agent(SCOPE, "vm-dying")
+        marker = azure.schedule(Plan(type="Freeze", resources=("vm-dying",)))
         await eventually(lambda: fleet.told(marker.event_id) == WHOLE_STORY[:1])
         await fleet.wait_until_reported()
         assert fleet.told(event.event_id) == WHOLE_STORY

@@ -100,6 +100,10 @@ UNUSABLE = {
     "another kind than its key": ("event.ended.reboot.{scope}.vm-0", body_of(PULSE)),
     "a message of a hub": ("vote.{scope}.vm-0", body_of(PulseRequest())),
     "another relay than its key": ("start.{scope}.vm-1", body_of(PULSE)),
+    "an unknown kind": (
+        "vote.{scope}.vm-0",
+        body_of(PULSE).replace(b"fleet.pulse.v1", b"fleet.later.v1"),
+    ),
     "an unknown key": ("vote.{scope}.vm-0.more", b"{}"),
 }
 

@@ -55,11 +55,25 @@ def names(fleet: RunningFleet) -> list[str]:
     return [each["type"].split(".", 2)[2][:-3] for each in fleet.inbox.events]
 
 
-async def test_two_hubs_cannot_use_one_state_file(own_broker: Broker, tmp_path: Path) -> None:
-    async with running_fleet(own_broker, tmp_path, {SCOPE: ["vm-0"]}) as fleet:
-        config = fleet.hub_config(tmp_path / "hub.db")
+def hub_without_broker(folder: Path) -> Config:
+    """Return the configuration of a hub that finds no broker."""
+    return Config.model_validate(
+        {
+            "fleet": {
+                "role": "hub",
+                "url": f"amqp://hub:hub@127.0.0.1:{reserve(1)[0]}/",
+                "domains": [{"user": "vmss-a", "scopes": ["*"]}],
+            },
+            "store": {"path": str(folder / "relay.db")},
+            "api": {"listen": "127.0.0.1:0"},
+        }
+    )
+
+
+async def test_two_hubs_cannot_use_one_state_file(tmp_path: Path) -> None:
+    async with start_relay(hub_without_broker(tmp_path), SystemClock()):
         with pytest.raises(StoreLocked):
-            async with start_relay(config, SystemClock()):
+            async with start_relay(hub_without_broker(tmp_path), SystemClock()):
                 pass
 
 
@@ -69,18 +83,7 @@ async def test_the_state_file_of_a_plain_relay_is_set_aside_by_a_hub(
     """The hub begins with approvals off: nobody has told it what to make of this."""
     async with open_store_in(tmp_path) as store:
         await store.transact(record_event(1))
-    config = Config.model_validate(
-        {
-            "fleet": {
-                "role": "hub",
-                "url": f"amqp://hub:hub@127.0.0.1:{reserve(1)[0]}/",
-                "domains": [{"user": "vmss-a", "scopes": ["*"]}],
-            },
-            "store": {"path": str(tmp_path / "relay.db")},
-            "api": {"listen": "127.0.0.1:0"},
-        }
-    )
-    async with start_relay(config, SystemClock()) as hub:
+    async with start_relay(hub_without_broker(tmp_path), SystemClock()) as hub:
         assert await hub.relay.gate.mode() == "off"
         assert await hub.relay.store.read(lambda tx: tx.snapshot.live()) == []
     assert "was renamed to" in caplog.text

@@ -123,6 +123,7 @@ async def test_each_way_to_vote_gives_one_start_request_in_the_scope(
         )
         posts = sorted(call.event_ids for call in azure.start_requests)
         assert posts == sorted((f"E-{way}",) for way in ways)
+        assert {call.vm for call in azure.start_requests} <= {"vm-1", "vm-2"}
         assert fleet.azures[OTHER].start_requests == ()
 
 

@@ -471,7 +471,10 @@ class Hub:
             )
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        if self._tasks is None:
-            work.close()
-            return
-        self._tasks.create_task(work, name=name)
+        try:
+            if self._tasks is not None:
+                self._tasks.create_task(work, name=name)
+                return
+        except RuntimeError:  # the hub stops: the message comes again, and the rest can wait
+            pass
+        work.close()
