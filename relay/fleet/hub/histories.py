@@ -92,10 +92,13 @@ class Histories:
 
 def read_histories(tx: Transaction, names: Collection[EventName]) -> list[StoredHistory]:
     """Work for the store: return what it holds about these events."""
-    agents = {(agent.scope, agent.relay): agent for agent in tx.fleet.agents()}
     keys = {tx.keys.key(scope, event_id): (scope, event_id) for scope, event_id in names}
+    sightings = tx.fleet.sightings(list(keys))
+    # Of most events that are asked for, nobody has said anything yet. A fleet has many agents.
+    known = tx.fleet.agents() if sightings else []
+    agents = {(agent.scope, agent.relay): agent for agent in known}
     words: dict[str, dict[str, LastWord]] = {}
-    for row in tx.fleet.sightings(list(keys)):
+    for row in sightings:
         agent = agents.get((keys[row.event_key][0], row.relay))
         words.setdefault(row.event_key, {})[row.relay] = _word(row, agent)
     return [
