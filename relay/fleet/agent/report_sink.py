@@ -150,7 +150,8 @@ class ReportSink:
         now = self._clock.now()
         age = (now - recorded).total_seconds() if recorded is not None else 0.0
         listening = self._clock.monotonic() - self._listening_since
-        return MAX_COPY_WAIT * self._chance() ** COPY_WAIT_POWER - max(0.0, min(age, listening))
+        wait = MAX_COPY_WAIT * math.pow(self._chance(), COPY_WAIT_POWER)
+        return wait - max(0.0, min(age, listening))
 
     @property
     def _hears_hub(self) -> bool:
