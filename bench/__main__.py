@@ -1,7 +1,8 @@
 """``python -m bench [METRIC …]``: measures, prints a table, and with ``--write`` writes the page.
 
 It needs Linux and RabbitMQ. ``make bench`` installs RabbitMQ first. Without a metric it measures
-all but those of growth; ``growth`` stands for these, ``all`` for everything.
+all but those of growth and of a fleet; ``growth`` and ``fleet`` stand for these, ``all`` for
+everything.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import orjson
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from bench import delivery, flood, growth, idle, outages, report
+from bench import delivery, fleet, flood, growth, idle, outages, report
 from bench.machine import machine, versions
 from bench.results import Measured, Section, as_json
 from bench.run import Options
@@ -42,11 +43,18 @@ GROWTH: dict[str, Measure] = {
     "backlog": growth.backlog,
     "journal": growth.journal,
 }
+FLEET: dict[str, Measure] = {
+    "fleet-rate": fleet.hub_rate,
+    "fleet-pulses": fleet.pulse_cost,
+    "fleet-wave": fleet.wave,
+    "fleet-idle": fleet.agent_idle,
+}
+GROUPS = {"growth": GROWTH, "fleet": FLEET, "all": {**METRICS, **GROWTH, **FLEET}}
 ROUNDS = {"flood": 1, **dict.fromkeys(GROWTH, 1)}
 """Rounds of those that take long."""
 PIPE_WIDTH = 140
 """Characters in a line where no terminal sets a width."""
-NEED_BROKER = frozenset({"publish", "crash", "idle"})
+NEED_BROKER = frozenset({"publish", "crash", "idle", *FLEET})
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -61,12 +69,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     console = Console(stderr=chosen.json)
     if not console.is_terminal:
         console = Console(stderr=chosen.json, width=PIPE_WIDTH)
-    with _broker(needed=bool(NEED_BROKER & measures.keys())) as amqp_url:
+    with _broker(needed=bool(NEED_BROKER & measures.keys())) as broker:
         date, on, with_versions = f"{datetime.now(UTC):%Y-%m-%d}", machine(), versions()
         with _progress(sum(rounds.values())) as advance:
             for name, measure in measures.items():
                 options = Options(
-                    repeats=rounds[name], amqp_url=amqp_url, scale=chosen.scale, advance=advance
+                    repeats=rounds[name],
+                    amqp_url=broker.amqp_url() if broker is not None else "",
+                    broker=broker,
+                    scale=chosen.scale,
+                    advance=advance,
                 )
                 section = asyncio.run(_run(measure, options))
                 results[name] = Measured(
@@ -92,9 +104,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "metric",
         nargs="*",
-        choices=[*METRICS, *GROWTH, "growth", "all", []],
+        choices=[*GROUPS["all"], *GROUPS, []],
         metavar="METRIC",
-        help=f"one of {', '.join([*METRICS, *GROWTH, 'growth', 'all'])}",
+        help=f"one of {', '.join([*GROUPS['all'], *GROUPS])}",
     )
     parser.add_argument("--json", action="store_true", help="print JSON for programs")
     parser.add_argument("--repeat", type=int, metavar="N", help="rounds of each metric")
@@ -108,11 +120,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _chosen(names: Sequence[str]) -> dict[str, Measure]:
-    every = {**METRICS, **GROWTH}
-    groups = {"all": every, "growth": GROWTH}
+    every = GROUPS["all"]
     chosen: dict[str, Measure] = {}
     for name in names:
-        chosen.update(groups.get(name) or {name: every[name]})
+        chosen.update(GROUPS.get(name) or {name: every[name]})
     return {name: every[name] for name in every if name in (chosen or METRICS)}
 
 
@@ -121,14 +132,14 @@ async def _run(measure: Measure, options: Options) -> Section:
 
 
 @contextlib.contextmanager
-def _broker(*, needed: bool) -> Iterator[str]:
-    """Yield the URL of a private RabbitMQ, if one is needed."""
+def _broker(*, needed: bool) -> Iterator[Broker | None]:
+    """Yield a private RabbitMQ, if one is needed."""
     if not needed:
-        yield ""
+        yield None
         return
     with tempfile.TemporaryDirectory() as directory, Broker(Path(directory)) as broker:
         broker.start()
-        yield broker.amqp_url()
+        yield broker
 
 
 @contextlib.contextmanager

@@ -1,7 +1,8 @@
 """Raw limits: what the building blocks do on this machine with nothing around them.
 
-`python -m bench.raw posts URL COUNT`, `… publishes URL COUNT` or `… commits FOLDER COUNT ROWS`
-prints the operations per second and the CPU time of each in milliseconds, as JSON.
+`python -m bench.raw posts URL COUNT`, `… publishes URL COUNT`, `… consumes URL COUNT QUEUE` or
+`… commits FOLDER COUNT ROWS` prints the operations per second and the CPU time of each in
+milliseconds, as JSON.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import aio_pika
 import orjson
+from aiormq.abc import DeliveredMessage
 
 from bench import EXCHANGE
 from bench.bare_outbox import IN_FLIGHT, amqp_message, client_session, post_signed
@@ -46,6 +48,25 @@ async def publishes(url: str, count: int) -> Cost:
             await exchange.publish(amqp_message(f"raw-{number}", BODY), "bench")
 
         return await _time(count, publish)
+
+
+async def consumes(url: str, count: int, queue: str) -> Cost:
+    """Consume so many messages without acknowledgements."""
+    arrived, complete = 0, asyncio.Event()
+
+    async def note(_: DeliveredMessage) -> None:
+        nonlocal arrived
+        arrived += 1
+        if arrived == count:
+            complete.set()
+
+    connection = await aio_pika.connect(url)
+    async with connection, connection.channel() as channel:
+        underlay = await channel.get_underlay_channel()
+        began, cpu_before = time.perf_counter(), time.process_time()
+        await underlay.basic_consume(queue, note, no_ack=True)
+        await complete.wait()
+        return time.perf_counter() - began, time.process_time() - cpu_before
 
 
 async def _time(count: int, send: Callable[[int], Awaitable[None]]) -> Cost:
@@ -86,13 +107,15 @@ def commits(folder: Path, count: int, rows: int) -> Cost:
 
 def main() -> None:
     """Carry out one kind of operation, and print what it cost."""
-    kind, place, count, *rows = sys.argv[1:]
+    kind, place, count, *more = sys.argv[1:]
     if kind == "posts":
         elapsed, cpu = asyncio.run(posts(place, int(count)))
     elif kind == "publishes":
         elapsed, cpu = asyncio.run(publishes(place, int(count)))
+    elif kind == "consumes":
+        elapsed, cpu = asyncio.run(consumes(place, int(count), more[0]))
     else:
-        elapsed, cpu = commits(Path(place), int(count), int(rows[0]))
+        elapsed, cpu = commits(Path(place), int(count), int(more[0]))
     cost = {"per_second": int(count) / elapsed, "cpu_ms": cpu / int(count) * 1000}
     print(orjson.dumps(cost).decode())
 

@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from tests.rabbitmq import Broker
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """``advance`` is called with the name of what is measured, at the begin of each round."""
+    """``advance`` is called with the name of what is measured, at the begin of each round.
+
+    ``broker`` is a node of our own, for those that make users or look into it.
+    """
 
     repeats: int
     amqp_url: str
+    broker: Broker | None = None
     scale: float = 1.0
     """Events, as a part of the usual number: a test needs few."""
     advance: Callable[[str], None] = lambda _: None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import asdict
 from itertools import count
@@ -103,6 +104,8 @@ def simulate(
         )
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--scopes") from None
+    for name in ("aiormq", "aio_pika"):  # else each connection that is lost is a traceback
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     counters: list[Counters] = []
     try:
         asyncio.run(run_until_stopped(_simulate(settings, plan, duration, counters)))

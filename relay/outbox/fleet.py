@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -119,7 +119,9 @@ class FleetTables:
 
 
 def _values(row: AgentRow | SightingRow) -> dict[str, Any]:
+    # `dataclasses.asdict` would make deep copies.
+    values = {name: getattr(row, name) for name in row.__slots__}
     return {
         name: format_sortable(value) if isinstance(value, datetime) else value
-        for name, value in asdict(row).items()
+        for name, value in values.items()
     }

@@ -8,13 +8,15 @@ and a recorder without a state file. So a change that was recorded is lost if th
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import resource
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 from uuid import uuid4
 
@@ -33,7 +35,7 @@ from relay.events.build import (
     transition_id,
 )
 from relay.events.cloudevent import CloudEvent
-from relay.events.delta import diff
+from relay.events.delta import Change, diff
 from relay.events.model import Document, ScheduledEvent
 from relay.fleet.agent.agent import Agent, Machine
 from relay.fleet.agent.report_sink import ReportSink
@@ -54,6 +56,10 @@ CONNECT_TIMEOUT = 60.0
 """Seconds that an agent may take to connect and to make its queue."""
 RETRY_DELAY = 1.0
 """Seconds, up to twice as many, until an agent tries again to publish a report."""
+MAX_KNOWN_STATES = 1000
+"""States of which a scope remembers what was computed about them."""
+GC_THRESHOLD = 100_000
+"""New objects until the garbage collector looks at them."""
 OPEN_FILES_RESERVED = 64
 """Open files that the process needs beside one connection for each agent."""
 _TICK = 0.2
@@ -144,38 +150,61 @@ def raise_open_files_limit() -> int:
 class LightRecorder:
     """Records changes of a document as `relay.ingest.recorder` does, in memory.
 
-    The ids are the same, because a simulated EventId never comes back.
+    The ids are the same, because a simulated EventId never comes back. ``known`` may be shared by
+    the agents of a scope, who record the same.
     """
 
-    def __init__(self, origin: Origin) -> None:
+    def __init__(self, origin: Origin, known: KnownStates) -> None:
         self._origin = origin
-        self._known: dict[str, tuple[ScheduledEvent, dict[str, Any]]] = {}
+        self._known = known
+        self._events: dict[str, ScheduledEvent] = {}
+        self._data: dict[str, Mapping[str, Any]] = {}
 
     def record(self, document: Document, at: datetime) -> list[CloudEvent]:
         """Return an event for each change since the last document."""
+        changes = diff(self._events.values(), document)
         recorded = []
-        for change in diff((event for event, _ in self._known.values()), document):
+        for change in changes:
             outcome = None
+            key = change.event.key
             if change.kind == "ended":
-                _, data = self._known.pop(change.event.key)
+                data = self._data.pop(key)
                 evidence = EndEvidence(start_sent=False, gap=False, rebooted=False)
                 outcome = determine_outcome(change.event, evidence, at)
             else:
-                data = event_data(change.event, document.incarnation)
-                self._known[change.event.key] = change.event, data
+                data = self._data[key] = self._known.data(change.event, document.incarnation)
             recorded.append(
                 change_event(
                     change,
                     self._origin,
                     at,
                     data=data,
-                    transition=transition_id(change, self._origin),
+                    transition=self._known.transition(change, self._origin),
                     previous_count=0,
                     approved_by_relay=False,
                     outcome=outcome,
                 )
             )
+        if changes:
+            self._events = {event.key: event for event in document.events}
         return recorded
+
+
+class KnownStates:
+    """What has been computed about the states of the events of one scope."""
+
+    def __init__(self) -> None:
+        self.data = lru_cache(MAX_KNOWN_STATES)(event_data)
+        self._transitions: dict[tuple[str, ScheduledEvent], str] = {}
+
+    def transition(self, change: Change, origin: Origin) -> str:
+        """Return `transition_id` of a change, for any agent of the scope."""
+        key = (change.kind, change.event)
+        if key not in self._transitions:
+            self._transitions[key] = transition_id(change, origin)
+            if len(self._transitions) > MAX_KNOWN_STATES:
+                del self._transitions[next(iter(self._transitions))]
+        return self._transitions[key]
 
 
 class _Reports:
@@ -307,7 +336,7 @@ class SimulatedAgent:
         self._names = frozenset({vm.lower()})
         self._first_poll = clock.monotonic() + random.random() * scope.poll_interval  # noqa: S311  # no secret
         self._timer: asyncio.TimerHandle | None = None
-        self._recorder = LightRecorder(self.origin)
+        self._recorder = LightRecorder(self.origin, scope.known)
         machine = Machine(vm_id=str(uuid4()), boot_id=str(uuid4()), zone="1", names=self._names)
         self._agent = _CountingAgent(settings, self.origin, machine, clock, counters)
         self._agent.attach_source(self, self)
@@ -402,6 +431,7 @@ class SimulatedScope:
         self.name = name
         self.agents: list[SimulatedAgent] = []
         self.poll_interval = poll_interval
+        self.known = KnownStates()
         self._clock = clock
         self._counters = counters
         self._document: Document | None = None
@@ -556,6 +586,23 @@ class SimulatedFleet:
                 scope.azure.tick()
 
 
+@contextmanager
+def _rare_collections() -> Iterator[None]:
+    """Let the collector leave out the objects of all connections, and come rarely.
+
+    Else it takes half of the CPU time, and holds all agents up meanwhile.
+    """
+    thresholds = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GC_THRESHOLD, *thresholds[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()
+
+
 def _new_id() -> str:
     return str(uuid4())
 
@@ -581,7 +628,8 @@ async def simulated_fleet(
     agents = asyncio.create_task(run_agents(), name="simulated agents")
     try:
         await fleet.connect(await holder, on_connected)
-        yield fleet
+        with _rare_collections():
+            yield fleet
     finally:
         await fleet.close()
         agents.cancel()

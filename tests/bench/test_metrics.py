@@ -10,20 +10,22 @@ from pathlib import Path
 import orjson
 import pytest
 
-from bench.__main__ import GROWTH, METRICS, main
+from bench.__main__ import GROUPS, main
 from bench.results import RESULTS, Section
 from bench.run import Options
-from tests.rabbitmq import Reachable
+from tests.rabbitmq import Broker, Reachable
 
 ROOT = Path(__file__).parents[2]
 SCALE = 0.01
 
 
-async def measure(metric: str, amqp_url: str = "") -> Section:
+async def measure(metric: str, amqp_url: str = "", broker: Broker | None = None) -> Section:
     """Measure one round with few events. Each value must be there."""
     rounds: list[str] = []
-    options = Options(repeats=1, amqp_url=amqp_url, scale=SCALE, advance=rounds.append)
-    section = await {**METRICS, **GROWTH}[metric](options)
+    options = Options(
+        repeats=1, amqp_url=amqp_url, broker=broker, scale=SCALE, advance=rounds.append
+    )
+    section = await GROUPS["all"][metric](options)
     assert section.metric == metric
     assert len(rounds) == 1
     for row in section.rows:
@@ -122,3 +124,18 @@ def test_wrong_usage_measures_nothing(
         main(arguments)
     assert ended.value.code == 2
     assert "usage: python -m bench" in capsys.readouterr().err
+
+
+async def test_a_fleet(own_broker: Broker) -> None:
+    own_broker.start()
+    rate = await measure("fleet-rate", broker=own_broker)
+    assert 0 < value(rate, "CPU per change", "hub") < 1000
+    assert value(rate, "changes", "hub") > 0
+    pulses = await measure("fleet-pulses", broker=own_broker)
+    assert value(pulses, "CPU per pulse", "bare consumer") > 0
+    wave = await measure("fleet-wave", broker=own_broker)
+    assert value(wave, "copies per change", "10 agents") >= 0
+    assert value(wave, "scheduled, p99", "10 agents") < 60_000
+    idle = await measure("fleet-idle", broker=own_broker)
+    assert value(idle, "connections", "agent") == 1
+    assert value(idle, "messages", "agent") <= 60 / 0.3, "no more than a pulse"

@@ -25,6 +25,7 @@ from relay.outbox import StateFileOwner, StoreSettings
 from relay.outbox.sqlite import open_store
 from relay.roles.simulated_fleet import (
     FleetPlan,
+    KnownStates,
     LightRecorder,
     SimulatedFleet,
     simulated_fleet,
@@ -75,7 +76,7 @@ async def test_a_light_recorder_makes_the_events_of_the_recorder(tmp_path: Path)
     azure.end(second)
     azure.cancel(first)
     documents.append(document())
-    light = LightRecorder(origin)
+    light = LightRecorder(origin, KnownStates())
     made = [
         event
         for number, each in enumerate(documents)

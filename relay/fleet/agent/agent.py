@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from typing_extensions import override  # in typing from Python 3.12
 
@@ -15,7 +15,7 @@ from relay.clock import Clock
 from relay.events.build import Origin, event_data
 from relay.events.model import Document
 from relay.fleet.agent.link import AgentLink, CommandHandler
-from relay.fleet.agent.pulses import AFFIRM_SPREAD, Pulses
+from relay.fleet.agent.pulses import Pulses
 from relay.fleet.agent.report_sink import NamesThisVm, ReportSink
 from relay.fleet.agent.start_orders import DocumentReader, StartOrders, StartRequestSender
 from relay.fleet.agent.votes import Votes
@@ -29,6 +29,11 @@ from relay.fleet.messages import (
 )
 from relay.fleet.routing import pulse_key, result_key, vote_key
 from relay.fleet.settings import AgentSettings
+
+AFFIRM_DELAY = 1.5
+"""Seconds until an agent affirms an event that another says is gone. The hub waits longer."""
+AFFIRM_SPREAD = 1.0
+"""Seconds over which agents spread what they affirm."""
 
 
 class AgentSource(DocumentReader, Protocol):
@@ -78,6 +83,9 @@ class Agent(CommandHandler):
         self._chance = chance
         self._source: AgentSource | None = None
         self._orders: StartOrders | None = None
+        self._disputed: set[str] = set()
+        """EventIds that this VM showed when the hub said that somebody says gone."""
+        self._dispute_came = asyncio.Event()
         self.link = AgentLink(settings, origin, self, clock, chance=chance)
         self.report_sink = ReportSink(self.link, origin, names_this_vm, clock, chance=chance)
         self.votes = Votes(self._publish_vote)
@@ -98,6 +106,7 @@ class Agent(CommandHandler):
             group.create_task(self.link.run(), name="agent: link")
             group.create_task(self._pulses.run(), name="agent: pulses")
             group.create_task(self._orders.run(), name="agent: orders")
+            group.create_task(self._affirm_disputed(), name="agent: disputed events")
 
     async def stop_orders(self, within: float) -> None:
         """Begin no more orders. Return when no order is left, or after ``within`` seconds."""
@@ -127,11 +136,28 @@ class Agent(CommandHandler):
     @override
     def take_state(self, state: HubState) -> None:
         self.report_sink.take_state(state)
-        affirmed = self._live_among(state.ending)
-        for event_id in affirmed:
-            self.report_sink.mark_reported(event_id)
-        if affirmed:
-            self._pulses.request(spread=AFFIRM_SPREAD)
+        disputed = self._live_among(state.ending)
+        if disputed:
+            self._disputed.update(disputed)
+            self._dispute_came.set()
+
+    async def _affirm_disputed(self) -> NoReturn:
+        """Tell the hub of events that another agent says are gone, and that this VM still sees.
+
+        Most VMs have only not polled again. So this waits for their next poll first: else each end
+        of an event would cause a pulse of almost every VM of the scope.
+        """
+        while True:
+            self._dispute_came.clear()
+            if not self._disputed:
+                await self._dispute_came.wait()
+            await self._clock.sleep(AFFIRM_DELAY + AFFIRM_SPREAD * self._chance())
+            disputed, self._disputed = self._disputed, set()
+            affirmed = self._live_among(disputed)
+            for event_id in affirmed:
+                self.report_sink.mark_reported(event_id)
+            if affirmed:
+                self._pulses.request()
 
     # --- messages to the hub
 
@@ -156,7 +182,7 @@ class Agent(CommandHandler):
         event = pulse.to_event(self._origin, self._clock.now())
         self.link.send_unconfirmed(event, pulse_key(self._origin))
 
-    def _live_among(self, event_ids: Sequence[str]) -> list[str]:
+    def _live_among(self, event_ids: Collection[str]) -> list[str]:
         """Return those of the EventIds that this VM still sees."""
         document = self._source.last_document if self._source is not None else None
         live = {event.key for event in document.events} if document is not None else set()

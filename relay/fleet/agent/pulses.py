@@ -16,8 +16,6 @@ INTERVAL = 60.0
 """Seconds between two pulses."""
 INTERVAL_SPREAD = 0.1
 """The part of `INTERVAL` by which a pulse can be earlier or later, so that agents do not align."""
-AFFIRM_SPREAD = 1.0
-"""Seconds over which agents spread the pulses by which they say that an event has not ended."""
 MIN_INTERVAL = 0.5
 """Seconds: the shortest time between two pulses, whoever asks for them."""
 
@@ -45,9 +43,9 @@ class Pulses:
         self._earliest = clock.monotonic()
         self._changed = asyncio.Event()
 
-    def request(self, *, spread: float = 0.0) -> None:
-        """Send a pulse soon: at a random moment within ``spread`` seconds."""
-        at = max(self._clock.monotonic() + spread * self._chance(), self._earliest)
+    def request(self) -> None:
+        """Send a pulse as soon as one may be sent."""
+        at = max(self._clock.monotonic(), self._earliest)
         if at < self._next_at:
             self._next_at = at
             self._changed.set()

@@ -23,6 +23,8 @@ from relay.sinks import Receipt, SinkSettings
 
 MAX_COPY_WAIT = 3.0
 """Seconds: the longest time that an agent waits for others to tell the hub first."""
+COPY_WAIT_POWER = 1 / 3
+"""Makes short waits rare: of many agents, few must wait less than the named VM needs to report."""
 STATE_TIMEOUT = 150.0
 """Seconds without a state of the hub after which agents do not wait for one."""
 MAX_REPORTED = 10_000
@@ -75,7 +77,8 @@ class ReportSink:
         self._ending: frozenset[str] = frozenset()
         self._state_at: float | None = None  # monotonic
         self._listening_since = clock.monotonic()
-        self._new_state = asyncio.Event()
+        # The copies that wait, each with what ends its wait:
+        self._copies: dict[str, tuple[CloudEvent, asyncio.Event]] = {}
         # The EventIds, in lower case, of which the hub has heard from this agent, oldest first:
         self._reported: dict[str, None] = {}
 
@@ -88,8 +91,9 @@ class ReportSink:
         self._told = frozenset(state.told)
         self._ending = frozenset(event_id.lower() for event_id in state.ending)
         self._state_at = self._clock.monotonic()
-        self._new_state.set()
-        self._new_state = asyncio.Event()
+        for event, known in self._copies.values():
+            if self._reason_to_leave_out(event) is not None:
+                known.set()
 
     def mark_reported(self, event_id: str) -> None:
         """The hub hears of this event from this agent, so it must hear of its end too."""
@@ -121,14 +125,20 @@ class ReportSink:
 
     async def _wait_for_copy(self, event: CloudEvent) -> None:
         """Return after a random time. Raises Superseded once the hub has the event."""
-        end = self._clock.monotonic() + self._copy_wait(event)
-        while self._hears_hub:
-            new_state = self._new_state
-            self._check_superseded(event)
-            seconds = end - self._clock.monotonic()
-            if seconds <= 0:
-                return
-            await wait_for_event(new_state, self._clock, seconds)
+        if not self._hears_hub:
+            return
+        known = asyncio.Event()
+        self._copies[event.id] = event, known
+        try:
+            reason = self._reason_to_leave_out(event)
+            seconds = self._copy_wait(event)
+            if reason is None and seconds > 0:
+                await wait_for_event(known, self._clock, seconds)
+                reason = self._reason_to_leave_out(event)
+        finally:
+            del self._copies[event.id]
+        if reason is not None:
+            raise Superseded(reason)
 
     def _copy_wait(self, event: CloudEvent) -> float:
         """Return the seconds that this agent waits for others.
@@ -140,7 +150,8 @@ class ReportSink:
         now = self._clock.now()
         age = (now - recorded).total_seconds() if recorded is not None else 0.0
         listening = self._clock.monotonic() - self._listening_since
-        return MAX_COPY_WAIT * self._chance() - max(0.0, min(age, listening))
+        wait = MAX_COPY_WAIT * math.pow(self._chance(), COPY_WAIT_POWER)
+        return wait - max(0.0, min(age, listening))
 
     @property
     def _hears_hub(self) -> bool:
@@ -149,11 +160,13 @@ class ReportSink:
             return False
         return self._clock.monotonic() - self._state_at < STATE_TIMEOUT
 
-    def _check_superseded(self, event: CloudEvent) -> None:
+    def _reason_to_leave_out(self, event: CloudEvent) -> str | None:
+        """Return how the hub knows of the event without this agent; None if it does not."""
         if event.id in self._told:
-            raise Superseded("the hub has it from another agent")
+            return "the hub has it from another agent"
         if event.name == "event.ended" and _event_id(event).lower() in self._ending:
-            raise Superseded("the hub knows from another agent that the event is gone")
+            return "the hub knows from another agent that the event is gone"
+        return None
 
 
 def _event_id(event: CloudEvent) -> str:

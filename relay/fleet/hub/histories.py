@@ -39,24 +39,34 @@ class Histories:
     """The histories by scope and EventId."""
 
     def __init__(self) -> None:
-        self._by_scope: dict[str, dict[str, EventHistory | None]] = {}
+        self._by_scope: dict[str, dict[str, EventHistory]] = {}
+        self._unknown: set[EventName] = set()
+        """The events of which nobody has told."""
         self._ended: dict[EventName, None] = {}
-        """Those that ended, the longest unused first."""
+        """Those that ended or are unknown, the longest unused first."""
         self.ending: set[EventName] = set()
         """The events of which some agent said that they are gone, and that have not ended yet."""
 
     def missing(self, names: Iterable[EventName]) -> set[EventName]:
         """Return the events that must be read from the state file first."""
-        return {name for name in names if name[1] not in self._by_scope.get(name[0], {})}
+        return {
+            name
+            for name in names
+            if name[1] not in self._by_scope.get(name[0], {}) and name not in self._unknown
+        }
 
     def get(self, name: EventName) -> EventHistory | None:
         """Return the history of an event that is not `missing`; None: nobody has told of it."""
-        return self._by_scope[name[0]][name[1]]
+        return None if name in self._unknown else self._by_scope[name[0]][name[1]]
 
     def put(self, name: EventName, history: EventHistory | None) -> None:
         """Keep a history."""
-        self._by_scope.setdefault(name[0], {})[name[1]] = history
         self._ended.pop(name, None)
+        if history is None:
+            self._unknown.add(name)
+        else:
+            self._unknown.discard(name)
+            self._by_scope.setdefault(name[0], {})[name[1]] = history
         if history is not None and history.is_ending:
             self.ending.add(name)
         else:
@@ -69,15 +79,14 @@ class Histories:
         while len(self._ended) > MAX_ENDED:
             self._drop(next(iter(self._ended)))
 
-    def of_scope(self, scope: str) -> dict[str, EventHistory]:
-        """Return the histories of a scope that are in memory, by EventId."""
-        known = self._by_scope.get(scope, {})
-        return {key: history for key, history in known.items() if history is not None}
+    def of_scope(self, scope: str) -> Mapping[str, EventHistory]:
+        """Return the histories of a scope that are in memory, by EventId. `put` changes them."""
+        return self._by_scope.get(scope, {})
 
     def live(self) -> Iterator[tuple[EventName, EventHistory]]:
         """Yield the events that have not ended."""
         for scope in list(self._by_scope):
-            for key, history in self.of_scope(scope).items():
+            for key, history in list(self.of_scope(scope).items()):
                 if history.ended_at is None:
                     yield (scope, key), history
 
@@ -87,6 +96,9 @@ class Histories:
 
     def _drop(self, name: EventName) -> None:
         del self._ended[name]
+        if name in self._unknown:
+            self._unknown.discard(name)
+            return
         of_scope = self._by_scope[name[0]]
         del of_scope[name[1]]
         if not of_scope:
@@ -95,10 +107,13 @@ class Histories:
 
 def read_histories(tx: Transaction, names: Collection[EventName]) -> list[StoredHistory]:
     """Work for the store: return what it holds about these events."""
-    agents = {(agent.scope, agent.relay): agent for agent in tx.fleet.agents()}
     keys = {tx.keys.key(scope, event_id): (scope, event_id) for scope, event_id in names}
+    sightings = tx.fleet.sightings(list(keys))
+    # Of most events that are asked for, nobody has said anything yet. A fleet has many agents.
+    known = tx.fleet.agents() if sightings else []
+    agents = {(agent.scope, agent.relay): agent for agent in known}
     words: dict[str, dict[str, LastWord]] = {}
-    for row in tx.fleet.sightings(list(keys)):
+    for row in sightings:
         agent = agents.get((keys[row.event_key][0], row.relay))
         words.setdefault(row.event_key, {})[row.relay] = _word(row, agent)
     return [

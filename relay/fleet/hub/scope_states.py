@@ -17,9 +17,9 @@ from relay.outbox.event_keys import EventKeys
 
 STATE_INTERVAL = 60.0
 """Seconds between two states of a scope in which nothing happens."""
-MIN_STATE_INTERVAL = 0.1
-"""Seconds between two states of a scope in which much happens."""
-TOLD_FOR = 60.0
+MIN_STATE_INTERVAL = 0.5
+"""Seconds between two states of a scope in which much happens. Each goes to all of its agents."""
+TOLD_FOR = 15.0
 """Seconds for which a state names the id of an event. Agents wait at most three for it."""
 _IDLE_CHECK_INTERVAL = 5.0
 
@@ -59,8 +59,7 @@ class ScopeStates:
 
     def request(self, scope: str) -> None:
         """Send a state to the agents of a scope soon."""
-        sent_at = self._sent_at.get(scope)
-        if sent_at is None or self._clock.monotonic() - sent_at >= MIN_STATE_INTERVAL:
+        if self._may_send(scope, self._clock.monotonic()):
             self._send_now(scope)
         else:
             self._due.add(scope)
@@ -70,19 +69,23 @@ class ScopeStates:
         """Send what is due until cancelled. ``scopes`` returns those that have agents."""
         while True:
             self._wake.clear()
-            due, self._due = self._due, set()
-            for scope in due:
-                self._send_now(scope)
             now, known = self._clock.monotonic(), set(scopes())
+            for scope in [scope for scope in self._due if self._may_send(scope, now)]:
+                self._due.discard(scope)
+                self._send_now(scope)
             for scope in known:
                 if now - self._sent_at.get(scope, now - STATE_INTERVAL) >= STATE_INTERVAL:
                     self._send_now(scope)
             for scope in self._sent_at.keys() - known:
                 del self._sent_at[scope]
-            if due:
-                await self._clock.sleep(MIN_STATE_INTERVAL)
+            if self._due:
+                await self._clock.sleep(MIN_STATE_INTERVAL / 5)
             else:
                 await wait_for_event(self._wake, self._clock, _IDLE_CHECK_INTERVAL)
+
+    def _may_send(self, scope: str, now: float) -> bool:
+        sent_at = self._sent_at.get(scope)
+        return sent_at is None or now - sent_at >= MIN_STATE_INTERVAL
 
     def _send_now(self, scope: str) -> None:
         now, at = self._clock.monotonic(), self._clock.now()
