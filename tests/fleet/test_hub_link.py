@@ -27,6 +27,7 @@ class Handler:
     def __init__(self) -> None:
         self.connections = 0
         self.taken: list[bytes] = []
+        self.pulses: list[bytes] = []
 
     def on_connected(self) -> None:
         """The hub hears its agents."""
@@ -51,7 +52,11 @@ class Handler:
                 settlements.acknowledge(tag)
 
     async def take_pulses(self, messages: Sequence[DeliveredMessage]) -> None:
-        """Take none."""
+        """Take what is no bug."""
+        bodies = [message.body for message in messages]
+        if BUG in bodies:
+            raise RuntimeError("a bug")
+        self.pulses += bodies
 
 
 @asynccontextmanager
@@ -75,6 +80,14 @@ async def connected(broker: Broker, exchange: str, handler: Handler) -> AsyncIte
         await asyncio.gather(task, return_exceptions=True)
 
 
+async def publish(broker: Broker, exchange: str, kind: str, *bodies: bytes) -> None:
+    """Publish messages of an agent, one after the other."""
+    async with RawChannel(broker.amqp_url(HUB_USER)) as channel:
+        for body in bodies:
+            key, properties = f"{kind}.{SCOPE}.vm-0", Basic.Properties(message_id="m")
+            await channel.publish(fleet_exchange(exchange), key, body, properties)
+
+
 async def test_a_message_that_meets_a_bug_loses_neither_the_others_nor_the_connection(
     own_broker: Broker,
 ) -> None:
@@ -83,16 +96,23 @@ async def test_a_message_that_meets_a_bug_loses_neither_the_others_nor_the_conne
     await asyncio.to_thread(define_users, own_broker, exchange)
     async with connected(own_broker, exchange, Handler()):
         pass  # the queues are there
-    async with RawChannel(own_broker.amqp_url(HUB_USER)) as channel:
-        for body in (b"1", UNUSABLE, b"2", BUG, b"3"):
-            key, properties = f"vote.{SCOPE}.vm-0", Basic.Properties(message_id="m")
-            await channel.publish(fleet_exchange(exchange), key, body, properties)
+    await publish(own_broker, exchange, "vote", b"1", UNUSABLE, b"2", BUG, b"3")
     handler = Handler()
     async with connected(own_broker, exchange, handler):
         await eventually(lambda: b"3" in handler.taken)
-        async with RawChannel(own_broker.amqp_url(HUB_USER)) as channel:
-            key, properties = f"vote.{SCOPE}.vm-0", Basic.Properties(message_id="m")
-            await channel.publish(fleet_exchange(exchange), key, b"4", properties)
+        await publish(own_broker, exchange, "vote", b"4")
         await eventually(lambda: b"4" in handler.taken)
     assert handler.taken == [b"1", b"2", b"3", b"4"]
     assert handler.connections == 1
+
+
+async def test_a_pulse_that_meets_a_bug_loses_no_other_pulse(own_broker: Broker) -> None:
+    await asyncio.to_thread(own_broker.start)
+    exchange = unused_exchange()
+    await asyncio.to_thread(define_users, own_broker, exchange)
+    async with connected(own_broker, exchange, Handler()):
+        pass  # the queues are there
+    await publish(own_broker, exchange, "pulse", b"1", BUG, b"2")
+    handler = Handler()
+    async with connected(own_broker, exchange, handler):
+        await eventually(lambda: handler.pulses == [b"1", b"2"])

@@ -281,13 +281,21 @@ class HubLink:
         self, deliveries: asyncio.Queue[DeliveredMessage | Deferred]
     ) -> NoReturn:
         while True:
-            try:
-                await self._handler.take_pulses(await _take_batch(deliveries))
-            except DeliveryError:
-                raise
-            except Exception:  # noqa: BLE001  # the next pulse says the same
-                _log.exception("internal error: pulses of agents were dropped")
+            await self._take_pulses(await _take_batch(deliveries))
             await asyncio.sleep(0)  # many pulses leave reports their turn
+
+    async def _take_pulses(self, batch: Sequence[DeliveredMessage]) -> None:
+        """Hand pulses over. A bug must not lose more than the pulse that shows it."""
+        try:
+            await self._handler.take_pulses(batch)
+        except DeliveryError:
+            raise
+        except Exception:  # noqa: BLE001  # the next pulse says the same
+            if len(batch) == 1:
+                _log.exception("internal error: a pulse of an agent was dropped")
+                return
+            for pulse in batch:
+                await self._take_pulses([pulse])
 
     async def _open_channel(self, connection: Connection) -> AbstractChannel:
         if connection.transport is None:
