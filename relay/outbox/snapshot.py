@@ -137,6 +137,8 @@ class Snapshot:
             prefix,
             prefix + "\x7f",
         )
+        # An EventId can contain the separator, too.
+        newest = [each for each in newest if self._keys.prefix(each.event.event_id) == prefix]
         live = [occurrence for occurrence in newest if occurrence.live]
         return live if len(live) == 1 else newest
 

@@ -61,6 +61,18 @@ WAYS = pytest.mark.parametrize("way", ["http", "callback"])
 
 
 @WAYS
+async def test_an_event_id_that_only_begins_like_another_is_not_that_event(
+    tmp_path: Path, way: str
+) -> None:
+    async with run_relay(tmp_path, is_hub=True, approvals={"rules": [ONE_VOTE]}) as hub:
+        await hub.observe_in(B, make_event(event_id=f"{EVENT_ID}@x"))
+        assert (await hub.call("GET", f"/v1/events/{EVENT_ID}")).status == 404
+        await hub.observe_in(A, make_event())
+        assert (await send(hub, way)).status == 202
+        await started_in(hub, A)
+
+
+@WAYS
 async def test_without_a_scope_an_event_id_of_two_scopes_is_refused(
     hub: RunningRelay, way: str
 ) -> None:

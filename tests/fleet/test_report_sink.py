@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from relay.errors import Superseded
+from relay.errors import Rejected, Superseded
 from relay.events.build import Origin
 from relay.events.cloudevent import CloudEvent
 from relay.events.timestamps import format_rfc3339
@@ -75,6 +75,17 @@ class Rig:
         self.clock.advance(seconds)
         for _ in range(10):
             await asyncio.sleep(0)
+
+
+async def test_what_a_relay_recorded_for_a_sink_named_hub_before_it_was_an_agent_is_rejected() -> (
+    None
+):
+    """The broker would refuse it and close the channel, again and again."""
+    rig = Rig()
+    task = await rig.begin(report("approval.recorded", data=OWN))
+    with pytest.raises(Rejected):
+        await task
+    assert rig.hub.published == []
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
 from relay.clock import Clock, wait_for_event
-from relay.errors import Superseded
+from relay.errors import Rejected, Superseded
 from relay.events.build import Origin
 from relay.events.cloudevent import CloudEvent
 from relay.events.timestamps import parse_timestamp
@@ -104,8 +104,12 @@ class ReportSink:
     async def deliver(self, event: CloudEvent) -> Receipt:
         """Return when the hub's queue has the event.
 
-        Raises Superseded if the hub has it from another agent, and what `Publisher.publish` raises.
+        Raises Superseded if the hub has it from another agent, Rejected if the hub takes no such
+        event, and what `Publisher.publish` raises.
         """
+        if not event.name.startswith(("event.", "relay.")):
+            # A relay without a fleet recorded it here for a sink with the same name.
+            raise Rejected("an agent reports no decisions: the hub makes them")
         if self._may_be_copy(event):
             await self._wait_for_copy(event)
         if event.name.startswith("event."):

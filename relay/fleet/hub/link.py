@@ -50,7 +50,8 @@ _log = logging.getLogger(__name__)
 class Settlements:
     """Acknowledges the messages of one channel, which may be settled in any order.
 
-    One frame acknowledges all messages up to the first that is not settled yet.
+    One frame acknowledges all messages up to the first that is not settled yet. A message that is
+    settled stays so: after a bug, messages are handed over again.
     """
 
     def __init__(self, connection: Connection, channel: AbstractChannel) -> None:
@@ -62,12 +63,14 @@ class Settlements:
 
     def acknowledge(self, tag: int) -> None:
         """The message is on disk, or needs nothing. `flush` tells the broker."""
-        self._settled[tag] = True
+        if not self._is_settled(tag):
+            self._settled[tag] = True
 
     def reject(self, tag: int) -> None:
         """Dead-letter a message that cannot be used."""
-        self._write(Basic.Reject(tag, requeue=False))
-        self._settled[tag] = False
+        if not self._is_settled(tag):  # the broker closes the channel if it was
+            self._write(Basic.Reject(tag, requeue=False))
+            self._settled[tag] = False
 
     def flush(self) -> None:
         """Tell the broker what is acknowledged. A channel that is closed returns its messages."""
@@ -78,6 +81,9 @@ class Settlements:
             self._next += 1
         if last is not None:
             self._write(Basic.Ack(last, multiple=True))
+
+    def _is_settled(self, tag: int) -> bool:
+        return tag < self._next or tag in self._settled
 
     def _write(self, frame: Basic.Ack | Basic.Reject) -> None:
         # Not through aiormq, where a frame can wait for ever in the queue of a connection that is
@@ -275,13 +281,21 @@ class HubLink:
         self, deliveries: asyncio.Queue[DeliveredMessage | Deferred]
     ) -> NoReturn:
         while True:
-            try:
-                await self._handler.take_pulses(await _take_batch(deliveries))
-            except DeliveryError:
-                raise
-            except Exception:  # noqa: BLE001  # the next pulse says the same
-                _log.exception("internal error: pulses of agents were dropped")
+            await self._take_pulses(await _take_batch(deliveries))
             await asyncio.sleep(0)  # many pulses leave reports their turn
+
+    async def _take_pulses(self, batch: Sequence[DeliveredMessage]) -> None:
+        """Hand pulses over. A bug must not lose more than the pulse that shows it."""
+        try:
+            await self._handler.take_pulses(batch)
+        except DeliveryError:
+            raise
+        except Exception:  # noqa: BLE001  # the next pulse says the same
+            if len(batch) == 1:
+                _log.exception("internal error: a pulse of an agent was dropped")
+                return
+            for pulse in batch:
+                await self._take_pulses([pulse])
 
     async def _open_channel(self, connection: Connection) -> AbstractChannel:
         if connection.transport is None:
