@@ -128,8 +128,9 @@ def _read_store(tx: Transaction, relay: Relay, now: datetime) -> _StoreValues:
         state = approval_state(status)
         values.by_approval[state] += 1
         values.missing_votes += status.votes_missing if status.is_open else 0
-        if status.not_before is not None and state not in values.next_seconds:
-            values.next_seconds[state] = (status.not_before - now).total_seconds()
+        if status.not_before is not None and not status.is_past_not_before:
+            seconds = (status.not_before - now).total_seconds()
+            values.next_seconds.setdefault(state, seconds)
     return values
 
 

@@ -122,8 +122,8 @@ METRICS = (
     Metric(
         name="imds_relay_next_event_seconds",
         kind="gauge",
-        help="Time until the earliest NotBefore of these events; negative if it is over, missing "
-        "if there is none",
+        help="Time until the earliest NotBefore of these events that is still to come; missing if "
+        "there is none",
         labels=_APPROVAL,
     ),
     Metric(
