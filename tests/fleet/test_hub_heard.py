@@ -10,11 +10,14 @@ from aiormq.abc import AbstractChannel, DeliveredMessage
 from pamqp.commands import Basic
 from pamqp.header import ContentHeader
 
-from relay.events.build import Origin, event_data
-from relay.events.model import ScheduledEvent
+from relay.events.build import Origin, change_event, event_data
+from relay.events.cloudevent import CloudEvent
+from relay.events.delta import diff
+from relay.events.model import Document, ScheduledEvent
 from relay.fleet.hub.hub import Hub
+from relay.fleet.hub.link import Settlements
 from relay.fleet.messages import Pulse, StartResult
-from relay.fleet.routing import Sender, pulse_key
+from relay.fleet.routing import Sender, pulse_key, report_key
 from relay.fleet.settings import HubSettings
 from relay.outbox import StateFileOwner, StoreSettings
 from relay.outbox.sqlite import open_store
@@ -57,11 +60,27 @@ def pulse(*events: ScheduledEvent, seconds: float) -> DeliveredMessage:
         poll_age=0.0,
         clock_offset=0.0,
     )
-    event = content.to_event(AGENT, NOON + timedelta(seconds=seconds))
-    properties = Basic.Properties(user_id="vmss-a")
-    deliver = Basic.Deliver(
-        "tag", 1, exchange="azure.scheduledevents.fleet", routing_key=pulse_key(AGENT)
+    return message(content.to_event(AGENT, NOON + timedelta(seconds=seconds)), pulse_key(AGENT))
+
+
+def report(event: ScheduledEvent, origin: Origin) -> DeliveredMessage:
+    """The report of an agent that it sees a new event."""
+    (change,) = diff((), Document(1, (event,)))
+    told = change_event(
+        change,
+        origin,
+        NOON,
+        data=event_data(event, 1),
+        previous_count=0,
+        approved_by_relay=False,
     )
+    return message(told, report_key(told, origin))
+
+
+def message(event: CloudEvent, key: str) -> DeliveredMessage:
+    """A message as RabbitMQ delivers it."""
+    properties = Basic.Properties(user_id="vmss-a")
+    deliver = Basic.Deliver("tag", 1, exchange="azure.scheduledevents.fleet", routing_key=key)
     return DeliveredMessage(
         deliver, ContentHeader(0, 2, properties), event.body, cast("AbstractChannel", None)
     )
@@ -84,3 +103,25 @@ async def test_a_pulse_with_news_that_are_put_off_is_not_heard_yet(tmp_path: Pat
         assert heard.relays == ["vm-0"]
         await hub.take_pulses([pulse(build_event(), seconds=1)])
         assert heard.relays == ["vm-0"]
+
+
+async def test_reports_copies_and_pulses_are_counted(tmp_path: Path) -> None:
+    clock = ManualClock()
+    owner = StateFileOwner("hub", None, is_hub=True)
+    async with open_store(
+        StoreSettings(path=tmp_path / "hub.db"), owner, clock, lambda _: ()
+    ) as store:
+        hub = Hub(SETTINGS, Origin("hub", "hub-0"), store, clock, ignore, ignore)
+        await hub.load()
+        settlements = Settlements(cast("Any", None), cast("Any", None))
+        await hub.take_pulses([pulse(seconds=0), pulse(seconds=1)])
+        assert (hub.reports, hub.copies, hub.pulses) == (0, 0, 2)
+        await hub.take_reports([report(build_event(), AGENT)], settlements)
+        assert (hub.reports, hub.copies) == (1, 0)
+        other = Origin(AGENT.scope, "vm-1")
+        await hub.take_reports(
+            [report(build_event(), other), report(build_event("E-2"), other)], settlements
+        )
+        assert (hub.reports, hub.copies) == (3, 1)
+        await hub.take_pulses([pulse(build_event(), build_event("E-2"), seconds=2)])
+        assert (hub.reports, hub.copies, hub.pulses) == (3, 1, 3)
