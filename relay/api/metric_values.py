@@ -148,7 +148,7 @@ def _add_counts(samples: _Samples, counts: EventCounts) -> None:
             samples.add("events_total", counts.changes[change, event_type], change, event_type)
     samples.add_counts("decisions_total", counts.decisions, DECISIONS)
     samples.add_counts("refusals_total", counts.refusals, DECISIONS)
-    samples.add("grants_total", counts.names["approval.granted"])
+    samples.add("grants_total", counts.grants)
     samples.add_counts("start_requests_total", counts.start_requests, START_RESULTS)
 
 

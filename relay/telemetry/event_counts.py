@@ -22,7 +22,6 @@ START_RESULTS = ("accepted", "refused", "failed")
 _REFUSED = 400  # HTTP
 
 
-@lru_cache(maxsize=64)
 def event_type_label(event_type: str | None) -> str:
     """Return the label of an EventType."""
     return _label(event_type, EVENT_TYPES)
@@ -38,12 +37,17 @@ def _label(value: str | None, known: Sequence[str]) -> str:
     return next((name for name in known if name.lower() == lower), OTHER)
 
 
+@lru_cache(maxsize=256)
+def _change_labels(name: str, event_type: str | None) -> tuple[str, str]:
+    return name.partition(".")[2], event_type_label(event_type)
+
+
 class EventCounts:
     """How many events of each kind were recorded. `count` listens to the store."""
 
     def __init__(self) -> None:
-        self.names: Counter[str] = Counter()
-        """By ``<family>.<change>``."""
+        self.grants = 0
+        """``approval.granted``."""
         self.changes: Counter[tuple[str, str]] = Counter()
         """``event.*`` by change and label of the EventType."""
         self.decisions: Counter[str] = Counter()
@@ -56,21 +60,22 @@ class EventCounts:
     def count(self, events: Sequence[RecordedEvent]) -> None:
         """Count events that were recorded."""
         for recorded in events:
-            name = recorded.name
-            self.names[name] += 1
-            family, _, change = name.partition(".")
-            if family == "event":
+            name, event = recorded.name, recorded.event
+            if name.startswith("event."):
                 # Of more than a thousand events at once, the rest is not in memory.
-                attributes = recorded.event.attributes if recorded.event is not None else {}
-                self.changes[change, event_type_label(attributes.get("eventtype"))] += 1
-            elif family != "relay" and recorded.event is not None:
-                self._count_decision(family, change, recorded.event.data)
+                event_type = event.attributes.get("eventtype") if event is not None else None
+                self.changes[_change_labels(name, event_type)] += 1
+            elif name == "approval.granted":
+                self.grants += 1
+            elif event is not None and not name.startswith("relay."):
+                self._count_decision(name, event.data)
 
-    def _count_decision(self, family: str, change: str, data: Mapping[str, Any]) -> None:
-        if family == "startrequest":
-            is_refused = change == "failed" and data["status"] == _REFUSED
-            self.start_requests["refused" if is_refused else change] += 1
-        elif change == "recorded":
+    def _count_decision(self, name: str, data: Mapping[str, Any]) -> None:
+        if name == "startrequest.accepted":
+            self.start_requests["accepted"] += 1
+        elif name == "startrequest.failed":
+            self.start_requests["refused" if data["status"] == _REFUSED else "failed"] += 1
+        elif name == "approval.recorded":
             self.decisions[data["decision"]] += 1
-        elif change == "refused":
+        elif name == "approval.refused":
             self.refusals[data["decision"]] += data.get("count", 1)
