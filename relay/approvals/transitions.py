@@ -204,7 +204,10 @@ def last_chance_at(status: ApprovalStatus) -> datetime | None:
     if status.decisions or status.grants:
         moments.append(status.not_before)
     past = [moment for moment in moments if moment is not None and moment <= status.now]
-    return min(past) - timedelta(microseconds=1) if past else None
+    try:
+        return min(past) - timedelta(microseconds=1) if past else None
+    except OverflowError:  # .NET writes "none" as the year 1
+        return None
 
 
 def with_waits(transitions: list[Transition], before: ApprovalStatus) -> list[Transition]:

@@ -13,7 +13,8 @@ EventId = Annotated[
     str,
     typer.Argument(
         metavar="EVENT",
-        help="An EventId; upper and lower case are the same. On a hub also EVENTID@SCOPE.",
+        help="An EventId or a unique beginning of it; upper and lower case are the same. "
+        "On a hub also EVENTID@SCOPE.",
     ),
 ]
 Scope = Annotated[

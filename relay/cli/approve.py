@@ -12,6 +12,7 @@ import typer
 from relay.cli._client import Client
 from relay.cli._connection import with_client
 from relay.cli._decision import Reason, Revision, decide
+from relay.cli._event_lookup import get_event
 from relay.cli._event_text import describe_waits, event_fields, vote_count
 from relay.cli._exit_codes import CommandFailed
 from relay.cli._options import AsJson, EventId
@@ -40,7 +41,7 @@ async def approve(
             "standard input is no terminal, so nobody can be asked: give --revision for one state "
             "of the event, or --yes for its current state"
         )
-    shown = await relay.get("events", event)
+    shown = await get_event(relay, event)
     _print_question(shown)
     if not yes and sys.stdin.isatty() and not _is_confirmed():
         raise CommandFailed("nothing was approved")

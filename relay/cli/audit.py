@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -121,14 +121,13 @@ def show_rows(
 ) -> None:
     """Show every row about one event, oldest first."""
     with _open_journal(store, config) as (connection, path):
-        key = event.lower()
+        # On a hub the key of an event is an EventId and a scope (`relay.outbox.event_keys`).
         event_rows = [
             row
             for row in read_rows(connection)
-            # On a hub a key is an EventId and a scope (`relay.outbox.event_keys`).
-            if row.event_key is not None
-            and (row.event_key == key or row.event_key.startswith(f"{key}@"))
+            if row.event_key is not None and row.event_key.startswith(event.lower())
         ]
+        event_rows = _rows_of_one_event(event, event_rows)
     if not event_rows:
         raise CommandFailed(
             f"the journal in {path} has no row about event {event}; see `imds-relay audit export`"
@@ -192,6 +191,22 @@ def _parse_head(text: str) -> Head:
     if match is None:
         raise ConfigError("--expect: expected a journalhead, <position>:<64 hexadecimal digits>")
     return Head(int(match[1]), match[2])
+
+
+def _rows_of_one_event(text: str, rows: Sequence[JournalRow]) -> list[JournalRow]:
+    """Return the rows about the event that a text names or begins.
+
+    Raises CommandFailed if it begins several EventIds.
+    """
+    keys = {row.event_key or "" for row in rows}
+    exact = {key for key in keys if text.lower() in (key, key.rpartition("@")[0])}
+    meant = exact or keys
+    if len(meant) > 1 and not exact:
+        raise CommandFailed(
+            f"{text!r} begins the EventIds of {len(meant)} events: {', '.join(sorted(meant))}. "
+            "Give more of the one you mean"
+        )
+    return [row for row in rows if row.event_key in meant]
 
 
 def _exported_row(row: JournalRow) -> dict[str, object]:

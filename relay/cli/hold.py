@@ -5,6 +5,7 @@ from __future__ import annotations
 from relay.cli._client import Client
 from relay.cli._connection import with_client
 from relay.cli._decision import AZURE_PROCEEDS, Reason, Revision, decide
+from relay.cli._event_lookup import get_event
 from relay.cli._options import AsJson, EventId
 from relay.cli._output import (
     format_local_time,
@@ -29,7 +30,7 @@ async def hold(
     Azure proceeds at NotBefore regardless, and other relays and Azure Resource Manager can still
     approve.
     """
-    shown = await relay.get("events", event)
+    shown = await get_event(relay, event)
     answer = await decide(relay, shown, "hold", revision=revision, reason=reason)
     print_status(AZURE_PROCEEDS)
     if "notice" in answer:

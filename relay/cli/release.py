@@ -5,6 +5,7 @@ from __future__ import annotations
 from relay.cli._client import Client
 from relay.cli._connection import with_client
 from relay.cli._decision import AZURE_PROCEEDS, Reason, Revision, decide
+from relay.cli._event_lookup import get_event
 from relay.cli._event_text import describe_waits
 from relay.cli._options import AsJson, EventId
 from relay.cli._output import print_json, print_output
@@ -20,7 +21,7 @@ async def release(
     as_json: AsJson = False,
 ) -> None:
     """End a hold. Rules and votes are weighed again."""
-    shown = await relay.get("events", event)
+    shown = await get_event(relay, event)
     answer = await decide(relay, shown, "release", revision=revision, reason=reason)
     if as_json:
         print_json(answer)

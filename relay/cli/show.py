@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from relay.cli._client import Client
 from relay.cli._connection import with_client
+from relay.cli._event_lookup import find_event
 from relay.cli._event_text import cloudevent_row, event_fields
-from relay.cli._options import AllPages, AsJson, EventId, Scope, scope_query
+from relay.cli._options import AllPages, AsJson, EventId, Scope
 from relay.cli._output import format_local_time, print_json, print_output, print_status
 from relay.cli._tables import print_fields, print_table
 from relay.events.cloudevent import event_name
@@ -24,8 +25,9 @@ async def show(
 
     --all shows the whole history.
     """
+    name = await find_event(relay, event, scope)
     details = await relay.get_details(
-        "events", event, log="history", all_pages=all_pages, **scope_query(scope)
+        "events", name.event_id, log="history", all_pages=all_pages, **name.query
     )
     if as_json:
         print_json(details)

@@ -63,6 +63,16 @@ async def test_the_end_of_another_event_lets_a_voted_one_go(tmp_path: Path) -> N
         assert harness.azure.sent == [("B",)]
 
 
+async def test_an_event_that_waits_can_lose_its_not_before_to_the_year_1(tmp_path: Path) -> None:
+    """.NET writes "none" as the year 1."""
+    async with running_gate(tmp_path, started(A), B, settings=limited(VOTES)) as harness:
+        assert (await harness.submit(of=B)).body["state"] == "waiting"
+        none = build_event("B", resources=B.resources, not_before="0001-01-01T00:00:00Z")
+        await harness.record_document(started(A), none)
+        (voided,) = await harness.wait_for_events("approval.voided", 1)
+        assert voided.data["why"] == "changed"
+
+
 async def test_a_hold_on_the_granted_event_lets_the_next_one_go(tmp_path: Path) -> None:
     async with running_gate(tmp_path, A, B, settings=limited(VOTES)) as harness:
         harness.azure.may_read.clear()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -239,9 +240,9 @@ class Fleet:
             assert not self.is_executable(other), "two orders at the same time"
         earlier = [other for other in self._others(sent) if other.order.grant == order.grant]
         for other in earlier:
-            settled_at = self.ended_at.get(
-                (other.order.grant, other.order.attempt), other.sent_at + 8
-            )
+            # Nobody can carry it out after eight seconds, whatever the agent says later.
+            key = other.order.grant, other.order.attempt
+            settled_at = min(self.ended_at.get(key, math.inf), other.sent_at + 8)
             assert self.recorded_at[sent.scope] >= settled_at, "repeated without a fresh word"
         known = self.hub.roster.agent(sent.scope, sent.agent)
         assert known is not None

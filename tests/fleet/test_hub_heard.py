@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
@@ -10,14 +11,12 @@ from aiormq.abc import AbstractChannel, DeliveredMessage
 from pamqp.commands import Basic
 from pamqp.header import ContentHeader
 
-from relay.events.build import Origin, change_event, event_data
-from relay.events.cloudevent import CloudEvent
-from relay.events.delta import diff
-from relay.events.model import Document, ScheduledEvent
-from relay.fleet.hub.hub import Hub
-from relay.fleet.hub.link import Settlements
-from relay.fleet.messages import Pulse, StartResult
-from relay.fleet.routing import Sender, pulse_key, report_key
+from relay.events.build import Origin, event_data
+from relay.events.model import ScheduledEvent
+from relay.fleet.hub import merger
+from relay.fleet.hub.hub import MAX_PUT_OFF, Hub
+from relay.fleet.messages import MAX_LIVE_EVENTS, Pulse, StartResult
+from relay.fleet.routing import Sender, pulse_key
 from relay.fleet.settings import HubSettings
 from relay.outbox import StateFileOwner, StoreSettings
 from relay.outbox.sqlite import open_store
@@ -60,27 +59,11 @@ def pulse(*events: ScheduledEvent, seconds: float) -> DeliveredMessage:
         poll_age=0.0,
         clock_offset=0.0,
     )
-    return message(content.to_event(AGENT, NOON + timedelta(seconds=seconds)), pulse_key(AGENT))
-
-
-def report(event: ScheduledEvent, origin: Origin) -> DeliveredMessage:
-    """The report of an agent that it sees a new event."""
-    (change,) = diff((), Document(1, (event,)))
-    told = change_event(
-        change,
-        origin,
-        NOON,
-        data=event_data(event, 1),
-        previous_count=0,
-        approved_by_relay=False,
-    )
-    return message(told, report_key(told, origin))
-
-
-def message(event: CloudEvent, key: str) -> DeliveredMessage:
-    """A message as RabbitMQ delivers it."""
+    event = content.to_event(AGENT, NOON + timedelta(seconds=seconds))
     properties = Basic.Properties(user_id="vmss-a")
-    deliver = Basic.Deliver("tag", 1, exchange="azure.scheduledevents.fleet", routing_key=key)
+    deliver = Basic.Deliver(
+        "tag", 1, exchange="azure.scheduledevents.fleet", routing_key=pulse_key(AGENT)
+    )
     return DeliveredMessage(
         deliver, ContentHeader(0, 2, properties), event.body, cast("AbstractChannel", None)
     )
@@ -105,23 +88,20 @@ async def test_a_pulse_with_news_that_are_put_off_is_not_heard_yet(tmp_path: Pat
         assert heard.relays == ["vm-0"]
 
 
-async def test_reports_copies_and_pulses_are_counted(tmp_path: Path) -> None:
-    clock = ManualClock()
+async def test_an_agent_that_invents_events_in_its_pulses_fills_no_memory(tmp_path: Path) -> None:
+    """What waits for reports is bounded, and the newest is kept."""
+    clock, heard = ManualClock(), Heard()
     owner = StateFileOwner("hub", None, is_hub=True)
     async with open_store(
         StoreSettings(path=tmp_path / "hub.db"), owner, clock, lambda _: ()
     ) as store:
         hub = Hub(SETTINGS, Origin("hub", "hub-0"), store, clock, ignore, ignore)
         await hub.load()
-        settlements = Settlements(cast("Any", None), cast("Any", None))
-        await hub.take_pulses([pulse(seconds=0), pulse(seconds=1)])
-        assert (hub.reports, hub.copies, hub.pulses) == (0, 0, 2)
-        await hub.take_reports([report(build_event(), AGENT)], settlements)
-        assert (hub.reports, hub.copies) == (1, 0)
-        other = Origin(AGENT.scope, "vm-1")
-        await hub.take_reports(
-            [report(build_event(), other), report(build_event("E-2"), other)], settlements
-        )
-        assert (hub.reports, hub.copies) == (3, 1)
-        await hub.take_pulses([pulse(build_event(), build_event("E-2"), seconds=2)])
-        assert (hub.reports, hub.copies, hub.pulses) == (3, 1, 3)
+        hub.attach(heard, cast("Any", None), lambda: None)
+        for number in range(4):
+            events = [build_event(f"E-{number}-{index}") for index in range(MAX_LIVE_EVENTS)]
+            await hub.take_pulses([pulse(*events, seconds=number)])
+        del events
+        kept = [each for each in gc.get_objects() if isinstance(each, merger.Heard)]
+        assert {each.name[1][:4] for each in kept} == {"e-2-", "e-3-"}
+        assert len(kept) == MAX_PUT_OFF

@@ -187,8 +187,12 @@ async def assert_without_effect(fleet: RunningFleet, event: Event, dead: int) ->
 async def test_a_user_cannot_report_for_a_scope_outside_its_domain(fleet: RunningFleet) -> None:
     """It says that the event has ended, has started, and is there; and that nothing is."""
     event = await scheduled(fleet)
-    ended = {"outcome": "completed", "evidence": "observed", "approvedByRelay": False}
-    started = {"changed": {}, "approvedByRelay": True, "eventStatus": "Started"}
+    ended: dict[str, Any] = {
+        "outcome": "completed",
+        "evidence": "observed",
+        "approvedByRelay": False,
+    }
+    started: dict[str, Any] = {"changed": {}, "approvedByRelay": True, "eventStatus": "Started"}
     for number, (name, more) in enumerate(
         {"event.ended": ended, "event.started": started, "event.scheduled": {}}.items(), start=1
     ):

@@ -6,6 +6,7 @@ lost, agents and the hub fail. After each step, and when everything works again,
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from random import Random
@@ -30,6 +31,9 @@ _CHANGE_INTERVAL = 12.0
 """Seconds between two changes of Azure: more than polls are late and clocks are wrong."""
 _WAITS = (0.5, 5.0, 11.0, 60.0, 200.0, 100_000.0)
 _STATES = ("AB", "ABC", "ABCST", "AS")
+
+CHAOS = bool(os.environ.get("RELAY_TEST_CHAOS"))
+"""Whether more walks are tried than fit into the suite."""
 
 
 class Network:
@@ -275,7 +279,7 @@ class DistinctStates(Network):
 
 @pytest.mark.parametrize("network", [Network, SplitDocuments, BadClocks, DistinctStates])
 @given(chance=st.randoms(use_true_random=False))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=1000 if CHAOS else 100, deadline=None)
 def test_the_laws_hold_whatever_happens(network: type[Network], chance: Random) -> None:
     walk = network(chance)
     # Each walk has its own mixture of what happens.

@@ -155,6 +155,22 @@ async def test_a_batch_can_name_more_events_than_the_memory_holds(
         assert await rig.told() == ["event.scheduled"]
 
 
+async def test_an_event_that_is_read_takes_the_place_of_none_that_the_batch_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(histories, "MAX_ENDED", 3)
+    async with merging(tmp_path) as rig:
+        for name in ("e-1", "e-2", "e-3"):
+            await rig.merger.take([rig.word("vm-0", Gone(), 1, event_id=name)])
+        other = make_event(event_id="E-4")
+        await rig.merger.take([rig.word("vm-0", other, 2, event_id="e-4")] * 2)
+        batch = [rig.word("vm-0", Gone(), 3, event_id="e-5"), rig.word("vm-0", EVENT, 3)]
+        await rig.merger.take(batch)
+        assert await rig.told() == ["event.scheduled"]
+        names = [(SCOPE, f"e-{number}") for number in range(1, 6)]
+        assert rig.histories.missing(names) == set()  # three that ended, and two that are live
+
+
 async def test_a_hub_with_more_events_than_a_query_of_sqlite_takes_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

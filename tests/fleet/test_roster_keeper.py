@@ -29,12 +29,21 @@ SENDER = Sender(SCOPE, "vm-0", "vmss-a")
 class Rig:
     """A keeper whose clock a test advances. ``told`` are the names of the events it records."""
 
-    keeper: RosterKeeper
     clock: ManualClock
     store: Store
     told: list[str]
     lost: list[str] = field(default_factory=list)
     is_connected: bool = True
+    keeper: RosterKeeper = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.keeper = RosterKeeper(
+            Origin("hub", "hub-0"),
+            self.store,
+            self.clock,
+            on_upkeep=self.listen,
+            on_lost=self.lose,
+        )
 
     def listen(self) -> None:
         """Do what the hub does at each look at the roster."""
@@ -70,7 +79,7 @@ class Rig:
             self.clock.advance(UPKEEP_INTERVAL)
             for _ in range(5):
                 await asyncio.sleep(0)
-        await self.store.read(lambda tx: None)  # what was submitted before is recorded
+        await self.store.read(lambda _: None)  # what was submitted before is recorded
 
 
 @pytest.fixture
@@ -86,21 +95,13 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
 
         store.listeners.recorded.append(note)
         clock = ManualClock()
-        made: list[Rig] = []
-        keeper = RosterKeeper(
-            Origin("hub", "hub-0"),
-            store,
-            clock,
-            on_upkeep=lambda: made[0].listen(),
-            on_lost=lambda agent: made[0].lose(agent),
-        )
-        made.append(Rig(keeper, clock, store, told))
-        await keeper.load()
-        made[0].listen()
-        made[0].hear()
-        running = asyncio.create_task(keeper.run())
+        made = Rig(clock, store, told)
+        await made.keeper.load()
+        made.listen()
+        made.hear()
+        running = asyncio.create_task(made.keeper.run())
         await asyncio.sleep(0)
-        yield made[0]
+        yield made
         running.cancel()
 
 

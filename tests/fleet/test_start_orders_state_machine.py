@@ -8,6 +8,7 @@ and none goes after IMDS has accepted one for the same grant.
 from __future__ import annotations
 
 import asyncio
+import os
 import tempfile
 from collections.abc import Collection, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -41,6 +42,9 @@ _CHANGES: dict[str, dict[str, Any]] = {
 _mode: st.SearchStrategy[Mode] = st.sampled_from(
     ["prompt", "prompt", "frozen", "mute", "twice", "liar", "stale"]
 )
+
+CHAOS = bool(os.environ.get("RELAY_TEST_CHAOS"))
+"""Whether more sequences are tried than fit into the suite."""
 
 
 class Orders(RuleBasedStateMachine):
@@ -242,4 +246,6 @@ class Orders(RuleBasedStateMachine):
 
 
 TestOrders = Orders.TestCase
-TestOrders.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
+TestOrders.settings = settings(
+    max_examples=250 if CHAOS else 20, stateful_step_count=50, deadline=None
+)

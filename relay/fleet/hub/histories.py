@@ -63,8 +63,11 @@ class Histories:
             self.ending.discard(name)
         if history is None or history.ended_at is not None:
             self._ended[name] = None
-            if len(self._ended) > MAX_ENDED:
-                self._drop(next(iter(self._ended)))
+
+    def trim(self) -> None:
+        """Drop the longest unused of too many events that ended, while no merge needs them."""
+        while len(self._ended) > MAX_ENDED:
+            self._drop(next(iter(self._ended)))
 
     def of_scope(self, scope: str) -> dict[str, EventHistory]:
         """Return the histories of a scope that are in memory, by EventId."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal, NoReturn, Protocol
 
@@ -26,6 +26,7 @@ from relay.fleet.hub.roster_keeper import RosterKeeper
 from relay.fleet.hub.scope_states import ScopeStates
 from relay.fleet.hub.source import FleetSource
 from relay.fleet.messages import (
+    MAX_LIVE_EVENTS,
     Pulse,
     ReceivedMessage,
     StartResult,
@@ -43,6 +44,8 @@ MAX_VOTES_AT_ONCE = 200
 """Votes that are decided at the same time. The others wait in the queue."""
 PULSE_GRACE = 5.0
 """Seconds that reports have to arrive before a pulse is believed that says something new."""
+MAX_PUT_OFF = 2 * MAX_LIVE_EVENTS
+"""Words of an agent that wait for its reports. Of more, the oldest go: the next pulse says them."""
 COMPLAINT_INTERVAL = 60.0
 """Seconds between two events about unusable messages of one agent."""
 
@@ -90,7 +93,8 @@ class _DoubtfulPulse:
     """What pulses of an agent say and its reports did not say; ``due`` is monotonic."""
 
     due: float
-    words: Mapping[EventName, Heard]
+    words: dict[EventName, Heard] = field(default_factory=dict)
+    """The longest put off first."""
 
 
 class Hub:
@@ -340,11 +344,11 @@ class Hub:
         due = self._clock.monotonic() + PULSE_GRACE
         for word in doubtful:
             agent = (word.name[0], word.relay)
-            before = self._doubtful.get(agent)
-            self._doubtful[agent] = _DoubtfulPulse(
-                due=before.due if before is not None else due,
-                words={**(before.words if before is not None else {}), word.name: word},
-            )
+            words = self._doubtful.setdefault(agent, _DoubtfulPulse(due)).words
+            words.pop(word.name, None)
+            words[word.name] = word
+            if len(words) > MAX_PUT_OFF:
+                del words[next(iter(words))]
 
     async def _merge_doubtful_pulses(self) -> NoReturn:
         """Merge them once nothing waits in the queue of reports."""

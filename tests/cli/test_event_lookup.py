@@ -1,0 +1,72 @@
+"""A unique beginning of an EventId names the event."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relay.cli._event_lookup import unique_beginnings
+from relay.simulator import Plan
+from tests.cli.running_relay import LOCAL_PRINCIPAL, running_relay
+
+RULE = {"name": "one", "approve": {"votes": 2, "from": [LOCAL_PRINCIPAL, "client:alice"]}}
+
+
+async def test_a_beginning_names_the_event_for_every_verb(tmp_path: Path) -> None:
+    async with running_relay(tmp_path, rules=[RULE]) as relay:
+        event = await relay.announce()
+        await relay.announce(Plan(type="Freeze", resources=("db-1",), notice=900.0))
+        beginning = event.event_id[:12].lower()
+        for verb in ("show", "explain"):
+            shown = await relay.run(verb, beginning, "--json")
+            assert (shown.code, shown.json["eventId"]) == (0, event.event_id)
+        for arguments in (
+            ("approve", beginning, "--yes"),
+            ("hold", beginning),
+            ("release", beginning),
+        ):
+            answer = await relay.run(*arguments, "--json")
+            assert (answer.code, answer.json["eventId"]) == (0, event.event_id), answer.err
+        rows = await relay.run("audit", "show", beginning, "--json")
+        assert {row["eventKey"] for row in rows.json} == {event.event_id.lower()}
+
+
+async def test_a_beginning_of_several_event_ids_names_none(tmp_path: Path) -> None:
+    async with running_relay(tmp_path, rules=[RULE]) as relay:
+        first = await relay.announce()
+        others = [first]
+        # The first characters of EventIds are random, so some soon begin alike.
+        while all(other.event_id[0] != others[-1].event_id[0] for other in others[:-1]):
+            others.append(await relay.announce(Plan(resources=("db-1",), notice=900.0)))
+        alike = [each for each in others if each.event_id[0] == others[-1].event_id[0]]
+        answer = await relay.run("approve", others[-1].event_id[0], "--yes")
+        assert answer.code == 1
+        assert f"begins {len(alike)} EventIds" in answer.err
+        assert all(each.event_id in answer.err for each in alike)
+        assert not relay.azure.start_requests
+
+
+async def test_a_text_that_begins_no_event_id_is_refused_by_the_relay(tmp_path: Path) -> None:
+    async with running_relay(tmp_path, rules=[RULE]) as relay:
+        await relay.announce()
+        answer = await relay.run("show", "zz")
+        assert answer.code == 1
+        assert "no such event" in answer.err
+
+
+@given(st.sets(st.text("ABCDEF0123456789-", min_size=36, max_size=36), max_size=20))
+def test_the_beginnings_that_a_table_shows_are_unique(event_ids: set[str]) -> None:
+    shown = unique_beginnings(event_ids)
+    assert shown.keys() == event_ids
+    assert len(set(shown.values())) == len(event_ids)
+    for event_id, beginning in shown.items():
+        assert event_id.startswith(beginning)
+        assert len(beginning) >= 8
+
+
+@pytest.mark.parametrize("event_ids", [["a" * 36, "A" * 36], ["short", "shorter"]])
+def test_beginnings_end_for_event_ids_that_resemble_each_other(event_ids: list[str]) -> None:
+    assert unique_beginnings(event_ids).keys() == set(event_ids)

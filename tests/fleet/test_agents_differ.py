@@ -1,0 +1,104 @@
+"""Agents that die, come late, lag behind or see another document: the hub tells one true story."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from relay.fleet.hub import merge
+from relay.simulator import Plan, Setup
+from relay.simulator.faults import Fault
+from tests.fleet.running_fleet import RunningFleet, running_fleet
+from tests.journey.relay_process import eventually, inbox, relay
+from tests.rabbitmq import Broker
+
+SCOPE = "vmss-a-1f0c33ab"
+WHOLE_STORY = ["event.scheduled", "event.started", "event.ended"]
+
+
+async def test_agents_that_die_lag_or_come_late_change_nothing(
+    own_broker: Broker, tmp_path: Path
+) -> None:
+    """One agent is killed in the middle of the event, one sees nothing of it until its end."""
+    vms = ["vm-0", "vm-1", "vm-killed", "vm-lagging", "vm-late"]
+    apart = ["vm-killed", "vm-late"]
+    async with (
+        running_fleet(own_broker, tmp_path, {SCOPE: vms}, without_agents=apart) as fleet,
+        relay(tmp_path / "killed", process_document(fleet, "vm-killed")) as killed,
+    ):
+        azure = fleet.azures[SCOPE]
+        await killed.start()
+        await eventually(lambda: "vm-killed" in {agent.relay for agent in fleet.roster})
+        event = azure.schedule(Plan(resources=("vm-0",)))
+        await eventually(lambda: fleet.told(event.event_id) == WHOLE_STORY[:1])
+        azure.add_fault(Fault(kind="status", vm="vm-lagging", lasts=3600.0))
+        azure.start(event)
+        await eventually(lambda: fleet.told(event.event_id) == WHOLE_STORY[:2])
+        await killed.kill()
+        await fleet.start_agent(SCOPE, "vm-late")
+        await fleet.wait_until_reported()
+        assert fleet.told(event.event_id) == WHOLE_STORY[:2]
+        azure.end(event)
+        await eventually(lambda: fleet.told(event.event_id) == WHOLE_STORY)
+        azure.clear_faults()
+        await killed.start()
+        await fleet.wait_until_heard()
+        marker = azure.schedule(Plan(type="Freeze", resources=("vm-killed",)))
+        await eventually(lambda: fleet.told(marker.event_id) == WHOLE_STORY[:1])
+        await fleet.wait_until_reported()
+        assert fleet.told(event.event_id) == WHOLE_STORY
+
+
+def process_document(fleet: RunningFleet, vm: str) -> dict[str, object]:
+    """Return the document of an agent that runs in a process of its own."""
+    document = fleet.agent_document(SCOPE, vm)
+    del document["store"], document["api"]
+    return document
+
+
+async def test_an_event_that_one_vm_alone_sees_is_told_from_beginning_to_end(
+    own_broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GPU VMs of a scale set with one fault domain see only the events that name them."""
+    monkeypatch.setattr(merge, "END_WAIT", merge.END_WAIT * 100)  # nobody disagrees
+    vms = ["vm-0", "vm-1", "vm-2"]
+    async with running_fleet(
+        own_broker, tmp_path, {SCOPE: vms}, setup=Setup(broadcast=False)
+    ) as fleet:
+        azure = fleet.azures[SCOPE]
+        events = [azure.schedule(Plan(resources=(vm,))) for vm in vms]
+        await eventually(lambda: all(len(fleet.told(each.event_id)) == 1 for each in events))
+        for event in events:
+            azure.start(event)
+        await eventually(lambda: all(len(fleet.told(each.event_id)) == 2 for each in events))
+        for event in events:
+            azure.end(event)
+        await eventually(lambda: all(fleet.told(each.event_id) == WHOLE_STORY for each in events))
+        await fleet.wait_until_reported()
+        assert all(fleet.told(each.event_id) == WHOLE_STORY for each in events)
+
+
+async def test_an_agent_that_becomes_a_plain_relay_and_back_loses_nothing(
+    own_broker: Broker, tmp_path: Path
+) -> None:
+    """Both use the same state file. The hub hears of what happened meanwhile from the pulse."""
+    async with (
+        running_fleet(own_broker, tmp_path, {SCOPE: ["vm-0"]}) as fleet,
+        inbox() as alone,
+    ):
+        azure = fleet.azures[SCOPE]
+        event = azure.schedule(Plan(resources=("vm-0",)))
+        await eventually(lambda: fleet.told(event.event_id) == WHOLE_STORY[:1])
+        await fleet.stop_agent(SCOPE, "vm-0")
+        async with AsyncExitStack() as stack:
+            await fleet.start_plain_relay(stack, SCOPE, "vm-0", alone.url, store=f"{SCOPE}-vm-0.db")
+            azure.start(event)
+            await eventually(lambda: "event.started" in alone.types_of(event.event_id))
+        await fleet.start_agent(SCOPE, "vm-0")
+        await eventually(lambda: fleet.told(event.event_id) == WHOLE_STORY[:2])
+        azure.end(event)
+        await eventually(lambda: fleet.told(event.event_id) == WHOLE_STORY)
+        ids = {each["id"] for each in fleet.inbox.events if each["type"].endswith("started.v1")}
+        assert ids == {each["id"] for each in alone.events if each["type"].endswith("started.v1")}

@@ -1,0 +1,124 @@
+"""Agents are frozen and killed while they have orders: no two StartRequests are ever in flight.
+
+It takes minutes, so only `make chaos` runs it. `test_agent_frozen` tries each step of one order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import signal
+from collections import Counter
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from relay.fleet.hub.sent_orders import SentOrder
+from relay.fleet.hub.start_orders import ORDER_LIFETIME
+from relay.simulator import Plan, Setup, Simulator
+from relay.simulator.faults import Fault
+from tests.fleet.running_fleet import RunningFleet, running_fleet
+from tests.journey.relay_process import RelayProcess, eventually, relay
+from tests.rabbitmq import Broker
+
+ROUNDS = 20
+SCOPE = "vmss-a-1f0c33ab"
+VMS = ("vm-0", "vm-1", "vm-2")
+AUTOMATIC = {"approvals": {"tell_first": "0s", "rules": [{"name": "all", "approve": "automatic"}]}}
+TOLERANCE = 0.1
+"""Seconds between a log line and the step that it is about, on a machine that stalls."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ordered:
+    """An order that the hub sent, and when."""
+
+    at: float
+    event_id: str
+    order: SentOrder
+
+
+def orders_in(log: pytest.LogCaptureFixture) -> list[Ordered]:
+    """Return the orders of the hub, oldest first."""
+    return [
+        Ordered(record.created, str(record.args[0]), record.args[2])
+        for record in log.records
+        if record.name == "relay.fleet.hub.start_orders"
+        and record.msg.startswith("fleet: order to start")
+        and isinstance(record.args, tuple)
+        and isinstance(record.args[2], SentOrder)
+    ]
+
+
+def judge(azure: Simulator, orders: list[Ordered]) -> None:
+    """Assert that each StartRequest belongs to one order, in its time, and to the last one sent."""
+    used: Counter[tuple[int, int]] = Counter()
+    for call in azure.start_requests:
+        (event_id,) = call.event_ids
+        at = call.at.timestamp()
+        before = [each for each in orders if each.event_id == event_id and each.at <= at + 0.01]
+        assert before, f"nobody ordered {event_id}"
+        last = before[-1]
+        assert call.vm == last.order.agent, "an earlier order was carried out after a later one"
+        assert at <= last.at + ORDER_LIFETIME + TOLERANCE, "it came after the deadline"
+        used[last.order.grant, last.order.attempt] += 1
+    assert max(used.values(), default=0) <= 1, "an order was carried out twice"
+
+
+@pytest.mark.skipif(not os.environ.get("RELAY_TEST_CHAOS"), reason="takes minutes: make chaos")
+@pytest.mark.timeout(900)
+async def test_frozen_and_killed_agents_never_leave_two_start_requests_in_flight(
+    own_broker: Broker, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "relay.fleet.hub.start_orders")
+    async with AsyncExitStack() as stack:
+        fleet = await stack.enter_async_context(
+            running_fleet(
+                own_broker,
+                tmp_path,
+                {SCOPE: VMS},
+                hub=AUTOMATIC,
+                without_agents=VMS,
+                setup=Setup(rate_limit=None),
+            )
+        )
+        azure = fleet.azures[SCOPE]
+        agents = [await start_process(stack, fleet, vm) for vm in VMS]
+        await eventually(lambda: {agent.relay for agent in fleet.roster} == set(VMS))
+        chance = random.Random(11)  # noqa: S311  # moments and victims
+        event_ids = []
+        for number in range(ROUNDS):
+            event_ids.append(azure.schedule(Plan(id=f"E-{number}", starts_after=0.2)).event_id)
+            # The answer takes its time, so that an agent is hit while it waits for it, too.
+            azure.add_fault(Fault(kind="delay", on="approval", time=chance.uniform(0, 3)))
+            await disturb(chance.choice(agents), chance)
+        await eventually(
+            lambda: all("event.started" in fleet.told(each) for each in event_ids), within=400
+        )
+        judge(azure, orders_in(caplog))
+
+
+async def start_process(stack: AsyncExitStack, fleet: RunningFleet, vm: str) -> RelayProcess:
+    """Start an agent in a process of its own."""
+    document = fleet.agent_document(SCOPE, vm)
+    del document["store"], document["api"]
+    process = await stack.enter_async_context(relay(fleet.directory / vm, document))
+    await process.start()
+    return process
+
+
+async def disturb(victim: RelayProcess, chance: random.Random) -> None:
+    """Freeze an agent for a while, or kill it and start it again."""
+    assert victim.process is not None
+    await asyncio.sleep(chance.uniform(0.3, 2.5))
+    if chance.random() < 0.5:
+        await victim.kill()
+        await victim.start(ready=False)
+        return
+    victim.process.send_signal(signal.SIGSTOP)
+    await asyncio.sleep(chance.uniform(1, 9))
+    victim.process.send_signal(signal.SIGCONT)

@@ -1,0 +1,67 @@
+"""The histories that a hub has in memory, and how it reads them again."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from relay.fleet.hub import histories
+from relay.fleet.hub.histories import Histories, changed_words
+from relay.fleet.hub.merge import EventHistory, LastWord, Step
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+SCOPE = "vmss-a-1f0c33ab"
+
+
+def word(state: str | None = "s", place: int = 0, seconds: float = 0) -> LastWord:
+    at = NOON + timedelta(seconds=seconds)
+    return LastWord(state=state, place=place, at=at, seen=at)
+
+
+def history(*, ended: bool = False, ending: bool = False) -> EventHistory:
+    return EventHistory(
+        path=(Step("s", NOON),),
+        started=False,
+        ended_at=NOON if ended else None,
+        first_gone_at=NOON if ending else None,
+        words={"vm-0": word()},
+    )
+
+
+def test_live_events_stay_in_memory_and_the_oldest_ended_ones_go(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(histories, "MAX_ENDED", 2)
+    known = Histories()
+    known.put((SCOPE, "live"), history())
+    names = [(SCOPE, f"e-{number}") for number in range(4)]
+    for name in names[:3]:
+        known.put(name, history(ended=True))
+    known.put(names[1], history(ended=True))  # used again
+    known.put(names[3], None)
+    assert known.missing([*names, (SCOPE, "live")]) == {names[0], names[2]}
+    assert set(known.of_scope(SCOPE)) == {"live", "e-1"}
+    assert [name for name, _ in known.live()] == [(SCOPE, "live")]
+
+
+def test_the_events_that_may_have_ended_are_known_by_scope() -> None:
+    known = Histories()
+    for name in ((SCOPE, "b"), (SCOPE, "a"), ("other", "c")):
+        known.put(name, history(ending=True))
+    assert known.ending_in(SCOPE) == ["a", "b"]
+    known.put((SCOPE, "a"), history(ended=True))
+    known.put((SCOPE, "b"), history())
+    assert known.ending_in(SCOPE) == []
+    assert known.ending == {("other", "c")}
+
+
+def test_a_word_that_was_only_repeated_is_not_stored() -> None:
+    before = history()
+    repeated = EventHistory(
+        path=before.path, started=False, words={"vm-0": word(seconds=9), "vm-1": word()}
+    )
+    assert set(changed_words(before, repeated)) == {"vm-1"}
+    moved = EventHistory(path=before.path, started=False, words={"vm-0": word(place=1)})
+    assert set(changed_words(before, moved)) == {"vm-0"}
+    assert set(changed_words(None, moved)) == {"vm-0"}

@@ -1,0 +1,154 @@
+"""A vote, wherever it is given, makes one VM of the scope send one StartRequest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import aio_pika
+import aiohttp
+import orjson
+import pytest
+from standardwebhooks import Webhook
+
+from relay.amqp.topology import approvals_exchange
+from relay.fleet.agent import start_orders
+from relay.simulator import Plan
+from relay.simulator.event import Event
+from tests.fleet.hub_side import HUB_USER, STRANGER
+from tests.fleet.running_fleet import RunningFleet, running_fleet
+from tests.fleet.test_outages import vote as vote_on_vm
+from tests.journey.relay_process import CLIENT_SECRET, KEY, eventually
+from tests.rabbitmq import Broker
+
+SCOPE = "vmss-a-1f0c33ab"
+OTHER = "vmss-a-2e1d44bc"
+VMS = ("vm-0", "vm-1", "vm-2")
+
+
+@pytest.fixture(autouse=True)
+def agents_obey_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No agent is restarted here, so none needs to wait for what it may have done before."""
+    monkeypatch.setattr(start_orders, "RESTART_PAUSE", 0.0)
+
+
+def hub_with(fleet_broker: Broker, rule: dict[str, object]) -> dict[str, object]:
+    """Return the sections of a hub that takes votes in every way."""
+    return {
+        "approvals": {
+            "tell_first": "0s",
+            "rules": [{"name": "one", "approve": rule}],
+            "amqp": {"url": f"amqp://{HUB_USER}:{HUB_USER}@127.0.0.1:{fleet_broker.port}/"},
+        },
+        "api": {
+            "listen": "127.0.0.1:0",
+            "clients": [
+                {
+                    "name": "ops",
+                    "key": KEY,
+                    "secrets": [CLIENT_SECRET],
+                    "amqp_user": STRANGER,
+                    "can": ["read", "approve", "hold", "operate"],
+                }
+            ],
+        },
+    }
+
+
+async def revision_of(fleet: RunningFleet, event: Event, scope: str = SCOPE) -> str:
+    """Return the revision of an event as the hub knows it."""
+    _, found = await fleet.call("GET", f"/v1/events/{event.event_id}?scope={scope}")
+    return str(found["revision"])
+
+
+async def vote_by_callback(fleet: RunningFleet, event: Event) -> None:
+    """Vote with a signature."""
+    vote = {
+        "eventId": event.event_id,
+        "decision": "approve",
+        "revision": await revision_of(fleet, event),
+        "scope": SCOPE,
+    }
+    body = orjson.dumps(vote).decode()
+    at = fleet.running_hub.relay.clock.now()
+    headers = {
+        "webhook-id": "msg_1",
+        "webhook-timestamp": str(int(at.timestamp())),
+        "webhook-signature": Webhook(CLIENT_SECRET).sign("msg_1", at, body),
+        "content-type": "application/json",
+    }
+    url = f"http://127.0.0.1:{fleet.running_hub.api_port}/v1/callbacks/ops"
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(url, data=body, headers=headers) as answer,
+    ):
+        assert answer.status == 202, await answer.text()
+
+
+async def vote_over_amqp(fleet: RunningFleet, event: Event) -> None:
+    """Vote with a message, whose routing key says the scope."""
+    vote = {
+        "eventId": event.event_id,
+        "decision": "approve",
+        "revision": await revision_of(fleet, event),
+    }
+    connection = await aio_pika.connect(fleet.broker.amqp_url(STRANGER))
+    async with connection, connection.channel() as channel:
+        exchange = await channel.get_exchange(approvals_exchange(fleet.exchange), ensure=False)
+        message = aio_pika.Message(orjson.dumps(vote), message_id="vote-1", user_id=STRANGER)
+        await exchange.publish(message, f"approve.{SCOPE}")
+
+
+async def test_each_way_to_vote_gives_one_start_request_in_the_scope(
+    own_broker: Broker, tmp_path: Path
+) -> None:
+    """The same EventIds are in another scope, where nobody votes."""
+    rule = {"votes": 1, "from": ["client:ops", "vm:*/*"]}
+    scopes = {SCOPE: VMS, OTHER: ["vm-0"]}
+    async with running_fleet(own_broker, tmp_path, scopes, hub=hub_with(own_broker, rule)) as fleet:
+        ways = ("http", "callback", "amqp", "vm")
+        azure = fleet.azures[SCOPE]
+        events = {way: azure.schedule(Plan(id=f"E-{way}", resources=("vm-0",))) for way in ways}
+        for way in ways:
+            fleet.azures[OTHER].schedule(Plan(id=f"E-{way}", resources=("vm-0",)))
+        await eventually(
+            lambda: all(len(fleet.told(f"E-{way}")) == 2 for way in ways), what="both scopes"
+        )
+        status, _ = await fleet.approve(SCOPE, "E-http")
+        assert status == 202
+        await vote_by_callback(fleet, events["callback"])
+        await vote_over_amqp(fleet, events["amqp"])
+        await vote_on_vm(fleet, "vm-0", events["vm"])
+        await eventually(
+            lambda: all("startrequest.accepted" in fleet.told(f"E-{way}") for way in ways)
+        )
+        posts = sorted(call.event_ids for call in azure.start_requests)
+        assert posts == sorted((f"E-{way}",) for way in ways)
+        assert fleet.azures[OTHER].start_requests == ()
+
+
+async def test_the_start_request_comes_after_the_vote_of_the_last_vm(
+    own_broker: Broker, tmp_path: Path
+) -> None:
+    """No VM can speak for another: neither twice, nor as a VM that is not named."""
+    rule = {"votes": 1, "from": ["vm:*/*"], "each_resource": True}
+    async with running_fleet(
+        own_broker, tmp_path, {SCOPE: VMS}, hub=hub_with(own_broker, rule)
+    ) as fleet:
+        azure = fleet.azures[SCOPE]
+        event = azure.schedule(Plan(resources=("vm-0", "vm-1")))
+        await eventually(lambda: fleet.told(event.event_id) == ["event.scheduled"])
+        await fleet.wait_until_reported()
+        await vote_on_vm(fleet, "vm-0", event)
+        await vote_on_vm(fleet, "vm-0", event)
+        with pytest.raises(AssertionError, match="403"):
+            await vote_on_vm(fleet, "vm-2", event)
+        assert "approval.granted" not in fleet.told(event.event_id)
+        assert len(list(azure.start_requests)) == 0
+        await vote_on_vm(fleet, "vm-1", event)
+        await eventually(lambda: "startrequest.accepted" in fleet.told(event.event_id))
+        (post,) = azure.start_requests
+        recorded = [
+            each for each in fleet.inbox.events if each["type"].endswith("approval.recorded.v1")
+        ]
+        assert recorded[-1]["data"]["principal"] == f"vm:{SCOPE}/vm-1"
+        assert post.at.isoformat() > recorded[-1]["time"].replace("Z", "+00:00")
