@@ -241,7 +241,5 @@ def metrics() -> str:
     for metric in METRICS:
         labels = "; ".join(f"`{name}`: {meaning}" for name, meaning in metric.labels.items())
         meaning = f"{metric.help} ({metric.only})" if metric.only else metric.help
-        rows.append(
-            f"| `{metric.name}` | {metric.kind} | {metric.unit} | {meaning} | {labels} |"
-        )
+        rows.append(f"| `{metric.name}` | {metric.kind} | {metric.unit} | {meaning} | {labels} |")
     return "\n".join(rows) + "\n"
