@@ -96,6 +96,7 @@ async def test_the_next_event_is_the_first_whose_not_before_is_to_come(
     assert 6900 < found["imds_relay_next_event_seconds", "pending"] < 7140
     assert found["imds_relay_scheduled_events", "pending"] == 2
     assert found["imds_relay_scheduled_events", "none"] == 1
+    assert ("imds_relay_next_event_seconds", "none") not in found
 
 
 async def test_deliveries_dead_letters_and_the_circuit_of_each_sink_are_told(
