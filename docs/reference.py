@@ -1,4 +1,4 @@
-"""Generates parts of pages as Markdown: configuration, command line, HTTP API and Slack app."""
+"""Generates parts of pages as Markdown: configuration, commands, HTTP API, metrics, Slack app."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from relay.chat.platforms.slack.web import REMEDIES
 from relay.cli import make_app
 from relay.clock import SystemClock
 from relay.config import Config, sink_modules
+from relay.telemetry.definitions import METRICS
 
 MARK = "<!-- what follows is written by `make docs` -->\n"
 
@@ -229,3 +230,16 @@ def slack() -> str:
 
 def _json(document: Any) -> list[str]:
     return ["```json", orjson.dumps(document, option=orjson.OPT_INDENT_2).decode(), "```"]
+
+
+# --- metrics
+
+
+def metrics() -> str:
+    """Return a table of every metric."""
+    rows = ["| metric | kind | unit | meaning | labels |", "| --- | --- | --- | --- | --- |"]
+    for metric in METRICS:
+        labels = "; ".join(f"`{name}`: {meaning}" for name, meaning in metric.labels.items())
+        meaning = f"{metric.help} ({metric.only})" if metric.only else metric.help
+        rows.append(f"| `{metric.name}` | {metric.kind} | {metric.unit} | {meaning} | {labels} |")
+    return "\n".join(rows) + "\n"

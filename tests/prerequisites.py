@@ -104,6 +104,12 @@ NEEDS_OF_TESTS = (
         program("systemd-analyze"),
         "a test asks it how exposed the unit is; nothing is started",
     ),
+    Need(
+        "promtool",
+        "prometheus",
+        program("promtool"),
+        "tests evaluate the alert rules of deploy/prometheus; no service is started",
+    ),
     Need("npm", "npm", program("npm"), "a test runs examples/drain.mjs", installed=False),
     Need("Go", "golang-go", program("go"), "a test runs examples/drain.go", installed=False),
 )

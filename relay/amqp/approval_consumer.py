@@ -97,6 +97,8 @@ class ApprovalConsumer:
         on_unusable: Callable[[str | None, str], None],
         clock: Clock,
     ) -> None:
+        self.is_connected = False
+        """Whether there is a connection, and the queue is there."""
         self._urls = urls
         self._declare = declare
         self._queue = queue
@@ -114,7 +116,10 @@ class ApprovalConsumer:
         """Stay connected and consume until cancelled. Both intervals are in seconds."""
 
         async def serve(connection: Connection) -> NoReturn:
-            await self._consume_while_possible(connection, poll_interval)
+            try:
+                await self._consume_while_possible(connection, poll_interval)
+            finally:
+                self.is_connected = False
 
         await keep_connected(
             self._urls,
@@ -130,6 +135,7 @@ class ApprovalConsumer:
     ) -> NoReturn:
         async with asyncio.timeout(SETUP_TIMEOUT):
             hint = await self._declare_topology(connection)
+        self.is_connected = True
         broker = host_port(connection.url)
         failures = 0
         while True:

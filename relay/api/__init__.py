@@ -16,10 +16,12 @@ from relay.chat import ChatSink
 from relay.clock import Clock
 from relay.delivery.dispatcher import Dispatcher
 from relay.events.build import Origin
+from relay.histogram import Histogram
 from relay.outbox.sqlite import Store
 
 if TYPE_CHECKING:  # a relay without a fleet saves the memory of the AMQP libraries
     from relay.fleet.hub.roster import Roster
+    from relay.fleet.hub.sent_orders import OrderResult
 
 __all__ = ["ApiSettings", "Client", "Relay", "SourceHealth"]
 
@@ -39,6 +41,37 @@ class SourceHealth(Protocol):
         """What it means that the source is lost."""
 
 
+class PollMeasurements(Protocol):
+    """What is measured of the polls of the metadata service."""
+
+    poll_seconds: Histogram
+
+    @property
+    def read_age(self) -> float | None:
+        """The seconds since the document was last read; None: this process read none yet."""
+
+    @property
+    def clock_offset(self) -> float | None:
+        """The seconds that our clock is certainly ahead of the service's; None: not known."""
+
+
+class ApprovalsLink(Protocol):
+    """The connection over which approvals arrive from RabbitMQ."""
+
+    is_connected: bool
+
+
+class HubCounts(Protocol):
+    """What a hub counts of the messages of its agents."""
+
+    reports: int
+    pulses: int
+
+    @property
+    def copies(self) -> int:
+        """Reports that said nothing new."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relay:
     """The parts of a running relay that the API uses."""
@@ -54,3 +87,11 @@ class Relay:
     """The chat sinks by name."""
     roster: Roster | None = None
     """The agents, on a hub."""
+    hub: HubCounts | None = None
+    """What a hub counts."""
+    order_results: Mapping[OrderResult, int] = field(default_factory=dict)
+    """How the start orders of a hub ended."""
+    polling: PollMeasurements | None = None
+    """None on a hub, which does not poll."""
+    approvals_link: ApprovalsLink | None = None
+    """None without approvals over RabbitMQ."""

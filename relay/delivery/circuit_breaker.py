@@ -7,6 +7,8 @@ first entry of the queue and the entry with the fewest attempts. So a receiver t
 
 from __future__ import annotations
 
+from typing import Literal
+
 FAILURE_THRESHOLD = 3
 """Failures in a row after which a sink is failing. Tries that overlapped count as one."""
 STALL_TIMEOUT = 60.0
@@ -14,6 +16,8 @@ STALL_TIMEOUT = 60.0
 
 A longer time without an entry ends the memory of earlier failures.
 """
+CircuitState = Literal["closed", "open", "half-open"]
+"""closed: the sink is not failing. open: it is, and may not be tried now. half-open: it may."""
 
 
 class CircuitBreaker:
@@ -36,6 +40,12 @@ class CircuitBreaker:
         # An extra probe for a new entry, which does not change the turn:
         self._has_extra_probe = False
         self._is_extra_probe_running = False
+
+    def state(self, now: float) -> CircuitState:
+        """Return the state for the metrics."""
+        if not self.is_failing:
+            return "closed"
+        return "open" if now < self.allowed_at else "half-open"
 
     @property
     def is_probing(self) -> bool:

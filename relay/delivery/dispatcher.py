@@ -12,11 +12,13 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from relay.clock import Clock
+from relay.delivery.circuit_breaker import CircuitState
 from relay.delivery.result_recorder import ResultRecorder
 from relay.delivery.routing import wants
 from relay.delivery.worker import Worker
 from relay.events.build import ReportRelayEvent
-from relay.outbox import AttemptOutcome, Entry, RecordedEvent, SinkState
+from relay.histogram import Histogram
+from relay.outbox import AttemptOutcome, Entry, EntryState, RecordedEvent, SinkState
 from relay.outbox.deliveries import DeadLetterFilter
 from relay.outbox.sqlite import Store
 from relay.outbox.transaction import Transaction
@@ -40,6 +42,21 @@ class SinkStatus:
     reason: str | None
     waiting: int
     tries: Mapping[tuple[AttemptOutcome, int | None], int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkMeasurements:
+    """What is measured of a sink beside its status, for the metrics.
+
+    ``ends`` counts how entries ended since the start. ``oldest_age`` is that of the oldest waiting
+    entry, in seconds; None if none waits.
+    """
+
+    circuit: CircuitState
+    is_skewed: bool
+    ends: Mapping[EntryState, int]
+    try_seconds: Histogram
+    oldest_age: float | None
 
 
 class Dispatcher:
@@ -116,6 +133,22 @@ class Dispatcher:
             )
             for name, worker in self._workers.items()
         ]
+
+    def measure(self, name: str) -> SinkMeasurements:
+        """Return what is measured of a sink. It reads every waiting entry.
+
+        Raises KeyError if there is no such sink.
+        """
+        worker = self._workers[name]
+        oldest = worker.oldest_waiting()
+        age = None if oldest is None else (self._clock.now() - oldest).total_seconds()
+        return SinkMeasurements(
+            circuit=worker.health.circuit.state(self._clock.monotonic()),
+            is_skewed=worker.health.is_skewed,
+            ends=worker.ends,
+            try_seconds=worker.try_seconds,
+            oldest_age=None if age is None else max(0.0, age),
+        )
 
     def worker(self, name: str) -> Worker:
         """Return the worker of a sink. Raises KeyError if there is no such sink."""

@@ -64,7 +64,8 @@ class SinkHealth:
         # receiver, until it does not accept another entry:
         self._excused: set[int] = set()
         self._dead_letters = 0
-        self._is_skewed = False
+        self.is_skewed = False
+        """Whether the clocks of the receiver and of the relay differ too much."""
         self._internal_errors: dict[int, int] = {}  # count by id of the entry
         self._logged_error: str | None = None  # the type of the last internal error
 
@@ -120,10 +121,10 @@ class SinkHealth:
 
     def record_clock_skew(self, skew: float | None) -> None:
         """The receiver's clock is this many seconds ahead of ours; None if that is not known."""
-        if skew is None or (abs(skew) > MAX_CLOCK_SKEW) is self._is_skewed:
+        if skew is None or (abs(skew) > MAX_CLOCK_SKEW) is self.is_skewed:
             return
-        self._is_skewed = not self._is_skewed
-        if not self._is_skewed:
+        self.is_skewed = not self.is_skewed
+        if not self.is_skewed:
             _log.info("sink %s: its clock and ours agree again", self._name)
             return
         direction = "ahead of" if skew > 0 else "behind"

@@ -23,6 +23,7 @@ from relay.delivery.sink_health import SinkHealth, error_name
 from relay.errors import Deferred, DeliveryError, Rejected, StoreUnavailable, Superseded
 from relay.events.build import ReportRelayEvent
 from relay.events.cloudevent import CloudEvent
+from relay.histogram import Histogram
 from relay.outbox import Attempt, AttemptOutcome, Entry, EntryState, SinkState
 from relay.outbox.sqlite import Store
 from relay.sinks import Receipt, Sink, SinkSettings
@@ -38,6 +39,8 @@ An entry is open while it is in flight, while its answer can still come though n
 and while it is delivered but not recorded.
 """
 
+_TRY_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0)
+"""Seconds: the buckets of tries."""
 MAX_STATUS = 2**31
 """The largest status that a sink may report."""
 
@@ -57,6 +60,10 @@ class Worker:
         self.settings = settings
         self.tries: Counter[tuple[AttemptOutcome, int | None]] = Counter()
         """Tries since the start, by their outcome and the status of the receiver."""
+        self.try_seconds = Histogram(_TRY_BOUNDS)
+        """How long tries took."""
+        self.ends: Counter[EntryState] = Counter()
+        """How entries ended since the start."""
         self._sink = sink
         self._results = results
         self._clock = clock
@@ -75,6 +82,10 @@ class Worker:
     def waiting(self) -> int:
         """How many entries wait or are in flight."""
         return len(self._queue)
+
+    def oldest_waiting(self) -> datetime | None:
+        """Return when the oldest entry was recorded that waits or is in flight."""
+        return min((entry.recorded for entry in self._queue), default=None)
 
     @property
     def is_idle(self) -> bool:
@@ -249,6 +260,7 @@ class Worker:
             return True
         attempt = _describe_attempt(result, at, self._clock.monotonic() - began)
         self.tries[attempt.outcome, attempt.status] += 1
+        self.try_seconds.observe(attempt.elapsed)
         if isinstance(result, Receipt):
             self.health.record_clock_skew(result.skew)
             self._handle_success(entry, attempt)
@@ -291,6 +303,7 @@ class Worker:
 
     def _handle_success(self, entry: Entry, attempt: Attempt) -> None:
         self._unrecorded += 1
+        self.ends["delivered"] += 1
         self._results.record_delivery(entry.id, attempt, self._on_recorded)
         self._queue.remove_head(entry)
         self._release_after_success(entry)
@@ -344,6 +357,7 @@ class Worker:
         self, entry: Entry, state: EntryState, reason: str, attempt: Attempt | None = None
     ) -> None:
         self._unanswered.discard(entry.id)
+        self.ends[state] += 1
         self.health.forget_entry(entry)
         self._results.record_settlement(entry.id, state, reason, self._clock.now(), attempt)
 

@@ -13,6 +13,7 @@ from relay.clock import Clock, wait_for_event
 from relay.errors import SourceError, SourceRefused, SourceUnavailable, StoreUnavailable
 from relay.events.build import ReportRelayEvent
 from relay.events.model import Document
+from relay.histogram import Histogram
 from relay.imds import SourceSettings
 from relay.imds.client import ImdsClient, retry_delay
 from relay.imds.document import DocumentReader
@@ -33,6 +34,8 @@ The service may answer 410 for 70 seconds (docs/protocol.md#statuses-to-retry).
 MIN_GAP = 5.0
 """Seconds: a shorter pause in polling is no gap."""
 MIN_WATCH_INTERVAL = 0.5
+_POLL_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0)
+"""Seconds: the buckets of polls. The first answer may take 130 seconds."""
 
 _log = logging.getLogger(__name__)
 
@@ -69,6 +72,8 @@ class Poller:
         self.polls = 0
         self.failures = 0
         """Failed polls in a row."""
+        self.poll_seconds = Histogram(_POLL_BOUNDS)
+        """How long calls took that brought a document."""
         self.last_read_at = last_read_at
         """When the document was last read; None if it never was."""
         self.last_document: Document | None = None
@@ -165,6 +170,7 @@ class Poller:
         read = await self._client.read_dated_document()
         body = read.body
         now, monotonic = self._clock.now(), self._clock.monotonic()
+        self.poll_seconds.observe(monotonic - read.asked_monotonic)
         document = self.last_document
         if document is None or body != self._last_body:
             document = await self._reader.read(body)

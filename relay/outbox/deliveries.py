@@ -276,6 +276,14 @@ class Deliveries:
         ).fetchone()
         return int(row[0])
 
+    def dead_letters_by_sink(self) -> dict[str, int]:
+        """Return how many dead letters each sink has. Sinks without one are left out."""
+        rows = self._connection.execute(
+            "SELECT sink, count(*) FROM entry INDEXED BY entry_parked "
+            "WHERE state = 'parked' GROUP BY sink"
+        )
+        return dict(rows.fetchall())
+
     # --- what people see
 
     def find_delivery(self, entry_id: int) -> Delivery | None:

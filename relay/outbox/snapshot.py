@@ -84,6 +84,23 @@ class Snapshot:
         ).fetchone()
         return [LiveRow(*row) for row in orjson.loads(rows[0])]
 
+    def count_live(self) -> list[tuple[str | None, str | None, int]]:
+        """Return the EventTypes and EventStatuses of live events, and how many have both."""
+        return self._connection.execute(
+            "SELECT json_extract(data, '$.eventType'), json_extract(data, '$.eventStatus'), "
+            "count(*) FROM occurrence INDEXED BY occurrence_live WHERE live GROUP BY 1, 2"
+        ).fetchall()
+
+    def next_scheduled(self, limit: int) -> list[TrackedEvent]:
+        """Return the live Scheduled events with the earliest NotBefore, those without one last."""
+        return self._select(
+            "INDEXED BY occurrence_live WHERE live "
+            "AND lower(json_extract(data, '$.eventStatus')) = 'scheduled' "
+            "ORDER BY json_extract(data, '$.notBefore') IS NULL, "
+            "julianday(json_extract(data, '$.notBefore')), id LIMIT ?",
+            limit,
+        )
+
     def live_versions(self) -> list[tuple[int, str]]:
         """Return each live occurrence with the id of the CloudEvent that reported its state."""
         return self._connection.execute(

@@ -24,6 +24,7 @@ from typing import Any, Literal, TypeVar
 
 from relay.clock import Clock
 from relay.errors import StoreUnavailable
+from relay.histogram import Histogram
 from relay.outbox import Entry, RecordedEvent, StateFileOwner, StoreSettings
 from relay.outbox.file import StateFile, open_state_file, result_code
 from relay.outbox.transaction import Route, Transaction
@@ -34,6 +35,8 @@ Work = Callable[[Transaction], T]
 MAX_JOBS_PER_COMMIT = 512
 MIN_RECOVERY_INTERVAL = 1.0
 """Seconds between two tries to write a file that could not be written."""
+_COMMIT_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
+"""Seconds: the buckets of transactions."""
 _log = logging.getLogger(__name__)
 _FILE_ERRORS = frozenset(
     {
@@ -115,6 +118,8 @@ class Store:
         """False if the VM ID could not be compared with that of the file. Approvals stay off."""
         self.write_error: str | None = None
         """Why the file cannot be written; None while it can."""
+        self.commit_seconds = Histogram(_COMMIT_BOUNDS)
+        """How long transactions on the file took, with all work in them."""
         self.listeners = Listeners()
         self._state_file = state_file
         self._route = route
@@ -240,6 +245,7 @@ class Store:
     def _commit_jobs(self, jobs: Sequence[StoreJob]) -> bool:
         """Run jobs in one transaction on the file. Return whether it could be written."""
         connection = self._state_file.connection
+        began = time.monotonic()
         try:
             connection.execute("BEGIN IMMEDIATE")
             # Try without a savepoint for each job: those are a third of the statements, and jobs
@@ -257,6 +263,7 @@ class Store:
                     connection.execute("ROLLBACK")
             self._set_write_error(str(error))
             return False
+        self.commit_seconds.observe(time.monotonic() - began)
         return True
 
     def _make_transaction(self, connection: sqlite3.Connection) -> Transaction:

@@ -75,6 +75,7 @@ async def start(
             gate=HubDecisions(ApprovalEngine(no_approvals, origin), agent.votes),
             dispatcher=dispatcher,
             source=poller,
+            polling=poller,
             origin=origin,
             clock=clock,
         )

@@ -7,6 +7,7 @@ import logging
 import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 
 from relay.api import Relay
 from relay.api.server.http_server import Server
@@ -99,6 +100,8 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
                 if isinstance(sink_settings, ChatSettings)
             },
             roster=hub.roster,
+            hub=hub,
+            order_results=port.results,
         )
         inputs = {
             "retention": prune_forever(store, clock, record),
@@ -109,6 +112,7 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
         consumer = make_approval_consumer(config, relay, server.state.rejections)
         if consumer is not None:
             approvals_in = consumer
+            relay = replace(relay, approvals_link=consumer)
 
             async def take_approvals() -> None:
                 # A second hub knows no event, and would refuse what is for the first.

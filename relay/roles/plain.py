@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 
 from relay.api import Relay
 from relay.api.server.http_server import Server
@@ -87,6 +88,7 @@ async def start(
             gate=gate,
             dispatcher=dispatcher,
             source=poller,
+            polling=poller,
             origin=origin,
             clock=clock,
             chats={
@@ -104,6 +106,7 @@ async def start(
         }
         consumer = make_approval_consumer(config, relay, server.state.rejections)
         if consumer is not None:
+            relay = replace(relay, approvals_link=consumer)
             inputs["approvals over AMQP"] = consumer.run()
 
         async def finish(approvals_task: asyncio.Task[object]) -> None:

@@ -102,7 +102,7 @@ async def test_an_agent_that_invents_events_in_its_pulses_fills_no_memory(tmp_pa
         for number in range(4):
             events = [build_event(f"E-{number}-{index}") for index in range(MAX_LIVE_EVENTS)]
             await hub.take_pulses([pulse(*events, seconds=number)])
-        del events
+            del events
         kept = [each for each in gc.get_objects() if isinstance(each, merger.Heard)]
         assert {each.name[1][:4] for each in kept} == {"e-2-", "e-3-"}
         assert len(kept) == MAX_PUT_OFF

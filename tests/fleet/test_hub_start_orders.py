@@ -138,6 +138,7 @@ async def test_a_returned_order_goes_to_the_next_agent_at_once(tmp_path: Path) -
         await show_event(hub)
         assert [(sent.agent, sent.order.attempt) for sent in hub.fleet.orders] == [("vm-2", 2)]
         assert hub.event_names() == ["startrequest.accepted"]
+        assert hub.port.results == {"returned": 1, "accepted": 1}
         assert hub.fleet.clock.monotonic() == began
         assert hub.fleet.pulse_requests == []
 

@@ -46,7 +46,9 @@ def test_an_order_can_be_carried_out_until_its_time_or_its_result() -> None:
 def test_an_order_that_was_returned_cannot_be_carried_out_or_answered() -> None:
     orders, order = SentOrders(), make_order()
     orders.add(order, 0.0)
+    outcomes = [order.outcome]
     order.end_returned()
+    assert [*outcomes, order.outcome] == ["unanswered", "returned"]
     assert orders.executable_until("e-1@a", 1.0) is None
     orders.take_result(AGENT, make_result())
     assert orders.accepted("e-1@a", 1) is None

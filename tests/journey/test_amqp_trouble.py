@@ -308,10 +308,15 @@ async def test_a_broker_that_is_killed_costs_no_approval(
         await system.running.relay.gate.set_mode("off", "local:tester")
         await eventually(system.is_not_consuming, every=0.1)
         await system.bus.send(decision, "survived")
+        link = system.running.relay.approvals_link
+        assert link is not None
+        assert link.is_connected
         await asyncio.to_thread(node.kill)
         await eventually(lambda: "no connection to" in log_of(caplog)[-1])
+        assert not link.is_connected
         await asyncio.to_thread(node.start)
         await eventually(lambda: log_of(caplog)[-1].endswith("messages wait: approvals are off"))
+        assert link.is_connected
         await system.running.relay.gate.set_mode("on", "local:tester")
         await system.sim.wait_until_approved(event, within=60)
 

@@ -57,13 +57,7 @@ async def _show_fleet(call: Call) -> FleetRoster:
             relay=agent.relay,
             name=agent.name,
             user=agent.user,
-            state=(
-                "fresh"
-                if roster.is_fresh(agent, now)
-                else "silent"
-                if roster.is_silent(agent, now)
-                else "unknown"
-            ),
+            state=roster.state(agent, now),
             version=agent.version,
             zone=agent.zone,
             vmId=agent.vm_id,

@@ -13,28 +13,12 @@ async def _show_metrics(call: Call) -> web.Response:
     from prometheus_client import CollectorRegistry  # noqa: PLC0415
     from prometheus_client.exposition import choose_encoder  # noqa: PLC0415
 
+    from relay.api.metric_values import read_samples  # noqa: PLC0415
     from relay.telemetry.metrics import MetricsCollector  # noqa: PLC0415
 
-    relay, server = call.relay, call.server
-    mode, position = await relay.store.read(
-        lambda tx: (relay.gate.engine.mode(tx), tx.head().position)
-    )
+    samples = await read_samples(call.relay, call.server)
     registry = CollectorRegistry()
-    registry.register(
-        MetricsCollector(
-            scope=relay.origin.scope,
-            relay=relay.origin.relay,
-            polls=relay.source.polls,
-            poll_failures=relay.source.failures,
-            is_source_lost=relay.source.lost,
-            is_store_failing=relay.store.write_error is not None,
-            journal_position=position,
-            approvals_mode=mode,
-            sinks=relay.dispatcher.status(),
-            rejected_calls=server.rejections.count,
-            responses_by_status=server.responses_by_status,
-        )
-    )
+    registry.register(MetricsCollector(samples))
     encode, content_type = choose_encoder(call.request.headers.get("Accept", ""))
     return raw_response(200, encode(registry), content_type)
 

@@ -27,6 +27,7 @@ from relay.clock import Clock
 from relay.outbox import RecordedEvent
 from relay.rate_limits import CALLER_BURST, CALLER_RATE, TokenBuckets
 from relay.signature import MAX_AGE, MAX_AHEAD
+from relay.telemetry.event_counts import EventCounts
 
 _WAIT = web.RequestKey("wait", int)
 """Seconds until the address may call again. Only while nothing shows that the call is good."""
@@ -77,6 +78,7 @@ class ServerState:
     """Returns the context for new connections; None without TLS."""
     rejections: RejectionLog = field(default_factory=RejectionLog)
     responses_by_status: Counter[int] = field(default_factory=Counter)
+    event_counts: EventCounts = field(default_factory=EventCounts)
     stream_wakeups: dict[asyncio.Event, str] = field(default_factory=dict)
     """The principal of each open stream, by the event that makes the stream look for news."""
     address_buckets: TokenBuckets = field(default_factory=lambda: TokenBuckets(20, 100))
@@ -102,12 +104,13 @@ class ServerState:
     def attach(self, relay: Relay) -> None:
         """Let calls reach this relay."""
         self.relay = relay
-        relay.store.listeners.recorded.append(self._wake_streams)
+        relay.store.listeners.recorded += [self._wake_streams, self.event_counts.count]
 
     def detach(self) -> None:
         """Answer calls with 503 and end the streams."""
         if self.relay is not None:
             self.relay.store.listeners.recorded.remove(self._wake_streams)
+            self.relay.store.listeners.recorded.remove(self.event_counts.count)
         self.relay = None
         self._wake_streams()
 

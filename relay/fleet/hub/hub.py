@@ -112,6 +112,10 @@ class Hub:
         """``on_unusable`` counts and logs a message: its RabbitMQ user, and why it is unusable."""
         self.link = HubLink(settings, origin, self, clock)
         self.source = FleetSource(clock, report)
+        self.reports = 0
+        """Reports about events that were read, copies included."""
+        self.pulses = 0
+        """Pulses that were read."""
         self._keeper = RosterKeeper(
             origin, store, clock, on_upkeep=self._listen, on_lost=self.forget
         )
@@ -147,6 +151,11 @@ class Hub:
         """Messages whose content is only in memory: the state file cannot be written."""
         store.listeners.recorded.append(self._states.note_told)
         store.listeners.write_error_changed.append(self._on_write_error_changed)
+
+    @property
+    def copies(self) -> int:
+        """Reports that said nothing new: other agents had said it before."""
+        return self._merger.copies
 
     @property
     def roster(self) -> Roster:
@@ -250,6 +259,7 @@ class Hub:
     async def _merge_reports(self, reports: Sequence[_Report]) -> None:
         about_relays = [report.event for report in reports if report.is_about_relay]
         heard = [self._hear_report(report) for report in reports if not report.is_about_relay]
+        self.reports += len(heard)
         await self._merger.take(heard, about_relays)
         for report in reports:
             self._on_recorded_word(report.sender.scope, report.sender.relay)
@@ -289,6 +299,7 @@ class Hub:
             sender, received = read
             if not isinstance(received.content, Pulse):
                 continue
+            self.pulses += 1
             agent = self.roster.note_pulse(sender, received.origin.relay, received.content, now)
             self._keeper.note_changed(agent)
             senders.append(sender)
@@ -405,6 +416,7 @@ class Hub:
             observed_at=at,
             seen=estimate_seen(at, self._clock.now(), offset),
             incarnation=data["documentIncarnation"],
+            is_report=True,
         )
 
     def _on_write_error_changed(self, reason: str | None) -> None:

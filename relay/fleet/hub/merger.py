@@ -62,6 +62,8 @@ class Heard:
     observed_at: datetime
     seen: datetime
     incarnation: int | None = None
+    is_report: bool = False
+    """Whether a report said so, not a pulse."""
 
 
 @dataclass(slots=True)
@@ -117,6 +119,8 @@ class EventMerger:
         ``on_change`` gets each scope in which something was told, or may have ended. ``on_ended``
         gets each event that has ended, once that is recorded.
         """
+        self.copies = 0
+        """Reports that said nothing new."""
         self._histories = histories
         self._store = store
         self._keys = keys
@@ -173,7 +177,9 @@ class EventMerger:
                 )
                 if only_quiet and after is not before and (news or isinstance(word.word, Gone)):
                     others.append(word)
-                elif after is not None:
+                    continue
+                self.copies += word.is_report and news is None
+                if after is not None:
                     batch.add(word.name, after, news, word.incarnation)
             await self._write(batch)
         return others

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from typing import Literal
 
 from relay.events.machine_names import scale_set_names, with_prefix
 from relay.events.model import ScheduledEvent
@@ -163,6 +164,15 @@ class Roster:
     def is_silent(self, agent: Agent, now: datetime) -> bool:
         """Whether the hub has listened long enough to know that the agent says nothing."""
         return self._silence(agent, now) > FRESH_FOR
+
+    def state(self, agent: Agent, now: datetime) -> Literal["fresh", "silent", "unknown"]:
+        """Return whether an agent is fresh or silent.
+
+        unknown: the hub has not listened for long enough to say that it is silent.
+        """
+        if self.is_fresh(agent, now):
+            return "fresh"
+        return "silent" if self.is_silent(agent, now) else "unknown"
 
     def may_speak(self, scope: str, now: datetime) -> Callable[[str], bool]:
         """Return the test of freshness for `merge`: whether an agent is known and not silent.

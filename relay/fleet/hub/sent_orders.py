@@ -16,7 +16,7 @@ from typing import Literal, TypeAlias
 
 from typing_extensions import override  # in typing from Python 3.12
 
-from relay.fleet.messages import StartResult
+from relay.fleet.messages import StartOutcome, StartResult
 from relay.fleet.routing import Sender
 
 MAX_ORDERS = 10_000
@@ -27,6 +27,8 @@ _MAX_LOGGED = 1000
 
 _log = logging.getLogger(__name__)
 
+OrderResult: TypeAlias = Literal[StartOutcome, "returned", "unanswered"]
+"""returned: the order reached nobody. unanswered: no answer came in time."""
 IgnoreReason: TypeAlias = Literal["unknown", "other-agent", "repeated"]
 """Why a result is ignored.
 
@@ -61,6 +63,13 @@ class SentOrder:
     """By the monotonic clock: when an agent said after it what the event is."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when it is known how the order ended."""
+
+    @property
+    def outcome(self) -> OrderResult:
+        """How the order ended, once nobody can carry it out any more."""
+        if self.was_returned:
+            return "returned"
+        return self.result.result if self.result is not None else "unanswered"
 
     @property
     def is_accepted(self) -> bool:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -36,7 +37,7 @@ from relay.errors import (
 from relay.events.build import Origin
 from relay.events.cloudevent import CloudEvent
 from relay.fleet.hub.roster import Agent, Roster
-from relay.fleet.hub.sent_orders import SentOrder, SentOrders
+from relay.fleet.hub.sent_orders import OrderResult, SentOrder, SentOrders
 from relay.fleet.messages import PulseRequest, StartOrder, StartResult
 from relay.fleet.routing import Sender, command_key
 from relay.outbox import Grant
@@ -141,6 +142,8 @@ class OrderPort:
         self._agents_showing = agents_showing
         self._is_connected = is_connected
         self.orders = SentOrders()
+        self.results: Counter[OrderResult] = Counter()
+        """How orders ended since the start."""
         self._earlier_settled_at = clock.monotonic() + SETTLED_AFTER
         """When nobody can carry out an order any more that an earlier process sent."""
         self._events: dict[str, _GrantedEvent] = {}
@@ -464,6 +467,7 @@ class OrderPort:
             sending = group.create_task(self._publish(order, event), name="hub: start order")
             await wait_for_event(order.ended, self._clock, order.executable_until - began)
             sending.cancel()
+        self.results[order.outcome] += 1
         _log_end(order)
 
     async def _publish(self, order: SentOrder, event: CloudEvent) -> None:

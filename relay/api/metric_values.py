@@ -1,0 +1,211 @@
+"""Reads the values of all metrics at one moment; `relay.telemetry.definitions` has their meaning.
+
+Nothing is read before somebody asks: a relay that nobody scrapes pays for plain counters only.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from http import HTTPStatus
+from typing import Any, get_args
+
+from relay import __version__
+from relay.api import PollMeasurements, Relay
+from relay.api.server.state import ServerState
+from relay.approvals.status import ApprovalState, approval_state
+from relay.delivery.circuit_breaker import CircuitState
+from relay.errors import StoreUnavailable
+from relay.outbox import AttemptOutcome, EntryState, Mode, SinkState
+from relay.outbox.transaction import Transaction
+from relay.telemetry.event_counts import (
+    CHANGES,
+    DECISIONS,
+    EVENT_STATUSES,
+    EVENT_TYPES,
+    OTHER,
+    START_RESULTS,
+    EventCounts,
+    event_status_label,
+    event_type_label,
+)
+from relay.telemetry.metrics import Samples, Value
+
+MAX_EXAMINED = 200
+"""Scheduled events whose approval is examined for a scrape. The store waits meanwhile."""
+_AMQP_STATUSES = {311, 312, 313, 320, 402, 403, 404, 405, 406, 501, 502, 503, 504, 505, 506, 530}
+_STATUSES = {*map(int, HTTPStatus), *_AMQP_STATUSES, 540, 541}
+_ORDER_RESULTS = (
+    "accepted",
+    "refused",
+    "failed",
+    "changed",
+    "stale",
+    "returned",
+    "unanswered",
+)
+
+
+class _Samples:
+    """Collects values by the name of their metric."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, list[tuple[tuple[str, ...], Value]]] = {}
+
+    def add(self, name: str, value: Value, *labels: str) -> None:
+        """Add a value of a metric, whose name is without the prefix."""
+        self.found.setdefault(f"imds_relay_{name}", []).append((labels, value))
+
+    def add_counts(
+        self, name: str, counts: Mapping[Any, int], keys: Iterable[str], *labels: str
+    ) -> None:
+        """Add a value for each key of a fixed set. ``labels`` come before that of the key."""
+        for key in keys:
+            self.add(name, counts.get(key, 0), *labels, key)
+
+    def add_state(self, name: str, current: str, states: Iterable[str], *labels: str) -> None:
+        """Add 1 for the current state and 0 for each other."""
+        for state in states:
+            self.add(name, float(state == current), *labels, state)
+
+
+@dataclass(slots=True, kw_only=True)
+class _StoreValues:
+    """What the metrics need from the state file."""
+
+    mode: Mode
+    position: int
+    live: Mapping[tuple[str, str], int]
+    dead_letters: Mapping[str, int]
+    by_approval: Counter[ApprovalState] = field(default_factory=Counter)
+    next_seconds: dict[ApprovalState, float] = field(default_factory=dict)
+    missing_votes: int = 0
+
+
+async def read_samples(relay: Relay, server: ServerState) -> Samples:
+    """Return the values of all metrics. What the state file cannot say is left out."""
+    samples, now = _Samples(), relay.clock.now()
+    samples.add("build_info", 1, __version__, relay.origin.scope, relay.origin.relay)
+    samples.add("polls_total", relay.source.polls)
+    samples.add("poll_failures", relay.source.failures)
+    samples.add("source_lost", float(relay.source.lost))
+    samples.add("store_failing", float(relay.store.write_error is not None))
+    samples.add("store_commit_duration_seconds", relay.store.commit_seconds)
+    if relay.polling is not None:
+        _add_polling(samples, relay.polling)
+    _add_counts(samples, server.event_counts)
+    try:
+        async with server.long_reads:
+            stored = await relay.store.read(lambda tx: _read_store(tx, relay, now))
+    except StoreUnavailable:
+        stored = None
+    if stored is not None:
+        _add_stored(samples, stored)
+    if relay.approvals_link is not None:
+        samples.add("approvals_link_up", float(relay.approvals_link.is_connected))
+    _add_sinks(samples, relay, stored.dead_letters if stored is not None else None)
+    samples.add("rejected_calls_total", server.rejections.count)
+    for status, count in sorted(server.responses_by_status.items()):
+        samples.add("http_answers_total", count, str(status))
+    _add_hub(samples, relay, now)
+    return samples.found
+
+
+def _read_store(tx: Transaction, relay: Relay, now: datetime) -> _StoreValues:
+    live: Counter[tuple[str, str]] = Counter()
+    for event_type, event_status, count in tx.snapshot.count_live():
+        live[event_type_label(event_type), event_status_label(event_status)] += count
+    values = _StoreValues(
+        mode=relay.gate.engine.mode(tx),
+        position=tx.head().position,
+        live=live,
+        dead_letters=tx.deliveries.dead_letters_by_sink(),
+    )
+    for occurrence in tx.snapshot.next_scheduled(MAX_EXAMINED):
+        status = relay.gate.engine.status(tx, occurrence, now)
+        state = approval_state(status)
+        values.by_approval[state] += 1
+        values.missing_votes += status.votes_missing if status.is_open else 0
+        if status.not_before is not None and not status.is_past_not_before:
+            seconds = (status.not_before - now).total_seconds()
+            values.next_seconds.setdefault(state, seconds)
+    return values
+
+
+def _add_polling(samples: _Samples, polling: PollMeasurements) -> None:
+    samples.add("poll_duration_seconds", polling.poll_seconds)
+    if polling.read_age is not None:
+        samples.add("poll_age_seconds", polling.read_age)
+    if polling.clock_offset is not None:
+        samples.add("clock_offset_seconds", polling.clock_offset)
+
+
+def _add_counts(samples: _Samples, counts: EventCounts) -> None:
+    for change in CHANGES:
+        for event_type in (*EVENT_TYPES, OTHER):
+            samples.add("events_total", counts.changes[change, event_type], change, event_type)
+    samples.add_counts("decisions_total", counts.decisions, DECISIONS)
+    samples.add_counts("refusals_total", counts.refusals, DECISIONS)
+    samples.add("grants_total", counts.grants)
+    samples.add_counts("start_requests_total", counts.start_requests, START_RESULTS)
+
+
+def _add_stored(samples: _Samples, stored: _StoreValues) -> None:
+    samples.add("journal_position", stored.position)
+    samples.add_state("approvals_mode", stored.mode, get_args(Mode))
+    for event_type in (*EVENT_TYPES, OTHER):
+        for status in (*EVENT_STATUSES, OTHER):
+            count = stored.live.get((event_type, status), 0)
+            samples.add("live_events", count, event_type, status)
+    samples.add_counts("scheduled_events", stored.by_approval, get_args(ApprovalState))
+    for state, seconds in stored.next_seconds.items():
+        samples.add("next_event_seconds", seconds, state)
+    samples.add("missing_votes", stored.missing_votes)
+
+
+def _add_sinks(samples: _Samples, relay: Relay, dead_letters: Mapping[str, int] | None) -> None:
+    for sink in relay.dispatcher.status():
+        labels = sink.name, sink.kind
+        measured = relay.dispatcher.measure(sink.name)
+        samples.add("sink_waiting", sink.waiting, *labels)
+        samples.add("sink_oldest_waiting_seconds", measured.oldest_age or 0.0, *labels)
+        samples.add("sink_failing", float(sink.failing), *labels)
+        samples.add_state("sink_state", sink.state, get_args(SinkState), *labels)
+        samples.add_state("sink_circuit_state", measured.circuit, get_args(CircuitState), *labels)
+        samples.add("sink_clock_skewed", float(measured.is_skewed), *labels)
+        tries: Counter[tuple[AttemptOutcome, str]] = Counter()
+        for (outcome, status), count in sink.tries.items():
+            tries[outcome, _status_label(status)] += count
+        for (outcome, label), count in sorted(tries.items()):
+            samples.add("sink_tries_total", count, *labels, outcome, label)
+        samples.add("sink_try_duration_seconds", measured.try_seconds, *labels)
+        ends = [state for state in get_args(EntryState) if state != "waiting"]
+        samples.add_counts("sink_deliveries_total", measured.ends, ends, *labels)
+        if dead_letters is not None:
+            samples.add("sink_dead_letters", dead_letters.get(sink.name, 0), *labels)
+
+
+def _status_label(status: int | None) -> str:
+    """Return the label of a receiver's status. A receiver can send any number."""
+    if not status:
+        return ""
+    return str(status) if status in _STATUSES else OTHER
+
+
+def _add_hub(samples: _Samples, relay: Relay, now: datetime) -> None:
+    roster = relay.roster
+    if roster is not None:
+        states = Counter(roster.state(agent, now) for agent in roster)
+        samples.add_counts("hub_agents", states, ("fresh", "silent", "unknown"))
+        wrong_clocks = len(roster.with_wrong_clocks(now))
+        samples.add("hub_agents_with_wrong_clock", wrong_clocks)
+        silent = len(roster.silent_scopes(now))
+        samples.add("hub_scopes", len(roster.scopes) - silent, "fresh")
+        samples.add("hub_scopes", silent, "silent")
+    if relay.hub is not None:
+        samples.add("hub_reports_total", relay.hub.reports)
+        samples.add("hub_copies_total", relay.hub.copies)
+        samples.add("hub_pulses_total", relay.hub.pulses)
+        samples.add_counts("hub_orders_total", relay.order_results, _ORDER_RESULTS)

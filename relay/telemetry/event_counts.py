@@ -1,0 +1,81 @@
+"""Counts the events that the relay recorded since its start, for the metrics.
+
+The counts are plain numbers by labels of a fixed set, so their number is bounded.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from relay.outbox import RecordedEvent
+
+EVENT_TYPES = ("Freeze", "Reboot", "Redeploy", "Preempt", "Terminate")
+"""The EventTypes of Azure. Others are counted as `OTHER`."""
+EVENT_STATUSES = ("Scheduled", "Started")
+OTHER = "other"
+CHANGES = ("scheduled", "updated", "started", "ended")
+DECISIONS = ("approve", "hold", "release")
+START_RESULTS = ("accepted", "refused", "failed")
+_REFUSED = 400  # HTTP
+
+
+def event_type_label(event_type: str | None) -> str:
+    """Return the label of an EventType."""
+    return _label(event_type, EVENT_TYPES)
+
+
+def event_status_label(event_status: str | None) -> str:
+    """Return the label of an EventStatus."""
+    return _label(event_status, EVENT_STATUSES)
+
+
+def _label(value: str | None, known: Sequence[str]) -> str:
+    lower = (value or "").lower()
+    return next((name for name in known if name.lower() == lower), OTHER)
+
+
+@lru_cache(maxsize=256)
+def _change_labels(name: str, event_type: str | None) -> tuple[str, str]:
+    return name.partition(".")[2], event_type_label(event_type)
+
+
+class EventCounts:
+    """How many events of each kind were recorded. `count` listens to the store."""
+
+    def __init__(self) -> None:
+        self.grants = 0
+        """``approval.granted``."""
+        self.changes: Counter[tuple[str, str]] = Counter()
+        """``event.*`` by change and label of the EventType."""
+        self.decisions: Counter[str] = Counter()
+        """Votes, holds and releases that were accepted."""
+        self.refusals: Counter[str] = Counter()
+        """Decisions that were refused, by decision."""
+        self.start_requests: Counter[str] = Counter()
+        """StartRequests that have a final result."""
+
+    def count(self, events: Sequence[RecordedEvent]) -> None:
+        """Count events that were recorded."""
+        for recorded in events:
+            name, event = recorded.name, recorded.event
+            if name.startswith("event."):
+                # Of more than a thousand events at once, the rest is not in memory.
+                event_type = event.attributes.get("eventtype") if event is not None else None
+                self.changes[_change_labels(name, event_type)] += 1
+            elif name == "approval.granted":
+                self.grants += 1
+            elif event is not None and not name.startswith("relay."):
+                self._count_decision(name, event.data)
+
+    def _count_decision(self, name: str, data: Mapping[str, Any]) -> None:
+        if name == "startrequest.accepted":
+            self.start_requests["accepted"] += 1
+        elif name == "startrequest.failed":
+            self.start_requests["refused" if data["status"] == _REFUSED else "failed"] += 1
+        elif name == "approval.recorded":
+            self.decisions[data["decision"]] += 1
+        elif name == "approval.refused":
+            self.refusals[data["decision"]] += data.get("count", 1)

@@ -1,0 +1,211 @@
+"""The alert rules fire on what a relay in trouble really serves, and on nothing else.
+
+promtool evaluates deploy/prometheus/alerts.yml. Each series has the value of a healthy relay for
+five minutes, and then that of the relay in trouble.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from datetime import timedelta
+from pathlib import Path
+
+import orjson
+import pytest
+from prometheus_client.metrics_core import Metric as Family
+
+from relay.errors import Deferred, Rejected
+from relay.fleet.messages import Pulse
+from relay.fleet.routing import Sender
+from relay.telemetry.definitions import METRICS
+from tests.api.measured_relay import run_measured_relay, scrape
+from tests.api.running_relay import eventually, make_event
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+ALERTS = DEPLOY / "prometheus" / "alerts.yml"
+NEEDS_PROMTOOL = pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool")
+Series = dict[str, float]
+
+
+def promtool(*arguments: str | Path, text: str | None = None) -> str:
+    """Run promtool, with this text as its input, and return what it says. It must succeed."""
+    done = subprocess.run(
+        ["promtool", *arguments],
+        check=False,
+        input=text,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def series_of(families: list[Family]) -> Series:
+    """Return each series, as PromQL names it, with its value."""
+    return {
+        f"{sample.name}{{{labels}}}": sample.value
+        for family in families
+        for sample in family.samples
+        for labels in [
+            ",".join(f"{name}={json.dumps(value)}" for name, value in sample.labels.items())
+        ]
+    }
+
+
+def check_firing(folder: Path, before: Series, after: Series, expected: set[str]) -> None:
+    """Check that nothing fires before the change, and these alerts some minutes after it."""
+    values = {
+        name: f"{before.get(name, '_')}x4 {after.get(name, '_')}x10"
+        for name in before.keys() | after.keys()
+    }
+    firing = 'count by (alertname) (ALERTS{alertstate="firing"})'
+    samples = [{"labels": f'{{alertname="{name}"}}', "value": 1} for name in sorted(expected)]
+    test = {
+        "rule_files": [str(ALERTS)],
+        "evaluation_interval": "1m",
+        "tests": [
+            {
+                "interval": "1m",
+                "input_series": [
+                    {"series": name, "values": values[name]} for name in sorted(values)
+                ],
+                "promql_expr_test": [
+                    {"expr": firing, "eval_time": "4m", "exp_samples": []},
+                    {"expr": f"clamp_max({firing}, 1)", "eval_time": "9m", "exp_samples": samples},
+                ],
+            }
+        ],
+    }
+    path = folder / "firing.yml"
+    path.write_bytes(orjson.dumps(test))  # JSON is YAML
+    promtool("test", "rules", path)
+
+
+@NEEDS_PROMTOOL
+def test_the_rules_are_valid_and_each_has_a_unit_test() -> None:
+    tests = DEPLOY / "prometheus" / "alerts_test.yml"
+    promtool("check", "rules", ALERTS)
+    promtool("test", "rules", tests)
+    alerts = re.findall(r"alert: (\w+)", ALERTS.read_text(encoding="utf-8"))
+    assert len(alerts) >= 8
+    tested = re.findall(r'alertname="(\w+)"', tests.read_text(encoding="utf-8"))
+    assert set(alerts) == set(tested)
+    page = (DEPLOY.parent / "docs" / "metrics.md").read_text(encoding="utf-8")
+    assert [alert for alert in alerts if f"| `{alert}` |" not in page] == []
+
+
+@NEEDS_PROMTOOL
+async def test_promtool_finds_no_fault_in_the_metrics(tmp_path: Path) -> None:
+    async with run_measured_relay(tmp_path) as measured:
+        scraped = await measured.running.call("GET", "/metrics", by=None)
+    assert promtool("check", "metrics", text=scraped.body.decode()) == ""
+
+
+@NEEDS_PROMTOOL
+async def test_a_relay_in_trouble_fires_every_alert_that_it_can(tmp_path: Path) -> None:
+    async with run_measured_relay(tmp_path) as measured:
+        relay = measured.running
+        measured.consumer.is_connected = True
+        await relay.observe(make_event())
+        await eventually(lambda: not relay.dispatcher.status()[0].waiting)
+        before = series_of(await scrape(relay))
+
+        relay.sinks["box"].failure = Rejected("it never wants this")
+        await relay.observe(make_event(), make_event(event_id="rejected"))
+        await eventually(lambda: relay.dispatcher.measure("box").ends["parked"] == 1)
+        relay.sinks["box"].failure = Deferred("it is down", skew=45.0)
+        others = [make_event(event_id=f"event-{number}") for number in range(4)]
+        await relay.observe(make_event(), make_event(event_id="rejected"), *others)
+        await eventually(lambda: relay.dispatcher.status()[0].failing)
+        relay.clock.offset = timedelta(hours=2).total_seconds() - 200
+        relay.azure.lost = True
+        measured.consumer.is_connected = False
+        relay.make_store_read_only()
+        assert (await relay.decide()).status in (409, 503)
+        await eventually(lambda: relay.store.write_error is not None)
+        after = series_of(await scrape(relay))
+    expected = {
+        "ImdsRelayEventDueWithoutApproval",
+        "ImdsRelaySourceLost",
+        "ImdsRelayStoreFailing",
+        "ImdsRelaySinkFailing",
+        "ImdsRelayDeadLetters",
+        "ImdsRelayOldestMessageTooOld",
+        "ImdsRelayClockWrong",
+        "ImdsRelayApprovalsLinkDown",
+    }
+    check_firing(tmp_path, before, after, expected)
+
+
+def pulse(clock_offset: float) -> Pulse:
+    """A pulse of an agent whose document is empty."""
+    return Pulse(
+        vm_id="vm",
+        boot_id="boot",
+        version="1.0.0",
+        zone=None,
+        names=(),
+        live=(),
+        poll_age=0.0,
+        clock_offset=clock_offset,
+    )
+
+
+@NEEDS_PROMTOOL
+async def test_a_hub_with_a_silent_scope_and_a_wrong_clock_fires_both_alerts(
+    tmp_path: Path,
+) -> None:
+    agents = Sender("scope-a", "vm-0", "user-a"), Sender("scope-b", "vm-1", "user-b")
+    async with run_measured_relay(tmp_path) as measured:
+        relay, roster = measured.running, measured.hub.roster
+        measured.consumer.is_connected = True
+        now = relay.clock.now()
+        roster.listen(now)
+        for agent in agents:
+            roster.note_pulse(agent, agent.relay, pulse(0.0), now)
+        before = series_of(await scrape(relay))
+        for _ in range(4):
+            relay.clock.offset += 50
+            roster.listen(relay.clock.now())
+            roster.note_pulse(agents[1], "vm-1", pulse(5.0), relay.clock.now())
+        after = series_of(await scrape(relay))
+    assert after['imds_relay_hub_agents{state="silent"}'] == 1
+    assert after['imds_relay_hub_agents{state="fresh"}'] == 1
+    check_firing(tmp_path, before, after, {"ImdsRelayScopeSilent", "ImdsRelayClockWrong"})
+
+
+def test_the_dashboard_shows_metrics_that_are_there() -> None:
+    dashboard = orjson.loads((DEPLOY / "grafana" / "imds-relay.json").read_bytes())
+    expressions = [
+        target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())
+    ]
+    assert len(expressions) > 15
+    names = {
+        re.sub(r"_(bucket|sum|count)$", "", name)
+        for expression in expressions
+        for name in re.findall(r"imds_relay_\w+", expression)
+    }
+    assert names <= {metric.name for metric in METRICS}
+    ids = [panel["id"] for panel in dashboard["panels"]]
+    assert len(ids) == len(set(ids))
+
+
+@NEEDS_PROMTOOL
+def test_prometheus_parses_the_expressions_of_the_dashboard(tmp_path: Path) -> None:
+    dashboard = orjson.loads((DEPLOY / "grafana" / "imds-relay.json").read_bytes())
+    rules = [
+        {
+            "record": f"panel:{panel['id']}:{target['refId']}",
+            "expr": target["expr"].replace("$__rate_interval", "5m").replace("$instance", ".*"),
+        }
+        for panel in dashboard["panels"]
+        for target in panel.get("targets", ())
+    ]
+    path = tmp_path / "dashboard.yml"
+    path.write_bytes(orjson.dumps({"groups": [{"name": "dashboard", "rules": rules}]}))
+    promtool("check", "rules", path)

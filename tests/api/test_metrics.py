@@ -1,0 +1,179 @@
+"""What /metrics says: every metric of the page, with bounded labels, and values that are right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from relay.errors import Deferred, Rejected
+from relay.telemetry.definitions import METRICS
+from tests.api.measured_relay import Values, run_measured_relay, scrape, values_of
+from tests.api.running_relay import (
+    RunningRelay,
+    eventually,
+    make_event,
+    poll_until,
+    run_relay,
+)
+
+
+async def values(relay: RunningRelay) -> Values:
+    """Scrape the relay."""
+    return values_of(await scrape(relay))
+
+
+async def test_every_metric_of_the_page_is_served_as_it_says(tmp_path: Path) -> None:
+    async with run_measured_relay(tmp_path) as measured:
+        relay = measured.running
+        await relay.observe(make_event())
+        await eventually(lambda: bool(relay.dispatcher.measure("box").ends))
+        families = await scrape(relay)
+    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
+    suffixes = {"counter": "_total", "info": "_info", "gauge": "", "histogram": ""}
+    served = {f"{each.name}{suffixes.get(each.type, '')}": each for each in families}
+    may_be_missing = {"imds_relay_clock_offset_seconds", "imds_relay_http_answers_total"}
+    assert {metric.name for metric in METRICS} - served.keys() <= may_be_missing
+    assert [name for name in served if f"| `{name}` |" not in page] == []
+    for metric in METRICS:
+        if metric.name not in served:
+            continue
+        family = served[metric.name]
+        # The text format has no kind for info.
+        kind = "gauge" if metric.kind == "info" else metric.kind
+        assert (family.type, family.documentation) == (kind, metric.help)
+        labels = {label for sample in family.samples for label in sample.labels} - {"le"}
+        assert labels == set(metric.labels), metric.name
+
+
+def test_names_follow_the_conventions_of_prometheus() -> None:
+    for metric in METRICS:
+        assert metric.name.startswith("imds_relay_")
+        assert metric.name.endswith("_total") is (metric.kind == "counter"), metric.name
+        assert (metric.unit == "seconds") >= (metric.kind == "histogram"), metric.name
+
+
+async def test_an_approval_is_followed_from_the_missing_votes_to_its_start(
+    relay: RunningRelay,
+) -> None:
+    before = await values(relay)
+    assert before["imds_relay_events_total", "scheduled", "Reboot"] == 1
+    assert before["imds_relay_live_events", "Reboot", "Scheduled"] == 1
+    assert before["imds_relay_scheduled_events", "pending"] == 1
+    assert before["imds_relay_missing_votes",] == 2
+    assert 7000 < before["imds_relay_next_event_seconds", "pending"] < 7200
+
+    assert (await relay.decide()).status == 202
+    assert (await relay.decide(by="reader")).status == 403
+    one_vote = await values(relay)
+    assert one_vote["imds_relay_missing_votes",] == 1
+    assert one_vote["imds_relay_decisions_total", "approve"] == 1
+    assert one_vote["imds_relay_refusals_total", "approve"] == 1
+    assert one_vote["imds_relay_grants_total",] == 0
+
+    assert (await relay.decide(by="bob")).status == 202
+    started = await poll_until(
+        lambda: values(relay),
+        lambda found: found["imds_relay_start_requests_total", "accepted"] == 1,
+    )
+    assert started["imds_relay_grants_total",] == 1
+    assert started["imds_relay_scheduled_events", "accepted"] == 1
+    assert ("imds_relay_next_event_seconds", "pending") not in started
+    assert started["imds_relay_start_requests_total", "failed"] == 0
+
+    await relay.observe()
+    ended = await values(relay)
+    assert ended["imds_relay_events_total", "ended", "Reboot"] == 1
+    assert ended["imds_relay_live_events", "Reboot", "Scheduled"] == 0
+
+
+async def test_the_next_event_is_the_first_whose_not_before_is_to_come(
+    relay: RunningRelay,
+) -> None:
+    relay.clock.offset = 60.0
+    past = make_event(event_id="past", not_before="2020-01-01T00:00:00Z")
+    unknown = make_event(event_id="unknown", not_before=None)
+    await relay.observe(make_event(), past, unknown)
+    found = await values(relay)
+    assert 6900 < found["imds_relay_next_event_seconds", "pending"] < 7140
+    assert found["imds_relay_scheduled_events", "pending"] == 2
+    assert found["imds_relay_scheduled_events", "none"] == 1
+    assert ("imds_relay_next_event_seconds", "none") not in found
+
+
+async def test_deliveries_dead_letters_and_the_circuit_of_each_sink_are_told(
+    tmp_path: Path,
+) -> None:
+    async with run_relay(tmp_path, sinks=("well", "sick")) as relay:
+        relay.sinks["sick"].failure = Rejected("it never wants this", status=777)
+        await relay.observe(make_event())
+        await eventually(lambda: relay.dispatcher.measure("sick").ends["parked"] == 1)
+        relay.sinks["sick"].failure = Deferred("it is down", skew=45.0)
+        await relay.observe(*(make_event(event_id=f"event-{number}") for number in range(4)))
+        await eventually(lambda: relay.dispatcher.measure("sick").circuit != "closed")
+        relay.clock.offset = 500.0
+        found = await poll_until(
+            lambda: values(relay),
+            lambda found: found["imds_relay_sink_deliveries_total", "box", "delivered", "well"] > 5,
+        )
+    assert found["imds_relay_sink_deliveries_total", "box", "parked", "sick"] == 1
+    assert found["imds_relay_sink_dead_letters", "box", "sick"] == 1
+    assert found["imds_relay_sink_dead_letters", "box", "well"] == 0
+    assert found["imds_relay_sink_tries_total", "box", "parked", "sick", "other"] == 1
+    tries = sum(
+        value
+        for name, value in found.items()
+        if name[0] == "imds_relay_sink_tries_total" and "well" in name
+    )
+    assert found["imds_relay_sink_try_duration_seconds_count", "box", "well"] == tries
+    assert found["imds_relay_sink_circuit_state", "box", "well", "closed"] == 1
+    assert found["imds_relay_sink_circuit_state", "box", "sick", "closed"] == 0
+    assert found["imds_relay_sink_clock_skewed", "box", "sick"] == 1
+    assert found["imds_relay_sink_clock_skewed", "box", "well"] == 0
+    assert 500 <= found["imds_relay_sink_oldest_waiting_seconds", "box", "sick"] < 600
+
+
+async def test_what_azure_invents_adds_no_series(relay: RunningRelay) -> None:
+    before = {name for name in await values(relay) if name[0] != "imds_relay_http_answers_total"}
+    changes = [
+        make_event(event_id=f"E-{number}", event_type=f"Type{number}", event_status=f"S{number}")
+        for number in range(30)
+    ]
+    await relay.observe(make_event(), *changes)
+    after = await values(relay)
+    assert after["imds_relay_events_total", "scheduled", "other"] == 30
+    assert after["imds_relay_live_events", "other", "other"] == 30
+    added = {name for name in after if name[0].startswith(("imds_relay_ev", "imds_relay_li"))}
+    assert added <= before
+
+
+async def test_polls_and_commits_are_timed(tmp_path: Path) -> None:
+    async with run_measured_relay(tmp_path) as measured:
+        measured.running.clock.offset = 70.0
+        found = await values(measured.running)
+        assert found["imds_relay_poll_duration_seconds_count",] >= 1
+        assert 70 <= found["imds_relay_poll_age_seconds",] < 100
+        assert found["imds_relay_store_commit_duration_seconds_count",] >= 1
+        assert found["imds_relay_approvals_link_up",] == 0
+        measured.consumer.is_connected = True
+        assert (await values(measured.running))["imds_relay_approvals_link_up",] == 1
+
+
+async def test_a_state_file_that_cannot_be_written_leaves_every_metric(
+    relay: RunningRelay,
+) -> None:
+    before = await values(relay)
+    relay.make_store_read_only()
+    assert (await relay.decide()).status == 503
+    found = await values(relay)
+    assert found["imds_relay_store_failing",] == 1
+    assert found["imds_relay_missing_votes",] == 2
+    assert before.keys() <= found.keys()
+
+
+async def test_a_state_file_that_cannot_be_read_leaves_the_other_metrics(
+    relay: RunningRelay,
+) -> None:
+    relay.store._state_file.connection.close()  # noqa: SLF001  # no other way to break the disk
+    assert ("imds_relay_missing_votes",) not in await values(relay)
+    found = await values(relay)
+    assert found["imds_relay_store_failing",] == 1
+    assert found["imds_relay_sink_failing", "box", "box"] == 0

@@ -1,0 +1,1 @@
+"""Tests of what the relay reports to its operator."""
