@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from relay.errors import Deferred, Rejected
+import pytest
+
+from relay.errors import Deferred, Rejected, StoreUnavailable
 from relay.telemetry.definitions import METRICS
 from tests.api.measured_relay import Values, run_measured_relay, scrape, values_of
 from tests.api.running_relay import (
@@ -172,8 +174,11 @@ async def test_a_state_file_that_cannot_be_written_leaves_every_metric(
 async def test_a_state_file_that_cannot_be_read_leaves_the_other_metrics(
     relay: RunningRelay,
 ) -> None:
-    relay.store._state_file.connection.close()  # noqa: SLF001  # no other way to break the disk
-    assert ("imds_relay_missing_votes",) not in await values(relay)
+    # The thread of the store closes it: SQLite crashes if another one does so during a statement.
+    connection = relay.store._state_file.connection  # noqa: SLF001  # no other way to break the disk
+    with pytest.raises(StoreUnavailable):
+        await relay.store.read(lambda _: connection.close())
     found = await values(relay)
+    assert ("imds_relay_missing_votes",) not in found
     assert found["imds_relay_store_failing",] == 1
     assert found["imds_relay_sink_failing", "box", "box"] == 0
