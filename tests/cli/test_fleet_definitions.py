@@ -181,10 +181,11 @@ def test_it_needs_the_configuration_of_a_hub(hub_yaml: Path, text: str, error: s
     assert error in result.err
 
 
-def test_without_a_verb_there_is_help_and_exit_code_2() -> None:
-    result = run_command("fleet")
-    assert result.code == 2
+def test_the_help_names_the_verbs_below_it() -> None:
+    result = run_command("fleet", "--help")
+    assert result.code == 0
     assert "definitions" in result.out
+    assert "simulate" in result.out
 
 
 async def test_rabbitmqctl_imports_what_is_printed(

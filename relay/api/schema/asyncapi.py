@@ -203,10 +203,24 @@ def _receive_operation() -> Json:
     }
 
 
+def _inline_definitions(schema: Any, definitions: Json) -> Any:
+    """Return a schema with its definitions in the place of the references to them."""
+    match schema:
+        case {"$ref": str(reference), **others}:
+            definition = definitions[reference.removeprefix("#/$defs/")]
+            return {**_inline_definitions(definition, definitions), **others}
+        case dict():
+            return {name: _inline_definitions(item, definitions) for name, item in schema.items()}
+        case list():
+            return [_inline_definitions(item, definitions) for item in schema]
+    return schema
+
+
 def _event_message(event: EventDefinition) -> Json:
-    payload = {
-        name: value for name, value in event_schema(event).items() if not name.startswith("$")
-    }
+    schema = event_schema(event)
+    # A reference of a schema leads to its own definitions, which are no part of this document.
+    inlined = _inline_definitions(schema, schema.get("$defs", {}))
+    payload = {name: value for name, value in inlined.items() if not name.startswith("$")}
     header = {"type": "string", "maxLength": MAX_TEXT_BYTES}
     message: Json = {
         "name": event.type,
