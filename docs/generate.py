@@ -245,8 +245,10 @@ def _section(definition: EventDefinition, example: CloudEvent) -> str:
         if "eventId" in fields:
             introduction = "`data` is that of the event, and:"
         fields = {name: field for name, field in fields.items() if name not in event_fields}
+    definitions = schema.get("$defs", {})
     rows = [
-        f"| `{name}` | {_type(field)} | {field['description']} |" for name, field in fields.items()
+        f"| `{name}` | {_type(field, definitions)} | {field['description']} |"
+        for name, field in fields.items()
     ]
     return "\n".join(
         [
@@ -268,13 +270,16 @@ def _section(definition: EventDefinition, example: CloudEvent) -> str:
     )
 
 
-def _type(field: Mapping[str, Any]) -> str:
+def _type(field: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
+    if "$ref" in field:
+        properties = definitions[field["$ref"].rpartition("/")[2]]["properties"]
+        return f"objects with {', '.join(f'`{name}`' for name in properties)}"
     if "anyOf" in field:
-        return " or ".join(_type(inner) for inner in field["anyOf"])
+        return " or ".join(_type(inner, definitions) for inner in field["anyOf"])
     if "enum" in field:
         return ", ".join(f"`{value}`" for value in field["enum"])
     if field["type"] == "array":
-        return f"list of {_type(field['items'])}"
+        return f"list of {_type(field['items'], definitions)}"
     return str(field["type"])
 
 

@@ -888,3 +888,21 @@ def test_a_condition_that_nothing_can_meet_is_an_error(
     file.write_text(document, encoding="utf-8")
     with pytest.raises(ConfigError, match=expected):
         load(file, {})
+
+
+# --- limits
+
+
+def test_a_share_needs_a_hub(file: Path) -> None:
+    text = "approvals: {limits: [{name: tenth, max: 10%}]}"
+    assert error_of(file, text) == (
+        "approvals.limits.tenth.max: a share such as 10% needs a hub, which knows how many "
+        "machines there are; here give a number of machines"
+    )
+
+
+def test_a_limit_without_a_number_is_an_error_that_says_what_is_expected(file: Path) -> None:
+    assert error_of(file, "approvals: {limits: [{name: all, max: all}]}") == (
+        "1: approvals.limits[0].max: expected a number of machines such as 1, or a share such as "
+        "10%; got 'all'"
+    )

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.config import load
+from relay.errors import ConfigError
 from relay.fleet.settings import (
     AgentSettings,
     HubSettings,
@@ -60,6 +61,7 @@ def test_the_defaults_are_those_of_the_examples(file: Path) -> None:
         ('sinks: [{kind: rabbitmq, name: bus, url: "amqp://127.0.0.1/"}]', "sinks: expected no"),
         ("approvals: {dry_run: true}", "approvals.dry_run: expected no"),
         ("approvals: {rules: [{name: a, approve: automatic}]}", "approvals.rules: expected no"),
+        ("approvals: {limits: [{name: all, max: 1}]}", "approvals.limits: expected no"),
         ("approvals: {people: {alice: ['local:alice']}}", "approvals.people: expected no"),
         ("approvals: {groups: {all: ['local:alice']}}", "approvals.groups: expected no"),
         ('approvals: {amqp: {url: "amqp://127.0.0.1/"}}', "approvals.amqp: expected no"),
@@ -74,10 +76,17 @@ def test_what_decides_and_tells_is_an_error_on_an_agent(file: Path, text: str, e
     assert load_text(file, text if "amqp:" not in text else "").fleet is None
 
 
+def test_a_share_of_the_machines_is_for_a_hub(file: Path) -> None:
+    text = "approvals: {limits: [{name: tenth, max: 10%}]}"
+    assert load_text(file, f"{HUB}{text}").approvals.limits[0].is_share
+    with pytest.raises(ConfigError, match="a share such as 10% needs a hub"):
+        load_text(file, text)
+
+
 def test_an_agent_may_have_the_empty_lists_of_the_shipped_document(file: Path) -> None:
     text = (
         f"{AGENT}sinks: []\napprovals: {{enabled: true, dry_run: false, amqp: null, rules: [], "
-        "groups: {}, people: {}}\napi: {clients: [], oidc: null, public_url: null}"
+        "limits: [], groups: {}, people: {}}\napi: {clients: [], oidc: null, public_url: null}"
     )
     assert isinstance(load_text(file, text).fleet, AgentSettings)
 

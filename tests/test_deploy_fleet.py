@@ -29,7 +29,7 @@ from relay.simulator.playbook import load_playbook
 from tests.certificates import Authority
 from tests.cli.command import run_process
 from tests.examples.test_drain_node import Node
-from tests.journey.relay_process import eventually, relay
+from tests.journey.relay_process import client, eventually, inbox, relay, webhook
 from tests.rabbitmq import Broker
 from tests.test_deploy import ROOT, program, read_yaml
 
@@ -303,6 +303,15 @@ def test_the_documented_rule_lets_each_machine_vote_for_itself(tmp_path: Path) -
     assert any(means(entry, machine) for entry in drained.approve.from_)
 
 
+def test_the_documented_limits_are_valid_on_the_hub(tmp_path: Path) -> None:
+    (hub,) = (text for text in blocks("yaml") if "role: hub" in text)
+    (limits,) = (text for text in blocks("yaml") if "limits:" in text)
+    (tmp_path / "broker-url").write_text("amqps://imds-hub:secret@broker.example.com/prod")
+    (tmp_path / "relay.yaml").write_text(hub.replace("/etc/imds-relay", str(tmp_path)) + limits)
+    limits_of_hub = load(tmp_path / "relay.yaml", {}).config.approvals.limits
+    assert [limit.is_share for limit in limits_of_hub] == [False, True]
+
+
 def test_the_documented_command_makes_definitions_with_both_users(tmp_path: Path) -> None:
     (hub,) = (text for text in blocks("yaml") if "role: hub" in text)
     (tmp_path / "broker-url").write_text("amqps://imds-hub:secret@broker.example.com/prod")
@@ -413,3 +422,45 @@ def document(name: str, node: Broker) -> dict[str, Any]:
     )
     shipped["api"] = {"clients": shipped["api"].get("clients", [])}
     return shipped
+
+
+# --- from plain relays to a fleet
+
+
+async def test_a_vm_becomes_an_agent_and_nobody_is_left_untold_or_told_twice(
+    broker: Broker, tmp_path: Path
+) -> None:
+    """The steps of docs/fleet.md: a hub with a paused sink, then an agent on the same store."""
+    sinks = {"sinks": [{**webhook(""), "events": ["event.*"]}]}
+    async with AsyncExitStack() as stack:
+        azure = await stack.enter_async_context(Simulator(Setup(vms=(VM("web_0"),))))
+        box = await stack.enter_async_context(inbox())
+        sinks["sinks"][0]["url"] = box.url
+        api = {"clients": [client()]}
+        plain = {"scope": "web", "source": {"url": azure.url}, "api": api} | sinks
+        vm = await stack.enter_async_context(relay(tmp_path / "vm", plain))
+        await vm.start()
+        before = azure.schedule(Plan(type="Reboot", resources=("web_0",), lasts=None))
+        await eventually(lambda: box.types_of(before.event_id) == ["event.scheduled"])
+
+        rule = {"name": "user", "match": {"event_source": ["User"]}, "approve": "automatic"}
+        decides = {"api": api, "approvals": {"rules": [rule]}}
+        shipped = document("hub", broker) | decides | sinks
+        hub = await stack.enter_async_context(relay(tmp_path / "hub", shipped))
+        await hub.start()
+        assert (await hub.call("PUT", "/v1/approvals/mode", {"mode": "off"}))[0] == 200
+        assert (await hub.call("POST", "/v1/sinks/drain/pause"))[0] == 200
+        assert (await hub.call("POST", "/v1/sinks/drain/resume"))[0] == 200
+
+        assert (await vm.call("PUT", "/v1/approvals/mode", {"mode": "off"}))[0] == 200
+        assert await vm.stop() == 0
+        while_away = azure.schedule(Plan(type="Freeze", resources=("web_0",), lasts=None))
+        vm.document = document("agent", broker) | {"source": {"url": azure.url}}
+        await vm.start()
+        await eventually(lambda: box.types_of(while_away.event_id) == ["event.scheduled"])
+        azure.cancel(before)
+        await eventually(lambda: box.types_of(before.event_id)[-1] == "event.ended")
+        assert box.types_of(before.event_id) == ["event.scheduled", "event.ended"]
+        assert (await hub.call("PUT", "/v1/approvals/mode", {"mode": "on"}))[0] == 200
+        event = azure.schedule(Plan(type="Reboot", source="User", resources=("web_0",), lasts=None))
+        await azure.wait_until_approved(event, within=60)

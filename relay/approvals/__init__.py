@@ -14,6 +14,7 @@ from typing import Protocol
 from pydantic import Field, model_validator
 
 from relay.amqp.broker_url import BrokerSettings, Declare
+from relay.approvals.limits import Limit
 from relay.approvals.machines import most_votes, names_machines, overlap
 from relay.approvals.rules import (
     BoundedDuration,
@@ -57,6 +58,8 @@ class ApprovalsSettings(Section):
     """Also take approvals from RabbitMQ."""
     rules: tuple[Rule, ...] = ()
     """The first rule that matches decides."""
+    limits: tuple[Limit, ...] = ()
+    """How many machines may go at once. Azure proceeds at NotBefore regardless."""
     groups: Mapping[str, tuple[Member, ...]] = Field(default_factory=dict)
     """Names for several principals or people."""
     people: Mapping[str, tuple[Principal, ...]] = Field(default_factory=dict)
@@ -85,6 +88,16 @@ class ApprovalsSettings(Section):
         for group, members in self.groups.items():
             for member in members:
                 self._check_person(member, f"groups.{group}")
+        return self
+
+    @model_validator(mode="after")
+    def _check_limits(self) -> ApprovalsSettings:
+        check_names_differ_without_case("limits", [limit.name for limit in self.limits])
+        seen: set[str] = set()
+        for limit in self.limits:
+            if limit.name in seen:
+                raise ValueError(f"limits: expected names that differ, {limit.name} comes twice")
+            seen.add(limit.name)
         return self
 
     @model_validator(mode="after")

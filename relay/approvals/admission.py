@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from relay.approvals.limits import waits_field
 from relay.approvals.machines import names_machines, scope_of_machine
 from relay.approvals.request import DecisionAnswer, DecisionRequest
 from relay.approvals.status import ApprovalStatus, is_scheduled
@@ -156,13 +157,23 @@ def _missing_right(request: DecisionRequest, status: ApprovalStatus) -> str | No
         return None
     if "hold" not in can:
         return "you may not release: neither hold nor operate is in your rights (can)"
-    person = status.person_of(request.caller.principal)
-    if any(status.person_of(hold.principal) == person for hold in status.active_holds):
+    if any(_is_own(hold, request, status) for hold in status.active_holds):
         return None
     return (
         "somebody else took the hold; they can release it, and so can anybody with the right "
         f"operate; {HOLD_NOTICE}"
     )
+
+
+def _is_own(hold: Decision, request: DecisionRequest, status: ApprovalStatus) -> bool:
+    """Whether the caller took a hold, with this principal or another of the same person.
+
+    Even if machines are one person, none of them releases the hold of another.
+    """
+    principal = request.caller.principal
+    if names_machines(principal):
+        return hold.principal == principal
+    return status.person_of(hold.principal) == status.person_of(principal)
 
 
 def _foreign_machines(request: DecisionRequest, status: ApprovalStatus) -> str | None:
@@ -277,9 +288,7 @@ def find_ended_decisions(request: DecisionRequest, status: ApprovalStatus) -> li
 def _is_ended_by(request: DecisionRequest, decision: Decision, status: ApprovalStatus) -> bool:
     caller = request.caller
     if request.decision == "release":
-        may_release = "operate" in caller.rights.can or (
-            status.person_of(decision.principal) == status.person_of(caller.principal)
-        )
+        may_release = "operate" in caller.rights.can or _is_own(decision, request, status)
         return may_release and decision in status.active_holds
     if (decision.decision, decision.principal) != (request.decision, caller.principal):
         return False
@@ -299,6 +308,7 @@ def build_answer(
             "state": _answer_state(request, status),
             **status.vote_summary,
             **late_hold_notice(request.decision, status),
+            **waits_field("waitingFor", status.waiting_for),
         },
     )
 
@@ -312,6 +322,8 @@ def late_hold_notice(decision: str, status: ApprovalStatus) -> dict[str, str]:
 def _answer_state(request: DecisionRequest, status: ApprovalStatus) -> str:
     if status.active_holds:
         return "held"
+    if status.waiting_for:
+        return "waiting"
     if status.active_grant is not None:
         return "granted"
     if request.decision == "release" and not status.vote_count:

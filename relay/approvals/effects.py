@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from relay.approvals.admission import HOLD_NOTICE, late_hold_notice
+from relay.approvals.limits import WaitingFor, waits_field
 from relay.approvals.request import DecisionRequest
 from relay.approvals.status import ApprovalStatus
 from relay.approvals.transitions import CreateGrant, ExpireHold, FailGrant, Transition, VoidVotes
@@ -51,10 +52,12 @@ def record_decision(
     *,
     cause: str,
     ended: Sequence[Decision] = (),
+    waiting_for: Sequence[WaitingFor] = (),
 ) -> Decision:
     """Store a decision with its ``approval.recorded``; return it as the journal has it.
 
-    ``ended`` are the decisions that it replaces or releases.
+    ``ended`` are the decisions that it replaces or releases. ``waiting_for``: the limits for which
+    the event waits after it.
     """
     for earlier in ended:
         tx.decisions.stop_counting(earlier.approval_id)
@@ -69,6 +72,7 @@ def record_decision(
         **late_hold_notice(decision.decision, status),
         "expires": format_rfc3339(decision.expires) if decision.expires is not None else None,
         **_ended_field(ended),
+        **waits_field("waitingFor", waiting_for),
     }
     event = _record_event(
         tx,
@@ -199,7 +203,11 @@ def _void_votes(
         origin.in_scope(occurrence.scope),
         "approval.voided",
         occurrence.data,
-        {"why": reason, **_ended_field(decisions)},
+        {
+            "why": reason,
+            **_ended_field(decisions),
+            **waits_field("waitedFor", transition.waited_for),
+        },
         cause=decisions[-1].recorded_event_id if is_expired else occurrence.last_event_id,
         at=status.now,
         dry_run=all(vote.dry_run for vote in decisions),

@@ -7,6 +7,7 @@ and `transitions`; `effects` writes what was decided. Nothing here waits or send
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from datetime import datetime, timedelta
 from types import MappingProxyType
@@ -31,6 +32,8 @@ from relay.approvals.effects import (
     record_start_answer,
 )
 from relay.approvals.journal_authority import restore_from_journal
+from relay.approvals.limit_slots import LimitSlots
+from relay.approvals.limits import CountMachines, WaitingFor
 from relay.approvals.principals import is_chat_principal
 from relay.approvals.refusals import (
     MAX_RECORDED_ABOUT_EVENT,
@@ -40,7 +43,15 @@ from relay.approvals.refusals import (
 )
 from relay.approvals.request import DecisionAnswer, DecisionRequest
 from relay.approvals.status import ApprovalStatus, rule_for
-from relay.approvals.transitions import CreateGrant, can_claim, next_change_at, next_transitions
+from relay.approvals.transitions import (
+    CreateGrant,
+    Transition,
+    can_claim,
+    last_chance_at,
+    next_change_at,
+    next_transitions,
+    with_waits,
+)
 from relay.errors import SourceError, SourceRefused
 from relay.events.build import Origin
 from relay.outbox import Decision, FirstAnswer, Grant, GrantState, Mode, TrackedEvent
@@ -69,11 +80,13 @@ class ApprovalEngine:
         *,
         trusted: bool = True,
         client_resources: Mapping[str, tuple[str, ...] | None] = MappingProxyType({}),
+        count_machines: CountMachines | None = None,
     ) -> None:
         """``trusted`` is False if nobody knows whether the store belongs to this VM.
 
         ``client_resources`` are the clients that may approve, and the resources each may decide for
-        (None: all).
+        (None: all). A limit whose ``max`` is a share needs ``count_machines``; without it, it has
+        one slot.
         """
         self.settings = settings
         self.origin = origin
@@ -85,7 +98,19 @@ class ApprovalEngine:
         self._client_resources = client_resources
         self.has_automatic_rules = any(rule.approve == "automatic" for rule in settings.rules)
         """Whether an event can be granted about which nobody has decided anything."""
-        self._rules_have_hours = any(rule.match.time is not None for rule in settings.rules)
+        self._limits = (
+            LimitSlots(settings.limits, self._status_without_limits, count_machines)
+            if settings.limits
+            else None
+        )
+        self._have_hours = any(rule.match.time is not None for rule in settings.rules) or (
+            self._limits is not None and self._limits.have_hours
+        )
+
+    @property
+    def has_limits(self) -> bool:
+        """Whether an event can wait for others."""
+        return self._limits is not None
 
     def mode(self, tx: Transaction) -> Mode:
         """Return the mode in force: the stricter of configuration and switch."""
@@ -93,6 +118,16 @@ class ApprovalEngine:
 
     def status(self, tx: Transaction, occurrence: TrackedEvent, now: datetime) -> ApprovalStatus:
         """Collect every fact that a decision about an event depends on."""
+        status = self._status_without_limits(tx, occurrence, now)
+        waits = self._waits_of(tx, status)
+        return replace(status, waiting_for=waits) if waits else status
+
+    def _waits_of(self, tx: Transaction, status: ApprovalStatus) -> tuple[WaitingFor, ...]:
+        return self._limits.waiting_for(tx, status) if self._limits is not None else ()
+
+    def _status_without_limits(
+        self, tx: Transaction, occurrence: TrackedEvent, now: datetime
+    ) -> ApprovalStatus:
         # A hold belongs to the EventId: it is in force again when the event comes back.
         earlier_holds = tx.decisions.holds_before(occurrence.key, occurrence.id)
         decisions = tx.decisions.for_occurrence(occurrence.id, counting=True)
@@ -218,13 +253,16 @@ class ApprovalEngine:
             hold_expires=self.settings.hold_expires,
         )
         cause = request.message_id or status.occurrence.last_event_id
+        ended = find_ended_decisions(request, status)
+        left = (earlier for earlier in status.decisions if earlier not in ended)
         recorded = record_decision(
             tx,
             self.origin,
             decision,
             status,
             cause=cause,
-            ended=find_ended_decisions(request, status),
+            ended=ended,
+            waiting_for=self._waits_of(tx, replace(status, decisions=(*left, decision))),
         )
         after = self._apply_event_transitions(tx, status.occurrence, request.at, cause=recorded)
         return build_answer(request, recorded, after)
@@ -245,10 +283,20 @@ class ApprovalEngine:
             moment = next_change_at(status)
             if moment is not None:
                 moments.append(moment)
-            if status.is_open and self._rules_have_hours:
+            if status.is_open and self._have_hours:
                 # Hours begin and end at whole minutes, in every time zone.
                 moments.append(now.replace(second=0, microsecond=0) + timedelta(minutes=1))
+        if self._limits is not None:
+            self._grant_free_slots(tx, self._limits, now)
+            moment = self._limits.next_change_at(tx, now, self.in_flight)
+            moments += [moment] if moment is not None else []
+            self._limits.refresh_messages(tx, now, self.in_flight, event_keys)
         return min(moments, default=None)
+
+    def _grant_free_slots(self, tx: Transaction, limits: LimitSlots, now: datetime) -> None:
+        """Grant what waited for slots that are free now, first in line first."""
+        for occurrence_id in limits.can_go(tx, now, self.in_flight):
+            self._apply_event_transitions(tx, tx.snapshot.get(occurrence_id), now)
 
     def unsettled_occurrences(
         self, tx: Transaction, event_keys: Sequence[str] | None = None
@@ -278,8 +326,26 @@ class ApprovalEngine:
             is_granting = any(isinstance(transition, CreateGrant) for transition in transitions)
             if is_granting and restore_from_journal(tx, status):
                 continue
-            for transition in transitions:
-                cause = apply_transition(tx, self.origin, transition, status, cause)
+            transitions = self._with_waits(tx, status, transitions)
+            with self._slots_given(tx, only=len(transitions) == 1 and is_granting):
+                for transition in transitions:
+                    cause = apply_transition(tx, self.origin, transition, status, cause)
+
+    def _with_waits(
+        self, tx: Transaction, status: ApprovalStatus, transitions: list[Transition]
+    ) -> list[Transition]:
+        """Say in transitions by time for which limits the event waited until then."""
+        moment = last_chance_at(status) if self._limits is not None else None
+        if moment is None:
+            return transitions
+        before = replace(status, now=moment)
+        return with_waits(transitions, replace(before, waiting_for=self._waits_of(tx, before)))
+
+    def _slots_given(self, tx: Transaction, *, only: bool = True) -> AbstractContextManager[None]:
+        """Inside, an event that has its slots is granted or claimed, and ``only`` that."""
+        if self._limits is None or not only:
+            return nullcontext()
+        return self._limits.slots_given(tx)
 
     # --- StartRequests
 
@@ -303,7 +369,6 @@ class ApprovalEngine:
                 if not can_claim(grant, status):
                     continue
             event_id = occurrence.event.event_id
-            tx.decisions.claim_grant(grant.id)
             note = {
                 "eventId": event_id,
                 "revision": grant.revision,
@@ -317,7 +382,9 @@ class ApprovalEngine:
             }
             if agent is not None:
                 note["agent"] = agent
-            tx.journal.append_note(now, "claim", note, event_key=occurrence.key)
+            with self._slots_given(tx):
+                tx.decisions.claim_grant(grant.id)
+                tx.journal.append_note(now, "claim", note, event_key=occurrence.key)
             claims.append(ClaimedGrant(grant, event_id, agent, tx.head()))
         return claims
 

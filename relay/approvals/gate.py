@@ -153,6 +153,7 @@ class Gate:
                 next_change = min((each for each in moments if each is not None), default=None)
                 if not self._transitions_wake.is_set():
                     self._no_transition_possible = not is_any_possible
+                self._sender.check_slots()
                 timeout = None
                 if next_change is not None:
                     seconds = (next_change - self._clock.now()).total_seconds()

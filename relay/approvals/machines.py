@@ -69,8 +69,8 @@ def split_entry(entry: str) -> tuple[str, str]:
 
 
 def can_be_in_scope(entry: str, scope: str) -> bool:
-    """Whether an entry means machines of this scope, or anybody who is no machine."""
-    return not names_machines(entry) or fnmatchcase(scope, split_entry(entry)[0])
+    """Whether an entry about machines can mean some of this scope."""
+    return fnmatchcase(scope, split_entry(entry)[0])
 
 
 def overlap(one: str, other: str) -> bool:

@@ -38,14 +38,16 @@ NOTICE_CHECK_INTERVAL = 0.05
 """Seconds between two checks whether the notices about a granted event are delivered."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _OpenGrant:
     """An open grant as the store has it."""
 
     grant: Grant
     occurrence: TrackedEvent
     is_stopped: bool
-    """Whether the mode or a hold keeps the StartRequest back."""
+    """Whether the mode, a hold or a limit keeps the StartRequest back."""
+    is_slot_missing: bool
+    """Whether it waits for a limit."""
     has_waiting_notices: bool
 
 
@@ -130,6 +132,8 @@ class StartRequestSender:
         """The scopes where a grant is open."""
         self._scopes_to_check: set[str] | None = None
         """The scopes where a StartRequest may be due; None: all."""
+        self._scopes_without_slots: set[str] = set()
+        """The scopes where a grant waits for a limit, or did when they were checked last."""
         self._wake = asyncio.Event()
         self._is_stopping = False
         store.listeners.recorded.append(self._on_recorded)
@@ -141,6 +145,12 @@ class StartRequestSender:
         elif self._scopes_to_check is not None:
             self._scopes_to_check.update(scopes)
         self._wake.set()
+
+    def check_slots(self) -> None:
+        """Check soon whether a grant that waited for a limit can go: a slot can be free now."""
+        scopes, self._scopes_without_slots = self._scopes_without_slots, set()
+        if scopes:
+            self.check(scopes)
 
     def _on_recorded(self, events: Sequence[RecordedEvent]) -> None:
         """Check the scopes where a grant is new, and those with an open grant that changed."""
@@ -202,6 +212,9 @@ class StartRequestSender:
         grants_by_scope: dict[str, list[_OpenGrant]] = {}
         for each in found:
             grants_by_scope.setdefault(each.occurrence.scope, []).append(each)
+        self._scopes_without_slots.update(
+            each.occurrence.scope for each in found if each.is_slot_missing
+        )
         for name in scopes if scopes is not None else self._scopes.keys() - sending:
             if name not in grants_by_scope:
                 self._scopes.pop(name, None)
@@ -239,9 +252,19 @@ class StartRequestSender:
         found = []
         for grant in tx.decisions.open_grants(scopes=scopes):
             occurrence = tx.snapshot.get(grant.occurrence)
-            is_stopped = not is_on or bool(self._engine.status(tx, occurrence, now).active_holds)
+            status = self._engine.status(tx, occurrence, now) if is_on else None
+            is_slot_missing = status is not None and bool(status.waiting_for)
+            is_stopped = status is None or is_slot_missing or bool(status.active_holds)
             has_waiting_notices = not is_stopped and self._has_waiting_notices(tx, occurrence)
-            found.append(_OpenGrant(grant, occurrence, is_stopped, has_waiting_notices))
+            found.append(
+                _OpenGrant(
+                    grant=grant,
+                    occurrence=occurrence,
+                    is_stopped=is_stopped,
+                    is_slot_missing=is_slot_missing,
+                    has_waiting_notices=has_waiting_notices,
+                )
+            )
         return found
 
     def _has_waiting_notices(self, tx: Transaction, occurrence: TrackedEvent) -> bool:

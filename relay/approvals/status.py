@@ -11,7 +11,13 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
-from relay.approvals.machines import can_be_in_scope, names_machines, own_resources
+from relay.approvals.limits import WaitingFor
+from relay.approvals.machines import (
+    can_be_in_scope,
+    is_pattern,
+    names_machines,
+    own_resources,
+)
 from relay.approvals.principals import is_chat_principal
 from relay.approvals.rules import (
     EligibleVoters,
@@ -26,7 +32,10 @@ from relay.events.model import ScheduledEvent
 from relay.events.timestamps import format_rfc3339
 from relay.outbox import Decision, Grant, Mode, TrackedEvent
 
-ApprovalState = Literal["none", "pending", "held", "granted", "sent", "accepted", "failed"]
+ApprovalState = Literal[
+    "none", "pending", "held", "waiting", "granted", "sent", "accepted", "failed"
+]
+"""waiting: only a limit keeps this relay from starting the event."""
 FAILED_GRANT_STATES = ("failed", "refused")
 """States of a grant for which no StartRequest will be sent any more."""
 _PRINCIPALS_OF_CLIENTS = ("client:", "mtls:")
@@ -53,6 +62,8 @@ class ApprovalStatus:
     """The clients that may approve, and the resources each may decide for (None: all)."""
     in_flight: frozenset[tuple[int, int]] = frozenset()
     """The StartRequests that are being sent now: the id of each grant, and which attempt it is."""
+    waiting_for: tuple[WaitingFor, ...] = ()
+    """The limits that alone keep the event from being granted, or from being sent."""
 
     @property
     def not_before(self) -> datetime | None:
@@ -150,15 +161,21 @@ class ApprovalStatus:
     def missing_voters(self) -> tuple[str, ...]:
         """The eligible principals of the people who have not voted yet, sorted.
 
-        A pattern over machines of the event's scope stays: it does not say how many there are.
+        A pattern over machines of the event's scope stays: it does not say how many there are. A
+        machine that the event does not name is not among them.
         """
         people_who_voted = {self.person_of(vote.principal) for vote in self.counted_votes}
         return tuple(
             voter
             for voter in sorted(self.eligible_voters.entries)
-            if self.person_of(voter) not in people_who_voted
-            and can_be_in_scope(voter, self.occurrence.scope)
+            if self.person_of(voter) not in people_who_voted and self._can_be_about(voter)
         )
+
+    def _can_be_about(self, voter: str) -> bool:
+        """Whether the event can be about a voter, if that is a machine or a pattern over them."""
+        if is_pattern(voter):
+            return can_be_in_scope(voter, self.occurrence.scope)
+        return not names_machines(voter) or bool(self.own_resources(voter))
 
     @property
     def vote_summary(self) -> dict[str, Any]:
@@ -335,6 +352,8 @@ def approval_state(status: ApprovalStatus) -> ApprovalState:
         return "held"
     if newest_state == "sent":
         return "sent"
+    if status.is_open and status.waiting_for:
+        return "waiting"
     if status.is_open and status.active_grant is not None:
         return "granted"
     if newest_state in FAILED_GRANT_STATES and (status.refused_by_imds or not status.is_open):
@@ -352,4 +371,5 @@ def approval_summary(status: ApprovalStatus) -> dict[str, Any]:
         **status.vote_summary,
         "missing": status.votes_missing if status.is_open else 0,
         "closes": format_rfc3339(closes_at) if closes_at is not None else None,
+        "waitingFor": [wait.to_json() for wait in status.waiting_for],
     }

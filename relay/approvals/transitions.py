@@ -7,10 +7,11 @@ says what follows, whatever changed. `effects` writes transitions into the store
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Literal
 
+from relay.approvals.limits import WaitingFor, describe_waits
 from relay.approvals.rules import Rule
 from relay.approvals.status import ApprovalStatus
 from relay.outbox import Decision, Grant
@@ -26,6 +27,8 @@ class VoidVotes:
     decisions: tuple[Decision, ...]
     reason: VoidReason | None
     """None if nobody needs to know: an accepted StartRequest used the votes."""
+    waited_for: tuple[WaitingFor, ...] = ()
+    """The limits for which the event waited until the votes expired."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,14 +149,32 @@ def _is_grant_expired(grant: Grant, status: ApprovalStatus) -> bool:
 
 
 def _create_grant(status: ApprovalStatus) -> Iterator[CreateGrant]:
-    if status.rule is None or not status.is_satisfied:
-        return
+    if status.rule is not None and is_ready_for_grant(status) and not status.waiting_for:
+        yield CreateGrant(status.rule)
+
+
+def is_ready_for_grant(status: ApprovalStatus) -> bool:
+    """Whether the event can be granted now, apart from the limits."""
     if status.mode == "off" or not status.is_open or status.active_holds:
-        return
+        return False
     is_being_sent = any(grant.state == "sent" for grant in status.grants)
     if is_being_sent or status.active_grant is not None or status.refused_by_imds:
-        return
-    yield CreateGrant(status.rule)
+        return False
+    return status.is_satisfied
+
+
+def can_keep_slot(grant: Grant, status: ApprovalStatus) -> bool:
+    """Whether a grant that was never sent takes slots of the limits.
+
+    If a hold, a change or the time keeps it from being sent, others can go.
+    """
+    return (
+        grant.state == "granted"
+        and grant.dry_run == (status.mode == "dry-run")
+        and status.is_open
+        and not status.active_holds
+        and failure_reason(grant, status) is None
+    )
 
 
 def can_claim(grant: Grant, status: ApprovalStatus) -> bool:
@@ -167,8 +188,42 @@ def can_claim(grant: Grant, status: ApprovalStatus) -> bool:
         and status.is_open
         and status.occurrence.revision == status.occurrence.event.revision
         and not status.active_holds
+        and not status.waiting_for
         and failure_reason(grant, status) is None
     )
+
+
+def last_chance_at(status: ApprovalStatus) -> datetime | None:
+    """Return the last moment before time ended votes or grants of the event; None: it did not."""
+    moments = [
+        status.expires_at(decision)
+        for decision in status.decisions
+        if decision.decision == "approve"
+    ]
+    moments += [grant_expires_at(grant, status) for grant in status.grants]
+    if status.decisions or status.grants:
+        moments.append(status.not_before)
+    past = [moment for moment in moments if moment is not None and moment <= status.now]
+    return min(past) - timedelta(microseconds=1) if past else None
+
+
+def with_waits(transitions: list[Transition], before: ApprovalStatus) -> list[Transition]:
+    """Add to transitions by time for which limits the event waited.
+
+    ``before`` is the status at the last moment before them.
+    """
+    if not before.waiting_for:
+        return transitions
+    return [_with_wait(transition, before) for transition in transitions]
+
+
+def _with_wait(transition: Transition, before: ApprovalStatus) -> Transition:
+    match transition:
+        case VoidVotes(reason="expired"):
+            return replace(transition, waited_for=before.waiting_for)
+        case FailGrant(grant, reason) if _open_grant_problem(grant, before) is None:
+            return replace(transition, reason=f"{reason}; {describe_waits(before.waiting_for)}")
+    return transition
 
 
 def next_change_at(status: ApprovalStatus) -> datetime | None:

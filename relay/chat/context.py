@@ -135,8 +135,9 @@ class EventStatusReader:
         """Return the status of every event in the document that matches a sink's conditions."""
 
         def work(tx: Transaction) -> list[ApprovalStatus]:
+            now = self.clock.now()
             return [
-                self._read_status(tx, occurrence)
+                self.approvals.status(tx, occurrence, now)
                 for occurrence in tx.snapshot.live()
                 if matches(sink.match, occurrence.data, occurrence.scope, every_resource=False)
             ]

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from relay.amqp.broker_url import host_port
 from relay.api import Client
 from relay.approvals.engine import effective_mode
+from relay.approvals.limits import Limit
 from relay.approvals.rules import Hours, Quorum, Rule, RuleConditions
 from relay.cli._output import format_duration, join_names, pluralize, print_output
 from relay.cli._tables import print_fields, print_table
@@ -43,6 +44,7 @@ def print_configuration(loaded: LoadedConfig) -> None:
         ],
         empty="no rules: the hub decides" if is_agent else "no rules: nothing is approved",
     )
+    _print_limits(config)
     _print_voters(config)
     print_output("")
     print_table(
@@ -60,6 +62,29 @@ def print_configuration(loaded: LoadedConfig) -> None:
             ],
             empty="",
         )
+
+
+def _print_limits(config: Config) -> None:
+    """Print the limits, if there are any."""
+    rows = [
+        (
+            limit.name,
+            _describe_match(limit.match) or "every machine",
+            describe_max(limit),
+            format_duration(limit.rest) if limit.rest else "none",
+        )
+        for limit in config.approvals.limits
+    ]
+    if rows:
+        print_output("")
+        print_table(("limit", "counts", "lets go", "rest"), rows, empty="")
+
+
+def describe_max(limit: Limit) -> str:
+    """Return how many machines may go at once."""
+    if isinstance(limit.max, int):
+        return f"{pluralize(limit.max, 'machine')} at once"
+    return f"{limit.max} of the known machines at once"
 
 
 def _print_voters(config: Config) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from relay.approvals.limits import LIMIT_NOTICE
 from relay.cli._output import format_local_time, join_names, pluralize
 from relay.events.cloudevent import event_name
 
@@ -25,6 +26,7 @@ def event_fields(event: Mapping[str, Any]) -> list[tuple[str, object]]:
         ("started by", event["eventSource"]),
         ("because", event["description"]),
         ("approval", approval_summary(event)),
+        ("waits for", describe_waits(event["approval"]) if is_live else None),
         ("closes", closes),
         ("revision", event["revision"]),
     ]
@@ -38,10 +40,27 @@ def approval_summary(event: Mapping[str, Any]) -> str | None:
         return None
     parts = [state]
     # In later states the event has another revision, for which the votes do not count.
-    if approval["required"] and state in ("pending", "held"):
+    if approval["required"] and state in ("pending", "held", "waiting"):
         parts.append(vote_count(approval))
+    if state == "waiting":
+        names = join_names([wait["limit"] for wait in approval["waitingFor"]])
+        parts.append(f"for limit {names}")
     parts.append(f"rule {approval['rule']}" if approval["rule"] else "no rule")
     return ", ".join(parts)
+
+
+def describe_waits(approval: Mapping[str, Any]) -> str | None:
+    """Return for which limits an event waits; None if it waits for none."""
+    waits = "; ".join(map(_describe_wait, approval.get("waitingFor", ())))
+    return f"{waits}; {LIMIT_NOTICE}" if waits else None
+
+
+def _describe_wait(wait: Mapping[str, Any]) -> str:
+    text = f"limit {wait['limit']}, {pluralize(wait['max'], 'machine')} at once"
+    if wait["behind"]:
+        return f"{text}: event {wait['behind']} comes first"
+    until = f" until {format_local_time(wait['until'])}" if wait["until"] else ""
+    return f"{text}: {join_names(wait['machines'], limit=10)}{until}"
 
 
 def vote_count(approval: Mapping[str, Any]) -> str:
@@ -67,6 +86,7 @@ def _details(family: str, data: Mapping[str, Any]) -> Iterator[object]:
             yield from map(data.get, ("decision", "refusal", "why", "reason"))
             if data.get("required"):
                 yield vote_count(data)
+            yield from _limits_of_decision(data)
             if "count" in data:
                 yield f"{data['count']} times"
             if data.get("dryRun"):
@@ -81,3 +101,9 @@ def _details(family: str, data: Mapping[str, Any]) -> Iterator[object]:
                 yield f"not before {format_local_time(data['notBefore'])}"
             for field, value in (data.get("changed") or {}).items():
                 yield f"{field} was {value}"
+
+
+def _limits_of_decision(data: Mapping[str, Any]) -> Iterator[str]:
+    for field, verb in (("waitingFor", "waits"), ("waitedFor", "waited")):
+        for wait in data.get(field, ()):
+            yield f"{verb} for limit {wait['limit']}"

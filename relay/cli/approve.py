@@ -12,7 +12,7 @@ import typer
 from relay.cli._client import Client
 from relay.cli._connection import with_client
 from relay.cli._decision import Reason, Revision, decide
-from relay.cli._event_text import event_fields, vote_count
+from relay.cli._event_text import describe_waits, event_fields, vote_count
 from relay.cli._exit_codes import CommandFailed
 from relay.cli._options import AsJson, EventId
 from relay.cli._output import print_json, print_output, print_status
@@ -52,6 +52,8 @@ async def approve(
     match answer["state"]:
         case "granted":
             print_output(f"granted ({votes}): the StartRequest follows")
+        case "waiting":
+            print_output(f"approved, and waiting ({votes}) for {describe_waits(answer)}")
         case "pending":
             print_output(f"recorded, and pending: {votes}")
         case "held":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,9 +13,10 @@ import typer
 from relay.api.diagnostics import static_findings
 from relay.api.server.tls import make_server_context
 from relay.approvals.engine import effective_mode
+from relay.approvals.limits import Limit
 from relay.approvals.status import ApprovalStatus, rule_for
 from relay.approvals.transitions import next_transitions
-from relay.cli._configuration_text import describe_approval, print_configuration
+from relay.cli._configuration_text import describe_approval, describe_max, print_configuration
 from relay.cli._options import AsJson, ConfigFile
 from relay.cli._output import format_local_time, join_names, print_json, print_output, print_status
 from relay.cli._tables import print_table
@@ -88,11 +89,17 @@ def evaluate_rules(config: Config, document: Document, now: datetime) -> Iterato
             now=now,
             people=config.approvals.people,
         )
+        limits = [
+            limit
+            for limit in config.approvals.limits
+            if limit.is_active(now) and limit.machines_of(occurrence.data, occurrence.scope)
+        ]
         yield {
             **occurrence.data,
             "rule": rule.name if rule else None,
             "approved": bool(next_transitions(status)),
-            "follows": _describe_consequence(status),
+            "limits": [limit.name for limit in limits],
+            "follows": _describe_consequence(status, limits),
         }
 
 
@@ -102,7 +109,9 @@ def config_warnings(config: Config) -> Iterator[str]:
         yield NO_RULE_FOR_USER_EVENTS
     if isinstance(config.fleet, HubSettings):
         yield from config.fleet.overlap_warnings()
-    has_scope_condition = any(rule.match.scope is not None for rule in config.approvals.rules)
+    conditions = [rule.match for rule in config.approvals.rules]
+    conditions += [limit.match for limit in config.approvals.limits]
+    has_scope_condition = any(match.scope is not None for match in conditions)
     if config.scope == "auto" and has_scope_condition:
         yield (
             "scope: auto is resolved on the VM only; "
@@ -139,7 +148,7 @@ def _new_occurrence(event: ScheduledEvent, incarnation: int | None, scope: str) 
     )
 
 
-def _describe_consequence(status: ApprovalStatus) -> str:
+def _describe_consequence(status: ApprovalStatus, limits: Sequence[Limit]) -> str:
     if status.occurrence.event.is_started:
         return "nothing, it has started"
     if not status.is_open:
@@ -155,6 +164,7 @@ def _describe_consequence(status: ApprovalStatus) -> str:
     ends_at = hours.next_change(status.now) if hours is not None else None
     if ends_at is not None:
         parts.append(f"the rule applies until {_format_local(ends_at)}")
+    parts += [f"limit {limit.name}: {describe_max(limit)}" for limit in limits]
     text = "; ".join(parts)
     return text if status.mode == "on" else f"nothing: approvals are {status.mode} (else {text})"
 

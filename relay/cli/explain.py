@@ -7,7 +7,7 @@ from typing import Any
 
 from relay.cli._client import Client
 from relay.cli._connection import with_client
-from relay.cli._event_text import vote_count
+from relay.cli._event_text import describe_waits, vote_count
 from relay.cli._options import AsJson, EventId, Scope, scope_query
 from relay.cli._output import format_local_time, join_names, pluralize, print_json, print_output
 from relay.cli._tables import print_fields, print_table
@@ -50,6 +50,9 @@ def _decision_fields(explanation: Mapping[str, Any]) -> Iterator[tuple[str, obje
     if explanation["lapses"]:
         lapses = format_local_time(explanation["lapses"])
         yield "granted", f"and void unless it is sent until {lapses}"
+    waits = describe_waits(explanation)
+    if waits is not None:
+        yield "waits for", waits
     for vote in explanation["voted"]:
         until = format_local_time(vote["until"]) or "NotBefore"
         yield "vote", f"{vote['principal']}, good until {until}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from relay.cli._client import Client
 from relay.cli._connection import with_client
 from relay.cli._decision import AZURE_PROCEEDS, Reason, Revision, decide
+from relay.cli._event_text import describe_waits
 from relay.cli._options import AsJson, EventId
 from relay.cli._output import print_json, print_output
 
@@ -29,6 +30,8 @@ async def release(
             print_output(
                 "released, and granted: rules and votes are satisfied, the StartRequest follows"
             )
+        case "waiting":
+            print_output(f"released and approved, and waiting for {describe_waits(answer)}")
         case "pending":
             print_output(f"released; pending: {answer['votes']} of {answer['required']} votes")
         case "released":

@@ -111,6 +111,21 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _check_shares_have_a_roster(self) -> Config:
+        for limit in self.approvals.limits:
+            if limit.is_share and not self._knows_machines:
+                raise ValueError(
+                    f"approvals.limits.{limit.name}.max: a share such as {limit.max} needs a hub, "
+                    "which knows how many machines there are; here give a number of machines"
+                )
+        return self
+
+    @property
+    def _knows_machines(self) -> bool:
+        """Whether there is a roster of machines. A relay that is no hub knows only events."""
+        return isinstance(self.fleet, HubSettings)
+
+    @model_validator(mode="after")
     def _check_secrets(self) -> Config:
         check_secrets_not_shared(self.sinks, self.api.clients)
         return self

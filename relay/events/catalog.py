@@ -145,6 +145,29 @@ _Ended = Annotated[
 
 
 @_Strict
+class LimitWait(TypedDict):
+    """A limit of approvals.limits for which an event waits."""
+
+    limit: Annotated[str, _described_field("name of the limit")]
+    max: Annotated[int, _described_field("how many machines may go at once")]
+    machines: Annotated[
+        list[str],
+        _described_field("machines that take its slots; those of another scope as scope/name"),
+    ]
+    behind: Annotated[
+        str | None,
+        _described_field(
+            "the event that comes first: its EventId, on a hub <EventId>@<scope>; null if no slot "
+            "is free"
+        ),
+    ]
+    until: Annotated[
+        str | None,
+        _described_field("RFC 3339: when time alone frees a slot; null if that is not known"),
+    ]
+
+
+@_Strict
 class ApprovalData(_AboutEvent):
     """A decision about an event, and the event at that time."""
 
@@ -195,6 +218,15 @@ class RecordedData(ApprovalData):
             ),
         ]
     ]
+    waitingFor: NotRequired[
+        Annotated[
+            list[LimitWait],
+            _described_field(
+                "the limits for which the event waits, if only they keep it from being granted; "
+                "Azure proceeds at NotBefore regardless"
+            ),
+        ]
+    ]
 
 
 @_Strict
@@ -222,6 +254,12 @@ class VoidedData(_AboutEvent):
         _described_field("the event changed, the votes expired, or the event ended"),
     ]
     ended: NotRequired[_Ended]
+    waitedFor: NotRequired[
+        Annotated[
+            list[LimitWait],
+            _described_field("the limits for which the event waited until the votes expired"),
+        ]
+    ]
     dryRun: NotRequired[_DryRun]
 
 
@@ -352,7 +390,8 @@ def event_schema(definition: EventDefinition) -> dict[str, Any]:
     data = TypeAdapter(definition.data).json_schema(ref_template="#/$defs/{model}")
     definitions = data.pop("$defs", {})
     # The relay writes no other fields. Readers must accept fields that a later version adds.
-    del data["additionalProperties"]
+    for strict in (data, *definitions.values()):
+        del strict["additionalProperties"]
     text = {"type": "string", "minLength": 1}
     properties: dict[str, Any] = {
         "specversion": {"const": "1.0"},

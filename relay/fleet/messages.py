@@ -34,6 +34,8 @@ MAX_ENDING = 1000
 MAX_NAMES = 1000
 MAX_REASON = 1000
 """Characters of the reason in a result."""
+MAX_SECONDS = 200 * 366 * 86_400.0
+"""The longest time that a message may state. Arithmetic with it cannot leave the calendar."""
 _MAX_BODY_FIELDS = 64 * 1024
 """Bytes of the JSON of a vote, and of the answer to it."""
 _RFC3339 = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?Z", re.ASCII)
@@ -321,7 +323,7 @@ _Name = Annotated[str, Field(max_length=256, pattern=_PRINTABLE)]
 _EventId = Annotated[str, Field(min_length=1, max_length=256)]
 _Number = Annotated[int, Field(ge=0, lt=2**63)]
 _Status = Annotated[int, Field(ge=100, lt=600)]
-_Seconds = Annotated[float, Field(allow_inf_nan=False)]
+_Seconds = Annotated[float, Field(allow_inf_nan=False, ge=-MAX_SECONDS, le=MAX_SECONDS)]
 _MessageId = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 
 

@@ -87,13 +87,18 @@ class Poller:
         self._state_log = LogOnce(_log)
         self._last_error: SourceError | None = None  # of the last poll, if it failed
         self._fresh_reads: list[asyncio.Future[FreshRead]] = []
+        self._current_fresh_reads: list[asyncio.Future[FreshRead]] = []
         self._fresh_read_requested = asyncio.Event()
+        self._has_ended = False
 
     async def run(self) -> None:
         """Poll until canceled."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._poll_forever(), name="source: poll")
-            group.create_task(self._watch_forever(), name="source: watch")
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._poll_forever(), name="source: poll")
+                group.create_task(self._watch_forever(), name="source: watch")
+        finally:
+            self._end_fresh_reads(SourceUnavailable("the relay stops, and reads no more"))
 
     @property
     def read_age(self) -> float | None:
@@ -120,27 +125,37 @@ class Poller:
 
         Raises SourceError.
         """
+        if self._has_ended:
+            raise SourceUnavailable("the relay stops, and reads no more")
         future: asyncio.Future[FreshRead] = asyncio.get_running_loop().create_future()
         self._fresh_reads.append(future)
         self._fresh_read_requested.set()
         return await future
 
+    def _end_fresh_reads(self, error: SourceError) -> None:
+        """Nobody reads any more: tell those who wait for it."""
+        self._has_ended = True
+        for future in [*self._current_fresh_reads, *self._fresh_reads]:
+            if not future.done():
+                future.set_exception(error)
+                future.exception()  # whoever waits may be cancelled too
+
     async def _poll_forever(self) -> None:
         while True:
             began = self._clock.monotonic()
-            fresh_reads, self._fresh_reads = self._fresh_reads, []
+            self._current_fresh_reads, self._fresh_reads = self._fresh_reads, []
             self._fresh_read_requested.clear()
             self.polls += 1
             try:
                 read = await self._poll()
             except SourceError as error:
                 self._on_failure(error)
-                for future in fresh_reads:
+                for future in self._current_fresh_reads:
                     if not future.done():
                         future.set_exception(error)
             else:
                 self._on_success()
-                for future in fresh_reads:
+                for future in self._current_fresh_reads:
                     if not future.done():
                         future.set_result(read)
             await self._wait_for_next_poll(began)

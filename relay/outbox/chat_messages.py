@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
+import orjson
 from pydantic import TypeAdapter
 
 from relay.events.timestamps import format_sortable
@@ -168,6 +169,24 @@ class ChatMessages:
             "(SELECT message FROM message_about WHERE occurrence IN "
             "(SELECT id FROM occurrence INDEXED BY occurrence_live WHERE live))",
             (format_sortable(now),),
+        )
+
+    def shown_among(self, occurrences: Sequence[int]) -> list[int]:
+        """Return those of these occurrences that a message shows."""
+        rows = self._connection.execute(
+            "SELECT DISTINCT occurrence FROM message_about "
+            "WHERE occurrence IN (SELECT value FROM json_each(?)) ORDER BY occurrence",
+            (orjson.dumps(occurrences).decode(),),
+        )
+        return [occurrence for (occurrence,) in rows]
+
+    def refresh(self, occurrences: Sequence[int], now: datetime) -> None:
+        """Make every message about these occurrences due for refresh."""
+        self._connection.execute(
+            "UPDATE message SET stale_at = ?, looks = coalesce(looks, '') WHERE posted AND id IN "
+            "(SELECT message FROM message_about "
+            "WHERE occurrence IN (SELECT value FROM json_each(?)))",
+            (format_sortable(now), orjson.dumps(occurrences).decode()),
         )
 
     def next_refresh(self, sink: str) -> str | None:

@@ -14,6 +14,9 @@ from pydantic import Json, TypeAdapter
 from relay.events.timestamps import format_sortable
 from relay.outbox.rows import read_as
 
+MAX_KEYS = 500
+"""Keys in one query. SQLite takes a limited number of values, and a fleet can have more events."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentRow:
@@ -79,17 +82,26 @@ class FleetTables:
         )
 
     def forget_agent(self, scope: str, relay: str) -> None:
-        """Delete an agent. What it said about events stays, until they are pruned."""
+        """Delete an agent, and what it said about events."""
         self._connection.execute("DELETE FROM agent WHERE scope = ? AND relay = ?", (scope, relay))
+        self._connection.execute(
+            "DELETE FROM sighting WHERE relay = ? "
+            "AND event_key IN (SELECT key FROM occurrence WHERE scope = ?)",
+            (relay, scope),
+        )
 
     def sightings(self, event_keys: Sequence[str]) -> list[SightingRow]:
         """Return what every agent last said about these events."""
-        rows = self._connection.execute(
-            "SELECT * FROM sighting "  # noqa: S608  # our own text
-            f"WHERE event_key IN ({', '.join('?' * len(event_keys))})",
-            event_keys,
-        )
-        return list(read_as(_SIGHTING, rows))
+        found: list[SightingRow] = []
+        for first in range(0, len(event_keys), MAX_KEYS):
+            keys = event_keys[first : first + MAX_KEYS]
+            rows = self._connection.execute(
+                "SELECT * FROM sighting "  # noqa: S608  # our own text
+                f"WHERE event_key IN ({', '.join('?' * len(keys))})",
+                keys,
+            )
+            found += read_as(_SIGHTING, rows)
+        return found
 
     def save_sightings(self, sightings: Iterable[SightingRow]) -> None:
         """Store what agents last said."""

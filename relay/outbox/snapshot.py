@@ -84,6 +84,20 @@ class Snapshot:
         ).fetchone()
         return [LiveRow(*row) for row in orjson.loads(rows[0])]
 
+    def live_versions(self) -> list[tuple[int, str]]:
+        """Return each live occurrence with the id of the CloudEvent that reported its state."""
+        return self._connection.execute(
+            "SELECT id, told FROM occurrence INDEXED BY occurrence_live WHERE live"
+        ).fetchall()
+
+    def ended_between(self, since: datetime, until: datetime) -> list[TrackedEvent]:
+        """Return the occurrences that ended after ``since`` and before ``until``."""
+        return self._select(
+            "INDEXED BY occurrence_ended WHERE NOT live AND last_changed > ? AND last_changed < ?",
+            format_sortable(since),
+            format_sortable(until),
+        )
+
     def live_rows_of(self, event_keys: Sequence[str]) -> list[LiveRow]:
         """Return the live occurrences with these keys, with the columns of `live_rows`."""
         rows = self._connection.execute(

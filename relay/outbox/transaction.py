@@ -61,6 +61,11 @@ class Transaction:
         self.recorded, self.redelivered = [], []
         return results
 
+    @property
+    def changes(self) -> int:
+        """How many rows have changed so far. While it stays, a read returns the same."""
+        return self._connection.total_changes
+
     def head(self) -> Head:
         """Return the end of the journal: the ``journalhead`` of the next recorded event."""
         return self.journal.head()

@@ -80,7 +80,7 @@ async def start(
         )
 
         async def finish(_: asyncio.Task[object]) -> None:
-            await agent.wait_until_idle(DRAIN_TIMEOUT / 2)
+            await agent.stop_orders(DRAIN_TIMEOUT / 2)
             remember_last_read(store, poller)
 
         _log.info(

@@ -20,6 +20,7 @@ from relay.config.shared_secrets import watch_secrets
 from relay.delivery.dispatcher import Dispatcher
 from relay.events.build import Origin
 from relay.fleet.hub.hub import Hub
+from relay.fleet.hub.machine_counts import MachineCounts
 from relay.fleet.hub.start_orders import OrderPort
 from relay.fleet.hub.votes import MachineVotes
 from relay.fleet.settings import HubSettings
@@ -63,6 +64,7 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
             origin,
             trusted=store.trusted,
             client_resources=config.api.resources_by_client,
+            count_machines=MachineCounts(hub.roster, clock).count,
         )
         chat = make_chat_context(
             store, approvals, clock, config.api.public_url, config.api.rights_by_client
@@ -83,7 +85,7 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
         # stake when a VM stops.
         gate = Gate(approvals, store, port, clock, lambda _: False)
         chat.decisions.attach_gate(gate.submit)
-        hub.attach(port, MachineVotes(gate.submit, clock))
+        hub.attach(port, MachineVotes(gate.submit, clock), gate.wake)
         relay = Relay(
             store=store,
             gate=gate,
@@ -106,7 +108,14 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
         }
         consumer = make_approval_consumer(config, relay, server.state.rejections)
         if consumer is not None:
-            inputs["approvals over AMQP"] = consumer.run()
+            approvals_in = consumer
+
+            async def take_approvals() -> None:
+                # A second hub knows no event, and would refuse what is for the first.
+                await hub.link.wait_until_connected()
+                await approvals_in.run()
+
+            inputs["approvals over AMQP"] = take_approvals()
 
         async def serve() -> None:
             # The results of orders arrive until the gate is idle.

@@ -57,6 +57,7 @@ async def test_an_event_has_its_data_and_the_state_of_its_approval(relay: Runnin
             "required": 2,
             "missing": 2,
             "closes": format_rfc3339(due - timedelta(seconds=60)),
+            "waitingFor": [],
         },
     }
 

@@ -124,7 +124,8 @@ def test_a_scan_is_recognized(tmp_path: Path) -> None:
 
 async def test_no_statement_reads_a_table_that_grows_from_its_start(tmp_path: Path) -> None:
     statements = _Statements()
-    async with run_relay(tmp_path) as relay:
+    limits = [{"name": "all", "max": 2, "rest": "2m"}]
+    async with run_relay(tmp_path, approvals={"limits": limits}) as relay:
         with statements.of(relay.store):
             await _live_through_everything(relay)
     with contextlib.closing(open_for_reading(tmp_path / "relay.db")) as connection:
@@ -148,6 +149,7 @@ async def _live_through_everything(relay: RunningRelay) -> None:
     await _chat(relay)
     await relay.observe(make_event(event_status="Started"), make_event(event_id="E-2"))
     await relay.observe(make_event(event_id="E-2", event_type="Freeze"))
+    await _wait_for_a_limit(relay)
     await _deliver_with_failures(relay)
     await _read_all(relay)
     settings = [RecordingSinkSettings(name="new"), RecordingSinkSettings(name="box")]
@@ -167,6 +169,20 @@ async def _decide(relay: RunningRelay) -> None:
     assert (await relay.decide(by="alice")).status == 202
     assert (await relay.decide(by="bob", headers={"Idempotency-Key": "k"})).status == 202
     await eventually(lambda: bool(relay.azure.started))
+
+
+async def _wait_for_a_limit(relay: RunningRelay) -> None:
+    """Let an event wait for the machines of another one."""
+    busy = make_event(event_id="E-2", event_type="Freeze", event_status="Started")
+    waits = make_event(event_id="E-6", resources=("other",))
+    await relay.observe(busy, waits)
+    await render_message(relay, event_id="E-6")
+    states = [
+        (await relay.decide(eventId="E-6", revision=waits.revision, by=by)).json["state"]
+        for by in ("alice", "bob")
+    ]
+    assert states == ["pending", "waiting"]
+    await relay.observe(waits, make_event(event_id="E-7"))
 
 
 async def _chat(relay: RunningRelay) -> None:

@@ -8,9 +8,14 @@ from pathlib import Path
 import orjson
 import pytest
 
+from relay.approvals.request import Caller, Rights
+from relay.chat.context import make_chat_context
+from relay.events.cloudevent import CloudEvent
+from relay.outbox.transaction import Transaction
 from tests.api.confirmation_links import post_confirmation, post_preview, render_message
 from tests.api.running_relay import (
     EVENT_ID,
+    RecordingSinkSettings,
     Response,
     RunningRelay,
     eventually,
@@ -21,7 +26,10 @@ from tests.api.running_relay import (
 A, B = "vmss-a-1f0c33ab", "vmss-b-9d2e77c0"
 ONE_VOTE = {
     "name": "one",
-    "approve": {"votes": 1, "from": ["client:alice", "client:drain", "client:bob"]},
+    "approve": {
+        "votes": 1,
+        "from": ["client:alice", "client:drain", "client:bob", "slack:T024/U7"],
+    },
 }
 
 
@@ -130,3 +138,34 @@ async def test_the_page_cannot_choose_another_scope(hub: RunningRelay) -> None:
     answer = await post_confirmation(hub, message.tokens["approve"], message.code, scope=B)
     assert (answer.status, answer.json["field"]) == (422, "scope")
     assert hub.azure.started_in == []
+
+
+@pytest.mark.parametrize("scope", [A, B])
+async def test_a_button_in_a_chat_is_about_the_scope_of_its_message(
+    hub: RunningRelay, scope: str
+) -> None:
+    chat = make_chat_context(hub.store, hub.gate.engine, hub.clock, None)
+    chat.decisions.attach_gate(hub.gate.submit)
+
+    def last_change(tx: Transaction) -> CloudEvent:
+        position = tx.journal.last_change_position(f"{EVENT_ID}@{scope}".lower())
+        assert position is not None
+        return tx.journal.event(position)
+
+    update = await chat.messages.plan_update(
+        RecordingSinkSettings(name="ops", kind="box"),
+        await hub.store.read(last_change),
+        in_chat=True,
+    )
+    assert update is not None
+    assert update.card is not None
+    approve = next(button for button in update.card.buttons if button.decision == "approve")
+    answer = await chat.decisions.decide(
+        Caller("slack:T024/U7", "slack", Rights(frozenset({"approve"}))),
+        event_id=approve.event_id,
+        decision="approve",
+        revision=approve.revision,
+        request_id="a click",
+    )
+    assert (answer.status, answer.body["state"]) == (202, "granted")
+    await started_in(hub, scope)

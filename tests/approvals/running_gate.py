@@ -16,6 +16,7 @@ from typing_extensions import override  # in typing from Python 3.12
 from relay.approvals import ApprovalsSettings, ClaimedGrant
 from relay.approvals.engine import ApprovalEngine
 from relay.approvals.gate import Gate
+from relay.approvals.limits import CountMachines
 from relay.approvals.request import DecisionAnswer
 from relay.errors import NotDelivered, SourceError, SourceRefused, SourceUnavailable
 from relay.events.build import Origin
@@ -255,6 +256,7 @@ async def running_gate(
     sinks: Sequence[str] = (),
     names_us: bool = True,
     azure: Azure | None = None,
+    count_machines: CountMachines | None = None,
 ) -> AsyncIterator[GateHarness]:
     """Run a gate on the store in a folder. Leaving the context kills it."""
     clock = clock or ManualClock()
@@ -265,7 +267,9 @@ async def running_gate(
     ) as store:
         azure.store = store
         await azure.poll()
-        engine = ApprovalEngine(settings, ORIGIN, client_resources=CLIENT_RESOURCES)
+        engine = ApprovalEngine(
+            settings, ORIGIN, client_resources=CLIENT_RESOURCES, count_machines=count_machines
+        )
         gate = Gate(engine, store, azure, clock, lambda _: names_us)
         async with _running(gate) as task:
             yield GateHarness(path, clock, azure, store, gate, task)

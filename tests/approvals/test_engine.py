@@ -58,6 +58,7 @@ def test_the_summary_says_what_is_missing_and_when_voting_closes(approvals: Appr
         "required": 2,
         "missing": 1,
         "closes": "2026-04-11T12:14:00Z",
+        "waitingFor": [],
     }
     assert approval_summary(approvals.status("E-2")) == {
         "state": "none",
@@ -66,6 +67,7 @@ def test_the_summary_says_what_is_missing_and_when_voting_closes(approvals: Appr
         "required": 0,
         "missing": 0,
         "closes": None,
+        "waitingFor": [],
     }
     approvals.record_document()
     assert approval_summary(approvals.status())["missing"] == 0

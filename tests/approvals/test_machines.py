@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from fnmatch import fnmatchcase
 from itertools import product
+from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from relay.approvals import ApprovalsSettings
 from relay.approvals.machines import (
     is_pattern,
     machine_principal,
@@ -21,6 +23,7 @@ from relay.approvals.machines import (
     scope_of_machine,
 )
 from relay.approvals.principals import is_principal
+from tests.approvals.builders import build_decision, build_status
 
 _scopes = st.from_regex(r"[ab0-]{1,4}", fullmatch=True)
 _relays = st.from_regex(r"[ab_-]{1,4}", fullmatch=True)
@@ -179,3 +182,24 @@ def test_a_machine_speaks_for_the_resource_that_names_it(
 @pytest.mark.parametrize("principal", ["client:db-1", "vm:prod/*", "vm:*/db-1", "db-1", "vm:db-1"])
 def test_nobody_else_has_resources_of_a_machine(principal: str) -> None:
     assert own_resources(principal, "prod", ("db-1",)) == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("approve", "counted"),
+    [
+        ({"each_resource": True, "from": ["vm:*/*"]}, ["vm:prod/db-1"]),
+        ({"votes": 1, "from": ["vm:*/*"]}, ["vm:prod/db-1"]),
+        ({"each_resource": True, "from": ["client:alice", "vm:test/*"]}, []),
+        ("automatic", ["vm:prod/db-1"]),
+    ],
+)
+def test_a_vote_counts_only_while_its_machine_is_the_one_of_the_event(
+    approve: Any, counted: list[str]
+) -> None:
+    """Whatever the state file says: the votes are checked again whenever they are counted."""
+    voters = ("vm:prod/db-1", "vm:prod/db-2", "vm:test/db-1", "vm:prod/*", "vm:prod/db-1/x")
+    votes = [build_decision(principal=voter, approval_id=voter) for voter in voters]
+    settings = ApprovalsSettings.model_validate({"rules": [{"name": "r", "approve": approve}]})
+    status = build_status(None, *votes, settings=settings)
+    assert status.occurrence.scope == "prod"
+    assert [vote.principal for vote in status.counted_votes] == counted

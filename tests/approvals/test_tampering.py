@@ -363,6 +363,7 @@ def downgrade(approvals: ApprovalFile) -> None:
         "DROP TABLE agent",
         "DROP TABLE sighting",
         "DROP INDEX occurrence_of_scope",
+        "DROP INDEX occurrence_ended",
         "ALTER TABLE occurrence DROP COLUMN scope",
         "PRAGMA user_version = 2",
     )

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from relay.approvals import ApprovalsSettings
 from relay.approvals.admission import HOLD_NOTICE, SENT_BEFORE_NOTICE, authorize
+from relay.approvals.limits import LIMIT_NOTICE, WaitingFor
 from relay.approvals.refusals import AggregatedRefusals
 from relay.approvals.request import DecisionKind
 from relay.approvals.status import ApprovalStatus
@@ -42,6 +43,7 @@ BEGINS = (
     "Azure begins at 12:15 or soon after, whether or not anybody answers; "
     "earlier only when it is approved."
 )
+MINUTE = timedelta(minutes=1)
 DECISIONS: tuple[DecisionKind, ...] = ("approve", "hold", "release")
 
 
@@ -113,6 +115,64 @@ def test_a_held_event_says_what_a_hold_means_and_offers_to_release_it() -> None:
         for button in card_of(build_status()).buttons
         if button.decision == "hold"
     )
+
+
+WAITING = replace(
+    build_status(None, build_decision(), build_decision(by="bob")),
+    waiting_for=(
+        WaitingFor(
+            limit="databases", slots=1, machines=("db-2",), behind=None, until=NOON + MINUTE
+        ),
+    ),
+)
+
+
+def test_an_event_that_waits_for_a_limit_says_for_which_machine_and_that_azure_proceeds() -> None:
+    card = card_of(WAITING)
+    assert card.tone == "waiting"
+    assert all_text(card).splitlines()[-6:] == [
+        "Votes: 2 of 2: client:alice, client:bob",
+        (
+            "It waits for limit databases (at most 1 machine at once): db-2 has the slots, "
+            "until 12:01."
+        ),
+        "A limit delays only what this relay would start: Azure proceeds at NotBefore regardless.",
+        "Approve",
+        "Hold",
+        "E-1 · prod",
+    ]
+    assert next_refresh_time([WAITING]) == NOON + MINUTE + timedelta(seconds=1)
+
+
+def test_a_grant_that_waits_for_a_limit_is_not_said_to_be_sent_soon() -> None:
+    text = all_text(card_of(replace(WAITING, grants=(build_grant(),))))
+    assert "about to be sent" not in text
+    assert "It waits for limit databases" in text
+
+
+def test_an_event_behind_another_in_line_names_it() -> None:
+    wait = replace(WAITING.waiting_for[0], behind="E-7", until=None)
+    text = all_text(card_of(replace(WAITING, waiting_for=(wait,))))
+    assert (
+        "It waits for limit databases (at most 1 machine at once): event E-7 comes first." in text
+    )
+
+
+def test_a_long_list_of_machines_is_counted() -> None:
+    machines = tuple(f"db-{number:02d}" for number in range(12))
+    wait = replace(WAITING.waiting_for[0], slots=12, machines=machines, until=None)
+    text = all_text(card_of(replace(WAITING, waiting_for=(wait,))))
+    assert "(at most 12 machines at once): db-00, " in text
+    assert "db-09 and 2 more have the slots." in text
+
+
+def test_a_grouped_message_says_what_waits_for_a_limit() -> None:
+    statuses = [WAITING, *(build_status(build_event(f"E-{number}")) for number in range(2, 8))]
+    card = grouped_card(statuses, link=None, code=None)
+    text = all_text(card)
+    assert "Reboot of db-1, not before 12:15, waits for limit databases" in text
+    assert "6 waiting for votes, 1 waiting for a limit. " in text
+    assert LIMIT_NOTICE[1:] in text
 
 
 ENDED = {
@@ -465,6 +525,32 @@ def test_a_grouped_message_does_not_wait_for_votes_after_voting_closed() -> None
 def thread_lines(book: ApprovalFile) -> list[str]:
     """Return a line for every CloudEvent in a journal."""
     return [plain_text(timeline_line(event)) for event in book.events()]
+
+
+def test_the_thread_tells_of_a_limit(tmp_path: Path) -> None:
+    settings = ApprovalsSettings.model_validate(
+        {
+            "rules": [{"name": "all", "approve": {"votes": 1, "from": ["client:alice"]}}],
+            "limits": [{"name": "databases", "max": 1}],
+        }
+    )
+    busy = build_event("E-2", event_status="Started", due=None, resources=("db-2",))
+    book = ApprovalFile(tmp_path / "relay.db", settings)
+    book.record_document(busy, build_event())
+    book.submit("approve", "alice")
+    book.clock.advance(900)
+    book.apply_transitions()
+    assert thread_lines(book)[2:] == [
+        (
+            "12:00: client:alice voted to approve, 1 of 1. It is approved, and waits for limit "
+            f"databases; {LIMIT_NOTICE}."
+        ),
+        (
+            "12:15: The votes count no more: they have expired, while the event waited for limit "
+            "databases."
+        ),
+    ]
+    book.close()
 
 
 def test_the_thread_tells_who_did_what_when(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.errors import Deferred, DeliveryError, Rejected, StoreUnavailable
+from relay.errors import Deferred, DeliveryError, Rejected, StoreUnavailable, Superseded
 from relay.events.cloudevent import CloudEvent
 from relay.sinks import Receipt
 from tests.delivery.running_dispatcher import (
@@ -782,3 +782,31 @@ async def test_a_sink_that_rejects_every_event_for_good_is_failing_after_a_minut
             await relay.forward(30.0)
         assert of(relay, "bus") == (True, "it takes no such event")
         assert about(other, "relay.sink-failing") == [("bus", 1)]
+
+
+async def test_what_the_destination_does_not_need_any_more_is_superseded_and_no_failure(
+    tmp_path: Path,
+) -> None:
+    """It shows that the sink works, so a sink that was failing has recovered."""
+    answers: list[DeliveryError | None] = [Deferred("down")] * 3 + [Superseded("it has it")]
+
+    async def answer(_: CloudEvent) -> Receipt:
+        error = answers.pop(0) if answers else None
+        if error is not None:
+            raise error
+        return Receipt(204)
+
+    far, other = ScriptedSink(answer), ScriptedSink()
+    async with running_dispatcher(tmp_path, {"bus": far, "other": other}) as relay:
+        await relay.record_event("E-1")
+        await relay.record_event("E-1", "event.started")
+        await wait_until(lambda: "event.started" in far.names())
+        await wait_until(lambda: "relay.sink-recovered" in other.names())
+        await relay.settle()
+        first, second = (
+            each for each in await relay.deliveries("bus") if each.type.startswith("event.")
+        )
+        assert (first.state, first.reason) == ("superseded", "it has it")
+        assert second.state == "delivered"
+        (status, _) = relay.dispatcher.status()
+        assert (status.failing, status.reason) == (False, None)

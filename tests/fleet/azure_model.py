@@ -40,8 +40,8 @@ PULSE_TTL = timedelta(seconds=120)
 
 
 def make_state(name: str) -> ScheduledEvent:
-    """Return a state of the event by its name. A name with S is Started."""
-    if name.startswith("S"):
+    """Return a state of the event by its name. A name that begins with S or T is Started."""
+    if name.startswith(("S", "T")):
         return make_event(description=name, event_status="Started", not_before=None)
     return make_event(description=name)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -28,7 +29,6 @@ from relay.fleet.hub.merge import (
     Changed,
     EventHistory,
     News,
-    Word,
     apply_report,
     pulse_words,
 )
@@ -55,13 +55,14 @@ HUB = Origin("hub", "hub-1")
 SETTINGS = ApprovalsSettings.model_validate(
     {"rules": [{"name": "users", "match": {"event_source": ["User"]}, "approve": "automatic"}]}
 )
-Mode = Literal["prompt", "frozen", "mute", "twice", "liar"]
+Mode = Literal["prompt", "frozen", "mute", "twice", "liar", "stale"]
 """What an agent does with an order.
 
 - ``prompt``: it obeys and answers at once. ``twice``: it answers twice, and not the same.
 - ``frozen``: it does nothing until it wakes up.
 - ``mute``: it obeys at once, and its answer waits.
 - ``liar``: it sends nothing, and says that IMDS has accepted.
+- ``stale``: it sends nothing, and says that the order is stale.
 """
 
 
@@ -104,18 +105,26 @@ class FakeAgent:
         """The agent as RabbitMQ vouches for it."""
         return Sender(self.scope, self.relay, self.user)
 
-    def pulse(self) -> Pulse:
-        """Return its next pulse."""
+    def pulse(self, document: Iterable[ScheduledEvent]) -> Pulse:
+        """Return a pulse that says what is in the document."""
         return Pulse(
             vm_id=f"id-of-{self.relay}",
             boot_id="boot",
             version="1.0.0",
             zone=None,
             names=(self.relay,),
-            live=None,
+            live=tuple(event_data(event, 1) for event in document),
             poll_age=0.5,
             clock_offset=self.clock_offset,
         )
+
+
+@dataclass(frozen=True)
+class SentPulse:
+    """A pulse, and when it was sent by Azure's clock."""
+
+    pulse: Pulse
+    sent_at: datetime
 
 
 @dataclass(frozen=True)
@@ -151,12 +160,16 @@ class Fleet:
         """Whether an accepted event is Started at once."""
         self.publish: Literal["works", "down", "unconfirmed", "lost"] = "works"
         """down: nothing is sent. unconfirmed, lost: the connection is lost before the confirm."""
+        self.recorded_at: dict[str, float] = {}
+        """When a pulse of each scope was recorded for the last time."""
+        self.ended_at: dict[tuple[int, int], float] = {}
+        """When the hub has heard the result of an order, by grant and attempt."""
         self.pulse_requests: list[tuple[str, str]] = []
-        self.inbox: asyncio.Queue[tuple[FakeAgent, StartResult | Pulse]] = asyncio.Queue()
+        self.inbox: asyncio.Queue[tuple[FakeAgent, StartResult | SentPulse]] = asyncio.Queue()
         self.may_hear = asyncio.Event()
         self.may_hear.set()
         self.heard_accepted: set[int] = set()
-        """The grants of which the hub was told that IMDS has accepted."""
+        """The grants of which this process of the hub was told that IMDS has accepted."""
         self.hub: Hub
 
     def agent(self, name: str) -> FakeAgent:
@@ -169,8 +182,8 @@ class Fleet:
         return NOON + timedelta(seconds=self.clock.monotonic() - 1000.0)
 
     def azure_says(self, scope: str, *events: ScheduledEvent) -> None:
-        """Change the document of a scope."""
-        self.documents[scope] = {event.key: event for event in events}
+        """Add events to the document of a scope, or change them."""
+        self.documents[scope].update({event.key: event for event in events})
 
     # --- the hub's side of RabbitMQ
 
@@ -208,15 +221,29 @@ class Fleet:
         """Whether the agent can still carry out an order."""
         return not sent.done and self.azure_now() < sent.order.deadline
 
+    def _others(self, sent: PublishedOrder) -> list[PublishedOrder]:
+        """Return the other orders about the same event."""
+        about = sent.scope, sent.order.event_id
+        return [
+            other
+            for other in self.orders
+            if other is not sent and (other.scope, other.order.event_id) == about
+        ]
+
     def _check(self, sent: PublishedOrder) -> None:
         order, hub_now = sent.order, self.clock.now()
         granted = self.hub.granted(order.grant)
         assert (sent.scope, order.event_id.lower(), order.revision) == granted, "misrouted"
         assert order.deadline <= hub_now + timedelta(seconds=5)
         assert order.grant not in self.heard_accepted, "accepted twice"
-        for other in self.orders:
-            if (other.scope, other.order.event_id) == (sent.scope, order.event_id):
-                assert not self.is_executable(other), "two orders at the same time"
+        for other in self._others(sent):
+            assert not self.is_executable(other), "two orders at the same time"
+        earlier = [other for other in self._others(sent) if other.order.grant == order.grant]
+        for other in earlier:
+            # Nobody can carry it out after eight seconds, whatever the agent says later.
+            key = other.order.grant, other.order.attempt
+            settled_at = min(self.ended_at.get(key, math.inf), other.sent_at + 8)
+            assert self.recorded_at[sent.scope] >= settled_at, "repeated without a fresh word"
         known = self.hub.roster.agent(sent.scope, sent.agent)
         assert known is not None
         assert known.clock_offset is not None, "nobody knows whether its clock is right"
@@ -228,6 +255,19 @@ class Fleet:
             if (note["grant"], note["attempt"]) == (order.grant, order.attempt)
         )
         assert note["agent"] == sent.agent
+
+    def note_heard(self, agent: FakeAgent, result: StartResult) -> None:
+        """Note the first result of each order from the agent that got it."""
+        key = result.grant, result.attempt
+        is_its_own = any(
+            (sent.order.grant, sent.order.attempt, sent.scope, sent.agent)
+            == (*key, agent.scope, agent.relay)
+            for sent in self.orders
+        )
+        if is_its_own and key not in self.ended_at:
+            self.ended_at[key] = self.clock.monotonic()
+            if result.result == "accepted":
+                self.heard_accepted.add(result.grant)
 
     # --- agents
 
@@ -250,11 +290,13 @@ class Fleet:
         sent.done = True
         if agent.mode == "liar":
             return build_result(order, "accepted")
-        if self.azure_now() >= order.deadline:
+        if agent.mode == "stale" or self.azure_now() >= order.deadline:
             return build_result(order, "stale")
         event = self.documents[agent.scope].get(order.event_id.lower())
         if event is None or event.revision != order.revision or event.is_started:
             return build_result(order, "changed")
+        for other in self._others(sent):
+            assert not self.is_executable(other), "two orders at the same time"
         self.posts.append(
             Post(
                 self.clock.monotonic(),
@@ -273,7 +315,8 @@ class Fleet:
     def start_event(self, scope: str, event_id: str) -> None:
         """Azure starts an event."""
         key = event_id.lower()
-        self.documents[scope][key] = user_event(event_id, event_status="Started")
+        event = self.documents[scope][key]
+        self.documents[scope][key] = replace(event, event_status="Started")
 
     def wake_up(self, agent: FakeAgent, mode: Mode = "prompt") -> None:
         """Let a frozen agent go on."""
@@ -295,7 +338,8 @@ class Fleet:
     def send_pulse(self, agent: FakeAgent) -> None:
         """Publish a pulse, unless the agent is silent."""
         if not agent.is_silent:
-            self.inbox.put_nowait((agent, agent.pulse()))
+            pulse = agent.pulse(self.documents[agent.scope].values())
+            self.inbox.put_nowait((agent, SentPulse(pulse, self.azure_now())))
 
     def send_pulses(self) -> None:
         """Publish a pulse of every agent."""
@@ -339,6 +383,7 @@ class Hub:
         self.recorder = Recorder(HUB, None, None)
         self.gate = Gate(ApprovalEngine(SETTINGS, HUB), store, self.port, clock, lambda _: False)
         fleet.hub = self
+        fleet.heard_accepted.clear()
 
     def agents_showing(self, scope: str, event_key: str) -> frozenset[str] | None:
         """Return who shows the event as the hub knows it."""
@@ -346,6 +391,8 @@ class Hub:
         assert of == scope
         history = self.histories.get(scope, {}).get(event_id)
         return None if history is None else history.current_agents
+
+    task: asyncio.Task[None]
 
     async def run(self) -> None:
         """Run the gate and the intake."""
@@ -358,56 +405,35 @@ class Hub:
             agent, message = await self.fleet.inbox.get()
             await self.fleet.may_hear.wait()
             if isinstance(message, StartResult):
-                if message.result == "accepted":
-                    self._note_accepted(agent, message)
+                self.fleet.note_heard(agent, message)
                 self.port.on_result(agent.sender, message)
             else:
                 await self._record(agent, message)
 
-    def _note_accepted(self, agent: FakeAgent, result: StartResult) -> None:
-        """Note that this grant must get no other order, if the result is that of an order."""
-        for sent in self.fleet.orders:
-            order = sent.order
-            if (order.grant, order.attempt, sent.scope, sent.agent) == (
-                result.grant,
-                result.attempt,
-                agent.scope,
-                agent.relay,
-            ):
-                known = self.port.orders.find(order.grant, order.attempt)
-                if known is not None and not known.ended.is_set():
-                    self.fleet.heard_accepted.add(result.grant)
-
-    async def _record(self, agent: FakeAgent, pulse: Pulse) -> None:
+    async def _record(self, agent: FakeAgent, sent: SentPulse) -> None:
         """Merge and record what an agent sees, then say that it was heard."""
-        now, scope = self.fleet.clock.now(), agent.scope
+        now, scope, pulse = self.fleet.clock.now(), agent.scope, sent.pulse
         self.roster.note_pulse(agent.sender, agent.relay, pulse, now)
         histories = self.histories.setdefault(scope, {})
-        live = tuple(event_data(event, 1) for event in self.fleet.documents[scope].values())
         news: list[EventNews] = []
-        words = list(pulse_words(agent.relay, replace(pulse, live=live), histories))
-        for key, word in words:
-            news += self._merge(scope, agent.relay, key, word, now)
+        for key, word in list(pulse_words(agent.relay, pulse, histories)):
+            history, found = apply_report(
+                histories.get(key),
+                agent.relay,
+                word,
+                sent.sent_at,
+                max(now, sent.sent_at),
+                lambda _: False,
+            )
+            if history is not None:
+                histories[key] = history
+            if found is not None:
+                news.append(_to_record(scope, key, found, now))
         await self.store.transact(
             lambda tx: self.recorder.record_news(tx, news, now), fail_open=True
         )
+        self.fleet.recorded_at[scope] = self.fleet.clock.monotonic()
         self.port.on_heard(scope, agent.relay)
-
-    def _merge(
-        self,
-        scope: str,
-        relay: str,
-        key: str,
-        word: Word,
-        now: datetime,
-    ) -> list[EventNews]:
-        seen, histories = self.fleet.azure_now(), self.histories[scope]
-        history, found = apply_report(
-            histories.get(key), relay, word, seen, max(now, seen), lambda _: False
-        )
-        if history is not None:
-            histories[key] = history
-        return [] if found is None else [_to_record(scope, key, found, now)]
 
     # --- what is on disk
 
@@ -444,10 +470,14 @@ class Hub:
             ).fetchall()
 
     async def settle(self) -> None:
-        """Wait until the gate and the intake wait: longer than all their steps take."""
-        for _ in range(12):
-            await self.store.read(lambda _: None)
-            for _ in range(10):
+        """Wait until the gate and the intake wait for the clock or for a message."""
+        ready = asyncio.get_running_loop()._ready  # type: ignore[attr-defined]  # noqa: SLF001
+        quiet = 0
+        while quiet < 6:  # one piece of work in the store can follow from another
+            await self.store.read(lambda _: None)  # the work that they gave the store is done
+            quiet += 1
+            while ready:
+                quiet = 0
                 await asyncio.sleep(0)
 
     async def advance(self, seconds: float, *, step: float = 0.25) -> None:
@@ -478,7 +508,7 @@ async def running_hub(path: Path, fleet: Fleet, earlier: Hub | None = None) -> A
             )
         )
         hub = Hub(path, fleet, store, earlier)
-        task = asyncio.create_task(hub.run())
+        hub.task = task = asyncio.create_task(hub.run())
         try:
             yield hub
             if task.done():

@@ -54,8 +54,11 @@ def unused_exchange() -> str:
     return f"fleet.test.{next(_exchanges)}"
 
 
-def define_users(broker: Broker, exchange: str) -> None:
-    """Make the users: the hub's, and that of the agents with no more than its rights."""
+def define_users(broker: Broker, exchange: str, *, with_exchanges: bool = True) -> None:
+    """Make the users: the hub's, and that of the agents with no more than its rights.
+
+    Without its exchanges nobody has rights on topics: RabbitMQ 4.3 takes none on what is missing.
+    """
     name = exchange.replace(".", r"\.")
     everything = {"vhost": "/", "configure": ".*", "write": ".*", "read": ".*"}
     kinds = r"((event|relay)\.[a-z-]+\.[a-z0-9_-]+|vote|start|pulse)"
@@ -77,24 +80,33 @@ def define_users(broker: Broker, exchange: str) -> None:
                     "read": rf"^({name}\.commands|amq\.gen-.*)$",
                 },
             ],
-            "topic_permissions": [
+            "exchanges": [
                 {
                     "vhost": "/",
-                    "user": AGENT_USER,
-                    "exchange": f"{exchange}.fleet",
-                    "write": rf"^{kinds}\.{scopes}\.[a-z0-9_-]+$",
-                    "read": "^$",
-                },
-                {
-                    "vhost": "/",
-                    "user": AGENT_USER,
-                    "exchange": f"{exchange}.commands",
-                    "write": "^$",
-                    "read": rf"^(to\.{scopes}\.[a-z0-9_-]+|scope\.{scopes})$",
-                },
+                    "name": f"{exchange}.{part}",
+                    "type": "topic",
+                    "durable": True,
+                    "auto_delete": False,
+                    "internal": False,
+                    "arguments": {},
+                }
+                for part in ("fleet", "commands")
+                if with_exchanges
             ],
         }
     )
+    if with_exchanges:
+        agent = {"vhost": "/", "user": AGENT_USER}
+        heard = rf"^(to\.{scopes}\.[a-z0-9_-]+|scope\.{scopes})$"
+        said = rf"^{kinds}\.{scopes}\.[a-z0-9_-]+$"
+        broker.define(
+            {
+                "topic_permissions": [
+                    {**agent, "exchange": f"{exchange}.fleet", "write": said, "read": "^$"},
+                    {**agent, "exchange": f"{exchange}.commands", "write": "^$", "read": heard},
+                ]
+            }
+        )
 
 
 def agent_document(broker: Broker, exchange: str, **more: Any) -> dict[str, Any]:

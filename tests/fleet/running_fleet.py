@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import aio_pika
 import aiohttp
+from pamqp.commands import Basic
 
 from relay.app import RunningRelay, start_relay
 from relay.clock import SystemClock
 from relay.config import Config
+from relay.fleet.hub.roster import Roster
 from relay.fleet.hub.source import FleetSource
+from relay.fleet.topology import fleet_exchange, report_queue
 from relay.simulator import VM, Setup, Simulator
 from tests.fleet.hub_side import AGENT_USER, HUB_USER, define_users, unused_exchange
-from tests.journey.relay_process import KEY, SECRET, Inbox, eventually, inbox
+from tests.journey.relay_process import KEY, Inbox, eventually, inbox, webhook
 from tests.rabbitmq import Broker
+from tests.raw_amqp import RawChannel
+
+DOMAINS = ({"user": AGENT_USER, "scopes": ["vmss-a-*"]},)
+"""The trust domains of the hub, unless a test names others."""
 
 
 @dataclass(slots=True)
@@ -31,9 +39,14 @@ class RunningFleet:
     inbox: Inbox
     azures: dict[str, Simulator] = field(default_factory=dict)
     agents: dict[tuple[str, str], AsyncExitStack] = field(default_factory=dict)
+    relays: dict[tuple[str, str], RunningRelay] = field(default_factory=dict)
+    """The running agents."""
     hub: RunningRelay | None = None
     hub_stack: AsyncExitStack = field(default_factory=AsyncExitStack)
     hub_settings: Mapping[str, Any] = field(default_factory=dict)
+    domains: Sequence[Mapping[str, Any]] = DOMAINS
+    interval: str = "500ms"
+    """Between two polls of an agent."""
 
     @property
     def running_hub(self) -> RunningRelay:
@@ -41,26 +54,40 @@ class RunningFleet:
         assert self.hub is not None
         return self.hub
 
+    @property
+    def roster(self) -> Roster:
+        """The agents that the hub knows."""
+        roster = self.running_hub.relay.roster
+        assert roster is not None
+        return roster
+
     async def start_hub(self) -> RunningRelay:
         """Start the hub on the state file that it had before."""
-        config = Config.model_validate(
+        config = self.hub_config(self.directory / "hub.db")
+        self.hub_stack = AsyncExitStack()
+        self.hub = await self.hub_stack.enter_async_context(start_relay(config, SystemClock()))
+        return self.hub
+
+    def hub_config(self, state_file: Path) -> Config:
+        """Return the configuration of the hub, with a state file."""
+        return Config.model_validate(
             {
                 "relay": "hub-0",
                 "fleet": {
                     "role": "hub",
                     "url": self.broker.amqp_url(HUB_USER),
                     "exchange": self.exchange,
-                    "domains": [{"user": AGENT_USER, "scopes": ["vmss-a-*"]}],
+                    "domains": list(self.domains),
                 },
-                "store": {"path": str(self.directory / "hub.db")},
+                "store": {"path": str(state_file)},
                 "sinks": [
+                    webhook(self.inbox.url, "box"),
                     {
-                        "kind": "webhook",
-                        "name": "box",
-                        "url": self.inbox.url,
-                        "allow_http": True,
-                        "secrets": [SECRET],
-                    }
+                        "kind": "rabbitmq",
+                        "name": "bus",
+                        "url": self.broker.amqp_url(HUB_USER),
+                        "exchange": self.exchange,
+                    },
                 ],
                 "api": {
                     "listen": "127.0.0.1:0",
@@ -71,9 +98,6 @@ class RunningFleet:
                 **self.hub_settings,
             }
         )
-        self.hub_stack = AsyncExitStack()
-        self.hub = await self.hub_stack.enter_async_context(start_relay(config, SystemClock()))
-        return self.hub
 
     async def stop_hub(self) -> None:
         """Stop the hub in order."""
@@ -82,27 +106,60 @@ class RunningFleet:
 
     async def start_agent(self, scope: str, relay: str) -> RunningRelay:
         """Start the agent of a VM on the state file that it had before."""
-        config = Config.model_validate(
-            {
-                "scope": scope,
-                "relay": relay,
-                "fleet": {
-                    "role": "agent",
-                    "url": self.broker.amqp_url(AGENT_USER),
-                    "exchange": self.exchange,
-                },
-                "source": {"url": self.azures[scope].urls[relay], "interval": "500ms"},
-                "store": {"path": str(self.directory / f"{scope}-{relay}.db")},
-                "api": {"listen": "127.0.0.1:0", "socket": str(self._socket(scope, relay))},
-            }
-        )
+        config = Config.model_validate(self.agent_document(scope, relay))
         stack = AsyncExitStack()
         agent = await stack.enter_async_context(start_relay(config, SystemClock()))
         self.agents[scope, relay] = stack
+        self.relays[scope, relay] = agent
         return agent
+
+    def agent_document(self, scope: str, relay: str) -> dict[str, Any]:
+        """Return the YAML document of an agent."""
+        return {
+            "scope": scope,
+            "relay": relay,
+            "fleet": {
+                "role": "agent",
+                "url": self.broker.amqp_url(AGENT_USER),
+                "exchange": self.exchange,
+            },
+            "source": {"url": self.azures[scope].urls[relay], "interval": self.interval},
+            "store": {"path": str(self.directory / f"{scope}-{relay}.db")},
+            "api": {"listen": "127.0.0.1:0", "socket": str(self._socket(scope, relay))},
+        }
+
+    async def start_plain_relay(
+        self, stack: AsyncExitStack, scope: str, vm: str, url: str, *, store: str = "plain.db"
+    ) -> RunningRelay:
+        """Start a relay without a fleet on a VM; it tells a webhook."""
+        config = Config.model_validate(
+            {
+                "scope": scope,
+                "relay": vm,
+                "source": {"url": self.azures[scope].urls[vm], "interval": "500ms"},
+                "store": {"path": str(self.directory / store)},
+                "sinks": [webhook(url)],
+                "approvals": {"enabled": False},
+                "api": {"listen": "127.0.0.1:0"},
+            }
+        )
+        return await stack.enter_async_context(start_relay(config, SystemClock()))
+
+    async def wait_until_reported(self) -> None:
+        """Wait until every agent has told the hub what it knows, and the hub has read it."""
+        agents = [agent.relay.store for agent in self.relays.values()]
+
+        async def is_reported() -> bool:
+            for store in agents:
+                if await store.read(lambda tx: tx.deliveries.waiting("hub")):
+                    return False
+            return await self.count_waiting(report_queue(self.exchange)) == 0
+
+        await eventually(is_reported, every=0.2, what="all reports")
 
     async def stop_agent(self, scope: str, relay: str) -> None:
         """Stop the agent of a VM in order."""
+        del self.relays[scope, relay]
         await self.agents.pop((scope, relay)).aclose()
 
     async def wait_until_connected(self) -> None:
@@ -115,9 +172,9 @@ class RunningFleet:
         """Wait until the hub has a pulse of every agent, and every agent hears the hub."""
 
         def is_heard() -> bool:
-            roster = self.running_hub.relay.roster
-            assert roster is not None
-            heard = {(agent.scope, agent.relay) for agent in roster if agent.last_pulse is not None}
+            heard = {
+                (agent.scope, agent.relay) for agent in self.roster if agent.last_pulse is not None
+            }
             return heard >= set(self.agents)
 
         await eventually(is_heard, what="a pulse of each agent")
@@ -167,6 +224,34 @@ class RunningFleet:
         ):
             return answer.status, await answer.json(content_type=None)
 
+    async def publish(
+        self,
+        key: str,
+        body: bytes,
+        *,
+        user: str = AGENT_USER,
+        exchange: str | None = None,
+        **more: Any,
+    ) -> None:
+        """Publish bytes to the fleet exchange as a user. Raises RefusedError."""
+        header = Basic.Properties(
+            **{"message_id": "m", "user_id": user, "content_type": "application/json", **more}
+        )
+        async with RawChannel(self.broker.amqp_url(user)) as channel:
+            name = fleet_exchange(self.exchange) if exchange is None else exchange
+            await channel.publish(name, key, body, header)
+
+    async def count_waiting(self, queue: str) -> int:
+        """Return how many messages wait in a queue."""
+        connection = await aio_pika.connect(self.broker.amqp_url())
+        async with connection, connection.channel() as channel:
+            declared = await channel.declare_queue(queue, passive=True)
+            return declared.declaration_result.message_count or 0
+
+    async def count_dead(self) -> int:
+        """Return how many messages were dead-lettered."""
+        return await self.count_waiting(f"{self.exchange}.dead")
+
     def told(self, event_id: str) -> list[str]:
         """Return the types of what the webhook got about an EventId, each once, in order."""
         return self.inbox.types_of(event_id)
@@ -179,25 +264,38 @@ async def running_fleet(
     scopes: Mapping[str, Sequence[str]],
     *,
     hub: Mapping[str, Any] | None = None,
+    domains: Sequence[Mapping[str, Any]] = DOMAINS,
+    setup: Setup | None = None,
+    without_agents: Collection[str] = (),
+    interval: str = "500ms",
 ) -> AsyncIterator[RunningFleet]:
     """Run a hub, and an agent for each VM of each scope.
 
-    ``hub`` holds further sections of the hub's configuration.
+    ``hub`` holds further sections of the hub's configuration. ``setup`` says how each simulated
+    Azure behaves; its VMs are replaced. ``without_agents`` names VMs that get no agent.
     """
     await asyncio.to_thread(broker.start)
     exchange = unused_exchange()
     await asyncio.to_thread(define_users, broker, exchange)
     async with AsyncExitStack() as stack:
         box = await stack.enter_async_context(inbox())
-        fleet = RunningFleet(broker, exchange, directory, box, hub_settings=hub or {})
+        fleet = RunningFleet(
+            broker,
+            exchange,
+            directory,
+            box,
+            hub_settings=hub or {},
+            domains=domains,
+            interval=interval,
+        )
         for scope, vms in scopes.items():
-            setup = Setup(vms=tuple(map(VM, vms)))
-            fleet.azures[scope] = await stack.enter_async_context(Simulator(setup))
+            azure = Simulator(replace(setup or Setup(), vms=tuple(map(VM, vms))))
+            fleet.azures[scope] = await stack.enter_async_context(azure)
         try:
             await fleet.start_hub()
             await fleet.wait_until_connected()
             for scope, vms in scopes.items():
-                for vm in vms:
+                for vm in (vm for vm in vms if vm not in without_agents):
                     await fleet.start_agent(scope, vm)
             await fleet.wait_until_heard()
             yield fleet

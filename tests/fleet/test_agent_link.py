@@ -109,7 +109,7 @@ async def linked(
 async def published(link: AgentLink, *, times: int = 1) -> None:
     """Publish an event until the broker has it."""
     for number in range(times):
-        event = cloudevent(id=f"{number:032x}", scope=SCOPE, relay="vm-0")
+        event = cloudevent(id=f"{number:032x}", source=f"imds://{SCOPE}", scope=SCOPE, relay="vm-0")
 
         async def is_published(event: CloudEvent = event) -> bool:
             try:
@@ -200,7 +200,7 @@ async def test_an_agent_waits_for_the_exchanges_and_says_so(
     monkeypatch.setattr(link_module, "LISTEN_RETRY_DELAY", 0.1)
     exchange = unused_exchange()
     await asyncio.to_thread(own_broker.start)
-    await asyncio.to_thread(define_users, own_broker, exchange)
+    await asyncio.to_thread(define_users, own_broker, exchange, with_exchanges=False)
     async with linked(own_broker, exchange) as (link, handler):
         assert fleet_exchange(exchange) in (await failure_of(link, "the hub makes it")).reason
         await eventually(lambda: command_exchange(exchange) in caplog.text)

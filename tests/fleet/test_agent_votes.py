@@ -106,7 +106,7 @@ async def test_a_refusal_of_the_hub_is_the_answer_with_its_reason(running: Rig) 
     assert set(problem) == {"type", "title", "status", "detail", "revision"}
 
 
-@pytest.mark.parametrize(("status", "expected"), [(200, 502), (302, 502), (499, 502), (503, 503)])
+@pytest.mark.parametrize(("status", "expected"), [(200, 503), (302, 503), (499, 503), (502, 502)])
 async def test_an_answer_that_is_neither_recorded_nor_refused_is_an_error(
     running: Rig, status: int, expected: int
 ) -> None:

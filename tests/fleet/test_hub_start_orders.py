@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from relay.errors import SourceUnavailable
+from relay.fleet.hub.start_orders import OrderPort
 from relay.fleet.messages import StartResult
 from relay.fleet.routing import Sender
+from relay.outbox import Grant
 from tests.approvals.manual_clock import ManualClock
-from tests.fleet.fleet_of_orders import Fleet, Hub, build_result, running_hub, user_event
+from tests.fleet.fleet_of_orders import HUB, Fleet, Hub, build_result, running_hub, user_event
 
 EVENT = user_event()
 
@@ -66,6 +71,45 @@ async def test_an_agent_that_the_event_names_is_the_last_choice(tmp_path: Path) 
         assert [sent.agent for sent in hub.fleet.orders] == ["vm-a"]
 
 
+async def test_agents_that_the_event_does_not_name_are_asked_whether_they_show_it(
+    tmp_path: Path,
+) -> None:
+    """Most agents leave it to the one that the event names to report it."""
+    async with hub_with(tmp_path, "a/vm-9", *(f"a/vm-{letter}" for letter in "abcd")) as hub:
+        hub.fleet.azure_says("a", EVENT)  # about vm-9
+        hub.fleet.send_pulse(hub.fleet.agent("a/vm-9"))
+        await hub.settle()
+        assert [relay for _, relay in hub.fleet.pulse_requests] == ["vm-a", "vm-b", "vm-c"]
+        assert [post.agent for post in hub.fleet.posts] == ["vm-a"]
+
+
+async def test_if_nobody_else_answers_the_agent_that_the_event_names_gets_the_order(
+    tmp_path: Path,
+) -> None:
+    async with hub_with(tmp_path, "a/vm-9", "a/vm-a") as hub:
+        hub.fleet.agent("a/vm-a").is_silent = True
+        await show_event(hub)
+        await hub.advance(1.25)
+        assert hub.fleet.orders == []
+        await hub.advance(0.5)
+        assert [post.agent for post in hub.fleet.posts] == ["vm-9"]
+
+
+async def test_an_answer_of_the_agent_that_the_event_names_does_not_end_the_look_for_others(
+    tmp_path: Path,
+) -> None:
+    async with hub_with(tmp_path, "a/vm-9", "a/vm-a") as hub:
+        named, other = hub.fleet.agent("a/vm-9"), hub.fleet.agent("a/vm-a")
+        other.is_silent = True
+        await show_event(hub)
+        hub.fleet.send_pulse(named)
+        await hub.advance(0.75)
+        assert hub.fleet.orders == []
+        other.is_silent = False
+        await hub.advance(0.25)  # it is asked again
+        assert [post.agent for post in hub.fleet.posts] == ["vm-a"]
+
+
 async def test_the_log_tells_of_each_order_and_its_result(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -96,6 +140,37 @@ async def test_a_returned_order_goes_to_the_next_agent_at_once(tmp_path: Path) -
         assert hub.event_names() == ["startrequest.accepted"]
         assert hub.fleet.clock.monotonic() == began
         assert hub.fleet.pulse_requests == []
+
+
+async def test_an_agent_that_an_order_did_not_reach_gets_the_next_when_it_is_heard_again(
+    tmp_path: Path,
+) -> None:
+    async with hub_with(tmp_path, "a/vm-1") as hub:
+        agent = hub.fleet.agent("a/vm-1")
+        agent.is_bound = False
+        await show_event(hub)
+        await hub.advance(30, step=0.5)
+        assert len(hub.claim_notes()) == 1, "the grant waits"
+        agent.is_bound = True
+        await hub.advance(10, step=0.5)
+        assert hub.fleet.orders == []
+        hub.fleet.send_pulse(agent)
+        await hub.advance(9, step=0.5)
+        assert hub.event_names() == ["startrequest.accepted"]
+
+
+async def test_after_two_agents_that_send_nothing_the_third_gets_the_order_after_a_pause(
+    tmp_path: Path,
+) -> None:
+    """The reason is another than the agents, such as the clock of the hub."""
+    async with hub_with(tmp_path, "a/vm-1", "a/vm-2", "a/vm-3") as hub:
+        for agent in hub.fleet.agents.values():
+            agent.mode = "stale"
+        await show_event(hub)
+        await hub.advance(0.75)
+        assert [sent.agent for sent in hub.fleet.orders] == ["vm-1", "vm-2"]
+        await hub.advance(0.5)
+        assert [sent.agent for sent in hub.fleet.orders] == ["vm-1", "vm-2", "vm-3"]
 
 
 async def test_a_refusal_of_imds_is_final(tmp_path: Path) -> None:
@@ -231,6 +306,25 @@ async def test_what_an_agent_said_before_it_was_asked_is_not_fresh(tmp_path: Pat
         assert len(hub.fleet.orders) == 1
 
 
+async def test_a_word_that_is_not_followed_by_an_order_is_soon_not_fresh_any_more(
+    tmp_path: Path,
+) -> None:
+    async with hub_with(tmp_path, "a/vm-1") as hub:
+        agent = hub.fleet.agent("a/vm-1")
+        hub.fleet.status = 503
+        await show_event(hub)
+        hub.fleet.publish = "down"
+        await hub.advance(1.25)
+        hub.fleet.send_pulse(agent)  # while the hub waits for one, but cannot send an order
+        await hub.advance(6)
+        agent.is_silent, hub.fleet.publish = True, "works"
+        await hub.advance(20, step=0.5)
+        assert len(hub.fleet.orders) == 1
+        agent.is_silent = False
+        await hub.advance(20, step=0.5)
+        assert len(hub.fleet.orders) > 1
+
+
 async def test_at_most_three_agents_are_asked(tmp_path: Path) -> None:
     async with hub_with(tmp_path, *(f"a/vm-{number}" for number in range(1, 7))) as hub:
         hub.fleet.status = 503
@@ -304,7 +398,9 @@ async def test_only_the_agent_that_got_the_order_can_answer_it(
         await hub.settle()
         assert hub.event_names() == []
         assert hub.port.orders.ignored == {"other-agent": 3}
-        assert caplog.text.count("was ignored (other-agent)") == 2, "it is logged once for each"
+        assert caplog.text.count("that order went to another relay") == 2, (
+            "it is logged once for each"
+        )
 
 
 async def test_a_second_answer_changes_nothing(tmp_path: Path) -> None:
@@ -325,7 +421,7 @@ async def test_results_of_unknown_orders_are_counted_and_logged_once(
             )
             hub.port.on_result(Sender("a", "vm-1", "user-a"), result)
         assert hub.port.orders.ignored == {"unknown": 500}
-    assert caplog.text.count("was ignored (unknown)") == 1
+    assert caplog.text.count("the hub knows no such order") == 1
 
 
 # --- after a restart
@@ -375,6 +471,40 @@ async def test_after_a_restart_a_new_grant_for_the_event_waits_for_the_order_of_
         assert len(fleet.orders) == 1
         await hub.advance(1)
         assert hub.event_names() == ["startrequest.failed", "startrequest.accepted"]
+
+
+async def test_a_grant_whose_claim_is_not_in_the_journal_waits_as_long_after_a_restart(
+    tmp_path: Path,
+) -> None:
+    async with hub_with(tmp_path, "a/vm-1") as hub:
+        (grant,) = await wait_for_grant(hub)
+        port = OrderPort(hub.store, hub.roster, hub.fleet, HUB, hub.fleet.clock, hub.agents_showing)
+        hub.fleet.agent("a/vm-1").is_silent = True
+        read = asyncio.create_task(port.read_fresh("a", [replace(grant, attempts=1)]))
+        await hub.advance(7.75)
+        assert hub.fleet.pulse_requests == []
+        await hub.advance(0.5)
+        assert hub.fleet.pulse_requests == [("a", "vm-1")]
+        await hub.advance(5)
+        with pytest.raises(SourceUnavailable):
+            await read
+
+
+async def test_no_order_is_sent_while_the_state_file_cannot_be_read(tmp_path: Path) -> None:
+    async with hub_with(tmp_path, "a/vm-1") as hub:
+        grants = await wait_for_grant(hub)
+        await hub.store.close()
+        with pytest.raises(SourceUnavailable, match="state file"):
+            await hub.port.read_fresh("a", grants)
+        hub.task.cancel()
+
+
+async def wait_for_grant(hub: Hub) -> list[Grant]:
+    """Let the event be granted while nobody can carry out an order; then everybody can."""
+    await show_event_while_silent(hub)
+    for agent in hub.fleet.agents.values():
+        agent.clock_offset = 0.0
+    return await hub.store.read(lambda tx: tx.decisions.open_grants())
 
 
 # --- scopes

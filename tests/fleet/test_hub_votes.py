@@ -16,7 +16,7 @@ from relay.fleet.hub.votes import RIGHTS, USER_BURST
 from relay.fleet.messages import VoteMessage, parse_message
 from relay.fleet.routing import Sender
 from relay.rate_limits import CALLER_BURST
-from tests.fleet.voting_hub import HUB, ONE, OPS, A, B, VotingHub, reboot, rules, voting_hub
+from tests.fleet.voting_hub import EACH, HUB, ONE, OPS, A, B, VotingHub, reboot, rules, voting_hub
 
 
 @pytest.fixture
@@ -148,7 +148,8 @@ async def test_a_rule_that_asks_others_takes_no_vote_of_a_machine(tmp_path: Path
 async def test_missing_voters_are_shown_as_patterns_over_the_scope_of_the_event(
     tmp_path: Path,
 ) -> None:
-    voters = ["client:ops", f"vm:{B}/*", "vm:vmss-*/*", f"vm:{A}/vmss_0", f"vm:{A}/vmss_1"]
+    voters = ["client:ops", f"vm:{B}/*", "vm:vmss-*/*"]
+    voters += [f"vm:{A}/vmss_{number}" for number in (0, 1, 9)] + [f"vm:{B}/vmss_1"]
     async with voting_hub(tmp_path, rules({"each_resource": True, "from": voters})) as hub:
         event = reboot("vmss_0", "vmss_1")
         await hub.observe(A, event)
@@ -250,7 +251,7 @@ async def test_the_order_of_the_fields_makes_no_other_body(hub: VotingHub) -> No
     first = await hub.vote("vmss_0", event, reason="drained")
     body = {"reason": "drained", "revision": event.revision, "decision": "approve"}
     vote = VoteMessage(request_id="one", user="local:app", body=body | {"eventId": "E-1"})
-    assert await hub.votes.decide(Sender(A, "vmss_0", "vmss"), vote) == first
+    assert await hub.answer(Sender(A, "vmss_0", "vmss"), vote) == first
 
 
 async def test_an_id_with_another_body_is_refused(hub: VotingHub) -> None:
@@ -298,6 +299,23 @@ async def test_a_machine_holds_an_event_that_names_it_and_releases_its_own_hold(
         answer = await hub.vote("vmss_1", event, "release", request_id="two")
         assert answer.body["state"] == "granted"
         assert await hub.wait_until_started(1) == [(A, "E-1")]
+
+
+async def test_even_machines_of_one_person_do_not_release_the_holds_of_each_other(
+    tmp_path: Path,
+) -> None:
+    people = {"fleet": ["vm:vmss-a-*/*", "client:ops"]}
+    async with voting_hub(tmp_path, rules(EACH, people=people)) as hub:
+        event = reboot("vmss_0", "vmss_1")
+        await hub.observe(A, event)
+        await hub.vote("vmss_0", event, "hold")
+        await hub.vote("vmss_1", event, "hold")
+        assert (await hub.vote("vmss_0", event, "release", request_id="two")).status == 202
+        assert (await hub.vote("vmss_0", event, "release", request_id="three")).status == 403
+        (hold,) = (await hub.status(event)).active_holds
+        assert hold.principal == f"vm:{A}/vmss_1"
+        assert (await hub.decide_as(OPS, event, "release")).status == 202
+        assert (await hub.status(event)).active_holds == ()
 
 
 async def test_a_machine_cannot_hold_an_event_that_does_not_name_it(hub: VotingHub) -> None:
@@ -384,14 +402,38 @@ async def test_a_machine_over_its_rate_gets_429_and_delays_no_other(hub: VotingH
     for number in range(CALLER_BURST):
         await hub.vote("vmss_0", event, request_id=f"{number}", revision="of yesterday")
     recorded = len(hub.recorded("approval.refused"))
-    for number in range(500):
+    for number in range(CALLER_BURST):
         answer = await hub.vote("vmss_0", event, request_id=f"more-{number}")
-        assert (answer.status, list(answer.body)) == (429, ["detail"])
+        assert (answer.status, dict(answer.body)) == (
+            429,
+            {"detail": f"too many votes of vm:{A}/vmss_0: wait, and try again"},
+        )
     assert len(hub.recorded("approval.refused")) == recorded
     assert hub.recorded("approval.recorded") == []
     assert (await hub.vote("vmss_1", event)).status == 202
     hub.clock.advance(1)
     assert (await hub.vote("vmss_0", event, request_id="later")).status == 202
+
+
+async def test_a_flood_gets_no_answer_in_the_end_and_then_one_a_second(hub: VotingHub) -> None:
+    """An answer is a confirmed message: a flood of them would delay the other machines."""
+    event = reboot("vmss_0", "vmss_1")
+    await hub.observe(A, event)
+    body = {"eventId": "E-1", "decision": "approve", "revision": event.revision}
+    vote = VoteMessage(request_id="one", user="local:root", body=body)
+    flooding, quiet = Sender(A, "vmss_0", "vmss"), Sender(A, "vmss_1", "vmss")
+
+    async def flood(count: int) -> list[int | None]:
+        answers = [await hub.answer(flooding, vote) for _ in range(count)]
+        return [None if answer is None else answer.status for answer in answers]
+
+    statuses = await flood(3 * CALLER_BURST)
+    assert statuses == [202] * CALLER_BURST + [429] * CALLER_BURST + [None] * CALLER_BURST
+    answer = await hub.answer(quiet, vote)
+    assert answer is not None
+    assert answer.status == 202
+    hub.clock.advance(1)
+    assert (await flood(20))[10:] == [429] + [None] * 9
 
 
 async def test_a_user_that_makes_up_relays_is_limited_too_and_delays_no_other_user(
@@ -401,11 +443,27 @@ async def test_a_user_that_makes_up_relays_is_limited_too_and_delays_no_other_us
     await hub.observe(A, event)
     statuses = [
         (await hub.vote(f"made-up-{number}", event, decision="none")).status
-        for number in range(USER_BURST + 100)
+        for number in range(USER_BURST + CALLER_BURST - 1)
     ]
-    assert statuses == [422] * USER_BURST + [429] * 100
-    assert (await hub.vote("vmss_0", event)).status == 429
+    assert statuses == [422] * USER_BURST + [429] * (CALLER_BURST - 1)
+    answer = await hub.vote("vmss_0", event)
+    assert (answer.status, answer.body["detail"]) == (
+        429,
+        "too many votes of user vmss: wait, and try again",
+    )
     assert (await hub.vote("vmss_0", event, user="another")).status == 202
+
+
+async def test_a_machine_does_not_pay_for_what_its_user_has_no_more(hub: VotingHub) -> None:
+    event = reboot("vmss_0", "vmss_1")
+    await hub.observe(A, event)
+    for number in range(USER_BURST):
+        await hub.vote(f"made-up-{number}", event, decision="none")
+    for _ in range(CALLER_BURST - 1):
+        assert (await hub.vote("vmss_0", event)).status == 429
+    hub.clock.advance(0.1)  # enough for one vote of a machine, or for five of a user
+    answers = [(await hub.vote("vmss_0", event)).status for _ in range(3)]
+    assert answers == [202, 202, 202]
 
 
 async def test_a_machine_over_its_rate_takes_nothing_from_the_machines_of_its_user(
@@ -413,8 +471,9 @@ async def test_a_machine_over_its_rate_takes_nothing_from_the_machines_of_its_us
 ) -> None:
     event = reboot("vmss_0", "vmss_1")
     await hub.observe(A, event)
-    for _ in range(USER_BURST + 100):
-        await hub.vote("vmss_0", event, decision="none")
+    vote = VoteMessage(request_id="one", user="local:root", body={"decision": "none"})
+    answers = [await hub.answer(Sender(A, "vmss_0", "vmss"), vote) for _ in range(USER_BURST + 100)]
+    assert answers[-1] is None
     assert (await hub.vote("vmss_1", event)).status == 202
 
 
@@ -441,7 +500,8 @@ async def test_a_vote_that_travelled_is_the_vote_that_was_sent(hub: VotingHub) -
     sent = vote.to_event(Origin(A, "VMSS_0"), hub.clock.now())
     received = parse_message(sent.body)
     assert isinstance(received, VoteMessage)
-    answer = await hub.votes.decide(Sender(A, "vmss_0", "vmss"), received)
+    answer = await hub.answer(Sender(A, "vmss_0", "vmss"), received)
+    assert answer is not None
     travelled = parse_message(answer.to_event(HUB, hub.clock.now()).body)
     assert travelled == answer
     assert answer.status == 202

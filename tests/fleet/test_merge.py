@@ -242,6 +242,15 @@ def test_a_state_that_somebody_saw_later_than_another_is_not_replaced_by_that() 
     assert hub.hear("c", B, 55.1, now=62) == Changed(B, at(55.1))
 
 
+def test_a_state_that_came_too_late_is_told_when_the_agent_still_sees_it() -> None:
+    hub = Hub()
+    hub.hear("a", A, 60)
+    assert hub.hear("b", B, 0, now=61) is None, "the clock of b seems to be right"
+    assert hub.hear("b", B, 5, now=66, seen=64) == Changed(B, at(64))
+    assert hub.hear("a", A, 70) is None
+    assert hub.hear("b", B, 15, now=76, seen=75) is None
+
+
 def test_a_state_that_only_a_lost_agent_saw_gives_way_to_what_the_others_see() -> None:
     hub = Hub()
     for agent in "ab":
@@ -309,7 +318,8 @@ def test_an_end_that_nobody_reported_is_told_when_the_event_is_not_started_any_m
     hub.hear("a", STARTED, 0)
     hub.silent = "a"
     assert hub.hear("b", A, 150) is None
-    assert hub.hear("b", A, 151) == Ended(rebooted=False, gap=True, seen=at(0))
+    assert hub.hear("b", A, 151) == Ended(rebooted=False, gap=True, seen=at(151))
+    assert hub.hear("a", STARTED, 150) is None
     assert hub.hear("b", A, 152) == Appeared(A, at(152))
 
 
@@ -370,6 +380,7 @@ def test_an_event_does_not_end_while_an_agent_says_again_that_it_is_there() -> N
     assert hub.wait_until(100) is None
     for minute in range(1, 5):
         hub.hear("a", GONE, 60.0 * minute)
+        assert not hub.known.is_ending, "b has shown the event within 150 s"
         hub.hear("b", A, 60.0 * minute + 1)
         assert hub.wait_until(60.0 * minute + 50) is None
     hub.hear("b", GONE, 299)  # c said nothing again
@@ -472,6 +483,11 @@ def test_an_event_ends_when_the_last_agent_that_showed_it_is_forgotten() -> None
     assert hub.forget("b", DAY + 300) is None
 
 
+def test_an_event_whose_last_words_were_lost_does_not_end_when_any_agent_is_forgotten() -> None:
+    hub = Hub(restore_history([(A, at(0))], {}))
+    assert hub.forget("a", DAY) is None
+
+
 # --- events that return
 
 
@@ -540,6 +556,24 @@ def test_an_agent_that_is_behind_does_not_end_a_return() -> None:
     assert hub.hear("c", GONE, 14, now=23) is None
     assert not hub.known.is_ending
     assert hub.states == ["A", "ended", "A"]
+
+
+def test_what_an_agent_said_of_an_earlier_occurrence_makes_no_return_and_no_end() -> None:
+    hub = Hub()
+    for agent in "abc":
+        hub.hear(agent, A, 0)
+    for agent in "abc":
+        hub.hear(agent, GONE, 10)
+    hub.hear("a", A, 20)
+    hub.hear("c", A, 21)
+    hub.hear("c", GONE, 30)
+    hub.hear("a", A, 31)
+    assert hub.hear("b", GONE, 11, now=32) is None
+    assert not hub.known.is_ending
+    hub.hear("a", GONE, 40)
+    assert hub.states == ["A", "ended", "A", "ended"]
+    assert hub.hear("b", A, 39, now=41) is None
+    assert hub.states == ["A", "ended", "A", "ended"]
 
 
 def test_an_agent_that_repeats_an_old_word_joins_a_return_when_that_cannot_be_the_past() -> None:
@@ -661,6 +695,8 @@ def test_after_a_restart_the_hub_waits_again_for_those_that_show_the_event() -> 
     hub.hear("a", GONE, 5)
     hub.history = restart_wait(hub.known, at(3600))
     assert hub.wait_until(3609) is None
+    alone = replace(hub)
+    assert alone.wait_until(3610) == Ended(rebooted=False, gap=False, seen=at(5))
     hub.hear("b", A, 3609)
     assert hub.wait_until(3610) is None
     hub.hear("a", GONE, 3611)

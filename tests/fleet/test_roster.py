@@ -76,6 +76,9 @@ def test_a_pulse_says_who_an_agent_is_and_a_report_only_that_it_is_there() -> No
     agent = roster.note_report(sender("web_1"), "WEB_1", at(9))
     assert (agent.last_report, agent.last_pulse, agent.vm_id) == (at(9), NOON, "b1c8")
     assert roster.agents_of(SCOPE) == [agent]
+    moved = Sender(scope=SCOPE, relay="web_1", user="other-user")
+    agent = roster.note_report(moved, "Web_1", at(10))
+    assert (agent.user, agent.name, agent.first_heard) == ("other-user", "Web_1", NOON)
 
 
 def test_agents_with_equal_names_in_two_scopes_are_two_agents() -> None:
@@ -107,6 +110,17 @@ def test_silence_counts_only_while_the_hub_listens() -> None:
     assert roster.is_silent(agent, at(10_151))
     roster.stop_listening()
     assert not roster.is_silent(agent, at(10_151))
+
+
+def test_a_hub_listens_while_it_is_connected_and_its_process_runs() -> None:
+    roster = Roster()
+    assert not roster.listens(at(0))
+    roster.listen(at(0))
+    assert roster.listens(at(60))
+    assert not roster.listens(at(60.001))
+    assert not roster.listens(at(-1))
+    roster.stop_listening()
+    assert not roster.listens(at(0))
 
 
 def test_a_hub_that_stood_still_knows_nothing_about_silence() -> None:

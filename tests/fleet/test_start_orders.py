@@ -405,23 +405,33 @@ async def test_a_flood_of_orders_is_dropped(
 
 
 async def test_results_are_remembered_up_to_a_bound(tmp_path: Path) -> None:
-    async with rig(tmp_path) as running:
-        order = running.order(vm_id="another")  # answered without a read
+    async with rig(tmp_path, is_old=False) as running:
+        order = running.order()  # answered without a read, as the agent has just started
         for first in range(0, MAX_RESULTS + MAX_WAITING, MAX_WAITING):
             for attempt in range(first, first + MAX_WAITING):
-                running.orders.take(running.order(vm_id="another", attempt=attempt))
+                running.orders.take(running.order(attempt=attempt))
             await eventually(lambda last=first + MAX_WAITING: len(running.results) >= last)
         remembered = cast("dict[object, object]", running.orders._results)  # noqa: SLF001  # nothing else shows it
         assert len(remembered) == MAX_RESULTS
         assert (await running.carry_out(order)).result == "stale"
 
 
-async def test_an_order_for_another_vm_sends_nothing(tmp_path: Path) -> None:
-    """Two names of relays can be the same word of a routing key."""
+async def test_an_order_for_another_vm_is_neither_carried_out_nor_answered(tmp_path: Path) -> None:
+    """Two names of relays can be the same word of a routing key. The other VM answers."""
     async with rig(tmp_path) as running:
-        assert (await running.carry_out(vm_id="another")).result == "stale"
-        assert running.imds.posts == []
+        running.orders.take(running.order(vm_id="another"))
         assert (await running.carry_out(vm_id=VM_ID)).result == "accepted"
+        assert len(running.imds.posts) == 1
+        assert len(running.results) == 1
+
+
+async def test_an_order_from_another_history_of_the_hub_is_another_order(tmp_path: Path) -> None:
+    """The number of the grant is the same, because the state file of the hub was replaced."""
+    async with rig(tmp_path) as running:
+        order = running.order()
+        changed = replace(order, revision="of another state", journalhead="1:" + "0" * 64)
+        assert (await running.carry_out(changed)).result == "changed"
+        assert (await running.carry_out(order)).result == "accepted"
 
 
 async def test_an_agent_that_has_just_started_carries_out_nothing(tmp_path: Path) -> None:
@@ -432,6 +442,21 @@ async def test_an_agent_that_has_just_started_carries_out_nothing(tmp_path: Path
         assert "started" in (result.reason or "")
         running.clock.monotonic_ahead += MAX_LIFETIME
         assert (await running.carry_out()).result == "accepted"
+
+
+async def test_orders_that_are_not_begun_when_the_agent_stops_send_nothing(tmp_path: Path) -> None:
+    async with rig(tmp_path) as running:
+        running.imds.start_answer = Answer(b"", pause=0.5)
+        first, second = running.order(), running.order()
+        running.orders.take(first)
+        await eventually(lambda: bool(running.imds.posts))
+        running.orders.take(second)
+        await running.orders.stop(60.0)
+        assert [(each.grant, each.result) for each in running.results] == [
+            (first.grant, "accepted"),
+            (second.grant, "stale"),
+        ]
+        assert len(running.imds.posts) == 1
 
 
 # --- results

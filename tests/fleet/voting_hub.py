@@ -100,7 +100,19 @@ class VotingHub:
         fields = {"eventId": event.event_id, "decision": decision, "revision": event.revision}
         body = {name: value for name, value in (fields | changes).items() if value is not None}
         vote = VoteMessage(request_id=request_id, user="local:root", body=body)
-        return await self.votes.decide(Sender(sender_scope, relay, user), vote)
+        answer = await self.answer(Sender(sender_scope, relay, user), vote)
+        assert answer is not None, "the vote was dropped"
+        return answer
+
+    async def answer(self, sender: Sender, vote: VoteMessage) -> VoteAnswer | None:
+        """Return the answer to a vote as the hub sends it; None: it sends none."""
+        match self.votes.admit(sender, vote):
+            case "drop":
+                return None
+            case "decide":
+                return await self.votes.decide(sender, vote)
+            case refusal:
+                return refusal
 
     async def decide_as(
         self, caller: Caller, event: ScheduledEvent, decision: Any = "approve", **changes: Any

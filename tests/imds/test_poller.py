@@ -361,6 +361,43 @@ async def test_a_read_that_began_before_the_question_is_not_fresh(tmp_path: Path
         assert await running.names() == ["event.scheduled"]
 
 
+async def test_a_fresh_read_gives_the_document_and_its_time_even_if_nothing_changed(
+    tmp_path: Path,
+) -> None:
+    clock = ManualClock()
+    answer = Answer(SCHEDULED, headers={"Date": "Sat, 11 Apr 2026 12:00:02 GMT"})
+    async with run_server(answer) as server, rig(tmp_path, server.url, clock) as running:
+        await running.resting()
+        clock.advance(4)
+        read = await running.poller.read_dated()
+        assert len(server.requests) == 2
+        assert [event.event_status for event in read.document.events] == ["Scheduled"]
+        assert read.document is running.poller.last_document
+        assert read.date == NOON + timedelta(seconds=2)
+        assert (read.asked_at, read.asked_monotonic) == (NOON + timedelta(seconds=4), 1004.0)
+
+
+async def test_whoever_asks_when_the_poller_stops_is_told_so(tmp_path: Path) -> None:
+    clock = ManualClock()
+    answers = [Answer(NOTHING), Answer(NOTHING, then="hang", raw=b"")]
+
+    def script(_: object) -> Answer:
+        return answers.pop(0) if len(answers) > 1 else answers[0]
+
+    async with run_server(script) as server:
+        async with rig(tmp_path, server.url, clock) as running:
+            await running.resting()
+            asked = asyncio.create_task(running.poller.read_fresh())
+            await wait_until(lambda: len(server.requests) == 2)
+            late = asyncio.create_task(running.poller.read_fresh())
+            await asyncio.sleep(0)
+        for task in (asked, late):
+            with pytest.raises(SourceError, match="stops"):
+                await asyncio.wait_for(task, 60)
+        with pytest.raises(SourceError, match="stops"):
+            await running.poller.read_fresh()
+
+
 async def test_whoever_asks_is_told_why_it_could_not_be_read(tmp_path: Path) -> None:
     async with simulated(tmp_path, interval="10s") as (running, sim):
         sim.add_fault(Fault(status=503))

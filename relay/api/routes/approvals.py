@@ -16,6 +16,7 @@ from relay.api.schema.route import Call, Parameter, Route
 from relay.approvals.admission import HOLD_NOTICE
 from relay.approvals.decision_handler import DecidedElsewhere
 from relay.approvals.request import DecisionAnswer, DecisionBody, DecisionKind
+from relay.events.catalog import LimitWait
 from relay.outbox import Mode
 from relay.validation import RequestBody
 
@@ -55,12 +56,14 @@ class DecisionRecorded(TypedDict):
     approvalId: str
     eventId: str
     decision: DecisionKind
-    state: Literal["granted", "pending", "held", "released"]
+    state: Literal["granted", "waiting", "pending", "held", "released"]
     votes: int
     required: int
     rule: str | None
     notice: NotRequired[str]
     """Only of a hold after an earlier StartRequest, which Azure may have accepted."""
+    waitingFor: NotRequired[list[LimitWait]]
+    """The limits that alone keep this relay from starting the event."""
 
 
 class ApprovalModeRequest(RequestBody):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Literal, TypeVar, cast
 
 import orjson
@@ -20,7 +21,7 @@ from relay.approvals.admission import UNKNOWN_EVENT, Refusal, ambiguous_event
 from relay.approvals.refusals import aggregate_refusals
 from relay.approvals.request import DecisionKind
 from relay.approvals.status import ApprovalState, approval_summary
-from relay.events.catalog import EventData
+from relay.events.catalog import EventData, LimitWait
 from relay.events.timestamps import format_rfc3339
 from relay.outbox import TrackedEvent
 from relay.outbox.rows import PageLimit
@@ -39,6 +40,8 @@ class ApprovalSummary(TypedDict):
     missing: int
     closes: str | None
     """RFC 3339: when voting closes."""
+    waitingFor: list[LimitWait]
+    """The limits that alone keep this relay from starting the event."""
 
 
 class EventSummary(EventData):
@@ -163,11 +166,12 @@ def problem_of_refusal(refusal: Refusal) -> Problem:
 
 async def _list_events(call: Call) -> EventPage:
     query: _PageOfScope = call.parameters
+    now = call.relay.clock.now()
 
     def read(tx: Transaction) -> EventPage:
         page, has_more = tx.snapshot.page(query.cursor, PageLimit(PAGE_SIZE), scope=query.scope)
         return EventPage(
-            items=[_event_summary(tx, call, row) for row in page],
+            items=[_event_summary(tx, call, row, now) for row in page],
             next=str(page[-1].id) if has_more else None,
         )
 
@@ -188,8 +192,10 @@ async def _show_event(call: Call) -> EventDetails:
     return details
 
 
-def _event_summary(tx: Transaction, call: Call, occurrence: TrackedEvent) -> EventSummary:
-    status = call.relay.gate.engine.status(tx, occurrence, call.relay.clock.now())
+def _event_summary(
+    tx: Transaction, call: Call, occurrence: TrackedEvent, now: datetime
+) -> EventSummary:
+    status = call.relay.gate.engine.status(tx, occurrence, now)
     return EventSummary(
         **cast("EventData", occurrence.data),
         scope=occurrence.scope,
@@ -210,7 +216,7 @@ def _event_details(
     )
     bodies = aggregate_refusals([(row.kind, row.body) for row in reversed(rows)])
     return EventDetails(
-        **_event_summary(tx, call, occurrence),
+        **_event_summary(tx, call, occurrence, call.relay.clock.now()),
         # The stored JSON is sent unchanged.
         history=[cast("CloudEventDocument", orjson.Fragment(body)) for body in bodies],
         votes=[

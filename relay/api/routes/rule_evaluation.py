@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
+from typing import cast
 
 from typing_extensions import TypedDict
 
 from relay.api.routes.events import SCOPE, parse_scope, read_event
 from relay.api.schema.route import Call, Route
 from relay.approvals.admission import hold_notice
+from relay.approvals.limits import LIMIT_NOTICE
 from relay.approvals.rules import Rule
 from relay.approvals.status import ApprovalState, ApprovalStatus, approval_state
 from relay.approvals.transitions import grant_expires_at
+from relay.events.catalog import LimitWait
 from relay.events.timestamps import format_rfc3339
 from relay.outbox import Decision, Mode, TrackedEvent
 from relay.outbox.transaction import Transaction
@@ -51,7 +54,7 @@ class ApprovalEvaluation(TypedDict):
     required: int
     missing: int
     mayVote: list[str]
-    """The principals whose votes would count towards the missing votes."""
+    """The principals, or patterns over machines, whose votes would count."""
     uncoveredResources: list[str]
     """The machines that no counted vote covers."""
     closes: str | None
@@ -61,6 +64,9 @@ class ApprovalEvaluation(TypedDict):
     holdMeans: str
     lapses: str | None
     """RFC 3339: when the grant expires if no StartRequest is sent."""
+    waitingFor: list[LimitWait]
+    """The limits that alone keep this relay from starting the event."""
+    limitMeans: str
 
 
 async def _find_evaluation(call: Call) -> ApprovalEvaluation:
@@ -95,6 +101,8 @@ def _evaluate(tx: Transaction, call: Call, occurrence: TrackedEvent) -> Approval
         holds=_in_force(status.active_holds, status),
         holdMeans=hold_notice(status),
         lapses=_format_time(grant_expires_at(grant, status) if grant is not None else None),
+        waitingFor=[cast("LimitWait", wait.to_json()) for wait in status.waiting_for],
+        limitMeans=LIMIT_NOTICE,
     )
 
 

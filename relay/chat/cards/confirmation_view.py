@@ -10,6 +10,7 @@ from itertools import takewhile
 from typing import Any
 
 from relay.approvals.admission import HOLD_NOTICE, authorize
+from relay.approvals.limits import LIMIT_NOTICE
 from relay.approvals.request import Caller, DecisionKind, DecisionRequest, Rights
 from relay.approvals.status import ApprovalStatus
 from relay.chat.cards.card import Text
@@ -131,6 +132,8 @@ def _outcome_text(decision: DecisionKind, state: str, votes: str) -> str:
     match decision, state:
         case "approve", "granted":
             return f"It is approved, with {votes}. It may begin within seconds."
+        case "approve", "waiting":
+            return f"It is approved, with {votes}, and waits for a limit; {LIMIT_NOTICE}."
         case "approve", "held":
             return (
                 "Your vote is recorded, and waits while the event is held "
@@ -148,6 +151,11 @@ def _outcome_text(decision: DecisionKind, state: str, votes: str) -> str:
         case _, "granted":
             return (
                 f"The hold is released, and it is approved: it may begin within seconds. {notice}"
+            )
+        case _, "waiting":
+            return (
+                "The hold is released, and it is approved and waits for a limit; "
+                f"{LIMIT_NOTICE}. {notice}"
             )
         case _, "pending":
             return f"The hold is released, and it waits for votes: {votes}. {notice}"

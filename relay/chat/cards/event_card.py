@@ -22,11 +22,14 @@ from relay.chat.cards.wording import (
     join_names,
     outcome_text,
     proceeds_notice,
+    waits_text,
 )
 from relay.outbox import Decision
 
 _TIME_TO_FAIL_GRANT = timedelta(seconds=1)
 """The gate fails an expired grant a moment after its end."""
+_TIME_TO_FREE_SLOT = timedelta(seconds=1)
+"""The gate gives a slot that is free to another event a moment later."""
 _SOURCES = {"platform": "Azure itself", "user": "a user of the subscription"}
 _STATE_NOTES = {
     "granted": "It is approved: the StartRequest is about to be sent.",
@@ -65,6 +68,9 @@ def _times_shown(status: ApprovalStatus) -> Iterator[datetime | None]:
         yield status.not_before
     for decision in status.decisions:
         yield status.expires_at(decision)
+    for wait in status.waiting_for:
+        if wait.until is not None:
+            yield wait.until + _TIME_TO_FREE_SLOT
     for grant in status.grants:
         expires_at = grant_expires_at(grant, status)
         if expires_at is not None:
@@ -204,4 +210,6 @@ def _note_texts(status: ApprovalStatus) -> Iterator[Text]:
     note = _STATE_NOTES.get(approval_state(status))
     if note is not None:
         yield (note,)
+    if status.waiting_for:
+        yield waits_text(status)
     yield from proceeds_notice([status])

@@ -67,6 +67,9 @@ def event_line(status: ApprovalStatus) -> Text:
         text += (", not before ", status.not_before)
     if status.active_holds:
         text += (", held",)
+    elif status.is_open and status.waiting_for:
+        limits = join_names([wait.limit for wait in status.waiting_for])
+        text += (f", waits for limit {limits}",)
     elif status.is_approved:
         text += (", approved",)
     elif status.votes_required:
@@ -95,7 +98,8 @@ def _summary_text(statuses: Sequence[ApprovalStatus]) -> Text:
     counts = {
         "waiting for votes": sum(_waits_for_votes(status) for status in statuses),
         "held": sum(bool(status.active_holds) for status in open_statuses),
-        "approved": sum(status.is_approved for status in open_statuses),
+        "waiting for a limit": sum(bool(status.waiting_for) for status in open_statuses),
+        "approved": sum(status.is_approved and not status.waiting_for for status in open_statuses),
         "under way": sum(
             status.occurrence.live and status.occurrence.event.is_started for status in statuses
         ),

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from relay.approvals.limits import LIMIT_NOTICE
 from relay.approvals.status import ApprovalStatus
 from relay.chat.cards.card import PrincipalRef, Text
 from relay.chat.cards.wording import UNNAMED_MACHINES, join_names, outcome_text, sentence
@@ -103,7 +104,7 @@ def _event_sentence(name: str, data: Mapping[str, Any]) -> Text:
             return _decision_sentence(name, data)
         case "approval.voided":
             reason = _VOID_REASONS.get(data["why"], data["why"])
-            return (f"The votes count no more: {reason}.",)
+            return (f"The votes count no more: {reason}{_waits(data, 'waitedFor')}.",)
         case "startrequest.accepted":
             return ("Azure accepted the StartRequest.",)
         case "startrequest.failed":
@@ -135,4 +136,15 @@ def _decision_sentence(name: str, data: Mapping[str, Any]) -> Text:
     count = f", {votes}" if data["decision"] == "approve" and data["required"] else ""
     reason = f" (“{data['reason']}”)" if data["reason"] else ""
     notice = f" {sentence(data['notice'])}" if "notice" in data else ""
-    return (principal, f" {_DECISIONS[data['decision']]}{count}{reason}.{notice}{dry_run}")
+    waits = f" It is approved{_waits(data, 'waitingFor')}." if "waitingFor" in data else ""
+    return (principal, f" {_DECISIONS[data['decision']]}{count}{reason}.{waits}{notice}{dry_run}")
+
+
+def _waits(data: Mapping[str, Any], field: str) -> str:
+    """Return for which limits an event waits, or waited, as the end of a sentence."""
+    limits = join_names([wait["limit"] for wait in data.get(field, ())])
+    if not limits:
+        return ""
+    if field == "waitedFor":
+        return f", while the event waited for limit {limits}"
+    return f", and waits for limit {limits}; {LIMIT_NOTICE}"

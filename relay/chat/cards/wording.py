@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from relay.approvals.admission import hold_notice
+from relay.approvals.limits import LIMIT_NOTICE, describe_waits
 from relay.approvals.status import ApprovalStatus
 from relay.chat.cards.card import Text, Tone
 
@@ -54,7 +55,8 @@ def event_tone(status: ApprovalStatus) -> Tone:
         return "running"
     if status.active_holds:
         return "held"
-    return "approved" if status.is_approved else "waiting"
+    is_waiting = status.waiting_for and not status.is_claimed
+    return "approved" if status.is_approved and not is_waiting else "waiting"
 
 
 def outcome_text(outcome: str | None) -> str:
@@ -88,8 +90,20 @@ def proceeds_notice(statuses: Iterable[ApprovalStatus]) -> Iterator[Text]:
     held = [status for status in open_statuses if status.active_holds]
     if held:
         yield from dict.fromkeys((sentence(hold_notice(status)),) for status in held)
-    elif any(status.not_before is not None for status in open_statuses):
+    if any(status.waiting_for for status in open_statuses):
+        yield (sentence(LIMIT_NOTICE),)
+    elif not held and any(status.not_before is not None for status in open_statuses):
         yield ("Azure proceeds at NotBefore regardless.",)
+
+
+def waits_text(status: ApprovalStatus) -> Text:
+    """Return for which limits an event waits, and until when if time alone frees a slot."""
+    text: Text = (sentence(describe_waits(status.waiting_for)).removesuffix("."),)
+    ends = [wait.until for wait in status.waiting_for]
+    known = [end for end in ends if end is not None]
+    return (
+        (*text, ", until ", max(known), ".") if known and len(known) == len(ends) else (*text, ".")
+    )
 
 
 def sentence(text: str) -> str:

@@ -108,10 +108,10 @@ class Agent(CommandHandler):
             group.create_task(self._orders.run(), name="agent: orders")
             group.create_task(self._affirm_disputed(), name="agent: disputed events")
 
-    async def wait_until_idle(self, within: float) -> None:
-        """Return when no order is being carried out, or after ``within`` seconds."""
+    async def stop_orders(self, within: float) -> None:
+        """Begin no more orders. Return when no order is left, or after ``within`` seconds."""
         if self._orders is not None:
-            await self._orders.wait_until_idle(within)
+            await self._orders.stop(within)
 
     # --- messages of the hub
 

@@ -4,7 +4,9 @@ Of all agents, one at a time has an order for an event, because no agent sends a
 deadline of its order. So this module rather sends nothing than too late. It judges the deadline by
 the clock of IMDS, which it reads with the document. From then on it takes the longer of two times
 that have passed: by the monotonic clock, which can stop while the VM is frozen, and by the wall
-clock, which can be set.
+clock, which can be set. Only a freeze during which both stand still, between the read and the
+StartRequest, is not seen. It is as long as the StartRequest waits for its place in the budget of
+calls, a second at most.
 """
 
 from __future__ import annotations
@@ -90,6 +92,9 @@ class StartRequestSender(Protocol):
         """
 
 
+_OrderKey = tuple[int, int, str, str, str | None]
+
+
 @dataclass(frozen=True, slots=True)
 class _ReceivedOrder:
     """An order, and the clocks of this VM when it came."""
@@ -99,9 +104,14 @@ class _ReceivedOrder:
     monotonic: float
 
     @property
-    def key(self) -> tuple[int, int]:
-        """What a repeated order has in common with the first."""
-        return self.order.grant, self.order.attempt
+    def key(self) -> _OrderKey:
+        """What a repeated order has in common with the first.
+
+        A hub whose state file was replaced counts its grants from 1 again. Its order is about
+        another event, or from another place in the journal.
+        """
+        order = self.order
+        return order.grant, order.attempt, order.event_id, order.revision, order.journalhead
 
 
 class StartOrders:
@@ -126,13 +136,21 @@ class StartOrders:
         self._started = clock.monotonic()
         self._waiting: deque[_ReceivedOrder] = deque()
         self._current: _ReceivedOrder | None = None
-        self._results: dict[tuple[int, int], StartResult] = {}  # the oldest first
+        self._is_stopping = False
+        self._results: dict[_OrderKey, StartResult] = {}  # the oldest first
         self._unsent: deque[StartResult] = deque(maxlen=MAX_UNSENT)
         self._order_came = asyncio.Event()
         self._result_came = asyncio.Event()
 
     def take(self, order: StartOrder) -> None:
-        """Carry out an order of the hub. A repeated order gets the same result again."""
+        """Carry out an order of the hub. A repeated order gets the same result again.
+
+        An order for another VM gets none: that VM answers. Two names of relays can be the same word
+        of a routing key, and the hub could not tell the results apart.
+        """
+        if order.vm_id is not None and order.vm_id != self._vm_id:
+            _log.warning("fleet: an order of the hub is for VM %s, which this is not", order.vm_id)
+            return
         received = _ReceivedOrder(order, self._clock.now(), self._clock.monotonic())
         if received.key in self._results:
             self._send(self._results[received.key])
@@ -152,15 +170,16 @@ class StartOrders:
             group.create_task(self._carry_out_all(), name="agent: start orders")
             group.create_task(self._send_all(), name="agent: results")
 
-    async def wait_until_idle(self, within: float) -> None:
-        """Return when no order is being carried out, or after ``within`` seconds.
-
-        Orders that wait are not begun any more.
-        """
-        self._waiting.clear()
+    async def stop(self, within: float) -> None:
+        """Begin no more orders. Return when no order is left, or after ``within`` seconds."""
+        self._is_stopping = True
         deadline = self._clock.monotonic() + within
-        while (self._current or self._unsent) and self._clock.monotonic() < deadline:
+        while self._is_busy and self._clock.monotonic() < deadline:
             await self._clock.sleep(IDLE_CHECK_INTERVAL)
+
+    @property
+    def _is_busy(self) -> bool:
+        return bool(self._waiting or self._current or self._unsent)
 
     # --- orders
 
@@ -244,9 +263,8 @@ class StartOrders:
 
     def _blocking_reason(self, received: _ReceivedOrder) -> str | None:
         """Return why an order is refused unread; None if it is not."""
-        order = received.order
-        if order.vm_id is not None and order.vm_id != self._vm_id:
-            return f"the order is for the VM {order.vm_id}, which this is not"
+        if self._is_stopping:
+            return "the agent is being stopped"
         if received.monotonic - self._started < RESTART_PAUSE:
             return f"the agent has started less than {RESTART_PAUSE:g} s ago"
         if self._seconds_of_life(received) <= 0:

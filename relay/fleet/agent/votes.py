@@ -86,7 +86,7 @@ def _read_answer(answer: VoteAnswer) -> DecisionAnswer:
         if name in _ANSWER_MEMBERS and isinstance(value, str)
     }
     return DecisionAnswer(
-        answer.status if is_refusal else HTTPStatus.BAD_GATEWAY,
+        answer.status if is_refusal else HTTPStatus.SERVICE_UNAVAILABLE,
         {"detail": "the hub gave no reason", **members},
     )
 

@@ -7,13 +7,13 @@ import logging
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, NoReturn, Protocol
+from typing import Any, Literal, NoReturn, Protocol
 
 from aiormq.abc import DeliveredMessage
 
 from relay.amqp.approval_message import UnusableMessage
 from relay.clock import Clock
-from relay.errors import DeliveryError
+from relay.errors import DeliveryError, StoreUnavailable
 from relay.events.build import Origin, ReportRelayEvent
 from relay.events.cloudevent import CloudEvent
 from relay.events.model import ScheduledEvent
@@ -62,6 +62,9 @@ class StartResultHandler(Protocol):
 
 class VoteHandler(Protocol):
     """Who decides the votes of machines."""
+
+    def admit(self, sender: Sender, vote: VoteMessage) -> VoteAnswer | Literal["decide", "drop"]:
+        """Return what to do with a vote: decide it, drop it, or answer this."""
 
     async def decide(self, sender: Sender, vote: VoteMessage) -> VoteAnswer:
         """Decide a vote; return the answer for the local program."""
@@ -119,7 +122,9 @@ class Hub:
             clock,
             self._histories,
             freshness=self._freshness,
+            listens=self._is_listening,
             on_change=self._states.request,
+            on_ended=self._on_ended,
         )
         self._exchange = fleet_exchange(settings.exchange)
         self._domains = settings.domains
@@ -144,12 +149,24 @@ class Hub:
         """The agents. `load` replaces it."""
         return self._keeper.roster
 
+    def _is_listening(self, now: datetime) -> bool:
+        return self.roster.listens(now)
+
     def _freshness(self, scope: str, now: datetime) -> IsFresh:
         return self.roster.may_speak(scope, now)
 
-    def attach(self, results: StartResultHandler, votes: VoteHandler) -> None:
-        """From now on results and votes can be handled."""
+    def attach(
+        self,
+        results: StartResultHandler,
+        votes: VoteHandler,
+        on_agents_changed: Callable[[], None],
+    ) -> None:
+        """From now on results and votes can be handled.
+
+        ``on_agents_changed`` is called a few seconds after agents came or went.
+        """
         self._results, self._votes = results, votes
+        self._keeper.on_agents_changed = on_agents_changed
 
     def agents_showing(self, scope: str, event_key: str) -> frozenset[str] | None:
         """Return the agents that see the current state of an event; None if it is not known."""
@@ -204,17 +221,18 @@ class Hub:
     ) -> None:
         """Merge and record what agents report. Hand on votes and results."""
         reports: list[_Report] = []
+        votes: list[tuple[int, Sender, VoteMessage]] = []
         for message in messages:
             tag = message.delivery_tag or 0
             read = self._read(message)
             if read is None:
-                await settlements.reject(tag)
+                settlements.reject(tag)
                 continue
             sender, received = read
             if isinstance(received.content, CloudEvent):
                 reports.append(_Report(tag, sender, received, received.content))
             elif isinstance(received.content, VoteMessage):
-                await self._start_vote(sender, received.content, tag, settlements)
+                votes.append((tag, sender, received.content))
             else:
                 if isinstance(received.content, StartResult) and self._results is not None:
                     self._results.on_result(sender, received.content)
@@ -222,16 +240,15 @@ class Hub:
         if reports:
             await self._merge_reports(reports)
             self._settle(reports, settlements)
+        for tag, sender, vote in votes:  # the event that it is about is recorded now
+            await self._start_vote(sender, vote, tag, settlements)
 
     async def _merge_reports(self, reports: Sequence[_Report]) -> None:
         about_relays = [report.event for report in reports if report.is_about_relay]
         heard = [self._hear_report(report) for report in reports if not report.is_about_relay]
         await self._merger.take(heard, about_relays)
         for report in reports:
-            if self._results is not None:
-                self._results.on_heard(report.sender.scope, report.sender.relay)
-            if report.event.name == "event.ended":
-                await self._forget_terminated(report.sender.scope, report.event)
+            self._on_recorded_word(report.sender.scope, report.sender.relay)
 
     def _settle(self, reports: Sequence[_Report], settlements: Settlements) -> None:
         """Acknowledge what is on disk. The rest stays in the queue until it is."""
@@ -241,14 +258,19 @@ class Hub:
             else:
                 self._unsaved.append((settlements, report.tag))
 
-    async def _forget_terminated(self, scope: str, ended: CloudEvent) -> None:
+    def _on_ended(self, name: EventName) -> None:
+        self._spawn(self._forget_terminated(name), "hub: terminated agents")
+
+    async def _forget_terminated(self, name: EventName) -> None:
         """Forget the agents whose VMs Azure has deleted. One that is heard again comes back."""
-        event = ScheduledEvent.from_fields(ended.data)
-        if ended.data["outcome"] != "completed":
-            return
-        history = self._histories.of_scope(scope).get(event.key)
-        if history is not None and history.ended_at is not None:
-            for agent in self.roster.terminated(scope, event):
+        scope, event_id = name
+        key = _KEYS.key(scope, event_id)
+        try:
+            ended = await self._store.read(lambda tx: tx.snapshot.find(key))
+        except StoreUnavailable:
+            return  # the agents are forgotten after they were silent for long
+        if ended is not None and ended.outcome == "completed":
+            for agent in self.roster.terminated(scope, ended.event):
                 await self.forget(agent)
 
     async def take_pulses(self, messages: Sequence[DeliveredMessage]) -> None:
@@ -267,12 +289,16 @@ class Hub:
             self._keeper.note_changed(agent)
             senders.append(sender)
             heard += self._hear_pulse(sender, received, received.content)
-        if heard:
-            doubtful = await self._merger.take(heard, only_quiet=True)
-            self._put_off(doubtful)
+        doubtful = await self._merger.take(heard, only_quiet=True) if heard else []
+        self._put_off(doubtful)
+        put_off = {(word.name[0], word.relay) for word in doubtful}
+        for sender in senders:
+            if (sender.scope, sender.relay) not in put_off:
+                self._on_recorded_word(sender.scope, sender.relay)
+
+    def _on_recorded_word(self, scope: str, relay: str) -> None:
         if self._results is not None:
-            for sender in senders:
-                self._results.on_heard(sender.scope, sender.relay)
+            self._results.on_heard(scope, relay)
 
     def _hear_pulse(
         self, sender: Sender, received: ReceivedMessage, pulse: Pulse
@@ -319,6 +345,8 @@ class Hub:
                 continue
             words = [word for agent in due for word in self._doubtful.pop(agent).words.values()]
             await self._merger.take(words)
+            for agent in due:
+                self._on_recorded_word(*agent)
 
     def _read(self, message: DeliveredMessage) -> tuple[Sender, ReceivedMessage] | None:
         """Return a message and who sent it; None if it is unusable."""
@@ -383,7 +411,7 @@ class Hub:
         for settlements, tag in unsaved:
             settlements.acknowledge(tag)
         for settlements in {settlements for settlements, _ in unsaved}:
-            self._spawn(settlements.flush(), "hub: acknowledge")
+            settlements.flush()
 
     # --- votes
 
@@ -391,18 +419,41 @@ class Hub:
         self, sender: Sender, vote: VoteMessage, tag: int, settlements: Settlements
     ) -> None:
         """Decide a vote beside the next messages. It is acknowledged once it is decided."""
+        if self._votes is None:
+            return
+        admitted = self._votes.admit(sender, vote)
+        if admitted == "drop":
+            settlements.acknowledge(tag)
+            return
+        refusal = None if admitted == "decide" else admitted
         await self._vote_slots.acquire()
-        self._spawn(self._decide(sender, vote, tag, settlements), "hub: vote")
+        answering = self._answer(self._votes, sender, vote, refusal, tag, settlements)
+        self._spawn(answering, "hub: vote")
 
-    async def _decide(
-        self, sender: Sender, vote: VoteMessage, tag: int, settlements: Settlements
+    async def _answer(
+        self,
+        votes: VoteHandler,
+        sender: Sender,
+        vote: VoteMessage,
+        refusal: VoteAnswer | None,
+        tag: int,
+        settlements: Settlements,
     ) -> None:
         try:
-            if self._votes is None:
-                return
-            answer = await self._votes.decide(sender, vote)
+            answer = refusal or await votes.decide(sender, vote)
+        except Exception:  # noqa: BLE001  # one vote must not stop the hub
+            _log.exception("internal error: a vote was dead-lettered")
+            settlements.reject(tag)
+            return
+        else:
             settlements.acknowledge(tag)
-            await settlements.flush()
+            settlements.flush()
+            await self._send_answer(sender, answer)
+        finally:
+            self._vote_slots.release()
+
+    async def _send_answer(self, sender: Sender, answer: VoteAnswer) -> None:
+        try:
             await self.link.send(
                 command_key(sender.scope, sender.relay),
                 answer.to_event(self._origin, self._clock.now()),
@@ -414,8 +465,6 @@ class Hub:
                 sender.scope,
                 error.reason,
             )
-        finally:
-            self._vote_slots.release()
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         if self._tasks is None:

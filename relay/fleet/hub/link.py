@@ -7,7 +7,6 @@ the same. Only the broker and the parts in `hub` decide what a message means.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Sequence
 from typing import NoReturn, Protocol
@@ -28,7 +27,7 @@ from relay.amqp.publish_channel import PublishChannel, is_blocked, max_part_byte
 from relay.amqp.publisher import ConfirmedPublisher
 from relay.amqp.topology import declare_topology, unknown_parts
 from relay.clock import Clock
-from relay.errors import Deferred
+from relay.errors import Deferred, DeliveryError
 from relay.events.build import Origin
 from relay.events.cloudevent import CloudEvent
 from relay.fleet.messages import MAX_BODY_BYTES
@@ -54,30 +53,37 @@ class Settlements:
     One frame acknowledges all messages up to the first that is not settled yet.
     """
 
-    def __init__(self, channel: AbstractChannel) -> None:
+    def __init__(self, connection: Connection, channel: AbstractChannel) -> None:
+        self._connection = connection
         self._channel = channel
-        self._settled: set[int] = set()
+        self._settled: dict[int, bool] = {}
+        """By delivery tag: whether the broker still waits for the acknowledgement."""
         self._next = 1  # delivery tags of a channel count up from 1
 
     def acknowledge(self, tag: int) -> None:
         """The message is on disk, or needs nothing. `flush` tells the broker."""
-        self._settled.add(tag)
+        self._settled[tag] = True
 
-    async def reject(self, tag: int) -> None:
+    def reject(self, tag: int) -> None:
         """Dead-letter a message that cannot be used."""
-        await self._channel.basic_reject(tag, requeue=False, wait=False)
-        self._settled.add(tag)
+        self._write(Basic.Reject(tag, requeue=False))
+        self._settled[tag] = False
 
-    async def flush(self) -> None:
+    def flush(self) -> None:
         """Tell the broker what is acknowledged. A channel that is closed returns its messages."""
-        end = self._next
-        while end in self._settled:
-            self._settled.remove(end)
-            end += 1
-        if end > self._next:
-            self._next = end
-            with contextlib.suppress(amqp.ChannelInvalidStateError):
-                await self._channel.basic_ack(end - 1, multiple=True, wait=False)
+        last = None
+        while self._next in self._settled:
+            if self._settled.pop(self._next):
+                last = self._next  # the broker closes the channel if this one was rejected
+            self._next += 1
+        if last is not None:
+            self._write(Basic.Ack(last, multiple=True))
+
+    def _write(self, frame: Basic.Ack | Basic.Reject) -> None:
+        # Not through aiormq, where a frame can wait for ever in the queue of a connection that is
+        # lost, and can be overtaken.
+        if _is_open(self._connection, self._channel):
+            self._connection.write(pamqp.frame.marshal(frame, self._channel.number))
 
 
 class MessageHandler(Protocol):
@@ -115,6 +121,11 @@ class HubLink:
         self._deliveries: asyncio.Queue[DeliveredMessage | Deferred] = asyncio.Queue()
         """Reports that have arrived."""
         self._state_log = LogOnce(_log)
+        self._was_connected = asyncio.Event()
+
+    async def wait_until_connected(self) -> None:
+        """Return once this hub is or was connected. So it is not a second hub of its fleet."""
+        await self._was_connected.wait()
 
     @property
     def is_connected(self) -> bool:
@@ -170,9 +181,8 @@ class HubLink:
         if self._transient is None:
             return
         connection, channel = self._transient
-        is_known = channel.connection.channels.get(channel.number) is channel
-        if connection.is_over or channel.is_closed or not is_known or is_blocked(channel):
-            return  # to publish on a channel that the broker has closed ends the connection
+        if not _is_open(connection, channel) or is_blocked(channel):
+            return
         method = Basic.Publish(exchange=self._commands, routing_key=key)
         header = content_header(event, user_id=self._user, persistent=False)
         connection.write(
@@ -188,12 +198,13 @@ class HubLink:
             topology = fleet_topology(self._settings.exchange)
             unknown = await declare_topology(connection, topology, self._settings.declare)
             publish_channel = await PublishChannel.open(connection, self._commands)
+            pulses = await self._start_pulses(connection)
         raise_if_cancelled()
         broker = host_port(connection.url)
         tasks = [
             asyncio.create_task(self._publisher.use(publish_channel, broker), name="hub: publish"),
             asyncio.create_task(self._consume_reports(connection), name="hub: reports"),
-            asyncio.create_task(self._consume_pulses(connection), name="hub: pulses"),
+            asyncio.create_task(self._consume_pulses(pulses), name="hub: pulses"),
         ]
         try:
             self._state_log.log(
@@ -224,20 +235,52 @@ class HubLink:
     async def _consume_reports(self, connection: Connection) -> NoReturn:
         queue = report_queue(self._settings.exchange)
         channel = await self._open_channel(connection)
-        settlements = Settlements(channel)
+        settlements = Settlements(connection, channel)
         self._deliveries = await _start_consuming(channel, queue, prefetch=PREFETCH)
         self._transient = connection, channel
+        self._was_connected.set()
         self._handler.on_connected()
         while True:
-            await self._handler.take_reports(await _take_batch(self._deliveries), settlements)
-            await settlements.flush()
+            await self._take_reports(await _take_batch(self._deliveries), settlements)
+            settlements.flush()
 
-    async def _consume_pulses(self, connection: Connection) -> NoReturn:
+    async def _take_reports(
+        self, batch: Sequence[DeliveredMessage], settlements: Settlements
+    ) -> None:
+        """Hand messages over. A bug must not lose more than the message that shows it.
+
+        Without this, the broker would deliver that message again and again.
+        """
+        try:
+            await self._handler.take_reports(batch, settlements)
+        except DeliveryError:
+            raise
+        except Exception:  # noqa: BLE001  # whatever it is, the other messages must pass
+            if len(batch) == 1:
+                _log.exception("internal error: a message of an agent was dead-lettered")
+                settlements.reject(batch[0].delivery_tag or 0)
+                return
+            for message in batch:
+                await self._take_reports([message], settlements)
+
+    async def _start_pulses(
+        self, connection: Connection
+    ) -> asyncio.Queue[DeliveredMessage | Deferred]:
+        """Take pulses from now on, and nobody else. So a fleet has one hub. Raises Deferred."""
         queue = pulse_queue(self._settings.exchange)
         channel = await self._open_channel(connection)
-        deliveries = await _start_consuming(channel, queue, prefetch=None)
+        return await _start_consuming(channel, queue, prefetch=None)
+
+    async def _consume_pulses(
+        self, deliveries: asyncio.Queue[DeliveredMessage | Deferred]
+    ) -> NoReturn:
         while True:
-            await self._handler.take_pulses(await _take_batch(deliveries))
+            try:
+                await self._handler.take_pulses(await _take_batch(deliveries))
+            except DeliveryError:
+                raise
+            except Exception:  # noqa: BLE001  # the next pulse says the same
+                _log.exception("internal error: pulses of agents were dropped")
             await asyncio.sleep(0)  # many pulses leave reports their turn
 
     async def _open_channel(self, connection: Connection) -> AbstractChannel:
@@ -248,12 +291,19 @@ class HubLink:
         )
 
 
+def _is_open(connection: Connection, channel: AbstractChannel) -> bool:
+    """Whether frames may be written: on a channel that is closed they end the connection."""
+    is_known = channel.connection.channels.get(channel.number) is channel
+    return is_known and not channel.is_closed and not connection.is_over
+
+
 async def _start_consuming(
     channel: AbstractChannel, queue: str, *, prefetch: int | None
 ) -> asyncio.Queue[DeliveredMessage | Deferred]:
     """Return what will arrive: messages, and an error when the channel or the queue is gone.
 
-    ``prefetch`` is None if messages need no acknowledgement. Raises Deferred.
+    ``prefetch`` is None if messages need no acknowledgement. Then the queue is for this consumer
+    alone. Raises Deferred.
     """
     deliveries: asyncio.Queue[DeliveredMessage | Deferred] = asyncio.Queue()
 
@@ -267,16 +317,24 @@ async def _start_consuming(
 
     channel.closing.add_done_callback(on_close)
     channel.on_consumer_cancel_callbacks.add(on_cancel)
+    is_exclusive = prefetch is None
     if prefetch is not None:
         await channel.basic_qos(prefetch_count=prefetch)
     try:
-        await channel.basic_consume(queue, deliveries.put, no_ack=prefetch is None)
+        await channel.basic_consume(
+            queue, deliveries.put, no_ack=is_exclusive, exclusive=is_exclusive
+        )
     except amqp.ChannelNotFoundEntity as error:
         raise Deferred(
             f"the broker has no such queue ({broker_message(error)}): "
             "make it, or set fleet.declare: true"
         ) from None
     except ChannelAccessRefused as error:
+        if "exclusive use" in broker_message(error):
+            raise Deferred(
+                f"another hub reads {queue}, and a fleet has one hub: stop one of them. "
+                "The broker frees the queue within half a minute after a lost connection"
+            ) from None
         raise Deferred(
             f"the broker refused the queue ({broker_message(error)}): "
             "give the hub's user the rights that `imds-relay fleet definitions` prints"

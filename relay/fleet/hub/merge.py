@@ -12,20 +12,20 @@ Places are indexes, because a state can return (A, B, A). A place never moves ba
 gone from its document. It is compared with the agent's own last word and place:
 
 1. A word that is older than the agent's last word is a repeat. It changes nothing.
-2. A word that equals the agent's last word is no news.
+2. A word that repeats the agent's last word is no news if the agent has its place by that word.
 3. A word that equals the last state told is no news. The agent has caught up.
 4. A state that the path holds after the agent's place is no news: the agent is catching up. So an
    agent that is behind never causes a return from B to A. An agent that moves on from B to A does.
 5. A state without Started is no news once Started was told. Started is never taken back.
 6. A state is no news if somebody saw the last state told later than the agent saw this one. An
-   agent that was cut off delivers such states.
+   agent that was cut off delivers such states. It can become news when the agent repeats it.
 7. Anything else is news. It goes to the end of the path.
 
 **Agreement in the end.** If no fresh agent shows the last state told, and an agent sees another
 state more than `MAX_LAG` after anybody saw that one, then this state is news in spite of rules 2
 and 4. So the hub agrees with the agents in the end, also if an agent reported a state that no other
 agent saw, and was lost before it reported the next. If such a state takes Started back, the end of
-the event was missed: the hub tells the end, and with the next word the return.
+the event was missed: the word counts as gone, and the next word of the agent tells the return.
 
 **The end.** The event has ended when an agent says that it is gone and
 
@@ -215,7 +215,7 @@ def apply_report(
         return _apply_gone(history, agent, word, observed_at, seen, now, fresh)
     if history.ended_at is not None and _has_returned(history, last, seen):
         return _begin(agent, word, observed_at, seen, earlier=history)
-    return _apply_live(history, agent, word, observed_at, seen, fresh)
+    return _apply_live(history, agent, word, observed_at, seen, now, fresh)
 
 
 def pulse_words(
@@ -274,7 +274,10 @@ def next_timer(history: EventHistory) -> datetime | None:
 def apply_timer(
     history: EventHistory, now: datetime, fresh: IsFresh
 ) -> tuple[EventHistory, News | None]:
-    """End the event if nobody has shown it for `END_WAIT` since an agent said that it is gone."""
+    """End the event if nobody has shown it for `END_WAIT` since an agent said that it is gone.
+
+    Only a hub that listens may call this (`Roster.listens`): agents may say what it does not hear.
+    """
     due = next_timer(history)
     if due is None or now < due:
         return history, None
@@ -385,6 +388,7 @@ def _apply_live(
     event: ScheduledEvent,
     observed_at: datetime,
     seen: datetime,
+    now: datetime,
     fresh: IsFresh,
 ) -> Merged:
     state = state_digest(event)
@@ -403,12 +407,13 @@ def _apply_live(
     shown = max([history.path[-1].seen, *(word.seen for word in showing.values())])
     is_overdue = seen > shown + MAX_LAG and not any(map(fresh, showing))
     if history.started and not event.is_started:
-        after, _ = _note_live(history, agent, state, observed_at, seen)
-        return _end(after, shown, by_words=False) if is_overdue else Merged(after, None)
-    is_own_move = last is None or last.state != state
+        if not is_overdue:
+            return _note_live(history, agent, state, observed_at, seen)
+        word = LastWord(state=None, place=0, at=observed_at, seen=seen, gap=True)
+        return _end(replace(history, words={**history.words, agent: word}), now)
     is_ahead = _find_place(history, last, state, seen) is not None
     is_overtaken = shown > seen + CLOCK_TOLERANCE
-    if not is_overdue and (not is_own_move or is_ahead or is_overtaken):
+    if not is_overdue and (is_ahead or is_overtaken):
         return _note_live(history, agent, state, observed_at, seen)
     path = (*history.path, Step(state, seen))
     history = replace(history, path=path, started=history.started or event.is_started)
@@ -440,8 +445,6 @@ def _new_place(history: EventHistory, last: LastWord | None, state: str, seen: d
     if _is_about_earlier(history, last, state, seen):
         return place
     found = _find_place(history, last, state, seen)
-    if found is None and state == history.state:
-        return len(history.path) - 1
     return place if found is None else found
 
 
@@ -453,9 +456,8 @@ def _find_place(
     For a state that the agent repeats, its own place counts, too. If the state is there several
     times, this is the first that was not over long before the agent saw it.
     """
-    if last is None or last.place == NO_PLACE:
-        first = 0
-    else:
+    first = 0
+    if last is not None and last.place != NO_PLACE:
         first = last.place if last.state == state else last.place + 1
     path = history.path
     found = [index for index in range(first, len(path)) if path[index].state == state]
@@ -515,13 +517,12 @@ def _apply_gone(
     return Merged(history, None)
 
 
-def _end(history: EventHistory, seen: datetime, *, by_words: bool = True) -> Merged:
-    """End the event at the newest word that says gone; else, or if there is none, at ``seen``."""
-    gone = [word for word in history.words.values() if by_words and word.says_gone]
+def _end(history: EventHistory, now: datetime) -> Merged:
+    gone = [word for word in history.words.values() if word.says_gone]
     news = Ended(
         rebooted=any(word.rebooted for word in gone),
         gap=all(word.gap for word in gone),
-        seen=max((word.seen for word in gone), default=seen),
+        seen=max((word.seen for word in gone), default=now),
     )
     return Merged(replace(history, ended_at=news.seen, first_gone_at=None), news)
 

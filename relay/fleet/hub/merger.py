@@ -43,6 +43,8 @@ from relay.outbox.fleet import SightingRow
 from relay.outbox.sqlite import Store
 from relay.outbox.transaction import Transaction
 
+MAX_WORDS = 1_000
+"""Words that are merged together. Their events must fit into the memory at the same time."""
 RETRY_DELAY = 1.0
 """Seconds until work is tried again that the state file refused."""
 
@@ -69,6 +71,8 @@ class _Batch:
     histories: dict[EventName, EventHistory] = field(default_factory=dict)
     news: list[EventNews] = field(default_factory=list)
     relay_events: Sequence[CloudEvent] = ()
+    forgotten: tuple[str, str] | None = None
+    """The scope and relay word of an agent that is gone for good."""
 
     def add(
         self,
@@ -103,21 +107,28 @@ class EventMerger:
         histories: Histories,
         *,
         freshness: Callable[[str, datetime], IsFresh],
+        listens: Callable[[datetime], bool],
         on_change: Callable[[str], None],
+        on_ended: Callable[[EventName], None],
     ) -> None:
         """``freshness`` returns for a scope and a time which agents are fresh.
 
-        ``on_change`` gets each scope in which something was told, or may have ended.
+        ``listens`` says whether agents can be heard now.
+        ``on_change`` gets each scope in which something was told, or may have ended. ``on_ended``
+        gets each event that has ended, once that is recorded.
         """
         self._histories = histories
         self._store = store
         self._keys = keys
         self._clock = clock
         self._freshness = freshness
+        self._listens = listens
         self._on_change = on_change
+        self._on_ended = on_ended
         self._recorder = Recorder(origin, None, None)
         self._lock = asyncio.Lock()
         self._timer_wake = asyncio.Event()
+        self._must_wait_again = False
 
     async def load(self) -> None:
         """Read the histories of the events that have not ended."""
@@ -136,6 +147,15 @@ class EventMerger:
 
         ``only_quiet``: merge only words that tell nothing new, and return the others.
         """
+        others: list[Heard] = []
+        for first in range(0, max(len(heard), 1), MAX_WORDS):
+            part = heard[first : first + MAX_WORDS]
+            others += await self._take(part, () if first else relay_events, only_quiet=only_quiet)
+        return others
+
+    async def _take(
+        self, heard: Sequence[Heard], relay_events: Sequence[CloudEvent], *, only_quiet: bool
+    ) -> list[Heard]:
         others: list[Heard] = []
         async with self._lock:
             await self._load_missing({word.name for word in heard})
@@ -161,19 +181,16 @@ class EventMerger:
     async def forget(self, scope: str, relay: str, on_forgotten: Callable[[], None]) -> None:
         """Remove an agent that is gone for good. Events that only it shows end."""
         async with self._lock:
-            now, batch = self._clock.now(), _Batch()
+            now, batch = self._clock.now(), _Batch(forgotten=(scope, relay))
             for event_id, history in self._histories.of_scope(scope).items():
                 if relay in history.words:
                     batch.add((scope, event_id), *forget_agent(history, relay, now))
             on_forgotten()
-            await self._transact(lambda tx: tx.fleet.forget_agent(scope, relay))
             await self._write(batch)
 
     def wait_again(self) -> None:
         """Let the agents that disagree about an end have their time again: nobody heard them."""
-        now = self._clock.now()
-        for name, history in list(self._histories.live()):
-            self._histories.put(name, restart_wait(history, now))
+        self._must_wait_again = True
         self._timer_wake.set()
 
     async def run(self) -> NoReturn:
@@ -181,15 +198,32 @@ class EventMerger:
         while True:
             self._timer_wake.clear()
             async with self._lock:
+                if self._must_wait_again:
+                    self._must_wait_again = False
+                    self._restart_waits(self._clock.now())
                 next_due = await self._apply_timers(self._clock.now())
             seconds = None
             if next_due is not None:
                 seconds = max(0.0, (next_due - self._clock.now()).total_seconds())
             await wait_for_event(self._timer_wake, self._clock, seconds)
 
+    def _restart_waits(self, now: datetime) -> None:
+        batch = _Batch()
+        for name, history in self._histories.live():
+            batch.add(name, restart_wait(history, now), None)
+        self._remember(batch)
+        for scope in {scope for scope, _ in self._histories.ending}:
+            self._on_change(scope)  # it asks the agents whether the event is still there
+
     async def _apply_timers(self, now: datetime) -> datetime | None:
-        """Apply the timers that are due. Return when the next is due."""
+        """Apply the timers that are due. Return when the next is due.
+
+        None is due while nobody can be heard: agents could not say that an event is still there.
+        `wait_again` follows.
+        """
         batch, due = _Batch(), []
+        if not self._listens(now):
+            return None
         for name in self._histories.ending:
             history = self._histories.get(name)
             if history is None:
@@ -207,17 +241,24 @@ class EventMerger:
     async def _write(self, batch: _Batch) -> None:
         """Store the result of a merge, then take it into the memory."""
         sightings = list(self._changed_sightings(batch))
-        if sightings or batch.news or batch.relay_events:
-            now = self._clock.now()
+        if not (sightings or batch.news or batch.relay_events or batch.forgotten):
+            self._remember(batch)
+            return
+        now = self._clock.now()
 
-            def work(tx: Transaction) -> None:
-                self._recorder.record_news(tx, batch.news, now)
-                for event in batch.relay_events:
-                    attributes = {**event.attributes, "journalhead": str(tx.head())}
-                    tx.record(CloudEvent.build(attributes, event.data), now)
-                tx.fleet.save_sightings(sightings)
+        def work(tx: Transaction) -> None:
+            self._recorder.record_news(tx, batch.news, now)
+            for event in batch.relay_events:
+                attributes = {**event.attributes, "journalhead": str(tx.head())}
+                tx.record(CloudEvent.build(attributes, event.data), now)
+            tx.fleet.save_sightings(sightings)
+            if batch.forgotten is not None:
+                tx.fleet.forget_agent(*batch.forgotten)
 
-            await self._transact(work)
+        await self._transact(work, lambda: self._remember(batch))
+
+    def _remember(self, batch: _Batch) -> None:
+        """Take the result of a merge into the memory, and say which scopes it concerns."""
         scopes = {news.scope for news in batch.news}
         for name, history in batch.histories.items():
             was_ending = name in self._histories.ending
@@ -226,6 +267,9 @@ class EventMerger:
                 scopes.add(name[0])
         for scope in scopes:
             self._on_change(scope)
+        for news in batch.news:
+            if isinstance(news.what, EventDeparture):
+                self._on_ended((news.scope, news.what.key))
         if self._histories.ending:
             self._timer_wake.set()
 
@@ -234,15 +278,30 @@ class EventMerger:
             for relay, word in changed_words(self._histories.get(name), after).items():
                 yield sighting_row(self._keys.key(*name), relay, word)
 
-    async def _transact(self, work: Callable[[Transaction], None]) -> None:
-        """Run work in the store. What agents report is told even if it cannot be written."""
-        while True:
-            try:
-                await self._store.transact(work, fail_open=True)
-            except StoreUnavailable:
+    async def _transact(
+        self, work: Callable[[Transaction], None], then: Callable[[], None]
+    ) -> None:
+        """Run work in the store, then ``then``. It is told even if it cannot be written.
+
+        A cancellation waits for the store. Otherwise the memory would lack what the state file has,
+        and messages that come again would be news.
+        """
+        cancellation: asyncio.CancelledError | None = None
+        while cancellation is None:
+            done = self._store.submit(work, fail_open=True)
+            while not done.done():
+                try:
+                    await asyncio.wait([done])
+                except asyncio.CancelledError as error:
+                    cancellation = error
+            if not isinstance(done.exception(), StoreUnavailable):
+                done.result()
+                then()
+                break
+            if cancellation is None:
                 await self._clock.sleep(RETRY_DELAY)
-            else:
-                return
+        if cancellation is not None:
+            raise cancellation
 
     async def _load_missing(self, names: set[EventName]) -> None:
         missing = self._histories.missing(names)

@@ -96,7 +96,7 @@ class Roster:
         Return True if it did not listen before: agents may have said what nobody heard. Silence
         counts from then on, and the merge has to wait once more (`merge.restart_wait`).
         """
-        listened = self._listens(now)
+        listened = self.listens(now)
         self._listened_at = now
         if listened:
             return False
@@ -104,6 +104,11 @@ class Roster:
         for agent in self:  # the clock may have been set back
             self._put(_heard_at_most(agent, now))
         return True
+
+    def listens(self, now: datetime) -> bool:
+        """Whether the hub has listened without a pause until now."""
+        before = self._listened_at
+        return before is not None and before <= now <= before + MAX_LISTEN_PAUSE
 
     def stop_listening(self) -> None:
         """Note that the hub has lost its connection."""
@@ -225,12 +230,8 @@ class Roster:
             and agent.poll_age <= MAX_POLL_AGE
         )
 
-    def _listens(self, now: datetime) -> bool:
-        before = self._listened_at
-        return before is not None and before <= now <= before + MAX_LISTEN_PAUSE
-
     def _silence(self, agent: Agent, now: datetime) -> timedelta:
-        if self._listening_since is None or not self._listens(now):
+        if self._listening_since is None or not self.listens(now):
             return timedelta(0)
         return now - max(agent.last_heard, self._listening_since)
 

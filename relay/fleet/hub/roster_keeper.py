@@ -35,6 +35,9 @@ class RosterKeeper:
         ``on_lost`` gets each agent that was silent for so long that it is to be forgotten.
         """
         self.roster = Roster()
+        self.on_agents_changed: Callable[[], None] = lambda: None
+        """Called when agents came or went."""
+        self._known_agents: frozenset[tuple[str, str]] = frozenset()
         self._origin = origin
         self._store = store
         self._clock = clock
@@ -69,6 +72,10 @@ class RosterKeeper:
             self._report_wrong_clocks(now)
             for agent in self.roster.lost(now):
                 await self._on_lost(agent)
+            known = frozenset((agent.scope, agent.relay) for agent in self.roster)
+            if known != self._known_agents:
+                self._known_agents = known
+                self.on_agents_changed()
             self.save()
 
     def save(self) -> None:
@@ -91,11 +98,16 @@ class RosterKeeper:
             )
             _log.error("%s", reason)
             self._record_about_scope("relay.silent", scope, reason, count, now)
-        for scope in sorted(self._silent_scopes - silent):
+        # A scope is not silent either if the hub hears nobody now, or has forgotten all its agents.
+        heard = {scope for scope in self._silent_scopes - silent if self._hears(scope, now)}
+        for scope in sorted(heard):
             reason = f"an agent of scope {scope} is heard of again"
             _log.info("%s", reason)
             self._record_about_scope("relay.source-recovered", scope, reason, 1, now)
-        self._silent_scopes = silent
+        self._silent_scopes = (self._silent_scopes - heard) & self.roster.scopes | silent
+
+    def _hears(self, scope: str, now: datetime) -> bool:
+        return any(self.roster.is_fresh(agent, now) for agent in self.roster.agents_of(scope))
 
     def _report_wrong_clocks(self, now: datetime) -> None:
         agents = self.roster.with_wrong_clocks(now)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -34,6 +34,11 @@ IgnoreReason: TypeAlias = Literal["unknown", "other-agent", "repeated"]
 - ``other-agent``: the order went to another agent.
 - ``repeated``: the order has a result already, or reached nobody.
 """
+_IGNORE_TEXTS: Mapping[IgnoreReason, str] = {
+    "unknown": "but the hub knows no such order",
+    "other-agent": "but that order went to another relay",
+    "repeated": "but that order has ended already",
+}
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -52,8 +57,6 @@ class SentOrder:
     was_returned: bool = False
     """Whether RabbitMQ returned it, so that it reached nobody."""
     result: StartResult | None = None
-    is_superseded: bool = False
-    """Whether an order for the same grant came after it."""
     confirmed_at: float | None = None
     """By the monotonic clock: when an agent said after it what the event is."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
@@ -65,9 +68,9 @@ class SentOrder:
         return self.result is not None and self.result.result == "accepted"
 
     @property
-    def may_have_been_executed(self) -> bool:
-        """Whether a StartRequest may have been sent for it, or the event be another by now."""
-        return not self.was_returned
+    def is_unexecuted(self) -> bool:
+        """Whether the agent says that it sent nothing."""
+        return self.result is not None and self.result.result in ("changed", "stale")
 
     def can_be_executed(self, monotonic: float) -> bool:
         """Whether the agent can still send a StartRequest for it."""
@@ -133,9 +136,7 @@ class SentOrders:
         )
 
     def add(self, order: SentOrder, monotonic: float) -> None:
-        """Remember an order before it is sent. It supersedes the earlier ones for its grant."""
-        for earlier in self.of_grant(order.event_key, order.grant):
-            earlier.is_superseded = True
+        """Remember an order before it is sent."""
         self._add(order)
         self._forget_oldest(monotonic)
 
@@ -188,14 +189,14 @@ class SentOrders:
             return
         self._logged.add(key)
         _log.warning(
-            "fleet: a result of relay %s of %s was ignored (%s): %s for grant %d, attempt %d. "
-            "Further ones of it are only counted",
+            "fleet: relay %s of %s says %s for grant %d, attempt %d, %s. "
+            "Further results like this of the relay are only counted",
             sender.relay,
             sender.scope,
-            reason,
             result.result,
             result.grant,
             result.attempt,
+            _IGNORE_TEXTS[reason],
         )
 
     def _add(self, order: SentOrder) -> None:

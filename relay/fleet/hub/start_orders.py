@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Protocol
@@ -54,7 +54,12 @@ WORD_TIMEOUT = 5.0
 WORD_LIFETIME = 5.0
 """Seconds for which that suffices, if the order is not sent at once."""
 MAX_ASKED = 3
-"""Agents that are asked for it."""
+"""Agents that are asked at once for a pulse."""
+LOOK_PAUSES = (1.0, 0.5)
+"""Seconds that the hub waits after it has asked agents whether they show the event, too.
+
+They read the document once a second, so it asks twice.
+"""
 FAILURE_MEMORY = 600.0
 """Seconds in which an agent that did not carry out an order comes after all others."""
 
@@ -92,10 +97,14 @@ class _GrantedEvent:
 
 @dataclass(slots=True)
 class _Question:
-    """A request to agents to say what they see."""
+    """A request to agents to say what they see.
+
+    ``suffices`` says whether it is enough if this agent shows the event.
+    """
 
     asked_at: datetime
-    resources: tuple[str, ...]
+    event: _GrantedEvent
+    suffices: Callable[[Agent], bool]
     answered: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -164,17 +173,22 @@ class OrderPort:
             question.answered.set()
 
     def _answers(self, question: _Question, scope: str, relay: str) -> bool:
-        """Whether a message of an agent that reads its document came after the question."""
-        agents = self._roster.choose(scope, question.resources, self._clock.now(), among=[relay])
-        return any(agent.last_heard >= question.asked_at for agent in agents)
+        """Whether a message of an agent that shows the event came after the question."""
+        return any(
+            agent.relay == relay
+            and agent.last_heard >= question.asked_at
+            and question.suffices(agent)
+            for agent in self._find_able(scope, question.event)
+        )
 
     # --- StartRequestPort
 
     async def read_fresh(self, scope: str, grants: Sequence[Grant], /) -> None:
         """Return once an order may be sent, and what its event is now is recorded.
 
-        The first order for a grant needs no fresh word: the agent reads the document itself. Raises
-        SourceUnavailable.
+        The first order for a grant needs no fresh word: the agent reads the document itself. But it
+        waits a moment if only agents that the event names are known to show it: their VMs may be
+        about to stop. Raises SourceUnavailable.
         """
         (grant,) = grants
         try:
@@ -182,9 +196,10 @@ class OrderPort:
             self._events[scope] = event
             if self.orders.accepted(event.key, grant.id) is None:
                 await self._wait_until_settled(event.key)
-            # A result may have come meanwhile.
-            if self.orders.accepted(event.key, grant.id) is None and self._needs_word(event, grant):
-                await self._wait_for_word(scope, event)
+            if self.orders.accepted(event.key, grant.id) is None:  # the result may have come
+                if self._needs_word(event, grant):
+                    await self._wait_for_word(scope, event)
+                await self._look_for_others(scope, event)
         except SourceUnavailable as error:
             if scope not in self._read_failures:
                 self._read_failures.add(scope)
@@ -207,7 +222,7 @@ class OrderPort:
             raise SourceUnavailable("the hub has no connection to RabbitMQ")
         failed_at = self._recent_failures(scope)
         agents = sorted(
-            self._able_agents(scope, event),
+            self._find_reachable(scope, event),
             key=lambda agent: failed_at.get(agent.relay, float("-inf")),
         )
         if not agents:
@@ -297,57 +312,95 @@ class OrderPort:
         """Whether an agent must say what the event is, because an order may have changed it."""
         now = self._clock.monotonic()
         return any(
-            order.may_have_been_executed
-            and not order.is_superseded
+            not order.was_returned
             and (order.confirmed_at is None or now >= order.confirmed_at + WORD_LIFETIME)
             for order in self.orders.of_grant(event.key, grant.id)
         )
 
     async def _wait_for_word(self, scope: str, event: _GrantedEvent) -> None:
         """Ask agents for a pulse, and wait until what one of them says is recorded."""
-        question = _Question(self._clock.now(), event.resources)
-        self._questions[scope] = question
-        try:
-            request = PulseRequest().to_event(self._origin, question.asked_at)
-            for agent in self._agents_to_ask(scope, event):
-                self._publisher.send_transient(command_key(scope, agent.relay), request)
-            await wait_for_event(question.answered, self._clock, WORD_TIMEOUT)
-        finally:
-            del self._questions[scope]
-        if not question.answered.is_set():
+        now = self._clock.now()
+        agents = [
+            *self._find_reachable(scope, event),
+            *self._roster.choose(scope, event.resources, now),
+            *(
+                agent
+                for agent in self._roster.agents_of(scope)
+                if self._roster.is_fresh(agent, now)
+            ),
+        ]
+        if not await self._ask(scope, event, agents, (WORD_TIMEOUT,), lambda _: True):
             raise SourceUnavailable(
                 f"within {WORD_TIMEOUT:g} s no agent said whether the event is still the same"
             )
         for order in self.orders.of_grant(event.key, event.grant):
             order.confirmed_at = self._clock.monotonic()
 
-    def _agents_to_ask(self, scope: str, event: _GrantedEvent) -> list[Agent]:
+    async def _look_for_others(self, scope: str, event: _GrantedEvent) -> None:
+        """Ask whether others show the event, if only agents that it names are known to show it.
+
+        Of the agents that see a change, most leave it to another to report it.
+        """
+        failed = self._recent_failures(scope)
+        returned = self._returned.get(scope, ())
+
+        def is_better(agent: Agent) -> bool:
+            is_named = agent.is_named_in(event.resources)
+            return not is_named and agent.relay not in failed and agent.relay not in returned
+
+        if any(map(is_better, self._find_able(scope, event))):
+            return
         now = self._clock.now()
-        able = self._able_agents(scope, event)
-        others = [
-            agent
-            for agent in self._roster.agents_of(scope)
-            if agent not in able and self._roster.is_fresh(agent, now)
-        ]
-        return [*able, *others][:MAX_ASKED]
+        agents = list(filter(is_better, self._roster.choose(scope, event.resources, now)))
+        if agents:
+            await self._ask(scope, event, agents, LOOK_PAUSES, is_better)
+
+    async def _ask(
+        self,
+        scope: str,
+        event: _GrantedEvent,
+        agents: Iterable[Agent],
+        pauses: Iterable[float],
+        suffices: Callable[[Agent], bool],
+    ) -> bool:
+        """Ask the first of these agents for pulses, before each pause, until one suffices.
+
+        Return whether one did: then what it says is recorded.
+        """
+        relays = list(dict.fromkeys(agent.relay for agent in agents))[:MAX_ASKED]
+        question = _Question(self._clock.now(), event, suffices)
+        self._questions[scope] = question
+        try:
+            for pause in pauses:
+                request = PulseRequest().to_event(self._origin, self._clock.now())
+                for relay in relays:
+                    self._publisher.send_transient(command_key(scope, relay), request)
+                await wait_for_event(question.answered, self._clock, pause)
+                if question.answered.is_set():
+                    break
+        finally:
+            del self._questions[scope]
+        return question.answered.is_set()
 
     # --- agents
 
-    def _able_agents(self, scope: str, event: _GrantedEvent) -> list[Agent]:
-        """Return the agents that can get an order about an event, the best first."""
-        showing = self._agents_showing(scope, event.key)
-        returned = self._returned.get(scope, set())
-        return [
-            agent
-            for agent in self._roster.choose(
-                scope, event.resources, self._clock.now(), among=showing
-            )
-            if agent.relay not in returned
-        ]
+    def _find_able(self, scope: str, event: _GrantedEvent) -> list[Agent]:
+        """Return the agents that can carry out an order about an event, the best first."""
+        return self._roster.choose(
+            scope,
+            event.resources,
+            self._clock.now(),
+            among=self._agents_showing(scope, event.key),
+        )
+
+    def _find_reachable(self, scope: str, event: _GrantedEvent) -> list[Agent]:
+        """Return those of them that an order reaches, as far as the hub knows."""
+        returned = self._returned.get(scope, ())
+        return [agent for agent in self._find_able(scope, event) if agent.relay not in returned]
 
     def _find_chosen(self, scope: str, claim: ClaimedGrant, event: _GrantedEvent) -> Agent:
         """Return the agent of a claim. Raises NotDelivered if it cannot get the order any more."""
-        for agent in self._able_agents(scope, event):
+        for agent in self._find_reachable(scope, event):
             if agent.relay == claim.agent:
                 return agent
         raise NotDelivered(f"relay {claim.agent} cannot carry out the order any more")
@@ -445,7 +498,11 @@ class OrderPort:
             case "failed":
                 raise SourceUnavailable(f"relay {order.agent}: {reason}", status=result.status)
             case "changed" | "stale":
-                raise NotDelivered(f"relay {order.agent} sent nothing: {reason}")
+                before = self.orders.find(order.grant, order.attempt - 1)
+                is_repeated = before is not None and before.is_unexecuted
+                # If agent after agent sends nothing, the reason is another than the agent.
+                kind = SourceUnavailable if is_repeated else NotDelivered
+                raise kind(f"relay {order.agent} sent nothing: {reason}")
 
 
 @dataclass(frozen=True, slots=True)

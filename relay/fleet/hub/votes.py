@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import orjson
 
@@ -35,11 +35,16 @@ CHANNEL = "fleet"
 RIGHTS = Rights(frozenset({"approve", "hold"}))
 """What a machine may do, for itself alone."""
 USER_RATE = 50.0
-USER_BURST = 2000
+USER_BURST = 1000
 """Votes of all machines of a RabbitMQ user: in a second, and at once.
 
 All machines of a scale set may vote at the same time. The limit matters because a user can speak
 for relays that it makes up.
+"""
+ANSWER_RATE = 1.0
+"""Answers 429 in a second, after a burst of `CALLER_BURST`. Each answer costs a confirmed message.
+
+Further votes get no answer, so that a flood costs the hub little more than to read it.
 """
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,256}")
 _log = logging.getLogger(__name__)
@@ -55,9 +60,23 @@ class MachineVotes:
         self._clock = clock
         self._machines = TokenBuckets(CALLER_RATE, CALLER_BURST)
         self._users = TokenBuckets(USER_RATE, USER_BURST)
+        self._answers = TokenBuckets(ANSWER_RATE, CALLER_BURST)
+
+    def admit(self, sender: Sender, vote: VoteMessage) -> VoteAnswer | Literal["decide", "drop"]:
+        """Return what to do with a vote that has arrived: decide it, drop it, or answer this.
+
+        Call it once for each vote.
+        """
+        exceeded = self._exceeded_limit(sender)
+        if exceeded is None:
+            return "decide"
+        if self._answers.take(exceeded, self._clock.monotonic()):
+            return "drop"
+        detail = f"too many votes of {exceeded}: wait, and try again"
+        return VoteAnswer(request_id=vote.request_id, status=429, body={"detail": detail})
 
     async def decide(self, sender: Sender, vote: VoteMessage) -> VoteAnswer:
-        """Decide a vote and return the answer to it. The decision is on disk then.
+        """Decide a vote that was admitted; return the answer to it. The decision is on disk then.
 
         A repeat gets its first answer. The answer is 503 if the decision cannot be written.
         """
@@ -66,8 +85,6 @@ class MachineVotes:
 
     async def _decide(self, sender: Sender, vote: VoteMessage) -> DecisionAnswer:
         principal = machine_principal(sender.scope, sender.relay)
-        if not self._admit(principal, sender.user):
-            return _refusal(429, "too many votes of this machine: wait, and try again")
         if _REQUEST_ID.fullmatch(vote.request_id) is None:
             return _refusal(400, "expected a request id of at most 256 visible ASCII characters")
         try:
@@ -81,15 +98,15 @@ class MachineVotes:
             _log.info("%s of %s by %s at %s", body.decision, body.eventId, vote.user, principal)
         return answer
 
-    def _admit(self, principal: str, user: str) -> bool:
-        """Whether the machine and its user are within their rates."""
-        now = self._clock.monotonic()
+    def _exceeded_limit(self, sender: Sender) -> str | None:
+        """Return who is over their rate: the machine, or its user; None: neither is."""
+        principal, now = machine_principal(sender.scope, sender.relay), self._clock.monotonic()
         if self._machines.take(principal, now):
-            return False  # a machine over its rate takes no token from the others of its user
-        if self._users.take(user, now):
+            return principal  # it takes no token from the other machines of its user
+        if self._users.take(sender.user, now):
             self._machines.refund(principal, now)
-            return False
-        return True
+            return f"user {sender.user}"
+        return None
 
     def _request(
         self, sender: Sender, principal: str, vote: VoteMessage, body: DecisionBody

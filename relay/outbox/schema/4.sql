@@ -37,3 +37,6 @@ CREATE TABLE sighting (
   PRIMARY KEY (event_key, relay)
 ) WITHOUT ROWID;
 CREATE INDEX sighting_of_agent ON sighting (relay, event_key);
+
+-- The events that ended a short while ago are found however many ended before (approvals.limits).
+CREATE INDEX occurrence_ended ON occurrence (last_changed) WHERE NOT live;

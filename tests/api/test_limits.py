@@ -1,0 +1,84 @@
+"""What the API and the confirm page say about events that wait for a limit."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relay.approvals.limits import LIMIT_NOTICE
+from relay.events.model import ScheduledEvent
+from tests.api.confirmation_links import post_confirmation, post_preview, render_message
+from tests.api.running_relay import EVENT_ID, RunningRelay, eventually, make_event, run_relay
+
+BUSY = make_event(event_id="E-2", event_status="Started", not_before=None, resources=("db-2",))
+WAIT = {"limit": "one", "max": 1, "machines": ["db-2"], "behind": None, "until": None}
+VOTE = {"name": "all", "approve": {"votes": 1, "from": ["group:oncall"]}}
+
+
+@pytest.fixture
+async def relay(tmp_path: Path) -> AsyncIterator[RunningRelay]:
+    """A relay with one slot, which an event that Azure started takes."""
+    limits = [{"name": "one", "max": 1}]
+    async with run_relay(tmp_path, approvals={"rules": [VOTE], "limits": limits}) as relay:
+        await relay.observe(BUSY, _reboot())
+        yield relay
+
+
+def _reboot() -> ScheduledEvent:
+    return make_event(resources=("db-1",))
+
+
+async def _vote(relay: RunningRelay) -> dict[str, Any]:
+    answer = await relay.decide(revision=_reboot().revision)
+    assert answer.status == 202
+    return dict(answer.json)
+
+
+async def test_the_answer_says_for_what_the_event_waits(relay: RunningRelay) -> None:
+    answer = await _vote(relay)
+    assert (answer["state"], answer["waitingFor"]) == ("waiting", [WAIT])
+    recorded = (await relay.recorded_events("approval.recorded"))[-1]
+    assert recorded["data"]["waitingFor"] == [WAIT]
+
+
+async def test_lists_and_details_show_the_limit_and_who_takes_its_slots(
+    relay: RunningRelay,
+) -> None:
+    await _vote(relay)
+    items = (await relay.call("GET", "/v1/events")).json["items"]
+    by_id = {item["eventId"]: item["approval"] for item in items}
+    assert (by_id[EVENT_ID]["state"], by_id[EVENT_ID]["waitingFor"]) == ("waiting", [WAIT])
+    assert by_id[EVENT_ID]["missing"] == 0
+    assert by_id["E-2"]["waitingFor"] == []
+    details = (await relay.call("GET", f"/v1/events/{EVENT_ID}")).json
+    assert details["approval"] == by_id[EVENT_ID]
+    explanation = (await relay.call("GET", f"/v1/events/{EVENT_ID}/rule")).json
+    assert (explanation["state"], explanation["waitingFor"]) == ("waiting", [WAIT])
+    assert explanation["limitMeans"] == LIMIT_NOTICE
+
+
+async def test_a_release_can_end_in_waiting(relay: RunningRelay) -> None:
+    revision = _reboot().revision
+    assert (await relay.decide("hold", by="bob", revision=revision)).json["state"] == "held"
+    assert (await relay.decide(revision=revision)).json["state"] == "held"
+    released = await relay.decide("release", by="bob", revision=revision)
+    assert (released.json["state"], released.json["waitingFor"]) == ("waiting", [WAIT])
+
+
+async def test_the_page_says_that_a_vote_waits_for_a_limit(relay: RunningRelay) -> None:
+    message = await render_message(relay)
+    answer = await post_confirmation(relay, message.tokens["approve"], message.code)
+    assert answer.json["state"] == "waiting"
+    (said,) = answer.json["said"]
+    assert said == (f"It is approved, with 1 of 1 votes, and waits for a limit; {LIMIT_NOTICE}.")
+    notes = (await post_preview(relay, message.tokens["approve"])).json["notes"]
+    assert ["It waits for limit one (at most 1 machine at once): db-2 has the slots", "."] in notes
+
+
+async def test_the_event_goes_when_the_other_one_is_over(relay: RunningRelay) -> None:
+    await _vote(relay)
+    await relay.observe(_reboot())
+    await eventually(lambda: relay.azure.started == [(EVENT_ID,)])

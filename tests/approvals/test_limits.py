@@ -1,0 +1,693 @@
+"""Limits on a state file: who gets the slots, and what is said about who waits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from jsonschema import Draft202012Validator
+from pydantic import ValidationError
+
+from relay.approvals import ApprovalsSettings
+from relay.approvals.engine import ApprovalEngine
+from relay.approvals.limits import Limit, count_selected
+from relay.approvals.status import approval_state, approval_summary
+from relay.errors import SourceRefused, SourceUnavailable
+from relay.events.catalog import CATALOG, event_schema
+from relay.events.model import ScheduledEvent
+from tests.approvals.builders import ORIGIN, ApprovalFile, build_event, decide
+from tests.approvals.manual_clock import NOON
+
+DATABASES: dict[str, Any] = {
+    "name": "databases",
+    "match": {"resources": ["db-*"]},
+    "max": 1,
+    "rest": "2m",
+}
+_VOTE: dict[str, Any] = {
+    "name": "all",
+    "approve": {"votes": 1, "from": ["client:alice", "client:bob"]},
+}
+_AT_ONCE: dict[str, Any] = {"name": "all", "approve": "automatic"}
+_SCHEMAS = {
+    event_type.name: Draft202012Validator(event_schema(event_type)) for event_type in CATALOG
+}
+
+
+def limited(
+    *limits: dict[str, Any], rule: dict[str, Any] = _VOTE, **more: Any
+) -> ApprovalsSettings:
+    """Settings with one rule for all events, and these limits."""
+    return ApprovalsSettings.model_validate({"rules": [rule], "limits": limits, **more})
+
+
+@contextmanager
+def approvals_with(
+    folder: Path, *limits: dict[str, Any], rule: dict[str, Any] = _VOTE, **more: Any
+) -> Iterator[ApprovalFile]:
+    """A state file with limits. At the end every event in it is checked against its schema."""
+    approvals = ApprovalFile(folder / "relay.db", limited(*limits, rule=rule, **more))
+    yield approvals
+    for recorded in approvals.events():
+        _SCHEMAS[recorded.name].validate(orjson.loads(recorded.body))
+    approvals.close()
+
+
+def event(name: str, *machines: str, due: float | None = 900.0, **more: Any) -> ScheduledEvent:
+    """A reboot of these machines."""
+    return build_event(name, due=due, resources=machines, **more)
+
+
+def started(of: ScheduledEvent) -> ScheduledEvent:
+    """The same event after Azure began."""
+    return build_event(of.event_id, resources=of.resources, event_status="Started", not_before=None)
+
+
+A, B, C = event("A", "db-1"), event("B", "db-2"), event("C", "db-3")
+
+
+def states(approvals: ApprovalFile, *names: str) -> dict[str, str]:
+    """The state of each event's approval."""
+    return {name: approval_state(approvals.status(name)) for name in names}
+
+
+def go(approvals: ApprovalFile) -> list[str]:
+    """Send the StartRequests that may go now, and accept them; return the EventIds."""
+    claims = approvals.claim()
+    if claims:
+        approvals.accept(claims)
+    return [claim.event_id for claim in claims]
+
+
+# --- one slot
+
+
+def test_a_second_event_waits_until_the_first_is_over_and_its_rest_too(tmp_path: Path) -> None:
+    with approvals_with(tmp_path, DATABASES) as approvals:
+        approvals.record_document(A, B)
+        assert decide(approvals, "approve", "alice", of=A) == "granted"
+        answer = approvals.submit(of=B)
+        wait = {
+            "limit": "databases",
+            "max": 1,
+            "machines": ["db-1"],
+            "behind": None,
+            "until": None,
+        }
+        assert answer.body["state"] == "waiting"
+        assert answer.body["waitingFor"] == [wait]
+        assert approvals.events("approval.recorded")[-1].data["waitingFor"] == [wait]
+        assert go(approvals) == ["A"]
+        assert states(approvals, "A", "B") == {"A": "accepted", "B": "waiting"}
+        approvals.record_document(started(A), B)
+        assert (go(approvals), states(approvals, "B")) == ([], {"B": "waiting"})
+
+        approvals.clock.advance(60)
+        approvals.record_document(B)
+        summary = approval_summary(approvals.status("B"))
+        assert (summary["state"], summary["missing"]) == ("waiting", 0)
+        assert summary["waitingFor"] == [wait | {"until": "2026-04-11T12:03:00Z"}]
+        assert approvals.apply_transitions() == NOON + timedelta(minutes=3)
+        approvals.clock.advance(119.9)
+        approvals.apply_transitions()
+        assert go(approvals) == []
+        approvals.clock.advance(0.1)
+        approvals.apply_transitions()
+        assert states(approvals, "B") == {"B": "granted"}
+        assert go(approvals) == ["B"]
+
+
+def test_an_event_that_azure_started_by_itself_takes_a_slot(tmp_path: Path) -> None:
+    with approvals_with(tmp_path, DATABASES) as approvals:
+        approvals.record_document(started(A), B)
+        assert decide(approvals, "approve", "alice", of=B) == "waiting"
+        approvals.record_document(B)
+        assert states(approvals, "B") == {"B": "waiting"}  # the rest of db-1
+        approvals.clock.advance(120)
+        approvals.apply_transitions()
+        assert states(approvals, "B") == {"B": "granted"}
+
+
+def test_an_event_that_starts_after_the_grant_stops_the_claim(tmp_path: Path) -> None:
+    with approvals_with(tmp_path, DATABASES | {"rest": "0s"}) as approvals:
+        approvals.record_document(A, B)
+        assert decide(approvals, "approve", "alice", of=A) == "granted"
+        approvals.record_document(A, started(B), step=False)
+        assert go(approvals) == []
+        assert states(approvals, "A") == {"A": "waiting"}
+        assert approvals.status("A").waiting_for[0].machines == ("db-2",)
+        approvals.record_document(A)
+        assert (states(approvals, "A"), go(approvals)) == ({"A": "granted"}, ["A"])
+
+
+def test_a_canceled_event_has_no_rest(tmp_path: Path) -> None:
+    with approvals_with(tmp_path, DATABASES) as approvals:
+        approvals.record_document(A, B)
+        decide(approvals, "approve", "alice", of=A)
+        decide(approvals, "approve", "alice", of=B)
+        approvals.record_document(B)  # no StartRequest was sent for A
+        assert approvals.events("event.ended")[-1].data["outcome"] == "canceled"
+        assert states(approvals, "B") == {"B": "granted"}
+
+
+def test_an_event_that_may_have_happened_unseen_has_a_rest(tmp_path: Path) -> None:
+    """A Freeze can begin and end between two polls."""
+    with approvals_with(tmp_path, DATABASES) as approvals:
+        approvals.record_document(A, B)
+        decide(approvals, "approve", "alice", of=A)
+        decide(approvals, "approve", "alice", of=B)
+        assert go(approvals) == ["A"]
+        approvals.record_document(B)
+        assert approvals.events("event.ended")[-1].data["outcome"] == "unknown"
+        assert states(approvals, "B") == {"B": "waiting"}
+
+
+def test_a_rest_survives_a_restart(tmp_path: Path) -> None:
+    with approvals_with(tmp_path, DATABASES) as approvals:
+        approvals.record_document(started(A))
+        approvals.record_document(B)
+        approvals.crash()
+        assert decide(approvals, "approve", "alice", of=B) == "waiting"
+        approvals.clock.advance(120)
+        approvals.apply_transitions()
+        assert states(approvals, "B") == {"B": "granted"}
+
+
+@pytest.mark.parametrize("back", [60.0, 3600.0])
+def test_a_clock_that_is_set_back_does_not_make_a_rest_endless(tmp_path: Path, back: float) -> None:
+    with approvals_with(tmp_path, DATABASES) as approvals:
+        approvals.record_document(started(A))
+        approvals.record_document(B)
+        approvals.clock.set_wall_clock(NOON - timedelta(seconds=back))
+        decide(approvals, "approve", "alice", of=B)
+        approvals.clock.advance(240)
+        approvals.apply_transitions()
+        assert states(approvals, "B") == {"B": "granted"}
+
+
+# --- who is first
+
+
+def test_the_earliest_notbefore_is_first_and_an_event_without_is_last(tmp_path: Path) -> None:
+    first, second = event("F", "db-1", due=300), event("S", "db-2", due=600)
+    last, busy = event("L", "db-3", due=None), event("X", "db-9")
+    with approvals_with(tmp_path, DATABASES | {"rest": "0s"}) as approvals:
+        live = {one.event_id: one for one in (last, second, first)}
+        approvals.record_document(started(busy), *live.values())
+        for one in (last, second, first):
+            assert decide(approvals, "approve", "alice", of=one) == "waiting"
+        gone = []
+        for _ in range(3):
+            approvals.record_document(*live.values())
+            (name,) = go(approvals)
+            gone.append(name)
+            approvals.record_document(
+                *(started(one) if one.event_id == name else one for one in live.values())
+            )
+            del live[name]
+        assert gone == ["F", "S", "L"]
+
+
+def test_a_tie_goes_to_the_event_that_was_seen_first(tmp_path: Path) -> None:
+    with approvals_with(tmp_path, DATABASES | {"rest": "0s"}) as approvals:
+        busy = started(event("X", "db-9"))
+        approvals.record_document(busy, C)
+        approvals.clock.advance(1)
+        approvals.record_document(busy, B, C)
+        for one in (B, C):
+            decide(approvals, "approve", "alice", of=one)
+        approvals.record_document(B, C)
+        assert states(approvals, "B", "C") == {"B": "waiting", "C": "granted"}
+
+
+def test_a_tie_in_one_document_goes_to_the_event_that_stands_first_in_it(tmp_path: Path) -> None:
+    with approvals_with(tmp_path, DATABASES, rule=_AT_ONCE) as approvals:
+        approvals.record_document(C, B)
+        assert states(approvals, "B", "C") == {"B": "waiting", "C": "granted"}
+
+
+@pytest.mark.parametrize("rule", [_VOTE, _AT_ONCE])
+def test_a_change_of_one_event_alone_lets_those_go_that_wait_for_it(
+    tmp_path: Path, rule: dict[str, Any]
+) -> None:
+    """The gate looks at the events that changed."""
+    with approvals_with(tmp_path, DATABASES | {"rest": "0s"}, rule=rule) as approvals:
+        approvals.record_document(started(A), C, B)
+        for one in (B, C):
+            approvals.submit(of=one)
+        assert states(approvals, "B", "C") == {"B": "waiting", "C": "waiting"}
+        approvals.record_document(C, B, step=False)
+        approvals.transact(
+            lambda tx: approvals.engine.apply_transitions(tx, approvals.clock.now(), ["a"])
+        )
+        assert states(approvals, "B", "C") == {"B": "waiting", "C": "granted"}
+
+
+def test_a_later_event_does_not_pass_one_that_needs_more_slots(tmp_path: Path) -> None:
+    """Otherwise small events could keep the large one waiting for ever."""
+    busy, large = started(event("X", "db-9")), event("L", "db-1", "db-2", due=300)
+    with approvals_with(tmp_path, DATABASES | {"max": 2, "rest": "0s"}) as approvals:
+        approvals.record_document(busy, large, C)
+        assert decide(approvals, "approve", "alice", of=large) == "waiting"
+        assert decide(approvals, "approve", "alice", of=C) == "waiting"
+        (wait,) = approvals.status("C").waiting_for
+        assert (wait.behind, wait.machines) == ("L", ("db-9",))
+        approvals.record_document(large, C)
+        assert states(approvals, "L", "C") == {"L": "granted", "C": "waiting"}
+
+
+def test_an_event_of_another_limit_is_not_held_up_by_a_line(tmp_path: Path) -> None:
+    """A2 to A9 wait for the limit of databases. They do not use up the limit of all machines."""
+    everything = {"name": "everything", "max": 3}
+    line = [event(f"A{number}", f"db-{number}", due=100 + number) for number in range(2, 10)]
+    web = event("W", "web-1")
+    with approvals_with(tmp_path, DATABASES, everything, rule=_AT_ONCE) as approvals:
+        approvals.record_document(started(A), *line, web)
+        assert states(approvals, "A2", "A3", "W") == {
+            "A2": "waiting",
+            "A3": "waiting",
+            "W": "granted",
+        }
+
+
+def test_the_first_in_line_keeps_what_it_can_have_of_other_limits(tmp_path: Path) -> None:
+    """Otherwise later events could take turns in passing it."""
+    red = {"name": "red", "match": {"resources": ["*-red*"]}, "max": 1}
+    blue = {"name": "blue", "match": {"resources": ["*blue*"]}, "max": 1}
+    both = event("both", "x-red-blue", due=300)
+    with approvals_with(tmp_path, red, blue, rule=_AT_ONCE) as approvals:
+        approvals.record_document(started(event("X", "y-red")), both, event("Z", "z-blue"))
+        assert states(approvals, "both", "Z") == {"both": "waiting", "Z": "waiting"}
+        approvals.record_document(both, event("Z", "z-blue"))
+        assert states(approvals, "both", "Z") == {"both": "granted", "Z": "waiting"}
+
+
+# --- what is counted
+
+
+def test_machines_are_counted_and_not_events(tmp_path: Path) -> None:
+    three = event("T", "db-1", "DB-2", "web-1")
+    with approvals_with(tmp_path, DATABASES | {"max": 3}) as approvals:
+        approvals.record_document(three, C, event("D", "db-4"), event("W", "web-2"))
+        decide(approvals, "approve", "alice", of=three)  # two databases
+        assert decide(approvals, "approve", "alice", of=C) == "granted"
+        assert decide(approvals, "approve", "alice", of=event("D", "db-4")) == "waiting"
+        assert approvals.status("D").waiting_for[0].machines == ("DB-2", "db-1", "db-3")
+        assert decide(approvals, "approve", "alice", of=event("W", "web-2")) == "granted"
+
+
+def test_the_same_machine_in_two_events_takes_one_slot(tmp_path: Path) -> None:
+    again = event("B", "DB-1")
+    with approvals_with(tmp_path, DATABASES) as approvals:
+        approvals.record_document(A, again)
+        assert decide(approvals, "approve", "alice", of=A) == "granted"
+        assert decide(approvals, "approve", "alice", of=again) == "granted"
+        assert sorted(go(approvals)) == ["A", "B"]
+
+
+def move(approvals: ApprovalFile, of: ScheduledEvent, scope: str) -> None:
+    """Give an event another scope, as the events in the store of a hub have."""
+    approvals.connection.execute("UPDATE occurrence SET scope = ? WHERE key = ?", (scope, of.key))
+
+
+def test_machines_of_all_scopes_are_counted_and_equal_names_are_two_machines(
+    tmp_path: Path,
+) -> None:
+    other = event("B", "db-1")
+    with approvals_with(tmp_path, DATABASES) as approvals:
+        approvals.record_document(A, other, step=False)
+        move(approvals, other, "elsewhere")
+        decide(approvals, "approve", "alice", of=A)
+        assert go(approvals) == ["A"]
+        assert decide(approvals, "approve", "alice", of=other) == "waiting"
+        assert approvals.status("B").waiting_for[0].machines == ("prod/db-1",)
+
+
+def test_a_limit_of_one_scope_does_not_count_another(tmp_path: Path) -> None:
+    limit = DATABASES | {"match": {"scope": ["elsewhere"]}}
+    with approvals_with(tmp_path, limit) as approvals:
+        approvals.record_document(started(A), B, C, step=False)
+        for one in (B, C):
+            move(approvals, one, "elsewhere")
+        assert decide(approvals, "approve", "alice", of=B) == "granted"
+        assert decide(approvals, "approve", "alice", of=C) == "waiting"
+
+
+def test_an_event_without_resources_counts_as_one_machine(tmp_path: Path) -> None:
+    nameless = event("N")
+    with approvals_with(tmp_path, DATABASES) as approvals:
+        approvals.record_document(nameless, B)
+        assert decide(approvals, "approve", "alice", of=nameless) == "granted"
+        assert decide(approvals, "approve", "alice", of=B) == "waiting"
+        assert approvals.status("B").waiting_for[0].machines == ("event N",)
+
+
+def test_an_event_that_needs_more_slots_than_there_are_goes_alone(tmp_path: Path) -> None:
+    large = event("L", "db-1", "db-2", "db-3", due=300)
+    with approvals_with(tmp_path, DATABASES | {"max": 2, "rest": "0s"}) as approvals:
+        approvals.record_document(started(B), large, event("D", "db-4"))
+        assert decide(approvals, "approve", "alice", of=large) == "waiting"
+        approvals.record_document(large, event("D", "db-4"))
+        assert states(approvals, "L") == {"L": "granted"}
+        assert decide(approvals, "approve", "alice", of=event("D", "db-4")) == "waiting"
+
+
+@pytest.mark.parametrize(
+    "match",
+    [
+        {"event_type": ["Freeze"]},
+        {"event_source": ["User"]},
+        {"duration": {"min": "1s"}},
+        {"scope": ["other*"]},
+        {"resources": ["web-*"]},
+        {"time": {"from": "13:00", "to": "14:00"}},
+    ],
+)
+def test_an_event_that_does_not_meet_a_condition_is_not_limited(
+    tmp_path: Path, match: dict[str, Any]
+) -> None:
+    with approvals_with(tmp_path, {"name": "one", "match": match, "max": 1}) as approvals:
+        approvals.record_document(A, B)
+        assert decide(approvals, "approve", "alice", of=A) == "granted"
+        assert decide(approvals, "approve", "alice", of=B) == "granted"
+
+
+def test_a_limit_with_hours_ends_with_them(tmp_path: Path) -> None:
+    hours = {"name": "noon", "match": {"time": {"from": "12:00", "to": "12:02"}}, "max": 1}
+    with approvals_with(tmp_path, hours) as approvals:
+        approvals.record_document(A, B)
+        decide(approvals, "approve", "alice", of=A)
+        assert decide(approvals, "approve", "alice", of=B) == "waiting"
+        assert approvals.apply_transitions() == NOON + timedelta(minutes=1)
+        approvals.clock.advance(120)
+        approvals.apply_transitions()
+        assert states(approvals, "B") == {"B": "granted"}
+
+
+# --- who gives a slot back
+
+
+def test_a_hold_frees_the_slot_and_its_release_takes_the_place_before_the_line(
+    tmp_path: Path,
+) -> None:
+    with approvals_with(tmp_path, DATABASES) as approvals:
+        approvals.record_document(A, B, C)
+        decide(approvals, "approve", "alice", of=A)
+        decide(approvals, "approve", "alice", of=B)
+        assert decide(approvals, "hold", "eve", of=A) == "held"
+        approvals.apply_transitions()
+        assert states(approvals, "A", "B") == {"A": "held", "B": "granted"}
+        # Both have a grant now, and there is one slot: the older grant has it.
+        assert decide(approvals, "release", "eve", of=A) == "granted"
+        assert states(approvals, "A", "B") == {"A": "granted", "B": "waiting"}
+        assert go(approvals) == ["A"]
+        assert approvals.claim() == []
+
+
+def test_a_release_while_the_other_event_is_on_its_way_waits(tmp_path: Path) -> None:
+    with approvals_with(tmp_path, DATABASES) as approvals:
+        approvals.record_document(A, B)
+        decide(approvals, "approve", "alice", of=A)
+        decide(approvals, "approve", "alice", of=B)
+        decide(approvals, "hold", "eve", of=A)
+        approvals.apply_transitions()
+        assert go(approvals) == ["B"]
+        assert decide(approvals, "release", "eve", of=A) == "waiting"
+        assert approvals.events("approval.recorded")[-1].data["waitingFor"][0]["machines"] == [
+            "db-2"
+        ]
+        assert go(approvals) == []
+
+
+def test_votes_that_vanish_free_the_slot(tmp_path: Path) -> None:
+    with approvals_with(tmp_path, DATABASES) as approvals:
+        approvals.record_document(A, B)
+        decide(approvals, "approve", "alice", of=A)
+        decide(approvals, "approve", "alice", of=B)
+        approvals.record_document(event("A", "db-1", due=1000.0), B)
+        assert states(approvals, "A", "B") == {"A": "pending", "B": "granted"}
+
+
+@pytest.mark.parametrize(
+    ("error", "state"),
+    [
+        (SourceRefused("no", status=400), "granted"),
+        (SourceUnavailable("no", status=503), "waiting"),
+        (SourceUnavailable("timeout"), "waiting"),
+    ],
+)
+def test_only_a_refused_start_request_frees_the_slot(
+    tmp_path: Path, error: SourceRefused | SourceUnavailable, state: str
+) -> None:
+    """Without a usable answer Azure may have accepted it, also after the event has changed."""
+    with approvals_with(tmp_path, DATABASES) as approvals:
+        approvals.record_document(A, B)
+        decide(approvals, "approve", "alice", of=A)
+        decide(approvals, "approve", "alice", of=B)
+        approvals.answer(approvals.claim(), error)
+        approvals.apply_transitions()
+        assert states(approvals, "B") == {"B": state}
+        approvals.record_document(event("A", "db-1", due=1000.0), B)
+        assert states(approvals, "B") == {"B": state}
+
+
+def test_a_start_request_without_an_answer_is_sent_again(tmp_path: Path) -> None:
+    with approvals_with(tmp_path, DATABASES) as approvals:
+        approvals.record_document(A, B)
+        decide(approvals, "approve", "alice", of=A)
+        decide(approvals, "approve", "alice", of=B)
+        approvals.answer(approvals.claim(), SourceUnavailable("timeout"))
+        approvals.apply_transitions()
+        assert go(approvals) == ["A"]
+
+
+def test_an_event_that_may_have_been_started_waits_for_others_before_the_next_try(
+    tmp_path: Path,
+) -> None:
+    """It takes its slots, but that does not let it go beside another."""
+    changed = event("A", "db-1", due=1000.0)
+    with approvals_with(tmp_path, DATABASES | {"rest": "0s"}) as approvals:
+        approvals.record_document(A, B)
+        decide(approvals, "approve", "alice", of=A)
+        approvals.answer(approvals.claim(), SourceUnavailable("timeout"))
+        approvals.record_document(changed, started(B))
+        assert decide(approvals, "approve", "alice", of=changed) == "waiting"
+        approvals.record_document(changed)
+        assert states(approvals, "A") == {"A": "granted"}
+
+
+def test_a_start_request_without_an_answer_comes_before_an_older_grant(tmp_path: Path) -> None:
+    with approvals_with(tmp_path, DATABASES) as approvals:
+        approvals.record_document(A, B)
+        decide(approvals, "approve", "alice", of=A)
+        decide(approvals, "approve", "alice", of=B)
+        decide(approvals, "hold", "eve", of=A)
+        approvals.apply_transitions()
+        approvals.answer(approvals.claim(), SourceUnavailable("timeout"))
+        assert decide(approvals, "release", "eve", of=A) == "waiting"
+        assert go(approvals) == ["B"]
+
+
+def test_start_requests_without_an_answer_take_slots_while_they_wait_too(tmp_path: Path) -> None:
+    everything = {"name": "everything", "max": 3}
+    web = event("W", "web-1")
+    with approvals_with(tmp_path, DATABASES | {"max": 3}) as approvals:
+        approvals.record_document(A, B, C, web)
+        for one in (C, B, A):
+            decide(approvals, "approve", "alice", of=one)
+        approvals.answer(approvals.claim(), SourceUnavailable("timeout"))
+        approvals.crash(limited(DATABASES, everything))
+        assert decide(approvals, "approve", "alice", of=web) == "waiting"
+        (wait,) = approvals.status("W").waiting_for
+        assert (wait.limit, wait.machines) == ("everything", ("db-1", "db-2", "db-3"))
+
+
+def test_lower_limits_after_a_restart_let_the_oldest_grant_go_first(tmp_path: Path) -> None:
+    with approvals_with(tmp_path, DATABASES | {"max": 3}) as approvals:
+        approvals.record_document(A, B, C)
+        for one in (C, B, A):
+            assert decide(approvals, "approve", "alice", of=one) == "granted"
+        approvals.answer(approvals.claim(), SourceUnavailable("timeout"))
+        approvals.crash(limited(DATABASES))
+        assert go(approvals) == ["C"]
+        assert states(approvals, "A", "B") == {"A": "sent", "B": "sent"}
+
+
+# --- what is said
+
+
+def test_a_limit_does_not_keep_a_vote_alive_and_the_end_says_for_what_it_waited(
+    tmp_path: Path,
+) -> None:
+    with approvals_with(tmp_path, DATABASES) as approvals:
+        approvals.record_document(started(A), B)
+        assert decide(approvals, "approve", "alice", of=B) == "waiting"
+        approvals.clock.advance(900)
+        approvals.apply_transitions()
+        voided = approvals.data("approval.voided")
+        assert voided["why"] == "expired"
+        assert [wait["limit"] for wait in voided["waitedFor"]] == ["databases"]
+        assert voided["waitedFor"][0]["machines"] == ["db-1"]
+        approvals.record_document(B)
+        approvals.clock.advance(120)
+        approvals.apply_transitions()
+        assert go(approvals) == []
+        assert approvals.events("approval.granted") == []
+
+
+def test_a_vote_that_expires_while_its_event_waits_says_so(tmp_path: Path) -> None:
+    rule = {"name": "all", "approve": _VOTE["approve"] | {"expires": "1m"}}
+    with approvals_with(tmp_path, DATABASES, rule=rule) as approvals:
+        approvals.record_document(started(A), B)
+        decide(approvals, "approve", "alice", of=B)
+        approvals.clock.advance(60)
+        approvals.apply_transitions()
+        assert approvals.data("approval.voided")["waitedFor"][0]["limit"] == "databases"
+        assert states(approvals, "B") == {"B": "pending"}
+
+
+def test_a_grant_that_waits_too_long_says_for_which_limit(tmp_path: Path) -> None:
+    rule = {"name": "all", "approve": _VOTE["approve"] | {"execution_expires": "1m"}}
+    with approvals_with(tmp_path, DATABASES, rule=rule) as approvals:
+        approvals.record_document(A, B)
+        decide(approvals, "approve", "alice", of=B)
+        approvals.record_document(started(A), B)
+        approvals.clock.advance(60)
+        approvals.apply_transitions()
+        reason = approvals.data("startrequest.failed")["reason"]
+        assert reason == (
+            "the approval was not sent within its execution_expires; it waits for limit databases "
+            "(at most 1 machine at once): db-1 has the slots"
+        )
+        assert approvals.data("approval.voided")["waitedFor"][0]["limit"] == "databases"
+
+
+def test_votes_that_expire_without_a_limit_say_nothing_of_one(tmp_path: Path) -> None:
+    with approvals_with(tmp_path, DATABASES) as approvals:
+        approvals.record_document(A, event("W", "web-1"))
+        decide(approvals, "hold", "eve", of=A)
+        decide(approvals, "approve", "alice", of=A)
+        approvals.clock.advance(900)
+        approvals.apply_transitions()
+        assert "waitedFor" not in approvals.data("approval.voided")
+
+
+def test_a_rehearsal_counts_its_own_grants(tmp_path: Path) -> None:
+    with approvals_with(tmp_path, DATABASES) as approvals:
+        approvals.set_mode("dry-run")
+        approvals.record_document(A, B)
+        assert decide(approvals, "approve", "alice", of=A) == "granted"
+        assert decide(approvals, "approve", "alice", of=B) == "waiting"
+        approvals.set_mode("on")
+        assert decide(approvals, "approve", "bob", of=B) == "granted"
+
+
+def test_messages_about_events_that_wait_are_shown_again(tmp_path: Path) -> None:
+    """Who takes the slots is part of what they show."""
+    with approvals_with(tmp_path, DATABASES) as approvals:
+        approvals.record_document(started(A), B, C, event("W", "web-1"))
+        decide(approvals, "approve", "alice", of=B)
+        approvals.connection.execute(
+            "INSERT INTO message (id, sink, code, told, posted, looks) "
+            "SELECT id, 'ops', '', 0, 1, key FROM occurrence"
+        )
+        approvals.connection.execute(
+            "INSERT INTO message_about SELECT 'ops', id, id FROM occurrence"
+        )
+
+        def refreshed(*keys: str) -> list[str]:
+            approvals.connection.execute("UPDATE message SET stale_at = NULL")
+            approvals.transact(
+                lambda tx: approvals.engine.apply_transitions(tx, approvals.clock.now(), keys)
+            )
+            rows = approvals.connection.execute(
+                "SELECT looks FROM message WHERE stale_at IS NOT NULL"
+            )
+            return [key for (key,) in rows]
+
+        assert refreshed("a") == ["b"]
+        assert refreshed("w") == []
+
+
+# --- shares
+
+
+def test_a_share_is_rounded_down_and_at_least_one() -> None:
+    limit = Limit.model_validate({"name": "tenth", "max": "10%"})
+    assert [limit.capacity(count) for count in (0, 1, 9, 19, 20, 1000)] == [1, 1, 1, 1, 2, 100]
+    assert Limit.model_validate({"name": "some", "max": "33.3%"}).capacity(1000) == 333
+
+
+def test_a_share_counts_the_machines_that_match() -> None:
+    limit = Limit.model_validate(
+        {"name": "tenth", "match": {"resources": ["db-*"], "scope": ["prod*"]}, "max": "10%"}
+    )
+    machines = [
+        ("prod", ["DB-1", "db-1"]),
+        ("prod-b", ["x", "db-1"]),
+        ("test", ["db-1"]),
+        ("prod", ["web-1"]),
+        ("prod", []),
+    ]
+    assert count_selected(limit, machines) == 2
+
+
+def test_a_share_is_one_of_what_the_counter_says(tmp_path: Path) -> None:
+    with approvals_with(tmp_path, DATABASES | {"max": "10%"}) as approvals:
+        counted: list[str] = []
+
+        def count(limit: Limit) -> int:
+            counted.append(limit.name)
+            return 20
+
+        approvals.engine = ApprovalEngine(
+            approvals.settings,
+            ORIGIN,
+            client_resources={"client:alice": None},
+            count_machines=count,
+        )
+        approvals.record_document(A, B, C)
+        assert decide(approvals, "approve", "alice", of=A) == "granted"
+        assert decide(approvals, "approve", "alice", of=B) == "granted"
+        assert decide(approvals, "approve", "alice", of=C) == "waiting"
+        assert approvals.status("C").waiting_for[0].slots == 2
+        assert set(counted) == {"databases"}
+
+
+@pytest.mark.parametrize("wrong", [0, -1, True, 1.5, "0%", "101%", "1", "ten", "10 %", None])
+def test_a_limit_needs_a_number_or_a_share(wrong: object) -> None:
+    with pytest.raises(ValidationError, match="a number of machines such as 1, or a share"):
+        Limit.model_validate({"name": "x", "max": wrong})
+
+
+@pytest.mark.parametrize(("one", "other"), [("db", "db"), ("db", "DB")])
+def test_limits_have_names_of_their_own(one: str, other: str) -> None:
+    limits = [{"name": name, "max": 1} for name in (one, other)]
+    with pytest.raises(ValidationError, match="limits: expected names that differ"):
+        ApprovalsSettings.model_validate({"limits": limits})
+
+
+# --- cost
+
+
+def test_a_relay_without_limits_reads_nothing_for_them(tmp_path: Path) -> None:
+    with approvals_with(tmp_path) as approvals:
+        statements = traced(approvals, lambda: approvals.record_document(A, B))
+        statements += traced(approvals, lambda: approvals.submit(of=A))
+        assert any("decision" in text for text in statements)
+        assert not [text for text in statements if "occurrence_ended" in text]
+        assert not [text for text in statements if "SELECT id, told" in text]
+
+
+def traced(approvals: ApprovalFile, work: Callable[[], object]) -> list[str]:
+    """The statements that the work runs."""
+    statements: list[str] = []
+    approvals.connection.set_trace_callback(statements.append)
+    work()
+    approvals.connection.set_trace_callback(None)
+    return statements

@@ -1,0 +1,386 @@
+"""Random sequences with limits, compared with a model that knows what Azure does.
+
+The engine, the recorder and the file are real. The model counts the machines that go because of
+this relay, and remembers who waits since when.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from typing_extensions import override
+
+from relay.approvals import ApprovalsSettings, ClaimedGrant
+from relay.approvals.status import approval_state
+from relay.errors import SourceRefused, SourceUnavailable
+from relay.events.model import ScheduledEvent
+from relay.events.timestamps import format_rfc3339
+from relay.outbox import TrackedEvent
+from tests.approvals.builders import ApprovalFile, build_event
+from tests.approvals.manual_clock import NOON, ManualClock
+
+_IDS = ["A", "B", "C", "D"]
+_MACHINES = [("db-1",), ("db-2",), ("db-1", "db-2"), ("db-3", "web-1"), ("web-1", "web-2"), ()]
+_REST = timedelta(seconds=30)
+_LIMITS: dict[str, list[dict[str, Any]]] = {
+    "one database": [{"name": "db", "match": {"resources": ["db-*"]}, "max": 1, "rest": "30s"}],
+    "two, and two of all": [
+        {"name": "db", "match": {"resources": ["db-*"]}, "max": 1, "rest": "30s"},
+        {"name": "all", "max": 2},
+    ],
+    "three of all": [{"name": "all", "max": 3, "rest": "30s"}],
+}
+_RULES = {
+    "votes": {"name": "all", "approve": {"votes": 1, "from": ["client:alice", "client:bob"]}},
+    "automatic": {"name": "all", "approve": "automatic"},
+}
+_MEMORY = Path("/dev/shm")  # noqa: S108  # in memory, because no test cuts the power
+
+
+def configuration(limits: str, rules: str) -> ApprovalsSettings:
+    """The settings of a run."""
+    return ApprovalsSettings.model_validate(
+        {"rules": [_RULES[rules]], "limits": _LIMITS[limits], "hold_expires": "90s"}
+    )
+
+
+@dataclass
+class AzureEvent:
+    """One event as Azure knows it."""
+
+    seen: ScheduledEvent
+    first_seen: int
+    started_by_us: bool = False
+    may_be_started: bool = False
+    """Whether Azure may have taken a StartRequest without telling."""
+    machines: frozenset[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Name the machines as the relay counts them."""
+        names = self.seen.resources or (f"event {self.seen.event_id}",)
+        self.machines = frozenset(names)
+
+
+def counted(limit: dict[str, Any], machines: frozenset[str]) -> frozenset[str]:
+    """The machines that a limit counts; written in another way than in the relay."""
+    if "match" not in limit:
+        return machines
+    return frozenset(name for name in machines if name.startswith(("db-", "event ")))
+
+
+class Limits(RuleBasedStateMachine):
+    """What can happen, in any order."""
+
+    @initialize(limits=st.sampled_from(sorted(_LIMITS)), rules=st.sampled_from(sorted(_RULES)))
+    def begin(self, limits: str, rules: str) -> None:
+        """Begin with an empty document."""
+        self.folder = tempfile.TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else None)
+        self.limits = _LIMITS[limits]
+        self.clock = ManualClock()
+        self.approvals = ApprovalFile(
+            Path(self.folder.name) / "relay.db", configuration(limits, rules), clock=self.clock
+        )
+        self.azure: dict[str, AzureEvent] = {}
+        self.rests: list[tuple[datetime, frozenset[str]]] = []
+        """When events ended that may have happened, and their machines."""
+        self.claims: list[ClaimedGrant] = []
+        self.serial = 0
+        for event_id in _IDS[:2]:
+            self.appears(event_id, ("db-1",) if event_id == "A" else ("db-2",), 400.0)
+        self.poll()
+
+    @override
+    def teardown(self) -> None:
+        """Everything that may go has gone in the end: nobody starves, and nothing is stuck."""
+        if hasattr(self, "approvals"):
+            try:
+                self._run_dry()
+            finally:
+                self.approvals.close()
+                self.folder.cleanup()
+
+    # --- Azure
+
+    @rule(
+        of=st.sampled_from(_IDS),
+        machines=st.sampled_from(_MACHINES),
+        due=st.sampled_from([None, 60.0, 200.0, 4000.0, 4000.0]),
+    )
+    def appears(self, of: str, machines: tuple[str, ...], due: float | None) -> None:
+        """An event appears, or a Scheduled one changes."""
+        known = self.azure.get(of)
+        if known is not None and (known.seen.is_started or known.may_be_started):
+            return
+        not_before = (
+            format_rfc3339(self.clock.now() + timedelta(seconds=due)) if due is not None else None
+        )
+        self.serial += 1
+        first = known.first_seen if known is not None else self.serial
+        self.azure[of] = AzureEvent(
+            build_event(of, resources=machines, not_before=not_before), first
+        )
+
+    @precondition(lambda self: self.azure)
+    @rule(of=st.sampled_from(_IDS))
+    def starts(self, of: str) -> None:
+        """Azure starts an event by itself."""
+        if of in self.azure:
+            self._start(of)
+
+    def _start(self, of: str) -> None:
+        before = self.azure[of]
+        self.azure[of].seen = build_event(
+            of, resources=before.seen.resources, event_status="Started", not_before=None
+        )
+
+    @precondition(lambda self: self.azure)
+    @rule(of=st.sampled_from(_IDS), read=st.booleans())
+    def ends(self, of: str, read: bool) -> None:
+        """An event leaves the document."""
+        if of in self.azure:
+            del self.azure[of]
+            if read:
+                self.poll()
+
+    @precondition(lambda self: len(self.azure) > 1 and not self.claims)
+    @rule(of=st.sampled_from(_IDS), other=st.sampled_from(_IDS), wait=st.sampled_from([0.0, 20.0]))
+    def begins_and_ends_before_another(self, of: str, other: str, wait: float) -> None:
+        """An event begins and ends, and another one that is approved follows soon."""
+        if of in self.azure and other in self.azure and of != other:
+            self._start(of)
+            self.poll()
+            self.vote(other, "bob")
+            del self.azure[of]
+            self.poll()
+            self.time_passes(wait, step=True)
+            self.claim(fresh=False)
+
+    @rule()
+    def poll(self) -> None:
+        """Read the document, and apply what follows."""
+        self._read()
+        self._step()
+
+    def _read(self) -> None:
+        known = {event.subject for event in self.approvals.events("event.ended")}
+        count = len(self.approvals.events("event.ended"))
+        self.approvals.record_document(*(one.seen for one in self.azure.values()), step=False)
+        for ended in self.approvals.events("event.ended")[count:]:
+            if ended.data["outcome"] != "canceled":
+                names = ended.data["resources"] or [f"event {ended.data['eventId']}"]
+                self.rests.append((self.clock.now(), frozenset(names)))
+        assert known <= {event.subject for event in self.approvals.events("event.ended")}
+
+    def _step(self) -> None:
+        self.approvals.apply_transitions()
+        self._check_order()
+
+    @rule(seconds=st.sampled_from([1.0, 10.0, 30.0, 100.0]), step=st.booleans())
+    def time_passes(self, seconds: float, step: bool) -> None:
+        """Time passes; the timer of the transitions may be late."""
+        self.clock.advance(seconds)
+        if step:
+            self._step()
+
+    @rule()
+    def crash(self) -> None:
+        """Lose what is not on disk, and the answer to what is in flight."""
+        self.approvals.crash()
+        self.claims = []
+
+    # --- people
+
+    @rule(of=st.sampled_from(_IDS), who=st.sampled_from(["alice", "bob"]))
+    def vote(self, of: str, who: str) -> None:
+        """Vote for the state that the relay has read."""
+        revision = self._revision(of)
+        if revision is not None:
+            self.approvals.submit("approve", who, event_id=of, revision=revision)
+
+    @rule(of=st.sampled_from(_IDS), decision=st.sampled_from(["hold", "release"]))
+    def hold(self, of: str, decision: Any) -> None:
+        """Take or release a hold."""
+        revision = self._revision(of)
+        if revision is not None:
+            self.approvals.submit(decision, "alice", event_id=of, revision=revision)
+
+    def _revision(self, of: str) -> str | None:
+        found = self._find(of)
+        return found.revision if found is not None else None
+
+    def _find(self, of: str) -> TrackedEvent | None:
+        return self.approvals.transact(lambda tx: tx.snapshot.find(of.lower()))
+
+    # --- the gate
+
+    @precondition(lambda self: not self.claims)
+    @rule(fresh=st.booleans())
+    def claim(self, fresh: bool) -> None:
+        """Claim what may go now, as the gate does after a fresh read."""
+        if fresh:
+            self._read()
+        grants = self.approvals.transact(lambda tx: tx.decisions.open_grants())
+        self.approvals.engine.in_flight = frozenset(
+            (grant.id, grant.attempts + 1) for grant in grants
+        )
+        self.claims = self.approvals.claim()
+        for claim in self.claims:
+            event = self.azure.get(claim.event_id)
+            if event is not None:
+                event.may_be_started = True
+            self._check_room(claim.event_id)
+        if not self.claims:
+            self.approvals.set_in_flight()
+
+    def _check_room(self, of: str) -> None:
+        """Together with what goes already, the machines of an event are within every limit."""
+        now = self.clock.now()
+        status = self.approvals.status(of)
+        own = frozenset(status.occurrence.event.resources or (f"event {of}",))
+        for limit in self.limits:
+            others: set[str] = set()
+            for other_id, names, is_taking in self._facts():
+                if other_id != of and is_taking:
+                    others |= counted(limit, names)
+            rest = _REST if "rest" in limit else timedelta(0)
+            for ended_at, names in self.rests:
+                if now < ended_at + rest:
+                    others |= counted(limit, names)
+            needed = counted(limit, own)
+            if needed <= others:
+                continue
+            is_alone = len(needed) > limit["max"] and not others
+            assert is_alone or len(others | needed) <= limit["max"], (of, limit, others, needed)
+
+    def _facts(self) -> list[tuple[str, frozenset[str], bool]]:
+        """Each live event that the relay knows, its machines, and whether it may be under way."""
+        rows = self.approvals.transact(lambda tx: tx.snapshot.live())
+        facts = []
+        for row in rows:
+            grants = self.approvals.status(row.key).grants
+            names = frozenset(row.event.resources or (f"event {row.event.event_id}",))
+            is_taking = row.event.is_started or any(grant.may_be_accepted for grant in grants)
+            facts.append((row.event.event_id, names, is_taking))
+        return facts
+
+    @precondition(lambda self: self.claims)
+    @rule(answer=st.sampled_from(["200", "200", "400", "503", "timeout, but processed"]))
+    def imds_answers(self, answer: str) -> None:
+        """IMDS answers the StartRequest in flight, or does not."""
+        error = {
+            "200": None,
+            "400": SourceRefused("400", status=400),
+            "503": SourceUnavailable("503", status=503),
+            "timeout, but processed": SourceUnavailable("timeout"),
+        }[answer]
+        self.approvals.answer(self.claims, error)
+        if answer in ("200", "timeout, but processed"):
+            for claim in self.claims:
+                if claim.event_id in self.azure:
+                    self._start(claim.event_id)
+        self.approvals.set_in_flight()
+        self.claims = []
+        self._step()
+
+    # --- order
+
+    def _check_order(self) -> None:
+        """Nobody waits while every slot that it needs is free, and no earlier event waits."""
+        waiting = []
+        for of in _IDS:
+            found = self._find(of)
+            if found is not None and found.live:
+                status = self.approvals.status(of)
+                if approval_state(status) == "waiting":
+                    due = status.not_before
+                    key = (due is None, due or NOON, found.first_seen, found.id)
+                    waiting.append((key, of, status))
+        now = self.clock.now()
+        for _, of, status in sorted(waiting)[:1]:
+            taken = self._taken_by_others(of, now)
+            names = frozenset(status.occurrence.event.resources or (f"event {of}",))
+            is_blocked = []
+            for limit in self.limits:
+                needed, others = counted(limit, names), taken[limit["name"]]
+                fits = len(needed | others) <= limit["max"] or (
+                    len(needed) > limit["max"] and not others
+                )
+                is_blocked.append(not needed <= others and not fits)
+            assert any(is_blocked), f"{of} is first in line and waits for nothing"
+            named = {wait.limit for wait in status.waiting_for}
+            assert named <= {limit["name"] for limit in self.limits}
+
+    def _taken_by_others(self, of: str, now: datetime) -> dict[str, frozenset[str]]:
+        taken: dict[str, set[str]] = {limit["name"]: set() for limit in self.limits}
+        for other in _IDS:
+            found = self._find(other)
+            if other == of or found is None or not found.live:
+                continue
+            status = self.approvals.status(other)
+            names = frozenset(found.event.resources or (f"event {other}",))
+            # A grant that waits itself takes no slot.
+            is_free = not (status.active_holds or status.waiting_for)
+            is_granted = status.active_grant is not None and is_free
+            may_go = any(grant.may_be_accepted for grant in status.grants)
+            if found.event.is_started or is_granted or may_go:
+                for limit in self.limits:
+                    taken[limit["name"]] |= counted(limit, names)
+        for ended_at, names in self.rests:
+            for limit in self.limits:
+                if "rest" in limit and now < ended_at + _REST:
+                    taken[limit["name"]] |= counted(limit, names)
+        return {limit: frozenset(names) for limit, names in taken.items()}
+
+    # --- the end
+
+    def _run_dry(self) -> None:
+        """Let everything that is approved go, one after the other."""
+        self.approvals.crash()
+        self.claims = []
+        for one in list(self.azure):
+            self.approvals.record_document(*(event.seen for event in self.azure.values()))
+            revision = self._revision(one)
+            if revision is not None:
+                self.approvals.submit("release", "alice", event_id=one, revision=revision)
+        for _ in range(4 * len(_IDS)):
+            self._read()
+            self.approvals.apply_transitions()
+            claims = self.approvals.claim()
+            if claims:
+                self.approvals.accept(claims)
+            for of, event in list(self.azure.items()):
+                if (
+                    event.seen.is_started
+                    or of in {claim.event_id for claim in claims}
+                    or event.may_be_started
+                ):
+                    del self.azure[of]
+            self.clock.advance(31)
+        self._read()
+        self.approvals.apply_transitions()
+        for of in self.azure:
+            assert approval_state(self.approvals.status(of)) != "waiting", f"{of} waits for ever"
+
+    @invariant()
+    def what_waits_says_for_what(self) -> None:
+        """Nothing waits without a reason, and nothing is granted that waits."""
+        if not hasattr(self, "approvals"):
+            return
+        for of in _IDS:
+            found = self._find(of)
+            if found is not None:
+                status = self.approvals.status(of)
+                assert (approval_state(status) == "waiting") <= bool(status.waiting_for)
+                for wait in status.waiting_for:
+                    assert wait.machines or wait.behind
+
+
+TestLimits = Limits.TestCase
+TestLimits.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)

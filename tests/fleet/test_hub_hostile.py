@@ -1,0 +1,261 @@
+"""Messages to the hub that no honest agent sends. They have no effect, and are told."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import AsyncIterator, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import aio_pika
+import orjson
+import pytest
+
+from relay.events.build import Origin
+from relay.events.model import ScheduledEvent
+from relay.events.timestamps import format_rfc3339
+from relay.fleet.messages import (
+    Message,
+    Pulse,
+    PulseRequest,
+    VoteAnswer,
+    VoteMessage,
+    parse_message,
+)
+from relay.fleet.routing import command_key
+from relay.fleet.topology import command_exchange
+from relay.simulator import Plan
+from relay.simulator.event import Event
+from tests.builders import cloudevent
+from tests.fleet.hub_side import AGENT_USER, STRANGER
+from tests.fleet.running_fleet import RunningFleet, running_fleet
+from tests.journey.relay_process import eventually
+from tests.rabbitmq import Broker
+from tests.raw_amqp import RefusedError
+
+SCOPE = "vmss-a-1f0c33ab"
+OTHER = "vmss-b-2e1d44bc"
+RULE = {
+    "approvals": {
+        "rules": [{"name": "ops", "approve": {"votes": 1, "from": ["client:ops", "vm:*/*"]}}]
+    }
+}
+DOMAINS = (
+    {"user": AGENT_USER, "scopes": ["vmss-a-*"]},
+    {"user": STRANGER, "scopes": ["vmss-b-*"]},
+)
+
+
+@pytest.fixture
+async def fleet(own_broker: Broker, tmp_path: Path) -> AsyncIterator[RunningFleet]:
+    """A hub and two agents. A stranger, whom the broker lets do everything, has a domain too."""
+    async with running_fleet(
+        own_broker, tmp_path, {SCOPE: ["vm-0", "vm-1"]}, hub=RULE, domains=DOMAINS
+    ) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def stays_connected(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Fail if a message ends the connection of the hub, or meets an error in it."""
+    caplog.set_level(logging.WARNING)
+    yield
+    bad = ("relay.fleet.hub.link", "internal error")
+    lines = [f"{each.name} {each.getMessage()}" for each in caplog.get_records("call")]
+    assert [line for line in lines if any(text in line for text in bad)] == []
+
+
+def body_of(message: Message, scope: str = SCOPE, relay: str = "vm-0", **changes: Any) -> bytes:
+    """Return a message as an agent would send it; ``changes`` replace fields of its data."""
+    event = message.to_event(Origin(scope, relay), datetime.now(UTC))
+    fields = orjson.loads(event.body)
+    fields["data"].update(changes)
+    return orjson.dumps(fields)
+
+
+PULSE = Pulse(
+    vm_id="id",
+    boot_id=None,
+    version="1",
+    zone=None,
+    names=(),
+    live=(),
+    poll_age=0.0,
+    clock_offset=0.0,
+)
+
+
+async def scheduled(fleet: RunningFleet) -> Event:
+    """Return an event that the hub has told."""
+    event = fleet.azures[SCOPE].schedule(Plan(resources=("vm-0",)))
+    await eventually(lambda: fleet.told(event.event_id) == ["event.scheduled"])
+    return event
+
+
+UNUSABLE = {
+    "no JSON": ("event.scheduled.reboot.{scope}.vm-0", b"{"),
+    "no message": ("vote.{scope}.vm-0", b"{}"),
+    "another kind than its key": ("event.ended.reboot.{scope}.vm-0", body_of(PULSE)),
+    "a message of a hub": ("vote.{scope}.vm-0", body_of(PulseRequest())),
+    "another relay than its key": ("start.{scope}.vm-1", body_of(PULSE)),
+    "an unknown key": ("vote.{scope}.vm-0.more", b"{}"),
+}
+
+
+async def test_what_cannot_be_used_is_dead_lettered_counted_and_told(fleet: RunningFleet) -> None:
+    event = await scheduled(fleet)
+    for number, (key, body) in enumerate(UNUSABLE.values(), start=1):
+        user = STRANGER if "more" in key else AGENT_USER
+        await fleet.publish(key.format(scope=SCOPE), body, user=user)
+        await eventually(lambda number=number: has_dead(fleet, number))
+    for relay in ("vm-0", "vm-1"):
+        await eventually(lambda relay=relay: complaints(fleet, relay) == 1)
+    assert fleet.told(event.event_id) == ["event.scheduled"]
+    fleet.azures[SCOPE].cancel(event)
+    await eventually(lambda: fleet.told(event.event_id)[-1] == "event.ended")
+
+
+def complaints(fleet: RunningFleet, relay: str) -> int:
+    """Return how often the hub told of unusable messages of an agent."""
+    told = [
+        each["data"]["reason"] for each in fleet.inbox.events if "dead-lettered" in each["type"]
+    ]
+    return sum(f"agent {relay} of scope {SCOPE}" in reason for reason in told)
+
+
+async def has_dead(fleet: RunningFleet, number: int) -> bool:
+    """Whether so many messages were dead-lettered."""
+    return await fleet.count_dead() == number
+
+
+async def test_wild_numbers_and_times_in_a_pulse_do_no_harm(fleet: RunningFleet) -> None:
+    event = await scheduled(fleet)
+    key = f"pulse.{SCOPE}.vm-0"
+    for number in (1e300, 1e18, 1e12, -1e300, -1e12):
+        await fleet.publish(key, body_of(PULSE, clockOffset=number))
+        await fleet.publish(key, body_of(PULSE, pollAge=abs(number)))
+    await fleet.publish(f"pulse.{SCOPE}.vm-1", body_of(PULSE, relay="vm-1", clockOffset=1e300))
+    fleet.azures[SCOPE].cancel(event)
+    await eventually(lambda: fleet.told(event.event_id)[-1] == "event.ended")
+
+
+def report_of(event: Event, name: str, scope: str = SCOPE, **changes: Any) -> bytes:
+    """Return a report about an event, as an agent of a scope would send it."""
+    data = {
+        "eventId": event.event_id,
+        "eventType": "Reboot",
+        "eventStatus": "Scheduled",
+        "resourceType": "VirtualMachine",
+        "resources": ["vm-0"],
+        "notBefore": None,
+        "description": "",
+        "eventSource": "Platform",
+        "durationSeconds": None,
+        "documentIncarnation": 1,
+        "revision": "0" * 16,
+        **changes,
+    }
+    attributes = {
+        "source": f"imds://{scope}",
+        "scope": scope,
+        "relay": "vm-0",
+        "time": format_rfc3339(datetime.now(UTC)),
+    }
+    return cloudevent(name, event.event_id, data, **attributes).body
+
+
+def vote_for(event: Event, scope: str = SCOPE, relay: str = "vm-0") -> bytes:
+    """Return the vote of a machine for an event."""
+    vote = VoteMessage(
+        request_id=secrets.token_hex(8),
+        user="local:root",
+        body={"eventId": event.event_id, "decision": "approve", "scope": SCOPE},
+    )
+    return body_of(vote, scope, relay)
+
+
+async def assert_without_effect(fleet: RunningFleet, event: Event, dead: int) -> None:
+    """Assert that so many messages were dead-lettered, and that nothing followed from them."""
+    await eventually(lambda: has_dead(fleet, dead))
+    assert fleet.told(event.event_id) == ["event.scheduled"]
+    assert fleet.azures[SCOPE].start_requests == ()
+    assert {agent.scope for agent in fleet.roster} == {SCOPE}
+
+
+async def test_a_user_cannot_report_for_a_scope_outside_its_domain(fleet: RunningFleet) -> None:
+    """It says that the event has ended, has started, and is there; and that nothing is."""
+    event = await scheduled(fleet)
+    ended: dict[str, Any] = {
+        "outcome": "completed",
+        "evidence": "observed",
+        "approvedByRelay": False,
+    }
+    started: dict[str, Any] = {"changed": {}, "approvedByRelay": True, "eventStatus": "Started"}
+    for number, (name, more) in enumerate(
+        {"event.ended": ended, "event.started": started, "event.scheduled": {}}.items(), start=1
+    ):
+        body = report_of(event, name, **more)
+        key = f"{name}.reboot.{SCOPE}.vm-0"
+        await fleet.publish(key, body, user=STRANGER)
+        await eventually(lambda number=number: has_dead(fleet, number))
+    for relay in ("vm-0", "vm-1"):
+        await fleet.publish(f"pulse.{SCOPE}.{relay}", body_of(PULSE, relay=relay), user=STRANGER)
+    await assert_without_effect(fleet, event, 3)
+
+
+async def test_no_vote_of_anybody_else_has_an_effect(fleet: RunningFleet) -> None:
+    event = await scheduled(fleet)
+    key, vote = f"vote.{SCOPE}.vm-0", vote_for(event)
+    # The broker lets the stranger do everything.
+    await fleet.publish(key, vote, user=STRANGER)
+    await fleet.publish(key, vote, user=STRANGER, user_id=None)
+    await fleet.publish(f"{fleet.exchange}.fleet.in", vote, user=STRANGER, exchange="")
+    await fleet.publish(f"vote.{OTHER}.vm-0", vote, user=STRANGER)
+    await fleet.publish(
+        f"vote.{OTHER}.vm-9", vote_for(event, OTHER, "vm-9"), user=STRANGER, headers={"CC": [key]}
+    )
+    dead = 5
+    # RabbitMQ 3.10 does not check the keys in the header. Later versions refuse the message.
+    try:
+        await fleet.publish(key, vote, headers={"CC": [f"vote.{OTHER}.vm-0"]})
+    except RefusedError:
+        pass
+    else:
+        dead += 1
+    await assert_without_effect(fleet, event, dead)
+
+
+async def test_a_machine_of_another_scope_cannot_vote_for_an_event(fleet: RunningFleet) -> None:
+    """Its user and routing key are in order. The body names the event of the other scope."""
+    event = await scheduled(fleet)
+    connection = await aio_pika.connect(fleet.broker.amqp_url(STRANGER))
+    async with connection, connection.channel() as channel:
+        answers = await channel.declare_queue(exclusive=True)
+        await answers.bind(command_exchange(fleet.exchange), command_key(OTHER, "vm-0"))
+        vote = vote_for(event, OTHER, "vm-0")
+        await fleet.publish(f"vote.{OTHER}.vm-0", vote, user=STRANGER)
+        async with answers.iterator(timeout=30) as iterator:
+            answer = parse_message((await anext(iterator)).body)
+    assert isinstance(answer, VoteAnswer)
+    assert answer.status in (403, 404, 422)
+    assert "approval.granted" not in fleet.told(event.event_id)
+    assert fleet.azures[SCOPE].start_requests == ()
+
+
+async def test_a_vote_right_after_the_report_finds_the_event(fleet: RunningFleet) -> None:
+    """Both wait for a hub that is down, and arrive together."""
+    await fleet.stop_hub()
+    for relay in ("vm-0", "vm-1"):
+        await fleet.stop_agent(SCOPE, relay)
+    event = fleet.azures[SCOPE].schedule(Plan(resources=("vm-0",)))
+    vote = vote_for(event)
+    await fleet.publish(f"event.scheduled.reboot.{SCOPE}.vm-0", report_of(event, "event.scheduled"))
+    revision = ScheduledEvent.from_fields(orjson.loads(report_of(event, "event.scheduled"))["data"])
+    fields = orjson.loads(vote)
+    fields["data"]["body"]["revision"] = revision.revision
+    await fleet.publish(f"vote.{SCOPE}.vm-0", orjson.dumps(fields))
+    await fleet.start_hub()
+    await eventually(lambda: len(fleet.told(event.event_id)) >= 2)
+    assert fleet.told(event.event_id)[:2] == ["event.scheduled", "approval.recorded"]

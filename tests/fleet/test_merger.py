@@ -1,0 +1,230 @@
+"""The merger of a hub, with a real store: what it remembers and what the state file has agree."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sqlite3
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from relay.clock import SystemClock
+from relay.events.build import Origin
+from relay.fleet.hub import histories, merge, merger
+from relay.fleet.hub.histories import Histories
+from relay.fleet.hub.merge import Gone, Word
+from relay.fleet.hub.merger import EventMerger, Heard
+from relay.outbox import StateFileOwner, fleet
+from relay.outbox.event_keys import EventKeys
+from relay.outbox.file import open_for_reading
+from relay.outbox.fleet import AgentRow
+from relay.outbox.rows import PageLimit
+from relay.outbox.sqlite import Store
+from relay.outbox.transaction import Transaction
+from tests.events.strategies import make_event
+from tests.journey.relay_process import eventually
+from tests.outbox.open_store import open_store_in
+
+SCOPE = "vmss-a-1f0c33ab"
+HUB = StateFileOwner("hub", None, is_hub=True)
+KEYS = EventKeys(with_scope=True)
+EVENT = make_event(event_id="E-1")
+"""An event in its first state."""
+MOVED = make_event(event_id="E-1", description="it was moved")
+"""The same event in another state."""
+
+
+@dataclass(slots=True)
+class Rig:
+    """A merger on a store. ``told`` are the names of the events in the journal, oldest first."""
+
+    store: Store
+    histories: Histories
+    merger: EventMerger
+    changed: list[str]
+    ended: list[tuple[str, str]]
+    began: datetime
+
+    def word(
+        self, relay: str, word: Word, seconds: float, *, event_id: str = "e-1", scope: str = SCOPE
+    ) -> Heard:
+        """Return a word of an agent, so many seconds after the beginning."""
+        at = self.began + timedelta(seconds=seconds)
+        return Heard(
+            name=(scope, event_id), relay=relay, word=word, observed_at=at, seen=at, incarnation=1
+        )
+
+    async def told(self, event_id: str = "e-1") -> list[str]:
+        """Return the names of the events in the journal about an event, oldest first."""
+        key = KEYS.key(SCOPE, event_id)
+        return await self.store.read(
+            lambda tx: [event.name for event in tx.journal.changes(key, "", PageLimit(1000))]
+        )
+
+
+@asynccontextmanager
+async def merging(
+    folder: Path, fresh: Callable[[str], bool] = lambda _: True
+) -> AsyncIterator[Rig]:
+    """Open the store of a hub in a folder, with a merger that knows what it holds."""
+    async with open_store_in(folder, lambda _: (), HUB) as store:
+        known = Histories()
+        changed: list[str] = []
+        ended: list[tuple[str, str]] = []
+        merging = EventMerger(
+            Origin("hub", "hub-0"),
+            store,
+            KEYS,
+            SystemClock(),
+            known,
+            freshness=lambda _, __: fresh,
+            listens=lambda _: True,
+            on_change=changed.append,
+            on_ended=ended.append,
+        )
+        await merging.load()
+        began = datetime.now(UTC) - timedelta(seconds=60)
+        yield Rig(store, known, merging, changed, ended, began)
+
+
+@asynccontextmanager
+async def held(store: Store) -> AsyncIterator[None]:
+    """Let the store do nothing inside the block."""
+    reached, release = threading.Event(), threading.Event()
+
+    def hold(_: Transaction) -> None:
+        reached.set()
+        release.wait(60)
+
+    holding = store.submit(hold)
+    try:
+        await eventually(reached.is_set)
+        yield
+    finally:
+        release.set()
+        await holding
+
+
+async def test_messages_that_come_again_after_a_lost_connection_are_no_news(tmp_path: Path) -> None:
+    """The connection ends while the store writes a batch in which the event changes twice."""
+    async with merging(tmp_path) as rig:
+        await rig.merger.take([rig.word("vm-0", EVENT, 1)])
+        batch = [rig.word("vm-0", MOVED, 2), rig.word("vm-0", EVENT, 3)]
+        async with held(rig.store):
+            taking = asyncio.create_task(rig.merger.take(batch))
+            await asyncio.sleep(0)  # the store has the work now
+            taking.cancel()
+            await asyncio.sleep(0)
+        with pytest.raises(asyncio.CancelledError):
+            await taking
+        await rig.merger.take(batch)
+        assert await rig.told() == ["event.scheduled", "event.updated", "event.updated"]
+
+
+async def test_an_agent_that_was_forgotten_does_not_keep_an_event_alive_after_a_restart(
+    tmp_path: Path,
+) -> None:
+    async with merging(tmp_path) as rig:
+        await rig.store.transact(lambda tx: tx.fleet.save_agents(map(agent_row, ("vm-0", "vm-1"))))
+        await rig.merger.take([rig.word("vm-0", EVENT, 1), rig.word("vm-1", EVENT, 1)])
+        await rig.merger.forget(SCOPE, "vm-0", lambda: None)
+        assert await rig.told() == ["event.scheduled"]
+    async with merging(tmp_path) as rig:
+        await rig.merger.forget(SCOPE, "vm-1", lambda: None)
+        assert await rig.told() == ["event.scheduled", "event.ended"]
+        assert rig.ended == [(SCOPE, "e-1")]
+        assert await rig.store.read(lambda tx: tx.fleet.agents()) == []
+
+
+async def test_a_batch_can_name_more_events_than_the_memory_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(histories, "MAX_ENDED", 20)
+    monkeypatch.setattr(merger, "MAX_WORDS", 10)
+    async with merging(tmp_path) as rig:
+        names = [f"e-{number}" for number in range(100)]
+        words = [rig.word("vm-0", Gone(), 1, event_id=name) for name in names]
+        await rig.merger.take(words)
+        await rig.merger.take([rig.word("vm-0", EVENT, 2)])
+        assert await rig.told() == ["event.scheduled"]
+
+
+async def test_a_hub_with_more_events_than_a_query_of_sqlite_takes_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet, "MAX_KEYS", 10)
+    async with merging(tmp_path) as rig:
+        for number in range(25):
+            event = make_event(event_id=f"E-{number}")
+            await rig.merger.take([rig.word("vm-0", event, 1, event_id=event.key)])
+    with contextlib.closing(open_for_reading(tmp_path / "relay.db")) as connection:
+        connection.setlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER, 20)
+        keys = [KEYS.key(SCOPE, f"e-{number}") for number in range(25)]
+        assert len(fleet.FleetTables(connection).sightings(keys)) == 25
+
+
+async def test_agents_that_disagree_have_their_time_again_when_the_hub_was_deaf(
+    tmp_path: Path,
+) -> None:
+    """The agents are asked at once whether the event is still there."""
+    async with merging(tmp_path) as rig:
+        await rig.merger.take([rig.word("vm-0", EVENT, 1), rig.word("vm-1", EVENT, 1)])
+        await rig.merger.take([rig.word("vm-0", Gone(), 2)])
+        before = rig.histories.get((SCOPE, "e-1"))
+        assert before is not None
+        assert before.first_gone_at is not None
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(rig.merger.run())
+            rig.changed.clear()
+            rig.merger.wait_again()
+            await eventually(lambda: rig.changed == [SCOPE])
+            running.cancel()
+        after = rig.histories.get((SCOPE, "e-1"))
+        assert after is not None
+        assert after.first_gone_at is not None
+        assert after.first_gone_at > before.first_gone_at
+        assert after.ended_at is None
+
+
+async def test_a_hub_that_restarts_while_an_event_ends_still_waits_for_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with merging(tmp_path) as rig:
+        await rig.merger.take([rig.word("vm-0", EVENT, 1), rig.word("vm-1", EVENT, 1)])
+        await rig.merger.take([rig.word("vm-0", Gone(), 2)])
+    monkeypatch.setattr(merge, "END_WAIT", timedelta(milliseconds=200))
+    async with merging(tmp_path) as rig, asyncio.TaskGroup() as group:
+        running = group.create_task(rig.merger.run())
+        rig.merger.wait_again()
+        await eventually(lambda: rig.ended == [(SCOPE, "e-1")])
+        running.cancel()
+        assert await rig.told() == ["event.scheduled", "event.ended"]
+        await rig.merger.take([rig.word("vm-1", Gone(), 3), rig.word("vm-0", EVENT, 1)])
+        assert await rig.told() == ["event.scheduled", "event.ended"]
+
+
+def agent_row(relay: str) -> AgentRow:
+    """Return an agent of which only its name is known."""
+    at = datetime.now(UTC)
+    return AgentRow(
+        scope=SCOPE,
+        relay=relay,
+        user="vmss-a",
+        name=relay,
+        vm_id=None,
+        boot_id=None,
+        version=None,
+        zone=None,
+        names=(),
+        first_heard=at,
+        last_report=at,
+        last_pulse=None,
+        poll_age=None,
+        clock_offset=None,
+    )

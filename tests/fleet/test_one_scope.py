@@ -1,0 +1,143 @@
+"""Many agents of one scope: each change is told once, as a relay alone would have told it.
+
+`make chaos` runs 50 agents, `make test` eight.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import aio_pika
+import pytest
+
+from relay.simulator import Plan, Simulator
+from tests.fleet.hub_side import HUB_USER
+from tests.fleet.running_fleet import RunningFleet, running_fleet
+from tests.journey.relay_process import Inbox, eventually, inbox, name_of
+from tests.rabbitmq import Broker
+
+CHAOS = bool(os.environ.get("RELAY_TEST_CHAOS"))
+AGENTS = 50 if CHAOS else 8
+SCOPE = "vmss-a-1f0c33ab"
+PLAIN = "vm-plain"
+
+
+def changes(box: Inbox) -> list[tuple[str, str, str]]:
+    """Return EventId, change and id of each message about an event, sorted, with repeats."""
+    return sorted(
+        (each["subject"], name_of(each), each["id"])
+        for each in box.events
+        if name_of(each).startswith("event.")
+    )
+
+
+def histories(box: Inbox) -> dict[str, list[tuple[str, str]]]:
+    """Return the changes of each EventId with their ids, in order of arrival."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for each in box.events:
+        if name_of(each).startswith("event."):
+            found.setdefault(each["subject"], []).append((name_of(each), each["id"]))
+    return found
+
+
+class Story:
+    """Changes of the simulated Azure, in steps between which each agent polls."""
+
+    def __init__(self, azure: Simulator) -> None:
+        self.azure = azure
+        self.expected = 0
+
+    def begin(self) -> None:
+        """Let events of every kind appear, one of them as Started."""
+        schedule = self.azure.schedule
+        self.moved = schedule(Plan(resources=("vm-0", "vm-1")))
+        self.frozen = schedule(Plan(type="Freeze", duration=5, resources=("vm-1",)))
+        self.flapping = schedule(Plan(type="Redeploy", resources=("vm-2",), description="A"))
+        self.canceled = schedule(Plan(source="User", resources=("vm-3",)))
+        self.failed = schedule(Plan(started=True, lasts=None, resources=("vm-4",)))
+        self.odd = schedule(Plan(fields={"EventType": "Quake", "NotBefore": None}))
+        self.evicted = schedule(Plan(type="Preempt", resources=("vm-5",), notice=600))
+        self.expected += 7
+
+    def change(self) -> None:
+        """Change what Azure can change, start one and cancel one."""
+        self.azure.update_event(self.moved, resources=("vm-0",))
+        self.azure.start(self.frozen)
+        self.azure.update_event(self.flapping, description="B")
+        self.azure.cancel(self.canceled)
+        self.azure.update_event(self.evicted, notice=900)
+        self.expected += 5
+
+    def return_to_before(self) -> None:
+        """Bring a state and an EventId back."""
+        self.azure.start(self.moved)
+        self.azure.update_event(self.flapping, description="A")
+        self.azure.schedule(Plan(id=self.canceled.event_id, resources=("vm-3",)))
+        self.azure.end(self.frozen)
+        self.azure.update_event(self.odd, fields={"EventType": "Quake", "Description": "more"})
+        self.expected += 5
+
+    def end(self) -> None:
+        """End all that is left."""
+        self.azure.end(self.moved)
+        self.azure.end(self.failed)
+        for event in (self.flapping, self.canceled, self.odd, self.evicted):
+            self.azure.cancel(event.event_id)
+        self.expected += 6
+
+
+@asynccontextmanager
+async def consuming(fleet: RunningFleet) -> AsyncIterator[list[str]]:
+    """Consume what the hub publishes for services; yield the ids of events."""
+    ids: list[str] = []
+    connection = await aio_pika.connect(fleet.broker.amqp_url(HUB_USER))
+    async with connection, connection.channel() as channel:
+        queue = await channel.declare_queue(exclusive=True)
+        exchange = await channel.declare_exchange(
+            fleet.exchange,
+            "topic",
+            durable=True,
+            arguments={"alternate-exchange": f"{fleet.exchange}.unrouted"},
+        )
+        await queue.bind(exchange, f"event.*.*.{SCOPE}")
+
+        async def keep(message: aio_pika.abc.AbstractIncomingMessage) -> None:
+            ids.append(message.message_id or "")
+
+        await queue.consume(keep, no_ack=True)
+        yield ids
+
+
+@pytest.mark.timeout(480 if CHAOS else 180)
+async def test_agents_tell_each_change_once_with_the_ids_of_a_relay_alone(
+    own_broker: Broker, tmp_path: Path
+) -> None:
+    """A plain relay runs beside them, as another VM of the same scope."""
+    vms = [f"vm-{number}" for number in range(AGENTS)]
+    running = running_fleet(
+        own_broker,
+        tmp_path,
+        {SCOPE: [*vms, PLAIN]},
+        without_agents=[PLAIN],
+        interval="3s" if CHAOS else "500ms",
+    )
+    async with running as fleet, inbox() as alone, AsyncExitStack() as stack:
+        await fleet.start_plain_relay(stack, SCOPE, PLAIN, alone.url)
+        consumed = await stack.enter_async_context(consuming(fleet))
+        story = Story(fleet.azures[SCOPE])
+        for step in (story.begin, story.change, story.return_to_before, story.end):
+            step()
+            await eventually(lambda: len(changes(alone)) >= story.expected)
+            await eventually(lambda: len(changes(fleet.inbox)) >= story.expected)
+            await fleet.wait_until_reported()
+        assert changes(fleet.inbox) == changes(alone)
+        assert histories(fleet.inbox) == histories(alone)
+        await eventually(lambda: len(consumed) >= story.expected)
+        assert sorted(consumed) == sorted(each for _, _, each in changes(alone))
+    if CHAOS:
+        # Without the states of the hub, every agent would publish every change.
+        source = fleet.running_hub.relay.source
+        assert source.polls < story.expected * AGENTS / 2

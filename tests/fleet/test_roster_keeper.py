@@ -1,0 +1,150 @@
+"""What the hub reports about its agents: who is silent, who is back, and whose clock is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relay.events.build import Origin
+from relay.fleet.hub.roster import Agent
+from relay.fleet.hub.roster_keeper import UPKEEP_INTERVAL, RosterKeeper
+from relay.fleet.messages import Pulse
+from relay.fleet.routing import Sender
+from relay.outbox import RecordedEvent, StateFileOwner
+from relay.outbox.sqlite import Store
+from tests.approvals.manual_clock import ManualClock
+from tests.outbox.open_store import open_store_in
+
+SCOPE = "vmss-a-1f0c33ab"
+SENDER = Sender(SCOPE, "vm-0", "vmss-a")
+
+
+@dataclass
+class Rig:
+    """A keeper whose clock a test advances. ``told`` are the names of the events it records."""
+
+    clock: ManualClock
+    store: Store
+    told: list[str]
+    lost: list[str] = field(default_factory=list)
+    is_connected: bool = True
+    keeper: RosterKeeper = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.keeper = RosterKeeper(
+            Origin("hub", "hub-0"),
+            self.store,
+            self.clock,
+            on_upkeep=self.listen,
+            on_lost=self.lose,
+        )
+
+    def listen(self) -> None:
+        """Do what the hub does at each look at the roster."""
+        if self.is_connected:
+            self.keeper.roster.listen(self.clock.now())
+        else:
+            self.keeper.roster.stop_listening()
+
+    async def lose(self, agent: Agent) -> None:
+        """Forget an agent, as the hub does."""
+        self.lost.append(agent.relay)
+        self.keeper.forget(agent)
+
+    def hear(self, **fields: Any) -> None:
+        """Hear the agent."""
+        values: dict[str, Any] = {
+            "vm_id": None,
+            "boot_id": None,
+            "version": "1",
+            "zone": None,
+            "names": (),
+            "live": (),
+            "poll_age": 0.0,
+            "clock_offset": 0.0,
+        }
+        now: datetime = self.clock.now()
+        agent = self.keeper.roster.note_pulse(SENDER, "vm-0", Pulse(**values | fields), now)
+        self.keeper.note_changed(agent)
+
+    async def pass_time(self, seconds: float) -> None:
+        """Let the keeper look at the roster for so long."""
+        for _ in range(int(seconds / UPKEEP_INTERVAL)):
+            self.clock.advance(UPKEEP_INTERVAL)
+            for _ in range(5):
+                await asyncio.sleep(0)
+        await self.store.read(lambda _: None)  # what was submitted before is recorded
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+    """A keeper that knows an agent, which it has heard."""
+    async with open_store_in(
+        tmp_path, lambda _: (), StateFileOwner("hub", None, is_hub=True)
+    ) as store:
+        told: list[str] = []
+
+        def note(events: Any) -> None:
+            told.extend(event.name for event in events if isinstance(event, RecordedEvent))
+
+        store.listeners.recorded.append(note)
+        clock = ManualClock()
+        made = Rig(clock, store, told)
+        await made.keeper.load()
+        made.listen()
+        made.hear()
+        running = asyncio.create_task(made.keeper.run())
+        await asyncio.sleep(0)
+        yield made
+        running.cancel()
+
+
+async def test_a_silent_scope_is_told_once_and_so_is_its_return(rig: Rig) -> None:
+    await rig.pass_time(400)
+    assert rig.told == ["relay.silent"]
+    rig.hear()
+    await rig.pass_time(20)
+    assert rig.told == ["relay.silent", "relay.source-recovered"]
+
+
+async def test_a_scope_does_not_come_back_because_the_hub_hears_nobody(rig: Rig) -> None:
+    await rig.pass_time(200)
+    rig.is_connected = False
+    await rig.pass_time(200)
+    rig.is_connected = True
+    await rig.pass_time(400)
+    assert rig.told == ["relay.silent"]
+
+
+async def test_a_scope_does_not_come_back_because_its_agents_are_forgotten(rig: Rig) -> None:
+    await rig.pass_time(24 * 3600 + 60)
+    assert rig.lost == ["vm-0"]
+    assert rig.told == ["relay.silent"]
+
+
+async def test_a_wrong_clock_is_told_once_until_it_is_right_again(rig: Rig) -> None:
+    rig.hear(clock_offset=9.0)
+    await rig.pass_time(30)
+    rig.hear(clock_offset=8.0)
+    await rig.pass_time(30)
+    assert rig.told == ["relay.clock-skewed"]
+    rig.hear(clock_offset=0.1)
+    await rig.pass_time(10)
+    rig.hear(clock_offset=9.0)
+    await rig.pass_time(10)
+    assert rig.told == ["relay.clock-skewed"] * 2
+
+
+async def test_the_agents_are_known_after_a_restart(rig: Rig) -> None:
+    await rig.pass_time(UPKEEP_INTERVAL)
+    again = RosterKeeper(
+        Origin("hub", "hub-0"), rig.store, rig.clock, on_upkeep=rig.listen, on_lost=rig.lose
+    )
+    await again.load()
+    assert [agent.relay for agent in again.roster] == ["vm-0"]

@@ -1,0 +1,86 @@
+"""A fleet has one hub. A second hub does nothing, and says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from relay.app import start_relay
+from relay.clock import SystemClock
+from relay.config import Config
+from relay.errors import StoreLocked
+from relay.fleet.agent import start_orders
+from relay.fleet.hub import source
+from relay.simulator import Plan
+from tests.fleet.running_fleet import RunningFleet, running_fleet
+from tests.journey.relay_process import eventually
+from tests.outbox.open_store import open_store_in, record_event
+from tests.ports import reserve
+from tests.rabbitmq import Broker
+
+SCOPE = "vmss-a-1f0c33ab"
+AUTOMATIC = {"approvals": {"tell_first": "0s", "rules": [{"name": "all", "approve": "automatic"}]}}
+
+
+async def test_a_second_hub_tells_nothing_and_starts_nothing_until_the_first_is_gone(
+    own_broker: Broker,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(source, "LOST_AFTER", 1.0)
+    monkeypatch.setattr(start_orders, "RESTART_PAUSE", 0.0)
+    async with running_fleet(
+        own_broker, tmp_path, {SCOPE: ["vm-0", "vm-1"]}, hub=AUTOMATIC
+    ) as fleet:
+        second = fleet.hub_config(tmp_path / "second.db")
+        async with start_relay(second, SystemClock()) as other:
+            await eventually(lambda: "another hub reads" in caplog.text)
+            await eventually(lambda: other.relay.source.lost)
+            await eventually(lambda: "relay.source-lost" in names(fleet))
+            event = fleet.azures[SCOPE].schedule(Plan(resources=("vm-0",)))
+            await eventually(lambda: "event.started" in fleet.told(event.event_id))
+            ids = [each["id"] for each in fleet.inbox.events]
+            assert len(set(ids)) == len(ids)
+            assert len(fleet.azures[SCOPE].start_requests) == 1
+            assert await other.relay.store.read(lambda tx: tx.snapshot.live()) == []
+            await fleet.stop_hub()
+            await eventually(lambda: not other.relay.source.lost)
+            await eventually(lambda: "relay.source-recovered" in names(fleet))
+
+
+def names(fleet: RunningFleet) -> list[str]:
+    """Return the names of all events that the webhook got."""
+    return [each["type"].split(".", 2)[2][:-3] for each in fleet.inbox.events]
+
+
+async def test_two_hubs_cannot_use_one_state_file(own_broker: Broker, tmp_path: Path) -> None:
+    async with running_fleet(own_broker, tmp_path, {SCOPE: ["vm-0"]}) as fleet:
+        config = fleet.hub_config(tmp_path / "hub.db")
+        with pytest.raises(StoreLocked):
+            async with start_relay(config, SystemClock()):
+                pass
+
+
+async def test_the_state_file_of_a_plain_relay_is_set_aside_by_a_hub(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The hub begins with approvals off: nobody has told it what to make of this."""
+    async with open_store_in(tmp_path) as store:
+        await store.transact(record_event(1))
+    config = Config.model_validate(
+        {
+            "fleet": {
+                "role": "hub",
+                "url": f"amqp://hub:hub@127.0.0.1:{reserve(1)[0]}/",
+                "domains": [{"user": "vmss-a", "scopes": ["*"]}],
+            },
+            "store": {"path": str(tmp_path / "relay.db")},
+            "api": {"listen": "127.0.0.1:0"},
+        }
+    )
+    async with start_relay(config, SystemClock()) as hub:
+        assert await hub.relay.gate.mode() == "off"
+        assert await hub.relay.store.read(lambda tx: tx.snapshot.live()) == []
+    assert "was renamed to" in caplog.text

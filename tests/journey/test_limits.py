@@ -1,0 +1,96 @@
+"""Three events for three machines, and a limit that lets one machine go at a time."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from relay.simulator import VM, Event, Plan, Setup, Simulator
+from tests.journey.relay_process import RelayProcess, client, eventually, inbox, relay, webhook
+
+REST = 1.5
+RULE = {"name": "reboots", "approve": {"votes": 1, "from": ["client:drain"]}}
+LIMIT = {"name": "databases", "match": {"resources": ["db-*"]}, "max": 1, "rest": f"{REST}s"}
+
+
+def _document(sim: Simulator, *sinks: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "source": {"url": sim.url, "interval": "500ms"},
+        "sinks": list(sinks),
+        "approvals": {"rules": [RULE], "limits": [LIMIT]},
+        "api": {"clients": [client()]},
+    }
+
+
+async def _approval(process: RelayProcess, event: Event) -> dict[str, Any]:
+    """Return the approval of an event that the relay knows."""
+    shown: dict[str, Any] = {}
+
+    async def is_shown() -> bool:
+        status, body = await process.call("GET", f"/v1/events/{event.event_id}")
+        shown.update(body if status == 200 else {})
+        return status == 200
+
+    await eventually(is_shown, every=0.2)  # the API allows a client ten calls a second
+    return shown
+
+
+async def test_three_approved_machines_go_one_after_the_other(tmp_path: Path) -> None:
+    """The relay is killed and started again while two of them wait."""
+    machines = tuple(VM(f"db-{number}") for number in range(3))
+    async with (
+        inbox() as receiver,
+        Simulator(Setup(vms=machines)) as sim,
+        relay(tmp_path, _document(sim, webhook(receiver.url))) as process,
+    ):
+        await process.start()
+        # The last machine has the earliest NotBefore.
+        events = [
+            sim.schedule(
+                Plan(type="Reboot", resources=(f"db-{number}",), notice=900.0 - number, lasts=None)
+            )
+            for number in range(3)
+        ]
+        busy = sim.schedule(Plan(type="Reboot", resources=("db-0",), started=True, lasts=None))
+        await eventually(lambda: "event.started" in receiver.types_of(busy.event_id))
+        for event in events[1:]:
+            shown = await _approval(process, event)
+            status, answer = await process.call(
+                "POST",
+                "/v1/approvals",
+                {"eventId": event.event_id, "decision": "approve", "revision": shown["revision"]},
+            )
+            assert (status, answer["state"]) == (202, "waiting")
+            assert answer["waitingFor"][0]["machines"] == ["db-0"]
+        await process.kill()
+        assert not sim.start_requests
+        await process.start()
+        second, first = events[1:]
+        assert (await _approval(process, second))["approval"]["state"] == "waiting"
+        ended: list[datetime] = []
+        for over, next_one in ((busy, first), (first, second)):
+            assert not sim.start_requests or sim.start_requests[-1].event_ids == (over.event_id,)
+            sim.end(over)
+            await eventually(lambda over=over: "event.ended" in receiver.types_of(over.event_id))
+            ended.append(_time_of(receiver.by_subject()[over.event_id][-1]))
+            await sim.wait_until_approved(next_one, within=60)
+            await eventually(
+                lambda next_one=next_one: "event.started" in receiver.types_of(next_one.event_id)
+            )
+        assert [call.event_ids for call in sim.start_requests] == [
+            (first.event_id,),
+            (second.event_id,),
+        ]
+        granted = [
+            _time_of(next(one for one in told if one["type"].endswith("approval.granted.v1")))
+            for told in (receiver.by_subject()[one.event_id] for one in (first, second))
+        ]
+        for grant, end in zip(granted, ended, strict=True):
+            assert (grant - end).total_seconds() >= REST
+        # Nobody has voted for the machine that was rebooted already.
+        assert (await _approval(process, events[0]))["approval"]["state"] == "pending"
+
+
+def _time_of(event: dict[str, Any]) -> datetime:
+    return datetime.fromisoformat(event["time"]).astimezone(UTC)
