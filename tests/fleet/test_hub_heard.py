@@ -17,7 +17,7 @@ from relay.fleet.hub import merger
 from relay.fleet.hub.hub import MAX_PUT_OFF, Hub
 from relay.fleet.messages import MAX_LIVE_EVENTS, Pulse, StartResult
 from relay.fleet.routing import Sender, pulse_key
-from relay.fleet.settings import HubSettings
+from relay.fleet.settings import HubSettings, TrustDomain
 from relay.outbox import StateFileOwner, StoreSettings
 from relay.outbox.sqlite import open_store
 from tests.approvals.builders import build_event
@@ -47,7 +47,7 @@ class Heard:
         self.relays.append(relay)
 
 
-def pulse(*events: ScheduledEvent, seconds: float) -> DeliveredMessage:
+def pulse(*events: ScheduledEvent, seconds: float, origin: Origin = AGENT) -> DeliveredMessage:
     """A pulse of the agent, sent so many seconds after noon."""
     content = Pulse(
         vm_id="vm",
@@ -59,10 +59,10 @@ def pulse(*events: ScheduledEvent, seconds: float) -> DeliveredMessage:
         poll_age=0.0,
         clock_offset=0.0,
     )
-    event = content.to_event(AGENT, NOON + timedelta(seconds=seconds))
+    event = content.to_event(origin, NOON + timedelta(seconds=seconds))
     properties = Basic.Properties(user_id="vmss-a")
     deliver = Basic.Deliver(
-        "tag", 1, exchange="azure.scheduledevents.fleet", routing_key=pulse_key(AGENT)
+        "tag", 1, exchange="azure.scheduledevents.fleet", routing_key=pulse_key(origin)
     )
     return DeliveredMessage(
         deliver, ContentHeader(0, 2, properties), event.body, cast("AbstractChannel", None)
@@ -106,3 +106,19 @@ async def test_an_agent_that_invents_events_in_its_pulses_fills_no_memory(tmp_pa
         kept = [each for each in gc.get_objects() if isinstance(each, merger.Heard)]
         assert {each.name[1][:4] for each in kept} == {"e-2-", "e-3-"}
         assert len(kept) == MAX_PUT_OFF
+
+
+async def test_nobody_reports_in_the_name_of_the_hub(tmp_path: Path) -> None:
+    """A domain with a pattern such as * can speak for the scope that the hub itself has."""
+    clock, heard = ManualClock(), Heard()
+    domain = TrustDomain(user="vmss-a", scopes=("*",))
+    settings = SETTINGS.model_copy(update={"domains": (domain,)})
+    owner, origin = StateFileOwner("hub", None, is_hub=True), Origin("hub", "hub-0")
+    async with open_store(
+        StoreSettings(path=tmp_path / "hub.db"), owner, clock, lambda _: ()
+    ) as store:
+        hub = Hub(settings, origin, store, clock, ignore, ignore)
+        await hub.load()
+        hub.attach(heard, cast("Any", None), lambda: None)
+        await hub.take_pulses([pulse(seconds=0, origin=origin), pulse(seconds=0)])
+        assert heard.relays == ["vm-0"]

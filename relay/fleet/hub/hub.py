@@ -370,6 +370,7 @@ class Hub:
             key, sender = check_report(message, self._exchange, self._domains)
             received = read_message(message.body)
             received.require_key(key)
+            self._refuse_own_origin(received)
         except UnusableMessage as error:
             self._on_unusable(message.header.properties.user_id, str(error))
             if sender is not None:
@@ -384,6 +385,11 @@ class Hub:
             agent = self.roster.note_report(sender, received.origin.relay, now)
             self._keeper.note_changed(agent)
         return sender, received
+
+    def _refuse_own_origin(self, received: ReceivedMessage) -> None:
+        """Raise UnusableMessage if what an agent reports would look like the hub's own events."""
+        if received.origin == self._origin:
+            raise UnusableMessage("it names the hub itself as its sender")
 
     def _complain(self, sender: Sender, reason: str) -> None:
         """Report an unusable message of a known agent, at most once a minute for each agent."""
