@@ -48,6 +48,8 @@ MAX_PUT_OFF = 2 * MAX_LIVE_EVENTS
 """Words of an agent that wait for its reports. Of more, the oldest go: the next pulse says them."""
 COMPLAINT_INTERVAL = 60.0
 """Seconds between two events about unusable messages of one agent."""
+MAX_COMPLAINTS = 10_000
+"""Agents whose last such event is remembered."""
 
 _KEYS = EventKeys(with_scope=True)
 _log = logging.getLogger(__name__)
@@ -358,10 +360,14 @@ class Hub:
             due = [agent for agent, pulse in self._doubtful.items() if pulse.due <= now]
             if not due or await self.link.has_waiting_reports():
                 continue
-            words = [word for agent in due for word in self._doubtful.pop(agent).words.values()]
-            await self._merger.take(words)
-            for agent in due:
-                self._on_recorded_word(*agent)
+            words = {agent: list(self._doubtful.pop(agent).words.values()) for agent in due}
+            for agent, heard in words.items():
+                try:
+                    await self._merger.take(heard)
+                except Exception:  # noqa: BLE001  # the next pulse of the agent says the same
+                    _log.exception("internal error: a pulse of %s was dropped", "/".join(agent))
+                else:
+                    self._on_recorded_word(*agent)
 
     def _read(self, message: DeliveredMessage) -> tuple[Sender, ReceivedMessage] | None:
         """Return a message and who sent it; None if it is unusable."""
@@ -399,6 +405,8 @@ class Hub:
             return
         if before is None or now - before >= COMPLAINT_INTERVAL:
             self._complained_at[name] = now
+            if len(self._complained_at) > MAX_COMPLAINTS:
+                del self._complained_at[next(iter(self._complained_at))]
             self._report(
                 "relay.dead-lettered",
                 f"a message of agent {sender.relay} of scope {sender.scope} cannot be used and was "
