@@ -33,6 +33,7 @@ settings.load_profile("relay")
 TEARDOWN_SECONDS = 120.0
 
 GROUPS = {
+    "private RabbitMQ of the fleet": (re.compile(r"\b(own_broker|_private_node): "), "fleet"),
     "private RabbitMQ of journeys": (re.compile(r"\b(own_broker|_private_node): "), "journey"),
     "private RabbitMQ": (re.compile(r"\b(own_broker|_private_node): "), None),
     "RabbitMQ": (re.compile(r"\bbroker: Reachable"), None),

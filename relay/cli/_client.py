@@ -18,7 +18,7 @@ import aiohttp
 import orjson
 from yarl import URL
 
-from relay.cli._exit_codes import CommandFailed, RefusedByPolicy
+from relay.cli._exit_codes import CommandFailed, NotFound, RefusedByPolicy
 
 _CALL_TIMEOUT: Final = aiohttp.ClientTimeout(total=30, sock_connect=10)
 _STREAM_TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=90)
@@ -166,6 +166,8 @@ def error_from_response(status: int, body: bytes) -> CommandFailed | RefusedByPo
         return CommandFailed(
             f"{detail} (401): give a key of api.clients in IMDS_RELAY_KEY or with --key-file"
         )
+    if status == HTTPStatus.NOT_FOUND:
+        return NotFound(detail)
     if status in (HTTPStatus.FORBIDDEN, HTTPStatus.CONFLICT):
         return RefusedByPolicy(f"refused: {detail}")
     return CommandFailed(detail)

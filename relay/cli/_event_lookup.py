@@ -2,62 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from relay.cli._client import Client
-from relay.cli._exit_codes import CommandFailed
+from relay.cli._exit_codes import CommandFailed, NotFound
 from relay.cli._options import scope_query
 
+T = TypeVar("T")
 _EVENT_ID_LENGTH = 36
-"""Characters of an EventId. A text of this length or longer is taken as it is."""
+"""Characters of an EventId. A text of this length or longer begins no other."""
 _MIN_BEGINNING = 8
 _MAX_NAMED = 5
 
 
-class EventName(NamedTuple):
-    """An EventId, and the query that names its scope."""
+async def call_about_event(
+    relay: Client,
+    text: str,
+    scope: str | None,
+    call: Callable[[str, Mapping[str, str]], Awaitable[T]],
+) -> T:
+    """Return the result of a call about the event whose EventId is a text, or begins with it.
 
-    event_id: str
-    query: Mapping[str, str]
+    ``call`` gets the EventId, and the query that names its scope. Raises CommandFailed if the text
+    begins several EventIds, and what the call raises.
+    """
+    try:
+        return await call(text, scope_query(scope))
+    except NotFound:
+        event = await _find_beginning(relay, text, scope)
+        if event is None:
+            raise
+    # An older relay does not say the scope.
+    return await call(event["eventId"], scope_query(event.get("scope", scope)))
 
 
-async def find_event(relay: Client, text: str, scope: str | None = None) -> EventName:
-    """Return the event whose EventId begins with a text.
+async def get_event(relay: Client, text: str) -> Any:
+    """Return the event whose EventId is a text, or begins with it, as the API gives it."""
+    return await call_about_event(
+        relay, text, None, lambda event_id, query: relay.get("events", event_id, **query)
+    )
 
-    A text that begins no EventId is returned as it is, so that the relay says what is wrong with
-    it. Events in the document come before those that ended. Raises CommandFailed if the text begins
+
+async def _find_beginning(relay: Client, text: str, scope: str | None) -> Mapping[str, Any] | None:
+    """Return the event whose EventId begins with a text; None if there is none.
+
+    Events in the document come before those that ended. Raises CommandFailed if the text begins
     several EventIds.
     """
-    given = EventName(text, scope_query(scope))
     if len(text) >= _EVENT_ID_LENGTH or not text:
-        return given
+        return None
     page = await relay.get_list("events", all_pages=True, **scope_query(scope))
     wanted = text.lower()
     matching = _newest_of_each(
         [event for event in page["items"] if event["eventId"].lower().startswith(wanted)]
     )
-    exact = [event for event in matching if event["eventId"].lower() == wanted]
     live = [event for event in matching if event["outcome"] is None]
-    for candidates in (exact, live, matching):
-        if len(candidates) == 1:
-            (event,) = candidates
-            # An older relay does not say the scope.
-            return EventName(event["eventId"], scope_query(event.get("scope", scope)))
-    if not matching:
-        return given
-    names = [f"{event['eventId']} ({event['eventType']})" for event in (live or matching)]
-    listed = ", ".join(names[:_MAX_NAMED])
-    others = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
-    raise CommandFailed(
-        f"{text!r} begins {len(names)} EventIds: {listed}{others}. Give more of the one you mean"
-    )
-
-
-async def get_event(relay: Client, text: str) -> Any:
-    """Return the event whose EventId begins with a text, as the API gives it."""
-    name = await find_event(relay, text)
-    return await relay.get("events", name.event_id, **name.query)
+    candidates = live or matching
+    if len(candidates) > 1:
+        names = [f"{event['eventId']} ({event['eventType']})" for event in candidates]
+        listed = ", ".join(names[:_MAX_NAMED])
+        others = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+        raise CommandFailed(
+            f"{text!r} begins {len(names)} EventIds: {listed}{others}. "
+            "Give more of the one you mean"
+        )
+    return candidates[0] if candidates else None
 
 
 def unique_beginnings(event_ids: Iterable[str]) -> dict[str, str]:

@@ -22,6 +22,10 @@ class CommandFailed(RelayError):
     """The command did not do its work."""
 
 
+class NotFound(CommandFailed):
+    """The relay knows nothing of this name."""
+
+
 class RefusedByPolicy(RelayError):
     """The rules, the caller's rights or the state of the event forbid the request."""
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from relay.cli._client import Client
 from relay.cli._connection import with_client
-from relay.cli._event_lookup import find_event
+from relay.cli._event_lookup import call_about_event
 from relay.cli._event_text import describe_waits, vote_count
 from relay.cli._options import AsJson, EventId, Scope
 from relay.cli._output import format_local_time, join_names, pluralize, print_json, print_output
@@ -19,8 +19,9 @@ async def explain(
     relay: Client, event: EventId, *, scope: Scope = None, as_json: AsJson = False
 ) -> None:
     """Say which rule decides about an event, what is missing, and until when."""
-    name = await find_event(relay, event, scope)
-    explanation = await relay.get("events", name.event_id, "rule", **name.query)
+    explanation = await call_about_event(
+        relay, event, scope, lambda event_id, query: relay.get("events", event_id, "rule", **query)
+    )
     if as_json:
         print_json(explanation)
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from relay.cli._client import Client
 from relay.cli._connection import with_client
-from relay.cli._event_lookup import find_event
+from relay.cli._event_lookup import call_about_event
 from relay.cli._event_text import cloudevent_row, event_fields
 from relay.cli._options import AllPages, AsJson, EventId, Scope
 from relay.cli._output import format_local_time, print_json, print_output, print_status
@@ -25,9 +25,13 @@ async def show(
 
     --all shows the whole history.
     """
-    name = await find_event(relay, event, scope)
-    details = await relay.get_details(
-        "events", name.event_id, log="history", all_pages=all_pages, **name.query
+    details = await call_about_event(
+        relay,
+        event,
+        scope,
+        lambda event_id, query: relay.get_details(
+            "events", event_id, log="history", all_pages=all_pages, **query
+        ),
     )
     if as_json:
         print_json(details)
