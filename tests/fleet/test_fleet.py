@@ -51,7 +51,6 @@ async def test_a_vote_at_the_hub_gives_one_start_request_in_the_scope(
         status, answer = await fleet.approve(SCOPE, event.event_id)
         assert (status, answer["state"]) == (202, "granted")
         await eventually(lambda: "startrequest.accepted" in fleet.told(event.event_id))
-        assert [call.vm for call in azure.start_requests] != ["vm-0"]
         assert len(azure.start_requests) == 1
         await eventually(lambda: "event.started" in fleet.told(event.event_id))
         (started,) = (
