@@ -29,7 +29,8 @@ from relay.amqp.connection import (
     Connection,
     keep_connected,
 )
-from relay.amqp.failures import ConnectionFailure, broker_message, describe_failure
+from relay.amqp.deliveries import Deliveries, open_consuming_channel, watch_channel
+from relay.amqp.failures import ConnectionFailure, broker_message
 from relay.amqp.fair_queue import FairQueue, Submission, WaitingMessage
 from relay.amqp.topology import (
     ApprovalsQueue,
@@ -54,7 +55,6 @@ MESSAGES_PER_TURN = 64
 
 As many as this take about 10 ms.
 """
-FRAMES_PER_MESSAGE = 3
 TOO_MANY = f"its client has sent more than {CALLER_RATE:.0f} messages a second for too long"
 OVERTAKEN = "its client is over its rate, and meanwhile a newer hold on the event was decided"
 INTERNAL_ERROR = "internal error: a message with an approval was dead-lettered"
@@ -144,7 +144,7 @@ class ApprovalConsumer:
                 await self._clock.sleep(poll_interval)
                 if connection.is_over:
                     raise Deferred(f"the connection to {broker} was lost")
-            channel = await self._open_channel(connection)
+            channel = await open_consuming_channel(connection, MESSAGES_PER_TURN)
             deliveries = await self._start_consuming(channel)
             self._log_state(
                 f"connected to {broker}; messages are taken from {self._queue.name}{hint}"
@@ -176,37 +176,12 @@ class ApprovalConsumer:
             "(docs/rabbitmq.md#a-queue-without-limits)"
         )
 
-    async def _open_channel(self, connection: Connection) -> AbstractChannel:
-        """Return an open channel whose buffer takes what is read in one turn of the event loop.
-
-        aio-pika's channels have room for ten frames. A message has three, so only about two were
-        read in each turn, and messages waited while other work made the turns long.
-        """
-        if connection.transport is None:
-            raise Deferred(f"the connection to {host_port(connection.url)} was lost")
-        return await connection.transport.connection.channel(
-            publisher_confirms=False, frame_buffer_size=FRAMES_PER_MESSAGE * MESSAGES_PER_TURN
-        )
-
-    async def _start_consuming(
-        self, channel: AbstractChannel
-    ) -> asyncio.Queue[DeliveredMessage | Deferred]:
+    async def _start_consuming(self, channel: AbstractChannel) -> Deliveries:
         """Return what will arrive: messages, and an error when the channel or the queue is gone.
 
         Raises Deferred.
         """
-        deliveries: asyncio.Queue[DeliveredMessage | Deferred] = asyncio.Queue()
-
-        def on_close(closing: asyncio.Future[object]) -> None:
-            error = None if closing.cancelled() else closing.exception()
-            reason = describe_failure(error or amqp.ChannelClosed()).reason
-            deliveries.put_nowait(Deferred(f"the channel was closed: {reason}"))
-
-        def on_cancel(_: object) -> None:
-            deliveries.put_nowait(Deferred(f"the queue {self._queue.name} was deleted"))
-
-        channel.closing.add_done_callback(on_close)
-        channel.on_consumer_cancel_callbacks.add(on_cancel)
+        deliveries = watch_channel(channel, self._queue.name)
         await channel.basic_qos(prefetch_count=PREFETCH)
         try:
             await channel.basic_consume(
@@ -227,7 +202,7 @@ class ApprovalConsumer:
     async def _decide_all(
         self,
         channel: AbstractChannel,
-        deliveries: asyncio.Queue[DeliveredMessage | Deferred],
+        deliveries: Deliveries,
         poll_interval: float,
     ) -> bool:
         """Read and decide messages while that is possible.
@@ -275,7 +250,7 @@ class ApprovalConsumer:
     async def _read_all(
         self,
         channel: AbstractChannel,
-        deliveries: asyncio.Queue[DeliveredMessage | Deferred],
+        deliveries: Deliveries,
         waiting: FairQueue,
         news: asyncio.Event,
     ) -> NoReturn:

@@ -13,22 +13,26 @@ import random
 from collections.abc import Callable
 from typing import NoReturn, Protocol
 
-import pamqp.frame
 from aio_pika import exceptions as amqp
 from aiormq.abc import AbstractChannel, DeliveredMessage
 from aiormq.exceptions import ChannelAccessRefused
-from pamqp.commands import Basic
 from yarl import URL
 
 from relay.amqp.approval_message import UnusableMessage
 from relay.amqp.broker_url import host_port
 from relay.amqp.cancellation import raise_if_cancelled
 from relay.amqp.connection import HEARTBEAT, SETUP_TIMEOUT, Connection, keep_connected
+from relay.amqp.deliveries import (
+    QUEUE_DELETED,
+    Deliveries,
+    open_consuming_channel,
+    watch_channel,
+)
 from relay.amqp.event_message import content_header
-from relay.amqp.failures import ConnectionFailure, broker_message, describe_failure
-from relay.amqp.frames import content_frames
-from relay.amqp.publish_channel import PublishChannel, is_blocked, max_part_bytes
+from relay.amqp.failures import ConnectionFailure, broker_message
+from relay.amqp.publish_channel import PublishChannel
 from relay.amqp.publisher import CONNECTION_WAIT, ConfirmedPublisher
+from relay.amqp.transient import publish_transient
 from relay.clock import Clock
 from relay.errors import Deferred
 from relay.events.build import Origin
@@ -63,8 +67,8 @@ MAX_RECONNECT_SPREAD = 60.0
 LISTEN_RETRY_DELAY = 5.0
 """Seconds, up to twice as many, until the next try to bind the agent's queue."""
 
-_QUEUE_DELETED = 404
-"""The status of the failure when somebody deleted the agent's queue."""
+MESSAGES_PER_TURN = 10
+"""Messages that are read in one turn of the event loop. The hub sends an agent few."""
 
 _log = logging.getLogger(__name__)
 
@@ -170,16 +174,9 @@ class AgentLink:
         if self._listening is None:
             return False
         connection, channel = self._listening
-        is_known = channel.connection.channels.get(channel.number) is channel
-        if connection.is_over or channel.is_closed or not is_known or is_blocked(channel):
-            return False  # to publish on a channel that the broker has closed ends the connection
-        method = Basic.Publish(exchange=self._exchange, routing_key=key)
-        header = content_header(event, user_id=self._user, persistent=False)
-        connection.write(
-            pamqp.frame.marshal(method, channel.number)
-            + content_frames(channel.number, header, event.body, max_part_bytes(channel))
+        return publish_transient(
+            connection, channel, exchange=self._exchange, key=key, event=event, user=self._user
         )
-        return True
 
     async def _keep_publishing(self, connection: Connection) -> NoReturn:
         broker = host_port(connection.url)
@@ -224,27 +221,22 @@ class AgentLink:
         while True:
             try:
                 async with asyncio.timeout(SETUP_TIMEOUT):
-                    channel = await self._open_channel(connection)
+                    channel = await open_consuming_channel(connection, MESSAGES_PER_TURN)
                     queue = queue or await _make_queue(channel)
                     deliveries = await self._bind_and_consume(channel, queue)
                 raise_if_cancelled()
                 await self._listen(connection, channel, deliveries, queue)
             except Deferred as error:
-                if connection.is_over or error.status == _QUEUE_DELETED:
+                if connection.is_over or error.status == QUEUE_DELETED:
                     raise
                 self._log_state(logging.WARNING, error.reason)
             await self._clock.sleep(LISTEN_RETRY_DELAY * (1 + self._chance()))
-
-    async def _open_channel(self, connection: Connection) -> AbstractChannel:
-        if connection.transport is None:
-            raise Deferred(f"the connection to {host_port(connection.url)} was lost")
-        return await connection.transport.connection.channel(publisher_confirms=False)
 
     async def _listen(
         self,
         connection: Connection,
         channel: AbstractChannel,
-        deliveries: asyncio.Queue[DeliveredMessage | Deferred],
+        deliveries: Deliveries,
         queue: str,
     ) -> NoReturn:
         """Take messages until the channel or the queue is gone, which raises Deferred."""
@@ -263,25 +255,12 @@ class AgentLink:
         finally:
             self._listening = None
 
-    async def _bind_and_consume(
-        self, channel: AbstractChannel, queue: str
-    ) -> asyncio.Queue[DeliveredMessage | Deferred]:
+    async def _bind_and_consume(self, channel: AbstractChannel, queue: str) -> Deliveries:
         """Return what will arrive: messages, and an error when the channel is gone.
 
         Raises Deferred.
         """
-        deliveries: asyncio.Queue[DeliveredMessage | Deferred] = asyncio.Queue()
-
-        def on_close(closing: asyncio.Future[object]) -> None:
-            error = None if closing.cancelled() else closing.exception()
-            reason = describe_failure(error or amqp.ChannelClosed()).reason
-            deliveries.put_nowait(Deferred(f"the channel for orders was closed: {reason}"))
-
-        def on_cancel(_: object) -> None:
-            deliveries.put_nowait(Deferred(f"the queue {queue} was deleted", status=_QUEUE_DELETED))
-
-        channel.closing.add_done_callback(on_close)
-        channel.on_consumer_cancel_callbacks.add(on_cancel)
+        deliveries = watch_channel(channel, queue)
         try:
             for key in self._keys:
                 await channel.queue_bind(queue, self._commands, key)

@@ -20,12 +20,13 @@ from pamqp.commands import Basic
 from relay.amqp.broker_url import host_port
 from relay.amqp.cancellation import raise_if_cancelled
 from relay.amqp.connection import HEARTBEAT, SETUP_TIMEOUT, Connection, keep_connected
+from relay.amqp.deliveries import Deliveries, open_consuming_channel, watch_channel
 from relay.amqp.event_message import content_header
-from relay.amqp.failures import ConnectionFailure, broker_message, describe_failure
-from relay.amqp.frames import content_frames
-from relay.amqp.publish_channel import PublishChannel, is_blocked, max_part_bytes
+from relay.amqp.failures import ConnectionFailure, broker_message
+from relay.amqp.publish_channel import PublishChannel
 from relay.amqp.publisher import ConfirmedPublisher
 from relay.amqp.topology import declare_topology, unknown_parts
+from relay.amqp.transient import is_open, publish_transient
 from relay.clock import Clock
 from relay.errors import Deferred, DeliveryError
 from relay.events.build import Origin
@@ -42,7 +43,6 @@ PREFETCH = 2_000
 """Messages that the broker sends before the first of them is acknowledged."""
 MAX_BATCH = 256
 """Messages that are handed over together."""
-_FRAMES_PER_MESSAGE = 3
 
 _log = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class Settlements:
     def _write(self, frame: Basic.Ack | Basic.Reject) -> None:
         # Not through aiormq, where a frame can wait for ever in the queue of a connection that is
         # lost, and can be overtaken.
-        if _is_open(self._connection, self._channel):
+        if is_open(self._connection, self._channel):
             self._connection.write(pamqp.frame.marshal(frame, self._channel.number))
 
 
@@ -124,7 +124,7 @@ class HubLink:
         self._publisher = ConfirmedPublisher(CONFIRM_TIMEOUT)
         self._user = ""
         self._transient: tuple[Connection, AbstractChannel] | None = None
-        self._deliveries: asyncio.Queue[DeliveredMessage | Deferred] = asyncio.Queue()
+        self._deliveries: Deliveries = asyncio.Queue()
         """Reports that have arrived."""
         self._state_log = LogOnce(_log)
         self._was_connected = asyncio.Event()
@@ -187,13 +187,8 @@ class HubLink:
         if self._transient is None:
             return
         connection, channel = self._transient
-        if not _is_open(connection, channel) or is_blocked(channel):
-            return
-        method = Basic.Publish(exchange=self._commands, routing_key=key)
-        header = content_header(event, user_id=self._user, persistent=False)
-        connection.write(
-            pamqp.frame.marshal(method, channel.number)
-            + content_frames(channel.number, header, event.body, max_part_bytes(channel))
+        publish_transient(
+            connection, channel, exchange=self._commands, key=key, event=event, user=self._user
         )
 
     # --- the connection
@@ -240,7 +235,7 @@ class HubLink:
 
     async def _consume_reports(self, connection: Connection) -> NoReturn:
         queue = report_queue(self._settings.exchange)
-        channel = await self._open_channel(connection)
+        channel = await open_consuming_channel(connection, MAX_BATCH)
         settlements = Settlements(connection, channel)
         self._deliveries = await _start_consuming(channel, queue, prefetch=PREFETCH)
         self._transient = connection, channel
@@ -269,17 +264,13 @@ class HubLink:
             for message in batch:
                 await self._take_reports([message], settlements)
 
-    async def _start_pulses(
-        self, connection: Connection
-    ) -> asyncio.Queue[DeliveredMessage | Deferred]:
+    async def _start_pulses(self, connection: Connection) -> Deliveries:
         """Take pulses from now on, and nobody else. So a fleet has one hub. Raises Deferred."""
         queue = pulse_queue(self._settings.exchange)
-        channel = await self._open_channel(connection)
+        channel = await open_consuming_channel(connection, MAX_BATCH)
         return await _start_consuming(channel, queue, prefetch=None)
 
-    async def _consume_pulses(
-        self, deliveries: asyncio.Queue[DeliveredMessage | Deferred]
-    ) -> NoReturn:
+    async def _consume_pulses(self, deliveries: Deliveries) -> NoReturn:
         while True:
             await self._take_pulses(await _take_batch(deliveries))
             await asyncio.sleep(0)  # many pulses leave reports their turn
@@ -297,40 +288,16 @@ class HubLink:
             for pulse in batch:
                 await self._take_pulses([pulse])
 
-    async def _open_channel(self, connection: Connection) -> AbstractChannel:
-        if connection.transport is None:
-            raise Deferred(f"the connection to {host_port(connection.url)} was lost")
-        return await connection.transport.connection.channel(
-            publisher_confirms=False, frame_buffer_size=_FRAMES_PER_MESSAGE * MAX_BATCH
-        )
-
-
-def _is_open(connection: Connection, channel: AbstractChannel) -> bool:
-    """Whether frames may be written: on a channel that is closed they end the connection."""
-    is_known = channel.connection.channels.get(channel.number) is channel
-    return is_known and not channel.is_closed and not connection.is_over
-
 
 async def _start_consuming(
     channel: AbstractChannel, queue: str, *, prefetch: int | None
-) -> asyncio.Queue[DeliveredMessage | Deferred]:
+) -> Deliveries:
     """Return what will arrive: messages, and an error when the channel or the queue is gone.
 
     ``prefetch`` is None if messages need no acknowledgement. Then the queue is for this consumer
     alone. Raises Deferred.
     """
-    deliveries: asyncio.Queue[DeliveredMessage | Deferred] = asyncio.Queue()
-
-    def on_close(closing: asyncio.Future[object]) -> None:
-        error = None if closing.cancelled() else closing.exception()
-        reason = describe_failure(error or amqp.ChannelClosed()).reason
-        deliveries.put_nowait(Deferred(f"the channel of {queue} was closed: {reason}"))
-
-    def on_cancel(_: object) -> None:
-        deliveries.put_nowait(Deferred(f"the queue {queue} was deleted"))
-
-    channel.closing.add_done_callback(on_close)
-    channel.on_consumer_cancel_callbacks.add(on_cancel)
+    deliveries = watch_channel(channel, queue)
     is_exclusive = prefetch is None
     if prefetch is not None:
         await channel.basic_qos(prefetch_count=prefetch)
@@ -357,7 +324,7 @@ async def _start_consuming(
 
 
 async def _take_batch(
-    deliveries: asyncio.Queue[DeliveredMessage | Deferred],
+    deliveries: Deliveries,
 ) -> list[DeliveredMessage]:
     """Return the messages that have arrived, at least one. Raises the error that has arrived."""
     batch: list[DeliveredMessage] = []
