@@ -22,6 +22,8 @@ MAX_ENDED = 10_000
 """Events that ended and are kept in memory. The others are read again when somebody names them."""
 _MAX_CHANGES = 1_000
 """Changes of one event that are read. Azure makes a handful."""
+_MAX_CHANGES_BYTES = 64 * 1024 * 1024
+"""Bytes of them. The places of agents count from the first change, so none may be left out."""
 
 EventName = tuple[str, str]
 """A scope, and an EventId in lower case."""
@@ -168,7 +170,7 @@ def _word(row: SightingRow, agent: AgentRow | None) -> LastWord:
 
 
 def _steps(tx: Transaction, event_key: str) -> Iterator[tuple[ScheduledEvent, datetime] | datetime]:
-    for event in tx.journal.changes(event_key, "", PageLimit(_MAX_CHANGES)):
+    for event in tx.journal.changes(event_key, "", PageLimit(_MAX_CHANGES, _MAX_CHANGES_BYTES)):
         at = _time(event)
         yield at if event.name == "event.ended" else (ScheduledEvent.from_fields(event.data), at)
 
