@@ -4,9 +4,9 @@
 VENV ?= .venv
 ARGS ?=
 BIN := $(VENV)/bin
-LOCKS := requirements/run.lock requirements/build.lock requirements/dev.lock
+LOCKS := requirements/run.lock requirements/build.lock requirements/dev.lock requirements/release.lock
 
-.PHONY: help install demo test check lint format types imports yaml pages bench docs chaos platforms lock pin-images clean
+.PHONY: help install demo test check lint format types imports yaml pages bench docs chaos platforms dist sbom audit lock pin-images clean
 .DEFAULT_GOAL := help
 
 help:
@@ -18,6 +18,9 @@ help:
 	@echo 'make chaos    the tests that kill, freeze and cut, again and again: ROUNDS=10'
 	@echo 'make platforms  demo and test on bare Debian machines, as root: PLATFORMS="bookworm trixie"'
 	@echo 'make docs     writes the generated pages of docs/ again'
+	@echo 'make dist     wheel and source distribution of the last commit, built twice and compared'
+	@echo 'make sbom     the bill of materials of the locked packages, beside them'
+	@echo 'make audit    known vulnerabilities of the locked packages, where an index can be asked'
 	@echo 'make lock     newest versions within the bounds of pyproject.toml, with hashes'
 	@echo 'make pin-images  the digests of the official images, as a registry names them now'
 	@echo 'make clean    removes $(VENV) and every cache'
@@ -82,6 +85,19 @@ platforms:
 docs: $(VENV)/.dev
 	@$(BIN)/python -m docs.generate
 
+$(VENV)-release/.done: requirements/release.lock requirements/install
+	@requirements/install release $(VENV)-release
+	@touch $@
+
+dist: $(VENV)/.run
+	@$(BIN)/python -m release.dist $(ARGS)
+
+sbom: $(VENV)-release/.done
+	@$(VENV)-release/bin/python -m release.sbom
+
+audit: $(VENV)-release/.done
+	@$(VENV)-release/bin/python -m release.audit
+
 # Every wheel and platform of each version is in the lock; no address of a registry is.
 compile = uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-header --no-annotate
 lock:
@@ -90,6 +106,7 @@ lock:
 	@$(compile) pyproject.toml --all-extras --group build --group dev --output-file requirements/dev.lock
 	@$(compile) pyproject.toml --all-extras --constraints requirements/dev.lock --output-file requirements/run.lock
 	@$(compile) --group build --constraints requirements/dev.lock --output-file requirements/build.lock
+	@$(compile) --group release --constraints requirements/dev.lock --output-file requirements/release.lock
 	@! grep -n '://' $(LOCKS)
 	@echo 'locked: $(LOCKS)'
 
@@ -97,5 +114,5 @@ pin-images:
 	@requirements/pin-images
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-release build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
