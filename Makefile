@@ -4,9 +4,9 @@
 VENV ?= .venv
 ARGS ?=
 BIN := $(VENV)/bin
-LOCKS := requirements/run.lock requirements/build.lock requirements/dev.lock
+LOCKS := requirements/run.lock requirements/build.lock requirements/dev.lock requirements/site.lock
 
-.PHONY: help install demo test check lint format types imports yaml pages bench docs chaos platforms lock pin-images clean
+.PHONY: help install demo test check lint format types imports yaml pages bench docs site chaos platforms lock pin-images clean
 .DEFAULT_GOAL := help
 
 help:
@@ -18,9 +18,10 @@ help:
 	@echo 'make chaos    the tests that kill, freeze and cut, again and again: ROUNDS=10'
 	@echo 'make platforms  demo and test on bare Debian machines, as root: PLATFORMS="bookworm trixie"'
 	@echo 'make docs     writes the generated pages of docs/ again'
+	@echo 'make site     docs/ as a site with search, in build/site; a broken link is an error'
 	@echo 'make lock     newest versions within the bounds of pyproject.toml, with hashes'
 	@echo 'make pin-images  the digests of the official images, as a registry names them now'
-	@echo 'make clean    removes $(VENV) and every cache'
+	@echo 'make clean    removes $(VENV), the site and every cache'
 
 $(VENV)/.run: requirements/run.lock requirements/build.lock pyproject.toml requirements/install
 	@requirements/install run $(VENV)
@@ -82,6 +83,16 @@ platforms:
 docs: $(VENV)/.dev
 	@$(BIN)/python -m docs.generate
 
+# Sphinx and its theme have an environment of their own: nothing else needs them.
+SITE := $(VENV)-site
+$(SITE)/.made: requirements/site.lock requirements/install
+	@requirements/install site $(SITE)
+	@touch $@
+
+site: $(SITE)/.made
+	@$(SITE)/bin/sphinx-build --fail-on-warning --keep-going --quiet --conf-dir docs/site . build/site
+	@echo 'the site begins at build/site/index.html'
+
 # Every wheel and platform of each version is in the lock; no address of a registry is.
 compile = uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-header --no-annotate
 lock:
@@ -90,6 +101,7 @@ lock:
 	@$(compile) pyproject.toml --all-extras --group build --group dev --output-file requirements/dev.lock
 	@$(compile) pyproject.toml --all-extras --constraints requirements/dev.lock --output-file requirements/run.lock
 	@$(compile) --group build --constraints requirements/dev.lock --output-file requirements/build.lock
+	@$(compile) --group site --output-file requirements/site.lock
 	@! grep -n '://' $(LOCKS)
 	@echo 'locked: $(LOCKS)'
 
@@ -97,5 +109,5 @@ pin-images:
 	@requirements/pin-images
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(SITE) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
