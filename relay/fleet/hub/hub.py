@@ -369,8 +369,8 @@ class Hub:
         if history is None or not repeats_last_state(history, word):
             return False
         now, first_gone_at = self._clock.now(), history.first_gone_at
-        if first_gone_at is not None and now - first_gone_at < OBJECTION_DELAY:
-            return True
+        if first_gone_at is not None:  # later, every word that shows the event counts
+            return now - first_gone_at < OBJECTION_DELAY
         if sender.relay in history.words:
             return False
         witnesses = (self.roster.agent(sender.scope, relay) for relay in history.current_agents)
