@@ -24,12 +24,14 @@ CHANGES = {"schedule", "start", "end", "cancel", "update", "skip_incarnations"}
 
 async def wait_until_seen(fleet: RunningFleet, plain: RunningRelay) -> None:
     """Wait until every relay has read the document as it is now."""
-    now = SystemClock().now()
+    clock = SystemClock()
+    since = clock.monotonic()
     relays = [plain, *fleet.relays.values()]
 
     def has_read() -> bool:
-        reads = [each.relay.polling and each.relay.polling.last_read_at for each in relays]
-        return all(read is not None and read > now for read in reads)
+        ages = [each.relay.polling.read_age for each in relays if each.relay.polling is not None]
+        passed = clock.monotonic() - since
+        return len(ages) == len(relays) and all(age is not None and age < passed for age in ages)
 
     await eventually(has_read, what="a poll of each relay")
 
