@@ -53,7 +53,10 @@ def check(
         events = list(evaluate_rules(loaded.config, document, datetime.now(UTC)))
     warnings = [
         *config_warnings(loaded.config),
-        *(f"{finding.subject}: {finding.line}" for finding in static_findings(loaded.config.api)),
+        *(
+            f"{finding.subject}: {finding.line}"
+            for finding in static_findings(loaded.config.api, loaded.config.store.path)
+        ),
     ]
     if as_json:
         answer = {

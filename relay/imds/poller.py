@@ -231,7 +231,7 @@ class Poller:
             )
 
     def _on_success(self) -> None:
-        if self.failures:
+        if self.failures and not self.lost:
             self._state_log.log(logging.INFO, "the metadata service answers again")
         self.failures, self._last_error = 0, None
         if self.lost:
@@ -254,5 +254,4 @@ class Poller:
     def _report_loss(self, seconds: float) -> None:
         self.lost = True
         reason = self._last_error.reason if self._last_error is not None else "no answer came"
-        _log.error("the metadata service is lost, no usable answer for %.0f s: %s", seconds, reason)
         self._report("relay.source-lost", f"no usable answer for {seconds:g} s: {reason}")
