@@ -42,6 +42,7 @@ demo: $(VENV)/.run
 # Most tests wait for something: four at a time keep two cores busy. ARGS="-n 0" for one after the other.
 WORKERS := -n 4 --dist loadfile --no-loadscope-reorder
 test: $(VENV)/.dev
+	@$(BIN)/python -m compileall -q relay tests # hundreds of processes import them
 	@$(BIN)/python -m tests.prerequisites test $(BIN)/python -m pytest $(WORKERS) $(ARGS)
 
 # One line for each step; what a failed one said is shown whole.
