@@ -43,6 +43,7 @@ demo: $(VENV)/.run
 # Most tests wait for something: four at a time keep two cores busy. ARGS="-n 0" for one after the other.
 WORKERS := -n 4 --dist loadfile --no-loadscope-reorder
 test: $(VENV)/.dev
+	@$(BIN)/python -m compileall -q relay tests # hundreds of processes import them
 	@$(BIN)/python -m tests.prerequisites test $(BIN)/python -m pytest $(WORKERS) $(ARGS)
 
 # One line for each step; what a failed one said is shown whole.
@@ -73,7 +74,7 @@ bench: $(VENV)/.dev
 
 # The tests that kill, freeze and cut, again and again: what happens once in a hundred times shows itself.
 ROUNDS ?= 10
-CHAOS := tests/journey tests/outbox/test_crash.py tests/delivery/test_restart.py tests/sinks/test_rabbitmq_outage.py tests/fleet/test_one_scope.py tests/fleet/test_outages.py tests/fleet/test_agents_differ.py tests/fleet/test_agents_frozen_and_killed.py tests/fleet/test_playbooks.py
+CHAOS := tests/bench/test_metrics.py tests/journey tests/outbox/test_crash.py tests/delivery/test_restart.py tests/sinks/test_rabbitmq_outage.py tests/fleet/test_one_scope.py tests/fleet/test_outages.py tests/fleet/test_agents_differ.py tests/fleet/test_agents_frozen_and_killed.py tests/fleet/test_playbooks.py
 round = echo "== round $$number of $(ROUNDS)"; RELAY_TEST_CHAOS=1 $(BIN)/python -m pytest -q -x $(CHAOS) $(ARGS) || exit 1
 chaos: $(VENV)/.dev
 	@$(BIN)/python -m tests.prerequisites chaos sh -c 'for number in $$(seq $(ROUNDS)); do $(round); done'
@@ -87,29 +88,6 @@ platforms:
 docs: $(VENV)/.dev
 	@$(BIN)/python -m docs.generate
 
-$(VENV)-release/.done: requirements/release.lock requirements/install
-	@requirements/install release $(VENV)-release
-	@touch $@
-
-dist: $(VENV)/.run
-	@$(BIN)/python -m release.dist $(ARGS)
-
-sbom: $(VENV)-release/.done
-	@$(VENV)-release/bin/python -m release.sbom
-
-audit: $(VENV)-release/.done
-	@$(VENV)-release/bin/python -m release.audit
-
-# The fuzzer has an environment of its own, and the relay from the clone.
-MINUTES ?= 10
-TARGETS ?=
-$(VENV)-fuzz/.done: requirements/run.lock requirements/fuzz.lock requirements/install
-	@requirements/install fuzz $(VENV)-fuzz
-	@touch $@
-
-fuzz: $(VENV)-fuzz/.done
-	@$(VENV)-fuzz/bin/python -m fuzz --minutes $(MINUTES) $(TARGETS)
-
 # Sphinx and its theme have an environment of their own: nothing else needs them.
 SITE := $(VENV)-site
 $(SITE)/.made: requirements/site.lock requirements/install
@@ -120,6 +98,32 @@ site: $(SITE)/.made
 	@$(SITE)/bin/sphinx-build --fail-on-warning --keep-going --quiet --conf-dir docs/site . build/site
 	@echo 'the site begins at build/site/index.html'
 
+# So has the fuzzer, with the relay from the clone.
+FUZZ := $(VENV)-fuzz
+MINUTES ?= 10
+TARGETS ?=
+$(FUZZ)/.made: requirements/run.lock requirements/fuzz.lock requirements/install
+	@requirements/install fuzz $(FUZZ)
+	@touch $@
+
+fuzz: $(FUZZ)/.made
+	@$(FUZZ)/bin/python -m fuzz --minutes $(MINUTES) $(TARGETS)
+
+# So has what looks after the packages.
+RELEASE := $(VENV)-release
+$(RELEASE)/.made: requirements/release.lock requirements/install
+	@requirements/install release $(RELEASE)
+	@touch $@
+
+dist: $(VENV)/.run
+	@$(BIN)/python -m release.dist $(ARGS)
+
+sbom: $(RELEASE)/.made
+	@$(RELEASE)/bin/python -m release.sbom
+
+audit: $(RELEASE)/.made
+	@$(RELEASE)/bin/python -m release.audit
+
 # Every wheel and platform of each version is in the lock; no address of a registry is.
 compile = uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-header --no-annotate
 lock:
@@ -128,9 +132,9 @@ lock:
 	@$(compile) pyproject.toml --all-extras --group build --group dev --output-file requirements/dev.lock
 	@$(compile) pyproject.toml --all-extras --constraints requirements/dev.lock --output-file requirements/run.lock
 	@$(compile) --group build --constraints requirements/dev.lock --output-file requirements/build.lock
-	@$(compile) --group release --constraints requirements/dev.lock --output-file requirements/release.lock
 	@$(compile) --group site --output-file requirements/site.lock
 	@$(compile) --group fuzz --output-file requirements/fuzz.lock
+	@$(compile) --group release --constraints requirements/dev.lock --output-file requirements/release.lock
 	@! grep -n '://' $(LOCKS)
 	@echo 'locked: $(LOCKS)'
 
@@ -138,5 +142,5 @@ pin-images:
 	@requirements/pin-images
 
 clean:
-	rm -rf $(VENV) $(SITE) $(VENV)-release $(VENV)-fuzz build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(SITE) $(RELEASE) $(FUZZ) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
