@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import Annotated
 from urllib.parse import SplitResult, urlsplit
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator
 
-from relay.settings import Duration, Section
+from relay.settings import Duration, Section, text_like
 
 
 def _check_origin(text: str) -> str:
@@ -57,7 +57,9 @@ class SourceSettings(Section):
 
     url: Annotated[str, AfterValidator(_check_origin)] = "http://169.254.169.254"
     """The metadata service; another one only for tests and simulators."""
-    api_version: str = Field(default="2020-07-01", pattern=r"^\d{4}-\d{2}-\d{2}$")
+    api_version: Annotated[
+        str, text_like(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", 'an api-version such as "2020-07-01"')
+    ] = "2020-07-01"
     """Version of the Scheduled Events API; 2020-07-01 is the newest."""
     interval: Annotated[Duration, AfterValidator(_check_interval)] = 1.0
     """Time from one poll to the next."""
