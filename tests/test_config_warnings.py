@@ -94,8 +94,10 @@ async def test_the_warning_is_in_check_and_in_the_log_of_the_start(
         ),
         (
             "fleet: {role: agent, url: 'amqp://h', hub_usr: x}",
-            ("1: fleet.hub_usr: unknown key; did you mean hub_user? The keys here are url, "
-            "url_file, "),
+            (
+                "1: fleet.hub_usr: unknown key; did you mean hub_user? The keys here are url, "
+                "url_file, "
+            ),
         ),
         (
             (
