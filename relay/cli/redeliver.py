@@ -10,6 +10,7 @@ import typer
 from relay.cli._client import Client
 from relay.cli._connection import with_client
 from relay.cli._event_lookup import event_id_of
+from relay.cli._options import completed_by
 from relay.cli._output import pluralize, print_output
 from relay.cli._tables import progress_bar
 from relay.events.catalog import CATALOG
@@ -30,10 +31,22 @@ async def redeliver(
     ] = None,
     *,
     sink: Annotated[
-        str | None, typer.Option("--sink", metavar="SINK", help="Those of this sink.")
+        str | None,
+        typer.Option(
+            "--sink",
+            metavar="SINK",
+            help="Those of this sink.",
+            autocompletion=completed_by("sinks"),
+        ),
     ] = None,
     event_type: Annotated[
-        str | None, typer.Option("--type", metavar="TYPE", help="Such as event.scheduled.")
+        str | None,
+        typer.Option(
+            "--type",
+            metavar="TYPE",
+            help="Such as event.scheduled.",
+            autocompletion=completed_by("event_types"),
+        ),
     ] = None,
     event: Annotated[
         str | None,
@@ -41,6 +54,7 @@ async def redeliver(
             "--event",
             metavar="EVENT",
             help="Those about this EventId, or a unique beginning of it.",
+            autocompletion=completed_by("event_ids"),
         ),
     ] = None,
     since: Annotated[
