@@ -32,16 +32,16 @@ approvals:
 """
     assert warnings_of(tmp_path, text) == [
         (
-            "rule users: match.event_source: Azure sends Platform, User, and documents no Users. "
+            "rule users: event_source: Azure sends Platform, User, and documents no Users. "
             "Did you mean User? Until it sends one, this condition matches nothing"
         ),
         (
-            "limit one: match.event_type: Azure sends Freeze, Reboot, Redeploy, Preempt, "
+            "limit one: event_type: Azure sends Freeze, Reboot, Redeploy, Preempt, "
             "Terminate, and documents no Rebot. Did you mean Reboot? Until it sends one, this "
             "condition matches nothing"
         ),
         (
-            "sink bus: match.event_type: Azure sends Freeze, Reboot, Redeploy, Preempt, "
+            "match of sink bus: event_type: Azure sends Freeze, Reboot, Redeploy, Preempt, "
             "Terminate, and documents no Restart. Until it sends one, this condition matches "
             "nothing"
         ),

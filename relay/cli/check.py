@@ -48,7 +48,7 @@ def check(
         make_server_context(loaded.config.api.tls)  # raises for files that `run` would refuse
     events = None
     if against is not None:
-        document = _read_document(against)
+        document = _read_document(against, loaded.config.source.api_version)
         events = list(evaluate_rules(loaded.config, document, datetime.now(UTC)))
     warnings = [
         *config_warnings(loaded.config),
@@ -106,9 +106,9 @@ def evaluate_rules(config: Config, document: Document, now: datetime) -> Iterato
         }
 
 
-def _read_document(file: Path) -> Document:
+def _read_document(file: Path, api_version: str) -> Document:
     try:
-        return parse_document(file.read_bytes())
+        return parse_document(file.read_bytes(), api_version)
     except OSError as error:
         raise ConfigError(
             f"--against: expected a file that can be read, {file}: {error.strerror}"

@@ -24,6 +24,7 @@ from relay.config.document import (
 )
 from relay.config.file import DEFAULT_PATHS, find_file
 from relay.config.kinds import load_kinds, sink_modules
+from relay.config.log_form import find_log_form
 from relay.config.model import NO_RULE_FOR_USER_EVENTS, Config
 from relay.config.problems import ConfigInput, describe_errors
 from relay.errors import ConfigError
@@ -34,6 +35,7 @@ __all__ = [
     "NO_RULE_FOR_USER_EVENTS",
     "Config",
     "LoadedConfig",
+    "find_log_form",
     "load",
     "sink_modules",
 ]

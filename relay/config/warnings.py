@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from relay.config.kinds import load_kinds
 from relay.config.model import NO_RULE_FOR_USER_EVENTS, Config
+from relay.config.source_warnings import conditions_by_place, source_warnings
 from relay.events.match import EVENT_SOURCES, EVENT_TYPES, Match
 from relay.fleet.settings import HubSettings
 from relay.suggestions import closest
@@ -15,8 +16,9 @@ def start_warnings(config: Config) -> Iterator[str]:
     """Yield what the log says when a relay starts."""
     if config.has_no_rule_for_user_events:
         yield NO_RULE_FOR_USER_EVENTS
-    for place, match in _conditions(config):
+    for place, match in conditions_by_place(config):
         yield from _unknown_values(place, match)
+    yield from source_warnings(config)
     for plugin in load_kinds().broken:
         yield f"{plugin.problem}; nothing uses it"
 
@@ -36,16 +38,6 @@ def config_warnings(config: Config) -> Iterator[str]:
         )
 
 
-def _conditions(config: Config) -> Iterator[tuple[str, Match]]:
-    """Yield all conditions on events with their places."""
-    for rule in config.approvals.rules:
-        yield f"rule {rule.name}", rule.match
-    for limit in config.approvals.limits:
-        yield f"limit {limit.name}", limit.match
-    for sink in config.sinks:
-        yield f"sink {sink.name}", sink.match
-
-
 def _unknown_values(place: str, match: Match) -> Iterator[str]:
     """Yield each type and source that Azure does not document. It may add some in future."""
     for key, values, known in (
@@ -58,6 +50,6 @@ def _unknown_values(place: str, match: Match) -> Iterator[str]:
                 close = closest(value, known)
                 meant = f"Did you mean {close}? " if close else ""
                 yield (
-                    f"{place}: match.{key}: Azure sends {', '.join(known)}, and documents no "
+                    f"{place}: {key}: Azure sends {', '.join(known)}, and documents no "
                     f"{value}. {meant}Until it sends one, this condition matches nothing"
                 )

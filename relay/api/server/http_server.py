@@ -34,6 +34,7 @@ from relay.api.server.tls import reloading_server_context
 from relay.api.settings import ApiSettings
 from relay.clock import Clock
 from relay.errors import StoreUnavailable
+from relay.log_fields import with_fields
 
 _SHUTDOWN_TIMEOUT = 1.0  # seconds for calls in progress
 _log = logging.getLogger(__name__)
@@ -158,6 +159,7 @@ def _error_middleware(state: ServerState, state_file: Path | None) -> Middleware
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         until_sent = request[UNTIL_SENT] = AsyncExitStack()
+        began = state.clock.monotonic()
         try:
             response = await _run_handler(request, handler, own_id)
         except BaseException:
@@ -166,9 +168,25 @@ def _error_middleware(state: ServerState, state_file: Path | None) -> Middleware
         if response.status >= 400:
             await until_sent.aclose()  # a problem is small, and strangers can get one
         state.responses_by_status[response.status] += 1
+        if _log.isEnabledFor(logging.DEBUG):
+            _log_call(request, response.status, state.clock.monotonic() - began)
         return response
 
     return middleware
+
+
+def _log_call(request: web.Request, status: int, seconds: float) -> None:
+    resource = request.match_info.route.resource
+    path = resource.canonical if resource is not None else None
+    _log.debug(
+        "%s %s was answered with %d",
+        request.method,
+        path or "an unknown path",
+        status,
+        extra=with_fields(
+            method=request.method, path=path, status=status, seconds=round(seconds, 6)
+        ),
+    )
 
 
 async def _run_handler(

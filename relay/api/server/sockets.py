@@ -85,6 +85,11 @@ def local_socket(place: SocketPlace) -> Iterator[socket.socket]:
     Replaces the socket of a relay that has ended, but not one that accepts connections. Raises
     ConfigError.
     """
+    if not hasattr(socket, "AF_UNIX"):
+        raise ConfigError(
+            "api.socket: this system has no local sockets that say who calls; "
+            "remove it, and use api.listen with clients"
+        )
     path = place.path
     try:
         with _lock(path):
