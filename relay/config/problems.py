@@ -83,15 +83,15 @@ def describe_errors(error: ValidationError, config_input: ConfigInput) -> Iterat
     for details in error.errors(include_url=False):
         errors_by_path.setdefault(_path_of_error(details, config_input.values), []).append(details)
     for path, errors in errors_by_path.items():
-        if not _is_unchosen_alternative(path, errors, errors_by_path):
+        if not _follows_from_another_error(path, errors, errors_by_path):
             line = f"{_location(path, config_input)}{_describe_problem(errors, path, config_input)}"
             yield _SECRET.sub(r"\1\2…", line)
 
 
-def _is_unchosen_alternative(
+def _follows_from_another_error(
     path: KeyPath, errors: Sequence[ErrorDetails], all_paths: Collection[KeyPath]
 ) -> bool:
-    """Whether the only error here is of an alternative that was not meant.
+    """Whether the only error here is of an alternative that was not meant, or of a bad entry.
 
     pydantic reports an error for each alternative of a value. If another error lies inside the
     value, that alternative was meant.
@@ -102,6 +102,8 @@ def _is_unchosen_alternative(
     """
     if len(errors) != 1 or errors[0]["type"] in ("missing", "value_error"):
         return False
+    if errors[0]["type"] == "too_short":  # pydantic counts the valid entries only
+        return any(other[: len(path)] == path != other for other in all_paths)
     is_alternative = len(errors[0]["loc"]) > len(path)
     return is_alternative and any(other[: len(path)] == path != other for other in all_paths)
 

@@ -563,7 +563,7 @@ def test_schema_lists_the_types_and_refuses_another() -> None:
         2,
         (
             "imds-relay: expected asyncapi, slack-manifest or a type of `imds-relay schema "
-            "--list`, got 'event.new'\n"
+            "--list`, got 'event.new'; did you mean event.ended?\n"
         ),
     )
 
