@@ -15,10 +15,10 @@ from relay.cli._exit_codes import EXIT_DONE, EXIT_FAILED
 from relay.cli._options import AsJson, ConfigFile
 from relay.cli._output import pluralize, print_json, print_output, print_status
 from relay.cli._tables import print_table
-from relay.cli.check import config_warnings
 from relay.clock import Clock, SystemClock
 from relay.config import Config, LoadedConfig, load, sink_modules
 from relay.config.file_permissions import diagnose_secret_files
+from relay.config.warnings import config_warnings
 from relay.diagnostics import Finding, ok
 from relay.events.build import Origin
 from relay.fleet.diagnostics import diagnose_agent, diagnose_hub

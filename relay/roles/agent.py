@@ -12,6 +12,7 @@ from relay.api.server.http_server import Server
 from relay.approvals.engine import ApprovalEngine
 from relay.clock import Clock
 from relay.config import Config
+from relay.config.warnings import start_warnings
 from relay.delivery.dispatcher import Dispatcher
 from relay.fleet.agent.agent import Agent, Machine
 from relay.fleet.agent.report_sink import ReportSinkSettings
@@ -39,6 +40,8 @@ async def start(
     config: Config, fleet: AgentSettings, clock: Clock, boot: Callable[[], str | None]
 ) -> AsyncIterator[RunningRelay]:
     """Start an agent, yield it, and drain it in the end. ``boot`` returns the machine's boot id."""
+    for warning in start_warnings(config):
+        _log.warning("%s", warning)
     async with AsyncExitStack() as stack:
         # The API listens first: it answers 503 until a relay is attached.
         server = await stack.enter_async_context(

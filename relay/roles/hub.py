@@ -16,8 +16,9 @@ from relay.approvals.gate import Gate
 from relay.chat import ChatSettings
 from relay.chat.context import make_chat_context
 from relay.clock import Clock
-from relay.config import NO_RULE_FOR_USER_EVENTS, Config
+from relay.config import Config
 from relay.config.shared_secrets import watch_secrets
+from relay.config.warnings import start_warnings
 from relay.delivery.dispatcher import Dispatcher
 from relay.events.build import Origin
 from relay.fleet.hub.hub import Hub
@@ -43,8 +44,8 @@ _log = logging.getLogger(__name__)
 @asynccontextmanager
 async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterator[RunningRelay]:
     """Start a hub, yield it, and drain it in the end."""
-    if config.has_no_rule_for_user_events:
-        _log.warning("%s", NO_RULE_FOR_USER_EVENTS)
+    for warning in start_warnings(config):
+        _log.warning("%s", warning)
     origin = Origin(
         HUB if config.scope == "auto" else config.scope,
         socket.gethostname() if config.relay == "auto" else config.relay,

@@ -15,9 +15,9 @@ from relay.approvals.gate import Gate
 from relay.chat import ChatSettings
 from relay.chat.context import make_chat_context
 from relay.clock import Clock
-from relay.config import NO_RULE_FOR_USER_EVENTS, Config
+from relay.config import Config
 from relay.config.shared_secrets import watch_secrets
-from relay.config.source_warnings import source_warnings
+from relay.config.warnings import start_warnings
 from relay.delivery.dispatcher import Dispatcher
 from relay.imds.client import ImdsClient
 from relay.imds.poller import Poller
@@ -44,9 +44,7 @@ async def start(
     config: Config, clock: Clock, boot: Callable[[], str | None]
 ) -> AsyncIterator[RunningRelay]:
     """Start a relay, yield it, and drain it in the end. ``boot`` returns the machine's boot id."""
-    if config.has_no_rule_for_user_events:
-        _log.warning("%s", NO_RULE_FOR_USER_EVENTS)
-    for warning in source_warnings(config):
+    for warning in start_warnings(config):
         _log.warning("%s", warning)
     async with AsyncExitStack() as stack:
         # The API listens first: it answers 503 until a relay is attached.
