@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,7 +64,9 @@ class RunningRelay:
 
 
 @asynccontextmanager
-async def running_relay(folder: Path, **approvals: Any) -> AsyncIterator[RunningRelay]:
+async def running_relay(
+    folder: Path, *, telemetry: Mapping[str, Any] | None = None, **approvals: Any
+) -> AsyncIterator[RunningRelay]:
     """Run a relay with a rule of two votes; ``approvals`` adds to its section."""
     async with Simulator(Setup(vms=(VM("db-0"), VM("db-1")))) as azure, inbox() as receiver:
         file = folder / "relay.yaml"
@@ -98,6 +100,7 @@ async def running_relay(folder: Path, **approvals: Any) -> AsyncIterator[Running
                     {"name": "reader", "key": READER_KEY, "can": ["read"]},
                 ],
             },
+            "telemetry": telemetry or {},
         }
         file.write_bytes(orjson.dumps(document))  # JSON is YAML
         async with start_relay(load(file, {}).config, SystemClock()) as running:

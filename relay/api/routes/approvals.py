@@ -100,9 +100,16 @@ async def _submit(
             call.content,
             request_id=request_id,
             signed_at=signed_at,
+            traceparent=single_header(call.request, "traceparent"),
         )
     )
     return recorded_decision(answer)
+
+
+def single_header(request: web.Request, name: str) -> str | None:
+    """Return a header that came once; None if it is missing or came several times."""
+    values = request.headers.getall(name, [])
+    return values[0] if len(values) == 1 else None
 
 
 def recorded_decision(answer: DecisionAnswer) -> DecisionRecorded:
