@@ -51,8 +51,8 @@ class TracesSettings(Section):
         self.check_fields({"url": self.target, "headers": self.extra_headers})
         if not all(map(_is_installed, _PACKAGES)):
             raise ValueError(
-                "expected the packages of OpenTelemetry, they are not installed: "
-                "pip install 'imds-relay[otel]'; requirements/run.lock has them, too"
+                "expected the packages of the extra otel (OpenTelemetry), they are not installed: "
+                "pip install --require-hashes -r requirements/run.lock"
             )
         return self
 

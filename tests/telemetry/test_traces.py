@@ -410,5 +410,5 @@ def test_without_its_packages_a_configuration_with_traces_names_the_remedy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("relay.telemetry._PACKAGES", ("opentelemetry_is_absent.sdk.trace",))
-    with pytest.raises(ValueError, match=r"pip install 'imds-relay\[otel\]'"):
+    with pytest.raises(ValueError, match=r"the extra otel .* pip install --require-hashes"):
         TelemetrySettings.model_validate({"traces": {"url": "https://c.example.com"}})
