@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import importlib.resources
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +22,11 @@ from relay.config.document import (
     override_values,
     read_document,
 )
+from relay.config.file import DEFAULT_PATHS, find_file
+from relay.config.log_form import find_log_form
 from relay.config.model import NO_RULE_FOR_USER_EVENTS, Config, sink_modules
 from relay.config.problems import ConfigInput, describe_errors
 from relay.errors import ConfigError
-from relay.files import may_be_file
-from relay.telemetry import LogForm
 
 __all__ = [
     "AGENT_EXAMPLE",
@@ -44,14 +43,6 @@ DEFAULTS = importlib.resources.files("relay") / "default.yaml"
 """The annotated document with every default. Without a document the defaults apply."""
 AGENT_EXAMPLE = importlib.resources.files("relay") / "agent.yaml"
 """An annotated document for an agent of a fleet."""
-DEFAULT_PATHS = (Path("relay.yaml"), Path("/etc/imds-relay/relay.yaml"))
-"""Where the document is if no option or variable names it."""
-_FLOW_LOG_FORM = re.compile(
-    r"\btelemetry[\"']?\s*:\s*\{(?:[^{}]*[\s,])?[\"']?log[\"']?\s*:\s*[\"']?(json|text)\b"
-)
-"""``log`` in a section ``telemetry`` in braces."""
-_LOG_FORM = re.compile(r"(?:^|[\s{,])[\"']?log[\"']?\s*:\s*[\"']?(json|text)\b")
-"""``log`` in a line of a section ``telemetry`` that is indented."""
 COMMAND_LINE_VARIABLES = frozenset({"IMDS_RELAY_CONFIG", "IMDS_RELAY_URL", "IMDS_RELAY_KEY"})
 """Variables with the prefix that are no settings: the command line reads them."""
 
@@ -71,7 +62,7 @@ def load(
     default_paths: Sequence[Path] = DEFAULT_PATHS,
 ) -> LoadedConfig:
     """Find, read and check the document. Raises ConfigError with a line for each error."""
-    file = _find_document(path, environment, default_paths)
+    file = find_file(path, environment, default_paths)
     document = read_document(file) if file is not None else {}
     values = expand_variables(file, document, environment)
     variables = {
@@ -92,51 +83,6 @@ def load(
             sink_kinds=sink_modules(),
         )
         raise ConfigError("\n".join(describe_errors(error, config_input))) from None
-
-
-def _find_document(
-    path: Path | None, environment: Mapping[str, str], default_paths: Sequence[Path]
-) -> Path | None:
-    if path is None and environment.get("IMDS_RELAY_CONFIG"):
-        path = Path(environment["IMDS_RELAY_CONFIG"])
-    if path is None:
-        path = next((place for place in default_paths if may_be_file(place)), None)
-    return path
-
-
-def find_log_form(path: Path | None = None, environment: Mapping[str, str] = os.environ) -> LogForm:
-    """Return ``telemetry.log`` as far as it can be read, even if the configuration is wrong.
-
-    An error in the configuration is logged in the form that the operator asked for.
-    """
-    form = environment.get("IMDS_RELAY_TELEMETRY__LOG")
-    file = _find_document(path, environment, DEFAULT_PATHS)
-    if form is None and file is not None:
-        try:
-            telemetry = read_document(file).get("telemetry")
-            form = telemetry.get("log") if isinstance(telemetry, dict) else None
-        except ConfigError:
-            form = _search_log_form(file)
-    return "json" if form == "json" else "text"
-
-
-def _search_log_form(file: Path) -> str | None:
-    """Return what a document that is no YAML seems to say about the log."""
-    try:
-        text = file.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    match = _FLOW_LOG_FORM.search(text)
-    if match is not None:
-        return match[1]
-    is_inside = False
-    for line in text.splitlines():
-        if line and not line[0].isspace() and not line.startswith("#"):
-            is_inside = line.lstrip("\"'").startswith("telemetry")
-        match = _LOG_FORM.search(line)
-        if is_inside and match is not None:
-            return match[1]
-    return None
 
 
 @functools.cache

@@ -10,7 +10,13 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from relay.clock import Clock, wait_for_event
-from relay.errors import SourceError, SourceRefused, SourceUnavailable, StoreUnavailable
+from relay.errors import (
+    DocumentTooLarge,
+    SourceError,
+    SourceRefused,
+    SourceUnavailable,
+    StoreUnavailable,
+)
 from relay.events.build import ReportRelayEvent
 from relay.events.model import Document
 from relay.histogram import Histogram
@@ -89,7 +95,7 @@ class Poller:
         self._jitter = jitter
         self._on_read = on_read
         self._started_at = clock.monotonic()
-        self._reader = DocumentReader()
+        self._reader = DocumentReader(settings.api_version)
         self._last_body: bytes | None = None  # the bytes that were recorded last
         self._last_read_monotonic: float | None = None
         self._state_log = LogOnce(_log)
@@ -220,6 +226,14 @@ class Poller:
         self._last_error = error
         level = logging.ERROR if isinstance(error, SourceRefused) else logging.WARNING
         self._state_log.log(level, "the metadata service gave no usable answer: %s", error.reason)
+        if isinstance(error, DocumentTooLarge) and not self.lost:
+            # It will not pass by itself, and events may be hidden from now on.
+            self.lost = True
+            self._report(
+                "relay.source-lost",
+                "the document of scheduled events is larger than 4 MiB and is not read: "
+                "what is in it is not known, and nothing is reported as ended",
+            )
 
     def _on_success(self) -> None:
         if self.failures and not self.lost:

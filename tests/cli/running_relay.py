@@ -65,9 +65,13 @@ class RunningRelay:
 
 @asynccontextmanager
 async def running_relay(
-    folder: Path, *, telemetry: Mapping[str, Any] | None = None, **approvals: Any
+    folder: Path,
+    *,
+    api: Mapping[str, Any] | None = None,
+    telemetry: Mapping[str, Any] | None = None,
+    **approvals: Any,
 ) -> AsyncIterator[RunningRelay]:
-    """Run a relay with a rule of two votes; ``approvals`` adds to its section."""
+    """Run a relay with a rule of two votes; the mappings add to their sections."""
     async with Simulator(Setup(vms=(VM("db-0"), VM("db-1")))) as azure, inbox() as receiver:
         file = folder / "relay.yaml"
         document = {
@@ -99,6 +103,7 @@ async def running_relay(
                     {"name": "alice", "key": ALICE_KEY, "can": ["read", "approve"]},
                     {"name": "reader", "key": READER_KEY, "can": ["read"]},
                 ],
+                **(api or {}),
             },
             "telemetry": telemetry or {},
         }

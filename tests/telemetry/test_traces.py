@@ -25,7 +25,7 @@ from tests.cli.running_relay import ALICE_KEY, RunningRelay, running_relay
 from tests.journey.relay_process import eventually, name_of
 from tests.telemetry.collector import Collector, ReceivedSpan, collector
 
-ONE_VOTE = {
+ONE_VOTE: dict[str, Any] = {
     "rules": [{"name": "one", "approve": {"votes": 1, "from": ["client:alice"]}}],
     "tell_first": "0s",
 }
@@ -410,5 +410,5 @@ def test_without_its_packages_a_configuration_with_traces_names_the_remedy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("relay.telemetry._PACKAGES", ("opentelemetry_is_absent.sdk.trace",))
-    with pytest.raises(ValueError, match=r"the extra otel .* pip install --require-hashes"):
+    with pytest.raises(ValueError, match=r"the extra otel .* requirements/run\.lock"):
         TelemetrySettings.model_validate({"traces": {"url": "https://c.example.com"}})
