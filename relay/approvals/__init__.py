@@ -157,7 +157,7 @@ class ClaimedGrant:
     journal_head: Head
     """The row of the claim in the journal."""
     trace: SpanContext | None = None
-    """The span of the grant, if it is traced."""
+    """The span of the grant; for the port that of the StartRequest. None: it is not traced."""
 
     @property
     def attempt(self) -> int:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 
@@ -25,7 +25,7 @@ from relay.approvals import ClaimedGrant, StartRequestPort
 from relay.approvals.engine import ApprovalEngine
 from relay.clock import Clock, wait_for_event
 from relay.errors import NotDelivered, SourceError, SourceRefused, StoreUnavailable
-from relay.events.tracing import RecordSpan, Span
+from relay.events.tracing import RecordSpan, Span, SpanContext
 from relay.log_fields import with_fields
 from relay.outbox import Grant, RecordedEvent, TrackedEvent
 from relay.outbox.sqlite import Store
@@ -360,11 +360,16 @@ class StartRequestSender:
             _log_start(scope.name, claim)
         answer: SourceError | None = None
         began = self._clock.now()
+        sent = [
+            claim if claim.trace is None else replace(claim, trace=claim.trace.child(new_span_id()))
+            for claim in claims
+        ]
         try:
-            await self._port.start(scope.name, claims)
+            await self._port.start(scope.name, sent)
         except SourceError as error:
             answer = error
-        self._trace(scope.name, claims, began, answer)
+        for claim, its_span in zip(claims, sent, strict=True):
+            self._trace(scope.name, claim, its_span.trace, began, answer)
         if answer is None or (isinstance(answer, SourceRefused) and len(claims) == 1):
             scope.reset_failures()
         elif isinstance(answer, SourceRefused):
@@ -382,33 +387,33 @@ class StartRequestSender:
     def _trace(
         self,
         scope: str,
-        claims: Sequence[ClaimedGrant],
+        claim: ClaimedGrant,
+        context: SpanContext | None,
         began: datetime,
         answer: SourceError | None,
     ) -> None:
-        """Record a span for each event of a StartRequest, in the trace of that event."""
-        for claim in claims:
-            if self._record_span is None or claim.trace is None:
-                continue
-            self._record_span(
-                Span(
-                    name="StartRequest",
-                    kind="client",
-                    context=claim.trace.child(new_span_id()),
-                    parent=claim.trace,
-                    began=began,
-                    ended=self._clock.now(),
-                    attributes={
-                        "imds_relay.event_id": claim.event_id,
-                        "imds_relay.scope": scope,
-                        "imds_relay.rule": claim.grant.rule,
-                        "imds_relay.attempts": claim.attempt,
-                        "imds_relay.agent": claim.agent,
-                        "imds_relay.status": 200 if answer is None else answer.status,
-                    },
-                    error=answer.reason if answer is not None else None,
-                )
+        """Record the span of a StartRequest for one of its events, in the trace of that event."""
+        if self._record_span is None or context is None:
+            return
+        self._record_span(
+            Span(
+                name="StartRequest",
+                kind="client",
+                context=context,
+                parent=claim.trace,
+                began=began,
+                ended=self._clock.now(),
+                attributes={
+                    "imds_relay.event_id": claim.event_id,
+                    "imds_relay.scope": scope,
+                    "imds_relay.rule": claim.grant.rule,
+                    "imds_relay.attempts": claim.attempt,
+                    "imds_relay.agent": claim.agent,
+                    "imds_relay.status": 200 if answer is None else answer.status,
+                },
+                error=answer.reason if answer is not None else None,
             )
+        )
 
 
 def _log_start(scope: str, claim: ClaimedGrant) -> None:

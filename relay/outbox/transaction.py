@@ -126,16 +126,13 @@ class Transaction:
         """Return the events with their ``traceparent``. Their ids do not depend on it."""
         keys = {key for event, _ in events if (key := self._event_key(event)) is not None}
         numbers = self.snapshot.numbers(sorted(keys))
-        return [
-            (
-                event.with_attribute(
-                    "traceparent",
-                    str(make_context(event, numbers.get(self._event_key(event) or "", 0))),
-                ),
-                transition,
-            )
-            for event, transition in events
-        ]
+        traced = []
+        for event, transition in events:
+            if "traceparent" not in event.attributes:  # a hub records what agents have traced
+                context = make_context(event, numbers.get(self._event_key(event) or "", 0))
+                event = event.with_attribute("traceparent", str(context))  # noqa: PLW2901  # the same one
+            traced.append((event, transition))
+        return traced
 
     def add_entry(self, position: int, sink: str, at: datetime) -> None:
         """Make an entry for a sink that is new, about an event that was recorded earlier."""

@@ -60,7 +60,9 @@ async def start(
             zone=(identity.instance.zone or None) if identity.instance is not None else None,
             names=identity.names,
         )
-        agent = Agent(fleet, origin, machine, identity.names_this_vm, clock)
+        agent = Agent(
+            fleet, origin, machine, identity.names_this_vm, clock, record_span=record_span
+        )
         dispatcher = Dispatcher(
             {sink.name: (sink, agent.report_sink)}, store, clock, record, record_span
         )

@@ -105,7 +105,7 @@ async def open_traces(
 
     instance = f"{origin.scope}/{origin.relay}"
     exporting = await stack.enter_async_context(exporter(settings, clock, instance))
-    return Traces(clock, exporting.record)
+    return Traces(clock, exporting.record, origin.relay)
 
 
 async def open_relay_store(

@@ -37,8 +37,10 @@ _CLOUDEVENTS = {"id": "cloudevents.event_id", "type": "cloudevents.event_type"}
 class Traces:
     """Makes the spans of recorded events. ``record`` keeps them until they are exported."""
 
-    def __init__(self, clock: Clock, record: RecordSpan) -> None:
+    def __init__(self, clock: Clock, record: RecordSpan, relay: str) -> None:
+        """``relay`` is the name of this relay. What another one recorded is in its own traces."""
         self.record = record
+        self._relay = relay
         self._clock = clock
         self._reads: OrderedDict[str, datetime] = OrderedDict()  # the begin by the end
 
@@ -51,7 +53,7 @@ class Traces:
     def trace(self, recorded: RecordedEvent, event: CloudEvent) -> None:
         """Record the spans of an event."""
         context = context_of(event)
-        if context is None:
+        if context is None or event.attributes["relay"] != self._relay:
             return
         parent, links = self._parent_of(recorded, event, context)
         self.record(
