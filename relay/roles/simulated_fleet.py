@@ -36,6 +36,7 @@ from relay.events.build import (
 from relay.events.cloudevent import CloudEvent
 from relay.events.delta import Change, diff
 from relay.events.model import Document, ScheduledEvent
+from relay.events.tracing import SpanContext
 from relay.fleet.agent.agent import Agent, Machine
 from relay.fleet.agent.report_sink import ReportSink
 from relay.fleet.messages import HubState, Pulse, StartOrder, StartResult, VoteAnswer
@@ -279,9 +280,9 @@ class _CountingAgent(Agent):
         self.listens.set()
 
     @override
-    def take_order(self, order: StartOrder) -> None:
+    def take_order(self, order: StartOrder, trace: SpanContext | None = None) -> None:
         self._counters.orders += 1
-        super().take_order(order)
+        super().take_order(order, trace)
 
     @override
     def take_state(self, state: HubState) -> None:
