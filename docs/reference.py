@@ -1,8 +1,9 @@
-"""Generates parts of pages as Markdown: configuration, commands, HTTP API, metrics, Slack app."""
+"""Generates parts of pages as Markdown: configuration, commands, API, log, metrics, Slack app."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import UnionType
@@ -21,8 +22,12 @@ from relay.chat.platforms.slack.web import REMEDIES
 from relay.cli import make_app
 from relay.clock import SystemClock
 from relay.config import Config, sink_modules
+from relay.log_fields import FIELDS
 from relay.telemetry.definitions import METRICS
+from relay.telemetry.lines import EVERY_LINE, LINES
 
+STATUS_LEVELS = "warning; error if Azure answered 400"
+"""The level of `startrequest.failed`."""
 MARK = "<!-- what follows is written by `make docs` -->\n"
 
 
@@ -246,6 +251,22 @@ def decisions() -> str:
 
 
 # --- metrics
+
+
+def log() -> str:
+    """Return a table of the fields of the log, and one of the lines about events."""
+    rows = ["| field | meaning |", "| --- | --- |"]
+    rows += [f"| `{name}` | {meaning} |" for name, meaning in FIELDS.items()]
+    rows += ["", "## Lines about events", ""]
+    every = ", ".join(f"`{name}`" for name in EVERY_LINE)
+    rows += [f"Each of them has {every} and, with traces, `traceId`.", ""]
+    rows += ["| type | level | fields |", "| --- | --- | --- |"]
+    for name, definition in LINES.items():
+        level = definition.level
+        text = logging.getLevelName(level).lower() if isinstance(level, int) else STATUS_LEVELS
+        fields = ", ".join(f"`{field}`" for field in definition.fields)
+        rows.append(f"| [`{name}`](events.md#{name.replace('.', '')}) | {text} | {fields} |")
+    return "\n".join(rows) + "\n"
 
 
 def metrics() -> str:
