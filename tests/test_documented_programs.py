@@ -48,6 +48,7 @@ def test_the_event_of_the_readme_is_one_and_the_call_below_it_is_about_it() -> N
     assert f'"revision": "{event["data"]["revision"]}"' in call
 
 
+@pytest.mark.skipif(shutil.which("curl") is None, reason="a call is one of curl")
 async def test_the_calls_of_the_pages_do_what_the_pages_say(tmp_path: Path) -> None:
     """One relay for the HTTP API, the call of the README, and the commands of the page on Teams."""
     voters = [

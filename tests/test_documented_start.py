@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import re
+import shutil
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+
+import pytest
 
 from tests.cli.command import environment, read_until
 from tests.documented import ROOT, block, blocks
@@ -78,6 +81,7 @@ class Clone:
         return output.decode()
 
 
+@pytest.mark.skipif(shutil.which("curl") is None, reason="the commands use curl")
 async def test_the_commands_lead_from_nothing_to_an_approved_event(tmp_path: Path) -> None:
     """And `init`, `check` and `doctor` on a VM accept what `init` prints."""
     *verbs, last = block(PAGE, "sh", "On a VM in Azure").splitlines()
