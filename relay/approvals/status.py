@@ -138,8 +138,12 @@ class ApprovalStatus:
 
     @property
     def active_standing_holds(self) -> tuple[StandingHold, ...]:
-        """The standing holds in force. An event that left the document has none."""
-        if not self.occurrence.live:
+        """The standing holds that keep this relay from starting the event now.
+
+        There are none once it has started, ended, or IMDS has accepted its StartRequest.
+        """
+        is_over = not self.occurrence.live or self.occurrence.event.is_started
+        if not self.standing_holds or is_over or self.accepted_by_imds:
             return ()
         return tuple(hold for hold in self.standing_holds if is_in_force(hold, self.now))
 
