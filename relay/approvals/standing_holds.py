@@ -7,7 +7,7 @@ included. `standing_hold_admission` says who may make one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
@@ -66,6 +66,21 @@ def turns_at(hold: StandingHold, now: datetime) -> datetime | None:
     if hours is not None and hold.starts <= now < hold.ends:
         moments += filter(None, [hours.next_change(now)])
     return min((moment for moment in moments if moment > now), default=None)
+
+
+def describe_conditions(hold: Mapping[str, Any]) -> str:
+    """Return which events a standing hold is about; ``hold`` is its JSON."""
+    texts = [f"{key} {_value_text(value)}" for key, value in hold["match"].items()]
+    texts += [f"only inside {_value_text(patterns)}" for patterns in hold.get("within", ())]
+    return "; ".join(texts) or "every event"
+
+
+def _value_text(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_value_text(part)}" for key, part in value.items())
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    return str(value)
 
 
 def describe_standing_hold(hold: StandingHold) -> str:
