@@ -25,6 +25,7 @@ from relay.chat.cards.grouped_card import MAX_LISTED_EVENTS, grouped_card
 from relay.chat.cards.timeline import timeline_line
 from relay.chat.cards.wording import (
     MAX_NAMES,
+    WHAT_HOLD_DOES,
     impact_text,
     join_names,
     time_left,
@@ -48,10 +49,6 @@ from tests.chat.wall_platform import plain_text
 BEGINS = (
     "Azure begins at 12:15 or soon after, whether or not anybody answers; "
     "earlier only when it is approved. There are at most 16 min left."
-)
-WHAT_HOLD_DOES = (
-    "Hold keeps this relay from starting it, whatever rules and votes say; other relays and Azure "
-    "Resource Manager can still approve."
 )
 MINUTE = timedelta(minutes=1)
 DECISIONS: tuple[DecisionKind, ...] = ("approve", "hold", "release")

@@ -19,10 +19,11 @@ _MAX_MINUTES = 150
 """`time_left` names longer times in hours or days."""
 _STEPS = (1, 2, 5, 10, 15, 20, 30, 45, 60, 90, 120, *(60 * hours for hours in (3, 4, 6, 8, 12, 24)))
 """Minutes: how long before the deadline `time_left` changes. Before these, it changes each day."""
-_WHAT_HOLD_DOES = (
+WHAT_HOLD_DOES = (
     "Hold keeps this relay from starting it, whatever rules and votes say; other relays and Azure "
     "Resource Manager can still approve."
 )
+"""Part of each message with a button to hold."""
 _OUTCOMES = {
     "completed": "It is over: Azure has completed it.",
     "canceled": "Azure has taken it back: it does not happen.",
@@ -151,7 +152,7 @@ def proceeds_notice(statuses: Iterable[ApprovalStatus], *, can_hold: bool) -> It
     if held:
         yield from dict.fromkeys((sentence(hold_notice(status)),) for status in held)
     elif can_hold:
-        yield (_WHAT_HOLD_DOES,)
+        yield (WHAT_HOLD_DOES,)
     if any(status.waiting_for for status in open_statuses):
         yield (sentence(LIMIT_NOTICE),)
     elif not held and any(status.not_before is not None for status in open_statuses):
