@@ -244,7 +244,8 @@ class RecordedEvent:
     """A journaled event with its position and the entries that were made for it.
 
     ``event_key`` is that of `relay.outbox.event_keys`; None if it is about no event of Azure.
-    ``event`` is None if it is not in memory.
+    ``event`` is None if it is not in memory. ``is_new`` is False if the event was journaled
+    earlier, and only the entries are new.
     """
 
     position: int
@@ -253,3 +254,4 @@ class RecordedEvent:
     event_key: str | None
     event: CloudEvent | None
     entries: tuple[Entry, ...]
+    is_new: bool = True
