@@ -95,11 +95,10 @@ class StandingHolds:
         Only rows that the chain holds are read. Their numbers are 0, because the journal has none.
         """
         rows = self._connection.execute(
-            # The end is compared to the second: of those that it lets through, Python decides.
             "SELECT position, kind FROM journal INDEXED BY journal_of_standing_holds "
             "WHERE kind >= 'standing-hold.' AND kind < 'standing-hold/' "
-            "AND substr(json_extract(CAST(body AS TEXT), '$.data.ends'), 1, 19) >= ? "
-            "ORDER BY position",
+            "AND json_extract(CAST(body AS TEXT), '$.data.ends') >= ? ORDER BY position",
+            # The texts differ in precision, so they are compared to the second.
             (format_sortable(now)[:19],),
         ).fetchall()
         found: dict[str, StandingHold] = {}
@@ -117,7 +116,8 @@ class StandingHolds:
     def prune(self, before: datetime) -> None:
         """Delete the standing holds that were over before a moment."""
         self._connection.execute(
-            "DELETE FROM standing_hold WHERE ended < ?", (format_sortable(before),)
+            "DELETE FROM standing_hold WHERE ended IS NOT NULL AND ended < ?",
+            (format_sortable(before),),
         )
 
     def _select(self, rest: str, *values: object) -> list[StandingHold]:

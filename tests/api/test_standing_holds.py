@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import pytest
 
 from relay.approvals.admission import HOLD_NOTICE
 from relay.events.timestamps import format_rfc3339
+from relay.fleet.agent.votes import HubDecisions, Votes
+from relay.fleet.messages import VoteMessage
 from tests.api.confirmation_links import post_confirmation, post_preview, render_message
 from tests.api.running_relay import (
     AUTOMATIC,
@@ -157,3 +160,22 @@ async def test_the_confirm_page_says_whose_standing_hold_it_is(relay: RunningRel
     assert (confirmed.status, confirmed.json["state"]) == (202, "held")
     assert confirmed.json["standingHolds"][0]["principal"] == "client:alice"
     assert {"who": "client:alice"} in confirmed.json["said"]
+
+
+async def test_an_agent_says_that_the_hub_has_the_standing_holds(relay: RunningRelay) -> None:
+    async def publish(_vote: VoteMessage) -> None:
+        raise AssertionError("nothing is asked of the hub")
+
+    agent = HubDecisions(relay.gate.engine, Votes(publish))
+    relay.server.state.relay = replace(relay.relay, gate=agent)
+    path = "/v1/standing-holds"
+    answers = [
+        await _hold(relay),
+        await relay.call("GET", path),
+        await relay.call("GET", f"{path}/h"),
+        await relay.call("POST", f"{path}/h/end", {}),
+    ]
+    assert {(answer.status, answer.json["detail"]) for answer in answers} == {
+        (409, "this relay is an agent: standing holds are on the hub")
+    }
+    relay.server.state.relay = relay.relay

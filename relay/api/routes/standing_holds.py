@@ -166,6 +166,7 @@ ROUTES = (
         _list,
         filters=(_OVER,),
         parse_parameters=_parse_page,
+        problem_statuses=(409,),
     ),
     Route(
         method="POST",

@@ -17,6 +17,7 @@ CREATE TABLE standing_hold (
   position   INTEGER NOT NULL        -- of its standing-hold.created in the journal
 );
 CREATE INDEX standing_hold_open ON standing_hold (ends) WHERE ended IS NULL;
+CREATE INDEX standing_hold_over ON standing_hold (ended) WHERE ended IS NOT NULL;
 CREATE INDEX standing_hold_of_principal ON standing_hold (principal, created);
 
 -- For which states of an event a reminder was recorded: one for each.
@@ -27,6 +28,6 @@ CREATE TABLE reminder (
   PRIMARY KEY (occurrence, revision)
 ) WITHOUT ROWID;
 
--- Before each grant and claim the journal is asked which standing holds are in force.
-CREATE INDEX journal_of_standing_holds ON journal (position)
+-- Before each grant and claim the journal is asked which standing holds are in force: those that end later.
+CREATE INDEX journal_of_standing_holds ON journal (json_extract(CAST(body AS TEXT), '$.data.ends'))
 WHERE kind >= 'standing-hold.' AND kind < 'standing-hold/';
