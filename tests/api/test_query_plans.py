@@ -23,6 +23,7 @@ from tests.api.running_relay import (
     EVENT_ID,
     RecordingSink,
     RecordingSinkSettings,
+    Response,
     RunningRelay,
     eventually,
     make_event,
@@ -177,11 +178,13 @@ async def _decide(relay: RunningRelay) -> None:
 async def _hold_ahead(relay: RunningRelay) -> None:
     """Make two standing holds, end one and let the other expire."""
     now = relay.clock.now()
+    made: Response | None = None
     for seconds in (0.5, 3600.0):
         ends = format_rfc3339(now + timedelta(seconds=seconds))
         body = {"match": {"resources": ["none"]}, "ends": ends, "reason": "r"}
         made = await relay.call("POST", "/v1/standing-holds", body)
         assert made.status == 201
+    assert made is not None
     path = f"/v1/standing-holds/{made.json['holdId']}"
     assert (await relay.call("POST", f"{path}/end", {})).status == 200
     await poll_until(
