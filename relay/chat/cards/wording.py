@@ -15,7 +15,7 @@ MAX_NAMES = 10
 """Machines or people that a text names; the rest are counted."""
 UNNAMED_MACHINES = "no machine that is named"
 _DAY = 24 * 60
-_MAX_MINUTES = 150
+_MAX_MINUTES = 90
 """`time_left` names longer times in hours or days."""
 _STEPS = (1, 2, 5, 10, 15, 20, 30, 45, 60, 90, 120, *(60 * hours for hours in (3, 4, 6, 8, 12, 24)))
 """Minutes: how long before the deadline `time_left` changes. Before these, it changes each day."""
@@ -118,11 +118,16 @@ def time_left(status: ApprovalStatus, until: datetime | None) -> str | None:
     if shown is None:
         shown = math.ceil(seconds / 60 / _DAY) * _DAY
     minutes = shown + math.ceil((until - deadline).total_seconds() / 60)
+    return f"at most {_minutes_text(minutes)} left"
+
+
+def _minutes_text(minutes: int) -> str:
     if minutes <= _MAX_MINUTES:
-        return f"at most {minutes} min left"
-    if minutes <= 2 * _DAY:
-        return f"at most {math.ceil(minutes / 60)} h left"
-    return f"at most {math.ceil(minutes / _DAY)} days left"
+        return f"{minutes} min"
+    if minutes > 2 * _DAY:
+        return f"{math.ceil(minutes / _DAY)} days"
+    hours, rest = divmod(minutes, 60)
+    return f"{hours} h {rest} min" if rest else f"{hours} h"
 
 
 def time_left_changes_at(status: ApprovalStatus) -> datetime | None:
