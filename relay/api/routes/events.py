@@ -21,7 +21,7 @@ from relay.approvals.admission import UNKNOWN_EVENT, Refusal, ambiguous_event
 from relay.approvals.refusals import aggregate_refusals
 from relay.approvals.request import DecisionKind
 from relay.approvals.status import ApprovalState, approval_summary
-from relay.events.catalog import EventData, LimitWait
+from relay.events.catalog import EventData, LimitWait, StandingHoldInForce
 from relay.events.timestamps import format_rfc3339
 from relay.outbox import TrackedEvent
 from relay.outbox.rows import PageLimit
@@ -42,6 +42,10 @@ class ApprovalSummary(TypedDict):
     """RFC 3339: when voting closes."""
     waitingFor: list[LimitWait]
     """The limits that alone keep this relay from starting the event."""
+    standingHolds: list[StandingHoldInForce]
+    """The standing holds that keep this relay from starting the event."""
+    runbook: str | None
+    """The runbook of the rule."""
 
 
 class EventSummary(EventData):
