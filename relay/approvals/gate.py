@@ -19,8 +19,10 @@ from relay.approvals.standing_hold_engine import create_standing_hold, end_stand
 from relay.approvals.start_requests import RETRY_DELAY, StartRequestSender
 from relay.clock import Clock, wait_for_event
 from relay.errors import StoreUnavailable
+from relay.events.tracing import RecordSpan
 from relay.log_fields import with_fields
 from relay.outbox import Mode, RecordedEvent, StandingHold
+from relay.outbox.rows import PageLimit
 from relay.outbox.sqlite import Store
 from relay.outbox.transaction import Transaction
 
@@ -43,13 +45,23 @@ class Gate:
         port: StartRequestPort,
         clock: Clock,
         names_this_vm: Callable[[Sequence[str]], bool],
+        record_span: RecordSpan | None = None,
     ) -> None:
-        """``names_this_vm`` says whether the resources of an event include this VM."""
+        """``names_this_vm`` says whether the resources of an event include this VM.
+
+        ``record_span`` takes the spans of StartRequests; None: tracing is off.
+        """
         self.engine = engine
         self._store = store
         self._clock = clock
         self._sender = StartRequestSender(
-            engine, store, port, clock, names_this_vm, on_sent=self._check_transitions
+            engine,
+            store,
+            port,
+            clock,
+            names_this_vm,
+            on_sent=self._check_transitions,
+            record_span=record_span,
         )
         # Each of the tasks clears its own event:
         self._transitions_wake = asyncio.Event()
@@ -99,9 +111,12 @@ class Gate:
         )
 
     async def standing_holds(
-        self, before: int | None, limit: int, *, only_open: bool
-    ) -> list[StandingHold]:
-        """Return the newest standing holds with a number less than ``before``, newest first."""
+        self, before: int | None, limit: PageLimit, *, only_open: bool
+    ) -> tuple[list[StandingHold], bool]:
+        """Return the newest standing holds with a number less than ``before``, newest first.
+
+        The second value says whether there are more.
+        """
         return await self._store.read(
             lambda tx: tx.standing_holds.page(before, limit, only_open=only_open)
         )

@@ -17,6 +17,7 @@ from typing_extensions import override  # in typing from Python 3.12
 
 from relay.events.cloudevent import CloudEvent, priority
 from relay.events.model import ScheduledEvent
+from relay.events.tracing import SpanContext
 from relay.settings import Duration, Section
 
 Mode = Literal["on", "dry-run", "off"]
@@ -245,7 +246,8 @@ class RecordedEvent:
 
     ``event_key`` is that of `relay.outbox.event_keys`; None if it is about no event of Azure.
     ``event`` is None if it is not in memory. ``is_new`` is False if the event was journaled
-    earlier, and only the entries are new.
+    earlier, and only the entries are new. ``follows`` is the id of the event that it follows from,
+    and ``caller`` the context of the caller's trace, if they are known.
     """
 
     position: int
@@ -255,3 +257,5 @@ class RecordedEvent:
     event: CloudEvent | None
     entries: tuple[Entry, ...]
     is_new: bool = True
+    follows: str | None = None
+    caller: SpanContext | None = None
