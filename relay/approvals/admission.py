@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from relay.approvals.limits import waits_field
 from relay.approvals.machines import names_machines, scope_of_machine
 from relay.approvals.request import DecisionAnswer, DecisionRequest
-from relay.approvals.standing_holds import describe_standing_hold, holds_field
+from relay.approvals.standing_holds import describe_standing_hold, holds_field, last_to_end
 from relay.approvals.status import ApprovalStatus, is_scheduled
 from relay.events.match import covers_all
 from relay.events.timestamps import format_rfc3339
@@ -104,7 +104,7 @@ def _nothing_to_release(status: ApprovalStatus) -> str:
     standing = status.active_standing_holds
     if not standing:
         return f"no hold is on this event; {HOLD_NOTICE}"
-    described = " and ".join(map(describe_standing_hold, standing))
+    described = " and ".join(map(describe_standing_hold, last_to_end(standing)))
     return f"only {described} is on this event: end it with imds-relay holds end; {HOLD_NOTICE}"
 
 

@@ -8,6 +8,7 @@ from relay.approvals.engine import ApprovalEngine
 from relay.approvals.request import DecisionAnswer, DecisionRequest
 from relay.approvals.standing_hold_admission import CreateRequest, EndRequest
 from relay.outbox import Mode, StandingHold
+from relay.outbox.rows import PageLimit
 
 
 class DecidedElsewhere(Exception):
@@ -30,11 +31,11 @@ class DecisionHandler(Protocol):
         """Return the answer: 200, or why not. Raises DecidedElsewhere."""
 
     async def standing_holds(
-        self, before: int | None, limit: int, *, only_open: bool
-    ) -> list[StandingHold]:
+        self, before: int | None, limit: PageLimit, *, only_open: bool
+    ) -> tuple[list[StandingHold], bool]:
         """Return the newest standing holds with a number less than ``before``, newest first.
 
-        Raises StoreUnavailable, DecidedElsewhere.
+        The second value says whether there are more. Raises StoreUnavailable, DecidedElsewhere.
         """
 
     async def find_standing_hold(self, hold_id: str, /) -> StandingHold | None:

@@ -22,6 +22,7 @@ from relay.errors import StoreUnavailable
 from relay.events.tracing import RecordSpan
 from relay.log_fields import with_fields
 from relay.outbox import Mode, RecordedEvent, StandingHold
+from relay.outbox.rows import PageLimit
 from relay.outbox.sqlite import Store
 from relay.outbox.transaction import Transaction
 
@@ -110,9 +111,12 @@ class Gate:
         )
 
     async def standing_holds(
-        self, before: int | None, limit: int, *, only_open: bool
-    ) -> list[StandingHold]:
-        """Return the newest standing holds with a number less than ``before``, newest first."""
+        self, before: int | None, limit: PageLimit, *, only_open: bool
+    ) -> tuple[list[StandingHold], bool]:
+        """Return the newest standing holds with a number less than ``before``, newest first.
+
+        The second value says whether there are more.
+        """
         return await self._store.read(
             lambda tx: tx.standing_holds.page(before, limit, only_open=only_open)
         )

@@ -19,6 +19,9 @@ from relay.events.match import can_match, covers_all
 from relay.events.timestamps import format_rfc3339
 from relay.outbox import StandingHold, TrackedEvent
 
+MAX_NAMED = 10
+"""Patterns of a condition that a description names, and standing holds that an answer names."""
+
 
 @lru_cache(maxsize=512)
 def parse_conditions(text: str) -> RuleConditions:
@@ -79,7 +82,9 @@ def _value_text(value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {_value_text(part)}" for key, part in value.items())
     if isinstance(value, list):
-        return " ".join(map(str, value))
+        more = len(value) - MAX_NAMED
+        named = " ".join(map(str, value[:MAX_NAMED]))
+        return f"{named} and {more} more" if more > 0 else named
     return str(value)
 
 
@@ -130,8 +135,13 @@ def holds_field(holds: Iterable[StandingHold]) -> dict[str, Any]:
     return {"standingHolds": summaries} if summaries else {}
 
 
+def last_to_end(holds: Iterable[StandingHold]) -> list[StandingHold]:
+    """Return those of some standing holds that end last, the last one first."""
+    return sorted(holds, key=lambda hold: hold.ends, reverse=True)[:MAX_NAMED]
+
+
 def standing_hold_summaries(holds: Iterable[StandingHold]) -> list[dict[str, Any]]:
-    """Return whose standing holds are in force, until when, and why."""
+    """Return whose standing holds are in force, until when, and why: of those that end last."""
     return [
         {
             "holdId": hold.hold_id,
@@ -139,5 +149,5 @@ def standing_hold_summaries(holds: Iterable[StandingHold]) -> list[dict[str, Any
             "until": format_rfc3339(hold.ends),
             "reason": hold.reason,
         }
-        for hold in holds
+        for hold in last_to_end(holds)
     ]

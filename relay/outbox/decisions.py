@@ -360,7 +360,7 @@ class Decisions:
         See `MAX_REFUSALS` and `REFUSAL_RETENTION`.
         """
         before = format_sortable(now - REFUSAL_RETENTION)
-        refusals = "FROM answer WHERE principal = :principal AND status != 202"
+        refusals = "FROM answer WHERE principal = :principal AND status >= 300"
         principals = self._connection.execute("SELECT DISTINCT principal FROM answer").fetchall()
         for (principal,) in principals:
             self._connection.execute(

@@ -17,9 +17,10 @@ from relay.events.cloudevent import CloudEvent
 from relay.events.timestamps import format_sortable, parse_timestamp
 from relay.outbox import StandingHold
 from relay.outbox.journal import Journal
-from relay.outbox.rows import read_as
+from relay.outbox.rows import PageLimit, read_as, take_page
 
 _STANDING_HOLD = TypeAdapter(StandingHold)
+_LONG_COLUMNS = ("conditions", "within", "reason")
 CREATED, ENDED, EXPIRED = (f"standing-hold.{change}" for change in ("created", "ended", "expired"))
 """The names of the events about a standing hold."""
 
@@ -39,14 +40,21 @@ class StandingHolds:
         """Return a standing hold, also one that is over."""
         return next(iter(self._select("WHERE hold_id = ?", hold_id)), None)
 
-    def page(self, before: int | None, limit: int, *, only_open: bool) -> list[StandingHold]:
-        """Return the newest standing holds with a number less than ``before``, newest first."""
+    def page(
+        self, before: int | None, limit: PageLimit, *, only_open: bool
+    ) -> tuple[list[StandingHold], bool]:
+        """Return the newest standing holds with a number less than ``before``, newest first.
+
+        The second value says whether there are more.
+        """
         condition = "ended IS NULL AND " if only_open else ""
-        return self._select(
-            f"WHERE {condition}number < coalesce(?, 9e18) ORDER BY number DESC LIMIT ?",
-            before,
-            limit,
+        rows = self._rows(
+            f"WHERE {condition}number < coalesce(?, 9e18) ORDER BY number DESC", before
         )
+        page, has_more = take_page(
+            rows, lambda row: sum(len(row[name]) for name in _LONG_COLUMNS), limit
+        )
+        return [_STANDING_HOLD.validate_python(dict(row)) for row in page], has_more
 
     def count_created(self, principal: str, since: datetime, until: datetime) -> int:
         """Return how many standing holds a principal made after ``since`` and before ``until``."""
@@ -121,12 +129,16 @@ class StandingHolds:
         )
 
     def _select(self, rest: str, *values: object) -> list[StandingHold]:
+        return list(read_as(_STANDING_HOLD, self._rows(rest, *values)))
+
+    def _rows(self, rest: str, *values: object) -> sqlite3.Cursor:
         rows = self._connection.execute(
             "SELECT number, hold_id, conditions, within, starts, ends, principal, channel, "  # noqa: S608  # our own text
             f"reason, created, ended, ended_by, position FROM standing_hold {rest}",
             values,
         )
-        return list(read_as(_STANDING_HOLD, rows))
+        rows.row_factory = sqlite3.Row
+        return rows
 
 
 def only_in_first(

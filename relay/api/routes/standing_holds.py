@@ -27,6 +27,7 @@ from relay.approvals.standing_hold_admission import (
 from relay.events.catalog import EndedStandingHoldData, StandingHoldData
 from relay.events.timestamps import format_rfc3339
 from relay.outbox import StandingHold
+from relay.outbox.rows import PageLimit
 
 T = TypeVar("T")
 _OVER = Parameter(
@@ -70,13 +71,15 @@ def _parse_page(request: web.Request) -> _Page:
 
 async def _list(call: Call) -> StandingHoldPage:
     page: _Page = call.parameters
-    holds = await _decided_here(
-        call.relay.gate.standing_holds(page.cursor, PAGE_SIZE + 1, only_open=page.only_open)
-    )
-    shown = holds[:PAGE_SIZE]
+    async with call.server.long_reads:
+        holds, has_more = await _decided_here(
+            call.relay.gate.standing_holds(
+                page.cursor, PageLimit(PAGE_SIZE), only_open=page.only_open
+            )
+        )
     return StandingHoldPage(
-        items=[_details(call, hold) for hold in shown],
-        next=str(shown[-1].number) if len(holds) > PAGE_SIZE else None,
+        items=[_details(call, hold) for hold in holds],
+        next=str(holds[-1].number) if has_more else None,
     )
 
 

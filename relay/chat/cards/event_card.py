@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 
 from relay.approvals.rules import Quorum
-from relay.approvals.standing_holds import turns_at
+from relay.approvals.standing_holds import last_to_end, turns_at
 from relay.approvals.status import ApprovalStatus, approval_state
 from relay.approvals.transitions import grant_expires_at
 from relay.chat.cards.buttons import available_decisions, decision_buttons
@@ -150,7 +150,7 @@ def _approval_facts(status: ApprovalStatus) -> Iterator[tuple[str, Text]]:
             yield "Votes", (*_votes_text(status), *_missing_votes_text(status))
     if status.is_held:
         holds = [_hold_text(hold) for hold in status.active_holds]
-        holds += map(_standing_hold_text, status.active_standing_holds)
+        holds += map(_standing_hold_text, last_to_end(status.active_standing_holds))
         yield "Held by", _join_texts(holds)
 
 

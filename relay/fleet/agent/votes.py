@@ -18,6 +18,7 @@ from relay.approvals.standing_hold_admission import CreateRequest, EndRequest
 from relay.errors import DeliveryError
 from relay.fleet.messages import VoteAnswer, VoteMessage
 from relay.outbox import Mode, StandingHold
+from relay.outbox.rows import PageLimit
 
 ANSWER_TIMEOUT = 5.0
 """Seconds that a local program waits for the answer."""
@@ -125,10 +126,10 @@ class HubDecisions:
     async def standing_holds(
         self,
         _before: int | None,
-        _limit: int,
+        _limit: PageLimit,
         *,
         only_open: bool,  # noqa: ARG002  # of the protocol
-    ) -> list[StandingHold]:
+    ) -> tuple[list[StandingHold], bool]:
         """Raise DecidedElsewhere."""
         raise DecidedElsewhere(_STANDING_HOLDS)
 
