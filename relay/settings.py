@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -28,9 +29,10 @@ _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 def parse_duration(value: object) -> float:
     """Return the seconds of ``500ms``, ``1s``, ``5m``, ``2h`` or ``7d``. Raises ValueError."""
     match = _DURATION.fullmatch(value) if isinstance(value, str) else None
-    if match is None:
+    seconds = float(match[1]) * _UNITS[match[2]] if match is not None else math.inf
+    if not math.isfinite(seconds):  # no match, or more digits than a float can hold
         raise ValueError("expected a duration such as 500ms, 1s, 5m, 2h or 7d")
-    return float(match[1]) * _UNITS[match[2]]
+    return seconds
 
 
 def _duration(value: object) -> float:

@@ -28,6 +28,7 @@ CLIENT_SECRET = "whsec_AfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSwMfKQ9r8GKYo="
 DIGEST = "ab" * 32
 TEAMS_URL = "https://default0f3c.1a.environment.api.powerplatform.com/powerautomate/automations/direct/workflows/0f/triggers/manual?sig=x"
 FOR_EXAMPLES = {
+    "COLLECTOR_KEY": "a-key-of-a-collector",
     "MATTERMOST_TOKEN": "token",
     "MATTERMOST_SECRET": SECRET,
     "SLACK_TOKEN": "xoxb-1234567890-of-nothing",
@@ -429,6 +430,7 @@ def test_secrets_come_from_files_and_follow_them(file: Path, tmp_path: Path) -> 
 
 # --- what is wrong
 
+UNREADABLE = "expected values that YAML can read, got a date, number or word that does not exist"
 WRONG = [
     (
         "sources: {}",
@@ -455,6 +457,10 @@ WRONG = [
     (
         "source: {interval: 1.5}",
         "1: source.interval: expected a duration such as 500ms, 1s, 5m, 2h or 7d; got '1.5'",
+    ),
+    (
+        f"source: {{interval: {'9' * 320}d}}",
+        "1: source.interval: expected a duration such as 500ms, 1s, 5m, 2h or 7d; got text",
     ),
     (
         "source: {interval: .inf}",
@@ -650,6 +656,11 @@ WRONG = [
     ("scope: [", "1: expected YAML: expected the node content, but found '<stream end>'"),
     ("scope: a: b", "1: expected YAML: mapping values are not allowed here"),
     ("scope: \x07", "expected YAML, got a character that YAML does not allow"),
+    ("scope: 2020-02-30", f"{UNREADABLE}: day is out of range for month; put text in quotes"),
+    ("scope: 2020-02-20T25:00:00", f"{UNREADABLE}: hour must be in 0..23; put text in quotes"),
+    ("scope: !!bool hunter2", f"{UNREADABLE}; put text in quotes"),
+    ("scope: !!int hunter2", f"{UNREADABLE}; put text in quotes"),
+    ("scope: !!float it's", f"{UNREADABLE}; put text in quotes"),
     ("&a\nscope: *a", "The YAML alias refers to its own parent."),
     ("a: " + "[" * 500, "expected YAML with less nesting"),
 ]

@@ -27,6 +27,7 @@ from relay.approvals.rules import (
     eligible_voters,
     person_for,
 )
+from relay.events.tracing import SpanContext
 from relay.outbox import Grant, Head
 from relay.settings import (
     KeyPath,
@@ -165,6 +166,8 @@ class ClaimedGrant:
     """Who executes the StartRequest, as `StartRequestPort.choose` named it."""
     journal_head: Head
     """The row of the claim in the journal."""
+    trace: SpanContext | None = None
+    """The span of the grant; for the port that of the StartRequest. None: it is not traced."""
 
     @property
     def attempt(self) -> int:

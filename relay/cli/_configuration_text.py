@@ -152,7 +152,10 @@ def _overview_rows(loaded: LoadedConfig) -> Iterator[tuple[str, object]]:
     if api.socket == "auto":
         socket = ", and a local socket (auto)"
     yield "API", f"{api.listen} {'with' if api.tls else 'without'} TLS{socket}"
-    yield "log", config.telemetry.log
+    telemetry = config.telemetry
+    yield "log", f"{telemetry.log}, from {telemetry.level} on"
+    if telemetry.traces is not None:
+        yield "traces", f"{telemetry.traces.target().origin()}"
 
 
 def _sink_row(sink: SinkSettings) -> tuple[object, ...]:

@@ -35,6 +35,7 @@ from relay.roles.parts import (
     connect_sinks,
     make_approval_consumer,
     open_relay_store,
+    open_traces,
     run_tasks,
 )
 
@@ -56,7 +57,11 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
             Server(config.api, clock, state_file=config.store.path)
         )
         owner = StateFileOwner(origin.scope, None, is_hub=True)
-        store, record = await open_relay_store(config, owner, origin, config.sinks, clock, stack)
+        traces = await open_traces(config, origin, clock, stack)
+        record_span = traces.record if traces is not None else None
+        store, record = await open_relay_store(
+            config, owner, origin, config.sinks, clock, stack, traces
+        )
 
         def on_unusable(user: str | None, reason: str) -> None:
             server.state.rejections.record_unusable_message(user, reason, clock.monotonic())
@@ -74,7 +79,7 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
             store, approvals, clock, config.api.public_url, config.api.rights_by_client
         )
         sinks = await connect_sinks(config.sinks, clock, chat, stack)
-        dispatcher = Dispatcher(sinks, store, clock, record)
+        dispatcher = Dispatcher(sinks, store, clock, record, record_span)
         await dispatcher.start()
         port = OrderPort(
             store,
@@ -87,7 +92,7 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
         )
         # An agent tells what it knows before it sends a StartRequest: nothing of the hub is at
         # stake when a VM stops.
-        gate = Gate(approvals, store, port, clock, lambda _: False)
+        gate = Gate(approvals, store, port, clock, lambda _: False, record_span)
         chat.decisions.attach_gate(gate.submit)
         hub.attach(port, MachineVotes(gate.submit, clock), gate.wake)
         relay = Relay(

@@ -32,6 +32,7 @@ from relay.roles.parts import (
     identify,
     make_approval_consumer,
     open_relay_store,
+    open_traces,
     remember_last_read,
     run_tasks,
 )
@@ -56,7 +57,11 @@ async def start(
         origin = identity.origin
 
         owner = StateFileOwner(origin.scope, identity.vm_id)
-        store, record = await open_relay_store(config, owner, origin, config.sinks, clock, stack)
+        traces = await open_traces(config, origin, clock, stack)
+        record_span = traces.record if traces is not None else None
+        store, record = await open_relay_store(
+            config, owner, origin, config.sinks, clock, stack, traces
+        )
         if not store.trusted:
             _log.warning(
                 "cannot verify the VM ID, and the state file is bound to one VM: approvals are off"
@@ -72,7 +77,7 @@ async def start(
             store, approvals, clock, config.api.public_url, config.api.rights_by_client
         )
         sinks = await connect_sinks(config.sinks, clock, chat, stack)
-        dispatcher = Dispatcher(sinks, store, clock, record)
+        dispatcher = Dispatcher(sinks, store, clock, record, record_span)
         await dispatcher.start()
 
         poller = Poller(
@@ -83,8 +88,16 @@ async def start(
             clock,
             report=record,
             last_read_at=await store.transact(lambda tx: tx.take_last_read(), fail_open=True),
+            on_read=traces.note_read if traces is not None else None,
         )
-        gate = Gate(approvals, store, ImdsPort(poller, client), clock, identity.names_this_vm)
+        gate = Gate(
+            approvals,
+            store,
+            ImdsPort(poller, client),
+            clock,
+            identity.names_this_vm,
+            record_span,
+        )
         chat.decisions.attach_gate(gate.submit)
         relay = Relay(
             store=store,

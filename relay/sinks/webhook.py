@@ -263,6 +263,9 @@ def build_request(parts: RequestParts, event: CloudEvent, now: datetime) -> Requ
         "webhook-timestamp": str(timestamp),
         "webhook-signature": signature.sign(parts.secrets, event.id, timestamp, event.body),
     }
+    if event.carrier is not None:
+        headers = {name: text for name, text in headers.items() if name.lower() != "traceparent"}
+        headers["traceparent"] = event.carrier
     return Request(url=parts.url, headers=headers, body=event.body, secrets=parts.hidden_texts)
 
 
