@@ -599,14 +599,14 @@ def test_the_documented_doctor_runs_as_the_unit_does() -> None:
 
 
 def test_the_documented_removal_takes_away_what_was_installed() -> None:
-    removed = documented_commands("Backup, upgrade, removal")
+    removed = documented_commands("Removal")
     for _, target in re.findall(
         r"^install .*(deploy/\S+) (/etc/\S+)",
         documented_commands("On a VM, under systemd"),
         re.MULTILINE,
     ):
         assert f" {target} " in removed
-    assert "rm -r /opt/imds-relay /etc/imds-relay /var/lib/imds-relay\n" in removed
+    assert "&& rm -r /opt/imds-relay /etc/imds-relay /var/lib/imds-relay\n" in removed
     assert "rm -f /usr/local/bin/imds-relay " in removed
 
 

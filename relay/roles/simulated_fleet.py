@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
+import sys
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -142,8 +143,10 @@ class FleetPlan:
 
 def raise_open_files_limit() -> int:
     """Raise the limit of open files as far as allowed; return for how many agents it is enough."""
-    import resource  # noqa: PLC0415  # missing on Windows, where every other verb works
-
+    try:
+        import resource  # noqa: PLC0415  # only on POSIX
+    except ImportError:
+        return sys.maxsize
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return hard - OPEN_FILES_RESERVED
