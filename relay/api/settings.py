@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
 
-from relay.api.auth.entra_settings import OidcSettings
+from relay.api.auth.entra_settings import OidcSettings, check_url
 from relay.approvals.request import Rights
 from relay.settings import Section, check_names_differ_without_case
 from relay.signature import decode_secret
@@ -197,7 +197,7 @@ class ApiSettings(Section):
     """What links in messages start with."""
     clients: tuple[Client, ...] = ()
     oidc: OidcSettings | None = None
-    """Also accept bearer tokens of Entra ID."""
+    """Also accept people of Entra ID, with bearer tokens or by signing in."""
 
     @property
     def host(self) -> str:
@@ -238,6 +238,8 @@ class ApiSettings(Section):
             raise ValueError(
                 "clients: expected tls.client_ca_file, the CA of the certificates that san names"
             )
+        if self.oidc is not None and self.oidc.sign_in is not None:
+            _check_sign_in_url(self.public_url)
         _check_unique("name", (client.name for client in self.clients))
         check_names_differ_without_case("clients", (client.name for client in self.clients))
         _check_unique("amqp_user", (client.amqp_user for client in self.clients))
@@ -245,6 +247,23 @@ class ApiSettings(Section):
         _check_unique("san", (client.san and client.san.lower() for client in self.clients))
         _check_credentials_not_shared(self.clients)
         return self
+
+
+def _check_sign_in_url(public_url: str | None) -> None:
+    """Raise ValueError for a URL at which a browser would not keep the cookie of a session."""
+    expected = "expected the https URL at which browsers reach this relay"
+    reason = "oidc.sign_in sends people back there, and its cookies are for https alone"
+    if public_url is None:
+        raise ValueError(f"public_url: {expected}, got none; {reason}")
+    try:
+        check_url(public_url)
+    except ValueError:
+        raise ValueError(
+            f"public_url: {expected} (http only on this machine), without user, fragment and "
+            f"spaces, got another; {reason}"
+        ) from None
+    if "?" in public_url:
+        raise ValueError(f"public_url: {expected}, without a query, got one with it; {reason}")
 
 
 def _check_unique(field: str, values: Iterable[str | None]) -> None:
