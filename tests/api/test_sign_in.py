@@ -11,6 +11,7 @@ from typing import Any
 
 import aiohttp
 import jwt
+import orjson
 import pytest
 from aiohttp import web
 from cryptography.hazmat.primitives.asymmetric import rsa
@@ -35,6 +36,7 @@ from tests.api.entra import (
 )
 from tests.api.running_relay import SECRET, RunningRelay, run_relay
 from tests.api.signed_in import OWN_PAGE, Browser, Desk, run_desk
+from tests.documented import block
 
 OTHER_KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048)
 NOBODY: dict[str, Any] = {"signIn": "/sign-in", "principal": None, "name": None, "can": []}
@@ -68,16 +70,16 @@ async def vote(browser: Browser, headers: dict[str, str] | None = None) -> int:
 # --- the way in
 
 
-async def test_a_person_signs_in_and_approves_under_their_own_name(desk: Desk) -> None:
+async def test_a_person_signs_in_and_approves_under_their_own_name(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     browser = desk.browser()
     answer = await browser.sign_in()
     assert (answer.status, answer.headers["Location"]) == (303, f"{desk.public_url}/approve")
-    assert await browser.session() == {
-        "signIn": "/sign-in",
-        "principal": principal(ANN),
-        "name": "Ann Example",
-        "can": ["read", "approve", "hold"],
-    }
+    documented = orjson.loads(block("docs/sign-in.md", "json"))
+    assert await browser.session() == {**documented, "principal": principal(ANN)}
+    assert f"{principal(ANN)} signed in" in caplog.messages
     assert await vote(browser) == 202
     assert await voters(desk.relay) == [principal(ANN)]
 
@@ -670,7 +672,10 @@ async def test_a_session_lasts_no_longer_than_the_id_token(desk: Desk) -> None:
     assert await browser.session() == NOBODY
 
 
-async def test_signing_out_ends_the_session_and_its_streams(desk: Desk) -> None:
+async def test_signing_out_ends_the_session_and_its_streams(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     browser = desk.browser()
     await browser.sign_in()
     kept = dict(browser.cookies)
@@ -683,6 +688,7 @@ async def test_signing_out_ends_the_session_and_its_streams(desk: Desk) -> None:
         await stream.content.readline()
         answer = await browser.call("POST", "/sign-out", headers=OWN_PAGE)
         assert (answer.status, answer.json) == (200, NOBODY)
+        assert f"{principal(ANN)} signed out" in caplog.messages
         async with asyncio.timeout(60):
             await stream.content.read()
     assert not browser.has_session_cookie

@@ -33,7 +33,7 @@ async def examined(entra: Entra) -> Finding:
             "oidc": entra.section(),
         }
     )
-    findings, _ = await diagnose(settings)
+    findings, _ = await diagnose(settings, Path("relay.db"))
     (finding,) = (each for each in findings if each.subject == "sign-in")
     return finding
 

@@ -6,6 +6,7 @@ sign-in begins on a page of the relay, and the person chooses the account.
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -28,12 +29,14 @@ from relay.api.schema.problem_page import PageProblem
 from relay.api.schema.responses import Problem, json_response, raw_response
 from relay.api.schema.route import SESSION, Call, Parameter, Route
 from relay.approvals.request import Right
+from relay.log_fields import with_fields
 
 if TYPE_CHECKING:
     from relay.api.auth.sign_in import SignIn
 
 _RIGHTS: tuple[Right, ...] = ("read", "approve", "hold", "operate")
 _PATH = "/sign-in"
+_log = logging.getLogger(__name__)
 
 
 class SessionInfo(TypedDict):
@@ -92,6 +95,7 @@ async def _finish(call: Call) -> web.Response:
         )
     except SignInRefused as error:
         raise _refused(call, error, sign_in) from None
+    _log_person(sign_in, cookie, "signed in")
     call.server.accept_credentials(request)
     response = _redirect(sign_in.location(target))
     clear_pending_cookie(response)
@@ -136,10 +140,19 @@ async def _sign_out(call: Call) -> SessionInfo | web.Response:
     sign_in, cookie = _sign_in_of(call), session_cookie(call.request)
     check_sent_by_own_page(call.request, sign_in.origin)
     if cookie is not None:
+        _log_person(sign_in, cookie, "signed out")
         call.server.end_session(cookie)
     response = json_response(200, _info(call, principal=None, name=None, can=[]))
     clear_session_cookie(response)
     return response
+
+
+def _log_person(sign_in: SignIn, cookie: str, action: str) -> None:
+    """Tell in the log what the person of an open session does."""
+    session = sign_in.sessions.find(cookie)
+    if session is not None:
+        principal = session.caller.principal
+        _log.info("%s %s", principal, action, extra=with_fields(principal=principal))
 
 
 def _info(call: Call, *, principal: str | None, name: str | None, can: list[Right]) -> SessionInfo:
