@@ -42,6 +42,7 @@ demo: $(VENV)/.run
 # Most tests wait for something: four at a time keep two cores busy. ARGS="-n 0" for one after the other.
 WORKERS := -n 4 --dist loadfile --no-loadscope-reorder
 test: $(VENV)/.dev
+	@$(BIN)/python -m compileall -q relay tests # hundreds of processes import them
 	@$(BIN)/python -m tests.prerequisites test $(BIN)/python -m pytest $(WORKERS) $(ARGS)
 
 # One line for each step; what a failed one said is shown whole.
@@ -72,7 +73,7 @@ bench: $(VENV)/.dev
 
 # The tests that kill, freeze and cut, again and again: what happens once in a hundred times shows itself.
 ROUNDS ?= 10
-CHAOS := tests/journey tests/outbox/test_crash.py tests/delivery/test_restart.py tests/sinks/test_rabbitmq_outage.py tests/fleet/test_one_scope.py tests/fleet/test_outages.py tests/fleet/test_agents_differ.py tests/fleet/test_agents_frozen_and_killed.py tests/fleet/test_playbooks.py
+CHAOS := tests/bench/test_metrics.py tests/journey tests/outbox/test_crash.py tests/delivery/test_restart.py tests/sinks/test_rabbitmq_outage.py tests/fleet/test_one_scope.py tests/fleet/test_outages.py tests/fleet/test_agents_differ.py tests/fleet/test_agents_frozen_and_killed.py tests/fleet/test_playbooks.py
 round = echo "== round $$number of $(ROUNDS)"; RELAY_TEST_CHAOS=1 $(BIN)/python -m pytest -q -x $(CHAOS) $(ARGS) || exit 1
 chaos: $(VENV)/.dev
 	@$(BIN)/python -m tests.prerequisites chaos sh -c 'for number in $$(seq $(ROUNDS)); do $(round); done'
