@@ -106,11 +106,15 @@ class Browser:
 
 @asynccontextmanager
 async def run_desk(
-    folder: Path, *, path: str = "", oidc: Mapping[str, Any] | None = None, **api: Any
+    folder: Path,
+    *,
+    public_url: str | None = None,
+    oidc: Mapping[str, Any] | None = None,
+    **api: Any,
 ) -> AsyncIterator[Desk]:
-    """Run a relay at which people sign in. `path` is that of its public URL."""
+    """Run a relay at which people sign in. `public_url` is that of a proxy, if there is one."""
     (port,) = reserve(1)
-    public_url = f"http://127.0.0.1:{port}{path}"
+    public_url = public_url or f"http://127.0.0.1:{port}"
     async with (
         run_entra() as entra,
         run_relay(

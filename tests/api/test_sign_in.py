@@ -154,11 +154,12 @@ async def test_answers_of_a_sign_in_are_kept_by_nobody_and_send_no_referrer(desk
 
 
 async def test_below_a_path_the_public_url_says_where_the_browser_goes(tmp_path: Path) -> None:
-    async with run_desk(tmp_path, path="/relay/") as desk:
-        desk.entra.redirect_uris = {f"{desk.origin}/relay/sign-in/callback"}
+    url = "https://relay.example.com/relay"
+    async with run_desk(tmp_path, public_url=f"{url}/") as desk:
+        desk.entra.redirect_uris = {f"{url}/sign-in/callback"}
         browser = desk.browser()
         answer = await browser.sign_in(target="/")
-        assert answer.headers["Location"] == f"{desk.origin}/relay/"
+        assert answer.headers["Location"] == f"{url}/"
         assert (await browser.session())["principal"] == principal(ANN)
 
 

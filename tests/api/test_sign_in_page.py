@@ -6,17 +6,20 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 from playwright.async_api import Page, expect
+from pytest_aiohttp import AiohttpServer
 from yarl import URL
 
 from relay.api.auth.session_cookie import SESSION_COOKIE
 from relay.api.auth.sessions import SESSION_LIFETIME
-from tests.api.confirmation_links import MessageLinks, render_message
+from tests.api.confirmation_links import MessageLinks, proxy_application, render_message
 from tests.api.entra import ANN, principal
 from tests.api.running_relay import RunningRelay
 from tests.api.signed_in import Desk, run_desk
 from tests.api.test_confirm_page import CONTRAST, LABELS
 from tests.api.test_confirm_page_hostile import Elsewhere, elsewhere  # noqa: F401  # a fixture
+from tests.ports import reserve
 
 SIGN_IN = "Sign in with Entra ID"
 STORED = "() => JSON.stringify([localStorage, sessionStorage, document.cookie])"
@@ -86,6 +89,34 @@ async def test_a_person_signs_in_and_approves_without_a_key(page: Page, desk: De
         True,
         "Strict",
     )
+
+
+async def test_a_person_signs_in_behind_a_proxy_that_serves_the_relay_under_a_path(
+    page: Page, tmp_path: Path, aiohttp_server: AiohttpServer
+) -> None:
+    (port,) = reserve(1)
+    seen: list[web.Request] = []
+    async with run_desk(tmp_path, public_url=f"http://127.0.0.1:{port}/ops/relay") as desk:
+        await aiohttp_server(proxy_application(desk.relay, "/ops/relay", seen), port=port)
+        message = await opened(page, desk)
+        await sign_in(page)
+        await page.get_by_label("Code in the message").fill(message.code)
+        await page.get_by_role("button", name="Approve", exact=True).click()
+        await expect(page.get_by_role("heading", name="Recorded")).to_be_focused()
+        assert page.url == f"{desk.public_url}/approve"
+        assert await votes(desk.relay) == [("approve", principal(ANN))]
+        await page.goto(f"{desk.public_url}/approve#{message.tokens['hold']}")
+        await page.get_by_role("button", name="Sign out").click()
+        await expect(page.get_by_role("button", name=SIGN_IN)).to_be_focused()
+    assert {request.path.removeprefix("/ops/relay") for request in seen} == {
+        "/approve",
+        "/v1/confirmations/look",
+        "/v1/session",
+        "/sign-in",
+        "/sign-in/callback",
+        "/v1/confirmations",
+        "/sign-out",
+    }
 
 
 async def test_another_link_in_the_same_browser_needs_no_new_sign_in_until_signing_out(
