@@ -14,6 +14,7 @@ import jwt
 import orjson
 import pytest
 from aiohttp import web
+from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import rsa
 from pydantic import ValidationError
 
@@ -23,6 +24,7 @@ from relay.api.auth.pending_sign_in import PENDING_LIFETIME
 from relay.api.auth.session_cookie import PENDING_COOKIE, SESSION_COOKIE
 from relay.api.auth.sessions import MAX_SESSIONS_OF_PRINCIPAL, SESSION_LIFETIME
 from relay.api.schema.problem_page import PageProblem, problem_page
+from relay.approvals.request import Caller, Rights
 from tests.api.entra import (
     ACCOUNTS,
     ANN,
@@ -37,6 +39,8 @@ from tests.api.entra import (
 )
 from tests.api.running_relay import SECRET, RunningRelay, run_relay
 from tests.api.signed_in import OWN_PAGE, Browser, Desk, run_desk
+from tests.api.test_identity import Certified
+from tests.certificates import LOCALHOST, Authority
 from tests.documented import block
 
 OTHER_KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048)
@@ -647,6 +651,37 @@ async def test_a_key_counts_instead_of_the_cookie(desk: Desk) -> None:
     wrong = {"Authorization": "Bearer bearer-test-key-of-nobody"}
     assert (await browser.call("GET", "/v1/events", headers=wrong)).status == 401
     assert await vote(browser, {**OWN_PAGE, **key}) == 403  # the reader may not approve
+
+
+async def test_a_certificate_counts_only_where_nobody_signed_in(tmp_path: Path) -> None:
+    """Else the client of the certificate would go on where a person's session has ended."""
+    authority = Authority("authority")
+    (tmp_path / "authority.pem").write_bytes(authority.pem)
+    (tmp_path / "server.pem").write_bytes(authority.issue("localhost", LOCALHOST))
+    tls = {
+        "cert_file": tmp_path / "server.pem",
+        "key_file": tmp_path / "server.pem",
+        "client_ca_file": tmp_path / "authority.pem",
+    }
+    clients = ({"name": "drain", "san": "drain.internal", "can": ["read"]},)
+    section = {**SECTION, "sign_in": {"client_secret": CLIENT_SECRET}}
+    async with run_relay(
+        tmp_path, tls=tls, clients=clients, public_url="https://localhost", oidc=section
+    ) as relay:
+        certified = Certified(relay, tmp_path, authority)
+        san = x509.DNSName("drain.internal")
+        sign_in = relay.server.state.sign_in
+        assert sign_in is not None
+        ann = Caller(principal(ANN), "http", Rights(frozenset({"approve"})))
+        cookie = sign_in.sessions.begin(ann, "Ann Example", 3600.0)
+        for sent, status, who in (
+            ({}, 200, "mtls:drain.internal"),
+            ({"Cookie": f"{SESSION_COOKIE}=over"}, 401, None),
+            ({"Cookie": f"{SESSION_COOKIE}={cookie}"}, 403, principal(ANN)),  # she may not read
+        ):
+            assert (await certified.call("GET", "/v1/events", san, headers=sent))[0] == status
+            info = await certified.call("GET", "/v1/session", san, headers=sent)
+            assert info[1]["principal"] == who
 
 
 async def test_the_cookie_authenticates_no_callback(desk: Desk) -> None:
