@@ -32,6 +32,10 @@ POST /v1/standing-holds
 GET /v1/standing-holds/{holdId}
 POST /v1/standing-holds/{holdId}/end
 GET /v1/stream
+GET /v1/session
+GET /sign-in
+GET /sign-in/callback
+POST /sign-out
 GET /v1/deliveries
 GET /v1/deliveries/{id}
 GET /v1/dead-letters
