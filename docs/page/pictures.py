@@ -8,12 +8,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from playwright.async_api import Browser, Page
 
+from relay.events.model import ScheduledEvent
 from tests.api.running_relay import SCOPE, RunningRelay
 from tests.chromium import connected, executable, serving
 from tests.page.scenes import (
@@ -72,7 +74,7 @@ async def _shoot(page: Page, name: str, *, full: bool = True) -> None:
 async def _take_quiet(browser: Browser) -> None:
     """The field for a key, a wrong key, and nothing that is scheduled."""
     async with _relay() as relay:
-        page = await (await visitor(browser, key=None, **DESKTOP)).new_page()
+        page = await (await visitor(browser, by=None, **DESKTOP)).new_page()
         await page.goto(page_url(relay))
         await page.get_by_label("Your key or token").fill("a-wrong-key-of-nobody")
         await page.get_by_role("button", name="Continue").click()
@@ -119,11 +121,11 @@ async def _take_decisions(page: Page, phone: Page) -> None:
     await _shoot(phone, "held-phone", full=False)
 
 
-async def _take_change(page: Page, relay: RunningRelay, events: list[Any]) -> None:
+async def _take_change(page: Page, relay: RunningRelay, events: list[ScheduledEvent]) -> None:
     """Azure changes an event while somebody decides, and then the relay goes away."""
     await page.get_by_role("button", name="Approve").first.click()
     await page.locator("#decide-notices p").nth(0).wait_for()
-    await relay.observe(*(replace_resources(event) for event in events))
+    await relay.observe(*(_renamed(event) for event in events))
     await page.get_by_text("Azure has changed the event since you opened this.").wait_for()
     await _shoot(page, "changed", full=False)
     await page.get_by_role("dialog").get_by_role("button", name="Approve").click()
@@ -136,10 +138,8 @@ async def _take_change(page: Page, relay: RunningRelay, events: list[Any]) -> No
     await _shoot(page, "lost", full=False)
 
 
-def replace_resources(event: Any) -> Any:
-    """Return the event with another machine, if it is the one that is decided about."""
-    from dataclasses import replace  # noqa: PLC0415
-
+def _renamed(event: ScheduledEvent) -> ScheduledEvent:
+    """Return the event about another machine, if it is the held one."""
     return replace(event, resources=("WestNO_0",)) if event.event_id == HELD else event
 
 

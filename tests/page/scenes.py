@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -198,17 +197,22 @@ async def make_scopes(relay: RunningRelay) -> None:
     await relay.observe_in(DB, redeploy)
 
 
-async def visitor(
-    browser: Browser, *, key: str | None = "bearer-test-key-of-alice", **options: Any
-) -> BrowserContext:
-    """Return a visitor whose tabs have a key already."""
+async def visitor(browser: Browser, *, by: str | None = "alice", **options: Any) -> BrowserContext:
+    """Return a visitor whose tabs have the key of a client already."""
     context = await browser.new_context(locale="en-GB", timezone_id="Europe/Oslo", **options)
     context.set_default_timeout(STEP_MILLISECONDS)
-    if key is not None:
-        await context.add_init_script(
-            f"if (!sessionStorage.length) sessionStorage.setItem('imds-relay key', '{key}')"
-        )
+    if by is not None:
+        await give_key(context, by)
     return context
+
+
+async def give_key(tab: BrowserContext | Page, by: str) -> None:
+    """Give each page of a tab the key of a client, unless it has forgotten one."""
+    await tab.add_init_script(
+        "if (!sessionStorage.seen) {"
+        "  sessionStorage.seen = 1;"
+        f"  sessionStorage.setItem('imds-relay key', 'bearer-test-key-of-{by}'); }}"
+    )
 
 
 def page_url(relay: RunningRelay, view: str = "") -> str:
@@ -216,10 +220,22 @@ def page_url(relay: RunningRelay, view: str = "") -> str:
     return f"http://127.0.0.1:{relay.server.port}/#/{view}"
 
 
+async def show(page: Page, relay: RunningRelay, view: str = "", *, by: str = "alice") -> None:
+    """Show a view to a client, and wait until it is live."""
+    await give_key(page, by)
+    await page.goto("about:blank")  # else a new fragment alone would load nothing
+    await page.goto(page_url(relay, view))
+    await page.locator("#live", has_text="Live").wait_for()
+
+
+async def look_again(page: Page) -> None:
+    """Make the page read everything now, as when somebody comes back to its tab."""
+    await page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+
+
 async def open_view(context: BrowserContext, relay: RunningRelay, view: str = "") -> Page:
     """Open a view in a new tab, and wait until it is live."""
     page = await context.new_page()
     await page.goto(page_url(relay, view))
     await page.locator("#live", has_text="Live").wait_for()
-    await asyncio.sleep(0)
     return page

@@ -170,7 +170,7 @@ function leave(failure) {
   const messages = {
     401: hadKey ? "The relay does not know this key, or it is not valid any more."
       : "Your session has ended. Sign in again.",
-    403: `You may not read here: ${sentence(failure?.message ?? "")}`,
+    403: `You may not read here: ${failure?.message ?? ""}.`,
   };
   enter(failure ? messages[failure.status] ?? sentence(failure.message) : "");
 }
@@ -202,6 +202,9 @@ $("leave").addEventListener("click", async () => {
 $("try-now").addEventListener("click", store.tryNow);
 addEventListener("hashchange", navigate);
 addEventListener("pagehide", () => { $("key").value = ""; });
+document.addEventListener("visibilitychange", () => {
+  if (!document.hidden && store.isSignedIn() && state.link === "live") store.want();
+});
 addEventListener("resize", () => draw($("view")));
 document.querySelector(".skip").addEventListener("click", event => {
   event.preventDefault();

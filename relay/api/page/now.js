@@ -211,10 +211,13 @@ const LABELS = { approve: "Approve", hold: "Hold", release: "Release the hold" }
 export function actions(item) {
   const decisions = item.approval.decisions;
   if (!decisions.length) return null;
-  return h("p", { class: "actions" }, decisions.map(decision => h("button", {
-    type: "button", "data-key": decision, class: decision === "approve" ? "" : "plain",
-    "aria-label": `${LABELS[decision]}: ${eventTitle(item)}`, on: { click: () => openDecision(decision, item) },
-  }, decision === "hold" && item.approval.holds.length ? "Hold too" : LABELS[decision])));
+  return h("p", { class: "actions" }, decisions.map(decision => {
+    const label = decision === "hold" && item.approval.holds.length ? "Hold too" : LABELS[decision];
+    return h("button", {
+      type: "button", "data-key": decision, class: decision === "approve" ? "" : "plain",
+      "aria-label": `${label}: ${eventTitle(item)}`, on: { click: () => openDecision(decision, item) },
+    }, label);
+  }));
 }
 
 // --- what is over

@@ -20,7 +20,7 @@ export function renderSinks(view) {
         h("h2", { id: "dead-title" }, "Dead letters"),
         h("p", { id: "dead-empty", class: "soft", hidden: true }, "Nothing was given up."),
         h("ul", { id: "dead-groups", class: "rows" }),
-        h("div", { class: "scroll card", id: "dead-table", tabindex: "0", role: "region", "aria-labelledby": "dead-title" },
+        h("div", { class: "scroll card", id: "dead-table", tabindex: "0", role: "region", "aria-label": "Table of dead letters" },
           h("table", {},
             h("thead", {}, h("tr", {}, HEADS.map(text => h("th", { scope: "col" }, text || h("span", { class: "hidden" }, "Actions"))))),
             h("tbody", { id: "dead" }))),
@@ -103,6 +103,12 @@ export function deliveryRow(one) {
     h("td", { class: "last" }, sendAgain(one)));
 }
 
+/** Look now, and when a delivery has had its time. */
+function look() {
+  want();
+  setTimeout(want, 1000);
+}
+
 async function act(event, path, done) {
   const button = event.currentTarget;
   if (button.getAttribute("aria-disabled")) return;
@@ -114,7 +120,7 @@ async function act(event, path, done) {
     announce(failure.status === 0 ? "The relay cannot be reached: it is not known whether it was done." : sentence(failure.message), "bad");
   }
   button.removeAttribute("aria-disabled");
-  want();
+  look();
 }
 
 async function sendAll(event, sink) {
@@ -133,5 +139,5 @@ async function sendAll(event, sink) {
     announce(`${count} are sent again. ${sentence(failure.message)}`, "bad");
   }
   button.removeAttribute("aria-disabled");
-  want();
+  look();
 }
