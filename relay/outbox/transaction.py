@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from datetime import datetime
 from itertools import count
 
@@ -105,7 +106,10 @@ class Transaction:
     def add_entry(self, position: int, sink: str, at: datetime) -> None:
         """Make an entry for a sink that is new, about an event that was recorded earlier."""
         event = self.journal.event(position)
-        self.recorded += self._add_entries([(event, position, [sink])], at)
+        self.recorded += [
+            replace(recorded, is_new=False)
+            for recorded in self._add_entries([(event, position, [sink])], at)
+        ]
 
     def redeliver(self, position: int, sink: str, at: datetime) -> None:
         """Make another entry for a sink about an event that it got before."""

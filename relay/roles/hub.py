@@ -51,7 +51,9 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
     )
     async with AsyncExitStack() as stack:
         # The API listens first: it answers 503 until a relay is attached.
-        server = await stack.enter_async_context(Server(config.api, clock))
+        server = await stack.enter_async_context(
+            Server(config.api, clock, state_file=config.store.path)
+        )
         owner = StateFileOwner(origin.scope, None, is_hub=True)
         store, record = await open_relay_store(config, owner, origin, config.sinks, clock, stack)
 

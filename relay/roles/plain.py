@@ -17,6 +17,7 @@ from relay.chat.context import make_chat_context
 from relay.clock import Clock
 from relay.config import NO_RULE_FOR_USER_EVENTS, Config
 from relay.config.shared_secrets import watch_secrets
+from relay.config.source_warnings import source_warnings
 from relay.delivery.dispatcher import Dispatcher
 from relay.imds.client import ImdsClient
 from relay.imds.poller import Poller
@@ -45,9 +46,13 @@ async def start(
     """Start a relay, yield it, and drain it in the end. ``boot`` returns the machine's boot id."""
     if config.has_no_rule_for_user_events:
         _log.warning("%s", NO_RULE_FOR_USER_EVENTS)
+    for warning in source_warnings(config):
+        _log.warning("%s", warning)
     async with AsyncExitStack() as stack:
         # The API listens first: it answers 503 until a relay is attached.
-        server = await stack.enter_async_context(Server(config.api, clock))
+        server = await stack.enter_async_context(
+            Server(config.api, clock, state_file=config.store.path)
+        )
         client = await stack.enter_async_context(ImdsClient(config.source, clock))
         identity = await identify(config, client, clock)
         origin = identity.origin

@@ -209,7 +209,7 @@ async def visitor(browser: Browser, *, by: str | None = "alice", **options: Any)
 async def give_key(tab: BrowserContext | Page, by: str) -> None:
     """Give each page of a tab the key of a client, unless it has forgotten one."""
     await tab.add_init_script(
-        "if (!sessionStorage.seen) {"
+        "if (location.protocol !== 'about:' && !sessionStorage.seen) {"
         "  sessionStorage.seen = 1;"
         f"  sessionStorage.setItem('imds-relay key', 'bearer-test-key-of-{by}'); }}"
     )

@@ -15,6 +15,7 @@ from relay.delivery.dispatcher import SinkStatus
 from relay.errors import StoreUnavailable
 from relay.events.build import relay_event
 from relay.events.cloudevent import CloudEvent
+from relay.log_fields import with_fields
 from relay.outbox import SinkState
 from relay.outbox.transaction import Transaction
 
@@ -120,7 +121,14 @@ async def _resume(call: Call) -> SinkDetails:
 async def _set_state(call: Call, state: Literal["on", "paused"], reason: str | None) -> SinkDetails:
     name = call.resource.name
     await call.relay.dispatcher.set_state(name, state, reason)
-    _log.warning("sink %s was set to %s by %s", name, state, call.caller.principal)
+    principal = call.caller.principal
+    _log.warning(
+        "sink %s was set to %s by %s",
+        name,
+        state,
+        principal,
+        extra=with_fields(sink=name, state=state, principal=principal),
+    )
     return _sink_details(await _find_sink(call))
 
 
