@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import aiohttp
+
 from tests.cli.command import environment, read_until
 from tests.documented import ROOT, block, blocks
 from tests.ports import reserve
@@ -92,6 +94,14 @@ async def test_the_commands_lead_from_nothing_to_an_approved_event(tmp_path: Pat
         assert "pending, 0 of 1 vote, rule mine" in output
         assert "granted (1 of 1 vote)" in output
         assert output.count(EVENT) >= 2
+        key = (tmp_path / "page.key").read_text().strip()
+        async with (
+            aiohttp.ClientSession(f"http://127.0.0.1:{clone.api}") as browser,
+            browser.get("/") as page,
+            browser.get("/v1/events", headers={"Authorization": f"Bearer {key}"}) as events,
+        ):
+            assert "<title>imds-relay</title>" in await page.text()
+            assert EVENT in await events.text()
         story = await read_until(received, "event.ended")
     steps = ["recorded", "granted", "accepted", "started", "ended"]
     assert re.findall(r"(\w+)\.v1 Reboot vm-0\n", story) == steps
