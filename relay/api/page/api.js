@@ -88,7 +88,9 @@ export async function readStream(position, onEvent, signal) {
       AbortSignal.any([signal, silence.signal]));
     const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
     for (let rest = ""; ;) {
-      const { value, done } = await reader.read();
+      const { value, done } = await reader.read().catch(error => {
+        throw new Failure(0, "the stream broke off", { error });
+      });
       if (done) return;
       clearTimeout(timer);
       timer = setTimeout(() => silence.abort(), SILENCE);
@@ -96,8 +98,6 @@ export async function readStream(position, onEvent, signal) {
       rest = frames.pop();
       for (const frame of frames) readFrame(frame, onEvent);
     }
-  } catch (error) {
-    throw error instanceof Failure ? error : new Failure(0, "the stream broke off", { error });
   } finally {
     clearTimeout(timer);
   }

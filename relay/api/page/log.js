@@ -4,7 +4,7 @@ import { h, icon, showItems } from "./dom.js";
 import { state } from "./store.js";
 import { eventName, eventTitle, tell, time } from "./words.js";
 
-const FAMILIES = [["all", "Everything"], ["event.", "Azure"], ["approval.", "Decisions"], ["startrequest.", "StartRequests"], ["relay.", "This relay"]];
+const FAMILIES = [["all", "Everything"], ["event.", "Azure"], ["approval.", "Decisions"], ["standing-hold.", "Standing holds"], ["startrequest.", "StartRequests"], ["relay.", "This relay"]];
 let family = "all";
 
 export function renderLog(view) {

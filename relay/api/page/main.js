@@ -13,6 +13,7 @@ import { renderSinks } from "./sinks.js";
 import { clock, duration, eventTitle, now, roughly, sentence, tick } from "./words.js";
 
 const $ = id => document.getElementById(id);
+const VIEW = "imds-relay view";
 const VIEWS = { now: renderNow, log: renderLog, sinks: renderSinks, fleet: renderFleet, event: renderEvent };
 let shownView = "", signedIn = { signIn: null, principal: null };
 
@@ -189,6 +190,9 @@ $("enter").addEventListener("submit", event => {
   render();
 });
 
+// Entra ID sends the browser back to the page without its fragment: this tab keeps the view.
+$("sign-in").addEventListener("click", () => sessionStorage.setItem(VIEW, location.hash));
+
 $("leave").addEventListener("click", async () => {
   const hadKey = store.hasKey();
   try {
@@ -222,6 +226,9 @@ setInterval(() => {
 }, 1000);
 
 async function start() {
+  const view = sessionStorage.getItem(VIEW);
+  sessionStorage.removeItem(VIEW);
+  if (view && !location.hash) history.replaceState(null, "", view);
   navigate();
   if (!store.hasKey()) {
     try {

@@ -2,7 +2,7 @@
 
 import { announce, h, icon, showItems, svg } from "./dom.js";
 import { more, state } from "./store.js";
-import { openDecision } from "./decide.js";
+import { openDecision, openEndOfHold } from "./decide.js";
 import { eventTitle, impact, names, now, outcome, plural, roughly, sentence, source, time, urgency } from "./words.js";
 
 const SHOWN_AT_ONCE = 50;
@@ -45,6 +45,8 @@ export function renderNow(view) {
         h("div", { id: "events" }),
         h("button", { id: "more-live", class: "plain", type: "button", hidden: true,
           on: { click: () => { shown += SHOWN_AT_ONCE; renderNow(view); } } })),
+      h("section", { id: "standing", "aria-labelledby": "standing-title", hidden: true },
+        h("h2", { id: "standing-title" }, "Standing holds"), h("ul", { id: "standing-holds", class: "rows" })),
       h("section", { "aria-labelledby": "recent-title" },
         h("h2", { id: "recent-title" }, "Ended lately"),
         h("p", { id: "recent-empty", class: "soft", hidden: true }, "No event has ended yet, as far as the state file remembers."),
@@ -61,6 +63,8 @@ export function renderNow(view) {
   const moreLive = view.querySelector("#more-live");
   moreLive.hidden = rest <= 0;
   moreLive.textContent = `${rest} later ones`;
+  view.querySelector("#standing").hidden = !state.standingHolds.length;
+  showItems(view.querySelector("#standing-holds"), state.standingHolds.map(hold => ({ ...hold, may: mayEnd(hold) })), hold => hold.holdId, renderStandingHold);
   showItems(view.querySelector("#recent"), state.recent ?? [], item => `${item.scope}/${item.eventId}/${item.occurrence}`, renderEnded);
   view.querySelector("#recent-empty").hidden = state.recent === null || state.recent.length > 0;
   view.querySelector("#more-recent").hidden = !state.recentNext;
@@ -193,9 +197,15 @@ export function approvalFacts(item) {
     rows.push(["Held by", h("ul", { class: "people" }, approval.holds.map(hold => h("li", {}, icon("hold", "held"), hold.principal,
       hold.until ? [" until ", time(hold.until)] : null)))]);
   }
+  for (const hold of approval.standingHolds ?? []) {
+    rows.push(["Standing hold", h("span", {}, icon("hold", "held"), ` ${hold.principal} until `, time(hold.until), `: ${hold.reason}`)]);
+  }
   for (const wait of isOpen ? approval.waitingFor : []) {
     rows.push(["Waits for", h("span", {}, `limit ${wait.limit}: ${plural(wait.max, "machine")} at once`,
       wait.machines?.length ? `, taken by ${names(wait.machines, 5)}` : "", wait.until ? [", until ", time(wait.until)] : null)]);
+  }
+  if (isOpen && /^https?:/.test(approval.runbook ?? "")) {
+    rows.push(["Runbook", h("a", { href: approval.runbook, target: "_blank", rel: "noopener noreferrer" }, approval.runbook)]);
   }
   return rows.length ? h("dl", { class: "facts" }, rows.map(([label, content]) => [h("dt", {}, label), h("dd", {}, content)])) : null;
 }
@@ -218,6 +228,29 @@ export function actions(item) {
       "aria-label": `${label}: ${eventTitle(item)}`, on: { click: () => openDecision(decision, item) },
     }, label);
   }));
+}
+
+// --- standing holds
+
+function mayEnd(hold) {
+  const caller = state.status?.caller;
+  return Boolean(caller) && (caller.can.includes("operate") || (caller.can.includes("hold") && caller.principal === hold.principal));
+}
+
+/** Return which events a standing hold holds, such as: event_type Reboot; resources db-*. */
+function conditions(match) {
+  const text = value => (Array.isArray(value) ? value.join(", ")
+    : typeof value === "object" && value !== null ? Object.entries(value).map(([name, one]) => `${name} ${text(one)}`).join(" ") : String(value));
+  return Object.entries(match).map(([name, value]) => `${name} ${text(value)}`).join("; ") || "every event";
+}
+
+function renderStandingHold(hold) {
+  const about = conditions(hold.match);
+  return h("li", {}, icon("hold", "held"),
+    h("span", { class: "what" }, h("strong", {}, about), ` by ${hold.principal} (“${hold.reason}”)`, h("span", { class: "soft block small" },
+      hold.state === "upcoming" ? ["from ", time(hold.starts), " "] : "", "until ", time(hold.ends), " (", time(hold.ends, "in"), ")")),
+    hold.may ? h("button", { class: "plain small", type: "button", "data-key": "end", "aria-label": `End the standing hold on ${about}`,
+      on: { click: () => openEndOfHold(hold, about) } }, "End") : null);
 }
 
 // --- what is over

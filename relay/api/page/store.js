@@ -19,7 +19,7 @@ const MAX_PAGES = 10;
 
 export const state = {
   status: null, live: [], hasMoreLive: false, recent: null, recentNext: null, sinks: [],
-  deadLetters: null, deadLettersNext: null, fleet: null, detail: null, rule: null, log: [],
+  deadLetters: null, deadLettersNext: null, standingHolds: [], fleet: null, detail: null, rule: null, log: [],
   scope: null,
   view: { name: "now" },
   /** connecting, live, lost, polling (no stream can be had), or paused (nobody sees the tab). */
@@ -73,6 +73,15 @@ const READERS = {
     const answer = await get("v1/dead-letters");
     state.deadLetters = answer.items;
     state.deadLettersNext = answer.next;
+  },
+  async standingHolds() {
+    try {
+      state.standingHolds = (await get("v1/standing-holds")).items;
+    } catch (failure) {
+      // An agent answers 409: its hub has the standing holds.
+      if (![404, 409].includes(failure.status)) throw failure;
+      state.standingHolds = [];
+    }
   },
   async fleet() {
     state.fleet = state.status?.hub ? await get("v1/fleet") : null;
@@ -162,7 +171,7 @@ export function end() {
   position = null;
   wanted = new Set();
   Object.assign(state, {
-    status: null, live: [], recent: null, sinks: [], deadLetters: null, fleet: null, detail: null,
+    status: null, live: [], recent: null, sinks: [], deadLetters: null, standingHolds: [], fleet: null, detail: null,
     rule: null, log: [], link: "connecting", heardAt: 0, problem: null, scope: null,
   });
 }
@@ -202,6 +211,7 @@ async function follow(current) {
         state.linkReason = failure.message;
         want();
       } else {
+        if (!(failure instanceof Failure)) console.error(failure);
         lose(failure.message);
       }
     } finally {

@@ -111,7 +111,7 @@ const SHAPES = {
 
 function point(event, x, y, place) {
   const told = tell(event), name = eventName(event), at = Date.parse(event.time);
-  const lane = name.startsWith("event.") ? "Azure" : name.startsWith("approval.") && !/granted|voided/.test(name) ? "People" : "Relay";
+  const lane = name.startsWith("event.") ? "Azure" : name.startsWith("approval.") && !/granted|voided|reminder/.test(name) ? "People" : "Relay";
   const shift = place(lane, x(at), 14);
   return svg("g", { class: `point ${told.tone}`, transform: `translate(${shift.toFixed(1)} ${y(lane)})` },
     svg("path", { d: SHAPES[told.icon] ?? SHAPES.open }), svg("title", {}, `${clock(at)} ${told.text}`));

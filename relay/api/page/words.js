@@ -203,6 +203,17 @@ export function tell(event) {
       };
     case "approval.voided":
       return { icon: "none", tone: "warn", text: `The votes count no more: ${VOID_REASONS[data.why] ?? data.why}.` };
+    case "approval.reminder":
+      return {
+        icon: "bell", tone: "warn",
+        text: `Reminder: ${data.votes} of ${data.required} votes, ${data.missing} missing, from ${names(data.mayVote ?? [], 10)}. Azure proceeds at NotBefore regardless.${dry}`,
+      };
+    case "standing-hold.created":
+      return { icon: "hold", tone: "held", text: `${data.principal} made a standing hold until ${value("notBefore", data.ends)}${reason}. ${sentence(data.notice)}` };
+    case "standing-hold.ended":
+      return { icon: "open", tone: "good", text: `${data.endedBy} ended the standing hold of ${data.principal}${data.endReason ? ` (“${data.endReason}”)` : ""}.` };
+    case "standing-hold.expired":
+      return { icon: "open", tone: "", text: `The standing hold of ${data.principal} has expired.` };
     case "startrequest.accepted":
       return { icon: "send", tone: "good", text: "Azure accepted the StartRequest." };
     case "startrequest.failed":
