@@ -264,6 +264,7 @@ async def test_voting_closes_on_an_open_page(page: Page, relay: RunningRelay) ->
     await page.clock.install()
     await show(page, relay)
     await expect(page.get_by_role("button", name="Approve")).to_be_visible()
+    await page.clock.run_for(3000)  # the page has read all that it wants
     due = make_event().not_before_time
     assert due is not None
     relay.clock.offset += (due - relay.clock.now()).total_seconds() - 30
@@ -392,7 +393,8 @@ async def test_a_page_that_nobody_looks_at_gives_its_connection_back(
     await show(page, relay)
     assert len(relay.server.state.stream_wakeups) == 1
     await page.evaluate("window.away = true")
-    await page.clock.run_for(63_000)
+    await page.clock.run_for(33_000)
+    await expect(page.locator("#live")).to_have_text("Paused")
     await eventually(lambda: not relay.server.state.stream_wakeups)
     await relay.observe(make_event(), make_event(event_id="E-2"))
     await page.evaluate(
