@@ -23,6 +23,7 @@ from tests.page.scenes import (
     REBOOT,
     attach_parts,
     break_sinks,
+    live_through,
     make_busy,
     make_roster,
     make_scopes,
@@ -56,6 +57,7 @@ async def main() -> None:
         async with connected(address) as browser:
             await _take_quiet(browser)
             await _take_busy(browser)
+            await _take_story(browser)
             await _take_trouble(browser)
             await _take_fleet(browser)
 
@@ -141,6 +143,14 @@ async def _take_change(page: Page, relay: RunningRelay, events: list[ScheduledEv
 def _renamed(event: ScheduledEvent) -> ScheduledEvent:
     """Return the event about another machine, if it is the held one."""
     return replace(event, resources=("WestNO_0",)) if event.event_id == HELD else event
+
+
+async def _take_story(browser: Browser) -> None:
+    async with _relay() as relay:
+        await live_through(relay)
+        page = await open_view(await visitor(browser, **DESKTOP), relay, f"event/{SCOPE}/{REBOOT}")
+        await page.locator(".timeline").wait_for()
+        await _shoot(page, "story")
 
 
 async def _take_trouble(browser: Browser) -> None:

@@ -131,6 +131,36 @@ async def make_busy(relay: RunningRelay) -> list[ScheduledEvent]:
     return [first, held, started, freeze, no_rule]
 
 
+async def live_through(relay: RunningRelay) -> None:
+    """Let an event be held, changed, approved, started and ended, in 25 minutes."""
+    relay.clock.offset -= 1500
+    event = reboot(relay, 30)
+    await relay.observe(event)
+    relay.clock.offset += 90
+    await relay.decide("hold", by="bob", revision=event.revision, reason="backup runs")
+    relay.clock.offset += 240
+    event = replace(event, resources=("WestNO_0", "WestNO_1", "db-1"))
+    relay.sinks["drain"].failure = Rejected("the receiver answered 410: gone", status=410)
+    await relay.observe(event)
+    await all_delivered(relay)
+    relay.sinks["drain"].failure = None
+    relay.clock.offset += 200
+    await relay.decide("release", by="bob", revision=event.revision)
+    relay.clock.offset += 60
+    await relay.decide(by="bob", revision=event.revision)
+    relay.clock.offset += 150
+    await relay.decide(by="alice", revision=event.revision, reason="drained")
+    await eventually(lambda: bool(relay.azure.started))
+    relay.clock.offset += 100
+    started = replace(event, event_status="Started", not_before=None)
+    await relay.observe(started)
+    await all_delivered(relay)
+    relay.clock.offset += 360
+    await relay.observe()
+    relay.clock.offset += 300
+    await all_delivered(relay)
+
+
 async def break_sinks(relay: RunningRelay) -> None:
     """Let one sink fail, one be paused, and one refuse events."""
     relay.sinks["drain"].failure = Rejected("the receiver answered 404: no such path", status=404)
