@@ -19,7 +19,7 @@ import pytest
 import relay
 
 ROOT = Path(__file__).parent.parent
-LOCKS = ("run", "build", "dev", "site", "release")
+LOCKS = ("run", "build", "dev", "site", "release", "fuzz")
 
 
 def lock(name: str) -> str:
@@ -60,6 +60,7 @@ def test_what_the_project_asks_for_is_in_the_locks() -> None:
         "dev": project()["dependency-groups"]["dev"],
         "site": project()["dependency-groups"]["site"],
         "release": project()["dependency-groups"]["release"],
+        "fuzz": project()["dependency-groups"]["fuzz"],
     }
     for name, requirements in wanted.items():
         names = {

@@ -23,8 +23,9 @@ from relay.config.document import (
     read_document,
 )
 from relay.config.file import DEFAULT_PATHS, find_file
+from relay.config.kinds import load_kinds, sink_modules
 from relay.config.log_form import find_log_form
-from relay.config.model import NO_RULE_FOR_USER_EVENTS, Config, sink_modules
+from relay.config.model import NO_RULE_FOR_USER_EVENTS, Config
 from relay.config.problems import ConfigInput, describe_errors
 from relay.errors import ConfigError
 
@@ -81,6 +82,8 @@ def load(
             variables=variables,
             secret_keys=_secret_keys(),
             sink_kinds=sink_modules(),
+            root=Config,
+            broken_kinds={plugin.name: plugin.problem for plugin in load_kinds().broken},
         )
         raise ConfigError("\n".join(describe_errors(error, config_input))) from None
 

@@ -17,6 +17,7 @@ from relay.delivery.result_recorder import ResultRecorder
 from relay.delivery.routing import wants
 from relay.delivery.worker import Worker
 from relay.events.build import ReportRelayEvent
+from relay.events.tracing import RecordSpan
 from relay.histogram import Histogram
 from relay.outbox import AttemptOutcome, Entry, EntryState, RecordedEvent, SinkState
 from relay.outbox.deliveries import DeadLetterFilter
@@ -68,12 +69,13 @@ class Dispatcher:
         store: Store,
         clock: Clock,
         report: ReportRelayEvent,
+        record_span: RecordSpan | None = None,
     ) -> None:
         self._store = store
         self._clock = clock
         self._results = ResultRecorder(store)
         self._workers = {
-            name: Worker(settings, sink, store, self._results, clock, report)
+            name: Worker(settings, sink, store, self._results, clock, report, record_span)
             for name, (settings, sink) in sinks.items()
         }
         # Entries that arrive before `start` has read what waits; None after that.

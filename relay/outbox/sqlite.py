@@ -112,8 +112,12 @@ class StoreJob:
 class Store:
     """The state file in use. `open_store` makes it."""
 
-    def __init__(self, state_file: StateFile, route: Route, settings: StoreSettings) -> None:
+    def __init__(
+        self, state_file: StateFile, route: Route, settings: StoreSettings, *, traced: bool = False
+    ) -> None:
         self.settings = settings
+        self.traced = traced
+        """Whether events get a ``traceparent``."""
         self.trusted = state_file.trusted
         """False if the VM ID could not be compared with that of the file. Approvals stay off."""
         self.write_error: str | None = None
@@ -271,7 +275,7 @@ class Store:
         return True
 
     def _make_transaction(self, connection: sqlite3.Connection) -> Transaction:
-        return Transaction(connection, self._route, self._state_file.keys)
+        return Transaction(connection, self._route, self._state_file.keys, traced=self.traced)
 
     def _run_in_memory(self, jobs: list[StoreJob]) -> None:
         """Refuse jobs that fail closed. Run the others on a copy in memory."""
@@ -353,14 +357,19 @@ def _write_probe(transaction: Transaction) -> None:
 
 @contextlib.asynccontextmanager
 async def open_store(
-    settings: StoreSettings, identity: StateFileOwner, clock: Clock, route: Route
+    settings: StoreSettings,
+    identity: StateFileOwner,
+    clock: Clock,
+    route: Route,
+    *,
+    traced: bool = False,
 ) -> AsyncIterator[Store]:
-    """Open the state file for the time of this context.
+    """Open the state file for the time of this context. ``traced``: events get a ``traceparent``.
 
     Raises what `relay.outbox.file.open_state_file` raises.
     """
     state_file = await asyncio.to_thread(open_state_file, settings.path, identity, clock.now())
-    store = Store(state_file, route, settings)
+    store = Store(state_file, route, settings, traced=traced)
     try:
         yield store
     finally:

@@ -16,8 +16,9 @@ from relay.approvals.gate import Gate
 from relay.chat import ChatSettings
 from relay.chat.context import make_chat_context
 from relay.clock import Clock
-from relay.config import NO_RULE_FOR_USER_EVENTS, Config
+from relay.config import Config
 from relay.config.shared_secrets import watch_secrets
+from relay.config.warnings import start_warnings
 from relay.delivery.dispatcher import Dispatcher
 from relay.events.build import Origin
 from relay.fleet.hub.hub import Hub
@@ -34,6 +35,7 @@ from relay.roles.parts import (
     connect_sinks,
     make_approval_consumer,
     open_relay_store,
+    open_traces,
     run_tasks,
 )
 
@@ -43,8 +45,8 @@ _log = logging.getLogger(__name__)
 @asynccontextmanager
 async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterator[RunningRelay]:
     """Start a hub, yield it, and drain it in the end."""
-    if config.has_no_rule_for_user_events:
-        _log.warning("%s", NO_RULE_FOR_USER_EVENTS)
+    for warning in start_warnings(config):
+        _log.warning("%s", warning)
     origin = Origin(
         HUB if config.scope == "auto" else config.scope,
         socket.gethostname() if config.relay == "auto" else config.relay,
@@ -55,7 +57,11 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
             Server(config.api, clock, state_file=config.store.path)
         )
         owner = StateFileOwner(origin.scope, None, is_hub=True)
-        store, record = await open_relay_store(config, owner, origin, config.sinks, clock, stack)
+        traces = await open_traces(config, origin, clock, stack)
+        record_span = traces.record if traces is not None else None
+        store, record = await open_relay_store(
+            config, owner, origin, config.sinks, clock, stack, traces
+        )
 
         def on_unusable(user: str | None, reason: str) -> None:
             server.state.rejections.record_unusable_message(user, reason, clock.monotonic())
@@ -73,7 +79,7 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
             store, approvals, clock, config.api.public_url, config.api.rights_by_client
         )
         sinks = await connect_sinks(config.sinks, clock, chat, stack)
-        dispatcher = Dispatcher(sinks, store, clock, record)
+        dispatcher = Dispatcher(sinks, store, clock, record, record_span)
         await dispatcher.start()
         port = OrderPort(
             store,
@@ -86,7 +92,7 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
         )
         # An agent tells what it knows before it sends a StartRequest: nothing of the hub is at
         # stake when a VM stops.
-        gate = Gate(approvals, store, port, clock, lambda _: False)
+        gate = Gate(approvals, store, port, clock, lambda _: False, record_span)
         chat.decisions.attach_gate(gate.submit)
         hub.attach(port, MachineVotes(gate.submit, clock), gate.wake)
         relay = Relay(

@@ -15,9 +15,9 @@ from relay.approvals.gate import Gate
 from relay.chat import ChatSettings
 from relay.chat.context import make_chat_context
 from relay.clock import Clock
-from relay.config import NO_RULE_FOR_USER_EVENTS, Config
+from relay.config import Config
 from relay.config.shared_secrets import watch_secrets
-from relay.config.source_warnings import source_warnings
+from relay.config.warnings import start_warnings
 from relay.delivery.dispatcher import Dispatcher
 from relay.imds.client import ImdsClient
 from relay.imds.poller import Poller
@@ -32,6 +32,7 @@ from relay.roles.parts import (
     identify,
     make_approval_consumer,
     open_relay_store,
+    open_traces,
     remember_last_read,
     run_tasks,
 )
@@ -44,9 +45,7 @@ async def start(
     config: Config, clock: Clock, boot: Callable[[], str | None]
 ) -> AsyncIterator[RunningRelay]:
     """Start a relay, yield it, and drain it in the end. ``boot`` returns the machine's boot id."""
-    if config.has_no_rule_for_user_events:
-        _log.warning("%s", NO_RULE_FOR_USER_EVENTS)
-    for warning in source_warnings(config):
+    for warning in start_warnings(config):
         _log.warning("%s", warning)
     async with AsyncExitStack() as stack:
         # The API listens first: it answers 503 until a relay is attached.
@@ -58,7 +57,11 @@ async def start(
         origin = identity.origin
 
         owner = StateFileOwner(origin.scope, identity.vm_id)
-        store, record = await open_relay_store(config, owner, origin, config.sinks, clock, stack)
+        traces = await open_traces(config, origin, clock, stack)
+        record_span = traces.record if traces is not None else None
+        store, record = await open_relay_store(
+            config, owner, origin, config.sinks, clock, stack, traces
+        )
         if not store.trusted:
             _log.warning(
                 "cannot verify the VM ID, and the state file is bound to one VM: approvals are off"
@@ -74,7 +77,7 @@ async def start(
             store, approvals, clock, config.api.public_url, config.api.rights_by_client
         )
         sinks = await connect_sinks(config.sinks, clock, chat, stack)
-        dispatcher = Dispatcher(sinks, store, clock, record)
+        dispatcher = Dispatcher(sinks, store, clock, record, record_span)
         await dispatcher.start()
 
         poller = Poller(
@@ -85,8 +88,16 @@ async def start(
             clock,
             report=record,
             last_read_at=await store.transact(lambda tx: tx.take_last_read(), fail_open=True),
+            on_read=traces.note_read if traces is not None else None,
         )
-        gate = Gate(approvals, store, ImdsPort(poller, client), clock, identity.names_this_vm)
+        gate = Gate(
+            approvals,
+            store,
+            ImdsPort(poller, client),
+            clock,
+            identity.names_this_vm,
+            record_span,
+        )
         chat.decisions.attach_gate(gate.submit)
         relay = Relay(
             store=store,
