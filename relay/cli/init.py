@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -65,10 +64,10 @@ def for_service(text: str) -> str:
 
 def _service_group() -> int:
     """Return the number of the group of the service."""
-    if sys.platform == "win32":
-        raise ConfigError("--system: expected a system with systemd")
-    import grp  # noqa: PLC0415  # only on POSIX
-
+    try:
+        import grp  # noqa: PLC0415  # only on POSIX
+    except ImportError:
+        raise ConfigError("--system: expected a system with systemd") from None
     if os.geteuid() != 0:
         raise ConfigError(f"--system: expected root, who may write {SYSTEM_FILE}: use sudo")
     try:
