@@ -237,7 +237,7 @@ class RunningRelay:
             sent["Content-Type"] = "application/json"
         url = URL(f"http://127.0.0.1:{self.server.port}{path}", encoded=True)
         async with (session or self.session).request(
-            method, url, data=data, headers={**sent, **(headers or {})}
+            method, url, data=data, headers={**sent, **(headers or {})}, allow_redirects=False
         ) as response:
             answer = Response(response.status, response.headers, await response.read())
         (await self._description()).check(

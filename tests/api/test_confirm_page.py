@@ -520,4 +520,5 @@ async def test_the_browser_console_stays_empty(page: Page, relay: RunningRelay) 
         "/approve",
         "/v1/confirmations",
         "/v1/confirmations/look",
+        "/v1/session",
     }

@@ -32,6 +32,10 @@ GET /approve
 POST /v1/confirmations
 POST /v1/confirmations/look
 GET /v1/stream
+GET /v1/session
+GET /sign-in
+GET /sign-in/callback
+POST /sign-out
 GET /v1/deliveries
 GET /v1/deliveries/{id}
 GET /v1/dead-letters
