@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from playwright.async_api import Browser, Page
 
 from tests.api.confirmation_links import MessageLinks, post_confirmation, render_message
-from tests.api.running_relay import RunningRelay, make_event, run_relay
+from tests.api.running_relay import APPROVALS, TWO_VOTES, RunningRelay, make_event, run_relay
 from tests.api.signed_in import Desk, run_desk
 from tests.chromium import connected, executable, serving
 
@@ -21,7 +22,7 @@ DIRECTORY = Path(__file__).parent
 DESKTOP: dict[str, Any] = {
     "color_scheme": "light",
     "viewport": {"width": 620, "height": 400},
-    "device_scale_factor": 0.62,
+    "device_scale_factor": 0.57,
 }
 PHONE: dict[str, Any] = {"color_scheme": "dark", "viewport": {"width": 320, "height": 560}}
 EVENT = {
@@ -37,7 +38,7 @@ async def main() -> None:
     if chromium is None:
         raise FileNotFoundError("expected an installed Chromium, found none")
     with TemporaryDirectory() as directory, serving(chromium, Path(directory)) as address:
-        async with connected(address) as browser, run_relay(Path(directory)) as relay:
+        async with connected(address) as browser, _run_relay(directory) as relay:
             await relay.observe(make_event(**EVENT))
             links = await render_message(relay)
             await _take_form(browser, relay, links, "approve", DESKTOP)
@@ -59,6 +60,11 @@ async def _take_sign_in(browser: Browser, desk: Desk) -> None:
     await page.get_by_role("link", name="Ann Example").click()
     await page.locator("#signed-in").wait_for()
     await page.locator("#form").screenshot(path=DIRECTORY / "page-signed-in.png")
+
+
+def _run_relay(directory: str) -> AbstractAsyncContextManager[RunningRelay]:
+    rule = TWO_VOTES | {"runbook": "https://wiki.example.com/reboots"}
+    return run_relay(Path(directory), approvals={"rules": [rule], "groups": APPROVALS["groups"]})
 
 
 async def _take_form(

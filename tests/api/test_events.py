@@ -62,6 +62,8 @@ async def test_an_event_has_its_data_and_the_state_of_its_approval(relay: Runnin
             "mayVote": ["client:alice", "client:bob", "client:databases", "client:drain"],
             "holds": [],
             "decisions": ["approve", "hold"],
+            "standingHolds": [],
+            "runbook": None,
         },
     }
 

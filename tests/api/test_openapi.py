@@ -31,6 +31,10 @@ POST /v1/chat/{sink}
 GET /approve
 POST /v1/confirmations
 POST /v1/confirmations/look
+GET /v1/standing-holds
+POST /v1/standing-holds
+GET /v1/standing-holds/{holdId}
+POST /v1/standing-holds/{holdId}/end
 GET /v1/stream
 GET /v1/session
 GET /sign-in

@@ -44,6 +44,7 @@ VERBS = {
     "show",
     "approve",
     "hold",
+    "holds",
     "release",
     "tail",
     "deliveries",

@@ -22,7 +22,7 @@ from relay.approvals.refusals import aggregate_refusals
 from relay.approvals.request import Caller, DecisionKind
 from relay.approvals.status import ApprovalState, ApprovalStatus, approval_summary
 from relay.chat.cards.buttons import decisions_of
-from relay.events.catalog import EventData, LimitWait
+from relay.events.catalog import EventData, LimitWait, StandingHoldInForce
 from relay.events.timestamps import format_rfc3339
 from relay.outbox import Decision, TrackedEvent
 from relay.outbox.rows import PageLimit
@@ -51,6 +51,10 @@ class ApprovalSummary(TypedDict):
     """RFC 3339: when voting closes."""
     waitingFor: list[LimitWait]
     """The limits that alone keep this relay from starting the event."""
+    standingHolds: list[StandingHoldInForce]
+    """The standing holds that keep this relay from starting the event."""
+    runbook: str | None
+    """The runbook of the rule."""
     voted: list[VoteInForce]
     """The votes that count."""
     mayVote: list[str]

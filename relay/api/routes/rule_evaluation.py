@@ -18,9 +18,10 @@ from relay.api.schema.route import Call, Route
 from relay.approvals.admission import hold_notice
 from relay.approvals.limits import LIMIT_NOTICE
 from relay.approvals.rules import Rule
+from relay.approvals.standing_holds import standing_hold_summaries
 from relay.approvals.status import ApprovalState, ApprovalStatus, approval_state
-from relay.approvals.transitions import grant_expires_at
-from relay.events.catalog import LimitWait
+from relay.approvals.transitions import grant_expires_at, remind_at
+from relay.events.catalog import LimitWait, StandingHoldInForce
 from relay.events.timestamps import format_rfc3339
 from relay.outbox import Mode, TrackedEvent
 from relay.outbox.transaction import Transaction
@@ -58,12 +59,18 @@ class ApprovalEvaluation(TypedDict):
     """RFC 3339: when voting closes."""
     voted: list[VoteInForce]
     holds: list[VoteInForce]
+    standingHolds: list[StandingHoldInForce]
+    """The standing holds that keep this relay from starting the event."""
     holdMeans: str
     lapses: str | None
     """RFC 3339: when the grant expires if no StartRequest is sent."""
     waitingFor: list[LimitWait]
     """The limits that alone keep this relay from starting the event."""
     limitMeans: str
+    reminder: str | None
+    """RFC 3339: when people are reminded of missing votes; null: they are not, or were already."""
+    runbook: str | None
+    """The runbook of the rule."""
 
 
 async def _find_evaluation(call: Call) -> ApprovalEvaluation:
@@ -96,10 +103,15 @@ def _evaluate(tx: Transaction, call: Call, occurrence: TrackedEvent) -> Approval
         closes=_format_time(status.voting_closes_at),
         voted=votes_in_force(status.counted_votes if status.quorum is not None else (), status),
         holds=votes_in_force(status.active_holds, status),
+        standingHolds=cast(
+            "list[StandingHoldInForce]", standing_hold_summaries(status.active_standing_holds)
+        ),
         holdMeans=hold_notice(status),
         lapses=_format_time(grant_expires_at(grant, status) if grant is not None else None),
         waitingFor=[cast("LimitWait", wait.to_json()) for wait in status.waiting_for],
         limitMeans=LIMIT_NOTICE,
+        reminder=_format_time(remind_at(status)),
+        runbook=status.runbook,
     )
 
 
