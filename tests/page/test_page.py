@@ -14,6 +14,7 @@ from relay.events.timestamps import format_rfc3339
 from tests.api.running_relay import (
     EVENT_ID,
     SCOPE,
+    TWO_VOTES,
     RunningRelay,
     eventually,
     make_event,
@@ -185,6 +186,52 @@ async def test_only_who_may_decide_gets_buttons(page: Page, relay: RunningRelay)
     await page.get_by_role("button", name="Continue").click()
     await expect(page.locator(".event")).to_have_count(2)
     await expect(page.locator(".event").get_by_role("button")).to_have_count(0)
+
+
+async def test_a_standing_hold_is_shown_and_ended_by_its_author(
+    page: Page, relay: RunningRelay
+) -> None:
+    body = {
+        "match": {"resources": ["WestNO*"], "event_type": ["Reboot"]},
+        "ends": format_rfc3339(relay.clock.now() + timedelta(hours=3)),
+        "reason": "the sale runs",
+    }
+    assert (await relay.call("POST", "/v1/standing-holds", body, by="bob")).status == 201
+    await show(page, relay, by="bob")
+    card = page.locator(".event")
+    await expect(card).to_contain_text("on hold")
+    await expect(card.locator("dt", has_text="Standing hold").locator("+ dd")).to_contain_text(
+        "client:bob until"
+    )
+    listed = page.get_by_role("region", name="Standing holds")
+    await expect(listed).to_contain_text("event_type Reboot; resources WestNO*")
+    await expect(listed).to_contain_text("by client:bob (“the sale runs”)")
+    await listed.get_by_role("button", name="End the standing hold").click()
+    dialog = page.get_by_role("dialog")
+    await expect(dialog).to_contain_text(HOLD_NOTICE[1:])
+    await dialog.get_by_label("Reason").fill("it is over")
+    await dialog.get_by_role("button", name="End the standing hold").click()
+    await expect(dialog.get_by_role("heading", name="Ended")).to_be_focused()
+    await dialog.get_by_role("button", name="Close").click()
+    await expect(listed).to_be_hidden()
+    await expect(card).to_contain_text("2 votes missing")
+    (ended,) = await relay.recorded_events("standing-hold.ended")
+    assert (ended["data"]["endedBy"], ended["data"]["endReason"]) == ("client:bob", "it is over")
+    await page.get_by_role("link", name="Log").click()
+    await expect(page.locator("#log li").first).to_contain_text(
+        "client:bob ended the standing hold of client:bob (“it is over”)"
+    )
+
+
+async def test_a_card_leads_to_the_runbook_of_its_rule(page: Page, tmp_path: Path) -> None:
+    runbook = "https://wiki.example.com/reboots"
+    rules = [{**TWO_VOTES, "runbook": runbook}]
+    async with run_relay(tmp_path, approvals={"rules": rules}) as relay:
+        await relay.observe(make_event())
+        await show(page, relay)
+        link = page.locator(".event").get_by_role("link", name=runbook)
+        assert await link.get_attribute("href") == runbook
+        assert await link.get_attribute("rel") == "noopener noreferrer"
 
 
 async def test_an_event_that_changes_while_somebody_decides_is_not_approved(

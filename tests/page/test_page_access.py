@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
+from pathlib import Path
 
 from aiohttp import web
 from playwright.async_api import Page, expect
 from pytest_aiohttp import AiohttpServer
 
+from relay.api.auth.sessions import SESSION_LIFETIME
+from tests.api.entra import ANN, principal
 from tests.api.running_relay import RunningRelay
+from tests.api.signed_in import run_desk
 from tests.page.scenes import page_url, show
 
 KEPT = "() => JSON.stringify([localStorage, document.cookie, location.href, history.state])"
@@ -65,24 +67,41 @@ async def test_a_key_that_is_withdrawn_ends_the_visit(page: Page, relay: Running
     await expect(page.locator("#view")).to_be_hidden()
 
 
-async def test_people_sign_in_where_that_is_configured(page: Page, relay: RunningRelay) -> None:
-    """The session says so; a relay without sign-in does not know the path."""
-    session: dict[str, Any] = {"signIn": "/sign-in", "principal": None, "name": None, "can": []}
-    await page.route("**/v1/session", lambda route: route.fulfill(body=json.dumps(session)))
-    await page.goto(page_url(relay))
-    link = page.get_by_role("link", name="Sign in")
-    await expect(link).to_be_focused()
-    assert await link.get_attribute("href") == "sign-in?to=/"
-    await expect(page.get_by_label("Your key or token")).to_be_hidden()
-    await page.get_by_text("Use a key instead").click()
-    await enter(page, "bearer-test-key-of-alice")
-    await expect(page.get_by_role("heading", name="Scheduled now")).to_be_visible()
-    await page.get_by_role("button", name="Forget key").click()
-    session["principal"] = "entra:t/o"  # a session that the relay does not take any more
-    await page.reload()
-    await expect(page.get_by_role("alert").first).to_have_text(
-        "Your session has ended. Sign in again."
-    )
+async def test_people_sign_in_with_entra_id_decide_and_sign_out(page: Page, tmp_path: Path) -> None:
+    async with run_desk(tmp_path) as desk:
+        await page.goto(f"{desk.public_url}/#/log")
+        link = page.get_by_role("link", name="Sign in with Entra ID")
+        await expect(link).to_be_focused()
+        await expect(page.get_by_label("Your key or token")).to_be_hidden()
+        await link.click()
+        await page.get_by_role("link", name="Ann Example").click()
+        await expect(page.get_by_role("heading", name="Log")).to_be_visible()  # where she was
+        await expect(page.locator("#principal")).to_have_text("Ann Example")
+        await page.get_by_role("link", name="Now").click()
+        await page.get_by_role("button", name="Approve").click()
+        await page.get_by_role("dialog").get_by_role("button", name="Approve").click()
+        await expect(page.get_by_role("heading", name="Recorded")).to_be_focused()
+        (vote,) = await desk.relay.recorded_events("approval.recorded")
+        assert vote["data"]["principal"] == principal(ANN)
+        await page.get_by_role("button", name="Close").click()
+        await page.get_by_role("button", name="Sign out").click()
+        await expect(link).to_be_focused()
+        assert (await desk.relay.call("GET", "/v1/events", by=None)).status == 401
+        await page.get_by_text("Use a key instead").click()
+        await enter(page, "bearer-test-key-of-alice")
+        await expect(page.get_by_role("heading", name="Scheduled now")).to_be_visible()
+
+
+async def test_a_session_that_ends_asks_to_sign_in_again(page: Page, tmp_path: Path) -> None:
+    async with run_desk(tmp_path) as desk:
+        await page.goto(f"{desk.public_url}/")
+        await page.get_by_role("link", name="Sign in with Entra ID").click()
+        await page.get_by_role("link", name="Ann Example").click()
+        await expect(page.get_by_role("heading", name="Scheduled now")).to_be_visible()
+        desk.relay.clock.offset += SESSION_LIFETIME + 1
+        await expect(page.get_by_role("alert").first).to_have_text(
+            "Your session has ended. Sign in again."
+        )
 
 
 async def test_behind_a_path_of_a_proxy(

@@ -197,14 +197,14 @@ export function approvalFacts(item) {
     rows.push(["Held by", h("ul", { class: "people" }, approval.holds.map(hold => h("li", {}, icon("hold", "held"), hold.principal,
       hold.until ? [" until ", time(hold.until)] : null)))]);
   }
-  for (const hold of approval.standingHolds ?? []) {
+  for (const hold of approval.standingHolds) {
     rows.push(["Standing hold", h("span", {}, icon("hold", "held"), ` ${hold.principal} until `, time(hold.until), `: ${hold.reason}`)]);
   }
   for (const wait of isOpen ? approval.waitingFor : []) {
     rows.push(["Waits for", h("span", {}, `limit ${wait.limit}: ${plural(wait.max, "machine")} at once`,
       wait.machines?.length ? `, taken by ${names(wait.machines, 5)}` : "", wait.until ? [", until ", time(wait.until)] : null)]);
   }
-  if (isOpen && /^https?:/.test(approval.runbook ?? "")) {
+  if (isOpen && approval.runbook?.startsWith("https:")) {
     rows.push(["Runbook", h("a", { href: approval.runbook, target: "_blank", rel: "noopener noreferrer" }, approval.runbook)]);
   }
   return rows.length ? h("dl", { class: "facts" }, rows.map(([label, content]) => [h("dt", {}, label), h("dd", {}, content)])) : null;

@@ -78,8 +78,7 @@ const READERS = {
     try {
       state.standingHolds = (await get("v1/standing-holds")).items;
     } catch (failure) {
-      // An agent answers 409: its hub has the standing holds.
-      if (![404, 409].includes(failure.status)) throw failure;
+      if (failure.status !== 409) throw failure; // the hub of this agent has the standing holds
       state.standingHolds = [];
     }
   },
@@ -105,7 +104,7 @@ function byNotBefore(one, other) {
   return moment(one) - moment(other) || one.firstSeen.localeCompare(other.firstSeen);
 }
 
-const EXTRA = { now: ["recent"], log: [], sinks: ["deadLetters"], fleet: ["fleet"], event: ["detail"] };
+const EXTRA = { now: ["recent", "standingHolds"], log: [], sinks: ["deadLetters"], fleet: ["fleet"], event: ["detail"] };
 
 /** Read these parts soon: `live`, `sinks` and so on; none means all that the view shows. */
 export function want(...parts) {
