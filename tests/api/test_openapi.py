@@ -17,6 +17,10 @@ from tests.api.running_relay import RunningRelay
 _SCHEMA = orjson.loads(Path(__file__).with_name("openapi-3.1.json").read_bytes())
 
 DOCUMENTED = """
+GET /
+GET /page/{file}
+GET /v1/status
+GET /v1/sinks
 GET /v1/events
 GET /v1/events/{eventId}
 GET /v1/events/{eventId}/rule
