@@ -153,12 +153,12 @@ def _parse_variable(name: str, text: str) -> Any:
 
 def location_prefix(file: Traversable | None, document: Any, path: KeyPath) -> str:
     """Return a place as the start of a sentence: ``relay.yaml:3: source.interval: ``."""
-    line = _line_of(document, path)
+    line = find_line(document, path)
     file_and_line = "" if file is None else f"{file}" if line is None else f"{file}:{line}"
     return "".join(f"{part}: " for part in (file_and_line, format_path(path)) if part)
 
 
-def _line_of(document: Any, path: KeyPath) -> int | None:
+def find_line(document: Any, path: KeyPath) -> int | None:
     """Return the line of the deepest part of the path that the document holds."""
     line = None
     node = document
