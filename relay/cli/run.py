@@ -10,7 +10,7 @@ import os
 from relay import app
 from relay.cli._exit_codes import CommandFailed, unwrap_exception_group
 from relay.cli._options import ConfigFile
-from relay.config import load
+from relay.config import LoadedConfig, load
 from relay.errors import ConfigError, RelayError
 from relay.telemetry.log import configure_logging
 
@@ -21,14 +21,20 @@ def run(config: ConfigFile = None) -> None:
     """Run the relay until Ctrl-C or SIGTERM.
 
     When stopped, it sends what it can send at once, keeps the rest, and ends within ten seconds.
-    The log goes to standard error.
+    The log goes to standard error. SIGHUP and `imds-relay reload` read the configuration again.
     """
+    app.hold_hangups()
     loaded = load(config)
+
+    def load_again() -> LoadedConfig:
+        # The same file, if there was one: while it is being replaced, no other may take its place.
+        return load(loaded.file or config)
+
     configure_logging(loaded.config.telemetry.log)
     _log.info("the configuration is %s", loaded.file or "the defaults")
     try:
         runner = asyncio.Runner()
-        runner.run(app.run(loaded.config))
+        runner.run(app.run(loaded, load_again))
         # Closing the runner would wait for threads, and a DNS lookup may take minutes.
         # The store holds everything by now.
         logging.shutdown()

@@ -103,9 +103,12 @@ class Transaction:
         self.recorded += self._add_entries(routed, at)
 
     def add_entry(self, position: int, sink: str, at: datetime) -> None:
-        """Make an entry for a sink that is new, about an event that was recorded earlier."""
+        """Make an entry for a sink that is new, about an event that was recorded earlier.
+
+        No listener hears of it: nothing has happened. The sink's worker reads what waits.
+        """
         event = self.journal.event(position)
-        self.recorded += self._add_entries([(event, position, [sink])], at)
+        self._add_entries([(event, position, [sink])], at)
 
     def redeliver(self, position: int, sink: str, at: datetime) -> None:
         """Make another entry for a sink about an event that it got before."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection
+import ssl
+from collections.abc import Callable, Collection
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Self
@@ -47,10 +48,12 @@ class Server:
         self, settings: ApiSettings, clock: Clock, limits: ServerLimits | None = None
     ) -> None:
         self._settings = settings
+        self._clock = clock
         self.state = ServerState(clock=clock, limits=limits or ServerLimits())
         """Where the relay is attached and detached."""
         self._pipeline = RequestPipeline(Authenticator(settings, clock), self.state)
         self._stack = AsyncExitStack()
+        self._tcp_listeners: list[Listener] = []
         self.address = settings.listen
         """Where the server listens, for people."""
         self.port = settings.port
@@ -59,6 +62,30 @@ class Server:
     def suspend_clients(self, names: Collection[str]) -> None:
         """From now on refuse the keys and signatures of these clients, and of no others."""
         self._pipeline.authenticator.suspended = names
+
+    def prepare(self, settings: ApiSettings) -> Callable[[], None]:
+        """Return what makes the server use other clients, tokens and certificates.
+
+        Connections and streams stay, except the streams of callers whose client has changed. The
+        addresses must be the same. Raises ConfigError if the certificate is unusable.
+        """
+        authenticator = Authenticator(settings, self._clock)
+        tls_context = self.state.tls_context
+        if settings.tls != self._settings.tls:
+            tls_context = _make_tls_context(settings)
+
+        def use() -> None:
+            before = self._pipeline.authenticator
+            self._settings = settings
+            self._pipeline.authenticator = authenticator
+            self.state.tls_context = tls_context
+            for listener in self._tcp_listeners:
+                listener.tls_context = tls_context
+            self.state.end_streams(
+                lambda principal: not authenticator.agrees_with(before, principal)
+            )
+
+        return use
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
@@ -104,8 +131,7 @@ class Server:
             ),
             limits=limits,
         )
-        tls_context = None if settings.tls is None else reloading_server_context(settings.tls).get
-        self.state.tls_context = tls_context
+        tls_context = self.state.tls_context = _make_tls_context(settings)
         group: set[Connection] = set()  # a host name can have several sockets
         listeners = [
             make_listener(
@@ -116,6 +142,7 @@ class Server:
             )
             for sock in await open_tcp_sockets(settings.host, settings.port)
         ]
+        self._tcp_listeners = [*listeners]
         self.port = listeners[0].sock.getsockname()[1]
         scheme = "http" if tls_context is None else "https"
         self.address = f"{scheme}://{settings.listen.rpartition(':')[0]}:{self.port}"
@@ -129,6 +156,10 @@ class Server:
             )
             self.address += f" and {settings.socket}"
         return listeners
+
+
+def _make_tls_context(settings: ApiSettings) -> Callable[[], ssl.SSLContext] | None:
+    return None if settings.tls is None else reloading_server_context(settings.tls).get
 
 
 def _error_middleware(state: ServerState) -> Middleware:
