@@ -143,6 +143,33 @@ async def test_what_waits_for_a_changed_sink_goes_to_its_new_address_in_order(
         assert old.events == []
 
 
+async def test_a_changed_sink_ends_what_is_in_flight_and_begins_nothing_more(
+    tmp_path: Path,
+) -> None:
+    async with (
+        inbox() as old,
+        inbox() as new,
+        reloadable_relay(tmp_path, sinks=[webhook(old.url)]) as relay,
+    ):
+        old.answers_after = 3.0
+        first = relay.schedule()
+        await eventually(lambda: len(old.events) == 1)
+        relay.azure.start(first)  # waits behind the delivery that is in flight
+        await eventually(lambda: _has(relay.told("event.started"), 1))
+        reload = asyncio.create_task(relay.reload(sinks=[webhook(new.url)]))
+        await eventually(lambda: len(relay.loads) == 1)
+        await asyncio.sleep(0.3)
+        second = relay.schedule()  # is recorded while the old sink ends its delivery
+        await eventually(lambda: _has(relay.told("event.scheduled"), 2))
+        assert not reload.done()
+        await reload
+        await eventually(lambda: len(new.events) == 2)
+        assert old.types_of(first.event_id) == ["event.scheduled"]
+        assert new.types_of(first.event_id) == ["event.started"]
+        assert new.types_of(second.event_id) == ["event.scheduled"]
+        assert len(old.events) == 1
+
+
 async def test_a_removed_sink_leaves_dead_letters_that_it_can_get_when_it_is_back(
     tmp_path: Path,
 ) -> None:
