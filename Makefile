@@ -4,9 +4,9 @@
 VENV ?= .venv
 ARGS ?=
 BIN := $(VENV)/bin
-LOCKS := requirements/run.lock requirements/build.lock requirements/dev.lock
+LOCKS := requirements/run.lock requirements/build.lock requirements/dev.lock requirements/site.lock requirements/release.lock
 
-.PHONY: help install demo test check lint format types imports yaml pages bench docs chaos platforms lock pin-images clean
+.PHONY: help install demo test check lint format types imports yaml pages bench docs site chaos platforms dist sbom audit lock pin-images clean
 .DEFAULT_GOAL := help
 
 help:
@@ -18,9 +18,13 @@ help:
 	@echo 'make chaos    the tests that kill, freeze and cut, again and again: ROUNDS=10'
 	@echo 'make platforms  demo and test on bare Debian machines, as root: PLATFORMS="bookworm trixie"'
 	@echo 'make docs     writes the generated pages of docs/ again'
+	@echo 'make site     docs/ as a site with search, in build/site; a broken link is an error'
+	@echo 'make dist     wheel and source distribution of the last commit, built twice and compared'
+	@echo 'make sbom     the bill of materials of the locked packages, beside them'
+	@echo 'make audit    known vulnerabilities of the locked packages, where an index can be asked'
 	@echo 'make lock     newest versions within the bounds of pyproject.toml, with hashes'
 	@echo 'make pin-images  the digests of the official images, as a registry names them now'
-	@echo 'make clean    removes $(VENV) and every cache'
+	@echo 'make clean    removes $(VENV), the site and every cache'
 
 $(VENV)/.run: requirements/run.lock requirements/build.lock pyproject.toml requirements/install
 	@requirements/install run $(VENV)
@@ -38,6 +42,7 @@ demo: $(VENV)/.run
 # Most tests wait for something: four at a time keep two cores busy. ARGS="-n 0" for one after the other.
 WORKERS := -n 4 --dist loadfile --no-loadscope-reorder
 test: $(VENV)/.dev
+	@$(BIN)/python -m compileall -q relay tests # hundreds of processes import them
 	@$(BIN)/python -m tests.prerequisites test $(BIN)/python -m pytest $(WORKERS) $(ARGS)
 
 # One line for each step; what a failed one said is shown whole.
@@ -68,7 +73,7 @@ bench: $(VENV)/.dev
 
 # The tests that kill, freeze and cut, again and again: what happens once in a hundred times shows itself.
 ROUNDS ?= 10
-CHAOS := tests/journey tests/outbox/test_crash.py tests/delivery/test_restart.py tests/sinks/test_rabbitmq_outage.py tests/fleet/test_one_scope.py tests/fleet/test_outages.py tests/fleet/test_agents_differ.py tests/fleet/test_agents_frozen_and_killed.py
+CHAOS := tests/bench/test_metrics.py tests/journey tests/outbox/test_crash.py tests/delivery/test_restart.py tests/sinks/test_rabbitmq_outage.py tests/fleet/test_one_scope.py tests/fleet/test_outages.py tests/fleet/test_agents_differ.py tests/fleet/test_agents_frozen_and_killed.py tests/fleet/test_playbooks.py
 round = echo "== round $$number of $(ROUNDS)"; RELAY_TEST_CHAOS=1 $(BIN)/python -m pytest -q -x $(CHAOS) $(ARGS) || exit 1
 chaos: $(VENV)/.dev
 	@$(BIN)/python -m tests.prerequisites chaos sh -c 'for number in $$(seq $(ROUNDS)); do $(round); done'
@@ -82,6 +87,31 @@ platforms:
 docs: $(VENV)/.dev
 	@$(BIN)/python -m docs.generate
 
+# Sphinx and its theme have an environment of their own: nothing else needs them.
+SITE := $(VENV)-site
+$(SITE)/.made: requirements/site.lock requirements/install
+	@requirements/install site $(SITE)
+	@touch $@
+
+site: $(SITE)/.made
+	@$(SITE)/bin/sphinx-build --fail-on-warning --keep-going --quiet --conf-dir docs/site . build/site
+	@echo 'the site begins at build/site/index.html'
+
+# So has what looks after the packages.
+RELEASE := $(VENV)-release
+$(RELEASE)/.made: requirements/release.lock requirements/install
+	@requirements/install release $(RELEASE)
+	@touch $@
+
+dist: $(VENV)/.run
+	@$(BIN)/python -m release.dist $(ARGS)
+
+sbom: $(RELEASE)/.made
+	@$(RELEASE)/bin/python -m release.sbom
+
+audit: $(RELEASE)/.made
+	@$(RELEASE)/bin/python -m release.audit
+
 # Every wheel and platform of each version is in the lock; no address of a registry is.
 compile = uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-header --no-annotate
 lock:
@@ -90,6 +120,8 @@ lock:
 	@$(compile) pyproject.toml --all-extras --group build --group dev --output-file requirements/dev.lock
 	@$(compile) pyproject.toml --all-extras --constraints requirements/dev.lock --output-file requirements/run.lock
 	@$(compile) --group build --constraints requirements/dev.lock --output-file requirements/build.lock
+	@$(compile) --group site --output-file requirements/site.lock
+	@$(compile) --group release --constraints requirements/dev.lock --output-file requirements/release.lock
 	@! grep -n '://' $(LOCKS)
 	@echo 'locked: $(LOCKS)'
 
@@ -97,5 +129,5 @@ pin-images:
 	@requirements/pin-images
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(SITE) $(RELEASE) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -17,7 +17,16 @@ import orjson
 from pydantic import TypeAdapter
 
 from bench import report
-from docs.reference import api, commands, configuration, metrics, slack, with_generated_part
+from docs.reference import (
+    api,
+    commands,
+    configuration,
+    decisions,
+    log,
+    metrics,
+    slack,
+    with_generated_part,
+)
 from relay.cli.init import agent_configuration, initial_configuration
 from relay.events.build import (
     EndOutcome,
@@ -44,6 +53,8 @@ PAGES = {
     ROOT / "docs" / "configuration.md": configuration,
     ROOT / "docs" / "cli.md": commands,
     ROOT / "docs" / "api.md": api,
+    ROOT / "docs" / "decisions" / "README.md": decisions,
+    ROOT / "docs" / "log.md": log,
     ROOT / "docs" / "metrics.md": metrics,
     ROOT / "docs" / "chat" / "slack.md": slack,
     report.PAGE: report.page,

@@ -1,8 +1,9 @@
-"""Generates parts of pages as Markdown: configuration, commands, HTTP API, metrics, Slack app."""
+"""Generates parts of pages as Markdown: configuration, commands, API, log, metrics, Slack app."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -23,8 +24,12 @@ from relay.cli import make_app
 from relay.clock import SystemClock
 from relay.config import Config, sink_modules
 from relay.config.changes import needs_restart
+from relay.log_fields import FIELDS
 from relay.telemetry.definitions import METRICS
+from relay.telemetry.lines import EVERY_LINE, LINES
 
+STATUS_LEVELS = "warning; error if Azure answered 400"
+"""The level of `startrequest.failed`."""
 MARK = "<!-- what follows is written by `make docs` -->\n"
 
 
@@ -243,7 +248,36 @@ def _json(document: Any) -> list[str]:
     return ["```json", orjson.dumps(document, option=orjson.OPT_INDENT_2).decode(), "```"]
 
 
+# --- decisions
+
+
+def decisions() -> str:
+    """Return a list of the records."""
+    files = sorted((Path(__file__).parent / "decisions").glob("[0-9]*.md"))
+    titles = (file.read_text(encoding="utf-8").partition("\n")[0] for file in files)
+    return "".join(
+        f"- [{title.removeprefix('# ')}]({file.name})\n"
+        for file, title in zip(files, titles, strict=True)
+    )
+
+
 # --- metrics
+
+
+def log() -> str:
+    """Return a table of the fields of the log, and one of the lines about events."""
+    rows = ["| field | meaning |", "| --- | --- |"]
+    rows += [f"| `{name}` | {meaning} |" for name, meaning in FIELDS.items()]
+    rows += ["", "## Lines about events", ""]
+    every = ", ".join(f"`{name}`" for name in EVERY_LINE)
+    rows += [f"Each of them has {every} and, with traces, `traceId`.", ""]
+    rows += ["| type | level | fields |", "| --- | --- | --- |"]
+    for name, definition in LINES.items():
+        level = definition.level
+        text = logging.getLevelName(level).lower() if isinstance(level, int) else STATUS_LEVELS
+        fields = ", ".join(f"`{field}`" for field in definition.fields)
+        rows.append(f"| [`{name}`](events.md#{name.replace('.', '')}) | {text} | {fields} |")
+    return "\n".join(rows) + "\n"
 
 
 def metrics() -> str:

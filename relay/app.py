@@ -30,12 +30,16 @@ _log = logging.getLogger(__name__)
 
 
 async def run(
-    loaded: LoadedConfig, load: Callable[[], LoadedConfig], *, clock: Clock | None = None
+    loaded: LoadedConfig,
+    load: Callable[[], LoadedConfig],
+    *,
+    on_reload: Callable[[LoadedConfig], object] = lambda _: None,
+    clock: Clock | None = None,
 ) -> None:
     """Run until SIGINT or SIGTERM; then drain, and return within ten seconds.
 
-    SIGHUP calls ``load`` and takes over what it returns. One that comes during the start waits for
-    its end, because the file may have changed after it was read.
+    SIGHUP calls ``load``, takes over what it returns, and calls ``on_reload`` with that. One that
+    comes during the start waits for its end: the file may have changed after it was read.
 
     Raises ConfigError or StoreError if the relay cannot start. Raises an ExceptionGroup if a part
     of a running relay fails: the other parts end with it, because half a relay would be trusted
@@ -51,7 +55,7 @@ async def run(
             report_to_service_manager(is_up, stop),
             start_relay(loaded.config, running_clock) as running,
         ):
-            reloader = Reloader(running.live, loaded, load, running_clock, report_reload)
+            reloader = Reloader(running.live, loaded, load, running_clock, report_reload, on_reload)
             running.live.server.state.reloader = reloader
             # What the start made stays. With it, a full collection would take 25 ms each time.
             gc.collect()

@@ -9,6 +9,7 @@
     │   ├── SourceRefused      400: the relay's request is wrong
     │   ├── SourceTooLate      the call was not sent, because its time was over
     │   └── DocumentError      200 with a body that is not a Scheduled Events document
+    │       └── DocumentTooLarge  the body is larger than the relay reads
     ├── DeliveryError          a sink could not deliver
     │   ├── Deferred           a later try may work
     │   ├── Rejected           no later try can work
@@ -91,6 +92,10 @@ class SourceTooLate(SourceError):
 
 class DocumentError(SourceError):
     """200 with a body that is not a Scheduled Events document. It changes no event."""
+
+
+class DocumentTooLarge(DocumentError):
+    """The body of an answer is larger than the relay reads. The rest of it is not read."""
 
 
 class DeliveryError(RelayError):

@@ -235,6 +235,38 @@ class Broker:
         if self.alarmed():
             self.alarm(on=False)
 
+    def run_commands(self, commands: str, folder: Path, **variables: str) -> str:
+        """Run commands as a shell does, with `rabbitmqctl` for this node on the PATH.
+
+        Raises:
+            RuntimeError: a command failed; the text holds what it said.
+
+        """
+        path = f"{self._scripts}:{os.environ['PATH']}"
+        done = subprocess.run(
+            ["bash", "-euc", commands],
+            cwd=folder,
+            env={**self._environment, **variables, "PATH": path},
+            check=False,
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode:
+            raise RuntimeError(f"the commands failed:\n{commands}{done.stdout}{done.stderr}")
+        return done.stdout
+
+    def forget_virtual_host(self, name: str, *users: str) -> None:
+        """Delete a virtual host with everything in it, and users, if they are there."""
+        self.evaluate(
+            f'lists:member(<<"{name}">>, rabbit_vhost:list_names()) '
+            f'andalso rabbit_vhost:delete(<<"{name}">>, <<"test">>).'
+        )
+        for user in users:
+            self.evaluate(
+                f'rabbit_auth_backend_internal:exists(<<"{user}">>) andalso '
+                f'rabbit_auth_backend_internal:delete_user(<<"{user}">>, <<"test">>).'
+            )
+
     def ctl(self, *arguments: str) -> str:
         """Run `rabbitmqctl` (about a second) and return what it printed.
 

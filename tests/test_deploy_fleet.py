@@ -7,7 +7,6 @@ import base64
 import hashlib
 import json
 import os
-import re
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -28,6 +27,7 @@ from relay.simulator import VM, Plan, Setup, Simulator
 from relay.simulator.playbook import load_playbook
 from tests.certificates import Authority
 from tests.cli.command import run_process
+from tests.documented import blocks
 from tests.examples.test_drain_node import Node
 from tests.journey.relay_process import client, eventually, inbox, relay, webhook
 from tests.rabbitmq import Broker
@@ -271,15 +271,12 @@ async def test_an_agent_reads_no_reports_of_others(
 # --- the page
 
 
-def blocks(language: str) -> list[str]:
-    """Return the blocks of docs/fleet.md in a language."""
-    page = (ROOT / "docs/fleet.md").read_text()
-    return re.findall(rf"^```{language}\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+SECTIONS = blocks("docs/fleet.md", "yaml")
 
 
 def test_the_documented_configurations_of_hub_and_agent_are_valid(tmp_path: Path) -> None:
     roles = []
-    for text in blocks("yaml"):
+    for text in SECTIONS:
         if not text.startswith("fleet:"):
             continue
         user = "imds-hub" if "role: hub" in text else "vmss-web"
@@ -292,8 +289,8 @@ def test_the_documented_configurations_of_hub_and_agent_are_valid(tmp_path: Path
 
 
 def test_the_documented_rule_lets_each_machine_vote_for_itself(tmp_path: Path) -> None:
-    (hub,) = (text for text in blocks("yaml") if "role: hub" in text)
-    (rule,) = (text for text in blocks("yaml") if "each_resource" in text)
+    (hub,) = (text for text in SECTIONS if "role: hub" in text)
+    (rule,) = (text for text in SECTIONS if "each_resource" in text)
     (tmp_path / "broker-url").write_text("amqps://imds-hub:secret@broker.example.com/prod")
     (tmp_path / "relay.yaml").write_text(hub.replace("/etc/imds-relay", str(tmp_path)) + rule)
     (drained,) = load(tmp_path / "relay.yaml", {}).config.approvals.rules
@@ -304,26 +301,12 @@ def test_the_documented_rule_lets_each_machine_vote_for_itself(tmp_path: Path) -
 
 
 def test_the_documented_limits_are_valid_on_the_hub(tmp_path: Path) -> None:
-    (hub,) = (text for text in blocks("yaml") if "role: hub" in text)
-    (limits,) = (text for text in blocks("yaml") if "limits:" in text)
+    (hub,) = (text for text in SECTIONS if "role: hub" in text)
+    (limits,) = (text for text in SECTIONS if "limits:" in text)
     (tmp_path / "broker-url").write_text("amqps://imds-hub:secret@broker.example.com/prod")
     (tmp_path / "relay.yaml").write_text(hub.replace("/etc/imds-relay", str(tmp_path)) + limits)
     limits_of_hub = load(tmp_path / "relay.yaml", {}).config.approvals.limits
     assert [limit.is_share for limit in limits_of_hub] == [False, True]
-
-
-def test_the_documented_command_makes_definitions_with_both_users(tmp_path: Path) -> None:
-    (hub,) = (text for text in blocks("yaml") if "role: hub" in text)
-    (tmp_path / "broker-url").write_text("amqps://imds-hub:secret@broker.example.com/prod")
-    (tmp_path / "hub.yaml").write_text(hub.replace("/etc/imds-relay", str(tmp_path)))
-    for name in ("hub-password", "web-password"):
-        (tmp_path / name).write_text(f"the {name}")
-    (commands,) = blocks("sh")
-    command = commands.replace("\\\n", "").splitlines()[0].split(" > ")[0].split()
-    assert command.pop(0) == "imds-relay"
-    result = run_process(*command, cwd=tmp_path)
-    assert result.code == 0, result.err
-    assert [user["name"] for user in result.json["users"]] == ["imds-hub", "vmss-web"]
 
 
 def test_the_documented_pattern_of_scopes_takes_no_scale_set_with_a_longer_name() -> None:

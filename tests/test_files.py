@@ -8,14 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from relay.cli._connection import find_socket
+from relay.cli._exit_codes import CommandFailed
+from relay.cli._local_relay import find_socket
 from relay.config import load
+from relay.config.location import locate_relay
 from relay.errors import ConfigError, StoreError
 from relay.files import current_user, may_be_file, may_be_folder, may_exist
 from relay.outbox import StoreSettings
 from relay.outbox.diagnostics import diagnose
 from relay.outbox.file import open_for_reading
-from tests.cli.command import run_command
+from tests.cli.command import run_async, run_command
 
 NOBODY = 65534
 CHECKS: tuple[Callable[[Path], bool], ...] = (may_exist, may_be_file, may_be_folder)
@@ -86,13 +88,16 @@ def test_a_state_file_in_a_closed_folder_is_unreadable_and_not_absent(closed: Pa
         open_for_reading(path)
 
 
-def test_the_usual_socket_in_a_closed_folder_is_refused_and_not_absent(
+async def test_the_usual_socket_in_a_closed_folder_is_refused_and_not_absent(
     closed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir("/")
     socket = closed / "relay.sock"
-    assert find_socket(None, service_socket=socket) == socket
+    with pytest.raises(CommandFailed, match=f"{socket}: Permission denied"):
+        await find_socket(locate_relay(environment={}), service_socket=socket)
+    switched_off = locate_relay(environment={"IMDS_RELAY_API__SOCKET": "null"})
+    assert (await find_socket(switched_off, service_socket=socket)).path == socket
     monkeypatch.setenv("IMDS_RELAY_API__SOCKET", str(socket))
-    done = run_command("events")
+    done = await run_async("events")
     assert done.code == 1
     assert f"you may not open {socket}" in done.err

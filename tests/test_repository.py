@@ -19,7 +19,7 @@ import pytest
 import relay
 
 ROOT = Path(__file__).parent.parent
-LOCKS = ("run", "build", "dev")
+LOCKS = ("run", "build", "dev", "site", "release")
 
 
 def lock(name: str) -> str:
@@ -58,6 +58,8 @@ def test_what_the_project_asks_for_is_in_the_locks() -> None:
         "run": project()["project"]["dependencies"],
         "build": project()["dependency-groups"]["build"],
         "dev": project()["dependency-groups"]["dev"],
+        "site": project()["dependency-groups"]["site"],
+        "release": project()["dependency-groups"]["release"],
     }
     for name, requirements in wanted.items():
         names = {

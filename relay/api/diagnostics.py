@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,14 @@ import aiohttp
 import orjson
 
 from relay.api.auth.entra_settings import OidcSettings
+from relay.api.local_socket import (
+    SERVICE_SOCKET,
+    STATE_FILE_HEADER,
+    automatic_places,
+    own_sockets,
+    state_file_id,
+    supports_local_sockets,
+)
 from relay.api.server.sockets import open_tcp_sockets
 from relay.api.server.tls import make_server_context
 from relay.api.settings import ApiSettings, ServerTlsSettings
@@ -23,10 +33,10 @@ _MAX_RESPONSE_BYTES = 64 * 1024
 _LOOPBACK_OF_WILDCARD = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
 
 
-async def diagnose(settings: ApiSettings) -> tuple[list[Finding], bool]:
+async def diagnose(settings: ApiSettings, state_file: Path) -> tuple[list[Finding], bool]:
     """Return the findings, and whether something listens at the configured address."""
-    findings, is_running = await _probe_running_relay(settings)
-    findings.extend(static_findings(settings))
+    findings, is_running = await _probe_running_relay(settings, state_file)
+    findings.extend(static_findings(settings, state_file))
     if settings.tls is not None:
         findings.append(_check_certificate(settings.tls))
     if settings.oidc is not None:
@@ -34,9 +44,11 @@ async def diagnose(settings: ApiSettings) -> tuple[list[Finding], bool]:
     return findings, is_running
 
 
-def static_findings(settings: ApiSettings) -> Iterator[Finding]:
+def static_findings(settings: ApiSettings, state_file: Path) -> Iterator[Finding]:
     """Return warnings that follow from the configuration and this machine's folders."""
-    if settings.socket is not None and not may_be_folder(settings.socket.parent):
+    if settings.socket == "auto":
+        yield from _check_automatic_places(state_file)
+    elif settings.socket is not None and not may_be_folder(settings.socket.parent):
         yield warning(
             "local socket",
             f"there is no folder {settings.socket.parent} for {settings.socket}, "
@@ -53,6 +65,20 @@ def static_findings(settings: ApiSettings) -> Iterator[Finding]:
             )
 
 
+def _check_automatic_places(state_file: Path) -> Iterator[Finding]:
+    places = [place.path.parent for place in automatic_places(state_file, os.environ)]
+    # The relay makes the folder of its state file.
+    if any(os.access(folder, os.W_OK) or not may_be_folder(folder) for folder in places):
+        return
+    if supports_local_sockets():
+        yield warning(
+            "local socket",
+            "api.socket: auto finds no place for it: the folder of the state file and "
+            f"{SERVICE_SOCKET.parent} cannot be written, or the path is too long",
+            "set api.socket to a path in a folder that this user may write, or to null",
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Endpoint:
     """A place where the relay may listen: the local socket, or TCP."""
@@ -62,15 +88,26 @@ class _Endpoint:
     """The address for people."""
     url: str
     socket: Path | None = None
+    state_file: Path | None = None
+    """Only the relay with this state file is meant."""
 
 
-def _endpoints(settings: ApiSettings) -> Iterator[_Endpoint]:
-    if settings.socket is not None and may_exist(settings.socket):
+class _AnotherRelay(Exception):
+    """The relay at an endpoint has another state file."""
+
+
+def _endpoints(settings: ApiSettings, state_file: Path) -> Iterator[_Endpoint]:
+    if settings.socket == "auto":
+        sockets = [*own_sockets(state_file, os.environ), SERVICE_SOCKET]
+    else:
+        sockets = [] if settings.socket is None else [settings.socket]
+    for path in filter(may_exist, sockets if supports_local_sockets() else []):
         yield _Endpoint(
             subject="local socket",
-            address=str(settings.socket),
+            address=str(path),
             url="http://relay",
-            socket=settings.socket,
+            socket=path,
+            state_file=state_file if settings.socket == "auto" else None,
         )
     scheme = "http" if settings.tls is None else "https"
     host = _LOOPBACK_OF_WILDCARD.get(settings.host, settings.host)
@@ -79,14 +116,18 @@ def _endpoints(settings: ApiSettings) -> Iterator[_Endpoint]:
     yield _Endpoint(subject="listener", address=settings.listen, url=url)
 
 
-async def _probe_running_relay(settings: ApiSettings) -> tuple[list[Finding], bool]:
+async def _probe_running_relay(
+    settings: ApiSettings, state_file: Path
+) -> tuple[list[Finding], bool]:
     needs_certificate = settings.tls is not None and settings.tls.client_ca_file is not None
-    for endpoint in _endpoints(settings):
+    for endpoint in _endpoints(settings, state_file):
         subject, address = endpoint.subject, endpoint.address
         try:
             return [await _check_readiness(endpoint)], True
+        except _AnotherRelay:
+            continue
         except aiohttp.ClientConnectorError as error:
-            if isinstance(error.os_error, PermissionError):
+            if isinstance(error.os_error, PermissionError) and endpoint.state_file is None:
                 remedy = "join its group, or run doctor as the service's user"
                 return [warning(subject, f"you may not open {address}", remedy)], True
             if isinstance(error, aiohttp.ClientSSLError):
@@ -139,11 +180,18 @@ async def _get_readiness(endpoint: _Endpoint) -> tuple[int, dict[str, Any]]:
     connector = None
     if endpoint.socket is not None:
         connector = aiohttp.UnixConnector(str(endpoint.socket))
+    headers = {}
+    if endpoint.state_file is not None:
+        headers[STATE_FILE_HEADER] = state_file_id(endpoint.state_file)
     async with (
         aiohttp.ClientSession(connector=connector, timeout=_TIMEOUT, trust_env=False) as session,
         # The certificate is not verified: its name is that of callers on other machines.
-        session.get(f"{endpoint.url}/readyz", ssl=False, allow_redirects=False) as response,
+        session.get(
+            f"{endpoint.url}/readyz", headers=headers, ssl=False, allow_redirects=False
+        ) as response,
     ):
+        if response.status == HTTPStatus.MISDIRECTED_REQUEST:
+            raise _AnotherRelay
         body: Any = orjson.loads(await response.content.read(_MAX_RESPONSE_BYTES))
     is_readiness = isinstance(body, dict) and "status" in body
     if response.status not in (200, 503) or not is_readiness:

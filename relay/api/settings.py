@@ -9,9 +9,18 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    Discriminator,
+    Field,
+    SecretStr,
+    Tag,
+    field_validator,
+    model_validator,
+)
 
 from relay.api.auth.entra_settings import OidcSettings
+from relay.api.local_socket import MAX_PATH_BYTES, fits
 from relay.approvals.request import Rights
 from relay.settings import Section, check_names_differ_without_case
 from relay.signature import decode_secret
@@ -23,7 +32,6 @@ _MIN_KEY_LENGTH = 22
 """Characters of base64 that hold 128 bits."""
 _MIN_HEX_KEY_LENGTH = 32
 _SHA256_OF_NOTHING = hashlib.sha256().hexdigest()
-_MAX_SOCKET_PATH_BYTES = 107  # unix(7): the size of sun_path without the final null byte
 _LOOPBACK = re.compile(r"127(\.\d{1,3}){3}|localhost|\[?::1\]?")
 _LISTEN = re.compile(r"(?P<host>\[[0-9a-fA-F:]+\]|[^:\s\[\]]+):(?P<port>\d{1,5})")
 
@@ -61,13 +69,19 @@ def _check_listen(text: str) -> str:
 
 
 def _check_socket_path(path: Path) -> Path:
-    length = len(os.fsencode(path))
-    if length > _MAX_SOCKET_PATH_BYTES:
+    if not fits(path):
         raise ValueError(
-            f"expected a path of at most {_MAX_SOCKET_PATH_BYTES} bytes, "
-            f"the limit for a socket, got {length} bytes"
+            f"expected a path of at most {MAX_PATH_BYTES} bytes, "
+            f"the limit for a socket, got {len(os.fsencode(path))} bytes"
         )
     return path
+
+
+LocalSocket = Annotated[
+    Annotated[Literal["auto"], Tag("auto")]
+    | Annotated[Path, AfterValidator(_check_socket_path), Tag("path")],
+    Discriminator(lambda value: "auto" if value == "auto" else "path"),
+]
 
 
 class Client(Section):
@@ -188,8 +202,11 @@ class ApiSettings(Section):
     """Where the API listens, and who may call it."""
 
     listen: Annotated[str, AfterValidator(_check_listen)] = "127.0.0.1:8080"
-    socket: Annotated[Path, AfterValidator(_check_socket_path)] | None = None
-    """A local socket for the command line; its file rights are the authority."""
+    socket: LocalSocket | None = "auto"
+    """A local socket for the command line; its file rights are the authority. null: none.
+
+    auto: /run/imds-relay/relay.sock where the relay may write there, else beside the state file.
+    """
     tls: ServerTlsSettings | None = None
     allow_http: bool = False
     """Needed to listen beyond loopback without tls, behind a proxy."""

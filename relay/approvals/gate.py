@@ -17,6 +17,7 @@ from relay.approvals.request import DecisionAnswer, DecisionRequest
 from relay.approvals.start_requests import RETRY_DELAY, StartRequestSender
 from relay.clock import Clock, wait_for_event
 from relay.errors import StoreUnavailable
+from relay.log_fields import with_fields
 from relay.outbox import Mode, RecordedEvent
 from relay.outbox.sqlite import Store
 from relay.outbox.transaction import Transaction
@@ -94,7 +95,13 @@ class Gate:
             return self.engine.mode(tx)
 
         effective = await self._store.transact(set_switch)
-        _log.warning("%s set approvals to %s; they are now %s", principal, mode, effective)
+        _log.warning(
+            "%s set approvals to %s; they are now %s",
+            principal,
+            mode,
+            effective,
+            extra=with_fields(principal=principal, mode=effective),
+        )
         self.wake()
         return effective
 

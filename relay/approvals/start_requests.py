@@ -24,6 +24,7 @@ from relay.approvals import ClaimedGrant, StartRequestPort
 from relay.approvals.engine import ApprovalEngine
 from relay.clock import Clock, wait_for_event
 from relay.errors import NotDelivered, SourceError, SourceRefused, StoreUnavailable
+from relay.log_fields import with_fields
 from relay.outbox import Grant, RecordedEvent, TrackedEvent
 from relay.outbox.sqlite import Store
 from relay.outbox.transaction import Transaction
@@ -357,17 +358,14 @@ class StartRequestSender:
 
         Raises SourceError if IMDS neither accepted nor refused it.
         """
-        event_ids = ", ".join(claim.event_id for claim in claims)
+        for claim in claims:
+            _log_start(scope.name, claim)
         answer: SourceError | None = None
         try:
             await self._port.start(scope.name, claims)
         except SourceError as error:
             answer = error
-        if answer is None:
-            _log.info("IMDS accepted the StartRequest for %s", event_ids)
-            scope.reset_failures()
-        elif isinstance(answer, SourceRefused) and len(claims) == 1:
-            _log.error("IMDS refused the StartRequest for %s: %s", event_ids, answer.reason)
+        if answer is None or (isinstance(answer, SourceRefused) and len(claims) == 1):
             scope.reset_failures()
         elif isinstance(answer, SourceRefused):
             # One wrong event can be the reason for the 400.
@@ -382,6 +380,26 @@ class StartRequestSender:
             raise answer
 
 
+def _log_start(scope: str, claim: ClaimedGrant) -> None:
+    by = f" by agent {claim.agent}" if claim.agent is not None else ""
+    _log.info(
+        "sending the StartRequest for event %s%s, granted by rule %s",
+        claim.event_id,
+        by,
+        claim.grant.rule,
+        extra=with_fields(
+            eventId=claim.event_id,
+            scope=scope,
+            revision=claim.grant.revision,
+            rule=claim.grant.rule,
+            approvalId=claim.grant.approval_id,
+            attempts=claim.attempt,
+            agent=claim.agent,
+            position=claim.journal_head.position,
+        ),
+    )
+
+
 def _pause_after(error: SourceError, scope: _Scope, agent: str | None) -> float:
     """Return how many seconds a scope pauses after a StartRequest that failed."""
     if isinstance(error, NotDelivered) and agent not in scope.unreached_agents:
@@ -390,7 +408,10 @@ def _pause_after(error: SourceError, scope: _Scope, agent: str | None) -> float:
     scope.unreached_agents.clear()
     if scope.failures == 0:
         _log.warning(
-            "cannot send a StartRequest in scope %s, will try again: %s", scope.name, error.reason
+            "cannot send a StartRequest in scope %s, will try again: %s",
+            scope.name,
+            error.reason,
+            extra=with_fields(scope=scope.name, agent=agent, reason=error.reason),
         )
     delay = min(RETRY_DELAY * 2.0**scope.failures, MAX_RETRY_DELAY)
     scope.failures += 1

@@ -19,6 +19,7 @@ import orjson
 from yarl import URL
 
 from relay.cli._exit_codes import CommandFailed, NotFound, RefusedByPolicy, Unprocessable
+from relay.net.tls_context import explain_refusal
 
 _CALL_TIMEOUT: Final = aiohttp.ClientTimeout(total=30, sock_connect=10)
 _STREAM_TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=90)
@@ -147,6 +148,9 @@ class Client:
             return f"no answer came from {self._address} in time"
         if not isinstance(error, aiohttp.ClientConnectorError):
             return f"the connection to {self._address} broke: {error}"
+        if isinstance(error, aiohttp.ClientConnectorCertificateError):
+            problem, remedy = explain_refusal(error.certificate_error, "--ca-file or ca_file")
+            return f"the certificate of {self._address} was refused: {problem}. Remedy: {remedy}"
         if isinstance(error.os_error, PermissionError):
             return (
                 f"you may not open {self._address}: the rights of its file decide who may. "

@@ -1,4 +1,4 @@
-"""Connects a verb to its relay: by the local socket, or by ``--url`` and a key.
+"""Connects a verb to its relay: by a local socket, by ``--url`` and a key, or by a profile.
 
 `with_client` turns an async function into a verb that has the options for this choice.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,15 +19,14 @@ import typer
 from yarl import URL
 
 from relay.cli._client import Client
-from relay.config import load
+from relay.cli._local_relay import find_socket
+from relay.cli._profile import DEFAULT_PROFILE, check_private, has_default_profile, read_profile
+from relay.config.location import RelayLocation, locate_relay
 from relay.errors import ConfigError
-from relay.files import may_exist
-from relay.net.tls_context import default_context
+from relay.files import describe_os_error
+from relay.net.tls_context import client_context, default_context
 
 P = ParamSpec("P")
-
-SERVICE_SOCKET = Path("/run/imds-relay/relay.sock")
-"""The socket that the unit file sets."""
 
 _option = functools.partial(typer.Option, rich_help_panel="Which relay")
 Url = Annotated[
@@ -51,33 +51,72 @@ Key = Annotated[
         help="The bearer key itself. Every user of this machine can see a command line.",
     ),
 ]
+CaFile = Annotated[
+    Path | None,
+    _option(
+        "--ca-file",
+        metavar="FILE",
+        help="The CA of the certificate behind --url, PEM. Default: those of this machine.",
+    ),
+]
+ProfileName = Annotated[
+    str | None,
+    _option(
+        "--profile",
+        metavar="NAME",
+        help="A file of yours with url, key_file and ca_file: ~/.config/imds-relay/NAME.yaml.",
+    ),
+]
 SocketConfigFile = Annotated[
     Path | None,
     _option(
         "--config",
         "-c",
         metavar="FILE",
-        help="The configuration file that names the local socket.",
+        help="The configuration of the relay on this machine: says where its local socket is.",
     ),
 ]
 
 
 @asynccontextmanager
 async def connect(
-    *, url: Url = None, key_file: KeyFile = None, key: Key = None, config: SocketConfigFile = None
+    *,
+    url: Url = None,
+    key_file: KeyFile = None,
+    key: Key = None,
+    ca_file: CaFile = None,
+    profile: ProfileName = None,
+    config: SocketConfigFile = None,
 ) -> AsyncIterator[Client]:
     """Yield a client of the chosen relay. Raises ConfigError if the options name none."""
-    if url is None:
-        socket = find_socket(config)
-        async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(socket))) as session:
-            yield Client(session, "http://relay", str(socket))
-        return
+    if profile is None and url is None:
+        location = locate_relay(config)
+        if location.is_own or not has_default_profile():
+            async with _connect_locally(location) as client:
+                yield client
+            return
+        profile = DEFAULT_PROFILE
+    if profile is not None:
+        # A key of the environment is for the URL of the environment.
+        chosen = read_profile(profile)
+        url, key = chosen.url, None
+        key_file, ca_file = key_file or chosen.key_file, ca_file or chosen.ca_file
+    assert url is not None  # noqa: S101  # one of the two is given
     origin = _origin(url)
     bearer_key = _read_key(key, key_file)
     headers = {"Authorization": f"Bearer {bearer_key}"} if bearer_key else {}
-    connector = aiohttp.TCPConnector(ssl=default_context())
+    connector = aiohttp.TCPConnector(ssl=_tls_context(ca_file))
     async with aiohttp.ClientSession(headers=headers, connector=connector) as session:
         yield Client(session, url, origin)
+
+
+@asynccontextmanager
+async def _connect_locally(location: RelayLocation) -> AsyncIterator[Client]:
+    socket = await find_socket(location)
+    async with aiohttp.ClientSession(
+        connector=aiohttp.UnixConnector(str(socket.path)), headers=socket.headers
+    ) as session:
+        yield Client(session, "http://relay", str(socket.path))
 
 
 def with_client(work: Callable[Concatenate[Client, P], Awaitable[None]]) -> Callable[..., None]:
@@ -113,27 +152,22 @@ def _origin(url: str) -> str:
     )
 
 
-def find_socket(config: Path | None, *, service_socket: Path = SERVICE_SOCKET) -> Path:
-    """Return the socket of the configuration, or else that of the service. Raises ConfigError."""
+def _tls_context(ca_file: Path | None) -> ssl.SSLContext:
+    if ca_file is None:
+        return default_context()
     try:
-        loaded = load(config)
-    except ConfigError:
-        # A user of the socket need not have the variables and secret files of the relay.
-        if config is None and may_exist(service_socket):
-            return service_socket
-        raise
-    if loaded.config.api.socket is not None:
-        return loaded.config.api.socket
-    if may_exist(service_socket):
-        return service_socket
-    raise ConfigError(
-        f"{loaded.file or 'the configuration'} has no api.socket, and {service_socket} does not "
-        "exist. Set api.socket, or name a relay with --url and a key"
-    )
+        return client_context(ca_file)
+    except OSError as error:
+        reason = "no certificate in PEM" if isinstance(error, ssl.SSLError) else None
+        raise ConfigError(
+            "--ca-file: expected a file of certificates, "
+            f"{ca_file}: {reason or describe_os_error(error)}"
+        ) from error
 
 
 def _read_key(key: str | None, file: Path | None) -> str | None:
     if file is not None:
+        check_private(file, "the key in", holds_secret=True)
         try:
             key = file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:

@@ -16,7 +16,11 @@ async def run_until_stopped(work: Coroutine[Any, Any, None]) -> bool:
     task = asyncio.ensure_future(work)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, task.cancel)
+        try:
+            loop.add_signal_handler(number, task.cancel)
+        except NotImplementedError:
+            # Windows has only signal.signal, whose handlers must not touch the loop directly.
+            signal.signal(number, lambda *_: loop.call_soon_threadsafe(task.cancel))
     await asyncio.wait({task})
     if not task.cancelled():
         task.result()

@@ -26,7 +26,7 @@ from relay.cli._output import (
     print_output,
 )
 from relay.cli._tables import print_table
-from relay.config import load
+from relay.config.location import locate_relay
 from relay.errors import ConfigError
 from relay.files import may_exist
 from relay.outbox import Head
@@ -182,7 +182,7 @@ def _open_journal(
 
 def configured_store(config: Path | None, *, service_store: Path = SERVICE_STORE) -> Path:
     """Return the state file of the configuration, or else that of the service if it exists."""
-    path = load(config).config.store.path
+    path = locate_relay(config).state_file
     return service_store if not may_exist(path) and may_exist(service_store) else path
 
 

@@ -21,6 +21,7 @@ from relay.cli._options import AsJson, ConfigFile
 from relay.cli._output import format_local_time, join_names, print_json, print_output, print_status
 from relay.cli._tables import print_table
 from relay.config import NO_RULE_FOR_USER_EVENTS, Config, load
+from relay.config.source_warnings import source_warnings
 from relay.errors import ConfigError, DocumentError
 from relay.events.build import event_data
 from relay.events.model import Document, ScheduledEvent
@@ -48,11 +49,14 @@ def check(
         make_server_context(loaded.config.api.tls)  # raises for files that `run` would refuse
     events = None
     if against is not None:
-        document = _read_document(against)
+        document = _read_document(against, loaded.config.source.api_version)
         events = list(evaluate_rules(loaded.config, document, datetime.now(UTC)))
     warnings = [
         *config_warnings(loaded.config),
-        *(f"{finding.subject}: {finding.line}" for finding in static_findings(loaded.config.api)),
+        *(
+            f"{finding.subject}: {finding.line}"
+            for finding in static_findings(loaded.config.api, loaded.config.store.path)
+        ),
     ]
     if as_json:
         answer = {
@@ -109,6 +113,7 @@ def config_warnings(config: Config) -> Iterator[str]:
         yield NO_RULE_FOR_USER_EVENTS
     if isinstance(config.fleet, HubSettings):
         yield from config.fleet.overlap_warnings()
+    yield from source_warnings(config)
     conditions = [rule.match for rule in config.approvals.rules]
     conditions += [limit.match for limit in config.approvals.limits]
     has_scope_condition = any(match.scope is not None for match in conditions)
@@ -119,9 +124,9 @@ def config_warnings(config: Config) -> Iterator[str]:
         )
 
 
-def _read_document(file: Path) -> Document:
+def _read_document(file: Path, api_version: str) -> Document:
     try:
-        return parse_document(file.read_bytes())
+        return parse_document(file.read_bytes(), api_version)
     except OSError as error:
         raise ConfigError(
             f"--against: expected a file that can be read, {file}: {error.strerror}"

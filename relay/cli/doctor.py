@@ -72,7 +72,7 @@ def doctor(*, config: ConfigFile = None, poll: Poll = False, as_json: AsJson = F
 
 async def _diagnose(loaded: LoadedConfig, clock: Clock, *, poll: bool) -> list[Finding]:
     config = loaded.config
-    api_findings, is_running = await diagnose_api(config.api)
+    api_findings, is_running = await diagnose_api(config.api, config.store.path)
     source_findings: list[Finding] = []
     instance: Instance | None = None
     if not isinstance(config.fleet, HubSettings):

@@ -24,10 +24,11 @@ from relay.config.document import (
     override_values,
     read_document,
 )
+from relay.config.file import DEFAULT_PATHS, find_file
+from relay.config.log_form import find_log_form
 from relay.config.model import NO_RULE_FOR_USER_EVENTS, Config, sink_modules
 from relay.config.problems import ConfigInput, describe_errors
 from relay.errors import ConfigError
-from relay.files import may_be_file
 
 __all__ = [
     "AGENT_EXAMPLE",
@@ -35,6 +36,7 @@ __all__ = [
     "NO_RULE_FOR_USER_EVENTS",
     "Config",
     "LoadedConfig",
+    "find_log_form",
     "load",
     "sink_modules",
 ]
@@ -43,8 +45,6 @@ DEFAULTS = importlib.resources.files("relay") / "default.yaml"
 """The annotated document with every default. Without a document the defaults apply."""
 AGENT_EXAMPLE = importlib.resources.files("relay") / "agent.yaml"
 """An annotated document for an agent of a fleet."""
-DEFAULT_PATHS = (Path("relay.yaml"), Path("/etc/imds-relay/relay.yaml"))
-"""Where the document is if no option or variable names it."""
 COMMAND_LINE_VARIABLES = frozenset({"IMDS_RELAY_CONFIG", "IMDS_RELAY_URL", "IMDS_RELAY_KEY"})
 """Variables with the prefix that are no settings: the command line reads them."""
 
@@ -68,11 +68,7 @@ def load(
     default_paths: Sequence[Path] = DEFAULT_PATHS,
 ) -> LoadedConfig:
     """Find, read and check the document. Raises ConfigError with a line for each error."""
-    file = path
-    if file is None and environment.get("IMDS_RELAY_CONFIG"):
-        file = Path(environment["IMDS_RELAY_CONFIG"])
-    if file is None:
-        file = next((place for place in default_paths if may_be_file(place)), None)
+    file = find_file(path, environment, default_paths)
     document = read_document(file) if file is not None else {}
     values = expand_variables(file, document, environment)
     variables = {

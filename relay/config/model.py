@@ -21,6 +21,7 @@ from relay.config.voters import Voter, check_principals, voters_by_rule
 from relay.events.match import matches_any
 from relay.fleet.settings import AgentSettings, FleetSettings, HubSettings
 from relay.imds import SourceSettings
+from relay.imds.api_versions import SOURCE_SINCE
 from relay.outbox import StoreSettings
 from relay.settings import Section, check_names_differ_without_case
 from relay.sinks import SinkSettings
@@ -175,7 +176,13 @@ class Config(Section):
         if isinstance(self.fleet, AgentSettings):
             return False
         sources = [rule.match.event_source for rule in self.approvals.rules]
-        return not any(source is None or "user" in map(str.lower, source) for source in sources)
+        is_source_known = (
+            isinstance(self.fleet, HubSettings) or self.source.api_version >= SOURCE_SINCE
+        )
+        return not any(
+            source is None or (is_source_known and "user" in map(str.lower, source))
+            for source in sources
+        )
 
     @property
     def approvals_exchange(self) -> str:

@@ -1,7 +1,7 @@
 """The health of one sink, and what follows from a try: retry, pause, probe or report.
 
-Each fact goes once to the log, and to the other sinks as a ``relay.*`` event, and again when it
-changes.
+Each fact is recorded once as a ``relay.*`` event, and again when it changes. The event goes to the
+other sinks, and to the log.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from relay.delivery.retry import (
 )
 from relay.errors import Deferred, Rejected
 from relay.events.build import ReportRelayEvent
+from relay.log_fields import with_fields
 from relay.outbox import Entry, SinkState
 from relay.sinks import Sink
 
@@ -85,9 +86,6 @@ class SinkHealth:
     def disable(self, reason: str) -> None:
         """The receiver asked the relay to stop."""
         self.set_state("disabled", reason)
-        _log.error(
-            "sink %s asked us to stop, it is disabled and keeps its entries: %s", self._name, reason
-        )
         self._report("relay.sink-disabled", reason, sink=self._name, count=len(self._waiting))
 
     def report_if_stalled(self) -> None:
@@ -104,13 +102,6 @@ class SinkHealth:
 
     def record_dead_letter(self, entry: Entry, reason: str) -> None:
         """An entry became a dead letter."""
-        _log.warning(
-            "sink %s: %s (entry %d) became a dead letter: %s",
-            self._name,
-            entry.type,
-            entry.id,
-            reason,
-        )
         self._dead_letters += 1
         self._report(
             "relay.dead-lettered",
@@ -125,14 +116,17 @@ class SinkHealth:
             return
         self.is_skewed = not self.is_skewed
         if not self.is_skewed:
-            _log.info("sink %s: its clock and ours agree again", self._name)
+            _log.info(
+                "sink %s: its clock and ours agree again",
+                self._name,
+                extra=with_fields(sink=self._name),
+            )
             return
         direction = "ahead of" if skew > 0 else "behind"
         reason = (
             f"its clock is {abs(skew):.0f} s {direction} ours: "
             "check both, because signatures contain the time"
         )
-        _log.warning("sink %s: %s", self._name, reason)
         self._report("relay.clock-skewed", reason, sink=self._name)
 
     def forget_entry(self, entry: Entry) -> None:
@@ -151,7 +145,6 @@ class SinkHealth:
         has_recovered = self.state != "disabled" and self.circuit.record_success()
         if has_recovered:
             waiting = len(self._waiting)
-            _log.info("sink %s delivers again; %d entries waited", self._name, waiting)
             self._report(
                 "relay.sink-recovered", "it delivers again", sink=self._name, count=waiting
             )
@@ -174,7 +167,11 @@ class SinkHealth:
         if error_type != self._logged_error:
             self._logged_error = error_type
             _log.error(
-                "sink %s failed in its own code on %s", self._name, entry.type, exc_info=error
+                "sink %s failed in its own code on %s",
+                self._name,
+                entry.type,
+                exc_info=error,
+                extra=with_fields(sink=self._name, type=entry.type, entry=entry.id),
             )
         count = self._internal_errors.get(entry.id, 0) + 1
         self._internal_errors[entry.id] = count
@@ -232,7 +229,6 @@ class SinkHealth:
         self.circuit.schedule_probe(self._clock.monotonic() + delay)
 
     def _report_failing(self, reason: str) -> None:
-        _log.warning("sink %s is failing: %s", self._name, reason)
         self._report("relay.sink-failing", reason, sink=self._name, count=len(self._waiting))
 
 

@@ -7,6 +7,7 @@ is sent at once, in order per event (docs/protocol.md#a-backlog-goes-out-at-once
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections import Counter
 from collections.abc import Iterable
@@ -24,6 +25,7 @@ from relay.errors import Deferred, DeliveryError, Rejected, StoreUnavailable, Su
 from relay.events.build import ReportRelayEvent
 from relay.events.cloudevent import CloudEvent
 from relay.histogram import Histogram
+from relay.log_fields import with_fields
 from relay.outbox import Attempt, AttemptOutcome, Entry, EntryState, SinkState
 from relay.outbox.sqlite import Store
 from relay.sinks import Receipt, Sink, SinkSettings
@@ -41,6 +43,7 @@ and while it is delivered but not recorded.
 
 _TRY_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0)
 """Seconds: the buckets of tries."""
+_log = logging.getLogger(__name__)
 MAX_STATUS = 2**31
 """The largest status that a sink may report."""
 
@@ -271,6 +274,7 @@ class Worker:
         attempt = _describe_attempt(result, at, self._clock.monotonic() - began)
         self.tries[attempt.outcome, attempt.status] += 1
         self.try_seconds.observe(attempt.elapsed)
+        self._log_attempt(entry, attempt)
         if isinstance(result, Receipt):
             self.health.record_clock_skew(result.skew)
             self._handle_success(entry, attempt)
@@ -287,6 +291,25 @@ class Worker:
             failure, decision = self.health.record_internal_error(entry, result, began)
             self._apply_retry_decision(decision, entry, failure, attempt)
         return False
+
+    def _log_attempt(self, entry: Entry, attempt: Attempt) -> None:
+        if _log.isEnabledFor(logging.DEBUG):
+            _log.debug(
+                "sink %s: %s %s",
+                self.settings.name,
+                entry.type,
+                attempt.outcome,
+                extra=with_fields(
+                    sink=self.settings.name,
+                    type=entry.type,
+                    entry=entry.id,
+                    position=entry.position,
+                    attempts=entry.attempts + 1,
+                    status=attempt.status,
+                    reason=attempt.reason,
+                    seconds=round(attempt.elapsed, 6),
+                ),
+            )
 
     async def _call_sink(self, event: CloudEvent) -> Receipt | Exception:
         """Let the sink deliver an event once; return its receipt, or why there is none.

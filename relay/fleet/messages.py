@@ -31,6 +31,7 @@ MAX_BODY_BYTES = 1024 * 1024
 MAX_LIVE_EVENTS = 1000
 MAX_TOLD = 500
 MAX_ENDING = 1000
+MAX_AWAITED = 1000
 MAX_NAMES = 1000
 MAX_REASON = 1000
 """Characters of the reason in a result."""
@@ -236,6 +237,8 @@ class HubState(_Message):
     """The ids that were told in the last ten minutes, the newest last."""
     ending: tuple[str, ...]
     """The EventIds that an agent reported as gone and that have not ended yet."""
+    awaited: tuple[str, ...]
+    """The relay words of the agents that showed one of these and have not said that it is gone."""
 
     @override
     def _data(self) -> Mapping[str, Any]:
@@ -243,6 +246,7 @@ class HubState(_Message):
             "hubTime": format_rfc3339(self.hub_time),
             "told": self.told[-MAX_TOLD:],
             "ending": self.ending[:MAX_ENDING],
+            "awaited": self.awaited[:MAX_AWAITED],
         }
 
 
@@ -392,6 +396,7 @@ class _StateData(_Data):
     hubTime: str  # noqa: N815
     told: Annotated[list[_MessageId], Field(max_length=MAX_TOLD)]
     ending: Annotated[list[_EventId], Field(max_length=MAX_ENDING)]
+    awaited: Annotated[list[_Name], Field(max_length=MAX_AWAITED)]
 
 
 class _EventFields(_Data):
@@ -495,6 +500,7 @@ def _read_state(envelope: _Envelope, _: Any) -> HubState:
         hub_time=_parse_time("hubTime", data.hubTime),
         told=tuple(data.told),
         ending=tuple(data.ending),
+        awaited=tuple(data.awaited),
     )
 
 

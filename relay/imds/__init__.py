@@ -1,8 +1,9 @@
 """Azure's metadata service on this VM (IMDS): the source of events and the way to start them.
 
-`client` makes the calls and limits their rate, `document` reads the document of events,
-`discovery` finds out which VM this is, and `poller` polls. No room above this one knows the URLs,
-the statuses or the JSON of the service.
+`client` makes the calls and limits their rate, `endpoint` finds the service where its address is
+not known (with `dhcp`), `document` reads the document of events, `api_versions` says what each
+version of the API has, `discovery` finds out which VM this is, and `poller` polls. No room above
+this one knows the URLs, the statuses or the JSON of the service.
 """
 
 from __future__ import annotations
@@ -14,8 +15,13 @@ from pydantic import AfterValidator, Field
 
 from relay.settings import Duration, Section
 
+DISCOVER = "discover"
+"""In place of a URL: find the service (docs/protocol.md#without-a-virtual-network)."""
+
 
 def _check_origin(text: str) -> str:
+    if text == DISCOVER:
+        return text
     # The error does not quote the text: it may hold a password.
     try:
         parts = urlsplit(text)
@@ -23,7 +29,9 @@ def _check_origin(text: str) -> str:
     except ValueError:
         parts, port = SplitResult("", "", "", "", ""), None
     if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
-        raise ValueError("expected http:// or https:// and a host, such as http://169.254.169.254")
+        raise ValueError(
+            "expected http:// or https:// and a host, such as http://169.254.169.254, or discover"
+        )
     if parts.username is not None or parts.password is not None:
         raise ValueError("expected a URL without user and password")
     if parts.path.strip("/") or parts.query or parts.fragment:
@@ -56,9 +64,9 @@ class SourceSettings(Section):
     """Where scheduled events are read, and how often."""
 
     url: Annotated[str, AfterValidator(_check_origin)] = "http://169.254.169.254"
-    """The metadata service; another one only for tests and simulators."""
+    """The metadata service; discover: find it, for VMs without a virtual network."""
     api_version: str = Field(default="2020-07-01", pattern=r"^\d{4}-\d{2}-\d{2}$")
-    """Version of the Scheduled Events API; 2020-07-01 is the newest."""
+    """Version of the Scheduled Events API, 2017-03-01 to 2020-07-01; the newest knows most."""
     interval: Annotated[Duration, AfterValidator(_check_interval)] = 1.0
     """Time from one poll to the next."""
     timeout: _PositiveDuration = 10.0

@@ -8,6 +8,8 @@ a budget. The client does not repeat a call: the poller decides when to call aga
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import socket
 import struct
 import sys
@@ -26,14 +28,18 @@ from relay import __version__
 from relay.clock import Clock
 from relay.errors import (
     DocumentError,
+    DocumentTooLarge,
     SourceError,
     SourceRefused,
     SourceTooLate,
     SourceUnavailable,
 )
 from relay.events.timestamps import parse_timestamp
-from relay.imds import SourceSettings
+from relay.imds import DISCOVER, SourceSettings
+from relay.imds.document import parse_document
+from relay.imds.endpoint import VIRTUAL_NETWORK, Candidate, CandidateFinder
 from relay.net.backoff import exponential_backoff
+from relay.net.egress import allow_discovered, refuse_discovered
 from relay.net.http import measure_clock_skew
 from relay.net.retry_after import parse_retry_after
 
@@ -57,6 +63,10 @@ MAX_ERROR_BYTES = 200
 """This much of the body of a 400 goes into the error."""
 ERROR_BODY_TIMEOUT = 1.0
 """Seconds to wait for the body of a 400."""
+CONNECT_TIMEOUT = 5.0
+"""Seconds to connect to a place where the service may be."""
+SEARCH_AFTER = 15.0
+"""Seconds without a usable answer after which a service that was found is searched again."""
 
 _EVENTS_PATH = "/metadata/scheduledevents"
 _INSTANCE_PATH = "/metadata/instance"
@@ -67,6 +77,8 @@ _HEADERS = {
     "Accept-Encoding": "identity",
     "User-Agent": f"imds-relay/{__version__}",
 }
+
+_log = logging.getLogger(__name__)
 
 
 class CallBudget:
@@ -135,6 +147,8 @@ class DatedBody:
 class _Call:
     """One call in flight. The moments are those directly before its headers were written."""
 
+    origin: str
+    """The URL of the service, without a path."""
     sent_at: datetime
     sent_monotonic: float
     sent: bool = False
@@ -143,6 +157,8 @@ class _Call:
     """How long it may still be sent; None: there is no limit."""
     date: datetime | None = None
     """The ``Date`` of the response."""
+    connect_timeout: float | None = None
+    """Seconds for the connection; None: there is only the timeout of the whole call."""
 
     @property
     def is_too_late(self) -> bool:
@@ -157,11 +173,21 @@ class ImdsClient:
     order of arrival. The timeout covers the whole call after that. Every method raises
     SourceRefused for a 400, DocumentError for an unusable body, and SourceUnavailable if a later
     call may work.
+
+    With ``source.url: discover`` the first read searches the service: the first candidate of
+    ``finder`` that answers with a document. It is searched again after `SEARCH_AFTER` seconds
+    without a usable answer. While it is known, no sink can connect to its address.
     """
 
-    def __init__(self, settings: SourceSettings, clock: Clock) -> None:
+    def __init__(
+        self, settings: SourceSettings, clock: Clock, finder: CandidateFinder | None = None
+    ) -> None:
         self._settings = settings
         self._clock = clock
+        self._finder = finder or CandidateFinder(clock) if settings.url == DISCOVER else None
+        self._found: Candidate | None = None
+        self._searching = asyncio.Lock()
+        self._failing_since: float | None = None  # monotonic
         self._budget = CallBudget()
         self._arrivals = asyncio.Lock()
         self._budget_changed = asyncio.Event()
@@ -179,12 +205,10 @@ class ImdsClient:
         tracing.on_request_headers_sent.append(self._on_headers_sent)
         tracing.on_request_chunk_sent.append(_before_body)
         self._session = aiohttp.ClientSession(
-            self._settings.url,
             headers=_HEADERS,
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
             trust_env=False,  # no proxies: docs/protocol.md#no-proxies
-            timeout=aiohttp.ClientTimeout(total=None),  # `_call` has one timeout for everything
             trace_configs=[tracing],
             connector=aiohttp.TCPConnector(socket_factory=_make_socket),
             middlewares=(_send_once,),
@@ -192,9 +216,22 @@ class ImdsClient:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        self._take(None)
         if self._session is not None:
             await self._session.close()
             self._session = None
+
+    @property
+    def url(self) -> str | None:
+        """The URL of the service without a path; None if it is not found yet."""
+        if self._finder is None:
+            return self._settings.url
+        return self._found.url if self._found is not None else None
+
+    @property
+    def is_outside_virtual_network(self) -> bool:
+        """Whether the service was found at another address than that in a virtual network."""
+        return self._found is not None and self._found.address != VIRTUAL_NETWORK
 
     async def read_document(self) -> bytes:
         """Return the body of the Scheduled Events document; see `read_dated_document`."""
@@ -203,11 +240,69 @@ class ImdsClient:
     async def read_dated_document(self) -> DatedBody:
         """Return the body of the Scheduled Events document with the service's time.
 
-        Raises DocumentError for a body over `MAX_DOCUMENT_BYTES` or with a Content-Encoding.
+        Raises DocumentTooLarge for a body over `MAX_DOCUMENT_BYTES`, and DocumentError for one
+        with a Content-Encoding.
         """
+        if self._finder is None:
+            return await self._read_document_at(self._settings.url)
+        if self._found is None or self._must_search_again:
+            return await self._search(self._finder)
+        try:
+            read = await self._read_document_at(self._found.url)
+        except SourceError as error:
+            if self._failing_since is None and error.status != 429:  # it works, others poll too
+                self._failing_since = self._clock.monotonic()
+            raise
+        self._failing_since = None
+        return read
+
+    @property
+    def _must_search_again(self) -> bool:
+        if self._failing_since is None:
+            return False
+        return self._clock.monotonic() - self._failing_since >= SEARCH_AFTER
+
+    async def _search(self, finder: CandidateFinder) -> DatedBody:
+        """Read the document from the first candidate that has it, and call that from now on.
+
+        Raises SourceUnavailable if none has it. What was found before then stays.
+        """
+        async with self._searching:
+            problems = []
+            async with contextlib.aclosing(finder.find()) as candidates:
+                async for candidate in candidates:
+                    try:
+                        read = await self._read_document_at(candidate.url, CONNECT_TIMEOUT)
+                        parse_document(read.body)
+                    except SourceError as error:
+                        problems.append(f"{candidate.url} ({candidate.reason}): {error.reason}")
+                        continue
+                    self._take(candidate)
+                    return read
+            self._failing_since = self._clock.monotonic()
+        raise SourceUnavailable(
+            f"found no metadata service: {'; '.join([*problems, *finder.problems])}"
+        )
+
+    def _take(self, candidate: Candidate | None) -> None:
+        """Call this candidate from now on; None: none."""
+        self._failing_since = None
+        if candidate == self._found:
+            return
+        if self._found is not None:
+            allow_discovered(self._found.address)
+        if candidate is not None:
+            refuse_discovered(candidate.address)
+            _log.info("the metadata service is at %s, %s", candidate.url, candidate.reason)
+        self._found = candidate
+
+    async def _read_document_at(
+        self, origin: str, connect_timeout: float | None = None
+    ) -> DatedBody:
         # The first call can take two minutes: docs/protocol.md#the-first-call
         timeout = self._settings.timeout if self._has_answered else self._settings.first_timeout
-        call = self._new_call()
+        call = self._new_call(origin)
+        call.connect_timeout = connect_timeout
         body = await self._call("GET", _EVENTS_PATH, self._events_query, timeout, call)
         self._has_answered = True
         return DatedBody(body, call.date, call.sent_at, call.sent_monotonic)
@@ -227,7 +322,9 @@ class ImdsClient:
         """
         body = orjson.dumps({"StartRequests": [{"EventId": event_id} for event_id in event_ids]})
         timeout = self._settings.timeout
-        call = self._new_call(seconds_left)
+        if self.url is None:
+            raise SourceUnavailable("expected a metadata service, none is found yet")
+        call = self._new_call(self.url, seconds_left)
         if seconds_left is None:
             await self._call("POST", _EVENTS_PATH, self._events_query, timeout, call, body)
             return
@@ -239,20 +336,24 @@ class ImdsClient:
             if not call.sent:
                 raise _too_late_error() from None
             raise SourceUnavailable(
-                f"expected an answer from {self._settings.url} before the deadline of the call"
+                f"expected an answer from {call.origin} before the deadline of the call"
             ) from None
 
     async def read_instance(self) -> bytes:
         """Return the body of instance metadata. Raises DocumentError as `read_document` does."""
+        if self._finder is not None and self._found is None:
+            await self._search(self._finder)
+        call = self._new_call(self.url or self._settings.url)
         timeout = self._settings.timeout
-        return await self._call("GET", _INSTANCE_PATH, _INSTANCE_QUERY, timeout, self._new_call())
+        return await self._call("GET", _INSTANCE_PATH, _INSTANCE_QUERY, timeout, call)
 
     @property
     def _events_query(self) -> Mapping[str, str]:
         return {"api-version": self._settings.api_version}
 
-    def _new_call(self, seconds_left: Callable[[], float] | None = None) -> _Call:
-        return _Call(self._clock.now(), self._clock.monotonic(), seconds_left=seconds_left)
+    def _new_call(self, origin: str, seconds_left: Callable[[], float] | None = None) -> _Call:
+        now, monotonic = self._clock.now(), self._clock.monotonic()
+        return _Call(origin, now, monotonic, seconds_left=seconds_left)
 
     async def _call(
         self,
@@ -273,11 +374,12 @@ class ImdsClient:
                 asyncio.timeout(timeout),
                 self._session.request(
                     method,
-                    path,
+                    f"{call.origin}{path}",
                     params=query,
                     data=body,
                     headers=headers,
                     allow_redirects=False,
+                    timeout=aiohttp.ClientTimeout(total=None, sock_connect=call.connect_timeout),
                     trace_request_ctx=call,
                 ) as response,
             ):
@@ -289,9 +391,13 @@ class ImdsClient:
                 if response.status != 200:
                     raise await self._error_from_response(response)
                 return await _read_body(response) if method == "GET" else b""
+        except aiohttp.ConnectionTimeoutError as error:
+            raise SourceUnavailable(
+                f"expected a connection to {call.origin} within {call.connect_timeout:g}s"
+            ) from error
         except TimeoutError as error:
             raise SourceUnavailable(
-                f"expected a complete answer from {self._settings.url} within {timeout:g}s"
+                f"expected a complete answer from {call.origin} within {timeout:g}s"
             ) from error
         except (aiohttp.ClientError, OSError) as error:
             if isinstance(error.__cause__, SourceTooLate):  # raised in `_before_body`
@@ -403,8 +509,9 @@ async def _read_body(response: aiohttp.ClientResponse) -> bytes:
         raise DocumentError(
             f"expected an answer without Content-Encoding, got {encoding[:50]!r}", status=200
         )
-    too_large = DocumentError(
-        f"expected an answer of at most {MAX_DOCUMENT_BYTES} bytes, got a larger one", status=200
+    too_large = DocumentTooLarge(
+        f"expected an answer of at most {MAX_DOCUMENT_BYTES} bytes (4 MiB), got a larger one",
+        status=200,
     )
     # To leave a response before its end closes the connection.
     if (response.content_length or 0) > MAX_DOCUMENT_BYTES:

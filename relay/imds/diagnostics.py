@@ -11,7 +11,7 @@ from collections.abc import Callable
 from relay.clock import Clock
 from relay.diagnostics import Finding, failure, ok, warning
 from relay.errors import DocumentError, SourceError
-from relay.imds import SourceSettings
+from relay.imds import DISCOVER, SourceSettings
 from relay.imds.client import ImdsClient
 from relay.imds.discovery import Instance, parse_instance
 from relay.imds.document import parse_document
@@ -26,6 +26,9 @@ NOT_POLLED = (
     "not read: the first read switches the feature on for this VM and may take two minutes. "
     "From then on Azure waits for approval of reboots that users start. "
     "Read it with --poll, or start the relay"
+)
+NOT_SEARCHED = (
+    f"not searched: a place where it may be is asked for the document. It is {NOT_POLLED}"
 )
 
 
@@ -44,19 +47,28 @@ async def diagnose(
     read the document. ``running``: a relay on this VM reads it already. ``progress`` is called
     before a step that takes long.
     """
+    if settings.url == DISCOVER and not (poll or running):
+        return [ok("metadata service", NOT_SEARCHED)], None
     async with ImdsClient(settings, clock) as client:
         findings: list[Finding] = []
         instance: Instance | None = None
         subject = f"metadata service {settings.url}"
+        if settings.url == DISCOVER:
+            progress("searching the metadata service")
         try:
             instance = parse_instance(await _read_instance(client, clock))
         except SourceError as error:
-            findings.append(_instance_finding(subject, error, required=required))
+            if client.is_outside_virtual_network and not required:
+                message = "it has no instance metadata, as is usual outside virtual networks"
+                findings.append(ok(f"metadata service {client.url}", message))
+            else:
+                findings.append(_instance_finding(subject, error, required=required))
         else:
-            findings.append(ok(subject, f"this is VM {instance.name}, vmId {instance.vm_id}"))
+            message = f"this is VM {instance.name}, vmId {instance.vm_id}"
+            findings.append(ok(f"metadata service {client.url}", message))
             findings += _check_clock(client.clock_skew)
         if poll:
-            findings.append(await _check_events(client, progress))
+            findings.append(await _check_events(client, settings.api_version, progress))
         elif instance is not None:
             message = "the running relay reads them" if running else NOT_POLLED
             findings.append(ok("scheduled events", message))
@@ -106,11 +118,13 @@ def _check_clock(skew: float | None) -> list[Finding]:
     return [ok("clock", "it agrees with the metadata service's")]
 
 
-async def _check_events(client: ImdsClient, progress: Callable[[str], object]) -> Finding:
+async def _check_events(
+    client: ImdsClient, api_version: str, progress: Callable[[str], object]
+) -> Finding:
     subject = "scheduled events"
     progress("reading the document of events: the first read may take two minutes")
     try:
-        document = parse_document(await client.read_document())
+        document = parse_document(await client.read_document(), api_version)
     except DocumentError as error:
         return failure(subject, error.reason, "check source.api_version; else ask Azure's support")
     except SourceError as error:

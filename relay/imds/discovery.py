@@ -163,7 +163,8 @@ async def discover(
     """Read instance metadata; try again until it answers.
 
     ``required``: the scope or the name of the relay depends on it. Otherwise this returns None
-    after `NOT_FOUND_TIMEOUT` seconds of nothing but 404. ``jitter`` returns a number from 0 to 1.
+    after `NOT_FOUND_TIMEOUT` seconds of nothing but 404, or 400 outside a virtual network.
+    ``jitter`` returns a number from 0 to 1.
     """
     failures = 0
     state_log = LogOnce(_log)
@@ -183,7 +184,11 @@ async def discover(
             return instance
         failures += 1
         now = clock.monotonic()
-        if failure.status != 404:
+        # Outside a virtual network Azure's host may answer, which does not know the path.
+        is_absent = failure.status == 404 or (
+            failure.status == 400 and client.is_outside_virtual_network
+        )
+        if not is_absent:
             not_found_since = None
         elif not_found_since is None:
             not_found_since = now
@@ -191,8 +196,9 @@ async def discover(
             seconds = now - not_found_since
             if seconds >= NOT_FOUND_TIMEOUT:
                 _log.warning(
-                    "no instance metadata (404 for %.0fs): "
+                    "no instance metadata (%s for %.0fs): "
                     "there is no vmId to compare with the state file",
+                    failure.status,
                     seconds,
                 )
                 return None

@@ -18,6 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter,
 from relay.errors import DocumentError
 from relay.events.model import Document, ScheduledEvent
 from relay.events.timestamps import format_rfc3339, parse_timestamp
+from relay.imds.api_versions import NEWEST_API_VERSION, has_prefix
 from relay.validation import first_error
 
 ENTRIES_PER_TURN = 250
@@ -64,14 +65,17 @@ class _WireEvent(_Wire):
     EventSource: _Text = None
     DurationInSeconds: Annotated[int | None, BeforeValidator(_whole_seconds)] = None
 
-    def to_event(self) -> ScheduledEvent:
+    def to_event(self, *, prefixed: bool) -> ScheduledEvent:
+        names = self.Resources or ()
+        if prefixed:
+            names = [name.removeprefix("_") for name in names]
         not_before = parse_timestamp(self.NotBefore)
         return ScheduledEvent(
             event_id=self.EventId,
             event_type=self.EventType,
             event_status=self.EventStatus,
             resource_type=self.ResourceType,
-            resources=tuple(dict.fromkeys(self.Resources or ())),
+            resources=tuple(dict.fromkeys(names)),
             not_before=format_rfc3339(not_before) if not_before else self.NotBefore,
             description=self.Description,
             event_source=self.EventSource,
@@ -87,8 +91,11 @@ class _WireDocument(_Wire):
 _WIRE_EVENTS = TypeAdapter(list[_WireEvent])
 
 
-def parse_document(body: bytes) -> Document:
+def parse_document(body: bytes, api_version: str = NEWEST_API_VERSION) -> Document:
     """Read the document from the body of a 200 response.
+
+    Machines have the same names in every version of the API: the prefix ``_`` of the oldest is
+    removed (docs/protocol.md#names-of-resources).
 
     If an EventId occurs more than once, its entries become one event with the furthest status, the
     most severe type, the longest duration and all resources. So nothing is approved that no rule
@@ -98,7 +105,8 @@ def parse_document(body: bytes) -> Document:
     or a malformed event. None of these means "no events" (docs/protocol.md#an-empty-answer).
     """
     content, entries = _load(body)
-    return _build_document(content, [event for _, event in _read_entries(content, entries, {})])
+    read = _read_entries(content, entries, {}, prefixed=has_prefix(api_version))
+    return _build_document(content, [event for _, event in read])
 
 
 class DocumentReader:
@@ -107,7 +115,8 @@ class DocumentReader:
     An entry with the same JSON as one of the document before is not validated again.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, api_version: str = NEWEST_API_VERSION) -> None:
+        self._prefixed = has_prefix(api_version)
         self._known: dict[str | None, ScheduledEvent] = {}  # of the document before, by their JSON
 
     async def read(self, body: bytes) -> Document:
@@ -118,7 +127,7 @@ class DocumentReader:
             if first:
                 await asyncio.sleep(0)
             part = entries[first : first + ENTRIES_PER_TURN]
-            events += _read_entries(content, part, self._known)
+            events += _read_entries(content, part, self._known, prefixed=self._prefixed)
         self._known = dict(events)
         self._known.pop(None, None)
         return _build_document(content, [event for _, event in events])
@@ -142,15 +151,20 @@ def _load(body: bytes) -> tuple[Any, list[Any]]:
 
 
 def _read_entries(
-    content: Any, entries: Sequence[Any], known: Mapping[str | None, ScheduledEvent]
+    content: Any,
+    entries: Sequence[Any],
+    known: Mapping[str | None, ScheduledEvent],
+    *,
+    prefixed: bool,
 ) -> list[tuple[str | None, ScheduledEvent]]:
     """Return the events of these entries of a document, each with the JSON of its entry."""
     texts = [_json(entry) for entry in entries]
     new = [entry for text, entry in zip(texts, entries, strict=True) if text not in known]
     try:
-        new_events = (wire_event.to_event() for wire_event in _WIRE_EVENTS.validate_python(new))
+        wire_events = _WIRE_EVENTS.validate_python(new)
     except ValidationError:
         _refuse(content)
+    new_events = (wire_event.to_event(prefixed=prefixed) for wire_event in wire_events)
     return [(text, known.get(text) or next(new_events)) for text in texts]
 
 

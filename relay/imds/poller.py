@@ -10,7 +10,13 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from relay.clock import Clock, wait_for_event
-from relay.errors import SourceError, SourceRefused, SourceUnavailable, StoreUnavailable
+from relay.errors import (
+    DocumentTooLarge,
+    SourceError,
+    SourceRefused,
+    SourceUnavailable,
+    StoreUnavailable,
+)
 from relay.events.build import ReportRelayEvent
 from relay.events.model import Document
 from relay.histogram import Histogram
@@ -86,7 +92,7 @@ class Poller:
         self._report = report
         self._jitter = jitter
         self._started_at = clock.monotonic()
-        self._reader = DocumentReader()
+        self._reader = DocumentReader(settings.api_version)
         self._last_body: bytes | None = None  # the bytes that were recorded last
         self._last_read_monotonic: float | None = None
         self._state_log = LogOnce(_log)
@@ -221,9 +227,17 @@ class Poller:
         self._last_error = error
         level = logging.ERROR if isinstance(error, SourceRefused) else logging.WARNING
         self._state_log.log(level, "the metadata service gave no usable answer: %s", error.reason)
+        if isinstance(error, DocumentTooLarge) and not self.lost:
+            # It will not pass by itself, and events may be hidden from now on.
+            self.lost = True
+            self._report(
+                "relay.source-lost",
+                "the document of scheduled events is larger than 4 MiB and is not read: "
+                "what is in it is not known, and nothing is reported as ended",
+            )
 
     def _on_success(self) -> None:
-        if self.failures:
+        if self.failures and not self.lost:
             self._state_log.log(logging.INFO, "the metadata service answers again")
         self.failures, self._last_error = 0, None
         if self.lost:
@@ -246,5 +260,4 @@ class Poller:
     def _report_loss(self, seconds: float) -> None:
         self.lost = True
         reason = self._last_error.reason if self._last_error is not None else "no answer came"
-        _log.error("the metadata service is lost, no usable answer for %.0f s: %s", seconds, reason)
         self._report("relay.source-lost", f"no usable answer for {seconds:g} s: {reason}")

@@ -1,5 +1,7 @@
 """The egress guard: no sink connects to a metadata or host address.
 
+An address at which the relay found the metadata service (`refuse_discovered`) is such an address.
+
 Loopback and private addresses are allowed, because receivers are there. The guard creates the
 sockets. A guarded resolver would not see addresses in URLs, and a check before the request would
 not see to which address a name resolves.
@@ -46,6 +48,8 @@ Byte 8 is reserved.
 """
 _HOST_SERVICES = tuple(IPv4Address(text).packed for text in ("169.254.169.254", "168.63.129.16"))
 
+_discovered: set[Address] = set()
+
 _LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 _HOST_NAME = re.compile(rf"(?=.{{1,253}}\.?$){_LABEL}(?:\.{_LABEL})*\.?")
 _SPACE_OR_CONTROL = re.compile(r"[\s\x00-\x1f\x7f]")
@@ -62,9 +66,19 @@ class AddressRefused(OSError):
         super().__init__(errno.EACCES, "a metadata or host address, which no sink may reach")
 
 
+def refuse_discovered(address: Address) -> None:
+    """Refuse an address from now on, in this process: the metadata service was found there."""
+    _discovered.add(address)
+
+
+def allow_discovered(address: Address) -> None:
+    """Take back `refuse_discovered`: the metadata service is not there any more."""
+    _discovered.discard(address)
+
+
 def is_refused(address: Address) -> bool:
     """Return whether no sink may reach the address, or an IPv4 address that it contains."""
-    if any(address in network for network in REFUSED):
+    if address in _discovered or any(address in network for network in REFUSED):
         return True
     if isinstance(address, IPv4Address):
         return False

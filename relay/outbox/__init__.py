@@ -218,7 +218,8 @@ class RecordedEvent:
     """A journaled event with its position and the entries that were made for it.
 
     ``event_key`` is that of `relay.outbox.event_keys`; None for ``relay.*``. ``event`` is None if
-    it is not in memory.
+    it is not in memory. ``is_new`` is False if the event was journaled earlier, and only the
+    entries are new.
     """
 
     position: int
@@ -227,3 +228,4 @@ class RecordedEvent:
     event_key: str | None
     event: CloudEvent | None
     entries: tuple[Entry, ...]
+    is_new: bool = True

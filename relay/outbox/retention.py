@@ -62,7 +62,6 @@ async def prune_forever(store: Store, clock: Clock, report: ReportRelayEvent) ->
                 f"{lost.total()} dead letters were deleted since the relay started, because there "
                 f"were more than store.dead_letters: {types}"
             )
-            _log.warning("%s", reason)
             report("relay.dead-lettered", reason, count=lost.total())
         await clock.sleep(PRUNE_INTERVAL)
 

@@ -155,7 +155,11 @@ class Store:
 
     async def read(self, work: Work[T]) -> T:
         """Run work that writes nothing."""
-        return await asyncio.shield(self._enqueue(work, "read"))
+        return await asyncio.shield(self.submit_read(work))
+
+    def submit_read(self, work: Work[T]) -> asyncio.Future[T]:
+        """Queue work that writes nothing. The future holds what it returned or raised."""
+        return self._enqueue(work, "read")
 
     def _enqueue(
         self, work: Work[T], fail_mode: Literal["open", "closed", "read"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from datetime import datetime
 from itertools import count
 
@@ -108,7 +109,10 @@ class Transaction:
         No listener hears of it: nothing has happened. The sink's worker reads what waits.
         """
         event = self.journal.event(position)
-        self._add_entries([(event, position, [sink])], at)
+        self.recorded += [
+            replace(recorded, is_new=False)
+            for recorded in self._add_entries([(event, position, [sink])], at)
+        ]
 
     def redeliver(self, position: int, sink: str, at: datetime) -> None:
         """Make another entry for a sink about an event that it got before."""

@@ -41,7 +41,9 @@ async def start(
     """Start an agent, yield it, and drain it in the end. ``boot`` returns the machine's boot id."""
     async with AsyncExitStack() as stack:
         # The API listens first: it answers 503 until a relay is attached.
-        server = await stack.enter_async_context(Server(config.api, clock))
+        server = await stack.enter_async_context(
+            Server(config.api, clock, state_file=config.store.path)
+        )
         client = await stack.enter_async_context(ImdsClient(config.source, clock))
         identity = await identify(config, client, clock)
         origin, boot_id = identity.origin, boot()

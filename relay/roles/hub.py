@@ -23,7 +23,7 @@ from relay.fleet.settings import HubSettings
 from relay.fleet.topology import HUB
 from relay.outbox import StateFileOwner
 from relay.roles import RunningRelay
-from relay.roles.live_parts import DecidingParts
+from relay.roles.live_parts import DecidingParts, warnings
 from relay.roles.parts import (
     DRAIN_TIMEOUT,
     open_relay_store,
@@ -37,13 +37,17 @@ _log = logging.getLogger(__name__)
 @asynccontextmanager
 async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterator[RunningRelay]:
     """Start a hub, yield it, and drain it in the end."""
+    for warning in warnings(config):
+        _log.warning("%s", warning)
     origin = Origin(
         HUB if config.scope == "auto" else config.scope,
         socket.gethostname() if config.relay == "auto" else config.relay,
     )
     async with AsyncExitStack() as stack:
         # The API listens first: it answers 503 until a relay is attached.
-        server = await stack.enter_async_context(Server(config.api, clock))
+        server = await stack.enter_async_context(
+            Server(config.api, clock, state_file=config.store.path)
+        )
         owner = StateFileOwner(origin.scope, None, is_hub=True)
         store, record = await open_relay_store(config, owner, origin, config.sinks, clock, stack)
 

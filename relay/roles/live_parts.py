@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,7 @@ from relay.chat.context import ChatContext, make_chat_context
 from relay.clock import Clock
 from relay.config import NO_RULE_FOR_USER_EVENTS, Config
 from relay.config.shared_secrets import watch_secrets
+from relay.config.source_warnings import source_warnings
 from relay.delivery.dispatcher import Dispatcher, Handover, SinkStates
 from relay.delivery.routing import matching_sinks
 from relay.events.build import ReportRelayEvent
@@ -146,7 +147,6 @@ class DecidingParts(LiveParts):
         self._amqp_callers: dict[str, Caller] = {}
         self._gate: Gate | None = None
         self._relay: Relay | None = None
-        self._warn(config)
 
     # --- the start
 
@@ -204,7 +204,10 @@ class DecidingParts(LiveParts):
                 connected.close()
             await self._replace_inputs(before, config)
             await self._use(config)
-            self._warn(config)
+            earlier = set(warnings(before))
+            for warning in warnings(config):
+                if warning not in earlier:
+                    _log.warning("%s", warning)
 
         return take_over
 
@@ -313,9 +316,12 @@ class DecidingParts(LiveParts):
         assert self._relay is not None  # noqa: S101  # `attach` comes before all else
         return self._relay
 
-    def _warn(self, config: Config) -> None:
-        if config.has_no_rule_for_user_events:
-            _log.warning("%s", NO_RULE_FOR_USER_EVENTS)
+
+def warnings(config: Config) -> Iterator[str]:
+    """Yield what a valid configuration cannot do."""
+    if config.has_no_rule_for_user_events:
+        yield NO_RULE_FOR_USER_EVENTS
+    yield from source_warnings(config)
 
 
 def _is_same(known: ConnectedSink, settings: SinkSettings, chat: ChatContext) -> bool:

@@ -28,6 +28,7 @@ from relay.config import Config
 from relay.delivery.dispatcher import Dispatcher
 from relay.delivery.routing import matching_sinks
 from relay.events.build import Origin, ReportRelayEvent, relay_event
+from relay.events.cloudevent import CloudEvent
 from relay.fleet.settings import HubSettings
 from relay.imds.client import ImdsClient
 from relay.imds.discovery import (
@@ -38,9 +39,11 @@ from relay.imds.discovery import (
 )
 from relay.imds.poller import Poller
 from relay.ingest.recorder import names_this_vm
-from relay.outbox import StateFileOwner
+from relay.outbox import Head, StateFileOwner
+from relay.outbox.journal import GENESIS
 from relay.outbox.sqlite import Store, open_store
 from relay.sinks import SinkSettings
+from relay.telemetry.story import Story, tell_event
 
 if TYPE_CHECKING:
     from relay.amqp.approval_consumer import ApprovalConsumer
@@ -97,7 +100,10 @@ async def open_relay_store(
 ) -> tuple[Store, ReportRelayEvent]:
     """Return the store of a relay with these sinks, and what records ``relay.*`` events in it."""
     route = partial(matching_sinks, sinks=tuple(sinks))
+    story = Story()
+    stack.callback(story.finish)  # after the store is closed
     store = await stack.enter_async_context(open_store(config.store, owner, clock, route))
+    story.attach(store)
     record = relay_event_recorder(store, origin, clock)
     store.listeners.write_error_changed.append(lambda reason: _report_write_error(reason, record))
     return store, record
@@ -108,17 +114,18 @@ def relay_event_recorder(store: Store, origin: Origin, clock: Clock) -> ReportRe
 
     def record(name: str, reason: str, *, sink: str | None = None, count: int = 1) -> None:
         at = clock.now()
-        future = store.submit(
-            lambda tx: tx.record(
-                relay_event(
-                    name, origin, at, sink=sink, reason=reason, count=count, head=str(tx.head())
-                ),
-                at,
-            ),
-            fail_open=True,
-        )
-        # asyncio logs an exception that nobody retrieves; the store has reported this one.
-        future.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+        def build(head: Head) -> CloudEvent:
+            return relay_event(
+                name, origin, at, sink=sink, reason=reason, count=count, head=str(head)
+            )
+
+        def tell_unrecorded(done: asyncio.Future[None]) -> None:
+            if not done.cancelled() and done.exception() is not None:
+                tell_event(build(GENESIS), None)
+
+        recorded = store.submit(lambda tx: tx.record(build(tx.head()), at), fail_open=True)
+        recorded.add_done_callback(tell_unrecorded)
 
     return record
 
@@ -128,10 +135,6 @@ def _report_write_error(reason: str | None, record: ReportRelayEvent) -> None:
     if reason is None:
         _log.info("the state file can be written again; it holds what happened meanwhile")
         return
-    _log.error(
-        "the state file cannot be written: %s. Notices go out from memory, approvals are refused",
-        reason,
-    )
     record("relay.store-failing", f"the state file cannot be written: {reason}")
 
 

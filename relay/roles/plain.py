@@ -19,7 +19,7 @@ from relay.imds.start_request_port import ImdsPort
 from relay.ingest.recorder import Recorder
 from relay.outbox import StateFileOwner
 from relay.roles import RunningRelay
-from relay.roles.live_parts import DecidingParts
+from relay.roles.live_parts import DecidingParts, warnings
 from relay.roles.parts import (
     DRAIN_TIMEOUT,
     identify,
@@ -37,9 +37,13 @@ async def start(
     config: Config, clock: Clock, boot: Callable[[], str | None]
 ) -> AsyncIterator[RunningRelay]:
     """Start a relay, yield it, and drain it in the end. ``boot`` returns the machine's boot id."""
+    for warning in warnings(config):
+        _log.warning("%s", warning)
     async with AsyncExitStack() as stack:
         # The API listens first: it answers 503 until a relay is attached.
-        server = await stack.enter_async_context(Server(config.api, clock))
+        server = await stack.enter_async_context(
+            Server(config.api, clock, state_file=config.store.path)
+        )
         client = await stack.enter_async_context(ImdsClient(config.source, clock))
         identity = await identify(config, client, clock)
         origin = identity.origin

@@ -15,7 +15,6 @@ from relay.config import LoadedConfig
 from relay.config.changes import Change, find_changes, needs_restart
 from relay.errors import ConfigError, ReloadRefused, StoreUnavailable
 from relay.roles.live_parts import LiveParts, TakeOver
-from relay.telemetry.log import configure_logging
 
 _log = logging.getLogger(__name__)
 
@@ -30,10 +29,12 @@ class Reloader:
         load: Callable[[], LoadedConfig],
         clock: Clock,
         reporting: Callable[[], AbstractAsyncContextManager[None]],
+        on_reload: Callable[[LoadedConfig], object] = lambda _: None,
     ) -> None:
         """``load`` reads the configuration. It runs in a thread, and raises ConfigError.
 
-        ``reporting`` tells the service manager of each reload.
+        ``reporting`` tells the service manager of each reload, and ``on_reload`` is called with
+        each configuration that was taken over.
         """
         self.problem: str | None = None
         """Why the last reload was refused; None if it was not."""
@@ -44,6 +45,7 @@ class Reloader:
         self._load = load
         self._clock = clock
         self._reporting = reporting
+        self._on_reload = on_reload
         self._lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[list[Change]]] = set()
         self._has_ended = False
@@ -90,8 +92,7 @@ class Reloader:
                 raise
             if take_over is not None:
                 await self._parts.run(take_over)
-            if loaded.config.telemetry != self._loaded.config.telemetry:
-                configure_logging(loaded.config.telemetry.log)
+            self._on_reload(loaded)
             self._loaded, self.loaded_at, self.problem = loaded, self._clock.now(), None
             _log.info(
                 "the configuration was reloaded (asked for by %s): %s",

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
-import resource
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -142,6 +141,8 @@ class FleetPlan:
 
 def raise_open_files_limit() -> int:
     """Raise the limit of open files as far as allowed; return for how many agents it is enough."""
+    import resource  # noqa: PLC0415  # missing on Windows, where every other verb works
+
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return hard - OPEN_FILES_RESERVED

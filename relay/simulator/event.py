@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from email.utils import format_datetime
 from typing import Any, ClassVar, Final, Literal
 
@@ -28,7 +28,10 @@ API_VERSIONS: Final = (
 """Every api-version of Scheduled Events, oldest first."""
 NEWEST_API_VERSION: Final = API_VERSIONS[-1]
 PREVIEW_API_VERSION: Final = API_VERSIONS[0]
-"""The only version that needs no header ``Metadata: true``. It puts ``_`` before VM names."""
+"""The only version that needs no header ``Metadata: true``.
+
+It puts ``_`` before VM names, and the pages of its time write NotBefore in ISO 8601.
+"""
 
 _FIELD_SINCE: Final = {
     "Description": "2019-04-01",
@@ -127,19 +130,25 @@ def rfc1123(moment: datetime) -> str:
     return format_datetime(moment.replace(microsecond=0), usegmt=True)
 
 
+def iso8601(moment: datetime) -> str:
+    """Return a time as the oldest version writes it, in seconds: ``2016-09-19T18:29:47Z``."""
+    return f"{moment.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
+
+
 def event_fields(event: Event, api_version: str) -> dict[str, Any] | None:
     """Return the event in the document of an api-version; None if the version lacks its type."""
     plan = event.plan
     if api_version < _TYPE_SINCE.get(plan.type, ""):
         return None
-    prefix = "_" if api_version == PREVIEW_API_VERSION else ""
+    is_preview = api_version == PREVIEW_API_VERSION
+    prefix, time_text = ("_", iso8601) if is_preview else ("", rfc1123)
     entry: dict[str, Any] = {
         "EventId": event.event_id,
         "EventStatus": event.status,
         "EventType": plan.type,
         "ResourceType": "VirtualMachine",
         "Resources": [prefix + name for name in event.resources],
-        "NotBefore": rfc1123(event.not_before) if event.status == "Scheduled" else "",
+        "NotBefore": time_text(event.not_before) if event.status == "Scheduled" else "",
         "Description": _default_description(plan),
         "EventSource": plan.source,
         "DurationInSeconds": plan.duration,

@@ -1,4 +1,4 @@
-"""What the relay reports to its operator: the log and the metrics."""
+"""What the relay reports to its operator: the log, the metrics and the traces."""
 
 from __future__ import annotations
 
@@ -6,9 +6,14 @@ from typing import Literal
 
 from relay.settings import Section
 
+LogForm = Literal["text", "json"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
 
 class TelemetrySettings(Section):
     """How the relay reports to its operator."""
 
-    log: Literal["text", "json"] = "text"
+    log: LogForm = "text"
     """text for people, json for programs; both on standard error, one line for each record."""
+    level: LogLevel = "info"
+    """The least level that is logged: debug, info, warning or error."""

@@ -1,29 +1,299 @@
-"""Sets up the log on standard error: one line for each record, for people or for programs."""
+"""Sets up the log on standard error: text for people, or a JSON object on each line for programs.
+
+Everything that the process writes there goes through it: warnings, messages of libraries and of
+asyncio, and the last error. A thread writes the lines, so a reader that stalls holds up nothing.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
+import os
+import select
 import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
-from typing import Literal
+from types import TracebackType
+from typing import Any
 
 import orjson
 from typing_extensions import override
+from yarl import URL
+
+from relay.telemetry import TelemetrySettings
+
+MAX_WAITING_BYTES = 4 * 1024 * 1024
+"""Bytes of lines that wait for the reader of standard error. Further ones are lost and counted."""
+FLUSH_TIMEOUT = 0.5
+"""Seconds that the end of the process waits for that reader."""
+MAX_TEXT = 2000
+"""Characters of a message or of a text in a field."""
+_SHORTEST_SECRET = 6
+"""Characters. A shorter text is not hidden: it would turn up in words by chance."""
+_log = logging.getLogger(__name__)
+_PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:/@+*,%")
+"""Characters that a value may hold without quotes."""
 
 
-def configure_logging(form: Literal["text", "json"]) -> None:
-    """Log the relay's records from INFO on, and those of libraries from WARNING on."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_JsonFormatter() if form == "json" else _TextFormatter())
+def configure_logging(
+    settings: TelemetrySettings, secrets: Callable[[], Iterable[str]] = tuple
+) -> None:
+    """Log the relay's records from a level on, and those of libraries from WARNING on.
+
+    ``secrets`` returns the current secrets of the configuration. The code of others does not know
+    them, so they are removed from what it writes.
+    """
+    form = JsonFormatter(secrets) if settings.log == "json" else TextFormatter(secrets)
+    level = logging.getLevelNamesMapping()[settings.level.upper()]
     root = logging.getLogger()
-    root.handlers[:] = [handler]
-    root.setLevel(logging.WARNING)
-    logging.getLogger("relay").setLevel(logging.INFO)
+    for handler in root.handlers[:]:
+        root.removeHandler(handler)
+        handler.close()
+    handler = StderrHandler()
+    handler.setFormatter(form)
+    root.addHandler(handler)
+    # Below WARNING, libraries write what they send, which can hold secrets.
+    root.setLevel(max(level, logging.WARNING))
+    logging.getLogger("relay").setLevel(level)
     # aiohttp prints a traceback for each malformed request (docs/protocol.md#malformed-requests).
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
     # The AMQP client logs every failed attempt to connect. The relay logs the first one itself.
     for name in ("aiormq", "aio_pika"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
+    _log_what_python_prints()
+
+
+def is_log_json() -> bool:
+    """Whether the log is JSON now: a reload can change it."""
+    return any(isinstance(each.formatter, JsonFormatter) for each in logging.getLogger().handlers)
+
+
+def flush_log() -> None:
+    """Wait until the lines are written, but not for long."""
+    for handler in logging.getLogger().handlers:
+        handler.flush()
+
+
+def _log_what_python_prints() -> None:
+    """Send what Python itself would print on standard error to the log."""
+    logging.captureWarnings(capture=True)
+    sys.excepthook = _log_exception
+    threading.excepthook = _log_thread_exception
+    sys.unraisablehook = _log_unraisable
+
+
+def _log_exception(
+    kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+) -> None:
+    _log.critical("the process ends with an error", exc_info=(kind, error, traceback))
+
+
+def _log_thread_exception(arguments: threading.ExceptHookArgs) -> None:
+    if arguments.exc_value is not None and not isinstance(arguments.exc_value, SystemExit):
+        name = arguments.thread.name if arguments.thread is not None else "?"
+        _log.error("the thread %s ended with an error", name, exc_info=arguments.exc_value)
+
+
+def _log_unraisable(unraisable: sys.UnraisableHookArgs) -> None:
+    # The object itself is not logged: its text can hold anything.
+    _log.error(
+        "an error was ignored in a %s: %s",
+        type(unraisable.object).__name__,
+        unraisable.err_msg or "it could not be raised",
+        exc_info=unraisable.exc_value,
+    )
+
+
+class StderrHandler(logging.Handler):
+    """Hands lines to a thread that writes them to standard error."""
+
+    def __init__(self, descriptor: int | None = None) -> None:
+        super().__init__()
+        self._descriptor = sys.stderr.fileno() if descriptor is None else descriptor
+        self._change = threading.Condition()
+        self._lines: list[bytes] = []
+        self._size = 0  # bytes of the lines, and of those that are being written
+        self._lost = 0
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._write_forever, name="log", daemon=True)
+        self._thread.start()
+
+    @override
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            line = f"{self.format(record)}\n".encode(errors="backslashreplace")
+        except Exception as error:  # noqa: BLE001  # a wrong call must not end the caller
+            line = self._describe_failure(record, error)
+        with self._change:
+            if self._is_closed:
+                return
+            if self._size + len(line) > MAX_WAITING_BYTES:
+                self._lost += 1
+                return
+            self._lines.append(line)
+            self._size += len(line)
+            if len(self._lines) == 1:
+                self._change.notify_all()
+
+    @override
+    def flush(self) -> None:
+        """Wait until all lines are written, but not for long."""
+        with self._change:
+            self._change.wait_for(lambda: not self._size, FLUSH_TIMEOUT)
+
+    @override
+    def close(self) -> None:
+        self.flush()
+        with self._change:
+            self._is_closed = True
+            self._change.notify_all()
+        super().close()
+
+    def _describe_failure(self, record: logging.LogRecord, error: Exception) -> bytes:
+        failure = logging.LogRecord(
+            _log.name,
+            logging.ERROR,
+            record.pathname,
+            record.lineno,
+            "a line at %s:%d could not be written: %s",
+            (record.filename, record.lineno, type(error).__name__),
+            None,
+        )
+        return f"{self.format(failure)}\n".encode(errors="backslashreplace")
+
+    # --- on the thread
+
+    def _write_forever(self) -> None:
+        while True:
+            with self._change:
+                self._change.wait_for(lambda: self._lines or self._is_closed)
+                if not self._lines:
+                    return
+                lines, self._lines = self._lines, []
+            self._write(b"".join(lines))
+            with self._change:
+                self._size = sum(map(len, self._lines))
+                lost, self._lost = self._lost, 0
+                self._change.notify_all()
+            if lost:
+                _log.warning("%d lines are missing here: nobody read standard error", lost)
+
+    def _write(self, content: bytes) -> None:
+        """Write everything, or drop it if nobody can read it any more."""
+        while content:
+            try:
+                content = content[os.write(self._descriptor, content) :]
+            except BlockingIOError:  # another program made the pipe non-blocking
+                select.select((), (self._descriptor,), ())
+            except OSError:
+                return
+
+
+class _Formatter(logging.Formatter):
+    """What both forms share. ``secrets`` are removed from what others write."""
+
+    def __init__(self, secrets: Callable[[], Iterable[str]]) -> None:
+        super().__init__()
+        self._secrets = secrets
+
+    def parts(self, record: logging.LogRecord) -> tuple[str, str | None]:
+        """Return the message and the traceback, if there is one, without secrets."""
+        message = record.getMessage()
+        traceback = self.formatException(record.exc_info) if record.exc_info else None
+        if record.stack_info:
+            traceback = "\n".join(filter(None, (traceback, record.stack_info)))
+        if traceback is not None or not record.name.startswith("relay"):
+            # Our own messages hold no secret. The text of an exception, or of a library, can.
+            secrets = list(_texts_to_hide(self._secrets))
+            message = _hide(message, secrets)
+            traceback = _hide(traceback, secrets) if traceback is not None else None
+        return _shorten(message), traceback
+
+
+class TextFormatter(_Formatter):
+    """``<time> <level> <logger>: <message> <field>=<value> …``, and a traceback with indents."""
+
+    @override
+    def format(self, record: logging.LogRecord) -> str:
+        message, traceback = self.parts(record)
+        level = record.levelname.lower()
+        line = f"{_timestamp(record)} {level:8} {record.name}: {escape(message)}"
+        fields = _fields(record)
+        if fields:
+            pairs = [f"{name}={_format_value(value)}" for name, value in fields.items()]
+            line = f"{line}  {' '.join(pairs)}"
+        if traceback is None:
+            return line
+        # A line that begins with a space continues a record. No other text can look like one.
+        return "\n".join([line, *(f"    {escape(each)}" for each in traceback.split("\n"))])
+
+
+class JsonFormatter(_Formatter):
+    """One JSON object."""
+
+    @override
+    def format(self, record: logging.LogRecord) -> str:
+        message, traceback = self.parts(record)
+        fields: dict[str, Any] = {
+            "time": _timestamp(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": message,
+            **_fields(record),
+        }
+        if traceback is not None:
+            fields["traceback"] = traceback
+        try:
+            line = orjson.dumps(fields).decode()
+        except orjson.JSONEncodeError:  # such as half of a surrogate pair
+            line = json.dumps(fields, default=str)
+        return line if line.isprintable() else _escape_in_json(line)
+
+
+def _fields(record: logging.LogRecord) -> dict[str, Any]:
+    fields: Mapping[str, Any] = getattr(record, "fields", {})
+    return {
+        name: _shorten(value) if isinstance(value, str) else value
+        for name, value in fields.items()
+        if value is not None
+    }
+
+
+def _format_value(value: object) -> str:
+    """Return a value of ``key=value``, in quotes if it holds more than plain characters."""
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case int() | float():
+            return f"{value}"
+        case list() | tuple():
+            value = ",".join(map(str, value))
+    text = str(value)
+    if text and _PLAIN.issuperset(text):
+        return text
+    return '"' + escape(text.replace("\\", "\\\\").replace('"', '\\"')) + '"'
+
+
+def escape(text: str) -> str:
+    """Return the text on one line, without characters that a terminal or a reader acts on.
+
+    Those are control characters, line separators and marks that change the direction of text.
+    """
+    if text.isprintable():
+        return text
+    return "".join(map(_escape_character, text))
+
+
+def _escape_character(char: str) -> str:
+    if char.isprintable():
+        return char
+    return char.encode("unicode_escape").decode("ascii")
+
+
+def _escape_in_json(line: str) -> str:
+    """Return the same JSON with escapes instead of characters that are not printable."""
+    return "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in line)
 
 
 def _timestamp(record: logging.LogRecord) -> str:
@@ -31,25 +301,26 @@ def _timestamp(record: logging.LogRecord) -> str:
     return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-class _TextFormatter(logging.Formatter):
-    @override
-    def format(self, record: logging.LogRecord) -> str:
-        # Line breaks from outside must not look like further records.
-        message = record.getMessage().replace("\r", "\\r").replace("\n", "\\n")
-        level = record.levelname.lower()
-        line = f"{_timestamp(record)} {level:8} {record.name}: {message}"
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+def _shorten(text: str) -> str:
+    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}…"
 
 
-class _JsonFormatter(logging.Formatter):
-    @override
-    def format(self, record: logging.LogRecord) -> str:
-        fields = {
-            "time": _timestamp(record),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        if record.exc_info:
-            fields["traceback"] = self.formatException(record.exc_info)
-        return orjson.dumps(fields).decode()
+def _texts_to_hide(secrets: Callable[[], Iterable[str]]) -> Iterable[str]:
+    """Yield the secrets, and of secret URLs what follows the host and the password."""
+    for secret in secrets():
+        if len(secret) < _SHORTEST_SECRET:
+            continue
+        yield secret
+        if "://" in secret:
+            try:
+                url = URL(secret, encoded=True)
+                parts = (url.raw_path_qs, url.raw_password, url.password)
+            except ValueError:
+                continue
+            yield from (part for part in parts if part and len(part) >= _SHORTEST_SECRET)
+
+
+def _hide(text: str, secrets: Iterable[str]) -> str:
+    for secret in sorted(secrets, key=len, reverse=True):
+        text = text.replace(secret, "…")
+    return text

@@ -104,10 +104,10 @@ async def test_doctor_shows_why_a_sink_does_not_deliver(tmp_path: Path) -> None:
     socket = str(tmp_path / "relay.sock")
     async with run_relay(tmp_path, socket=socket) as relay:
         await relay.call("POST", "/v1/sinks/box/pause")
-        for places in ({}, {"socket": socket}):
+        for places in ({"socket": None}, {"socket": socket}, {"socket": "auto"}):
             listen = f"127.0.0.1:{relay.server.port}"
             settings = ApiSettings.model_validate({"listen": listen, **places})
-            findings, is_running = await diagnose(settings)
+            findings, is_running = await diagnose(settings, tmp_path / "relay.db")
             assert is_running
             assert "box: paused by client:alice" in findings[0].message
 

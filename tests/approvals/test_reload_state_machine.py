@@ -202,7 +202,7 @@ class ReloadedAndRestarted(RuleBasedStateMachine):
         ]
 
 
-class TestReloadedAndRestarted(ReloadedAndRestarted.TestCase):  # type: ignore[name-defined, misc]  # Hypothesis makes it
-    """Runs the machine."""
-
-    settings = settings(max_examples=120, stateful_step_count=20, deadline=None)
+TestReloadedAndRestarted = ReloadedAndRestarted.TestCase
+TestReloadedAndRestarted.settings = settings(
+    max_examples=120, stateful_step_count=20, deadline=None
+)

@@ -17,6 +17,8 @@ from tests.rabbitmq import Broker, Reachable
 
 ROOT = Path(__file__).parents[2]
 SCALE = 0.01
+slow = pytest.mark.skipif("RELAY_TEST_CHAOS" not in os.environ, reason="takes minutes: make chaos")
+"""`make bench` shows as well whether these metrics can be measured."""
 
 
 async def measure(metric: str, amqp_url: str = "", broker: Broker | None = None) -> Section:
@@ -48,6 +50,7 @@ async def test_latency() -> None:
         assert len(section.series[column]) == 1
 
 
+@slow
 async def test_burst() -> None:
     section = await measure("burst")
     assert value(section, "1 endpoint, deliveries", "raw limit") > 0
@@ -71,6 +74,7 @@ async def test_isolation() -> None:
     assert 0 < value(section, "p99", "one hangs") < 10_000, "less than the other endpoint hangs"
 
 
+@slow
 async def test_crash(broker: Reachable) -> None:
     section = await measure("crash", broker.amqp_url())
     for name in ("webhook", "RabbitMQ"):
@@ -78,6 +82,7 @@ async def test_crash(broker: Reachable) -> None:
         assert value(section, f"{name}, repeated") <= 64
 
 
+@slow
 async def test_idle(broker: Reachable) -> None:
     section = await measure("idle", broker.amqp_url())
     for name in ("webhook", "RabbitMQ"):
@@ -90,6 +95,7 @@ async def test_flood() -> None:
     assert all(0 < row.values["relay"][0] < 60_000 for row in section.rows)
 
 
+@slow
 @pytest.mark.parametrize("metric", ["documents", "sinks", "backlog", "journal"])
 async def test_growth(metric: str) -> None:
     section = await measure(metric)
@@ -126,6 +132,7 @@ def test_wrong_usage_measures_nothing(
     assert "usage: python -m bench" in capsys.readouterr().err
 
 
+@slow
 async def test_a_fleet(own_broker: Broker) -> None:
     own_broker.start()
     rate = await measure("fleet-rate", broker=own_broker)

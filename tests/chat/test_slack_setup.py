@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from tests.chat.slack_server import (
     responds,
     running_slack,
 )
+from tests.documented import blocks
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "chat" / "slack.md"
 URL = "https://relay.example.com/v1/chat/ops"
@@ -145,10 +147,7 @@ async def test_doctor_reports_whether_slack_accepts_the_tokens(
 
 
 def test_the_sections_on_the_page_are_valid() -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    documents = [
-        YAML(typ="safe").load(block) for block in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
-    ]
+    documents = [YAML(typ="safe").load(text) for text in blocks("docs/chat/slack.md", "yaml")]
     section: dict[str, Any] = {**documents[0]["sinks"][0], **documents[1]["sinks"][0]}
     for key, secret in {"token": TOKEN, "app_token": APP_TOKEN}.items():
         del section[f"{key}_file"]
@@ -158,6 +157,12 @@ def test_the_sections_on_the_page_are_valid() -> None:
         re.fullmatch(r"slack:T[A-Z0-9]+/U[A-Z0-9]+", principal)
         for principal in documents[1]["approvals"]["groups"]["oncall"]
     )
+
+
+def test_the_manifests_on_the_page_are_those_that_the_command_prints() -> None:
+    by_socket, by_url = map(json.loads, blocks("docs/chat/slack.md", "json"))
+    assert by_socket == manifest("socket")
+    assert by_url == manifest("https://relay.example.com/v1/chat/slack-ops")
 
 
 def test_the_pictures_on_the_page_exist_and_are_small() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,8 +64,10 @@ class RunningRelay:
 
 
 @asynccontextmanager
-async def running_relay(folder: Path, **approvals: Any) -> AsyncIterator[RunningRelay]:
-    """Run a relay with a rule of two votes; ``approvals`` adds to its section."""
+async def running_relay(
+    folder: Path, *, api: Mapping[str, Any] | None = None, **approvals: Any
+) -> AsyncIterator[RunningRelay]:
+    """Run a relay with a rule of two votes; ``api`` and ``approvals`` add to their sections."""
     async with Simulator(Setup(vms=(VM("db-0"), VM("db-1")))) as azure, inbox() as receiver:
         file = folder / "relay.yaml"
         document = {
@@ -97,6 +99,7 @@ async def running_relay(folder: Path, **approvals: Any) -> AsyncIterator[Running
                     {"name": "alice", "key": ALICE_KEY, "can": ["read", "approve"]},
                     {"name": "reader", "key": READER_KEY, "can": ["read"]},
                 ],
+                **(api or {}),
             },
         }
         file.write_bytes(orjson.dumps(document))  # JSON is YAML

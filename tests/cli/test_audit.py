@@ -18,8 +18,9 @@ import pytest
 from relay.cli.audit import configured_store
 from relay.outbox.journal import Journal, read_rows
 from tests.approvals.builders import REDEPLOY, ApprovalFile
-from tests.cli.command import ROOT, run_async, run_command
+from tests.cli.command import run_async, run_command
 from tests.cli.running_relay import LOCAL_PRINCIPAL, running_relay
+from tests.documented import block
 from tests.outbox.open_store import NOW, append_row, open_file_in
 
 
@@ -195,7 +196,7 @@ async def test_show_tells_who_decided_what_about_an_event(
 
 def documented_verifier() -> str:
     """The program of the page that says how to run it, which needs nothing of ours."""
-    return (ROOT / "docs/operations.md").read_text().partition("```python\n")[2].partition("```")[0]
+    return block("docs/operations.md", "python", "Proving the journal elsewhere")
 
 
 def verify_export(export: str) -> str:

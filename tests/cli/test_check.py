@@ -167,6 +167,99 @@ def test_check_warns_where_no_rule_can_match_what_users_start(tmp_path: Path) ->
         ) is warned
 
 
+def source_warnings_of(file: Path, text: str) -> list[str]:
+    """Return the warnings about the source and about what can never match."""
+    file.write_text(text)
+    warnings: list[str] = run_command("check", "--config", str(file), "--json").json["warnings"]
+    return [warning for warning in warnings if "source." in warning]
+
+
+RULES = """
+approvals:
+  rules:
+    - {name: user, match: {event_source: [User]}, approve: automatic}
+    - {name: short, match: {duration: {max: 8s}}, approve: automatic}
+    - {name: gone, match: {event_type: [Terminate, Preempt]}, approve: automatic}
+    - {name: rest, match: {event_type: [Reboot]}, approve: automatic}
+  limits:
+    - {name: few, match: {event_source: [Platform]}, max: 1}
+sinks:
+  - {kind: webhook, name: hook, url: "https://a.example", match: {duration: {min: 30s}},
+     secrets: [whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw]}
+"""
+
+
+@pytest.mark.parametrize(
+    ("api_version", "never"),
+    [
+        ("2020-07-01", []),
+        ("2019-08-01", ["rule short", "match of sink hook"]),
+        ("2019-01-01", ["rule user", "rule short", "limit few", "match of sink hook"]),
+        ("2017-03-01", ["rule user", "rule short", "rule gone", "limit few", "match of sink hook"]),
+    ],
+)
+def test_check_warns_of_what_can_never_match_in_an_old_version_of_the_api(
+    tmp_path: Path, api_version: str, never: list[str]
+) -> None:
+    text = f'source: {{api_version: "{api_version}"}}{RULES}'
+    warnings = source_warnings_of(tmp_path / "relay.yaml", text)
+    assert [warning.partition(" never matches")[0] for warning in warnings] == never
+    assert all(f"source.api_version {api_version}: " in warning for warning in warnings)
+    assert all("Remedy: api_version: 2020-07-01" in warning for warning in warnings)
+
+
+def test_a_rule_for_user_events_is_none_in_a_version_that_does_not_know_the_source(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "relay.yaml"
+    rule = "{name: a, match: {event_source: [user]}, approve: automatic}"
+    any_source = "{name: b, match: {event_type: [Reboot]}, approve: automatic}"
+    for api_version, rules, warned in (
+        ("2019-08-01", rule, False),
+        ("2019-04-01", rule, True),
+        ("2019-04-01", f"{rule}, {any_source}", False),
+    ):
+        file.write_text(
+            f'source: {{api_version: "{api_version}"}}\napprovals: {{rules: [{rules}]}}'
+        )
+        assert (
+            NO_RULE_FOR_USER_EVENTS in run_command("check", "--config", str(file)).err
+        ) is warned
+
+
+def test_check_warns_of_a_version_that_microsoft_does_not_list(tmp_path: Path) -> None:
+    (warning,) = source_warnings_of(tmp_path / "relay.yaml", 'source: {api_version: "2020-07-02"}')
+    assert "2020-07-02 is none of the versions" in warning
+    assert "2017-03-01, 2017-08-01" in warning
+
+
+def test_check_warns_of_names_that_need_instance_metadata_outside_a_virtual_network(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "relay.yaml"
+    (warning,) = source_warnings_of(file, "source: {url: discover}")
+    assert "They have no instance metadata" in warning
+    assert source_warnings_of(file, "relay: one\nsource: {url: discover}") == [warning]
+    assert source_warnings_of(file, "scope: classic\nrelay: one\nsource: {url: discover}") == []
+
+
+def test_a_document_of_the_oldest_version_is_compared_without_its_underscores(
+    tmp_path: Path,
+) -> None:
+    config, document = tmp_path / "relay.yaml", tmp_path / "document.json"
+    config.write_text(
+        'source: {api_version: "2017-03-01"}\n'
+        "approvals: {rules: [{name: db, match: {resources: [db-*]}, approve: automatic}]}\n"
+    )
+    document.write_text(
+        '{"Events": [{"EventId": "A", "EventType": "Reboot", "EventStatus": "Scheduled", '
+        '"Resources": ["_db-0"]}]}'
+    )
+    arguments = ("check", "--config", str(config), "--against", str(document), "--json")
+    (event,) = run_command(*arguments).json["events"]
+    assert (event["rule"], event["resources"]) == ("db", ["db-0"])
+
+
 @pytest.mark.parametrize(
     ("cert_file", "key_file", "client_ca_file"),
     [("no", "server", "authority"), ("server", "no", "authority"), ("server", "server", "no")],

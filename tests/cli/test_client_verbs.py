@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from relay.cli._connection import find_socket
 from relay.simulator import Event, Fault, Plan
 from tests.cli.command import CommandResult, environment, run_async, run_command
 from tests.cli.running_relay import (
@@ -434,25 +433,6 @@ def test_without_a_relay_there_is_a_sentence_and_exit_code_1(tmp_path: Path) -> 
             f"directory. Is the relay running?\n"
         ),
     )
-
-
-def test_without_a_socket_or_url_it_is_said_what_to_give(tmp_path: Path) -> None:
-    (tmp_path / "relay.yaml").write_text("")
-    result = run_command("events", "-c", str(tmp_path / "relay.yaml"))
-    assert result.code == 2
-    assert result.err.startswith(f"imds-relay: {tmp_path}/relay.yaml has no api.socket")
-
-
-def test_the_socket_of_the_service_is_used_by_those_who_have_not_its_variables(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "secret.yaml").write_text("scope: ${NOPE}")
-    monkeypatch.setenv("IMDS_RELAY_CONFIG", str(tmp_path / "secret.yaml"))
-    result = run_command("events")
-    assert (result.code, "NOPE" in result.err) == (2, True)
-    service_socket = tmp_path / "relay.sock"
-    service_socket.touch()
-    assert find_socket(None, service_socket=service_socket) == service_socket
 
 
 @pytest.mark.parametrize(

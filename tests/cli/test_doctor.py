@@ -21,7 +21,7 @@ from yarl import URL
 from relay.amqp.connection import Connection
 from relay.amqp.topology import approvals_topology, declare_topology, events_topology
 from relay.config import NO_RULE_FOR_USER_EVENTS
-from relay.imds.diagnostics import NOT_POLLED
+from relay.imds.diagnostics import NOT_POLLED, NOT_SEARCHED
 from relay.outbox.file import SCHEMA_VERSION
 from relay.simulator import VM, Setup, Simulator
 from tests.certificates import LOOPBACK
@@ -106,6 +106,16 @@ async def test_scheduled_events_are_not_switched_on_unless_asked_for(
         "the document holds 0 events"
     ]
     assert len([call for call in azure.calls if call.path.endswith("scheduledevents")]) == 1
+
+
+async def test_a_search_for_the_service_is_no_step_of_doctor_unless_asked_for(
+    tmp_path: Path,
+) -> None:
+    """The search reads the document, which switches the feature on."""
+    _, findings = await examined(configured(tmp_path, "discover", scope="one", relay="one"))
+    assert findings["metadata service"] == [
+        {"state": "ok", "about": "metadata service", "said": NOT_SEARCHED, "remedy": None}
+    ]
 
 
 async def test_a_table_for_people_has_a_remedy_behind_what_is_wrong(tmp_path: Path) -> None:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,8 +17,9 @@ from typing import Any
 import orjson
 import pytest
 
-from relay.simulator import VM, Setup, Simulator
-from tests.cli.command import file_names, read_until, run_process, start_process
+from relay.simulator import VM, Plan, Setup, Simulator
+from tests.cli.command import environment, file_names, read_until, run_process, start_process
+from tests.journey.relay_process import eventually
 
 
 @pytest.fixture
@@ -136,3 +141,184 @@ async def test_a_state_file_that_cannot_be_made_exits_with_1(
     assert result.err.splitlines()[-1].startswith(
         "imds-relay: store.path: expected a folder that can be written"
     )
+
+
+# --- with telemetry.log: json every line is JSON, the last error included
+
+
+def json_lines(text: str) -> list[dict[str, Any]]:
+    """Return the log; every line must be an object."""
+    lines = [orjson.loads(line) for line in text.splitlines()]
+    for line in lines:
+        assert line.keys() >= {"time", "level", "logger", "message"}
+    return lines
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        pytest.param("telemetry:\n  log: json\n  level: loud\n", id="a wrong value"),
+        pytest.param("sinks: [\ntelemetry:\n  log: json\n", id="no YAML"),
+        pytest.param('{"telemetry": {"log": "json"}, "sinks": [', id="no YAML, in braces"),
+    ],
+)
+async def test_a_wrong_configuration_is_reported_in_json_where_it_asks_for_json(
+    tmp_path: Path, document: str
+) -> None:
+    (tmp_path / "relay.yaml").write_text(document)
+    result = await asyncio.to_thread(run_process, "run", cwd=tmp_path)
+    assert (result.code, result.out) == (2, "")
+    lines = json_lines(result.err)
+    assert {(line["level"], line["exitCode"]) for line in lines} == {("critical", 2)}
+    assert lines[0]["message"].startswith("relay.yaml:")
+
+
+async def test_the_environment_decides_about_the_form_of_errors_too(tmp_path: Path) -> None:
+    (tmp_path / "relay.yaml").write_text("store: 7\ntelemetry: {log: text}\n")
+    result = await asyncio.to_thread(
+        run_process, "run", cwd=tmp_path, IMDS_RELAY_TELEMETRY__LOG="json"
+    )
+    (line,) = json_lines(result.err)
+    assert line["message"].startswith("relay.yaml:1: store: expected")
+    absent = await asyncio.to_thread(
+        run_process,
+        *("run", "--config", "absent.yaml"),
+        cwd=tmp_path,
+        IMDS_RELAY_TELEMETRY__LOG="json",
+    )
+    (line,) = json_lines(absent.err)
+    assert line["message"].startswith("absent.yaml: expected a file that can be read")
+
+
+async def test_a_relay_that_cannot_start_says_why_in_json(azure: Simulator, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    folder = configured(
+        tmp_path,
+        azure.url,
+        store={"path": str(tmp_path / "file" / "relay.db")},
+        telemetry={"log": "json"},
+    )
+    result = await asyncio.to_thread(run_process, "run", cwd=folder)
+    assert result.code == 1
+    last = json_lines(result.err)[-1]
+    assert (last["level"], last["exitCode"]) == ("critical", 1)
+    assert last["message"].startswith("store.path: expected a folder that can be written")
+
+
+_WITH_MISTAKES = """
+import asyncio, sys, threading, warnings
+from relay import app
+from relay.cli import main
+
+class Hostile:
+    def __del__(self):
+        raise ValueError("ignored\\nhere")
+
+async def run(loaded, *_, **__):
+    config = loaded.config
+    Hostile()
+    warnings.warn("old\\nthing")
+    threading.Thread(target=lambda: 1 / 0).start()
+    forgotten = asyncio.get_running_loop().create_future()
+    forgotten.set_exception(OSError("forgotten"))
+    del forgotten
+    asyncio.get_running_loop().call_exception_handler({"message": "of asyncio"})
+    async with asyncio.TaskGroup() as group:
+        for text in ("first", f"second of {config.sinks[0].secrets[0].get_secret_value()}"):
+            group.create_task(fail(text))
+
+async def fail(text):
+    raise RuntimeError(f"{text}\\nfailure")
+
+app.run = run
+main()
+"""
+
+
+@pytest.mark.parametrize("form", ["json", "text"])
+async def test_what_python_asyncio_and_a_crash_say_is_in_the_log_in_its_form(
+    tmp_path: Path, form: str
+) -> None:
+    """The relay of this process has bugs of many kinds."""
+    secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+    sink = {"kind": "webhook", "name": "drain", "url": "https://x.example", "secrets": [secret]}
+    folder = configured(tmp_path, "http://127.0.0.1:1", telemetry={"log": form}, sinks=[sink])
+    (tmp_path / "mistakes.py").write_text(_WITH_MISTAKES)
+    result = await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, "-W", "always", "mistakes.py", "run"],
+        cwd=folder,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert (result.returncode, result.stdout) == (1, "")
+    assert secret not in result.stderr
+    said = (
+        "ignored",
+        "old",
+        "ZeroDivisionError",
+        "forgotten",
+        "of asyncio",
+        "first",
+        "second of …",
+    )
+    if form == "json":
+        lines = json_lines(result.stderr)
+        texts = [line["message"] + line.get("traceback", "") for line in lines]
+        assert lines[-1]["message"].startswith("this is a bug in imds-relay, please report it")
+    else:
+        # A record begins with its time, and what continues it with a space.
+        *texts, last = result.stderr.splitlines()
+        assert all(text.startswith(("20", "    ")) for text in texts)
+        assert last.startswith("imds-relay: this is a bug in imds-relay, please report it")
+    for text in said:
+        assert any(text in line for line in texts), text
+
+
+async def test_the_level_decides_which_lines_there_are(azure: Simulator, tmp_path: Path) -> None:
+    folder = configured(tmp_path, azure.url, telemetry={"level": "warning"})
+    azure.schedule(Plan())
+    async with start_process("run", cwd=folder) as relay:
+        quiet = await read_until(relay.stderr, "no rule of approvals.rules")
+        await eventually(lambda: bool(azure.calls))
+        relay.send_signal(signal.SIGTERM)
+        _, err = await relay.communicate()
+    assert " info " not in quiet + err.decode()
+    async with start_process(
+        "run", cwd=folder, more={"IMDS_RELAY_TELEMETRY__LEVEL": "debug"}
+    ) as relay:
+        await read_until(relay.stderr, " debug ")
+
+
+async def test_a_reader_of_the_log_that_stalls_does_not_stop_the_relay(
+    azure: Simulator, tmp_path: Path
+) -> None:
+    """Nobody reads standard error, and its pipe is full."""
+    folder = configured(
+        tmp_path,
+        azure.url,
+        telemetry={"level": "debug"},
+        source={"url": azure.url, "interval": "500ms"},
+    )
+    reader, writer = os.pipe()
+    with open(writer, "wb", buffering=0) as end:  # noqa: ASYNC230, PTH123  # a descriptor
+        os.set_blocking(writer, False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(writer, b"x" * 4096)
+        os.set_blocking(writer, True)
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "relay", "run", cwd=folder, env=environment(), stderr=end
+        )
+    try:
+        await eventually(lambda: len(azure.calls) > 3)  # it polls
+        process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(10 + 15):
+            assert await process.wait() == 0
+    finally:
+        os.close(reader)
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()

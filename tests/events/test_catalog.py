@@ -21,6 +21,7 @@ from relay.events.catalog import CATALOG, EventDefinition, event_schema
 from relay.events.cloudevent import CloudEvent
 from relay.events.delta import diff
 from relay.events.model import Document
+from tests.documented import blocks
 from tests.events.strategies import DOCUMENTS
 from tests.events.test_build import AT, ORIGIN
 
@@ -53,6 +54,13 @@ def written(said: CloudEvent) -> dict[str, Any]:
     """The bytes as JSON."""
     event: dict[str, Any] = orjson.loads(said.body)
     return event
+
+
+def test_the_examples_of_the_page_are_valid() -> None:
+    shown = [orjson.loads(text) for text in blocks("docs/events.md", "json")]
+    assert [event["type"] for event in shown] == [kind.type for kind in CATALOG]
+    for event, kind in zip(shown, CATALOG, strict=True):
+        STRICT[kind.name].validate(event)
 
 
 def test_the_catalogue_is_that_of_the_documentation() -> None:

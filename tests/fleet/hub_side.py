@@ -198,10 +198,18 @@ class HubSide:
             name = command_exchange(self.exchange) if exchange is None else exchange
             await channel.publish(name, key, body, header)
 
-    async def send_state(self, *, told: Sequence[str] = (), ending: Sequence[str] = ()) -> None:
+    async def send_state(
+        self,
+        *,
+        told: Sequence[str] = (),
+        ending: Sequence[str] = (),
+        awaited: Sequence[str] = (),
+    ) -> None:
         """Tell the scope what the hub knows."""
         now = datetime.now(UTC)
-        await self.send(HubState(hub_time=now, told=tuple(told), ending=tuple(ending)))
+        await self.send(
+            HubState(hub_time=now, told=tuple(told), ending=tuple(ending), awaited=tuple(awaited))
+        )
 
     async def answer_vote(
         self, vote: VoteMessage, status: int, body: dict[str, Any], *, relay: str = "vm-0"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -56,6 +57,17 @@ def test_the_events_that_may_have_ended_are_known_by_scope() -> None:
     known.put((SCOPE, "b"), history())
     assert known.ending_in(SCOPE) == []
     assert known.ending == {("other", "c")}
+
+
+def test_the_agents_that_still_show_an_event_that_may_have_ended_are_known() -> None:
+    known = Histories()
+    shown = replace(history(ending=True), words={"vm-0": word(None), "vm-2": word()})
+    known.put((SCOPE, "a"), shown)
+    known.put((SCOPE, "b"), replace(shown, words={"vm-2": word(), "vm-1": word("other")}))
+    known.put((SCOPE, "c"), replace(history(), words={"vm-3": word()}))
+    known.put(("other", "a"), replace(shown, words={"vm-4": word()}))
+    assert known.awaited_in(SCOPE) == ["vm-1", "vm-2"]
+    assert known.awaited_in("unknown") == []
 
 
 def test_a_word_that_was_only_repeated_is_not_stored() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any, cast
 
@@ -9,7 +12,13 @@ from aiormq.abc import AbstractChannel, DeliveredMessage
 from pamqp.commands import Basic
 from pamqp.header import ContentHeader
 
-from relay.events.build import Origin, change_event, event_data
+from relay.events.build import (
+    EndEvidence,
+    Origin,
+    change_event,
+    determine_outcome,
+    event_data,
+)
 from relay.events.delta import diff
 from relay.events.model import Document, ScheduledEvent
 from relay.fleet.hub.hub import Hub
@@ -22,16 +31,21 @@ from tests.approvals.manual_clock import NOON, ManualClock
 from tests.fleet.test_hub_heard import AGENT, SETTINGS, ignore, pulse
 
 
-def report(event: ScheduledEvent, origin: Origin) -> DeliveredMessage:
-    """The report of an agent that it sees a new event."""
-    (change,) = diff((), Document(1, (event,)))
+def report(
+    event: ScheduledEvent, origin: Origin, *, is_gone: bool = False, at: datetime = NOON
+) -> DeliveredMessage:
+    """The report of an agent that it sees a new event, or that it sees it no more."""
+    before, after = ((event,), ()) if is_gone else ((), (event,))
+    (change,) = diff(before, Document(1, after))
+    evidence = EndEvidence(start_sent=False, gap=False, rebooted=False)
     told = change_event(
         change,
         origin,
-        NOON,
+        at,
         data=event_data(event, 1),
         previous_count=0,
         approved_by_relay=False,
+        outcome=determine_outcome(event, evidence, at) if is_gone else None,
     )
     deliver = Basic.Deliver(
         "tag",
@@ -63,3 +77,77 @@ async def test_reports_copies_and_pulses_are_counted(tmp_path: Path) -> None:
         assert (hub.reports, hub.copies) == (3, 1)
         await hub.take_pulses([pulse(build_event(), build_event("E-2"), seconds=2)])
         assert (hub.reports, hub.copies, hub.pulses) == (3, 1, 3)
+
+
+class WitnessedEvent:
+    """A hub that has the report of vm-0 about an event."""
+
+    def __init__(self, hub: Hub, clock: ManualClock) -> None:
+        self.event = build_event()
+        self.hub = hub
+        self._clock = clock
+
+    @property
+    def showing(self) -> set[str]:
+        """The agents that show the event, as far as the hub knows."""
+        return set(self.hub.agents_showing(AGENT.scope, f"{self.event.key}@{AGENT.scope}") or ())
+
+    async def report(self, *, is_gone: bool = False) -> None:
+        """Let vm-0 report the event."""
+        settlements = Settlements(cast("Any", None), cast("Any", None))
+        message = report(self.event, AGENT, is_gone=is_gone, at=self._clock.now())
+        await self.hub.take_reports([message], settlements)
+
+    async def pulse(self, number: int, clock_offset: float = 0.0) -> None:
+        """Let an agent send a pulse that shows the event."""
+        origin = Origin(AGENT.scope, f"vm-{number}")
+        seconds = (self._clock.now() - NOON).total_seconds()
+        message = pulse(self.event, seconds=seconds, origin=origin, clock_offset=clock_offset)
+        await self.hub.take_pulses([message])
+
+
+@asynccontextmanager
+async def witnessed_event(directory: Path, clock: ManualClock) -> AsyncIterator[WitnessedEvent]:
+    """Run a hub to which vm-0 has reported an event."""
+    owner = StateFileOwner("hub", None, is_hub=True)
+    settings = StoreSettings(path=directory / "hub.db")
+    async with open_store(settings, owner, clock, lambda _: ()) as store:
+        hub = Hub(SETTINGS, Origin("hub", "hub-0"), store, clock, ignore, ignore)
+        await hub.load()
+        witnessed = WitnessedEvent(hub, clock)
+        await witnessed.report()
+        clock.advance(1)
+        yield witnessed
+
+
+async def test_the_end_of_an_event_waits_for_few_of_the_agents_that_pulse(tmp_path: Path) -> None:
+    """Each agent that the hub awaits must report the end. Of 50 that would be 50 copies."""
+    clock = ManualClock()
+    async with witnessed_event(tmp_path, clock) as witnessed:
+        await witnessed.pulse(1, clock_offset=30.0)  # it cannot act, so the hub needs others
+        for number in range(2, 50):
+            await witnessed.pulse(number)
+        assert witnessed.showing == {"vm-0", "vm-1", "vm-2", "vm-3", "vm-4"}
+        await witnessed.pulse(2, clock_offset=30.0)  # this one cannot act any more
+        await witnessed.pulse(17)
+        assert witnessed.showing == {"vm-0", "vm-1", "vm-2", "vm-3", "vm-4", "vm-17"}
+        clock.advance(200)  # all of them are silent
+        await witnessed.pulse(40)
+        assert witnessed.showing == {"vm-0", "vm-1", "vm-2", "vm-3", "vm-4", "vm-17", "vm-40"}
+
+
+async def test_each_agent_may_object_to_the_end_of_an_event(tmp_path: Path) -> None:
+    """The few that are known to show it may just have died. A pulse at once is no objection."""
+    clock = ManualClock()
+    async with witnessed_event(tmp_path, clock) as witnessed:
+        for number in range(1, 5):
+            await witnessed.pulse(number)
+        clock.advance(1)
+        await witnessed.report(is_gone=True)
+        assert witnessed.showing == {"vm-1", "vm-2", "vm-3"}
+        clock.advance(0.9)
+        await witnessed.pulse(30)
+        assert witnessed.showing == {"vm-1", "vm-2", "vm-3"}
+        clock.advance(0.1)
+        await witnessed.pulse(30)
+        assert witnessed.showing == {"vm-1", "vm-2", "vm-3", "vm-30"}

@@ -47,7 +47,12 @@ class Heard:
         self.relays.append(relay)
 
 
-def pulse(*events: ScheduledEvent, seconds: float, origin: Origin = AGENT) -> DeliveredMessage:
+def pulse(
+    *events: ScheduledEvent,
+    seconds: float,
+    origin: Origin = AGENT,
+    clock_offset: float = 0.0,
+) -> DeliveredMessage:
     """A pulse of the agent, sent so many seconds after noon."""
     content = Pulse(
         vm_id="vm",
@@ -57,7 +62,7 @@ def pulse(*events: ScheduledEvent, seconds: float, origin: Origin = AGENT) -> De
         names=("vm-0",),
         live=tuple(event_data(event, 1) for event in events),
         poll_age=0.0,
-        clock_offset=0.0,
+        clock_offset=clock_offset,
     )
     event = content.to_event(origin, NOON + timedelta(seconds=seconds))
     properties = Basic.Properties(user_id="vmss-a")

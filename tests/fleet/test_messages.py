@@ -19,6 +19,7 @@ from relay.amqp.event_message import content_header
 from relay.events.build import Origin, event_data
 from relay.events.cloudevent import CloudEvent
 from relay.fleet.messages import (
+    MAX_AWAITED,
     MAX_BODY_BYTES,
     MAX_ENDING,
     MAX_LIVE_EVENTS,
@@ -82,7 +83,7 @@ MESSAGES: list[Message] = [
     StartResult(grant=7, attempt=2, result="stale", status=None, reason=None),
     VoteAnswer(request_id="r-1", status=202, body={"approvalId": "5f0c", "state": "waiting"}),
     PulseRequest(),
-    HubState(hub_time=NOW, told=("ab" * 16, "cd" * 16), ending=("C7061BAC",)),
+    HubState(hub_time=NOW, told=("ab" * 16, "cd" * 16), ending=("C7061BAC",), awaited=("vm-0",)),
 ]
 BODIES = [
     *(message.to_event(ORIGIN, NOW).body for message in MESSAGES),
@@ -212,9 +213,10 @@ def test_a_sender_shortens_what_the_receiver_would_refuse() -> None:
         hub_time=NOW,
         told=tuple(f"{number:032x}" for number in range(MAX_TOLD + 1)),
         ending=tuple(f"e{number}" for number in range(MAX_ENDING + 1)),
+        awaited=tuple(f"vm-{number}" for number in range(MAX_AWAITED + 1)),
     )
     assert parse_message(state.to_event(ORIGIN, NOW).body) == replace(
-        state, told=state.told[1:], ending=state.ending[:-1]
+        state, told=state.told[1:], ending=state.ending[:-1], awaited=state.awaited[:-1]
     )
     result = StartResult(grant=1, attempt=1, result="failed", status=500, reason="x" * 2000)
     assert parse_message(result.to_event(ORIGIN, NOW).body) == replace(

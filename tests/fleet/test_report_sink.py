@@ -59,9 +59,17 @@ class Rig:
             chance=lambda: chance,
         )
 
-    def state(self, *, told: tuple[str, ...] = (), ending: tuple[str, ...] = ()) -> None:
+    def state(
+        self,
+        *,
+        told: tuple[str, ...] = (),
+        ending: tuple[str, ...] = (),
+        awaited: tuple[str, ...] = (),
+    ) -> None:
         """The hub tells its state."""
-        self.sink.take_state(HubState(hub_time=self.clock.now(), told=told, ending=ending))
+        self.sink.take_state(
+            HubState(hub_time=self.clock.now(), told=told, ending=ending, awaited=awaited)
+        )
 
     async def begin(self, event: CloudEvent) -> asyncio.Task[object]:
         """Let the sink deliver, until it waits or is done."""
@@ -230,3 +238,31 @@ async def test_an_agent_that_affirmed_an_event_reports_its_end_too() -> None:
     rig.state(ending=(EVENT_ID,))
     assert (await rig.begin(report("event.ended"))).done()
     assert len(rig.hub.published) == 1
+
+
+async def test_an_agent_whose_word_the_hub_awaits_reports_the_end_at_once() -> None:
+    """The hub has the word of this agent from a pulse only, or from before a restart."""
+    rig = Rig()
+    rig.state()
+    waiting = await rig.begin(report("event.ended"))
+    rig.state(awaited=("vm-0",))  # for an end in another event
+    await rig.advance(0.1)
+    assert not waiting.done()
+    rig.state(ending=(EVENT_ID.lower(),), awaited=("vm-0", "vm-1"))
+    await rig.advance(0.0)
+    assert waiting.done()
+    assert [name for name, _ in rig.hub.published] == ["event.ended"]
+
+
+async def test_an_agent_that_sees_the_end_after_the_hub_asked_for_it_reports_it() -> None:
+    rig = Rig()
+    rig.state(ending=(EVENT_ID,), awaited=("vm-0",))
+    rig.state(ending=(EVENT_ID,))
+    assert (await rig.begin(report("event.ended"))).done()
+
+
+async def test_an_agent_whose_word_the_hub_does_not_await_leaves_the_end_out() -> None:
+    rig = Rig()
+    rig.state(ending=(EVENT_ID,), awaited=("vm-1",))
+    with pytest.raises(Superseded):
+        await (await rig.begin(report("event.ended")))

@@ -38,6 +38,7 @@ class Rig:
     clock: ManualClock = field(default_factory=ManualClock)
     sent: list[tuple[str, HubState]] = field(default_factory=list)
     ending: list[str] = field(default_factory=list)
+    awaited: list[str] = field(default_factory=list)
     states: ScopeStates = field(init=False)
 
     def __post_init__(self) -> None:
@@ -47,6 +48,7 @@ class Rig:
             self.clock,
             self.take,
             lambda _: self.ending,
+            lambda _: self.awaited,
         )
 
     def take(self, key: str, event: CloudEvent) -> None:
@@ -79,11 +81,11 @@ def test_a_state_names_what_was_told_lately_in_its_scope() -> None:
 
 
 def test_a_state_names_the_newest_of_too_many_ids_and_what_may_have_ended() -> None:
-    rig = Rig(ending=["e-1"])
+    rig = Rig(ending=["e-1"], awaited=["vm-0"])
     rig.states.note_told([recorded(number) for number in range(MAX_TOLD + 5)])
     rig.states.request(SCOPE)
     ((_, state),) = rig.sent
-    assert state.ending == ("e-1",)
+    assert (state.ending, state.awaited) == (("e-1",), ("vm-0",))
     assert (len(state.told), state.told[-1]) == (MAX_TOLD, f"{MAX_TOLD + 4:032x}")
 
 

@@ -32,6 +32,8 @@ from relay.roles.simulated_fleet import (
 )
 from relay.simulator import VM, Plan, Setup
 from relay.simulator.azure import SimulatedAzure
+from tests import documented
+from tests.cli.command import environment
 from tests.fleet.hub_side import AGENT_USER, HUB_USER
 from tests.fleet.running_fleet import RunningFleet, running_fleet
 from tests.journey.relay_process import eventually
@@ -136,14 +138,23 @@ async def test_simulated_machines_vote_and_their_agents_carry_out_the_order(
         assert counters.orders >= counters.start_requests
 
 
-async def test_the_command_prints_what_it_did(own_broker: Broker, tmp_path: Path) -> None:
+async def test_the_command_of_the_page_prints_what_it_did(
+    own_broker: Broker, tmp_path: Path
+) -> None:
+    """With fewer agents, for a shorter time."""
+    shown = documented.block("docs/simulator.md", "sh", "A whole fleet")
+    program, *arguments = shown.split()
+    assert program == "imds-relay"
+    for option, value in {"agents": "4", "scopes": "2", "rate": "4", "duration": "2"}.items():
+        arguments[arguments.index(f"--{option}") + 1] = value
     async with running_fleet(own_broker, tmp_path, {}) as running:
-        (tmp_path / "url").write_text(own_broker.amqp_url(AGENT_USER))
+        (tmp_path / "broker-url").write_text(own_broker.amqp_url(AGENT_USER))
         command = await asyncio.create_subprocess_exec(
             sys.executable,
-            *("-m", "relay", "fleet", "simulate", "--agents", "4", "--scopes", "2"),
-            *("--scope-prefix", PREFIX, "--exchange", running.exchange, "--rate", "4"),
-            *("--duration", "2", "--url-file", str(tmp_path / "url"), "--json"),
+            *("-m", "relay", *arguments, "--json"),
+            *("--scope-prefix", PREFIX, "--exchange", running.exchange),
+            cwd=tmp_path,
+            env=environment(),
             stdout=asyncio.subprocess.PIPE,
         )
         output, _ = await command.communicate()

@@ -27,6 +27,7 @@ async def states(clock: ManualClock) -> AsyncIterator[tuple[ScopeStates, list[Cl
         clock,
         lambda _, event: sent.append(event),
         lambda _: [],
+        lambda _: [],
     )
     run = asyncio.create_task(told.run(lambda: [SCOPE]))
     try:

@@ -17,6 +17,7 @@ from relay import __version__
 from relay.clock import SystemClock
 from relay.errors import (
     DocumentError,
+    DocumentTooLarge,
     SourceError,
     SourceRefused,
     SourceTooLate,
@@ -289,7 +290,7 @@ async def test_an_answer_declared_too_large_is_refused_before_it_is_read() -> No
     failure = await failure_of(
         Answer(b"{", headers={"Content-Length": str(MAX_DOCUMENT_BYTES + 1)}, then="hang")
     )
-    assert isinstance(failure, DocumentError)
+    assert isinstance(failure, DocumentTooLarge)
     assert str(MAX_DOCUMENT_BYTES) in failure.reason
 
 
@@ -317,7 +318,7 @@ async def test_an_answer_that_goes_on_and_on_is_cut_off() -> None:
         server,
         client_of(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}") as client,
     ):
-        with pytest.raises(DocumentError):
+        with pytest.raises(DocumentTooLarge):
             await client.read_document()
         await asyncio.wait_for(ended.wait(), 60)
     assert MAX_DOCUMENT_BYTES <= sent < 6 * MAX_DOCUMENT_BYTES, (

@@ -489,6 +489,37 @@ async def test_the_source_is_lost_90_s_after_the_last_usable_answer_and_said_so_
             last = running.clock.monotonic()
 
 
+async def test_a_document_that_is_too_large_is_reported_at_once_and_ends_nothing(
+    tmp_path: Path,
+) -> None:
+    """Other failures pass by themselves; this one hides events until somebody acts."""
+    async with simulated(tmp_path) as (running, sim):
+        event = sim.schedule(Plan(lasts=None))
+        await running.until(lambda: "event.scheduled" in running.recorded_names)
+        sim.add_fault(Fault(kind="oversize", size=5_000_000, lasts=10_000.0))
+        before = running.clock.monotonic()
+        await running.until(lambda: running.poller.lost)
+        assert running.clock.monotonic() - before < 5
+        await running.until(lambda: running.poller.failures > 30)
+        ((name, reason),) = running.reports
+        assert name == "relay.source-lost"
+        assert "larger than 4 MiB" in reason
+        assert "nothing is reported as ended" in reason
+        reading = asyncio.create_task(running.poller.read_fresh())
+        await running.until(reading.done)
+        with pytest.raises(SourceError, match="4 MiB"):
+            await reading
+        assert await running.names() == ["event.scheduled"]
+        sim.clear_faults()
+        await running.until(lambda: not running.poller.lost)
+        assert [report[0] for report in running.reports] == [
+            "relay.source-lost",
+            "relay.source-recovered",
+        ]
+        sim.end(sim.start(event))
+        await running.until(lambda: "event.ended" in running.recorded_names)
+
+
 async def test_the_source_is_lost_also_while_a_call_hangs(tmp_path: Path) -> None:
     clock = ManualClock()
     async with run_server(lambda _: Answer(pause=60)) as server:

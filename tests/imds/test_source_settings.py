@@ -25,6 +25,7 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
         ("http://127.0.0.1:8169/", "http://127.0.0.1:8169"),
         ("https://simulator.example", "https://simulator.example"),
         ("http://[::1]:80", "http://[::1]:80"),
+        ("discover", "discover"),
     ],
 )
 def test_a_url_is_an_origin(url: str, expected: str) -> None:
@@ -37,6 +38,7 @@ def test_a_url_is_an_origin(url: str, expected: str) -> None:
         ("169.254.169.254", "expected http:// or https://"),
         ("ftp://169.254.169.254", "expected http:// or https://"),
         ("http://", "expected http:// or https://"),
+        ("Discover", "such as http://169.254.169.254, or discover"),
         ("http://host:99999", "expected http:// or https://"),
         ("http://host:0", "expected http:// or https://"),
         ("http://[::1", "expected http:// or https://"),

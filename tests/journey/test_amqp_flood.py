@@ -36,13 +36,13 @@ from relay.amqp.topology import (
 )
 from relay.clock import SystemClock
 from relay.rate_limits import CALLER_BURST, CALLER_RATE
+from tests import documented
 from tests.background_tasks import BackgroundTasks
 from tests.journey.bus import SCOPE, Bus, System, define_users, running_system, unused_exchange
 from tests.journey.relay_process import eventually
 from tests.outbox.open_store import read_column
 from tests.rabbitmq import Broker
 
-ROOT = Path(__file__).parents[2]
 MESSAGES = 20_000 if os.environ.get("RELAY_TEST_CHAOS") else 3_000
 
 
@@ -226,11 +226,10 @@ async def test_the_broker_refuses_more_than_the_queue_may_hold(
         parts = approvals_topology(bus.exchange, SCOPE, limited=limited)
         await declare_topology(connection, parts, True)
     if not limited:
-        page = (ROOT / "docs/rabbitmq.md").read_text()
-        (command,) = re.findall(r"    rabbitmqctl (set_policy (?:.*\\\n)*.*)", page)
+        command = documented.block("docs/rabbitmq.md", "sh", "A queue without limits")
         pattern = re.escape(bus.exchange)
-        command = command.replace("\\\n", "").replace("azure\\.scheduledevents", pattern)
-        arguments = shlex.split(command)
+        command = command.replace("azure\\.scheduledevents", pattern).replace(" -p prod ", " ")
+        _, *arguments = shlex.split(command)
         await asyncio.to_thread(node.ctl, *arguments)
     ids = [f"waits {number}" for number in range(MAX_APPROVALS + 500)]
     refused_by_broker = await bus.send_all({"eventId": "none"}, ids, user="drain")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from tests.journey.relay_process import client, eventually, inbox, name_of, rela
 from tests.ports import reserve
 from tests.rabbitmq import Broker, Reachable
 
-MANY = 1000
+MANY = 1000 if os.environ.get("RELAY_TEST_CHAOS") else 300
 
 
 async def _consume(url: str, exchange: str, into: list[dict[str, Any]]) -> None:
@@ -47,7 +48,7 @@ def _in_order(events: list[dict[str, Any]], wanted: list[str]) -> bool:
     return list(first.values()) == wanted
 
 
-async def test_a_thousand_events_reach_queue_and_webhook_whole_and_in_order_through_kills(
+async def test_many_events_reach_queue_and_webhook_whole_and_in_order_through_kills(
     broker: Reachable, exchange: str, tmp_path: Path
 ) -> None:
     """Four kills in the middle lose nothing.

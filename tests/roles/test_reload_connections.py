@@ -136,7 +136,8 @@ async def test_new_connections_get_the_new_certificate_and_old_ones_stay(tmp_pat
         _, writer = await asyncio.open_connection("localhost", port, ssl=trust)
         certificate = writer.get_extra_info("peercert")
         writer.close()
-        return dict(pair for part in certificate["subject"] for pair in part)["commonName"]
+        names = dict(pair for part in certificate["subject"] for pair in part)
+        return str(names["commonName"])
 
     async with reloadable_relay(tmp_path) as relay:
         port = relay.running.api_port

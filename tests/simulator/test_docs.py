@@ -17,10 +17,12 @@ from relay.simulator import VM, Fault, Plan, Setup, Simulator, load_playbook
 from relay.simulator.faults import Kind
 from relay.simulator.playbook import ACTIONS, Playbook
 from relay.simulator.run import DEFAULT_PORT
+from tests import documented
 
-PAGE = Path(__file__).parents[2] / "docs" / "simulator.md"
-TEXT = PAGE.read_text(encoding="utf-8")
-BLOCKS: list[tuple[str, str]] = re.findall(r"```(\w+)\n(.*?)```", TEXT, re.DOTALL)
+PAGE = "docs/simulator.md"
+TEXT = (documented.ROOT / PAGE).read_text(encoding="utf-8")
+CALLS = "Against your own software"
+"""The heading above the calls with curl."""
 
 
 async def run(*command: str) -> str:
@@ -41,20 +43,17 @@ def without_dates(document: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.skipif(shutil.which("curl") is None, reason="the page's commands are curl's")
 async def test_the_commands_do_what_the_page_shows() -> None:
     """In the order of the page, against a simulator as ``imds-relay simulate`` starts it."""
+    shown = documented.select(PAGE, "sh", CALLS) + documented.select(PAGE, "json", CALLS)
     answers: list[str] = []
     async with Simulator(Setup(rate_limit=None)) as sim:
-        for kind, text in BLOCKS:
-            if kind == "sh" and "imds-relay fleet simulate" in text:
-                continue  # it needs a broker: tests/fleet/test_simulate.py
-            if kind == "sh":
-                assert f"http://127.0.0.1:{DEFAULT_PORT}/" in text
-                answers.append(
-                    await run(
-                        "bash", "-ec", text.replace(f"http://127.0.0.1:{DEFAULT_PORT}", sim.url)
-                    )
-                )
-            elif kind == "json":
-                assert without_dates(json.loads(answers[-1])) == without_dates(json.loads(text))
+        for block in sorted(shown, key=lambda block: block.line):
+            if block.language == "sh":
+                assert f"http://127.0.0.1:{DEFAULT_PORT}/" in block.text
+                here = block.text.replace(f"http://127.0.0.1:{DEFAULT_PORT}", sim.url)
+                answers.append(await run("bash", "-ec", here))
+            else:
+                expected = without_dates(json.loads(block.text))
+                assert without_dates(json.loads(answers[-1])) == expected
         assert not [answer for answer in answers if '"error"' in answer]
         assert (await sim.wait_until_started("reboot", within=60)).approved_by == ("vm-0",)
         assert [call.status for call in sim.calls] == [200, 200, 200]
@@ -62,12 +61,12 @@ async def test_the_commands_do_what_the_page_shows() -> None:
 
 
 async def test_the_python_runs() -> None:
-    (source,) = (text for kind, text in BLOCKS if kind == "python")
+    source = documented.block(PAGE, "python", "From Python")
     assert "db_1" in await run(sys.executable, "-c", source)
 
 
 def test_the_playbook_holds(tmp_path: Path) -> None:
-    (source,) = (text for kind, text in BLOCKS if kind == "yaml")
+    source = documented.block(PAGE, "yaml", "Playbooks")
     file = tmp_path / "page.yaml"
     file.write_text(source, encoding="utf-8")
     assert len(load_playbook(file).steps) == 6

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
-import re
 import shlex
 import sys
 from collections.abc import AsyncIterator
@@ -16,17 +14,20 @@ from pathlib import Path
 import aio_pika
 import pytest
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
+from aiormq.exceptions import ChannelAccessRefused
 from pamqp.common import Arguments
 from ruamel.yaml import YAML
 from yarl import URL
 
+from docs import generate
 from relay.amqp.connection import Connection
 from relay.amqp.event_message import routing_key
 from relay.amqp.topology import approvals_topology, declare_topology, events_topology
 from relay.approvals.request import DecisionBody
 from relay.config import Config
 from relay.sinks.rabbitmq import Settings
-from tests.builders import EVENT_ID, cloudevent
+from tests.builders import cloudevent
+from tests.documented import block, blocks
 from tests.rabbitmq import Broker
 from tests.sinks.rabbitmq_consumer import delivered, message_properties, sink
 
@@ -37,14 +38,42 @@ OPERATING, CONSUMING = (
 EXCHANGE = "azure.scheduledevents"
 
 
-def blocks(page: str, language: str) -> list[str]:
-    """A page's blocks of one language."""
-    return re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
+VHOST = "prod"
+"""The virtual host that the pages name."""
+SCOPE = "prod-vmss-a-1f0c33ab"
+"""The scope that the pages name."""
+PASSWORDS = {
+    f"{name}_PASSWORD": "hunter2"
+    for name in ("RELAY", "DRAINER", "HISTORIAN", "DRAIN", "HUB", "VMSS_WEB")
+}
+USERS = ("imds-relay", "drainer", "historian", "drain", "imds-hub", "vmss-web")
+DECLARING, PUBLISHING = blocks("docs/rabbitmq.md", "sh", "Rights")
+BOTH_WAYS, TAKING = blocks("docs/rabbitmq.md", "sh", "Approvals in")
+CONSUMER_RIGHTS, STREAM_RIGHTS, DRAIN_RIGHTS = blocks("docs/consumers.md", "sh", "Rights")
+CONSUMER = block("docs/consumers.md", "python", "A consumer")
+STREAM = block("docs/consumers.md", "python", "Queue or stream")
+
+
+@pytest.fixture
+def prod(own_broker: Broker) -> Broker:
+    """A broker without the virtual host and the users of the pages."""
+    own_broker.forget_virtual_host(VHOST, *USERS)
+    return own_broker
+
+
+def url_of(broker: Broker, user: str) -> str:
+    """The URL of a user of the pages, in their virtual host."""
+    return f"amqp://{user}:hunter2@127.0.0.1:{broker.port}/{VHOST}"
+
+
+async def run_commands(broker: Broker, folder: Path, *commands: str) -> None:
+    """Run commands of the pages as they are printed."""
+    await asyncio.to_thread(broker.run_commands, "\n".join(commands), folder, **PASSWORDS)
 
 
 def test_the_sections_of_the_page_are_a_configuration() -> None:
     publishing, taking = (
-        YAML(typ="safe", pure=True).load(block) for block in blocks(OPERATING, "yaml")
+        YAML(typ="safe", pure=True).load(text) for text in blocks("docs/rabbitmq.md", "yaml")
     )
     (section,) = publishing["sinks"]
     assert Settings.model_validate(section).exchange == EXCHANGE
@@ -80,16 +109,16 @@ def test_the_page_names_all_that_is_declared_with_its_arguments() -> None:
 
 
 def test_the_decision_of_the_page_is_one() -> None:
-    (block,) = blocks(CONSUMING, "json")
-    assert DecisionBody.model_validate(json.loads(block)).decision == "approve"
+    text = block("docs/consumers.md", "json", "Approving")
+    assert DecisionBody.model_validate(json.loads(text)).decision == "approve"
 
 
 def test_the_rights_of_the_page_are_those_of_the_definitions() -> None:
     """With which the program of the examples is run, elsewhere."""
-    _, drain = (rights(block) for block in blocks(CONSUMING, "sh"))
+    drain = [shlex.split(line) for line in DRAIN_RIGHTS.splitlines()]
     shipped = json.loads((ROOT / "deploy/rabbitmq/definitions.json").read_text())
     (permission,) = (item for item in shipped["permissions"] if item["user"] == "drain")
-    assert drain[1][1:] == [
+    assert drain[1][4:] == [
         "drain",
         permission["configure"],
         permission["write"],
@@ -100,83 +129,108 @@ def test_the_rights_of_the_page_are_those_of_the_definitions() -> None:
         for item in shipped["topic_permissions"]
         if item["user"] == "drain" and item["exchange"].endswith(".approvals")
     )
-    assert drain[2][1:] == [
+    assert drain[2][4:] == [
         "drain",
         topic["exchange"],
-        topic["write"].replace("compose", "prod-vmss-a-1f0c33ab"),
+        topic["write"].replace("compose", SCOPE),
         topic["read"],
     ]
 
 
-async def test_the_rights_and_the_consumer_of_the_page_are_all_it_takes(own_broker: Broker) -> None:
-    declaring, publishing, _, _ = (rights(block) for block in blocks(OPERATING, "sh"))
-    consuming, _ = (rights(block) for block in blocks(CONSUMING, "sh"))
-    url = f"amqp://{{}}:hunter2@127.0.0.1:{own_broker.port}/"
-    for command in (*declaring, *consuming):
-        await asyncio.to_thread(own_broker.ctl, *command)
-    async with sink(url.format("imds-relay"), EXCHANGE) as maker:
+async def test_the_rights_and_the_programs_of_the_pages_are_all_it_takes(
+    prod: Broker, tmp_path: Path
+) -> None:
+    """In a virtual host with a name, and with a sink that sends every type of event.
+
+    The reader of the stream runs twice. The second run starts after all events, and reads the same.
+    """
+    await run_commands(prod, tmp_path, DECLARING)
+    async with sink(url_of(prod, "imds-relay"), EXCHANGE) as maker:
         await delivered(maker, cloudevent("relay.ping"))
-    for command in publishing:
-        await asyncio.to_thread(own_broker.ctl, *command)
+    await run_commands(prod, tmp_path, PUBLISHING, CONSUMER_RIGHTS, STREAM_RIGHTS)
+    events = list(generate.examples())
     async with (
-        consumer(0, url.format("drainer")) as output,
+        consumer(CONSUMER, url_of(prod, "drainer")) as output,
+        consumer(STREAM, url_of(prod, "historian")) as early,
         asyncio.timeout(60),
-        sink(url.format("imds-relay"), EXCHANGE, declare="passive") as bus,
+        sink(url_of(prod, "imds-relay"), EXCHANGE, declare="passive") as bus,
     ):
         assert await output.readline() == b"ready\n"
-        for event in (
-            cloudevent(),
-            cloudevent(),
-            cloudevent("relay.ping"),
-            cloudevent("event.ended"),
-        ):
+        assert await early.readline() == b"ready\n"
+        for event in (*events, *events):
             await delivered(bus, event)
-        lines = [await output.readline() for _ in range(2)]
-    names = ("event.scheduled", "event.ended")
-    assert [line.decode().split() for line in lines] == [
-        [f"io.imdsrelay.{name}.v1", EVENT_ID] for name in names
-    ]
+        changes = [event for event in events if routing_key(event).startswith("event.")]
+        lines = [(await output.readline()).decode().split() for _ in changes]
+        assert lines == [[event.type, event.subject] for event in changes]
+        kept = [[str(offset), event.type] for offset, event in enumerate((*events, *events))]
+        assert [(await early.readline()).decode().split() for _ in kept] == kept
+        async with consumer(STREAM, url_of(prod, "historian")) as late:
+            assert await late.readline() == b"ready\n"
+            assert [(await late.readline()).decode().split() for _ in kept] == kept
 
 
 async def test_the_rights_of_the_page_are_enough_to_declare_both_directions_and_to_take_approvals(
-    own_broker: Broker,
+    prod: Broker, tmp_path: Path
 ) -> None:
-    declaring, _, both, taking = (rights(block) for block in blocks(OPERATING, "sh"))
-    scope = "prod-vmss-a-1f0c33ab"
-    parts = (*events_topology(EXCHANGE), *approvals_topology(EXCHANGE, scope))
-    with contextlib.suppress(RuntimeError):  # there since another test
-        await asyncio.to_thread(own_broker.ctl, *declaring[0])
-    for command in both:
-        await asyncio.to_thread(own_broker.ctl, *command)
-    connection = Connection(URL(f"amqp://imds-relay:hunter2@127.0.0.1:{own_broker.port}/"), "test")
+    """And the decision of the other page arrives with the rights of that page, and no other."""
+    parts = (*events_topology(EXCHANGE), *approvals_topology(EXCHANGE, SCOPE))
+    await run_commands(prod, tmp_path, DECLARING, BOTH_WAYS)
+    connection = Connection(URL(url_of(prod, "imds-relay")), "test")
     await connection.connect()
     async with connection:
         await declare_topology(connection, parts, True)
-        for command in taking:
-            await asyncio.to_thread(own_broker.ctl, *command)
+        await run_commands(prod, tmp_path, TAKING, DRAIN_RIGHTS)
         await declare_topology(connection, parts, "passive")
         async with connection.channel() as channel:
             taken: asyncio.Queue[AbstractIncomingMessage] = asyncio.Queue()
-            assert await (
-                await channel.get_queue(f"{EXCHANGE}.approvals.{scope}", ensure=False)
-            ).consume(taken.put)
+            await (await channel.get_queue(f"{EXCHANGE}.approvals.{SCOPE}", ensure=False)).consume(
+                taken.put
+            )
+            client = await aio_pika.connect(url_of(prod, "drain"))
+            async with client, asyncio.timeout(60):
+                own = await client.channel()
+                await own.declare_queue("drain", durable=True, arguments={"x-queue-type": "quorum"})
+                exchange = await own.get_exchange(f"{EXCHANGE}.approvals", ensure=False)
+                decision = block("docs/consumers.md", "json", "Approving").encode()
+                message = aio_pika.Message(decision, message_id="drained", user_id="drain")
+                await exchange.publish(message, f"approve.{SCOPE}", mandatory=True)
+                assert (await taken.get()).body == decision
+                with pytest.raises(ChannelAccessRefused):
+                    await exchange.publish(message, "approve.other", mandatory=True)
 
 
-async def test_a_stream_keeps_the_history_for_who_comes_late(own_broker: Broker) -> None:
-    """The program runs twice. The second run starts after all events, and reads the same."""
-    url = own_broker.amqp_url()
-    names = ("event.scheduled", "event.updated", "event.ended")
-    expected = [[str(offset), f"io.imdsrelay.{name}.v1"] for offset, name in enumerate(names)]
-    async with sink(url, EXCHANGE) as bus, asyncio.timeout(60):
-        await delivered(bus, cloudevent("relay.ping"))
-        async with consumer(1, url) as early:
-            assert await early.readline() == b"ready\n"
-            for name in names:
-                await delivered(bus, cloudevent(name))
-            assert [(await early.readline()).decode().split() for _ in names] == expected
-        async with consumer(1, url) as late:
-            assert await late.readline() == b"ready\n"
-            assert [(await late.readline()).decode().split() for _ in names] == expected
+async def test_the_policy_the_limits_and_the_definitions_of_the_pages_are_taken(
+    prod: Broker, tmp_path: Path
+) -> None:
+    """What the policy does to a queue that exists: tests/journey/test_amqp_flood.py."""
+    (tmp_path / "broker-url").write_text(url_of(prod, "imds-hub"))
+    hub = block("docs/fleet.md", "yaml", "1. The hub's configuration")
+    (tmp_path / "hub.yaml").write_text(hub.replace("/etc/imds-relay", str(tmp_path)))
+    for name in ("hub-password", "web-password"):
+        (tmp_path / name).write_text("hunter2")
+    program = tmp_path / "imds-relay"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m relay "$@"\n')
+    program.chmod(0o755)
+    await run_commands(
+        prod,
+        tmp_path,
+        DECLARING.splitlines()[0],  # makes the virtual host
+        block("docs/rabbitmq.md", "sh", "A queue without limits"),
+        f'PATH="{tmp_path}:$PATH"; export PYTHONPATH="{ROOT}"',
+        block("docs/rabbitmq.md", "sh", "Users of a fleet"),
+        block("docs/fleet.md", "sh", "2. Users, exchanges and queues"),
+        block("docs/rabbitmq.md", "sh", "Limits of a fleet"),
+    )
+    policies = f'length(rabbit_policy:list(<<"{VHOST}">>)).'
+    assert (await asyncio.to_thread(prod.evaluate, policies)).strip() == "1"
+    definitions = json.loads((tmp_path / "fleet.json").read_text())
+    assert [user["name"] for user in definitions["users"]] == ["imds-hub", "vmss-web"]
+    assert {item["vhost"] for item in definitions["permissions"]} == {VHOST}
+    agent = await aio_pika.connect(url_of(prod, "vmss-web"))
+    async with agent, asyncio.timeout(60):
+        reports = await (await agent.channel()).get_exchange(f"{EXCHANGE}.fleet", ensure=False)
+        report = aio_pika.Message(b"{}", user_id="vmss-web")
+        await reports.publish(report, "pulse.vmss-web-1f0c33ab.vmss-web_0", mandatory=True)
 
 
 COUNTED = {
@@ -249,10 +303,10 @@ async def _next_of(channel: AbstractChannel, name: str) -> AbstractIncomingMessa
 
 
 @asynccontextmanager
-async def consumer(number: int, url: str) -> AsyncIterator[asyncio.StreamReader]:
+async def consumer(program: str, url: str) -> AsyncIterator[asyncio.StreamReader]:
     """A program of the page for consumers, and what it prints."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", blocks(CONSUMING, "python")[number]),
+        *(sys.executable, "-c", program),
         env={**os.environ, "AMQP_URL": url},
         stdout=asyncio.subprocess.PIPE,
     )
@@ -262,11 +316,3 @@ async def consumer(number: int, url: str) -> AsyncIterator[asyncio.StreamReader]
     finally:
         process.kill()
         await process.communicate()
-
-
-def rights(block: str) -> list[list[str]]:
-    """The arguments of each `rabbitmqctl` of a block, with passwords filled in."""
-    commands = (
-        shlex.split(re.sub(r"\$\w+_PASSWORD", "hunter2", line)) for line in block.splitlines()
-    )
-    return [arguments for program, *arguments in commands if program == "rabbitmqctl"]

@@ -1,4 +1,4 @@
-"""docs/webhooks.md: its receiver accepts deliveries, and the relay accepts its approval."""
+"""docs/webhooks.md: its receivers accept deliveries, and the relay accepts its approval."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import asyncio
 import json
 import os
 import re
+import shutil
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -15,25 +17,50 @@ from typing import Any
 
 import pytest
 
+from docs import generate
 from relay import signature
 from relay.clock import SystemClock
 from relay.errors import Deferred
 from relay.sinks.webhook import connect
+from tests import documented
 from tests.builders import cloudevent
 from tests.ports import reserve
 from tests.sinks.http_receiver import good, listening
 from tests.sinks.webhook_sink import OTHER_SECRET, SECRET, settings
 
-PAGE = Path(__file__).parents[2] / "docs" / "webhooks.md"
-RECEIVER, APPROVAL = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+PAGE = "docs/webhooks.md"
+TEXT = (documented.ROOT / PAGE).read_text(encoding="utf-8")
+APPROVAL = documented.block(PAGE, "python", "Approving")
+RECEIVERS = {
+    "python": documented.block(PAGE, "python", "A receiver"),
+    "node": documented.block(PAGE, "js", "A receiver"),
+    "go": documented.block(PAGE, "go", "A receiver"),
+}
+"""The receivers of the page, by the program that runs them."""
+
+
+def command_of(tool: str, folder: Path) -> list[str]:
+    """Write a receiver of the page into a folder, and return the command that runs it."""
+    if tool == "python":
+        return [sys.executable, "-c", RECEIVERS[tool]]
+    if shutil.which(tool) is None:
+        pytest.skip(f"{tool} is not installed")
+    file = folder / {"node": "receiver.mjs", "go": "receiver.go"}[tool]
+    file.write_text(RECEIVERS[tool], encoding="utf-8")
+    if tool == "node":
+        return [tool, str(file)]
+    build = ["go", "build", "-o", str(folder / "receiver"), str(file)]
+    built = subprocess.run(build, cwd=folder, check=False, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    return [str(folder / "receiver")]
 
 
 @asynccontextmanager
-async def documented_receiver() -> AsyncIterator[tuple[int, asyncio.StreamReader]]:
-    """The receiver of the page as a process: its port and what it prints."""
+async def running(command: list[str]) -> AsyncIterator[tuple[int, asyncio.StreamReader]]:
+    """The receiver as a process: its port and what it prints."""
     (port,) = reserve(1)
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", RECEIVER),
+        *command,
         env={**os.environ, "SECRET": SECRET, "PORT": str(port)},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
@@ -57,21 +84,51 @@ async def documented_receiver() -> AsyncIterator[tuple[int, asyncio.StreamReader
         await process.communicate()
 
 
-async def test_the_receiver_of_the_page_takes_an_event_once_and_no_forgery() -> None:
-    first, second = cloudevent(), cloudevent("event.started")
-    async with documented_receiver() as (port, printed):
+@pytest.mark.timeout(600)  # Go compiles its library first
+@pytest.mark.parametrize("tool", RECEIVERS)
+async def test_each_receiver_of_the_page_takes_events_of_every_type_once_and_no_forgery(
+    tool: str, tmp_path: Path
+) -> None:
+    """A sink without `events` sends every type, with and without a subject."""
+    events = list(generate.examples())
+    assert {bool(event.subject) for event in events} == {True, False}
+    command = await asyncio.to_thread(command_of, tool, tmp_path)
+    async with running(command) as (port, printed):
         url = f"http://127.0.0.1:{port}/azure"
         async with connect(
             settings(url=url, secrets=[OTHER_SECRET, SECRET]), SystemClock()
         ) as sink:
-            for event in (first, first, second):
+            for event in (*events, *events):
                 assert (await sink.deliver(event)).status == 204
         async with connect(settings(url=url, secrets=[OTHER_SECRET]), SystemClock()) as forger:
             with pytest.raises(Deferred) as caught:
                 await forger.deliver(cloudevent("event.ended"))
         assert (caught.value.status, caught.value.failure) == (401, "slow")
-        lines = [(await printed.readline()).decode().split() for _ in range(2)]
-    assert lines == [[event.type, event.subject] for event in (first, second)]
+        lines = [(await printed.readline()).decode().split() for _ in events]
+    assert [line[0] for line in lines] == [event.type for event in events]
+    named = [event for event in events if event.subject]
+    assert [line[1] for line in lines if line[0] in {event.type for event in named}] == [
+        event.subject for event in named
+    ]
+
+
+async def test_the_request_of_the_page_has_the_headers_of_a_request() -> None:
+    shown, _, body = documented.block(PAGE, "http", "The request").partition("\n\n")
+    async with (
+        listening(good) as receiver,
+        connect(settings(url=f"http://127.0.0.1:{receiver.port}/azure"), SystemClock()) as sink,
+    ):
+        await sink.deliver(cloudevent())
+    (received,) = receiver.requests
+    line, *headers = shown.splitlines()
+    assert line == received.line
+    sent = {name.lower(): value for name, value in received.headers.items()}
+    for name, value in (header.split(": ", 1) for header in headers):
+        assert re.sub(r"[\w+/]{20,}=?|\d{10}", "", sent[name.lower()]) == re.sub(
+            r"[\w+/]{20,}=?|\d{10}", "", value
+        )
+    written = [f'"{name}":' for name in json.loads(received.body)]
+    assert [name for name in re.findall(r'"\w+":', body) if name not in written] == []
 
 
 async def test_the_approval_of_the_page_is_what_the_relay_verifies(
@@ -101,4 +158,4 @@ async def test_the_approval_of_the_page_is_what_the_relay_verifies(
 
 def test_the_page_says_what_each_failure_comes_to() -> None:
     for status in ("2xx", "408", "409", "425", "429", "5xx", "410"):
-        assert f"`{status}`" in PAGE.read_text(encoding="utf-8")
+        assert f"`{status}`" in TEXT

@@ -12,6 +12,7 @@ from relay.api.schema.route import Call, Route
 from relay.delivery.dispatcher import SinkStatus
 from relay.events.build import relay_event
 from relay.events.cloudevent import CloudEvent
+from relay.log_fields import with_fields
 from relay.outbox import SinkState
 from relay.outbox.transaction import Transaction
 
@@ -73,7 +74,14 @@ async def _resume(call: Call) -> SinkDetails:
 async def _set_state(call: Call, state: Literal["on", "paused"], reason: str | None) -> SinkDetails:
     name = call.resource.name
     await call.relay.dispatcher.set_state(name, state, reason)
-    _log.warning("sink %s was set to %s by %s", name, state, call.caller.principal)
+    principal = call.caller.principal
+    _log.warning(
+        "sink %s was set to %s by %s",
+        name,
+        state,
+        principal,
+        extra=with_fields(sink=name, state=state, principal=principal),
+    )
     sink = await _find_sink(call)
     return SinkDetails(
         name=sink.name,

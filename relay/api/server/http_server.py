@@ -8,12 +8,15 @@ import ssl
 from collections.abc import Callable, Collection
 from contextlib import AsyncExitStack
 from functools import partial
+from pathlib import Path
+from socket import socket
 from typing import Self
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from relay.api.auth.authentication import Authenticator
+from relay.api.local_socket import STATE_FILE_HEADER, SocketPlace, state_file_id
 from relay.api.routes import all_routes
 from relay.api.routes.stream import MEDIA_TYPE as STREAM_MEDIA_TYPE
 from relay.api.schema.openapi import description_route
@@ -22,16 +25,17 @@ from relay.api.schema.responses import (
     internal_error,
     problem_from_http_exception,
 )
-from relay.api.server.connection import UNTIL_SENT, Connection
+from relay.api.server.connection import UNTIL_SENT, Connection, connection_of
 from relay.api.server.limits import MAX_BODY_BYTES, ServerLimits
 from relay.api.server.listener import Listener
 from relay.api.server.pipeline import RequestPipeline, check_content_length
-from relay.api.server.sockets import local_socket, open_tcp_sockets
+from relay.api.server.sockets import automatic_socket, local_socket, open_tcp_sockets
 from relay.api.server.state import ServerState
 from relay.api.server.tls import reloading_server_context
 from relay.api.settings import ApiSettings
 from relay.clock import Clock
 from relay.errors import StoreUnavailable
+from relay.log_fields import with_fields
 
 _SHUTDOWN_TIMEOUT = 1.0  # seconds for calls in progress
 _log = logging.getLogger(__name__)
@@ -45,10 +49,17 @@ class Server:
     """
 
     def __init__(
-        self, settings: ApiSettings, clock: Clock, limits: ServerLimits | None = None
+        self,
+        settings: ApiSettings,
+        clock: Clock,
+        limits: ServerLimits | None = None,
+        *,
+        state_file: Path | None = None,
     ) -> None:
+        """``state_file`` is that of the relay. Without it, api.socket: auto makes no socket."""
         self._settings = settings
         self._clock = clock
+        self._state_file = state_file
         self.state = ServerState(clock=clock, limits=limits or ServerLimits())
         """Where the relay is attached and detached."""
         self._pipeline = RequestPipeline(Authenticator(settings, clock), self.state)
@@ -107,7 +118,8 @@ class Server:
     def _make_application(self) -> web.Application:
         routes = all_routes()
         application = web.Application(
-            middlewares=[_error_middleware(self.state)], client_max_size=MAX_BODY_BYTES
+            middlewares=[_error_middleware(self.state, self._state_file)],
+            client_max_size=MAX_BODY_BYTES,
         )
         for route in (*routes, description_route(routes)):
             handler = self._pipeline.handler(route)
@@ -146,44 +158,74 @@ class Server:
         self.port = listeners[0].sock.getsockname()[1]
         scheme = "http" if tls_context is None else "https"
         self.address = f"{scheme}://{settings.listen.rpartition(':')[0]}:{self.port}"
-        if settings.socket is not None:
+        local = self._open_local_socket(stack)
+        if local is not None:
+            sock, path = local
             listeners.append(
-                make_listener(
-                    sock=stack.enter_context(local_socket(settings.socket)),
-                    group=set(),
-                    max_connections=limits.max_local_connections,
-                )
+                make_listener(sock=sock, group=set(), max_connections=limits.max_local_connections)
             )
-            self.address += f" and {settings.socket}"
+            self.address += f" and {path}"
         return listeners
+
+    def _open_local_socket(self, stack: AsyncExitStack) -> tuple[socket, Path] | None:
+        """Return the local socket and its path; None if there is none."""
+        path, state_file = self._settings.socket, self._state_file
+        if path == "auto":
+            if state_file is None:
+                return None
+            return stack.enter_context(automatic_socket(state_file))
+        if path is None:
+            return None
+        return stack.enter_context(local_socket(SocketPlace(path))), path
 
 
 def _make_tls_context(settings: ApiSettings) -> Callable[[], ssl.SSLContext] | None:
     return None if settings.tls is None else reloading_server_context(settings.tls).get
 
 
-def _error_middleware(state: ServerState) -> Middleware:
+def _error_middleware(state: ServerState, state_file: Path | None) -> Middleware:
     """Return the middleware that turns errors into problems and counts responses."""
+    own_id = None if state_file is None else state_file_id(state_file)
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         until_sent = request[UNTIL_SENT] = AsyncExitStack()
+        began = state.clock.monotonic()
         try:
-            response = await _run_handler(request, handler)
+            response = await _run_handler(request, handler, own_id)
         except BaseException:
             await until_sent.aclose()  # nothing will be sent
             raise
         if response.status >= 400:
             await until_sent.aclose()  # a problem is small, and strangers can get one
         state.responses_by_status[response.status] += 1
+        if _log.isEnabledFor(logging.DEBUG):
+            _log_call(request, response.status, state.clock.monotonic() - began)
         return response
 
     return middleware
 
 
-async def _run_handler(request: web.Request, handler: Handler) -> web.StreamResponse:
+def _log_call(request: web.Request, status: int, seconds: float) -> None:
+    resource = request.match_info.route.resource
+    path = resource.canonical if resource is not None else None
+    _log.debug(
+        "%s %s was answered with %d",
+        request.method,
+        path or "an unknown path",
+        status,
+        extra=with_fields(
+            method=request.method, path=path, status=status, seconds=round(seconds, 6)
+        ),
+    )
+
+
+async def _run_handler(
+    request: web.Request, handler: Handler, own_id: str | None
+) -> web.StreamResponse:
     """Return the response of the handler, or the problem that it raises."""
     try:
+        _check_state_file(request, own_id)
         check_content_length(request)
         return await handler(request)
     except Problem as problem:
@@ -199,6 +241,15 @@ async def _run_handler(request: web.Request, handler: Handler) -> web.StreamResp
         resource = request.match_info.route.resource
         _log.exception("%s %s could not be answered", request.method, resource)
         return internal_error().to_response()
+
+
+def _check_state_file(request: web.Request, own_id: str | None) -> None:
+    """Raise Problem 421 if a call on the local socket is meant for another relay."""
+    meant = request.headers.get(STATE_FILE_HEADER)
+    if meant is None or own_id is None or meant == own_id:
+        return
+    if connection_of(request).peer.uid is not None:
+        raise Problem(421, "the call is meant for a relay with another state file")
 
 
 async def _ignore_expectation(_request: web.Request) -> None:

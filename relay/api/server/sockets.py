@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import socket
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from relay.api.local_socket import SocketPlace, automatic_places, supports_local_sockets
 from relay.errors import ConfigError
-from relay.files import open_private
+from relay.files import create_private_folder, open_private
 
 _BACKLOG = 128
 _SEND_BUFFER = 2**16
-_SOCKET_MODE = 0o660
+_log = logging.getLogger(__name__)
 
 
 async def open_tcp_sockets(host: str, port: int) -> list[socket.socket]:
@@ -47,16 +49,52 @@ async def open_tcp_sockets(host: str, port: int) -> list[socket.socket]:
 
 
 @contextlib.contextmanager
-def local_socket(path: Path) -> Iterator[socket.socket]:
-    """Listen on a local socket for the owner and group, and remove it at the end.
+def automatic_socket(state_file: Path) -> Iterator[tuple[socket.socket, Path] | None]:
+    """Listen on a local socket in the first place of `automatic_places` where one can be made.
+
+    Yield the socket and its path. Yield None if there is no such place, and log what to do: without
+    the socket, the relay works and the command line needs a key.
+    """
+    if not supports_local_sockets():
+        yield None
+        return
+    problems = []
+    with contextlib.suppress(OSError):  # the store needs it too, and says why it cannot be made
+        create_private_folder(state_file.parent)
+    with contextlib.ExitStack() as stack:
+        for place in automatic_places(state_file, os.environ):
+            try:
+                sock = stack.enter_context(local_socket(place))
+            except ConfigError as error:
+                problems.append(str(error).removeprefix("api.socket: "))
+            else:
+                yield sock, place.path
+                return
+        _log.warning(
+            "there is no local socket, so the command line needs --url and a key: %s. Set "
+            "api.socket to a path in a folder where this user may write, or to null",
+            "; ".join(problems) or f"a path beside {state_file} is too long for a socket",
+        )
+        yield None
+
+
+@contextlib.contextmanager
+def local_socket(place: SocketPlace) -> Iterator[socket.socket]:
+    """Listen on a local socket for those whom its mode admits, and remove it at the end.
 
     Replaces the socket of a relay that has ended, but not one that accepts connections. Raises
     ConfigError.
     """
+    if not hasattr(socket, "AF_UNIX"):
+        raise ConfigError(
+            "api.socket: this system has no local sockets that say who calls; "
+            "remove it, and use api.listen with clients"
+        )
+    path = place.path
     try:
         with _lock(path):
             _remove_stale_socket(path)
-            sock = _bind(path)
+            sock = _bind(place)
             own_file = path.stat()
     except OSError as error:
         raise ConfigError(
@@ -113,14 +151,14 @@ def _remove_stale_socket(path: Path) -> None:
     )
 
 
-def _bind(path: Path) -> socket.socket:
+def _bind(place: SocketPlace) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX)
     try:
         # Linux derives the mode of the file from that of the socket and the umask. So the file
         # never has a wider mode.
-        os.fchmod(sock.fileno(), _SOCKET_MODE)
-        sock.bind(str(path))
-        path.chmod(_SOCKET_MODE)
+        os.fchmod(sock.fileno(), place.mode)
+        sock.bind(str(place.path))
+        place.path.chmod(place.mode)
         sock.listen(_BACKLOG)
         sock.settimeout(0)
     except BaseException:

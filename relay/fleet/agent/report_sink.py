@@ -18,7 +18,7 @@ from relay.events.build import Origin
 from relay.events.cloudevent import CloudEvent
 from relay.events.timestamps import parse_timestamp
 from relay.fleet.messages import HubState
-from relay.fleet.routing import report_key
+from relay.fleet.routing import relay_word, report_key
 from relay.sinks import Receipt, SinkSettings
 
 MAX_COPY_WAIT = 3.0
@@ -70,6 +70,7 @@ class ReportSink:
     ) -> None:
         self._publisher = publisher
         self._origin = origin
+        self._relay_word = relay_word(origin.relay)
         self._names_this_vm = names_this_vm
         self._clock = clock
         self._chance = chance
@@ -90,10 +91,13 @@ class ReportSink:
         """Remember what the hub knows. It replaces what the hub said before."""
         self._told = frozenset(state.told)
         self._ending = frozenset(event_id.lower() for event_id in state.ending)
+        if self._relay_word in state.awaited:
+            for event_id in state.ending:
+                self.mark_reported(event_id)
         self._state_at = self._clock.monotonic()
-        for event, known in self._copies.values():
-            if self._reason_to_leave_out(event) is not None:
-                known.set()
+        for event, wait_is_over in self._copies.values():
+            if not self._may_be_copy(event) or self._reason_to_leave_out(event) is not None:
+                wait_is_over.set()
 
     def mark_reported(self, event_id: str) -> None:
         """The hub hears of this event from this agent, so it must hear of its end too."""
@@ -131,13 +135,13 @@ class ReportSink:
         """Return after a random time. Raises Superseded once the hub has the event."""
         if not self._hears_hub:
             return
-        known = asyncio.Event()
-        self._copies[event.id] = event, known
+        wait_is_over = asyncio.Event()
+        self._copies[event.id] = event, wait_is_over
         try:
             reason = self._reason_to_leave_out(event)
             seconds = self._copy_wait(event)
             if reason is None and seconds > 0:
-                await wait_for_event(known, self._clock, seconds)
+                await wait_for_event(wait_is_over, self._clock, seconds)
                 reason = self._reason_to_leave_out(event)
         finally:
             del self._copies[event.id]
@@ -169,6 +173,8 @@ class ReportSink:
         if event.id in self._told:
             return "the hub has it from another agent"
         if event.name == "event.ended" and _event_id(event).lower() in self._ending:
+            if not self._may_be_copy(event):
+                return None  # the hub waits for the word of this agent
             return "the hub knows from another agent that the event is gone"
         return None
 

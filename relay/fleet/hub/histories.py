@@ -96,6 +96,18 @@ class Histories:
         """Return the EventIds of a scope that may have ended."""
         return sorted(key for of_scope, key in self.ending if of_scope == scope)
 
+    def awaited_in(self, scope: str) -> list[str]:
+        """Return the agents whose last words still show events of a scope that may have ended."""
+        of_scope = self.of_scope(scope)
+        return sorted(
+            {
+                agent
+                for key in self.ending_in(scope)
+                for agent, word in of_scope[key].words.items()
+                if word.state is not None
+            }
+        )
+
     def _drop(self, name: EventName) -> None:
         del self._ended[name]
         if name in self._unknown:

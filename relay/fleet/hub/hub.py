@@ -6,7 +6,8 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
+from itertools import islice
 from typing import Any, Literal, NoReturn, Protocol
 
 from aiormq.abc import DeliveredMessage
@@ -19,7 +20,16 @@ from relay.events.cloudevent import CloudEvent
 from relay.events.model import ScheduledEvent
 from relay.fleet.hub.histories import EventName, Histories
 from relay.fleet.hub.link import HubLink, Settlements
-from relay.fleet.hub.merge import Gone, IsFresh, Word, estimate_seen, pulse_times, pulse_words
+from relay.fleet.hub.merge import (
+    EventHistory,
+    Gone,
+    IsFresh,
+    Word,
+    estimate_seen,
+    pulse_times,
+    pulse_words,
+    repeats_last_state,
+)
 from relay.fleet.hub.merger import EventMerger, Heard
 from relay.fleet.hub.roster import Agent, Roster
 from relay.fleet.hub.roster_keeper import RosterKeeper
@@ -44,6 +54,11 @@ MAX_VOTES_AT_ONCE = 200
 """Votes that are decided at the same time. The others wait in the queue."""
 PULSE_GRACE = 5.0
 """Seconds that reports have to arrive before a pulse is believed that says something new."""
+ENOUGH_WITNESSES = 3
+"""Agents that show an event and can act. The hub awaits the end of the event from each of them."""
+OBJECTION_DELAY = timedelta(seconds=1)
+"""How long after an agent said gone a pulse does not show the event: its VM may poll next.
+Agents that see it after that say so (`relay.fleet.agent.agent.AFFIRM_DELAY`)."""
 MAX_PUT_OFF = 2 * MAX_LIVE_EVENTS
 """Words of an agent that wait for its reports. Of more, the oldest go: the next pulse says them."""
 COMPLAINT_INTERVAL = 60.0
@@ -123,7 +138,12 @@ class Hub:
         )
         self._histories = Histories()
         self._states = ScopeStates(
-            origin, _KEYS, clock, self.link.send_transient, self._histories.ending_in
+            origin,
+            _KEYS,
+            clock,
+            self.link.send_transient,
+            self._histories.ending_in,
+            self._histories.awaited_in,
         )
         self._merger = EventMerger(
             origin,
@@ -333,6 +353,8 @@ class Hub:
         }
         observed_at, seen = pulse_times(pulse, received.at, self._clock.now())
         for event_id, word in pulse_words(sender.relay, pulse, histories):
+            if self._is_superfluous(sender, word, histories.get(event_id)):
+                continue
             yield Heard(
                 name=(sender.scope, event_id),
                 relay=sender.relay,
@@ -341,6 +363,23 @@ class Hub:
                 seen=seen,
                 incarnation=incarnations.get(event_id),
             )
+
+    def _is_superfluous(self, sender: Sender, word: Word, history: EventHistory | None) -> bool:
+        """Whether a word of a pulse would only delay the end of an event.
+
+        The end waits for every agent that has shown the event. So if enough agents show it, the
+        hub does not take the word of another.
+        """
+        if history is None or not repeats_last_state(history, word):
+            return False
+        now, first_gone_at = self._clock.now(), history.first_gone_at
+        if first_gone_at is not None:  # later, every word that shows the event counts
+            return now - first_gone_at < OBJECTION_DELAY
+        if sender.relay in history.words:
+            return False
+        witnesses = (self.roster.agent(sender.scope, relay) for relay in history.current_agents)
+        able = (agent for agent in witnesses if agent and self.roster.can_act(agent, now))
+        return len(list(islice(able, ENOUGH_WITNESSES))) == ENOUGH_WITNESSES
 
     def _put_off(self, doubtful: Sequence[Heard]) -> None:
         """Merge what pulses know and reports did not say only after reports had time to arrive.

@@ -32,6 +32,9 @@ the event was missed: the word counts as gone, and the next word of the agent te
 - the last word of every fresh agent says so, or
 - `END_WAIT` has passed since the first said so, and no agent has shown the event since.
 
+The hub takes the words of few agents about each event (`repeats_last_state`), because each of them
+must report the end.
+
 A word shows the event if it is live and at most `MAX_LAG` older than the newest word that says
 gone. So an agent that cannot read its document does not keep an event alive. If somebody saw the
 event later than anybody saw it gone, nothing ends: the agents that say gone are behind. If no agent
@@ -237,6 +240,18 @@ def pulse_words(
             continue
         if last.state is not None or history.ended_at is None:
             yield key, Gone()
+
+
+def repeats_last_state(history: EventHistory, word: Word) -> bool:
+    """Whether a word says of a live event what was told last.
+
+    Such a word is no news. It matters in the end only, because the end waits for the agent.
+    """
+    return (
+        history.ended_at is None
+        and isinstance(word, ScheduledEvent)
+        and state_digest(word) == history.state
+    )
 
 
 def pulse_times(pulse: Pulse, sent_at: datetime, now: datetime) -> tuple[datetime, datetime]:

@@ -224,13 +224,12 @@ class Roster:
         able = [
             agent
             for agent in self.agents_of(scope)
-            if self._can_act(agent, now) and (among is None or agent.relay in among)
+            if self.can_act(agent, now) and (among is None or agent.relay in among)
         ]
         return sorted(able, key=lambda agent: _rank(agent, resources))
 
-    # --- inside
-
-    def _can_act(self, agent: Agent, now: datetime) -> bool:
+    def can_act(self, agent: Agent, now: datetime) -> bool:
+        """Whether an agent can execute an order: it pulses and reads, and its clock is right."""
         return (
             agent.last_pulse is not None
             and now - agent.last_pulse <= FRESH_FOR
@@ -239,6 +238,8 @@ class Roster:
             and agent.poll_age is not None
             and agent.poll_age <= MAX_POLL_AGE
         )
+
+    # --- inside
 
     def _silence(self, agent: Agent, now: datetime) -> timedelta:
         if self._listening_since is None or not self.listens(now):

@@ -96,13 +96,11 @@ class RosterKeeper:
                 f"no agent of scope {scope} has been heard of for "
                 f"{FRESH_FOR.total_seconds():g} s: none of its events starts or ends, until one is"
             )
-            _log.error("%s", reason)
             self._record_about_scope("relay.silent", scope, reason, count, now)
         # A scope is not silent either if the hub hears nobody now, or has forgotten all its agents.
         heard = {scope for scope in self._silent_scopes - silent if self._hears(scope, now)}
         for scope in sorted(heard):
             reason = f"an agent of scope {scope} is heard of again"
-            _log.info("%s", reason)
             self._record_about_scope("relay.source-recovered", scope, reason, 1, now)
         self._silent_scopes = (self._silent_scopes - heard) & self.roster.scopes | silent
 
@@ -118,7 +116,6 @@ class RosterKeeper:
                     f"the clock of agent {agent.name} of scope {agent.scope} is wrong by "
                     f"{agent.clock_offset:g} s: it gets no start orders"
                 )
-                _log.warning("%s", reason)
                 self._record_about_scope("relay.clock-skewed", agent.scope, reason, 1, now)
         self._wrong_clocks = names
 

@@ -34,16 +34,19 @@ class ScopeStates:
         clock: Clock,
         send: Callable[[str, CloudEvent], None],
         ending_in: Callable[[str], Sequence[str]],
+        awaited_in: Callable[[str], Sequence[str]],
     ) -> None:
         """``send`` publishes with a routing key; a state may be lost.
 
-        ``ending_in`` returns the EventIds of a scope that may have ended.
+        ``ending_in`` returns the EventIds of a scope that may have ended, ``awaited_in`` the agents
+        that still show one of them.
         """
         self._origin = origin
         self._keys = keys
         self._clock = clock
         self._send = send
         self._ending_in = ending_in
+        self._awaited_in = awaited_in
         self._told: dict[str, deque[tuple[float, str]]] = {}
         self._sent_at: dict[str, float] = {}
         self._due: set[str] = set()
@@ -94,6 +97,7 @@ class ScopeStates:
             hub_time=at,
             told=self._told_ids(scope, now),
             ending=tuple(self._ending_in(scope)),
+            awaited=tuple(self._awaited_in(scope)),
         )
         self._send(state_key(scope), state.to_event(self._origin, at))
 

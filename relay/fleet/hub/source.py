@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import NoReturn
 
 from relay.clock import Clock
@@ -11,7 +10,6 @@ from relay.events.build import ReportRelayEvent
 LOST_AFTER = 90.0
 """Seconds without a connection to RabbitMQ after which the hub reports it."""
 _CHECK_INTERVAL = 1.0
-_log = logging.getLogger(__name__)
 
 
 class FleetSource:
@@ -56,5 +54,4 @@ class FleetSource:
             if since is None or self.lost or self._clock.monotonic() - since < LOST_AFTER:
                 continue
             self.lost = True
-            _log.error("%s", self.lost_reason)
             self._report("relay.source-lost", f"{self.lost_reason} (for {LOST_AFTER:g} s)")

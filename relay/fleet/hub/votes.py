@@ -29,6 +29,7 @@ from relay.approvals.request import (
 from relay.clock import Clock
 from relay.fleet.messages import VoteAnswer, VoteMessage
 from relay.fleet.routing import Sender
+from relay.log_fields import with_fields
 from relay.rate_limits import CALLER_BURST, CALLER_RATE, TokenBuckets
 
 CHANNEL = "fleet"
@@ -95,7 +96,19 @@ class MachineVotes:
             return _refusal(422, str(error), field=error.field)
         answer = await self._submit(self._request(sender, principal, vote, body))
         if answer.accepted and not answer.repeat:
-            _log.info("%s of %s by %s at %s", body.decision, body.eventId, vote.user, principal)
+            _log.info(
+                "%s at %s decided: %s of %s",
+                vote.user,
+                principal,
+                body.decision,
+                body.eventId,
+                extra=with_fields(
+                    decision=body.decision,
+                    eventId=body.eventId,
+                    scope=sender.scope,
+                    principal=principal,
+                ),
+            )
         return answer
 
     def _exceeded_limit(self, sender: Sender) -> str | None:

@@ -1,0 +1,144 @@
+"""Finds the local socket of the relay that a configuration means.
+
+With ``api.socket: auto`` the relay chooses the place when it starts, so every place is tried. The
+socket of a relay of its own comes first, that of the service last. A call there names the state
+file, so that a decision that is meant for one relay never reaches another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from pathlib import Path
+
+import aiohttp
+
+from relay.api.local_socket import (
+    SERVICE_SOCKET,
+    STATE_FILE_HEADER,
+    own_sockets,
+    state_file_id,
+    supports_local_sockets,
+)
+from relay.cli._exit_codes import CommandFailed
+from relay.config.location import RelayLocation
+from relay.errors import ConfigError
+from relay.files import describe_os_error, may_exist
+
+_CONNECT_TIMEOUT = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class LocalSocket:
+    """A local socket, and the headers of each call there."""
+
+    path: Path
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+async def find_socket(
+    location: RelayLocation, *, service_socket: Path = SERVICE_SOCKET
+) -> LocalSocket:
+    """Return the local socket of a relay.
+
+    Raises ConfigError if there is none to ask, and CommandFailed if none answers.
+    """
+    if isinstance(location.socket, Path):
+        return LocalSocket(location.socket)
+    if location.socket is None:
+        # The environment of the service may set a socket that its configuration has not.
+        if may_exist(service_socket):
+            return LocalSocket(service_socket)
+        raise ConfigError(
+            f"{location.file or 'the environment'} has no api.socket, and {service_socket} does "
+            f"not exist. Remove `socket: null`, or {_other_ways(location)}"
+        )
+    if not supports_local_sockets():
+        raise ConfigError(f"this system has no local sockets: {_other_ways(location)}")
+    problems: list[tuple[Path, str]] = []
+    for place in _places(location, service_socket):
+        problem = await _reach(place)
+        if problem is None:
+            return place
+        problems.append((place.path, problem))
+    raise CommandFailed("\n".join(_describe_failure(location, problems)))
+
+
+def _places(location: RelayLocation, service_socket: Path) -> Iterator[LocalSocket]:
+    folders = [Path()]
+    if location.file is not None and location.is_own:
+        folders.append(location.file.parent)  # a relay that was started there
+    sockets = dict.fromkeys(
+        path for folder in folders for path in own_sockets(folder / location.state_file, os.environ)
+    )
+    for path in sockets:
+        yield LocalSocket(path)
+    headers = {}
+    if location.is_state_file_certain:
+        headers[STATE_FILE_HEADER] = state_file_id(location.state_file)
+    yield LocalSocket(service_socket, headers)
+
+
+async def _reach(place: LocalSocket) -> str | None:
+    """Return why there is no relay for these calls; None if there is one."""
+    try:
+        owner, folder_owner = place.path.stat().st_uid, place.path.parent.stat().st_uid
+        if not is_trusted(owner, folder_owner, os.geteuid()):
+            return "it belongs to another user"
+        connection = socket.socket(socket.AF_UNIX)
+        with connection:
+            connection.setblocking(False)  # noqa: FBT003  # its only parameter
+            async with asyncio.timeout(_CONNECT_TIMEOUT):
+                await asyncio.get_running_loop().sock_connect(connection, str(place.path))
+    except PermissionError as error:
+        return f"{describe_os_error(error)}; its group may, see docs/operations.md"
+    except (TimeoutError, BlockingIOError):
+        return "it does not answer"
+    except OSError as error:
+        return describe_os_error(error)
+    return await _ask_who_is_there(place) if place.headers else None
+
+
+def is_trusted(owner: int, folder_owner: int, user: int) -> bool:
+    """Return whether a socket is of this user, of root, or of the owner of its folder.
+
+    In a folder that all can write, anybody can put a socket.
+    """
+    return owner in (user, 0, folder_owner)
+
+
+async def _ask_who_is_there(place: LocalSocket) -> str | None:
+    connector = aiohttp.UnixConnector(str(place.path))
+    timeout = aiohttp.ClientTimeout(total=_CONNECT_TIMEOUT)
+    try:
+        async with (
+            aiohttp.ClientSession(
+                connector=connector, headers=place.headers, timeout=timeout
+            ) as session,
+            session.get("http://relay/healthz") as response,
+        ):
+            if response.status == HTTPStatus.MISDIRECTED_REQUEST:
+                return "the relay there has another state file"
+    except (aiohttp.ClientError, TimeoutError):
+        return "it does not answer"
+    return None
+
+
+def _describe_failure(location: RelayLocation, problems: list[tuple[Path, str]]) -> Iterator[str]:
+    yield "no relay answers on this machine. Is it running? These sockets were tried:"
+    for path, problem in problems:
+        yield f"  {path}: {problem}"
+    if location.file is None:
+        yield "there is no relay.yaml here or in /etc/imds-relay, so these are the usual places"
+    else:
+        yield f"they are the places of a relay with the configuration {location.file}"
+    yield from (f"not used of it: {problem}" for problem in location.problems)
+    yield f"for a relay elsewhere, {_other_ways(location)}"
+
+
+def _other_ways(location: RelayLocation) -> str:
+    return f"give --url and a key: --url {location.url} --key-file FILE"

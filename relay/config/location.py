@@ -1,0 +1,123 @@
+"""Reads of a configuration only where its relay is: the local socket, the listener, the state file.
+
+It reads no secret and expands no variable that it does not need, and it accepts a configuration
+with which the relay would not start. So the command line works for users who have not the secrets
+of the relay, and while a configuration is being edited.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from relay.config.document import expand_variables, override_values, read_document
+from relay.config.file import DEFAULT_PATHS, SYSTEM_FILE, find_file
+from relay.errors import ConfigError
+
+_PLACES = ("api.socket", "api.listen", "api.tls", "store.path")
+_VARIABLES = ("API", "API__SOCKET", "API__LISTEN", "API__TLS", "STORE", "STORE__PATH")
+_DEFAULT_LISTEN = "127.0.0.1:8080"
+_LOOPBACK_OF_WILDCARD = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelayLocation:
+    """Where the relay of a configuration is."""
+
+    file: Path | None
+    """None if there is no file."""
+    problems: tuple[str, ...]
+    """What could not be read. The defaults are used in its place."""
+    socket: Path | Literal["auto"] | None
+    state_file: Path
+    is_own: bool
+    """Whether the file is for a relay of the user, and not for the service of this machine."""
+    is_state_file_certain: bool
+    """Whether the relay has this state file for certain: its path may be relative to a folder that
+    only the relay knows."""
+    url: str
+    """The URL of the listener, from this machine."""
+
+
+def locate_relay(
+    path: Path | None = None,
+    environment: Mapping[str, str] = os.environ,
+    *,
+    default_paths: Sequence[Path] = DEFAULT_PATHS,
+) -> RelayLocation:
+    """Return where the relay is. Raises ConfigError if the file that ``path`` names is unusable."""
+    file = find_file(path, environment, default_paths)
+    document: Any = {}
+    problems: list[str] = []
+    if file is not None:
+        try:
+            document = read_document(file)
+        except ConfigError as error:
+            if path is not None:
+                raise
+            problems.append(str(error))
+    values: dict[str, Any] = {}
+    for place in _PLACES:
+        section, key = place.split(".")
+        found = document.get(section)
+        if isinstance(found, dict) and key in found:
+            try:
+                part = expand_variables(file, {section: {key: found[key]}}, environment)
+            except ConfigError as error:
+                problems.append(str(error))
+            else:
+                values.setdefault(section, {})[key] = part[section][key]
+    try:
+        override_values(
+            values,
+            {
+                name: environment[name]
+                for name in (f"IMDS_RELAY_{variable}" for variable in _VARIABLES)
+                if name in environment
+            },
+        )
+    except ConfigError as error:
+        problems.append(str(error))
+    api, store = values.get("api"), values.get("store")
+    api = api if isinstance(api, dict) else {}
+    state_file = _path(store.get("path") if isinstance(store, dict) else None)
+    is_own = path is not None or (file is not None and not _is_of_machine(file))
+    is_named = path is not None or bool(environment.get("IMDS_RELAY_CONFIG"))
+    is_in_current_folder = is_own and not is_named
+    return RelayLocation(
+        file=file,
+        problems=tuple(problems),
+        socket=_socket(api),
+        state_file=state_file or Path("relay.db"),
+        is_own=is_own,
+        is_state_file_certain=state_file is not None
+        and (state_file.is_absolute() or is_in_current_folder),
+        url=_listener_url(api),
+    )
+
+
+def _path(value: object) -> Path | None:
+    return Path(value) if isinstance(value, str) and value else None
+
+
+def _socket(api: Mapping[str, Any]) -> Path | Literal["auto"] | None:
+    value = api.get("socket", "auto")
+    if value is None:
+        return None
+    return "auto" if value == "auto" else _path(value) or "auto"
+
+
+def _listener_url(api: Mapping[str, Any]) -> str:
+    listen = api.get("listen")
+    listen = listen if isinstance(listen, str) and ":" in listen else _DEFAULT_LISTEN
+    host, _, port = listen.rpartition(":")
+    scheme = "http" if api.get("tls") is None else "https"
+    return f"{scheme}://{_LOOPBACK_OF_WILDCARD.get(host, host)}:{port}"
+
+
+def _is_of_machine(file: Path) -> bool:
+    """Return whether a file is that of the service, under whatever name."""
+    return os.path.realpath(file) == os.path.realpath(SYSTEM_FILE)

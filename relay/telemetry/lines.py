@@ -1,0 +1,288 @@
+"""The log line of each recorded event: its level, its sentence and its fields.
+
+docs/log.md lists the lines that `LINES` describes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from relay.events.cloudevent import CloudEvent
+from relay.log_fields import Fields
+
+MAX_RESOURCES = 20
+"""Machines that the fields of a line name."""
+_MAX_NAMES = 5
+"""Machines that the sentence of a line names."""
+_REFUSED = 400  # HTTP
+_ABOUT_EVENT = ("eventId", "scope", "eventType", "resources", "revision")
+"""Fields of every line about an event of Azure."""
+_EVENT_FIELDS = (*_ABOUT_EVENT, "eventStatus", "eventSource", "notBefore", "durationSeconds")
+_DECISION_FIELDS = (
+    *_ABOUT_EVENT,
+    *("decision", "principal", "channel", "approvalId", "votes", "required", "rule", "reason"),
+    "dryRun",
+)
+_ABOUT_RELAY = ("scope", "relay")
+"""Fields of every line about a relay."""
+EVERY_LINE = ("type", "id", "position")
+"""Fields of the line of every event, besides those of its definition."""
+_SINK_FIELDS = ("sink", *_ABOUT_RELAY, "reason", "count")
+_FROM_ATTRIBUTES = frozenset(_ABOUT_RELAY)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of the log. ``level`` is one of `logging`."""
+
+    level: int
+    message: str
+    fields: Fields
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineDefinition:
+    """The line of a type of events.
+
+    ``sentence`` makes the sentence from the data of the event, and ``level`` its level. ``fields``
+    are names in the data or the attributes of the event. Each line also has `EVERY_LINE`.
+    """
+
+    level: int | Callable[[Mapping[str, Any]], int]
+    sentence: Callable[[Mapping[str, Any]], str]
+    fields: Sequence[str]
+
+
+def _subject(data: Mapping[str, Any]) -> str:
+    """Return the event in words: ``Reboot of db-1 and db-2``."""
+    names = data["resources"] or ()
+    kind = data["eventType"] or "event"
+    if not names:
+        return f"{kind} {data['eventId']}" if data["eventType"] else f"event {data['eventId']}"
+    return f"{kind} of {_join(names)}"
+
+
+def _join(names: Sequence[str]) -> str:
+    listed = ", ".join(names[:_MAX_NAMES])
+    others = len(names) - _MAX_NAMES
+    return f"{listed} and {others} more" if others > 0 else listed
+
+
+def _scheduled(data: Mapping[str, Any]) -> str:
+    parts = [f"{_subject(data)} is scheduled"]
+    if (data["eventStatus"] or "").lower() != "scheduled":
+        parts = [f"{_subject(data)} has appeared with the status {data['eventStatus'] or 'none'}"]
+    if data["eventSource"]:
+        parts.append(f"by {data['eventSource']}")
+    if data["notBefore"]:
+        parts.append(f"not before {data['notBefore']}")
+    if data["durationSeconds"] is not None:
+        parts.append(f"for {data['durationSeconds']} s")
+    return ", ".join(parts)
+
+
+def _updated(data: Mapping[str, Any]) -> str:
+    changes = [
+        f"{name} was {_value(old)}, is {_value(data.get(name))}" for name, old in _changed(data)
+    ]
+    return f"{_subject(data)} has changed: {'; '.join(changes)}"
+
+
+def _started(data: Mapping[str, Any]) -> str:
+    others = [name for name, _ in _changed(data) if name not in ("eventStatus", "notBefore")]
+    also = f"; also changed: {', '.join(others)}" if others else ""
+    return f"{_subject(data)} has started{_approved(data)}{also}"
+
+
+def _ended(data: Mapping[str, Any]) -> str:
+    return f"{_subject(data)} has ended: {data['outcome']}{_approved(data)}"
+
+
+def _approved(data: Mapping[str, Any]) -> str:
+    return ", approved by this relay" if data["approvedByRelay"] else ""
+
+
+def _changed(data: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    return list(data["changed"].items())
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, list):
+        return _join(value)
+    return "none" if value is None else str(value)
+
+
+_VERBS = {"approve": "approves", "hold": "holds", "release": "releases"}
+
+
+def _recorded(data: Mapping[str, Any]) -> str:
+    votes = ""
+    if data["rule"] is not None:
+        votes = f"; {data['votes']} of {data['required']} votes by rule {data['rule']}"
+    return f"{data['principal']} {_VERBS[data['decision']]} {_subject(data)}{votes}{_dry_run(data)}"
+
+
+def _granted(data: Mapping[str, Any]) -> str:
+    votes = f" with {data['votes']} votes" if data["required"] else ""
+    return f"{_subject(data)} is granted by rule {data['rule']}{votes}{_dry_run(data)}"
+
+
+def _refused(data: Mapping[str, Any]) -> str:
+    times = f" ({data['count']} times)" if "count" in data else ""
+    return (
+        f"{data['principal']} may not {data['decision']} {_subject(data)}{times}: {data['refusal']}"
+    )
+
+
+def _voided(data: Mapping[str, Any]) -> str:
+    causes = {"changed": "it has changed", "expired": "they have expired", "ended": "it has ended"}
+    return f"votes for {_subject(data)} count no more: {causes[data['why']]}"
+
+
+def _dry_run(data: Mapping[str, Any]) -> str:
+    return " (dry run)" if data.get("dryRun") else ""
+
+
+def _accepted(data: Mapping[str, Any]) -> str:
+    return f"IMDS accepted the StartRequest for {_subject(data)}"
+
+
+def _failed(data: Mapping[str, Any]) -> str:
+    return f"the StartRequest for {_subject(data)} failed: {data['reason']}"
+
+
+def _failed_level(data: Mapping[str, Any]) -> int:
+    return logging.ERROR if data["status"] == _REFUSED else logging.WARNING
+
+
+def _about_sink(text: str) -> Callable[[Mapping[str, Any]], str]:
+    return lambda data: f"sink {data['sink']} {text.format_map(data)}"
+
+
+def _reason(data: Mapping[str, Any]) -> str:
+    return str(data["reason"])
+
+
+def _dead_lettered(data: Mapping[str, Any]) -> str:
+    if data["sink"] is None:
+        return _reason(data)
+    return f"sink {data['sink']} has a dead letter: {data['reason']}"
+
+
+LINES: Mapping[str, LineDefinition] = {
+    "event.scheduled": LineDefinition(
+        level=logging.INFO, sentence=_scheduled, fields=_EVENT_FIELDS
+    ),
+    "event.updated": LineDefinition(
+        level=logging.INFO, sentence=_updated, fields=(*_EVENT_FIELDS, "changed")
+    ),
+    "event.started": LineDefinition(
+        level=logging.INFO,
+        sentence=_started,
+        fields=(*_EVENT_FIELDS, "changed", "approvedByRelay"),
+    ),
+    "event.ended": LineDefinition(
+        level=logging.INFO,
+        sentence=_ended,
+        fields=(*_EVENT_FIELDS, "outcome", "evidence", "approvedByRelay"),
+    ),
+    "approval.recorded": LineDefinition(
+        level=logging.INFO, sentence=_recorded, fields=_DECISION_FIELDS
+    ),
+    "approval.granted": LineDefinition(
+        level=logging.INFO, sentence=_granted, fields=_DECISION_FIELDS
+    ),
+    "approval.refused": LineDefinition(
+        level=logging.WARNING,
+        sentence=_refused,
+        fields=(*_DECISION_FIELDS, "refusal", "count"),
+    ),
+    "approval.voided": LineDefinition(
+        level=logging.INFO, sentence=_voided, fields=(*_ABOUT_EVENT, "why", "dryRun")
+    ),
+    "startrequest.accepted": LineDefinition(
+        level=logging.INFO, sentence=_accepted, fields=(*_ABOUT_EVENT, "status", "attempts")
+    ),
+    "startrequest.failed": LineDefinition(
+        level=_failed_level,
+        sentence=_failed,
+        fields=(*_ABOUT_EVENT, "status", "attempts", "reason"),
+    ),
+    "relay.source-lost": LineDefinition(
+        level=logging.ERROR,
+        sentence=lambda data: f"the source of events is lost: {data['reason']}",
+        fields=(*_ABOUT_RELAY, "reason"),
+    ),
+    "relay.source-recovered": LineDefinition(
+        level=logging.INFO,
+        sentence=lambda data: f"the source of events is back: {data['reason']}",
+        fields=(*_ABOUT_RELAY, "reason"),
+    ),
+    "relay.silent": LineDefinition(
+        level=logging.ERROR, sentence=_reason, fields=(*_ABOUT_RELAY, "reason", "count")
+    ),
+    "relay.sink-failing": LineDefinition(
+        level=logging.WARNING,
+        sentence=_about_sink("is failing, {count} waiting: {reason}"),
+        fields=_SINK_FIELDS,
+    ),
+    "relay.sink-recovered": LineDefinition(
+        level=logging.INFO,
+        sentence=_about_sink("delivers again, {count} waiting"),
+        fields=_SINK_FIELDS,
+    ),
+    "relay.sink-disabled": LineDefinition(
+        level=logging.ERROR,
+        sentence=_about_sink("is disabled and keeps its entries: {reason}"),
+        fields=_SINK_FIELDS,
+    ),
+    "relay.dead-lettered": LineDefinition(
+        level=logging.WARNING, sentence=_dead_lettered, fields=_SINK_FIELDS
+    ),
+    "relay.store-failing": LineDefinition(
+        level=logging.ERROR,
+        sentence=lambda data: (
+            f"{data['reason']}. Notices go out from memory, approvals are refused"
+        ),
+        fields=(*_ABOUT_RELAY, "reason"),
+    ),
+    "relay.clock-skewed": LineDefinition(
+        level=logging.WARNING,
+        sentence=lambda data: (
+            _reason(data) if data["sink"] is None else f"sink {data['sink']}: {data['reason']}"
+        ),
+        fields=_SINK_FIELDS,
+    ),
+    "relay.ping": LineDefinition(
+        level=logging.INFO,
+        sentence=_about_sink("gets a test message: {reason}"),
+        fields=_SINK_FIELDS,
+    ),
+}
+"""The line of each type, in the order of the catalog."""
+
+
+def line_of(event: CloudEvent, position: int | None) -> Line:
+    """Return the line of an event that the journal has at a position, if it has it."""
+    name, data = event.name, event.data
+    definition = LINES[name]
+    fields: dict[str, Any] = {"type": name}
+    for field in definition.fields:
+        fields[field] = (event.attributes if field in _FROM_ATTRIBUTES else data).get(field)
+    names = fields.get("resources")
+    if names is not None and len(names) > MAX_RESOURCES:
+        fields |= {
+            "resources": names[:MAX_RESOURCES],
+            "resourcesLeftOut": len(names) - MAX_RESOURCES,
+        }
+    if "changed" in fields:
+        fields["changed"] = list(fields["changed"]) or None
+    fields |= {"id": event.id, "position": position}
+    traceparent = event.attributes.get("traceparent")
+    if traceparent is not None:
+        fields["traceId"] = traceparent.split("-")[1]
+    level = definition.level if isinstance(definition.level, int) else definition.level(data)
+    return Line(level, definition.sentence(data), Fields(**fields))  # type: ignore[typeddict-item]  # the definitions name its fields

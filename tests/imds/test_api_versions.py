@@ -1,0 +1,188 @@
+"""Every version of the Scheduled Events API, against the simulator, which serves them all."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import aiohttp
+import orjson
+import pytest
+
+from relay.clock import SystemClock
+from relay.errors import SourceRefused
+from relay.events.match import Match
+from relay.events.model import ScheduledEvent
+from relay.imds import SourceSettings
+from relay.imds.api_versions import API_VERSIONS, has_prefix, unmet_conditions
+from relay.imds.client import ImdsClient
+from relay.imds.document import parse_document
+from relay.simulator import VM, Plan, Setup, Simulator
+from relay.simulator.event import API_VERSIONS as SIMULATED_VERSIONS
+from relay.simulator.event import EventType
+
+TYPES: dict[str, set[str]] = {
+    "2017-03-01": {"Freeze", "Reboot", "Redeploy"},
+    "2017-08-01": {"Freeze", "Reboot", "Redeploy"},
+    "2017-11-01": {"Freeze", "Reboot", "Redeploy", "Preempt"},
+    "2019-01-01": {"Freeze", "Reboot", "Redeploy", "Preempt", "Terminate"},
+    "2019-04-01": {"Freeze", "Reboot", "Redeploy", "Preempt", "Terminate"},
+    "2019-08-01": {"Freeze", "Reboot", "Redeploy", "Preempt", "Terminate"},
+    "2020-07-01": {"Freeze", "Reboot", "Redeploy", "Preempt", "Terminate"},
+}
+DESCRIBED = {"2019-04-01", "2019-08-01", "2020-07-01"}
+WITH_SOURCE = {"2019-08-01", "2020-07-01"}
+WITH_DURATION = {"2020-07-01"}
+SETUP = Setup(vms=(VM("web_0"), VM("web_1")), rate_limit=None)
+
+
+async def read(url: str, api_version: str) -> tuple[ScheduledEvent, ...]:
+    settings = SourceSettings(url=url, api_version=api_version)
+    async with ImdsClient(settings, SystemClock()) as client:
+        return parse_document(await client.read_document(), api_version).events
+
+
+def test_the_versions_are_those_that_the_simulator_serves() -> None:
+    assert API_VERSIONS == SIMULATED_VERSIONS == tuple(TYPES)
+
+
+@pytest.mark.parametrize("api_version", API_VERSIONS)
+async def test_each_version_shows_what_it_knows_and_the_rest_is_unknown(api_version: str) -> None:
+    async with Simulator(SETUP) as sim:
+        for kind in get_args(EventType):
+            sim.schedule(
+                Plan(type=kind, resources=("web_0", "web_1"), source="User", duration=7, id=kind)
+            )
+        sim.schedule(Plan(type="Reboot", id="started", started=True))
+        newest = {event.event_id: event for event in await read(sim.url, "2020-07-01")}
+        events = {event.event_id: event for event in await read(sim.url, api_version)}
+    assert set(events) == TYPES[api_version] | {"started"}
+    for name, event in events.items():
+        same = newest[name]
+        assert (
+            event.resources
+            == same.resources
+            == (("web_0",) if name == "started" else ("web_0", "web_1"))
+        )
+        assert (event.not_before, event.event_status) == (same.not_before, same.event_status)
+        assert (event.not_before is None) is (name == "started")
+        assert event.description == (same.description if api_version in DESCRIBED else None)
+        assert event.event_source == (same.event_source if api_version in WITH_SOURCE else None)
+        assert event.duration == (same.duration if api_version in WITH_DURATION else None)
+    assert newest["Reboot"].event_source == "User"
+    assert newest["Reboot"].duration == 7
+    assert newest["Reboot"].description
+
+
+@pytest.mark.parametrize("api_version", API_VERSIONS)
+async def test_each_version_takes_a_start_request(api_version: str) -> None:
+    async with Simulator(SETUP) as sim:
+        event = sim.schedule(Plan(lasts=None))
+        settings = SourceSettings(url=sim.url, api_version=api_version)
+        async with ImdsClient(settings, SystemClock()) as client:
+            await client.send_start_request([event.event_id])
+        assert sim.event(event).approved
+        (call,) = sim.start_requests
+        assert call.query == f"api-version={api_version}"
+        assert orjson.loads(call.body) == {"StartRequests": [{"EventId": event.event_id}]}
+
+
+@pytest.mark.parametrize("api_version", API_VERSIONS)
+@pytest.mark.parametrize("incarnation", ["5", 5], ids=["text", "number"])
+async def test_the_simulator_takes_the_incarnation_of_older_samples(
+    api_version: str, incarnation: str | int
+) -> None:
+    """The pages of 2017 send DocumentIncarnation beside StartRequests. Nothing depends on it."""
+    async with Simulator(SETUP) as sim, aiohttp.ClientSession() as session:
+        event = sim.schedule(Plan(lasts=None))
+        body: dict[str, Any] = {"DocumentIncarnation": incarnation}
+        body["StartRequests"] = [{"EventId": event.event_id}]
+        async with session.post(
+            f"{sim.url}/metadata/scheduledevents",
+            params={"api-version": api_version},
+            headers={"Metadata": "true"},
+            json=body,
+        ) as response:
+            assert response.status == 200
+        assert sim.event(event).approved
+
+
+async def test_the_oldest_version_has_a_prefix_and_another_form_of_time() -> None:
+    async with Simulator(SETUP) as sim, aiohttp.ClientSession() as session:
+        sim.schedule(Plan(type="Reboot"))
+        texts = {}
+        for api_version in API_VERSIONS:
+            async with session.get(
+                f"{sim.url}/metadata/scheduledevents",
+                params={"api-version": api_version},
+                headers={"Metadata": "true"},
+            ) as response:
+                (entry,) = (await response.json())["Events"]
+                texts[api_version] = (entry["Resources"][0], entry["NotBefore"][-1])
+    assert texts.pop("2017-03-01") == ("_web_0", "Z")
+    assert set(texts.values()) == {("web_0", "T")}  # … GMT
+
+
+async def test_a_version_that_the_service_does_not_know_is_named_with_those_that_it_knows() -> None:
+    async with Simulator(SETUP) as sim:
+        with pytest.raises(SourceRefused) as caught:
+            await read(sim.url, "2016-11-30")
+    assert caught.value.status == 400
+    assert "newest-versions" in caught.value.reason
+    assert "2020-07-01" in caught.value.reason
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["_web_0"], ("web_0",)),
+        (["__web_0"], ("_web_0",)),
+        (["web_0"], ("web_0",)),  # a cloud service's instance has no prefix
+        (["_web_0", "web_0"], ("web_0",)),
+        (["_"], ("",)),
+        ([], ()),
+    ],
+)
+def test_one_underscore_is_removed_in_the_oldest_version_only(
+    names: list[str], expected: tuple[str, ...]
+) -> None:
+    body = orjson.dumps({"Events": [{"EventId": "A", "Resources": names}]})
+    assert parse_document(body, "2017-03-01").events[0].resources == expected
+    for api_version in API_VERSIONS[1:]:
+        event = parse_document(body, api_version).events[0]
+        assert event.resources == tuple(dict.fromkeys(names))
+    assert [version for version in API_VERSIONS if has_prefix(version)] == ["2017-03-01"]
+
+
+@pytest.mark.parametrize(
+    ("match", "since"),
+    [
+        ({"event_source": ["User"]}, "2019-08-01"),
+        ({"duration": {"max": "8s"}}, "2020-07-01"),
+        ({"event_type": ["terminate"]}, "2019-01-01"),
+        ({"event_type": ["Preempt"]}, "2017-11-01"),
+        ({"event_type": ["Terminate", "PREEMPT"]}, "2017-11-01"),
+        ({"event_type": ["Terminate", "Reboot"]}, ""),
+        ({"event_type": ["SomethingNew"]}, ""),
+        ({"resources": ["web_*"]}, ""),
+        ({}, ""),
+    ],
+)
+def test_a_condition_that_no_event_of_a_version_can_meet_is_named(
+    match: dict[str, Any], since: str
+) -> None:
+    conditions = Match.model_validate(match)
+    for api_version in API_VERSIONS:
+        reasons = list(unmet_conditions(conditions, api_version))
+        assert len(reasons) == (api_version < since)
+        assert all(since in reason and next(iter(match)) in reason for reason in reasons)
+
+
+def test_each_condition_has_a_reason_of_its_own() -> None:
+    conditions = Match.model_validate(
+        {"event_type": ["Terminate"], "event_source": ["User"], "duration": {"max": "8s"}}
+    )
+    assert [reason.partition(":")[0] for reason in unmet_conditions(conditions, "2017-03-01")] == [
+        "event_source",
+        "duration",
+        "event_type",
+    ]

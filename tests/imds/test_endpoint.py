@@ -1,0 +1,282 @@
+"""Where the metadata service is without a virtual network: searched for, checked, found again."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from ipaddress import IPv4Address
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relay.errors import SourceError, SourceUnavailable
+from relay.imds import SourceSettings
+from relay.imds.client import ImdsClient
+from relay.imds.endpoint import DHCP_INTERVAL, Candidate, CandidateFinder, is_allowed
+from relay.net.egress import is_refused
+from tests.approvals.manual_clock import ManualClock
+
+PRIVATE, SHARED = IPv4Address("10.9.8.9"), IPv4Address("100.65.96.130")
+METADATA, WIRE_SERVER = IPv4Address("169.254.169.254"), IPv4Address("168.63.129.16")
+PUBLIC = IPv4Address("20.50.2.1")
+
+
+def answering(address: IPv4Address | Exception | None) -> Callable[[], Awaitable[Any]]:
+    """Return what stands for DHCP: it gives this answer."""
+
+    async def ask() -> IPv4Address | None:
+        if isinstance(address, Exception):
+            raise address
+        return address
+
+    return ask
+
+
+async def found(finder: CandidateFinder) -> list[str]:
+    return [candidate.url async for candidate in finder.find()]
+
+
+@pytest.mark.parametrize(
+    ("address", "allowed"),
+    [
+        ("169.254.169.254", True),
+        ("169.254.1.1", True),
+        ("168.63.129.16", True),
+        ("10.0.0.1", True),
+        ("10.255.255.255", True),
+        ("172.16.0.1", True),
+        ("172.31.255.255", True),
+        ("192.168.3.4", True),
+        ("100.65.96.130", True),
+        ("100.127.255.255", True),
+        ("168.63.129.15", False),
+        ("168.63.129.17", False),
+        ("11.0.0.0", False),
+        ("172.15.255.255", False),
+        ("172.32.0.0", False),
+        ("192.167.255.255", False),
+        ("192.169.0.0", False),
+        ("100.63.255.255", False),
+        ("100.128.0.0", False),
+        ("20.50.2.1", False),
+        ("203.0.113.9", False),
+        ("127.0.0.1", False),
+        ("0.0.0.0", False),
+        ("224.0.0.1", False),
+        ("255.255.255.255", False),
+        ("240.0.0.1", False),
+    ],
+)
+def test_only_addresses_that_no_public_host_has_are_allowed(address: str, allowed: bool) -> None:
+    assert is_allowed(IPv4Address(address)) is allowed
+
+
+@given(st.integers(0, 2**32 - 1).map(IPv4Address))
+def test_an_address_of_the_internet_is_never_allowed(address: IPv4Address) -> None:
+    if address.is_global and address != WIRE_SERVER:
+        assert not is_allowed(address)
+
+
+async def test_the_address_in_a_virtual_network_comes_first_and_azures_host_last() -> None:
+    finder = CandidateFinder(ManualClock(), leases=lambda: [SHARED], ask=answering(PRIVATE))
+    assert await found(finder) == [
+        "http://169.254.169.254",
+        "http://100.65.96.130",
+        "http://100.65.96.130:8080",
+        "http://10.9.8.9",
+        "http://10.9.8.9:8080",
+        "http://168.63.129.16",
+    ]
+    assert finder.problems == []
+
+
+async def test_an_address_is_listed_once() -> None:
+    leases = [PRIVATE, METADATA, PRIVATE, WIRE_SERVER]
+    finder = CandidateFinder(ManualClock(), leases=lambda: leases, ask=answering(PRIVATE))
+    assert await found(finder) == [
+        "http://169.254.169.254",
+        "http://10.9.8.9",
+        "http://10.9.8.9:8080",
+        "http://168.63.129.16",
+        "http://168.63.129.16:8080",
+    ]
+
+
+async def test_a_public_address_is_no_candidate_and_is_named() -> None:
+    finder = CandidateFinder(ManualClock(), leases=lambda: [PUBLIC], ask=answering(PUBLIC))
+    assert await found(finder) == ["http://169.254.169.254", "http://168.63.129.16"]
+    assert finder.problems == [
+        "option 245 of a DHCP lease is 20.50.2.1, and the metadata service has no public address"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        (None, "the answer of DHCP has no option 245"),
+        (TimeoutError(), "no DHCP server answered within 10 s"),
+        (PermissionError(13, "Permission denied"), "needs CAP_NET_BIND_SERVICE"),
+        (OSError(98, "Address already in use"), "DHCP cannot be asked: Address already in use"),
+        (OSError("no network card has a default route"), "no network card has a default route"),
+    ],
+    ids=["no option", "silence", "no right", "port in use", "no card"],
+)
+async def test_what_dhcp_does_not_say_is_a_problem_with_a_reason(
+    answer: Exception | None, problem: str
+) -> None:
+    finder = CandidateFinder(ManualClock(), leases=list, ask=answering(answer))
+    assert await found(finder) == ["http://169.254.169.254", "http://168.63.129.16"]
+    assert len(finder.problems) == 1
+    assert problem in finder.problems[0]
+
+
+async def test_dhcp_is_asked_at_most_once_in_half_a_minute() -> None:
+    asked = 0
+
+    async def ask() -> IPv4Address:
+        nonlocal asked
+        asked += 1
+        return PRIVATE
+
+    clock = ManualClock()
+    finder = CandidateFinder(clock, leases=list, ask=ask)
+    answers = []
+    for seconds in (0.0, 0.0, DHCP_INTERVAL - 1, 2.0):
+        clock.advance(seconds)
+        answers.append(("http://10.9.8.9" in await found(finder), asked, finder.problems))
+    pause = ["DHCP was asked a moment ago"]
+    assert answers == [(True, 1, []), (False, 1, pause), (False, 1, pause), (True, 2, [])]
+
+
+async def test_dhcp_is_not_asked_where_the_search_ends_before() -> None:
+    async def ask() -> IPv4Address | None:
+        raise AssertionError("expected no request")
+
+    finder = CandidateFinder(ManualClock(), leases=lambda: [PRIVATE], ask=ask)
+    async for candidate in finder.find():
+        if candidate.address == PRIVATE:
+            break
+    assert candidate == Candidate(PRIVATE, 80, "option 245 of a DHCP lease")
+
+
+async def test_a_start_request_is_sent_nowhere_before_the_service_is_found() -> None:
+    clock = ManualClock()
+    finder = CandidateFinder(clock, leases=list, ask=answering(PRIVATE))
+    async with ImdsClient(SourceSettings(url="discover"), clock, finder) as client:
+        with pytest.raises(SourceUnavailable, match="none is found yet"):
+            await client.send_start_request(["A"])
+        assert client.url is None
+
+
+async def test_a_url_is_called_as_it_is(unused_tcp_port: int) -> None:
+    url = f"http://127.0.0.1:{unused_tcp_port}"
+    async with ImdsClient(SourceSettings(url=url), ManualClock()) as client:
+        assert client.url == url
+        with pytest.raises(SourceError):
+            await client.read_document()
+        assert not client.is_outside_virtual_network
+
+
+# --- on a machine without a virtual network
+
+
+@pytest.fixture(scope="module")
+def report() -> dict[str, Any]:
+    """What `endpoint_namespace` saw in a network namespace."""
+    missing = [program for program in ("unshare", "ip", "mount") if shutil.which(program) is None]
+    if missing:
+        pytest.skip(
+            f"{', '.join(missing)} not found: no network namespace (Debian: util-linux, iproute2)"
+        )
+    unshare = ["unshare", "--net", "--mount", "--user", "--map-root-user"]
+    devices = ["ip", "link", "add", "veth0", "type", "veth", "peer", "name", "veth1"]
+    allowed = subprocess.run([*unshare, *devices], capture_output=True, text=True, check=False)
+    if allowed.returncode != 0:
+        unshare = unshare[:3]  # where user namespaces are switched off, root needs none
+        allowed = subprocess.run([*unshare, *devices], capture_output=True, text=True, check=False)
+    if allowed.returncode != 0:
+        pytest.skip(f"no network namespace with a device can be made: {allowed.stderr.strip()}")
+    done = subprocess.run(
+        [*unshare, sys.executable, "-m", "tests.imds.endpoint_namespace"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=170,
+    )
+    assert done.returncode == 0, done.stderr
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+def test_in_a_virtual_network_its_address_is_taken_and_dhcp_is_not_asked(
+    report: dict[str, Any],
+) -> None:
+    assert report["in_a_virtual_network"] == {
+        "url": "http://169.254.169.254",
+        "outside": False,
+        "asked": 0,
+        "others": 0,
+    }
+
+
+def test_a_redirect_is_not_followed_and_the_search_goes_on(report: dict[str, Any]) -> None:
+    assert report["redirected"] == {"url": "http://10.9.8.9", "redirected": [302], "followed": 0}
+
+
+def test_option_245_of_dhcp_names_the_service(report: dict[str, Any]) -> None:
+    outside = report["outside"]
+    assert (outside["url"], outside["outside"]) == ("http://10.9.8.9", True)
+    assert (outside["asked"], outside["flags"]) == (1, 0x80)
+    assert outside["approved"]
+    assert outside["paths"] == [
+        "GET /metadata/scheduledevents",
+        "GET /metadata/instance",
+        "GET /metadata/scheduledevents",
+        "POST /metadata/scheduledevents",
+    ]
+
+
+def test_no_sink_reaches_the_address_while_the_service_is_there(report: dict[str, Any]) -> None:
+    assert report["outside"]["guarded"] == [False, True, False]
+    assert report["moved"]["guarded"] == [False, True]
+    assert not is_refused(PRIVATE)
+
+
+def test_nothing_is_sent_to_a_public_host(report: dict[str, Any]) -> None:
+    public = report["public_address"]
+    assert (public["calls"], public["url"]) == (0, None)
+    assert "203.0.113.9, and the metadata service has no public address" in public["reason"]
+
+
+def test_a_service_that_moved_is_found_again(report: dict[str, Any]) -> None:
+    moved = report["moved"]
+    assert moved["urls"] == ["http://10.9.8.9", "http://100.65.96.130:8080"]
+    assert "10.9.8.9" in moved["at_once"]
+    assert moved["asked"] == [0, 1]
+
+
+def test_without_an_answer_of_dhcp_azures_host_is_tried(report: dict[str, Any]) -> None:
+    nothing = report["nothing"]
+    assert nothing["url"] == "http://168.63.129.16"
+    assert nothing["asked"] == 1
+    for part in ("http://169.254.169.254", "http://168.63.129.16", "no DHCP server answered"):
+        assert part in nothing["reason"]
+
+
+def test_a_whole_relay_finds_the_service_and_approves_in_the_oldest_version(
+    report: dict[str, Any],
+) -> None:
+    relay = report["whole_relay"]
+    assert relay["code"] == 0
+    assert "the metadata service is at http://10.9.8.9, option 245 of DHCP" in relay["log"]
+    assert [list(body) for body in relay["bodies"]] == [["StartRequests"]]
+    assert relay["versions"] == ["api-version=2017-03-01"]
+    assert relay["cancels"] == []
+    assert len(relay["reasons"]) == 1
+    assert "which no sink may reach" in relay["reasons"][0]
+    assert "Traceback" not in relay["log"]

@@ -1,0 +1,139 @@
+"""Every type of event has its line in the log, in words and in fields."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, get_type_hints
+
+import pytest
+
+from docs.generate import examples
+from relay.events.build import Origin, decision_event, event_data
+from relay.events.catalog import CATALOG
+from relay.events.cloudevent import CloudEvent
+from relay.log_fields import FIELDS, Fields
+from relay.telemetry.lines import LINES, MAX_RESOURCES, line_of
+from tests.approvals.builders import build_event
+from tests.approvals.manual_clock import NOON
+
+REBOOT = "Reboot of WestNO_0, WestNO_1"
+SENTENCES = {
+    "event.scheduled": f"{REBOOT} is scheduled, by Platform, not before 2022-04-11T22:26:58Z",
+    "event.updated": f"{REBOOT} has changed: "
+    "notBefore was 2022-04-11T22:26:58Z, is 2022-04-11T22:41:58Z",
+    "event.started": f"{REBOOT} has started, approved by this relay",
+    "event.ended": f"{REBOOT} has ended: completed, approved by this relay",
+    "approval.recorded": f"client:db-drain approves {REBOOT}; 1 of 2 votes by rule databases",
+    "approval.granted": f"{REBOOT} is granted by rule databases with 2 votes",
+    "approval.refused": f"client:intern may not approve {REBOOT}: "
+    "the rule databases takes no vote of client:intern",
+    "approval.voided": f"votes for {REBOOT} count no more: it has changed",
+    "startrequest.accepted": f"IMDS accepted the StartRequest for {REBOOT}",
+    "startrequest.failed": f"the StartRequest for {REBOOT} failed: "
+    "IMDS refused the StartRequest as malformed (400)",
+    "relay.source-lost": "the source of events is lost: "
+    "no usable answer for 90 s: expected 200, got 410 Gone",
+    "relay.source-recovered": "the source of events is back: the metadata service answers again",
+    "relay.silent": "no agent of scope vmss-a-1f0c33ab has been heard of for 150 s",
+    "relay.sink-failing": "sink drain is failing, 5 waiting: expected 2xx, got 503",
+    "relay.sink-recovered": "sink drain delivers again, 12 waiting",
+    "relay.sink-disabled": "sink drain is disabled and keeps its entries: "
+    "the receiver answered 410: it wants no more",
+    "relay.dead-lettered": "sink drain has a dead letter: given up after 24h: "
+    "expected 2xx, got 503",
+    "relay.store-failing": "the state file cannot be written: disk full. "
+    "Notices go out from memory, approvals are refused",
+    "relay.clock-skewed": "sink drain: the receiver's clock is 94 s ahead of ours",
+    "relay.ping": "sink drain gets a test message: asked for by local:root",
+}
+ERRORS = {
+    *("startrequest.failed", "relay.source-lost", "relay.silent", "relay.sink-disabled"),
+    "relay.store-failing",
+}
+WARNINGS = {
+    *("approval.refused", "relay.sink-failing", "relay.dead-lettered", "relay.clock-skewed"),
+}
+
+
+def test_every_type_of_the_catalog_has_a_line() -> None:
+    assert list(LINES) == [definition.name for definition in CATALOG] == list(SENTENCES)
+
+
+@pytest.mark.parametrize("event", examples(), ids=lambda event: event.name)
+def test_the_line_says_what_happened_in_words_and_in_fields(event: CloudEvent) -> None:
+    line = line_of(event, 7)
+    assert line.message == SENTENCES[event.name]
+    fields: dict[str, Any] = dict(line.fields.items())
+    assert fields.keys() <= FIELDS.keys()
+    assert (fields["type"], fields["id"], fields["position"]) == (event.name, event.id, 7)
+    if event.name.startswith("relay."):
+        assert fields.get("sink") == event.data["sink"]
+        assert fields["relay"] == "WestNO_0"
+    else:
+        assert fields["eventId"] == event.subject
+        assert fields["revision"] == event.data["revision"]
+    assert fields["scope"] == "westno-4f7a9c21"
+    expected = logging.INFO
+    if event.name in ERRORS:
+        expected = logging.ERROR
+    elif event.name in WARNINGS:
+        expected = logging.WARNING
+    assert line.level == expected
+
+
+def test_every_field_is_documented_with_its_type() -> None:
+    assert get_type_hints(Fields).keys() == FIELDS.keys()
+
+
+def about(name: str, resources: tuple[str, ...] = ("db-0",), **added: Any) -> CloudEvent:
+    """Return an event about a decision."""
+    return decision_event(
+        name,
+        Origin("west", "vm-0"),
+        NOON,
+        event=event_data(build_event(resources=resources), 1),
+        added=added,
+        cause=None,
+        head="1:00",
+    )
+
+
+def test_a_start_request_that_the_relay_gave_up_is_a_warning_and_no_error() -> None:
+    line = line_of(
+        about("startrequest.failed", status=None, attempts=0, reason="it has changed"), 1
+    )
+    assert line.level == logging.WARNING
+
+
+def test_refusals_that_became_one_event_are_one_line_with_their_number() -> None:
+    refusal: dict[str, Any] = {"decision": "hold", "principal": "client:x", "refusal": "no right"}
+    line = line_of(about("approval.refused", **refusal, count=41), 1)
+    assert line.message == "client:x may not hold Reboot of db-0 (41 times): no right"
+    assert line.fields["count"] == 41
+
+
+def test_a_line_names_a_bounded_number_of_machines() -> None:
+    names = tuple(f"db-{number}" for number in range(200))
+    line = line_of(about("approval.voided", names, why="expired"), 1)
+    assert line.message == (
+        "votes for Reboot of db-0, db-1, db-2, db-3, db-4 and 195 more count no more: "
+        "they have expired"
+    )
+    assert line.fields["resources"] == list(names[:MAX_RESOURCES])
+    assert line.fields["resourcesLeftOut"] == 200 - MAX_RESOURCES
+
+
+def test_a_refusal_about_an_unknown_event_has_its_line_too() -> None:
+    unknown = dict.fromkeys(about("approval.refused").data)
+    event = CloudEvent.build(
+        about("approval.refused").attributes,
+        {
+            **unknown,
+            "eventId": "nobody-knows-it",
+            "decision": "approve",
+            "principal": "client:x",
+            "refusal": "unknown event",
+        },
+    )
+    line = line_of(event, 1)
+    assert line.message == "client:x may not approve event nobody-knows-it: unknown event"

@@ -1,0 +1,191 @@
+"""The log of a running relay tells what happened, each thing once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relay.events.build import Origin, relay_event
+from relay.outbox import StateFileOwner, StoreSettings
+from relay.outbox.sqlite import open_store
+from relay.outbox.transaction import MAX_EVENTS_IN_MEMORY, Transaction
+from relay.simulator import Plan
+from relay.telemetry.story import Story
+from tests.approvals.manual_clock import NOON, ManualClock
+from tests.cli.running_relay import LOCAL_PRINCIPAL, running_relay
+from tests.journey.relay_process import eventually
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What the log holds."""
+
+    caplog: pytest.LogCaptureFixture
+
+    def fields(self) -> list[dict[str, Any]]:
+        """Return the fields of each line that has some, in their order."""
+        return [record.fields for record in self.caplog.records if hasattr(record, "fields")]
+
+    def types(self) -> list[str]:
+        """Return the types of events that were told."""
+        return [fields["type"] for fields in self.fields() if "type" in fields]
+
+    async def wait(self, name: str, count: int = 1) -> dict[str, Any]:
+        """Wait until a type was told so often; return the fields of the newest line."""
+        await eventually(lambda: self.types().count(name) >= count, what=name)
+        return [fields for fields in self.fields() if fields.get("type") == name][-1]
+
+
+@pytest.fixture
+def told(caplog: pytest.LogCaptureFixture) -> Told:
+    """The log from INFO on."""
+    caplog.set_level(logging.INFO, "relay")
+    return Told(caplog)
+
+
+async def test_the_log_tells_an_event_from_its_announcement_to_its_outcome_once(
+    tmp_path: Path, told: Told
+) -> None:
+    async with running_relay(
+        tmp_path,
+        rules=[{"name": "one", "approve": {"votes": 1, "from": [LOCAL_PRINCIPAL]}}],
+        tell_first="0s",
+    ) as relay:
+        event = await relay.announce()
+        scheduled = await told.wait("event.scheduled")
+        assert (scheduled["eventId"], scheduled["scope"]) == (event.event_id, "west")
+        assert (scheduled["eventType"], scheduled["eventSource"]) == ("Reboot", "Platform")
+        assert scheduled["resources"] == ["db-0", "db-1"]
+
+        await relay.run("hold", event.event_id, "--reason", "wait")
+        held = await told.wait("approval.recorded")
+        assert (held["decision"], held["principal"]) == ("hold", LOCAL_PRINCIPAL)
+        assert (held["reason"], held["channel"]) == ("wait", "local")
+        await relay.run("release", event.event_id)
+        assert (await told.wait("approval.recorded", 2))["decision"] == "release"
+
+        await relay.run("approve", event.event_id, "--yes")
+        vote = await told.wait("approval.recorded", 3)
+        assert (vote["decision"], vote["votes"], vote["required"]) == ("approve", 1, 1)
+        granted = await told.wait("approval.granted")
+        assert (granted["rule"], granted["revision"]) == ("one", scheduled["revision"])
+        accepted = await told.wait("startrequest.accepted")
+        assert (accepted["status"], accepted["attempts"]) == (200, 1)
+        assert (await told.wait("event.started"))["approvedByRelay"] is True
+        relay.azure.end(event.event_id)
+        assert (await told.wait("event.ended"))["outcome"] == "completed"
+
+        sent = [fields for fields in told.fields() if "agent" in fields]
+        assert [(fields["eventId"], fields["attempts"]) for fields in sent] == [(event.event_id, 1)]
+    names = told.types()
+    assert names == [
+        "event.scheduled",
+        *["approval.recorded"] * 3,
+        *("approval.granted", "startrequest.accepted", "event.started", "event.ended"),
+    ]
+    positions = [fields["position"] for fields in told.fields() if "type" in fields]
+    assert positions == sorted(set(positions))
+    # A restart records nothing, so it tells nothing.
+    async with running_relay(tmp_path) as relay:
+        other = await relay.announce(Plan(type="Freeze", resources=("db-0",)))
+        assert (await told.wait("event.scheduled", 2))["eventId"] == other.event_id
+    assert told.types() == [*names, "event.scheduled"]
+
+
+async def test_a_sink_that_fails_and_recovers_is_told_with_its_reason(
+    tmp_path: Path, told: Told
+) -> None:
+    async with running_relay(tmp_path) as relay:
+        relay.receiver.status = 500
+        relay.azure.schedule(Plan(type="Freeze", resources=("db-0",)))
+        failing = await told.wait("relay.sink-failing")
+        assert (failing["sink"], failing["count"]) == ("drain", 1)
+        assert "got 500" in failing["reason"]
+        relay.receiver.status = 204
+        assert (await told.wait("relay.sink-recovered"))["sink"] == "drain"
+        await relay.run("pause", "drain")
+        await relay.run("resume", "drain")
+    states = [(f["state"], f["principal"]) for f in told.fields() if "state" in f]
+    assert states == [("paused", LOCAL_PRINCIPAL), ("on", LOCAL_PRINCIPAL)]
+
+
+async def test_a_flood_of_refusals_is_a_few_lines(tmp_path: Path, told: Told) -> None:
+    """Of more than ten refusals within a minute, the rest are one event, and so one line."""
+    async with running_relay(
+        tmp_path, rules=[{"name": "one", "approve": {"votes": 1, "from": ["client:alice"]}}]
+    ) as relay:
+        event = await relay.announce()
+        for _ in range(25):
+            await relay.run("approve", event.event_id, "--yes")
+    refused = [fields for fields in told.fields() if fields.get("type") == "approval.refused"]
+    assert [fields.get("count") for fields in refused] == [None] * 10 + [15]
+    assert {fields["principal"] for fields in refused} == {LOCAL_PRINCIPAL}
+
+
+async def test_a_new_sink_that_gets_old_events_tells_nothing(tmp_path: Path, told: Told) -> None:
+    clock = ManualClock()
+    owner = StateFileOwner("west", None)
+    settings = StoreSettings(path=tmp_path / "relay.db")
+    async with open_store(settings, owner, clock, lambda _: ()) as store:
+        story = Story()
+        story.attach(store)
+        await store.transact(lambda tx: record_pings(tx, 1))
+        await store.transact(lambda tx: tx.add_entry(1, "new", NOON))
+    story.finish()
+    assert [fields["position"] for fields in told.fields()] == [1]
+
+
+async def test_more_events_than_fit_in_memory_are_told_in_their_order(
+    tmp_path: Path, told: Told
+) -> None:
+    count = MAX_EVENTS_IN_MEMORY + 300
+    owner = StateFileOwner("west", None)
+    settings = StoreSettings(path=tmp_path / "relay.db")
+    async with open_store(settings, owner, ManualClock(), lambda _: ()) as store:
+        story = Story()
+        story.attach(store)
+        await store.transact(lambda tx: record_pings(tx, count))
+        await store.transact(lambda tx: record_pings(tx, 1))
+        await eventually(lambda: len(told.fields()) == count + 1)
+    assert [fields["position"] for fields in told.fields()] == list(range(1, count + 2))
+    assert {fields["reason"] for fields in told.fields()} == {"asked for by a test"}
+
+
+async def test_what_is_left_at_the_end_is_told_though_the_store_is_closed(
+    tmp_path: Path, told: Told
+) -> None:
+    count = MAX_EVENTS_IN_MEMORY + 3
+    owner = StateFileOwner("west", None)
+    settings = StoreSettings(path=tmp_path / "relay.db")
+    async with open_store(settings, owner, ManualClock(), lambda _: ()) as store:
+        story = Story()
+        story.attach(store)
+        await store.transact(lambda tx: record_pings(tx, count))
+    story.finish()
+    await asyncio.sleep(0)
+    assert sequence_of(told.fields()) == list(range(1, count + 1))
+
+
+def record_pings(tx: Transaction, count: int) -> None:
+    """Record events in one transaction."""
+    event = relay_event(
+        "relay.ping",
+        Origin("west", "vm-0"),
+        NOON,
+        sink="drain",
+        reason="asked for by a test",
+        count=1,
+        head=str(tx.head()),
+    )
+    tx.record_all([(event, None)] * count, NOON)
+
+
+def sequence_of(lines: Sequence[dict[str, Any]]) -> list[int]:
+    """Return the positions that lines name, each once."""
+    return sorted({fields["position"] for fields in lines})

@@ -1,0 +1,213 @@
+"""Programs, calls and commands of the documentation that have no test beside their subject."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import importlib
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import orjson
+import pytest
+from jsonschema import Draft202012Validator
+
+from relay.app import start_relay
+from relay.clock import SystemClock
+from relay.config import load
+from relay.events.catalog import CATALOG, event_schema
+from relay.simulator import VM, Plan, Setup, Simulator, list_playbooks
+from tests.builders import cloudevent
+from tests.chat.teams_server import running_workflow
+from tests.cli.command import run_async, run_process
+from tests.documented import ROOT, block
+from tests.journey.relay_process import client, eventually
+
+EVENT = "C7061BAC-AFDC-4513-B24B-AA5F13A16123"
+"""The event of the pages."""
+UNIT = ROOT / "deploy/systemd/imds-relay.service"
+
+
+def test_the_event_of_the_readme_is_one_and_the_call_below_it_is_about_it() -> None:
+    text = block("README.md", "json", "What the relay sends")
+    event = json.loads(text)
+    (definition,) = (known for known in CATALOG if known.type == event["type"])
+    shown = event_schema(definition)
+    shown["required"] = [name for name in shown["required"] if name in event]  # it is shortened
+    shown["properties"]["data"]["required"] = [*event["data"]]
+    Draft202012Validator(shown).validate(event)
+    call = block("README.md", "sh", "What you send back")
+    assert f'"eventId": "{event["data"]["eventId"]}"' in call
+    assert f'"revision": "{event["data"]["revision"]}"' in call
+
+
+async def test_the_calls_of_the_pages_do_what_the_pages_say(tmp_path: Path) -> None:
+    """One relay for the HTTP API, the call of the README, and the commands of the page on Teams."""
+    voters = [
+        client("alice", key="a-first-key-for-tests-only"),
+        client("db-drain", key="a-second-key-for-tests-only"),
+    ]
+    async with Simulator(Setup(vms=(VM("db-0"),))) as azure, running_workflow() as workflow:
+        document = {
+            "scope": "prod",
+            "relay": "db-0",
+            "source": {"url": azure.url, "interval": "500ms"},
+            "store": {"path": str(tmp_path / "relay.db")},
+            "sinks": [
+                {"kind": "teams", "name": "ops-teams", "url": workflow.url, "allow_http": True}
+            ],
+            "approvals": {
+                "rules": [
+                    {
+                        "name": "databases",
+                        "approve": {"votes": 2, "from": ["client:alice", "client:db-drain"]},
+                    }
+                ]
+            },
+            "api": {
+                "listen": "127.0.0.1:0",
+                "socket": str(tmp_path / "relay.sock"),
+                "clients": voters,
+            },
+        }
+        file = tmp_path / "relay.yaml"
+        file.write_bytes(orjson.dumps(document))  # JSON is YAML
+        async with start_relay(load(file, {}).config, SystemClock()) as running:
+            url = f"http://127.0.0.1:{running.api_port}"
+            azure.schedule(Plan(type="Reboot", id=EVENT, resources=("db-0",), notice=900.0))
+            await eventually(lambda: bool(workflow.cards))
+            shown = (await run_async("show", EVENT, "--json", "-c", str(file))).json
+            await _send_documented_call(url, shown["revision"])
+            here = block("README.md", "sh", "What you send back")
+            here = here.replace("http://127.0.0.1:8080", url)
+            here = re.sub(r'("revision": )"\w+"', rf'\1"{shown["revision"]}"', here)
+            done = await asyncio.to_thread(
+                subprocess.run,
+                ["bash", "-euc", here],
+                capture_output=True,
+                text=True,
+                check=True,
+                env=os.environ | {"KEY": voters[0]["key"]},
+            )
+            assert json.loads(done.stdout)["state"] == "granted"
+            for line in block("docs/chat/teams.md", "sh").splitlines():
+                _, *arguments = line.partition("#")[0].split()
+                result = await run_async(*arguments, "-c", str(file))
+                assert "ops-teams" in result.out
+                assert result.code == 0
+            await eventually(
+                lambda: any(
+                    "relay.ping" in text or "test message" in text for text in workflow.card_texts
+                )
+            )
+
+
+async def _send_documented_call(url: str, revision: str) -> None:
+    """Send the request of docs/api.md, and compare the answer with the one that is shown."""
+    head, _, body = block("docs/api.md", "http", "Decide about an event").partition("\n\n")
+    line, *fields = head.splitlines()
+    method, path, _ = line.split()
+    headers = dict(field.split(": ", 1) for field in fields)
+    headers["Authorization"] = "Bearer a-second-key-for-tests-only"
+    body = re.sub(r'("revision": )"\w+"', rf'\1"{revision}"', body)
+    async with (
+        aiohttp.ClientSession() as session,
+        session.request(method, url + path, data=body, headers=headers) as response,
+    ):
+        answer: dict[str, Any] = await response.json()
+        assert response.status == 202
+    shown = json.loads(block("docs/api.md", "json", "Decide about an event"))
+    assert {name: answer[name] for name in shown if shown[name] != "…"} == {
+        name: value for name, value in shown.items() if value != "…"
+    }
+    assert answer.keys() == shown.keys()
+
+
+async def test_the_sink_of_the_page_delivers_a_line(tmp_path: Path) -> None:
+    file = tmp_path / "syslog_of_the_page.py"
+    file.write_text(block("docs/adding-a-sink.md", "python", "1. The module"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(tmp_path)
+        module = importlib.import_module(file.stem)
+    lines: list[bytes] = []
+
+    async def collect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        lines.append(await reader.read())
+        writer.close()
+
+    server = await asyncio.start_server(collect, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        settings = module.Settings(kind="syslog", name="log", host="127.0.0.1", port=port)
+        event = cloudevent()
+        async with module.connect(settings, SystemClock()) as sink:
+            await sink.deliver(event)
+        await eventually(lambda: lines == [event.body + b"\n"])
+
+
+def test_the_chat_of_the_page_is_opened_like_the_one_that_tests_run() -> None:
+    """Which tests/chat/test_installed_platform.py opens."""
+    shown, *_ = ast.parse(block("docs/adding-a-sink.md", "python", "5. A chat")).body
+    file = ROOT / "tests/chat/pinboard_platform.py"
+    run = ast.parse(file.read_text()).body[-1]
+    assert isinstance(run, ast.AsyncFunctionDef)
+    del run.body[0]  # the docstring
+    assert ast.unparse(shown) == ast.unparse(run)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
+def test_the_private_authority_of_the_page_is_one_that_strict_clients_accept(
+    tmp_path: Path,
+) -> None:
+    commands = block("docs/operations.md", "sh", "Private CAs")
+    done = subprocess.run(
+        ["bash", "-euc", commands], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "drain.pem: OK\n"
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
+def test_the_changes_of_the_unit_on_the_page_are_valid(tmp_path: Path) -> None:
+    from tests.documented import blocks  # noqa: PLC0415
+
+    unit = tmp_path / "imds-relay.service"
+    unit.write_text(
+        re.sub(r"^ExecStart=.*$", "ExecStart=/bin/true", UNIT.read_text(), flags=re.MULTILINE)
+    )
+    parts = tmp_path / "imds-relay.service.d"
+    parts.mkdir()
+    for number, text in enumerate(blocks("docs/operations.md", "ini")):
+        (parts / f"{number}.conf").write_text(text)
+    verified = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", str(unit)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    said = [line for line in verified.stderr.splitlines() if "imds-relay" in line]
+    assert said == []
+
+
+async def test_the_simulation_of_the_page_prints_what_the_page_shows() -> None:
+    """Faster than on the page, on another port, and with the times and the EventId of today."""
+    shown = block("docs/simulator.md", "console").splitlines()
+    first, second = (line.removeprefix("$ ").split()[1:] for line in shown if line[0] == "$")
+    assert next(iter(list_playbooks())) in (await run_async(*first)).out
+    command = [*second, "--once", "--port", "0"]
+    command[command.index("60")] = "600"
+    result = await asyncio.to_thread(run_process, *command)
+    printed = [_without_times(line) for line in result.out.splitlines()]
+    expected = [_without_times(line) for line in shown if line[0] != "$"]
+    assert printed[: len(expected)] == expected
+
+
+def _without_times(line: str) -> str:
+    line = re.sub(r"(\d{4}-\d\d-\d\d )?\d\d:\d\d:\d\d", "TIME", line)
+    return re.sub(r":\d{4,5}$|[0-9A-F]{8}(-[0-9A-F]{4}){3}-[0-9A-F]{12}", "*", line)

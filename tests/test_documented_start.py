@@ -1,0 +1,113 @@
+"""README.md: its commands bring a newcomer from nothing to an approved event, as printed."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from tests.cli.command import environment, read_until
+from tests.documented import ROOT, block, blocks
+from tests.ports import reserve
+
+PAGE = "README.md"
+AZURE, RECEIVER, RELAY, LOOK = blocks(PAGE, "sh", "Try it, without Azure")
+EVENT = "602D9444-D2CD-49C7-8624-8643E7171297"
+
+
+class Clone:
+    """A folder with what the commands use: the programs of this clone, and free ports."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.azure, self.receiver, self.api = reserve(3)
+        for name in ("examples", "config"):
+            (folder / name).symlink_to(ROOT / name)
+        for program, module in {"imds-relay": "-m relay", "python": ""}.items():
+            self._write(f"bin/{program}", f'#!/bin/sh\nexec "{sys.executable}" {module} "$@"\n')
+        self._write("requirements/install", "#!/bin/sh\n")  # make install runs the real one
+        self._write(".venv/bin/activate", f'PATH="{folder}/bin:$PATH"\n')
+
+    def _write(self, name: str, text: str) -> None:
+        file = self.folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+        file.chmod(0o755)
+
+    async def start(self, commands: str) -> asyncio.subprocess.Process:
+        """Run commands with bash, as a terminal of its own does. Only the ports are changed."""
+        here = re.sub(
+            r"imds-relay simulate$",
+            f"exec imds-relay simulate --port {self.azure}",
+            commands.strip(),
+        )
+        here = re.sub(r"(imds-relay run)$", r"exec \1", here)
+        here = re.sub(r"(SECRET=\S+\)) python", r"export \1; exec python", here)
+        here = here.replace(":8169", f":{self.azure}").replace(":8000", f":{self.receiver}")
+        return await asyncio.create_subprocess_exec(
+            *("bash", "-euc", here),
+            cwd=self.folder,
+            env=environment(
+                PORT=str(self.receiver), IMDS_RELAY_API__LISTEN=f"127.0.0.1:{self.api}"
+            ),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            limit=2**20,
+        )
+
+    @asynccontextmanager
+    async def running(self, commands: str, line: str) -> AsyncIterator[asyncio.StreamReader]:
+        """Run commands until a line is printed, and then on until the context ends."""
+        process = await self.start(commands)
+        try:
+            assert process.stdout is not None
+            await read_until(process.stdout, line)
+            yield process.stdout
+        finally:
+            process.kill()
+            await process.communicate()
+
+    async def run(self, commands: str) -> str:
+        """Run commands to their end, and return what they print."""
+        process = await self.start(commands)
+        output, _ = await process.communicate()
+        assert process.returncode == 0, output.decode()
+        return output.decode()
+
+
+async def test_the_commands_lead_from_nothing_to_an_approved_event(tmp_path: Path) -> None:
+    clone = Clone(tmp_path)
+    async with (
+        clone.running(AZURE, "finds its IMDS at"),
+        clone.running(RECEIVER, "waiting for events") as received,
+        clone.running(RELAY, "the API listens"),
+    ):
+        schedule, commands = LOOK.split("imds-relay events\n")
+        await clone.run(schedule)
+        assert "event.scheduled.v1 Reboot vm-0" in await read_until(received, "Reboot")
+        output = await clone.run(f". .venv/bin/activate\nimds-relay events\n{commands}")
+        assert "pending, 0 of 1 vote, rule mine" in output
+        assert "granted (1 of 1 vote)" in output
+        assert output.count(EVENT) >= 2
+        story = await read_until(received, "event.ended")
+    steps = ["recorded", "granted", "accepted", "started", "ended"]
+    assert re.findall(r"(\w+)\.v1 Reboot vm-0\n", story) == steps
+
+
+async def test_what_init_prints_is_accepted_on_a_machine_that_looks_like_a_vm(
+    tmp_path: Path,
+) -> None:
+    """The commands for a VM in Azure, with a simulated one: only the last one does not end."""
+    clone = Clone(tmp_path)
+    *_, run = commands = block(PAGE, "sh", "On a VM in Azure").splitlines()
+    assert run == "imds-relay run"
+    async with clone.running(AZURE, "finds its IMDS at"):
+        activate = ". .venv/bin/activate\nexport IMDS_RELAY_SOURCE__URL=http://127.0.0.1:8169\n"
+        output = await clone.run(activate + "\n".join(commands[:-1]))
+        assert "user-initiated" in output
+        assert "0 failed" in output
+        async with clone.running(activate + run, "the API listens"):
+            pass

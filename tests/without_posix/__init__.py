@@ -1,0 +1,1 @@
+"""For a process that should lack what Python lacks on Windows."""
