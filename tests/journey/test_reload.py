@@ -154,7 +154,28 @@ async def test_a_hangup_during_the_start_is_a_reload_after_it(tmp_path: Path) ->
         process.process.send_signal(signal.SIGHUP)
         await eventually(process.ready)
         await eventually(lambda: "was reloaded (asked for by SIGHUP): nothing" in process.log)
+
+        # While an editor writes the file, it can be empty or missing.
+        file = tmp_path / "relay.yaml"
+        file.write_text("")
+        process.process.send_signal(signal.SIGHUP)
+        await eventually(lambda: "expected keys, the file is empty" in process.log)
+        file.unlink()
+        process.process.send_signal(signal.SIGHUP)
+        await eventually(lambda: "expected a file that can be read: No such file" in process.log)
+
+        # The log changes its form and its level.
+        process.document["telemetry"] = {"log": "json", "level": "debug"}
+        process.write_document()
+        process.process.send_signal(signal.SIGHUP)
+        await eventually(lambda: "telemetry.log changed, telemetry.level changed" in process.log)
         assert await process.stop() == 0
+        lines = process.log.splitlines()
+        first = next(at for at, line in enumerate(lines) if line.startswith("{"))
+        assert "SIGHUP" in orjson.loads(lines[first])["message"]
+        assert {"level", "message"} <= set.intersection(
+            *(set(orjson.loads(line)) for line in lines[first:])
+        )
 
 
 async def test_a_relay_stops_in_the_middle_of_a_reload(tmp_path: Path) -> None:
