@@ -126,7 +126,8 @@ def _call_on_hangup(reload: Callable[[], object]) -> None:
     """Call a function on SIGHUP, which Windows does not have."""
     if sys.platform == "win32":
         return
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
+    with suppress(NotImplementedError):  # an event loop without signals
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
 
 
