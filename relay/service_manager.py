@@ -110,10 +110,14 @@ async def report_reload(*, environment: Mapping[str, str] = os.environ) -> Async
     await _try_send(
         manager, log, "RELOADING=1", f"MONOTONIC_USEC={microseconds}", "STATUS=Reloading"
     )
+    status = "Running"
     try:
         yield
+    except BaseException:
+        status = "Running with an earlier configuration. The log says why."
+        raise
     finally:
-        await _try_send(manager, log, "READY=1", "STATUS=Running")
+        await _try_send(manager, log, "READY=1", f"STATUS={status}")
 
 
 async def _report_states(

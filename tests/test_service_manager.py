@@ -101,6 +101,11 @@ async def test_the_command_reports_its_start_its_life_its_reloads_and_its_stop(
         )
         *_, ready = await manager.receive_until("READY=1")
         assert ready == ["READY=1", "STATUS=Running"]
+        (tmp_path / "relay.yaml").write_text("scope: WRONG")
+        relay.send_signal(signal.SIGHUP)
+        await manager.receive_until("RELOADING=1")
+        *_, ready = await manager.receive_until("READY=1")
+        assert ready[1] == "STATUS=Running with an earlier configuration. The log says why."
         relay.send_signal(signal.SIGTERM)
         await manager.receive_until("STOPPING=1")
         _, err = await relay.communicate()
