@@ -19,6 +19,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from relay.app import start_relay
+from relay.cli._profile import read_profile
 from relay.clock import SystemClock
 from relay.config import load
 from relay.events.catalog import CATALOG, event_schema
@@ -47,6 +48,7 @@ def test_the_event_of_the_readme_is_one_and_the_call_below_it_is_about_it() -> N
     assert f'"revision": "{event["data"]["revision"]}"' in call
 
 
+@pytest.mark.skipif(shutil.which("curl") is None, reason="a call is one of curl")
 async def test_the_calls_of_the_pages_do_what_the_pages_say(tmp_path: Path) -> None:
     """One relay for the HTTP API, the call of the README, and the commands of the page on Teams."""
     voters = [
@@ -159,6 +161,24 @@ def test_the_chat_of_the_page_is_opened_like_the_one_that_tests_run() -> None:
     assert isinstance(run, ast.AsyncFunctionDef)
     del run.body[0]  # the docstring
     assert ast.unparse(shown) == ast.unparse(run)
+
+
+def test_the_profile_of_the_page_is_one(tmp_path: Path) -> None:
+    folder = tmp_path / "imds-relay"
+    folder.mkdir()
+    (folder / "west.yaml").write_text(block("docs/cli.md", "yaml"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+        profile = read_profile("west")
+    assert profile.url == "https://relay.example.com:8443"
+    assert (profile.key_file, profile.ca_file) == (folder / "west.key", folder / "west.pem")
+
+
+def test_the_line_of_the_log_on_the_page_has_fields_that_the_page_names() -> None:
+    line = json.loads(block("docs/log.md", "json"))
+    page = (ROOT / "docs/log.md").read_text()
+    assert {"time", "level", "logger", "message"} < line.keys()
+    assert [name for name in line if f"`{name}`" not in page] == []
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")

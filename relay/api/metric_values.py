@@ -18,13 +18,13 @@ from relay.api.server.state import ServerState
 from relay.approvals.status import ApprovalState, approval_state
 from relay.delivery.circuit_breaker import CircuitState
 from relay.errors import StoreUnavailable
+from relay.events.match import EVENT_TYPES
 from relay.outbox import AttemptOutcome, EntryState, Mode, SinkState
 from relay.outbox.transaction import Transaction
 from relay.telemetry.event_counts import (
     CHANGES,
     DECISIONS,
     EVENT_STATUSES,
-    EVENT_TYPES,
     OTHER,
     START_RESULTS,
     EventCounts,

@@ -26,6 +26,7 @@ from relay.approvals.admission import (
 from relay.approvals.confirmation_link import check_confirmation_link
 from relay.approvals.effects import (
     apply_transition,
+    granted_context,
     new_approval_id,
     record_decision,
     record_refusal,
@@ -276,6 +277,7 @@ class ApprovalEngine:
             cause=cause,
             ended=ended,
             waiting_for=self._waits_of(tx, replace(status, decisions=(*left, decision))),
+            caller=request.trace,
         )
         after = self._apply_event_transitions(tx, status.occurrence, request.at, cause=recorded)
         return build_answer(request, recorded, after)
@@ -398,7 +400,8 @@ class ApprovalEngine:
             with self._slots_given(tx):
                 tx.decisions.claim_grant(grant.id)
                 tx.journal.append_note(now, "claim", note, event_key=occurrence.key)
-            claims.append(ClaimedGrant(grant, event_id, agent, tx.head()))
+            trace = granted_context(tx, grant)
+            claims.append(ClaimedGrant(grant, event_id, agent, tx.head(), trace))
         return claims
 
     def record_start_answers(

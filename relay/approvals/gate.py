@@ -17,6 +17,7 @@ from relay.approvals.request import DecisionAnswer, DecisionRequest
 from relay.approvals.start_requests import RETRY_DELAY, StartRequestSender
 from relay.clock import Clock, wait_for_event
 from relay.errors import StoreUnavailable
+from relay.events.tracing import RecordSpan
 from relay.log_fields import with_fields
 from relay.outbox import Mode, RecordedEvent
 from relay.outbox.sqlite import Store
@@ -37,13 +38,23 @@ class Gate:
         port: StartRequestPort,
         clock: Clock,
         names_this_vm: Callable[[Sequence[str]], bool],
+        record_span: RecordSpan | None = None,
     ) -> None:
-        """``names_this_vm`` says whether the resources of an event include this VM."""
+        """``names_this_vm`` says whether the resources of an event include this VM.
+
+        ``record_span`` takes the spans of StartRequests; None: tracing is off.
+        """
         self.engine = engine
         self._store = store
         self._clock = clock
         self._sender = StartRequestSender(
-            engine, store, port, clock, names_this_vm, on_sent=self._check_transitions
+            engine,
+            store,
+            port,
+            clock,
+            names_this_vm,
+            on_sent=self._check_transitions,
+            record_span=record_span,
         )
         # Each of the tasks clears its own event:
         self._transitions_wake = asyncio.Event()

@@ -17,7 +17,7 @@ from pydantic import AfterValidator, Field, model_validator
 from relay.approvals.machines import means
 from relay.approvals.principals import expected_form, is_principal
 from relay.events.match import Match, matches
-from relay.settings import Duration, Section
+from relay.settings import Duration, Name, Section, text_like
 
 MAX_DURATION = 3650 * 86400.0
 """Seconds. A longer time from now could pass the year 9999, where datetime ends."""
@@ -65,14 +65,20 @@ Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
 _DAYS: tuple[Day, ...] = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 
 
+_MINUTE = r"([01][0-9]|2[0-3]):[0-5][0-9]"
+_MINUTE_FORM = 'a minute in quotes such as "08:00"'
+
+
 class Hours(Section):
     """When a rule applies. Hours that pass midnight belong to the day on which they begin."""
 
     days: tuple[Day, ...] = Field(default=_DAYS, min_length=1)
     """mon, tue, wed, thu, fri, sat, sun."""
-    from_: str = Field(default="00:00", alias="from", pattern=r"^([01]\d|2[0-3]):[0-5]\d$")
+    from_: Annotated[str, text_like(_MINUTE, f'{_MINUTE_FORM}, at most "23:59"')] = Field(
+        default="00:00", alias="from"
+    )
     """The first minute."""
-    to: str = Field(default="24:00", pattern=r"^(([01]\d|2[0-3]):[0-5]\d|24:00)$")
+    to: Annotated[str, text_like(f"{_MINUTE}|24:00", f'{_MINUTE_FORM}, at most "24:00"')] = "24:00"
     """The first minute after the hours."""
     zone: Annotated[str, AfterValidator(_check_zone)] = "UTC"
     """The time zone of the hours."""
@@ -141,7 +147,7 @@ class Quorum(Section):
 class Rule(Section):
     """Which events may be approved, and how. The first rule that matches decides."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
+    name: Name
     match: RuleConditions = RuleConditions()
     """Conditions; every resource of the event must match."""
     approve: Literal["automatic"] | Quorum

@@ -148,9 +148,14 @@ def _overview_rows(loaded: LoadedConfig) -> Iterator[tuple[str, object]]:
     rule_count = pluralize(len(approvals.rules), "rule")
     hold_duration = format_duration(approvals.hold_expires)
     yield "approvals", f"{mode}, {rule_count}; a hold lasts {hold_duration}"
-    socket = f", and {api.socket}" if api.socket else ""
+    socket = f", and the local socket {api.socket}" if api.socket else ""
+    if api.socket == "auto":
+        socket = ", and a local socket (auto)"
     yield "API", f"{api.listen} {'with' if api.tls else 'without'} TLS{socket}"
-    yield "log", config.telemetry.log
+    telemetry = config.telemetry
+    yield "log", f"{telemetry.log}, from {telemetry.level} on"
+    if telemetry.traces is not None:
+        yield "traces", f"{telemetry.traces.target().origin()}"
 
 
 def _sink_row(sink: SinkSettings) -> tuple[object, ...]:

@@ -170,7 +170,7 @@ def _demo_configuration(
             "store": {"path": store},
             "sinks": [webhook],
             "approvals": {"rules": rules},
-            "api": {"listen": "127.0.0.1:0", "clients": [operator]},
+            "api": {"listen": "127.0.0.1:0", "socket": None, "clients": [operator]},
         }
     )
 

@@ -20,13 +20,14 @@ from relay.config.changes import RESTART_KEYS
 from relay.config.document import (
     VARIABLE_PREFIX,
     expand_variables,
-    find_line,
+    line_of,
     override_values,
     read_document,
 )
 from relay.config.file import DEFAULT_PATHS, find_file
+from relay.config.kinds import load_kinds, sink_modules
 from relay.config.log_form import find_log_form
-from relay.config.model import NO_RULE_FOR_USER_EVENTS, Config, sink_modules
+from relay.config.model import NO_RULE_FOR_USER_EVENTS, Config
 from relay.config.problems import ConfigInput, describe_errors
 from relay.errors import ConfigError
 
@@ -80,7 +81,7 @@ def load(
     try:
         config = Config.model_validate(values)
         is_empty = file is not None and not document
-        lines = {key: find_line(document, tuple(key.split("."))) for key in RESTART_KEYS}
+        lines = {key: line_of(document, tuple(key.split("."))) for key in RESTART_KEYS}
         return LoadedConfig(
             config, file, is_empty, {key: line for key, line in lines.items() if line is not None}
         )
@@ -92,6 +93,8 @@ def load(
             variables=variables,
             secret_keys=_secret_keys(),
             sink_kinds=sink_modules(),
+            root=Config,
+            broken_kinds={plugin.name: plugin.problem for plugin in load_kinds().broken},
         )
         raise ConfigError("\n".join(describe_errors(error, config_input))) from None
 

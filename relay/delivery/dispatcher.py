@@ -17,6 +17,7 @@ from relay.delivery.result_recorder import ResultRecorder
 from relay.delivery.routing import wants
 from relay.delivery.worker import Worker
 from relay.events.build import ReportRelayEvent
+from relay.events.tracing import RecordSpan
 from relay.histogram import Histogram
 from relay.outbox import AttemptOutcome, Entry, EntryState, RecordedEvent, SinkState
 from relay.outbox.deliveries import DeadLetterFilter
@@ -83,10 +84,12 @@ class Dispatcher:
         store: Store,
         clock: Clock,
         report: ReportRelayEvent,
+        record_span: RecordSpan | None = None,
     ) -> None:
         self._store = store
         self._clock = clock
         self._report = report
+        self._record_span = record_span
         self._results = ResultRecorder(store)
         self._workers = {
             name: self._make_worker(settings, sink) for name, (settings, sink) in sinks.items()
@@ -212,7 +215,15 @@ class Dispatcher:
         )
 
     def _make_worker(self, settings: SinkSettings, sink: Sink) -> Worker:
-        return Worker(settings, sink, self._store, self._results, self._clock, self._report)
+        return Worker(
+            settings,
+            sink,
+            self._store,
+            self._results,
+            self._clock,
+            self._report,
+            self._record_span,
+        )
 
     # --- what operators and the API ask
 

@@ -11,6 +11,11 @@ from pydantic import Field, model_validator
 
 from relay.settings import Duration, Section
 
+EVENT_TYPES = ("Freeze", "Reboot", "Redeploy", "Preempt", "Terminate")
+"""The EventTypes that Azure documents. It may add others."""
+EVENT_SOURCES = ("Platform", "User")
+"""The EventSources that Azure documents. It may add others."""
+
 
 class DurationRange(Section):
     """Bounds on the announced length, both included. An unknown length is in no range."""

@@ -17,6 +17,7 @@ from typing_extensions import override  # in typing from Python 3.12
 
 from relay.events.cloudevent import CloudEvent, priority
 from relay.events.model import ScheduledEvent
+from relay.events.tracing import SpanContext
 from relay.settings import Duration, Section
 
 Mode = Literal["on", "dry-run", "off"]
@@ -219,7 +220,8 @@ class RecordedEvent:
 
     ``event_key`` is that of `relay.outbox.event_keys`; None for ``relay.*``. ``event`` is None if
     it is not in memory. ``is_new`` is False if the event was journaled earlier, and only the
-    entries are new.
+    entries are new. ``follows`` is the id of the event that it follows from, and ``caller`` the
+    context of the caller's trace, if they are known.
     """
 
     position: int
@@ -229,3 +231,5 @@ class RecordedEvent:
     event: CloudEvent | None
     entries: tuple[Entry, ...]
     is_new: bool = True
+    follows: str | None = None
+    caller: SpanContext | None = None

@@ -212,14 +212,7 @@ class Snapshot:
 
     def add_all(self, rows: Sequence[NewRow], boot_id: str | None) -> None:
         """Add events that appeared, in their order."""
-        keys = [row.key for row in rows]  # not as JSON: json_each cuts a text at a NUL
-        numbers: dict[str, int] = dict(
-            self._connection.execute(
-                "SELECT key, max(number) FROM occurrence "  # noqa: S608  # our own text
-                f"WHERE key IN ({', '.join('?' * len(keys))}) GROUP BY key",
-                keys,
-            ).fetchall()
-        )
+        numbers = self.numbers([row.key for row in rows])
         bulk_insert(
             self._connection,
             "occurrence "
@@ -239,6 +232,17 @@ class Snapshot:
                 )
                 for row in rows
             ],
+        )
+
+    def numbers(self, keys: Sequence[str]) -> dict[str, int]:
+        """Return the number of the newest occurrence of each event that is known."""
+        # The keys are not passed as JSON: json_each cuts a text at a NUL.
+        return dict(
+            self._connection.execute(
+                "SELECT key, max(number) FROM occurrence "  # noqa: S608  # our own text
+                f"WHERE key IN ({', '.join('?' * len(keys))}) GROUP BY key",
+                keys,
+            ).fetchall()
         )
 
     def update_all(self, rows: Sequence[ChangedRow]) -> None:

@@ -113,8 +113,12 @@ class StoreJob:
 class Store:
     """The state file in use. `open_store` makes it."""
 
-    def __init__(self, state_file: StateFile, route: Route, settings: StoreSettings) -> None:
+    def __init__(
+        self, state_file: StateFile, route: Route, settings: StoreSettings, *, traced: bool = False
+    ) -> None:
         self.settings = settings
+        self.traced = traced
+        """Whether events get a ``traceparent``."""
         self.trusted = state_file.trusted
         """False if the VM ID could not be compared with that of the file. Approvals stay off."""
         self.write_error: str | None = None
@@ -279,7 +283,7 @@ class Store:
         return True
 
     def _make_transaction(self, connection: sqlite3.Connection) -> Transaction:
-        return Transaction(connection, self._find_sinks, self._state_file.keys)
+        return Transaction(connection, self._find_sinks, self._state_file.keys, traced=self.traced)
 
     def _find_sinks(self, event: CloudEvent) -> Iterable[str]:
         # The route can change between two pieces of work in one transaction.
@@ -365,14 +369,19 @@ def _write_probe(transaction: Transaction) -> None:
 
 @contextlib.asynccontextmanager
 async def open_store(
-    settings: StoreSettings, identity: StateFileOwner, clock: Clock, route: Route
+    settings: StoreSettings,
+    identity: StateFileOwner,
+    clock: Clock,
+    route: Route,
+    *,
+    traced: bool = False,
 ) -> AsyncIterator[Store]:
-    """Open the state file for the time of this context.
+    """Open the state file for the time of this context. ``traced``: events get a ``traceparent``.
 
     Raises what `relay.outbox.file.open_state_file` raises.
     """
     state_file = await asyncio.to_thread(open_state_file, settings.path, identity, clock.now())
-    store = Store(state_file, route, settings)
+    store = Store(state_file, route, settings, traced=traced)
     try:
         yield store
     finally:

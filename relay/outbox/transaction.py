@@ -13,6 +13,7 @@ from itertools import count
 
 from relay.events.cloudevent import CloudEvent
 from relay.events.timestamps import format_sortable, parse_timestamp
+from relay.events.tracing import SpanContext, make_context
 from relay.outbox import Entry, Head, Mode, RecordedEvent
 from relay.outbox.chat_messages import ChatMessages
 from relay.outbox.decisions import Decisions
@@ -42,10 +43,17 @@ class Transaction:
     """
 
     def __init__(
-        self, connection: sqlite3.Connection, route: Route, keys: EventKeys = SINGLE_SCOPE
+        self,
+        connection: sqlite3.Connection,
+        route: Route,
+        keys: EventKeys = SINGLE_SCOPE,
+        *,
+        traced: bool = False,
     ) -> None:
         self._connection = connection
         self._route = route
+        self.traced = traced
+        """Whether events get a ``traceparent``."""
         self.keys = keys
         self.journal = Journal(connection)
         self.snapshot = Snapshot(connection, keys)
@@ -78,9 +86,16 @@ class Transaction:
         *,
         transition: str | None = None,
         to: Iterable[str] | None = None,
+        follows: str | None = None,
+        caller: SpanContext | None = None,
     ) -> None:
-        """Record one event, for the sinks that want it or for the named ones."""
+        """Record one event, for the sinks that want it or for the named ones.
+
+        For ``follows`` and ``caller`` see `RecordedEvent`.
+        """
         self.record_all([(event, transition)], at, to=to)
+        if self.traced:
+            self.recorded[-1] = replace(self.recorded[-1], follows=follows, caller=caller)
 
     def record_all(
         self,
@@ -90,6 +105,8 @@ class Transaction:
         to: Iterable[str] | None = None,
     ) -> None:
         """Record events, each with its transition, in their order; see `record`."""
+        if self.traced:
+            events = self._with_traces(events)
         positions = self.journal.append_all(
             at,
             [
@@ -102,6 +119,20 @@ class Transaction:
             for (event, _), position in zip(events, positions, strict=True)
         ]
         self.recorded += self._add_entries(routed, at)
+
+    def _with_traces(
+        self, events: Sequence[tuple[CloudEvent, str | None]]
+    ) -> list[tuple[CloudEvent, str | None]]:
+        """Return the events with their ``traceparent``. Their ids do not depend on it."""
+        keys = {key for event, _ in events if (key := self._event_key(event)) is not None}
+        numbers = self.snapshot.numbers(sorted(keys))
+        traced = []
+        for event, transition in events:
+            if "traceparent" not in event.attributes:  # a hub records what agents have traced
+                context = make_context(event, numbers.get(self._event_key(event) or "", 0))
+                event = event.with_attribute("traceparent", str(context))  # noqa: PLW2901  # the same one
+            traced.append((event, transition))
+        return traced
 
     def add_entry(self, position: int, sink: str, at: datetime) -> None:
         """Make an entry for a sink that is new, about an event that was recorded earlier.

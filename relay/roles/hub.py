@@ -14,6 +14,7 @@ from relay.approvals.engine import ApprovalEngine
 from relay.approvals.gate import Gate
 from relay.clock import Clock
 from relay.config import Config
+from relay.config.warnings import start_warnings
 from relay.events.build import Origin
 from relay.fleet.hub.hub import Hub
 from relay.fleet.hub.machine_counts import MachineCounts
@@ -23,10 +24,11 @@ from relay.fleet.settings import HubSettings
 from relay.fleet.topology import HUB
 from relay.outbox import StateFileOwner
 from relay.roles import RunningRelay
-from relay.roles.live_parts import DecidingParts, warnings
+from relay.roles.live_parts import DecidingParts
 from relay.roles.parts import (
     DRAIN_TIMEOUT,
     open_relay_store,
+    open_traces,
     run_tasks,
 )
 from relay.roles.sink_connections import SinkConnections
@@ -37,7 +39,7 @@ _log = logging.getLogger(__name__)
 @asynccontextmanager
 async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterator[RunningRelay]:
     """Start a hub, yield it, and drain it in the end."""
-    for warning in warnings(config):
+    for warning in start_warnings(config):
         _log.warning("%s", warning)
     origin = Origin(
         HUB if config.scope == "auto" else config.scope,
@@ -49,7 +51,11 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
             Server(config.api, clock, state_file=config.store.path)
         )
         owner = StateFileOwner(origin.scope, None, is_hub=True)
-        store, record = await open_relay_store(config, owner, origin, config.sinks, clock, stack)
+        traces = await open_traces(config, origin, clock, stack)
+        record_span = traces.record if traces is not None else None
+        store, record = await open_relay_store(
+            config, owner, origin, config.sinks, clock, stack, traces
+        )
 
         def on_unusable(user: str | None, reason: str) -> None:
             server.state.rejections.record_unusable_message(user, reason, clock.monotonic())
@@ -74,6 +80,7 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
             store=store,
             clock=clock,
             report=record,
+            record_span=record_span,
             engine=approvals,
             connections=await stack.enter_async_context(SinkConnections(clock)),
             use_role=use_domains,
@@ -92,7 +99,7 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
         )
         # An agent tells what it knows before it sends a StartRequest: nothing of the hub is at
         # stake when a VM stops.
-        gate = Gate(approvals, store, port, clock, lambda _: False)
+        gate = Gate(approvals, store, port, clock, lambda _: False, record_span)
         hub.attach(port, MachineVotes(gate.submit, clock), gate.wake)
         relay = Relay(
             store=store,

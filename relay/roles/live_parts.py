@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -30,12 +30,13 @@ from relay.approvals.request import Caller
 from relay.chat import ChatSink
 from relay.chat.context import ChatContext, make_chat_context
 from relay.clock import Clock
-from relay.config import NO_RULE_FOR_USER_EVENTS, Config
+from relay.config import Config
 from relay.config.shared_secrets import watch_secrets
-from relay.config.source_warnings import source_warnings
+from relay.config.warnings import start_warnings
 from relay.delivery.dispatcher import Dispatcher, Handover, SinkStates
 from relay.delivery.routing import matching_sinks
 from relay.events.build import ReportRelayEvent
+from relay.events.tracing import RecordSpan
 from relay.outbox.retention import prune_forever
 from relay.outbox.sqlite import Store
 from relay.outbox.transaction import Transaction
@@ -128,6 +129,7 @@ class DecidingParts(LiveParts):
         store: Store,
         clock: Clock,
         report: ReportRelayEvent,
+        record_span: RecordSpan | None,
         engine: ApprovalEngine,
         connections: SinkConnections,
         use_role: Callable[[Config], object] = lambda _: None,
@@ -139,6 +141,7 @@ class DecidingParts(LiveParts):
         """
         super().__init__(config, server=server, store=store, clock=clock, report=report)
         self._engine = engine
+        self._record_span = record_span
         self._connections = connections
         self._use_role = use_role
         self._before_approvals = before_approvals
@@ -153,7 +156,9 @@ class DecidingParts(LiveParts):
     async def start_sinks(self) -> Dispatcher:
         """Connect the sinks, and return the dispatcher to them, which has read what waits."""
         self._sinks = await self._connect(self.config, self._chat)
-        self._dispatcher = Dispatcher(_by_name(self._sinks), self.store, self.clock, self.report)
+        self._dispatcher = Dispatcher(
+            _by_name(self._sinks), self.store, self.clock, self.report, self._record_span
+        )
         await self._dispatcher.start()
         return self._dispatcher
 
@@ -204,8 +209,8 @@ class DecidingParts(LiveParts):
                 connected.close()
             await self._replace_inputs(before, config)
             await self._use(config)
-            earlier = set(warnings(before))
-            for warning in warnings(config):
+            earlier = set(start_warnings(before))
+            for warning in start_warnings(config):
                 if warning not in earlier:
                     _log.warning("%s", warning)
 
@@ -315,13 +320,6 @@ class DecidingParts(LiveParts):
     def _attached_relay(self) -> Relay:
         assert self._relay is not None  # noqa: S101  # `attach` comes before all else
         return self._relay
-
-
-def warnings(config: Config) -> Iterator[str]:
-    """Yield what a valid configuration cannot do."""
-    if config.has_no_rule_for_user_events:
-        yield NO_RULE_FOR_USER_EVENTS
-    yield from source_warnings(config)
 
 
 def _is_same(known: ConnectedSink, settings: SinkSettings, chat: ChatContext) -> bool:

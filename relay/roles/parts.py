@@ -44,6 +44,7 @@ from relay.outbox.journal import GENESIS
 from relay.outbox.sqlite import Store, open_store
 from relay.sinks import SinkSettings
 from relay.telemetry.story import Story, tell_event
+from relay.telemetry.traces import Traces
 
 if TYPE_CHECKING:
     from relay.amqp.approval_consumer import ApprovalConsumer
@@ -90,6 +91,21 @@ def _determine_origin(config: Config, instance: Instance | None) -> Origin:
     return Origin(scope, relay)
 
 
+async def open_traces(
+    config: Config, origin: Origin, clock: Clock, stack: AsyncExitStack
+) -> Traces | None:
+    """Export traces until the stack is left; return what takes them. None: tracing is off."""
+    settings = config.telemetry.traces
+    if settings is None:
+        return None
+    # A relay without traces saves the memory of their libraries, and need not have them.
+    from relay.telemetry.otlp import exporter  # noqa: PLC0415
+
+    instance = f"{origin.scope}/{origin.relay}"
+    exporting = await stack.enter_async_context(exporter(settings, clock, instance))
+    return Traces(clock, exporting.record, origin.relay)
+
+
 async def open_relay_store(
     config: Config,
     owner: StateFileOwner,
@@ -97,12 +113,15 @@ async def open_relay_store(
     sinks: Iterable[SinkSettings],
     clock: Clock,
     stack: AsyncExitStack,
+    traces: Traces | None = None,
 ) -> tuple[Store, ReportRelayEvent]:
     """Return the store of a relay with these sinks, and what records ``relay.*`` events in it."""
     route = partial(matching_sinks, sinks=tuple(sinks))
-    story = Story()
+    story = Story(traces.trace if traces is not None else None)
     stack.callback(story.finish)  # after the store is closed
-    store = await stack.enter_async_context(open_store(config.store, owner, clock, route))
+    store = await stack.enter_async_context(
+        open_store(config.store, owner, clock, route, traced=traces is not None)
+    )
     story.attach(store)
     record = relay_event_recorder(store, origin, clock)
     store.listeners.write_error_changed.append(lambda reason: _report_write_error(reason, record))

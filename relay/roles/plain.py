@@ -13,17 +13,19 @@ from relay.approvals.engine import ApprovalEngine
 from relay.approvals.gate import Gate
 from relay.clock import Clock
 from relay.config import Config
+from relay.config.warnings import start_warnings
 from relay.imds.client import ImdsClient
 from relay.imds.poller import Poller
 from relay.imds.start_request_port import ImdsPort
 from relay.ingest.recorder import Recorder
 from relay.outbox import StateFileOwner
 from relay.roles import RunningRelay
-from relay.roles.live_parts import DecidingParts, warnings
+from relay.roles.live_parts import DecidingParts
 from relay.roles.parts import (
     DRAIN_TIMEOUT,
     identify,
     open_relay_store,
+    open_traces,
     remember_last_read,
     run_tasks,
 )
@@ -37,7 +39,7 @@ async def start(
     config: Config, clock: Clock, boot: Callable[[], str | None]
 ) -> AsyncIterator[RunningRelay]:
     """Start a relay, yield it, and drain it in the end. ``boot`` returns the machine's boot id."""
-    for warning in warnings(config):
+    for warning in start_warnings(config):
         _log.warning("%s", warning)
     async with AsyncExitStack() as stack:
         # The API listens first: it answers 503 until a relay is attached.
@@ -49,7 +51,11 @@ async def start(
         origin = identity.origin
 
         owner = StateFileOwner(origin.scope, identity.vm_id)
-        store, record = await open_relay_store(config, owner, origin, config.sinks, clock, stack)
+        traces = await open_traces(config, origin, clock, stack)
+        record_span = traces.record if traces is not None else None
+        store, record = await open_relay_store(
+            config, owner, origin, config.sinks, clock, stack, traces
+        )
         if not store.trusted:
             _log.warning(
                 "cannot verify the VM ID, and the state file is bound to one VM: approvals are off"
@@ -67,6 +73,7 @@ async def start(
             store=store,
             clock=clock,
             report=record,
+            record_span=record_span,
             engine=approvals,
             connections=await stack.enter_async_context(SinkConnections(clock)),
         )
@@ -80,8 +87,16 @@ async def start(
             clock,
             report=record,
             last_read_at=await store.transact(lambda tx: tx.take_last_read(), fail_open=True),
+            on_read=traces.note_read if traces is not None else None,
         )
-        gate = Gate(approvals, store, ImdsPort(poller, client), clock, identity.names_this_vm)
+        gate = Gate(
+            approvals,
+            store,
+            ImdsPort(poller, client),
+            clock,
+            identity.names_this_vm,
+            record_span,
+        )
         parts.polling = (poller, client)
         relay = Relay(
             store=store,

@@ -10,10 +10,9 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
+from relay.events.match import EVENT_TYPES
 from relay.outbox import RecordedEvent
 
-EVENT_TYPES = ("Freeze", "Reboot", "Redeploy", "Preempt", "Terminate")
-"""The EventTypes of Azure. Others are counted as `OTHER`."""
 EVENT_STATUSES = ("Scheduled", "Started")
 OTHER = "other"
 CHANGES = ("scheduled", "updated", "started", "ended")
@@ -23,7 +22,7 @@ _REFUSED = 400  # HTTP
 
 
 def event_type_label(event_type: str | None) -> str:
-    """Return the label of an EventType."""
+    """Return the label of an EventType: `OTHER` for one that Azure does not document."""
     return _label(event_type, EVENT_TYPES)
 
 

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from relay.cli._profile import profile_folder
+from relay.cli._profile import Profile, profile_folder, read_profile
 from tests.certificates import AUTHORITY, SERVER
 from tests.cli.command import CommandResult, run_async, run_command
 from tests.cli.running_relay import ALICE_KEY, RunningRelay, running_relay
+from tests.documented import block
 
 
 @pytest.fixture
@@ -159,6 +160,15 @@ def test_files_that_all_can_write_are_not_used_and_keys_that_all_can_read_are_wa
         result = run_command("events")
         assert (result.code, f"{folder}/{name}, so it is not used" in result.err) == (2, True)
         (folder / name).chmod(0o600)
+
+
+def test_the_documented_profile_is_read(folder: Path) -> None:
+    (folder / "west.yaml").write_text(block("docs/cli.md", "yaml"))
+    assert read_profile("west") == Profile(
+        url="https://relay.example.com:8443",
+        key_file=folder / "west.key",
+        ca_file=folder / "west.pem",
+    )
 
 
 def test_profiles_are_in_the_folder_of_the_user(

@@ -66,6 +66,8 @@ class Inbox:
     events: list[dict[str, Any]] = field(default_factory=list)
     forged: int = 0
     on_event: Callable[[dict[str, Any]], None] | None = None
+    headers: list[Mapping[str, str]] = field(default_factory=list)
+    """Those of each event that arrived."""
 
     def types_of(self, event_id: str) -> list[str]:
         """Return the types of the events about an EventId, in order of arrival, each once."""
@@ -94,6 +96,7 @@ class Inbox:
         if self.status < 300:
             event = orjson.loads(body)
             self.events.append(event)
+            self.headers.append(dict(request.headers))
             if self.on_event is not None:
                 self.on_event(event)
         await asyncio.sleep(self.answers_after)

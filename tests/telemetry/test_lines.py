@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any, get_type_hints
 
+import orjson
 import pytest
 
 from docs.generate import examples
@@ -12,9 +13,10 @@ from relay.events.build import Origin, decision_event, event_data
 from relay.events.catalog import CATALOG
 from relay.events.cloudevent import CloudEvent
 from relay.log_fields import FIELDS, Fields
-from relay.telemetry.lines import LINES, MAX_RESOURCES, line_of
+from relay.telemetry.lines import EVERY_LINE, LINES, MAX_RESOURCES, line_of
 from tests.approvals.builders import build_event
 from tests.approvals.manual_clock import NOON
+from tests.documented import block
 
 REBOOT = "Reboot of WestNO_0, WestNO_1"
 SENTENCES = {
@@ -79,6 +81,13 @@ def test_the_line_says_what_happened_in_words_and_in_fields(event: CloudEvent) -
     elif event.name in WARNINGS:
         expected = logging.WARNING
     assert line.level == expected
+
+
+def test_the_documented_line_is_one_of_ours() -> None:
+    line = orjson.loads(block("docs/log.md", "json"))
+    fields = line.keys() - {"time", "level", "logger", "message"}
+    assert fields <= {*LINES[line["type"]].fields, *EVERY_LINE}
+    assert line["logger"] == "relay.story"
 
 
 def test_every_field_is_documented_with_its_type() -> None:

@@ -26,6 +26,11 @@ _IDEMPOTENCY_KEY = Parameter(
     description="identifies a repeat, which gets the first answer again; or use webhook-id",
     pattern=r"^[\x21-\x7e]{1,256}$",
 )
+_TRACEPARENT = Parameter(
+    name="traceparent",
+    place="header",
+    description="W3C Trace Context: the span in which the caller decided; ignored if malformed",
+)
 _REQUEST_ID = re.compile(_IDEMPOTENCY_KEY.pattern)
 _SIGNATURE_PARAMETERS = (
     Parameter(
@@ -47,6 +52,7 @@ _SIGNATURE_PARAMETERS = (
         description="v1,<base64> once for each secret, separated by spaces",
         required=True,
     ),
+    _TRACEPARENT,
 )
 
 
@@ -100,9 +106,16 @@ async def _submit(
             call.content,
             request_id=request_id,
             signed_at=signed_at,
+            traceparent=single_header(call.request, "traceparent"),
         )
     )
     return recorded_decision(answer)
+
+
+def single_header(request: web.Request, name: str) -> str | None:
+    """Return a header that came once; None if it is missing or came several times."""
+    values = request.headers.getall(name, [])
+    return values[0] if len(values) == 1 else None
 
 
 def recorded_decision(answer: DecisionAnswer) -> DecisionRecorded:
@@ -142,7 +155,7 @@ ROUTES = (
         summary=f"approve an event, hold it, or release it; {HOLD_NOTICE}",
         handler=_submit_decision,
         status=202,
-        parameters=(_IDEMPOTENCY_KEY,),
+        parameters=(_IDEMPOTENCY_KEY, _TRACEPARENT),
         parse_parameters=_parse_request_id,
         body=DecisionBody,
         problem_statuses=(403, 404, 409),

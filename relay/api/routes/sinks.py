@@ -15,6 +15,7 @@ from relay.events.cloudevent import CloudEvent
 from relay.log_fields import with_fields
 from relay.outbox import SinkState
 from relay.outbox.transaction import Transaction
+from relay.suggestions import describe_choices
 
 _log = logging.getLogger(__name__)
 
@@ -42,10 +43,14 @@ class SinkDetails(TypedDict):
 
 async def _find_sink(call: Call) -> SinkStatus:
     name = call.request.match_info["name"]
-    for sink in call.relay.dispatcher.status():
+    sinks = call.relay.dispatcher.status()
+    for sink in sinks:
         if sink.name == name:
             return sink
-    raise Problem(404, "no such sink in the configuration")
+    detail = "no such sink in the configuration"
+    if {"read", "operate"} & call.caller.rights.can:
+        detail += f"; {describe_choices(name, [sink.name for sink in sinks])}"
+    raise Problem(404, detail)
 
 
 async def _ping(call: Call) -> PingRecorded:
