@@ -128,6 +128,12 @@ class Poller:
         skew = self._client.clock_skew
         return None if skew is None else 0.0 - skew  # no -0.0
 
+    def use(self, settings: SourceSettings) -> None:
+        """Poll from now on at the interval of these settings."""
+        if settings.interval != self._settings.interval:
+            self._fresh_read_requested.set()  # the pause that goes on has the earlier interval
+        self._settings = settings
+
     async def read_fresh(self) -> None:
         """Read the document with a call that begins from now on, and record it.
 

@@ -137,7 +137,10 @@ class Transaction:
         return traced
 
     def add_entry(self, position: int, sink: str, at: datetime) -> None:
-        """Make an entry for a sink that is new, about an event that was recorded earlier."""
+        """Make an entry for a sink that is new, about an event that was recorded earlier.
+
+        No listener hears of it: nothing has happened. The sink's worker reads what waits.
+        """
         event = self.journal.event(position)
         self.recorded += [
             replace(recorded, is_new=False)
