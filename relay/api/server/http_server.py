@@ -60,7 +60,8 @@ class Server:
         state_file: Path | None = None,
     ) -> None:
         """``state_file`` is that of the relay. Without it, api.socket: auto makes no socket."""
-        self._settings = settings
+        self.settings = settings
+        """What is in force; `prepare` replaces it."""
         self._clock = clock
         self._state_file = state_file
         self.state = ServerState(clock=clock, limits=limits or ServerLimits())
@@ -87,16 +88,16 @@ class Server:
         """
         authenticator = Authenticator(settings, self._clock)
         tls_context = self.state.tls_context
-        if settings.tls != self._settings.tls:
+        if settings.tls != self.settings.tls:
             tls_context = _make_tls_context(settings)
-        sign_in, earlier = self.state.sign_in, self._settings
+        sign_in, earlier = self.state.sign_in, self.settings
         if (settings.oidc, settings.public_url) != (earlier.oidc, earlier.public_url):
             # It has no sessions: rights that were taken away must not live on in them.
             sign_in = _sign_in(settings, authenticator, self._clock)
 
         def use() -> None:
             before = self._pipeline.authenticator
-            self._settings = settings
+            self.settings = settings
             self._pipeline.authenticator = authenticator
             self.state.sign_in = sign_in
             self.state.tls_context = tls_context
@@ -141,7 +142,7 @@ class Server:
         return application
 
     async def _open_listeners(self, stack: AsyncExitStack, runner: web.AppRunner) -> list[Listener]:
-        settings, limits = self._settings, self.state.limits
+        settings, limits = self.settings, self.state.limits
         assert runner.server is not None  # noqa: S101  # the runner is set up
         make_listener = partial(
             Listener,
@@ -179,7 +180,7 @@ class Server:
 
     def _open_local_socket(self, stack: AsyncExitStack) -> tuple[socket, Path] | None:
         """Return the local socket and its path; None if there is none."""
-        path, state_file = self._settings.socket, self._state_file
+        path, state_file = self.settings.socket, self._state_file
         if path == "auto":
             if state_file is None:
                 return None
