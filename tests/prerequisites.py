@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from tests import chromium as browser
-from tests import rabbitmq
+from tests import firefox, rabbitmq
 
 IMAGE = "docker.io/library/python:3.13-bookworm"
 """Debian with Python, make and git: a bare machine."""
@@ -87,6 +87,7 @@ NEEDS_OF_TESTS = (
         "the browser driver of Playwright is linked with it",
         required=True,
     ),
+    Need("Firefox", "firefox-esr", firefox.executable, "a test looks at the page with it, too"),
     Need("strace", "strace", program("strace"), "tests kill the relay at an exact system call"),
     Need("curl", "curl", program("curl"), "tests run the commands of the documentation"),
     Need("bash", "bash", program("bash"), "the same tests"),

@@ -39,6 +39,7 @@ FOR_EXAMPLES = {
     "DRAIN_PASSWORD": "secret",
     "DB_DRAIN_SECRET": CLIENT_SECRET,
     "DB_DRAIN_KEY_SHA256": DIGEST,
+    "ENTRA_CLIENT_SECRET": "fake~entra~client~secret~of~forty~chars~1",
 }
 
 
@@ -64,7 +65,11 @@ def error_of(file: Path, text: str, environment: Mapping[str, str] | None = None
 
 
 def with_examples(text: str) -> str:
-    """Return the text with every example uncommented, in place of the [], {} or null above it."""
+    """Return the text with every example uncommented, in place of the [], {} or null above it.
+
+    The example of sign_in needs a public URL.
+    """
+    text = text.replace("public_url: null ", "public_url: https://relay.example.com ")
     lines: list[str] = []
     within = False
     for line in text.splitlines():

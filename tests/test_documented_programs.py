@@ -8,8 +8,10 @@ import importlib
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from relay.cli._profile import read_profile
 from relay.clock import SystemClock
 from relay.config import load
 from relay.events.catalog import CATALOG, event_schema
+from relay.events.timestamps import format_rfc3339
 from relay.simulator import VM, Plan, Setup, Simulator, list_playbooks
 from tests.builders import cloudevent
 from tests.chat.teams_server import running_workflow
@@ -98,6 +101,8 @@ async def test_the_calls_of_the_pages_do_what_the_pages_say(tmp_path: Path) -> N
                 env=os.environ | {"KEY": voters[0]["key"]},
             )
             assert json.loads(done.stdout)["state"] == "granted"
+            await _make_documented_hold(url)
+            await _run_documented_freeze(file)
             for line in block("docs/chat/teams.md", "sh").splitlines():
                 _, *arguments = line.partition("#")[0].split()
                 result = await run_async(*arguments, "-c", str(file))
@@ -108,6 +113,39 @@ async def test_the_calls_of_the_pages_do_what_the_pages_say(tmp_path: Path) -> N
                     "relay.ping" in text or "test message" in text for text in workflow.card_texts
                 )
             )
+
+
+async def _make_documented_hold(url: str) -> None:
+    """Send the request of docs/api.md with times from now on."""
+    head, _, body = block("docs/api.md", "http", "Standing holds").partition("\n\n")
+    line, *fields = head.splitlines()
+    method, path, _ = line.split()
+    headers = dict(field.split(": ", 1) for field in fields)
+    headers["Authorization"] = "Bearer a-second-key-for-tests-only"
+    tomorrow = datetime.now(UTC) + timedelta(days=1)
+    request = json.loads(body)
+    request["starts"], request["ends"] = (
+        format_rfc3339(tomorrow + timedelta(days=days)) for days in (0, 3)
+    )
+    async with (
+        aiohttp.ClientSession() as session,
+        session.request(method, url + path, json=request, headers=headers) as response,
+    ):
+        answer: dict[str, Any] = await response.json()
+    assert response.status == 201
+    assert request.items() <= answer.items()
+
+
+async def _run_documented_freeze(file: Path) -> None:
+    """Run the commands of docs/operations.md, the last one with the id that the first one made."""
+    hold_id, said = "none", ""
+    for line in block("docs/operations.md", "sh", "A change freeze").splitlines():
+        _, *arguments = shlex.split(line.replace("0b1e6e4f", hold_id))
+        result = await run_async(*arguments, "-c", str(file))
+        assert result.code == 0, result.err
+        said = result.out
+        hold_id = re.findall(r"holds end (\w{8})", said)[0] if "add" in arguments else hold_id
+    assert f"standing hold {hold_id} is ended" in said
 
 
 async def _send_documented_call(url: str, revision: str) -> None:

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from tests.cli.command import environment, read_until
@@ -100,6 +101,14 @@ async def test_the_commands_lead_from_nothing_to_an_approved_event(tmp_path: Pat
         assert "pending, 0 of 1 vote, rule mine" in output
         assert "granted (1 of 1 vote)" in output
         assert output.count(EVENT) >= 2
+        key = (tmp_path / "page.key").read_text().strip()
+        async with (
+            aiohttp.ClientSession(f"http://127.0.0.1:{clone.api}") as browser,
+            browser.get("/") as page,
+            browser.get("/v1/events", headers={"Authorization": f"Bearer {key}"}) as events,
+        ):
+            assert "<title>imds-relay</title>" in await page.text()
+            assert EVENT in await events.text()
         story = await read_until(received, "event.ended")
         (tmp_path / "relay.yaml").unlink()
         printed = await clone.run(f". .venv/bin/activate\nexport {source}\n" + "\n".join(verbs))

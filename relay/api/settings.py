@@ -19,7 +19,7 @@ from pydantic import (
     model_validator,
 )
 
-from relay.api.auth.entra_settings import OidcSettings
+from relay.api.auth.entra_settings import OidcSettings, check_url
 from relay.api.local_socket import MAX_PATH_BYTES, fits
 from relay.approvals.request import Rights
 from relay.settings import Name, Section, check_unique, text_like
@@ -220,7 +220,7 @@ class ApiSettings(Section):
     """What links in messages start with."""
     clients: tuple[Client, ...] = ()
     oidc: OidcSettings | None = None
-    """Also accept bearer tokens of Entra ID."""
+    """Also accept people of Entra ID, with bearer tokens or by signing in."""
 
     @property
     def host(self) -> str:
@@ -261,12 +261,31 @@ class ApiSettings(Section):
             raise ValueError(
                 "clients: expected tls.client_ca_file, the CA of the certificates that san names"
             )
+        if self.oidc is not None and self.oidc.sign_in is not None:
+            _check_sign_in_url(self.public_url)
         check_unique("clients", self.clients)
         check_unique("clients", self.clients, "amqp_user", with_case=True)
         # Most names in certificates are compared without case.
         check_unique("clients", self.clients, "san")
         _check_credentials_not_shared(self.clients)
         return self
+
+
+def _check_sign_in_url(public_url: str | None) -> None:
+    """Raise ValueError for a URL at which a browser would not keep the cookie of a session."""
+    expected = "expected the https URL at which browsers reach this relay"
+    reason = "oidc.sign_in sends people back there, and its cookies are for https alone"
+    if public_url is None:
+        raise ValueError(f"public_url: {expected}, got none; {reason}")
+    try:
+        check_url(public_url)
+    except ValueError:
+        raise ValueError(
+            f"public_url: {expected} (http only on this machine), without user, fragment and "
+            f"spaces, got another; {reason}"
+        ) from None
+    if "?" in public_url:
+        raise ValueError(f"public_url: {expected}, without a query, got one with it; {reason}")
 
 
 def _check_credentials_not_shared(clients: Iterable[Client]) -> None:

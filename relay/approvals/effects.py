@@ -15,8 +15,16 @@ from typing import Any
 from relay.approvals.admission import HOLD_NOTICE, late_hold_notice
 from relay.approvals.limits import WaitingFor, waits_field
 from relay.approvals.request import DecisionRequest
+from relay.approvals.standing_holds import holds_field
 from relay.approvals.status import ApprovalStatus
-from relay.approvals.transitions import CreateGrant, ExpireHold, FailGrant, Transition, VoidVotes
+from relay.approvals.transitions import (
+    CreateGrant,
+    ExpireHold,
+    FailGrant,
+    Remind,
+    Transition,
+    VoidVotes,
+)
 from relay.events.build import Origin, decision_event
 from relay.events.cloudevent import CloudEvent
 from relay.events.timestamps import format_rfc3339
@@ -76,6 +84,7 @@ def record_decision(
         "expires": format_rfc3339(decision.expires) if decision.expires is not None else None,
         **_ended_field(ended),
         **waits_field("waitingFor", waiting_for),
+        **holds_field(status.active_standing_holds),
     }
     event = _record_event(
         tx,
@@ -162,6 +171,8 @@ def apply_transition(
             )
         case CreateGrant():
             _create_grant(tx, origin, transition, status, cause)
+        case Remind():
+            _record_reminder(tx, origin, status)
     return cause
 
 
@@ -259,6 +270,31 @@ def _release_expired_hold(
         message_id=None,
     )
     return record_decision(tx, origin, release, status, cause=hold.recorded_event_id, ended=[hold])
+
+
+def _record_reminder(tx: Transaction, origin: Origin, status: ApprovalStatus) -> None:
+    """Record the only reminder for this revision of the event."""
+    occurrence, closes_at = status.occurrence, status.voting_closes_at
+    assert closes_at is not None  # noqa: S101  # without NotBefore nobody is reminded
+    _record_event(
+        tx,
+        origin.in_scope(occurrence.scope),
+        "approval.reminder",
+        occurrence.data,
+        {
+            **status.vote_summary,
+            "missing": status.votes_missing,
+            "mayVote": list(status.missing_voters),
+            "uncoveredResources": list(status.uncovered_resources),
+            "closes": format_rfc3339(closes_at),
+            "runbook": status.runbook,
+        },
+        cause=occurrence.last_event_id,
+        follows=occurrence.last_event_id,
+        at=status.now,
+        dry_run=status.mode == "dry-run",
+    )
+    tx.decisions.add_reminder(occurrence.id, occurrence.revision, status.now)
 
 
 def _create_grant(

@@ -5,6 +5,7 @@ Pure, except that time zones are read from disk.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -21,6 +22,11 @@ from relay.settings import Duration, Name, Section, text_like
 
 MAX_DURATION = 3650 * 86400.0
 """Seconds. A longer time from now could pass the year 9999, where datetime ends."""
+MAX_RUNBOOK_LENGTH = 500
+_RUNBOOK = re.compile(
+    r"https://[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?(?::[0-9]{1,5})?(?:[/?#][A-Za-z0-9._~/?#=&%+:@;,!$*-]*)?"
+)
+"""Without characters that end a link in the markup of some chat."""
 _MAX_MINUTES_TO_CHANGE = 8 * 24 * 60
 """A week, and a day for summer time. Hours that do not change by then never do."""
 
@@ -56,8 +62,19 @@ def _check_zone(name: str) -> str:
     return name
 
 
+def _check_runbook(url: str) -> str:
+    if len(url) > MAX_RUNBOOK_LENGTH or _RUNBOOK.fullmatch(url) is None:
+        raise ValueError(
+            "expected an https:// URL of at most 500 characters, such as "
+            "https://wiki.example.com/maintenance; write other characters than letters, digits "
+            "and -._~/?#=&%+:@;,!$* as %XX"
+        )
+    return url
+
+
 BoundedDuration = Annotated[Duration, AfterValidator(_check_max_duration)]
 PositiveDuration = Annotated[BoundedDuration, AfterValidator(_check_positive)]
+Runbook = Annotated[str, AfterValidator(_check_runbook)]
 Principal = Annotated[str, AfterValidator(_check_principal)]
 Member = Annotated[str, AfterValidator(partial(_check_principal, references=("person",)))]
 Voter = Annotated[str, AfterValidator(partial(_check_principal, references=("group", "person")))]
@@ -136,11 +153,22 @@ class Quorum(Section):
     """How long before NotBefore voting closes."""
     execution_expires: PositiveDuration | None = None
     """How long a granted approval may wait to be sent; then its votes no longer count."""
+    remind: PositiveDuration | None = None
+    """How long before NotBefore one reminder is sent if votes are missing; null: none is."""
 
     @model_validator(mode="after")
     def _check_has_condition(self) -> Quorum:
         if "votes" not in self.model_fields_set and not self.each_resource:
             raise ValueError("expected votes, each_resource: true, or both")
+        return self
+
+    @model_validator(mode="after")
+    def _check_reminder_precedes_close(self) -> Quorum:
+        if self.remind is not None and self.remind <= self.close_before:
+            raise ValueError(
+                f"expected remind to be longer than close_before, got {self.remind:g}s and "
+                f"{self.close_before:g}s: nobody could vote any more"
+            )
         return self
 
 
@@ -151,6 +179,8 @@ class Rule(Section):
     match: RuleConditions = RuleConditions()
     """Conditions; every resource of the event must match."""
     approve: Literal["automatic"] | Quorum
+    runbook: Runbook | None = None
+    """An https URL that messages, the confirm page and reminders show."""
 
     def applies_to(self, data: Mapping[str, Any], scope: str, now: datetime) -> bool:
         """Whether an event (the ``data`` of its CloudEvent) meets the conditions now."""

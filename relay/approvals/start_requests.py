@@ -50,8 +50,8 @@ class _OpenGrant:
     occurrence: TrackedEvent
     is_stopped: bool
     """Whether the mode, a hold or a limit keeps the StartRequest back."""
-    is_slot_missing: bool
-    """Whether it waits for a limit."""
+    can_be_freed: bool
+    """Whether it waits for a limit or a standing hold, and so can go without a decision."""
     has_waiting_notices: bool
 
 
@@ -138,8 +138,8 @@ class StartRequestSender:
         """The scopes where a grant is open."""
         self._scopes_to_check: set[str] | None = None
         """The scopes where a StartRequest may be due; None: all."""
-        self._scopes_without_slots: set[str] = set()
-        """The scopes where a grant waits for a limit, or did when they were checked last."""
+        self._waiting_scopes: set[str] = set()
+        """The scopes where at the last check a grant waited for a limit or a standing hold."""
         self._wake = asyncio.Event()
         self._is_stopping = False
         store.listeners.recorded.append(self._on_recorded)
@@ -152,9 +152,9 @@ class StartRequestSender:
             self._scopes_to_check.update(scopes)
         self._wake.set()
 
-    def check_slots(self) -> None:
-        """Check soon whether a grant that waited for a limit can go: a slot can be free now."""
-        scopes, self._scopes_without_slots = self._scopes_without_slots, set()
+    def check_waiting(self) -> None:
+        """Check soon whether a grant that waited for a limit or a standing hold can go."""
+        scopes, self._waiting_scopes = self._waiting_scopes, set()
         if scopes:
             self.check(scopes)
 
@@ -218,9 +218,7 @@ class StartRequestSender:
         grants_by_scope: dict[str, list[_OpenGrant]] = {}
         for each in found:
             grants_by_scope.setdefault(each.occurrence.scope, []).append(each)
-        self._scopes_without_slots.update(
-            each.occurrence.scope for each in found if each.is_slot_missing
-        )
+        self._waiting_scopes.update(each.occurrence.scope for each in found if each.can_be_freed)
         for name in scopes if scopes is not None else self._scopes.keys() - sending:
             if name not in grants_by_scope:
                 self._scopes.pop(name, None)
@@ -259,15 +257,17 @@ class StartRequestSender:
         for grant in tx.decisions.open_grants(scopes=scopes):
             occurrence = tx.snapshot.get(grant.occurrence)
             status = self._engine.status(tx, occurrence, now) if is_on else None
-            is_slot_missing = status is not None and bool(status.waiting_for)
-            is_stopped = status is None or is_slot_missing or bool(status.active_holds)
+            can_be_freed = status is not None and bool(
+                status.waiting_for or status.active_standing_holds
+            )
+            is_stopped = status is None or can_be_freed or bool(status.active_holds)
             has_waiting_notices = not is_stopped and self._has_waiting_notices(tx, occurrence)
             found.append(
                 _OpenGrant(
                     grant=grant,
                     occurrence=occurrence,
                     is_stopped=is_stopped,
-                    is_slot_missing=is_slot_missing,
+                    can_be_freed=can_be_freed,
                     has_waiting_notices=has_waiting_notices,
                 )
             )

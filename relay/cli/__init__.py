@@ -27,7 +27,7 @@ from relay.cli._output import print_status
 VERBS: Mapping[str, Sequence[str]] = {
     "Begin": ("demo", "init", "check", "doctor", "keys", "run"),
     "Watch": ("events", "show", "tail", "fleet"),
-    "Decide": ("approve", "hold", "release", "approvals", "audit"),
+    "Decide": ("approve", "hold", "release", "holds", "approvals", "audit"),
     "Send": ("deliveries", "dead-letters", "redeliver", "ping", "pause", "resume", "explain"),
     "Build against it": ("simulate", "schema"),
 }

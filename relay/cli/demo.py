@@ -242,5 +242,6 @@ def _print_instructions(programs: _DemoPrograms) -> None:
         "  imds-relay tail",
         f"  curl {programs.azure.url}/sim/schedule -d '{event}'",
         "  imds-relay events",
-        "  imds-relay approve <event>\n",
+        "  imds-relay approve <event>",
+        f"Or open {programs.url}/ in a browser, and enter the key from above.\n",
     )

@@ -95,7 +95,7 @@ async def _diagnose(loaded: LoadedConfig, clock: Clock, *, poll: bool) -> list[F
         ok("configuration", f"{loaded.file or 'the defaults: there is no file'}"),
         *diagnose_secret_files(loaded),
         *(
-            Finding(subject="rules", state="warning", message=warning)
+            Finding(subject="configuration", state="warning", message=warning)
             for warning in config_warnings(config)
         ),
         *api_findings,

@@ -16,8 +16,9 @@ CONTENT_TYPE = "application/cloudevents+json; charset=utf-8"
 PRIORITIES = 4
 """How many priorities there are."""
 EVENT, DECISION, RELAY, REFUSAL = range(PRIORITIES)
-"""The priorities: ``event.*``; ``startrequest.*`` and ``approval.*``; ``relay.*``;
-``approval.refused``. Of the events that wait, those of the first priority are sent first."""
+"""The priorities: ``event.*``; ``startrequest.*``, ``approval.*`` and ``standing-hold.*``;
+``relay.*``; ``approval.refused``. Of the events that wait, those of the first priority are sent
+first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,10 @@ class CloudEvent:
 
     @property
     def subject(self) -> str | None:
-        """The EventId as Azure wrote it; for ``relay.*`` the name of the sink, or None."""
+        """The EventId as Azure wrote it.
+
+        For ``relay.*`` the name of the sink, or None; for ``standing-hold.*`` its id.
+        """
         return self.attributes.get("subject")
 
     @property
@@ -95,6 +99,12 @@ def event_name(event_type: str) -> str:
 def digest_id(*parts: object) -> str:
     """Return 32 hexadecimal digits over the parts. Equal parts give equal ids on every machine."""
     return hashlib.sha256(orjson.dumps(parts, option=orjson.OPT_SORT_KEYS)).hexdigest()[:32]
+
+
+@cache
+def is_about_event(name: str) -> bool:
+    """Whether CloudEvents with this name are about an event of Azure, and so have its EventId."""
+    return not name.startswith(("relay.", "standing-hold."))
 
 
 @cache

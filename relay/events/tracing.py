@@ -81,10 +81,10 @@ def trace_id_of(scope: str, event_id: str, number: int) -> str:
 def make_context(event: CloudEvent, number: int) -> SpanContext:
     """Return the context of an event. ``number`` is that of its occurrence.
 
-    A ``relay.*`` event belongs to no occurrence, and has a trace of its own.
+    An event that is about no event of Azure, such as ``relay.*``, has a trace of its own.
     """
-    is_own = event.name.startswith("relay.")
-    trace_id = event.id if is_own else trace_id_of(event.scope, event.subject or "", number)
+    event_id = event.attributes.get("correlationid")
+    trace_id = event.id if event_id is None else trace_id_of(event.scope, event_id, number)
     return SpanContext(trace_id, span_id_of(event, event.id))
 
 

@@ -24,6 +24,7 @@ from relay.imds import SourceSettings
 from relay.imds.client import ImdsClient, retry_delay
 from relay.imds.document import DocumentReader
 from relay.ingest.recorder import PollResult, Recorder
+from relay.log_fields import with_fields
 from relay.log_once import LogOnce
 from relay.outbox.sqlite import Store
 
@@ -225,7 +226,12 @@ class Poller:
         self.failures += 1
         self._last_error = error
         level = logging.ERROR if isinstance(error, SourceRefused) else logging.WARNING
-        self._state_log.log(level, "the metadata service gave no usable answer: %s", error.reason)
+        self._state_log.log(
+            level,
+            "the metadata service gave no usable answer: %s",
+            error.reason,
+            extra=with_fields(reason=error.reason, status=error.status),
+        )
         if isinstance(error, DocumentTooLarge) and not self.lost:
             # It will not pass by itself, and events may be hidden from now on.
             self.lost = True

@@ -197,15 +197,22 @@ class Snapshot:
         return occurrence
 
     def page(
-        self, before: int | None, limit: PageLimit, *, scope: str | None = None
+        self,
+        before: int | None,
+        limit: PageLimit,
+        *,
+        scope: str | None = None,
+        live: bool = False,
     ) -> tuple[list[TrackedEvent], bool]:
         """Return occurrences with an id less than ``before``, newest first.
 
         The second value says whether there are more. ``scope``: only those of this scope.
+        ``live``: only those that are in the document now.
         """
         condition, values = ("", ()) if scope is None else ("scope = ? AND ", (scope,))
+        among = "INDEXED BY occurrence_live WHERE live AND " if live else "WHERE "
         rows = self._rows(
-            f"WHERE {condition}id < coalesce(?, 9e18) ORDER BY id DESC", *values, before
+            f"{among}{condition}id < coalesce(?, 9e18) ORDER BY id DESC", *values, before
         )
         page, has_more = take_page(rows, lambda row: len(row["data"]), limit)
         return [_OCCURRENCE.validate_python(dict(row)) for row in page], has_more

@@ -11,9 +11,9 @@ from dataclasses import replace
 from datetime import datetime
 from itertools import count
 
-from relay.events.cloudevent import CloudEvent
+from relay.events.cloudevent import CloudEvent, is_about_event
 from relay.events.timestamps import format_sortable, parse_timestamp
-from relay.events.tracing import SpanContext, make_context
+from relay.events.tracing import SpanContext, context_of, make_context
 from relay.outbox import Entry, Head, Mode, RecordedEvent
 from relay.outbox.chat_messages import ChatMessages
 from relay.outbox.decisions import Decisions
@@ -23,6 +23,7 @@ from relay.outbox.file import get_meta
 from relay.outbox.fleet import FleetTables
 from relay.outbox.journal import Journal
 from relay.outbox.snapshot import Snapshot
+from relay.outbox.standing_holds import StandingHolds
 
 Route = Callable[[CloudEvent], Iterable[str]]
 """Returns the names of the sinks that want an event."""
@@ -58,6 +59,7 @@ class Transaction:
         self.journal = Journal(connection)
         self.snapshot = Snapshot(connection, keys)
         self.decisions = Decisions(connection, self.journal)
+        self.standing_holds = StandingHolds(connection, self.journal)
         self.deliveries = Deliveries(connection)
         self.messages = ChatMessages(connection)
         self.fleet = FleetTables(connection)
@@ -128,7 +130,7 @@ class Transaction:
         numbers = self.snapshot.numbers(sorted(keys))
         traced = []
         for event, transition in events:
-            if "traceparent" not in event.attributes:  # a hub records what agents have traced
+            if context_of(event) is None:  # a hub records what agents have traced
                 context = make_context(event, numbers.get(self._event_key(event) or "", 0))
                 event = event.with_attribute("traceparent", str(context))  # noqa: PLW2901  # the same one
             traced.append((event, transition))
@@ -171,13 +173,19 @@ class Transaction:
         return recorded
 
     def _event_key(self, event: CloudEvent) -> str | None:
-        """Return the key of the event that a CloudEvent is about; None for ``relay.*``."""
-        if event.name.startswith("relay."):
+        """Return the key of the event of Azure that a CloudEvent is about; None for no event."""
+        if not is_about_event(event.name):
             return None
         return self.keys.key(event.scope, event.subject or "")
 
     def _ordering_prefix(self, event: CloudEvent) -> str:
-        """Return what the ordering key of a ``relay.*`` begins with; a newer one replaces it."""
+        """Return what the ordering key of a CloudEvent that is about no event begins with.
+
+        A ``relay.*`` with the same key replaces an older one. Those about a standing hold keep
+        their order.
+        """
+        if not event.name.startswith("relay."):
+            return event.name.partition(".")[0]
         # A hub records what many relays say about themselves.
         return f"{event.name}/{event.attributes['source']}" if self.keys.with_scope else event.name
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
+from relay.events.cloudevent import is_about_event
 from relay.events.match import EVENT_TYPES
 from relay.outbox import RecordedEvent
 
@@ -68,7 +69,7 @@ class EventCounts:
                 self.changes[_change_labels(name, event_type)] += 1
             elif name == "approval.granted":
                 self.grants += 1
-            elif event is not None and not name.startswith("relay."):
+            elif event is not None and is_about_event(name):
                 self._count_decision(name, event.data)
 
     def _count_decision(self, name: str, data: Mapping[str, Any]) -> None:

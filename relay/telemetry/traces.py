@@ -74,8 +74,6 @@ class Traces:
         self, recorded: RecordedEvent, event: CloudEvent, context: SpanContext
     ) -> tuple[SpanContext | None, list[SpanContext]]:
         """Return the parent and the links of the span of an event."""
-        if event.name.startswith("relay."):
-            return None, []
         if event.name.startswith("event."):
             return self._trace_poll(event, context), []
         caller = recorded.caller

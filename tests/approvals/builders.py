@@ -18,6 +18,8 @@ from relay.approvals.request import (
     Right,
     Rights,
 )
+from relay.approvals.standing_hold_admission import CreateRequest, EndRequest, StandingHoldBody
+from relay.approvals.standing_hold_engine import create_standing_hold, end_standing_hold
 from relay.approvals.status import ApprovalStatus, rule_for
 from relay.errors import SourceError
 from relay.events.build import Origin, event_data
@@ -318,6 +320,56 @@ class ApprovalFile:
         """Submit a request about an event."""
         request = build_request(decision, by, of, at=self.clock.now(), **changes)
         return self.transact(lambda tx: self.engine.decide(tx, request))
+
+    def hold_ahead(
+        self,
+        by: Caller | str = "eve",
+        match: dict[str, Any] | None = None,
+        *,
+        starts: float | None = None,
+        ends: float = 600.0,
+        request_id: str | None = None,
+        digest: str = "d",
+        reason: str = "freeze",
+    ) -> DecisionAnswer:
+        """Ask for a standing hold; ``starts`` and ``ends`` in seconds from now."""
+        now = self.clock.now()
+        body = StandingHoldBody.model_validate(
+            {
+                "match": match or {},
+                "starts": format_rfc3339(now + timedelta(seconds=starts))
+                if starts is not None
+                else None,
+                "ends": format_rfc3339(now + timedelta(seconds=ends)),
+                "reason": reason,
+            }
+        )
+        request = CreateRequest(
+            caller=build_caller(by) if isinstance(by, str) else by,
+            at=now,
+            request_id=request_id,
+            digest=digest,
+            body=body,
+        )
+        answer = self.transact(lambda tx: create_standing_hold(tx, ORIGIN, request))
+        self.apply_transitions()
+        return answer
+
+    def end_ahead(
+        self, hold_id: str, by: Caller | str = "eve", *, request_id: str | None = None
+    ) -> DecisionAnswer:
+        """Ask to end a standing hold."""
+        request = EndRequest(
+            caller=build_caller(by) if isinstance(by, str) else by,
+            at=self.clock.now(),
+            request_id=request_id,
+            digest=f"end {hold_id}",
+            hold_id=hold_id,
+        )
+        people = self.settings.people
+        answer = self.transact(lambda tx: end_standing_hold(tx, ORIGIN, request, people))
+        self.apply_transitions()
+        return answer
 
     def set_mode(self, mode: Mode) -> None:
         """Set the mode as an operator does."""

@@ -67,7 +67,9 @@ async def test_a_profile_is_named_and_wins_over_the_environment(
     assert relay.url not in (await run_async("events")).err
 
 
-async def test_the_key_of_a_profile_goes_to_no_other_url(folder: Path) -> None:
+async def test_a_key_goes_to_no_other_url_than_its_own(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[str | None] = []
 
     async def answer(request: web.Request) -> web.Response:
@@ -80,7 +82,10 @@ async def test_the_key_of_a_profile_goes_to_no_other_url(folder: Path) -> None:
         assert (await run_async("events", "--url", url)).code == 0
         (folder / "default.yaml").write_text(f"url: {url}\nkey_file: key\n")
         assert (await run_async("events")).code == 0
-    assert seen == [None, "Bearer imdsr_key-of-the-profile"]
+        (folder / "default.yaml").write_text(f"url: {url}\n")
+        monkeypatch.setenv("IMDS_RELAY_KEY", "imdsr_key-of-the-environment")
+        assert (await run_async("events")).code == 0
+    assert seen == [None, "Bearer imdsr_key-of-the-profile", None]
 
 
 async def test_the_ca_of_a_profile_replaces_those_of_the_machine(folder: Path) -> None:

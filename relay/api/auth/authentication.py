@@ -45,12 +45,13 @@ class Authenticator:
         }
         self.suspended: Collection[str] = ()
         """The names of clients whose keys and signatures are refused: others have their secrets."""
-        self._tokens: TokenVerifier | None = None
+        self.tokens: TokenVerifier | None = None
+        """Verifies tokens of Entra ID; None without api.oidc."""
         if settings.oidc is not None:
             # Imported here: the library takes ten megabytes, and only relays with api.oidc have it.
             from relay.api.auth.entra_tokens import TokenVerifier  # noqa: PLC0415
 
-            self._tokens = TokenVerifier(settings.oidc, clock)
+            self.tokens = TokenVerifier(settings.oidc, clock)
         self._clock = clock
         # The signature of every client is checked with as many secrets, also of an unknown one. So
         # the duration does not say who exists, or whose secrets are being changed.
@@ -82,10 +83,10 @@ class Authenticator:
         if caller is not None:
             return caller
         is_token = key.count(".") == 2  # RFC 7515, section 3.1
-        if self._tokens is None or not is_token:
+        if self.tokens is None or not is_token:
             raise NotAuthenticated("the bearer key is no client's")
         before_token()
-        return await self._tokens.caller_from_token(key)
+        return await self.tokens.caller_from_token(key)
 
     def _caller_from_certificate(self, certificate: Mapping[str, Any]) -> Caller:
         # The handshake checked the time. The connection, or its TLS session, can outlast it.

@@ -19,7 +19,7 @@ from relay.amqp.topology import (
 )
 from relay.approvals.request import DecisionBody
 from relay.events.catalog import CATALOG, EventDefinition, event_schema
-from relay.events.cloudevent import CONTENT_TYPE
+from relay.events.cloudevent import CONTENT_TYPE, is_about_event
 from relay.sinks.rabbitmq import Settings as SinkSettings
 
 Json = dict[str, Any]
@@ -238,11 +238,11 @@ def _event_message(event: EventDefinition) -> Json:
         "bindings": {"amqp": {"messageType": event.type, **_BINDING}},
         "x-amqp-properties": {
             "message_id": "the CloudEvent's id",
-            "correlation_id": "the EventId; none on relay.*",
+            "correlation_id": "the EventId; none on relay.* and standing-hold.*",
             "app_id": "imds-relay",
         },
     }
-    if not event.name.startswith("relay."):
+    if is_about_event(event.name):
         message["correlationId"] = {"$ref": "#/components/correlationIds/event"}
     return message
 

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 from socket import socket
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
@@ -36,6 +36,9 @@ from relay.clock import Clock
 from relay.errors import StoreUnavailable
 from relay.log_fields import with_fields
 
+if TYPE_CHECKING:
+    from relay.api.auth.sign_in import SignIn
+
 _SHUTDOWN_TIMEOUT = 1.0  # seconds for calls in progress
 _log = logging.getLogger(__name__)
 
@@ -60,7 +63,9 @@ class Server:
         self._state_file = state_file
         self.state = ServerState(clock=clock, limits=limits or ServerLimits())
         """Where the relay is attached and detached."""
-        self._pipeline = RequestPipeline(Authenticator(settings, clock), self.state)
+        authenticator = Authenticator(settings, clock)
+        self.state.sign_in = _sign_in(settings, authenticator, clock)
+        self._pipeline = RequestPipeline(authenticator, self.state)
         self._stack = AsyncExitStack()
         self.address = settings.listen
         """Where the server listens, for people."""
@@ -150,6 +155,17 @@ class Server:
         if path is None:
             return None
         return stack.enter_context(local_socket(SocketPlace(path))), path
+
+
+def _sign_in(settings: ApiSettings, authenticator: Authenticator, clock: Clock) -> SignIn | None:
+    """Return what lets people sign in; None if that is not configured."""
+    oidc, public_url, tokens = settings.oidc, settings.public_url, authenticator.tokens
+    if oidc is None or oidc.sign_in is None or public_url is None or tokens is None:
+        return None
+    # Imported here, as it is rarely configured.
+    from relay.api.auth.sign_in import SignIn  # noqa: PLC0415
+
+    return SignIn(oidc, public_url, tokens, clock)
 
 
 def _error_middleware(state: ServerState, state_file: Path | None) -> Middleware:

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from aiohttp import web
@@ -28,6 +29,9 @@ from relay.outbox import RecordedEvent
 from relay.rate_limits import CALLER_BURST, CALLER_RATE, TokenBuckets
 from relay.signature import MAX_AGE, MAX_AHEAD
 from relay.telemetry.event_counts import EventCounts
+
+if TYPE_CHECKING:  # a relay without sign-in saves the memory of the token library
+    from relay.api.auth.sign_in import SignIn
 
 _WAIT = web.RequestKey("wait", int)
 """Seconds until the address may call again. Only while nothing shows that the call is good."""
@@ -74,6 +78,8 @@ class ServerState:
     limits: ServerLimits
     relay: Relay | None = None
     """None while the relay starts or stops."""
+    sign_in: SignIn | None = None
+    """None if nobody can sign in on the pages."""
     tls_context: Callable[[], ssl.SSLContext] | None = None
     """Returns the context for new connections; None without TLS."""
     rejections: RejectionLog = field(default_factory=RejectionLog)
@@ -163,6 +169,12 @@ class ServerState:
         """Return the problem of a refused call: 429 if its address has no calls left."""
         wait = request.get(_WAIT)
         return problem if wait is None else _address_limit_problem(wait)
+
+    def end_session(self, cookie: str) -> None:
+        """End the session of this cookie, and the streams of ended sessions."""
+        if self.sign_in is not None:
+            self.sign_in.sessions.end(cookie)
+            self._wake_streams()
 
     def _wake_streams(self, _recorded: Sequence[RecordedEvent] = ()) -> None:
         for wakeup in self.stream_wakeups:
