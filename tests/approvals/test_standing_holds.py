@@ -340,6 +340,15 @@ def test_every_text_about_a_standing_hold_says_that_azure_proceeds(
     assert {text["notice"] for text in texts} == {HOLD_NOTICE}
 
 
+def test_answers_name_the_ten_standing_holds_that_end_last(approvals: ApprovalFile) -> None:
+    for number in range(12):
+        approvals.hold_ahead(ends=60.0 * (number + 1), reason=f"r{number}")
+    approvals.record_document(REBOOT)
+    named = approval_summary(approvals.status())["standingHolds"]
+    assert [hold["reason"] for hold in named] == [f"r{number}" for number in range(11, 1, -1)]
+    assert len(approvals.submit().body["standingHolds"]) == 10
+
+
 # --- another program, and old rows
 
 
