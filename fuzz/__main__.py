@@ -20,6 +20,8 @@ FOLDER = Path(__file__).parent
 PROGRAM, CORPUS, CRASHES = FOLDER / "run.py", FOLDER / "corpus", FOLDER / "crashes"
 MAX_BYTES = 2048
 """The longest input: longer ones find little more, and take long."""
+GRACE = 600
+"""Seconds after which a fuzzer that does not end by itself is killed."""
 MAX_FILES = 100
 """The corpus keeps at most so many files of each target, the smallest first."""
 
@@ -38,8 +40,9 @@ def fuzz(name: str, seconds: int) -> bool:
             *(f"-max_total_time={seconds}", "-timeout=10", "-rss_limit_mb=2048"),
             *(f"-dict={FOLDER / 'words.dict'}", f"-artifact_prefix={CRASHES}/{name}-"),
             *(str(found), str(kept)),
+            seconds=seconds + GRACE,
         )
-        _run(name, "-merge=1", str(merged), str(kept), str(found))
+        _run(name, "-merge=1", str(merged), str(kept), str(found), seconds=GRACE)
         _keep(merged, kept)
     lines = re.findall(r"^#(\d+)\s.*?cov: (\d+) ft: (\d+)", done.stderr, re.MULTILINE)
     runs, branches, _ = lines[-1] if lines else ("0", "0", "0")
@@ -50,21 +53,26 @@ def fuzz(name: str, seconds: int) -> bool:
     return done.returncode == 0
 
 
-def _run(name: str, *options: str) -> subprocess.CompletedProcess[str]:
+def _run(name: str, *options: str, seconds: float) -> subprocess.CompletedProcess[str]:
     environment = {
         **os.environ,
         "FUZZ_TARGET": name,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(FOLDER.parent),
     }
-    return subprocess.run(
-        [PROGRAM, f"-max_len={MAX_BYTES}", *options],
-        env=environment,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
-    )
+    command = [str(PROGRAM), f"-max_len={MAX_BYTES}", *options]
+    try:
+        return subprocess.run(
+            command,
+            env=environment,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            timeout=seconds,
+        )
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(command, 1, "", f"it did not end within {seconds:g} s")
 
 
 def _keep(merged: Path, kept: Path) -> None:

@@ -18,6 +18,7 @@ from pydantic import (
     SecretStr,
     model_validator,
 )
+from typing_extensions import override  # in typing from Python 3.12
 
 from relay.file_reload import FileBackedValue
 from relay.files import describe_os_error, require_small_regular_file
@@ -103,6 +104,13 @@ class Section(BaseModel):
     )
 
     _files: dict[str, FileBackedValue[str]] = PrivateAttr(default_factory=dict)
+
+    @override
+    def __eq__(self, other: object) -> bool:
+        """Whether both say the same. Secrets in files are the same if their files are."""
+        return type(self) is type(other) and self.__dict__ == other.__dict__
+
+    __hash__ = None  # type: ignore[assignment]  # a section can hold mappings
 
     @model_validator(mode="after")
     def _open_secret_files(self) -> Section:

@@ -664,6 +664,7 @@ WRONG = [
     ("scope: 2020-02-30", f"{UNREADABLE}: day is out of range for month; put text in quotes"),
     ("scope: 2020-02-20T25:00:00", f"{UNREADABLE}: hour must be in 0..23; put text in quotes"),
     ("scope: !!bool hunter2", f"{UNREADABLE}; put text in quotes"),
+    ("scope: !!int", f"{UNREADABLE}; put text in quotes"),
     ("scope: !!int hunter2", f"{UNREADABLE}; put text in quotes"),
     ("scope: !!float it's", f"{UNREADABLE}; put text in quotes"),
     ("&a\nscope: *a", "The YAML alias refers to its own parent."),

@@ -92,13 +92,26 @@ class ApprovalEngine:
         (None: all). A limit whose ``max`` is a share needs ``count_machines``; without it, it has
         one slot.
         """
-        self.settings = settings
         self.origin = origin
         self.in_flight: frozenset[tuple[int, int]] = frozenset()
         """The StartRequests that are being sent, as in `ApprovalStatus`."""
         self.refusals = RefusalAggregator()
         """Which refusals are recorded one by one."""
         self._trusted = trusted
+        self._count_machines = count_machines
+        self.use(settings, client_resources)
+
+    def use(
+        self,
+        settings: ApprovalsSettings,
+        client_resources: Mapping[str, tuple[str, ...] | None] = MappingProxyType({}),
+    ) -> None:
+        """Decide by these settings from now on.
+
+        Once the store is in use, only its work may call this: then no transaction sees two rules.
+        Votes and grants need nothing else, because every transaction weighs them afresh.
+        """
+        self.settings = settings
         self._client_resources = client_resources
         self._have_reminders = any(_reminds(rule) for rule in settings.rules)
         self.acts_unasked = self._have_reminders or any(
@@ -106,7 +119,7 @@ class ApprovalEngine:
         )
         """Whether something can follow for an event about which nobody has decided anything."""
         self._limits = (
-            LimitSlots(settings.limits, self._status_without_limits, count_machines)
+            LimitSlots(settings.limits, self._status_without_limits, self._count_machines)
             if settings.limits
             else None
         )

@@ -166,6 +166,10 @@ class Gate:
         self._transitions_wake.set()
         self._sender.check()
 
+    def restart_waits(self) -> None:
+        """Wait for the notices of every open grant as after a start: there are new sinks."""
+        self._sender.restart_waits()
+
     def _on_recorded(self, events: Sequence[RecordedEvent]) -> None:
         """Check the events that changed. Where nobody has decided anything, none needs a check."""
         if any(not event.name.startswith(("event.", "relay.")) for event in events):

@@ -152,6 +152,13 @@ class StartRequestSender:
             self._scopes_to_check.update(scopes)
         self._wake.set()
 
+    def restart_waits(self) -> None:
+        """Give the notices of every open grant ``tell_first`` again: there are new sinks."""
+        now = self._clock.monotonic()
+        for scope in self._scopes.values():
+            for grant in scope.grants.values():
+                grant.first_seen = now
+
     def check_waiting(self) -> None:
         """Check soon whether a grant that waited for a limit or a standing hold can go."""
         scopes, self._waiting_scopes = self._waiting_scopes, set()

@@ -25,7 +25,7 @@ from relay.cli._exit_codes import (
 from relay.cli._output import print_status
 
 VERBS: Mapping[str, Sequence[str]] = {
-    "Begin": ("demo", "init", "check", "doctor", "keys", "run"),
+    "Begin": ("demo", "init", "check", "doctor", "keys", "run", "reload"),
     "Watch": ("events", "show", "tail", "fleet"),
     "Decide": ("approve", "hold", "release", "holds", "approvals", "audit"),
     "Send": ("deliveries", "dead-letters", "redeliver", "ping", "pause", "resume", "explain"),

@@ -26,6 +26,8 @@ VARIABLE_PREFIX = "IMDS_RELAY_"
 
 _REFERENCE = re.compile(r"\$(?:\$|\{([^}]*)\}|)")
 """``$$``, ``${NAME}``, or a dollar sign alone."""
+_CONSTRUCTOR_ERRORS = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
+"""What ruamel raises for 2020-02-30, and for a value with the tag of another type."""
 _QUOTE = re.compile(r"['\"]")
 """A message with a quote quotes a value, which may be a secret."""
 _KEYWORDS: Mapping[str, Any] = {"null": None, "true": True, "false": False}
@@ -57,8 +59,9 @@ def read_document(file: Traversable) -> Any:
         ) from None
     except RecursionError:
         raise ConfigError(f"{file}: expected YAML with less nesting") from None
-    except (ValueError, KeyError) as error:  # such as 2020-02-30, and the tag of another type
-        problem = "" if isinstance(error, KeyError) or _QUOTE.search(str(error)) else f": {error}"
+    except _CONSTRUCTOR_ERRORS as error:
+        is_clear = isinstance(error, ValueError) and not _QUOTE.search(str(error))
+        problem = f": {error}" if is_clear else ""
         raise ConfigError(
             f"{file}: expected values that YAML can read, got a date, number or word that does not "
             f"exist{problem}; put text in quotes"

@@ -71,7 +71,7 @@ class Worker:
         """How long tries took."""
         self.ends: Counter[EntryState] = Counter()
         """How entries ended since the start."""
-        self._sink = sink
+        self.sink = sink
         self._record_span = record_span
         self._results = results
         self._clock = clock
@@ -85,6 +85,7 @@ class Worker:
         self._wake = asyncio.Event()
         self._timer: tuple[float, asyncio.Task[None]] | None = None  # see `_set_timer`
         self._is_stopping = False
+        self._begins_tries = True
 
     @property
     def waiting(self) -> int:
@@ -94,6 +95,11 @@ class Worker:
     def oldest_waiting(self) -> datetime | None:
         """Return when the oldest entry was recorded that waits or is in flight."""
         return min((entry.recorded for entry in self._queue), default=None)
+
+    @property
+    def is_trying(self) -> bool:
+        """Whether a try is in flight."""
+        return self._in_flight > 0
 
     @property
     def is_idle(self) -> bool:
@@ -118,6 +124,10 @@ class Worker:
         self._queue.push(entry)
         self._circuit.probe_now()
         self._wake.set()
+
+    def begin_no_tries(self) -> None:
+        """From now on only end the tries that are in flight."""
+        self._begins_tries = False
 
     def set_state(self, state: SinkState, reason: str | None) -> None:
         """Pause, disable or resume. Entries are kept, and are sent when the sink is on again."""
@@ -167,8 +177,8 @@ class Worker:
     @property
     def _is_full(self) -> bool:
         """Whether no try may begin."""
-        max_in_flight = 1 if self._circuit.is_probing else self._sink.concurrency
-        if self._in_flight >= max_in_flight:
+        max_in_flight = 1 if self._circuit.is_probing else self.sink.concurrency
+        if self._in_flight >= max_in_flight or not self._begins_tries:
             return True
         return self._has_max_open_deliveries and not self._unanswered
 
@@ -340,7 +350,7 @@ class Worker:
         """
         try:
             try:
-                receipt = await self._sink.deliver(event)
+                receipt = await self.sink.deliver(event)
             except DeliveryError as error:
                 return _check_error(error)
             # What is no receipt, such as None, fails here: that is a bug of the sink too.

@@ -16,7 +16,7 @@ from typing import Literal, TypeAlias
 
 from typing_extensions import override
 
-from relay.events.cloudevent import CloudEvent, digest_id, is_about_event
+from relay.events.cloudevent import CloudEvent, digest_id
 
 _TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}", re.ASCII)
 """Version 00 of W3C Trace Context. A later version is not understood, so it is ignored."""
@@ -81,10 +81,10 @@ def trace_id_of(scope: str, event_id: str, number: int) -> str:
 def make_context(event: CloudEvent, number: int) -> SpanContext:
     """Return the context of an event. ``number`` is that of its occurrence.
 
-    An event that is about no event of Azure has a trace of its own.
+    An event that is about no event of Azure, such as ``relay.*``, has a trace of its own.
     """
-    is_own = not is_about_event(event.name)
-    trace_id = event.id if is_own else trace_id_of(event.scope, event.subject or "", number)
+    event_id = event.attributes.get("correlationid")
+    trace_id = event.id if event_id is None else trace_id_of(event.scope, event_id, number)
     return SpanContext(trace_id, span_id_of(event, event.id))
 
 

@@ -24,6 +24,7 @@ from relay.imds import SourceSettings
 from relay.imds.client import ImdsClient, retry_delay
 from relay.imds.document import DocumentReader
 from relay.ingest.recorder import PollResult, Recorder
+from relay.log_fields import with_fields
 from relay.log_once import LogOnce
 from relay.outbox.sqlite import Store
 
@@ -127,6 +128,12 @@ class Poller:
         skew = self._client.clock_skew
         return None if skew is None else 0.0 - skew  # no -0.0
 
+    def use(self, settings: SourceSettings) -> None:
+        """Poll from now on at the interval of these settings."""
+        if settings.interval != self._settings.interval:
+            self._fresh_read_requested.set()  # the pause that goes on has the earlier interval
+        self._settings = settings
+
     async def read_fresh(self) -> None:
         """Read the document with a call that begins from now on, and record it.
 
@@ -225,7 +232,12 @@ class Poller:
         self.failures += 1
         self._last_error = error
         level = logging.ERROR if isinstance(error, SourceRefused) else logging.WARNING
-        self._state_log.log(level, "the metadata service gave no usable answer: %s", error.reason)
+        self._state_log.log(
+            level,
+            "the metadata service gave no usable answer: %s",
+            error.reason,
+            extra=with_fields(reason=error.reason, status=error.status),
+        )
         if isinstance(error, DocumentTooLarge) and not self.lost:
             # It will not pass by itself, and events may be hidden from now on.
             self.lost = True

@@ -18,12 +18,13 @@ import secrets
 import sqlite3
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from relay.clock import Clock
 from relay.errors import StoreUnavailable
+from relay.events.cloudevent import CloudEvent
 from relay.histogram import Histogram
 from relay.outbox import Entry, RecordedEvent, StateFileOwner, StoreSettings
 from relay.outbox.file import StateFile, open_state_file, result_code
@@ -135,6 +136,13 @@ class Store:
         self._recover_at = 0.0
         self._thread = threading.Thread(target=self._run_thread, name="store", daemon=True)
         self._thread.start()
+
+    def use_route(self, route: Route) -> None:
+        """Let this function say from now on which sinks want an event.
+
+        Work of the store may call it, for the work that comes after it.
+        """
+        self._route = route
 
     def submit(self, work: Work[T], *, fail_open: bool = False) -> asyncio.Future[T]:
         """Queue work; jobs run in the order of submission.
@@ -275,7 +283,11 @@ class Store:
         return True
 
     def _make_transaction(self, connection: sqlite3.Connection) -> Transaction:
-        return Transaction(connection, self._route, self._state_file.keys, traced=self.traced)
+        return Transaction(connection, self._find_sinks, self._state_file.keys, traced=self.traced)
+
+    def _find_sinks(self, event: CloudEvent) -> Iterable[str]:
+        # The route can change between two pieces of work in one transaction.
+        return self._route(event)
 
     def _run_in_memory(self, jobs: list[StoreJob]) -> None:
         """Refuse jobs that fail closed. Run the others on a copy in memory."""

@@ -13,7 +13,7 @@ from itertools import count
 
 from relay.events.cloudevent import CloudEvent, is_about_event
 from relay.events.timestamps import format_sortable, parse_timestamp
-from relay.events.tracing import SpanContext, make_context
+from relay.events.tracing import SpanContext, context_of, make_context
 from relay.outbox import Entry, Head, Mode, RecordedEvent
 from relay.outbox.chat_messages import ChatMessages
 from relay.outbox.decisions import Decisions
@@ -130,14 +130,17 @@ class Transaction:
         numbers = self.snapshot.numbers(sorted(keys))
         traced = []
         for event, transition in events:
-            if "traceparent" not in event.attributes:  # a hub records what agents have traced
+            if context_of(event) is None:  # a hub records what agents have traced
                 context = make_context(event, numbers.get(self._event_key(event) or "", 0))
                 event = event.with_attribute("traceparent", str(context))  # noqa: PLW2901  # the same one
             traced.append((event, transition))
         return traced
 
     def add_entry(self, position: int, sink: str, at: datetime) -> None:
-        """Make an entry for a sink that is new, about an event that was recorded earlier."""
+        """Make an entry for a sink that is new, about an event that was recorded earlier.
+
+        No listener hears of it: nothing has happened. The sink's worker reads what waits.
+        """
         event = self.journal.event(position)
         self.recorded += [
             replace(recorded, is_new=False)

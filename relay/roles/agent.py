@@ -22,8 +22,8 @@ from relay.imds.client import ImdsClient
 from relay.imds.poller import Poller
 from relay.ingest.recorder import Recorder
 from relay.outbox import StateFileOwner
-from relay.outbox.retention import prune_forever
 from relay.roles import RunningRelay
+from relay.roles.live_parts import LiveParts
 from relay.roles.parts import (
     DRAIN_TIMEOUT,
     identify,
@@ -103,8 +103,10 @@ async def start(
             origin.scope,
             server.address,
         )
-        inputs = {"source": poller.run(), "retention": prune_forever(store, clock, record)}
-        async with run_tasks(inputs, agent.run(), dispatcher, finish):
+        parts = LiveParts(config, server=server, store=store, clock=clock, report=record)
+        parts.polling = (poller, client)
+        inputs = {"source": poller.run(), **parts.first_inputs()}
+        async with run_tasks(inputs, agent.run(), dispatcher, finish) as parts.inputs:
             server.state.attach(relay)
-            yield RunningRelay(relay=relay, api_port=server.port)
+            yield RunningRelay(relay=relay, api_port=server.port, live=parts)
             server.state.detach()

@@ -6,36 +6,30 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
 
 from relay.api import Relay
 from relay.api.server.http_server import Server
 from relay.approvals.engine import ApprovalEngine
 from relay.approvals.gate import Gate
-from relay.chat import ChatSettings
-from relay.chat.context import make_chat_context
 from relay.clock import Clock
 from relay.config import Config
-from relay.config.shared_secrets import watch_secrets
 from relay.config.warnings import start_warnings
-from relay.delivery.dispatcher import Dispatcher
 from relay.imds.client import ImdsClient
 from relay.imds.poller import Poller
 from relay.imds.start_request_port import ImdsPort
 from relay.ingest.recorder import Recorder
 from relay.outbox import StateFileOwner
-from relay.outbox.retention import prune_forever
 from relay.roles import RunningRelay
+from relay.roles.live_parts import DecidingParts
 from relay.roles.parts import (
     DRAIN_TIMEOUT,
-    connect_sinks,
     identify,
-    make_approval_consumer,
     open_relay_store,
     open_traces,
     remember_last_read,
     run_tasks,
 )
+from relay.roles.sink_connections import SinkConnections
 
 _log = logging.getLogger(__name__)
 
@@ -73,12 +67,17 @@ async def start(
             trusted=store.trusted,
             client_resources=config.api.resources_by_client,
         )
-        chat = make_chat_context(
-            store, approvals, clock, config.api.public_url, config.api.rights_by_client
+        parts = DecidingParts(
+            config,
+            server=server,
+            store=store,
+            clock=clock,
+            report=record,
+            record_span=record_span,
+            engine=approvals,
+            connections=await stack.enter_async_context(SinkConnections(clock)),
         )
-        sinks = await connect_sinks(config.sinks, clock, chat, stack)
-        dispatcher = Dispatcher(sinks, store, clock, record, record_span)
-        await dispatcher.start()
+        dispatcher = await parts.start_sinks()
 
         poller = Poller(
             config.source,
@@ -98,7 +97,7 @@ async def start(
             identity.names_this_vm,
             record_span,
         )
-        chat.decisions.attach_gate(gate.submit)
+        parts.polling = (poller, client)
         relay = Relay(
             store=store,
             gate=gate,
@@ -107,23 +106,10 @@ async def start(
             polling=poller,
             origin=origin,
             clock=clock,
-            chats={
-                name: sink
-                for name, (sink_settings, sink) in sinks.items()
-                if isinstance(sink_settings, ChatSettings)
-            },
+            chats=parts.chats,
         )
-        inputs = {
-            "source": poller.run(),
-            "retention": prune_forever(store, clock, record),
-            "secrets": watch_secrets(
-                config.sinks, config.api.clients, clock, server.suspend_clients
-            ),
-        }
-        consumer = make_approval_consumer(config, relay, server.state.rejections)
-        if consumer is not None:
-            relay = replace(relay, approvals_link=consumer)
-            inputs["approvals over AMQP"] = consumer.run()
+        relay = parts.attach(gate, relay)
+        inputs = {"source": poller.run(), **parts.first_inputs()}
 
         async def finish(approvals_task: asyncio.Task[object]) -> None:
             await gate.wait_until_idle(DRAIN_TIMEOUT / 2)
@@ -137,7 +123,7 @@ async def start(
             origin.scope,
             server.address,
         )
-        async with run_tasks(inputs, gate.run(), dispatcher, finish):
+        async with run_tasks(inputs, gate.run(), dispatcher, finish) as parts.inputs:
             server.state.attach(relay)
-            yield RunningRelay(relay=relay, api_port=server.port)
+            yield RunningRelay(relay=relay, api_port=server.port, live=parts)
             server.state.detach()

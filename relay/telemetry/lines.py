@@ -12,6 +12,7 @@ from typing import Any
 
 from relay.approvals.standing_holds import describe_conditions
 from relay.events.cloudevent import CloudEvent
+from relay.events.tracing import context_of
 from relay.log_fields import Fields
 
 MAX_RESOURCES = 20
@@ -323,8 +324,8 @@ def line_of(event: CloudEvent, position: int | None) -> Line:
     if "changed" in fields:
         fields["changed"] = list(fields["changed"]) or None
     fields |= {"id": event.id, "position": position}
-    traceparent = event.attributes.get("traceparent")
-    if traceparent is not None:
-        fields["traceId"] = traceparent.split("-")[1]
+    context = context_of(event)
+    if context is not None:
+        fields["traceId"] = context.trace_id
     level = definition.level if isinstance(definition.level, int) else definition.level(data)
     return Line(level, definition.sentence(data), Fields(**fields))  # type: ignore[typeddict-item]  # the definitions name its fields

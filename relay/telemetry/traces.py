@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from relay.clock import Clock
-from relay.events.cloudevent import CloudEvent, is_about_event
+from relay.events.cloudevent import CloudEvent
 from relay.events.timestamps import format_rfc3339, parse_timestamp
 from relay.events.tracing import (
     AttributeValue,
@@ -74,8 +74,6 @@ class Traces:
         self, recorded: RecordedEvent, event: CloudEvent, context: SpanContext
     ) -> tuple[SpanContext | None, list[SpanContext]]:
         """Return the parent and the links of the span of an event."""
-        if not is_about_event(event.name):
-            return None, []
         if event.name.startswith("event."):
             return self._trace_poll(event, context), []
         caller = recorded.caller

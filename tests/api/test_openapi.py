@@ -26,6 +26,7 @@ GET /v1/events/{eventId}
 GET /v1/events/{eventId}/rule
 POST /v1/approvals
 PUT /v1/approvals/mode
+POST /v1/reload
 POST /v1/callbacks/{client}
 POST /v1/chat/{sink}
 GET /approve

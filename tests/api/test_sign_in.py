@@ -540,11 +540,14 @@ async def test_endpoints_are_looked_up_once_a_day_and_soon_after_a_failure(desk:
 
 
 def test_a_page_of_a_problem_shows_the_texts_of_others_as_text() -> None:
-    problem = PageProblem(403, "<b>no</b>", link='/"><script>', link_text="<i>back</i>")
+    problem = PageProblem(
+        403, "<b>no</b>", title="<u>", link='/"><script>', link_text="<i>back</i>"
+    )
     page = bytes(problem_page(problem).body or b"").decode()  # type: ignore[arg-type]
     assert "&lt;b&gt;no&lt;/b&gt;" in page
     assert "<script>" not in page
     assert "<i>" not in page
+    assert "<u>" not in page
 
 
 # --- an ID token and a session are no bearer tokens

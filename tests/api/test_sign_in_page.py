@@ -158,7 +158,7 @@ async def test_a_session_that_is_over_is_told_and_nothing_is_lost(page: Page, de
 async def test_who_cancels_at_entra_comes_back_to_the_link(page: Page, desk: Desk) -> None:
     await opened(page, desk)
     await sign_in(page, "Cancel")
-    await expect(page.get_by_role("heading", name="Forbidden")).to_be_visible()
+    await expect(page.get_by_role("heading", name="You are not signed in")).to_be_visible()
     await expect(page.locator("main")).to_contain_text("access_denied AADSTS65004")
     assert [row for row in await page.evaluate(CONTRAST) if row[1] < 4.5] == []
     await page.get_by_role("link", name="Back to the relay's page").click()
@@ -247,7 +247,7 @@ async def test_a_page_of_another_site_can_use_no_session(
         await page.wait_for_url(f"{desk.origin}/sign-out")
         await page.goto(hostile)
         await page.evaluate(f"() => {{ location.href = '{desk.origin}/sign-in?to=/approve'; }}")
-        await expect(page.get_by_role("heading", name="Forbidden")).to_be_visible()
+        await expect(page.get_by_role("heading", name="You are not signed in")).to_be_visible()
     assert await page.context.cookies() == before
     assert await votes(desk.relay) == []
     assert await desk.relay.recorded_events("approval.refused") == []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -253,6 +253,7 @@ class ApprovalFile:
         self.path = path
         self.clock = clock or ManualClock()
         self.settings = settings
+        self.client_resources: Mapping[str, tuple[str, ...] | None] = CLIENT_RESOURCES
         self.boot_id = BOOT_ID
         self.trusted = True
         self._route: Route = route or (lambda _: ())
@@ -265,7 +266,7 @@ class ApprovalFile:
         )
         self.connection.execute("PRAGMA synchronous = OFF")  # no test cuts the power
         self.engine = ApprovalEngine(
-            self.settings, ORIGIN, trusted=self.trusted, client_resources=CLIENT_RESOURCES
+            self.settings, ORIGIN, trusted=self.trusted, client_resources=self.client_resources
         )
         self.recorder = Recorder(ORIGIN, self.boot_id, frozenset({"db-1"}))
 
@@ -274,6 +275,11 @@ class ApprovalFile:
         self.close()
         self.settings, self.boot_id = settings or self.settings, boot or self.boot_id
         self._open()
+
+    def reload(self, settings: ApprovalsSettings) -> None:
+        """Take other rules over while the relay runs."""
+        self.settings = settings
+        self.transact(lambda _: self.engine.use(settings, self.client_resources))
 
     def close(self) -> None:
         """Close the file."""

@@ -387,6 +387,13 @@ class Approvals(RuleBasedStateMachine):
         self.crash()
         self._step()
 
+    @rule(rules=st.sampled_from(["usual", "timed", "lenient", "none"]))
+    def reload_other_rules(self, rules: str) -> None:
+        """Take other rules over while the relay runs, perhaps with a StartRequest in flight."""
+        self.ruleset = rules
+        self.approvals.reload(_RULES[rules])
+        self._step()
+
     # --- people
 
     def _revision(self, of: str, known: bool) -> str:

@@ -36,6 +36,7 @@ from tests.cli.command import environment, run_command, run_process, serve_handl
 
 VERBS = {
     "run",
+    "reload",
     "check",
     "init",
     "demo",

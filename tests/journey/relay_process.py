@@ -148,9 +148,7 @@ class RelayProcess:
     async def start(self, *, ready: bool = True) -> None:
         """Start the relay. Wait until it is ready if ``ready`` is true."""
         self.port = self.port or reserve(1)[0]
-        document = {"store": {"path": str(self.store)}, "api": {}, **self.document}
-        document["api"] = {"listen": f"127.0.0.1:{self.port}", **document["api"]}
-        (self.directory / "relay.yaml").write_bytes(orjson.dumps(document))  # JSON is YAML
+        self.write_document()
         with (self.directory / "log").open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(
                 *self.prefix,
@@ -166,6 +164,12 @@ class RelayProcess:
             )
         if ready:
             await eventually(self.ready)
+
+    def write_document(self) -> None:
+        """Write the configuration file as `document` says now."""
+        document = {"store": {"path": str(self.store)}, "api": {}, **self.document}
+        document["api"] = {"listen": f"127.0.0.1:{self.port}", **document["api"]}
+        (self.directory / "relay.yaml").write_bytes(orjson.dumps(document))  # JSON is YAML
 
     async def ready(self) -> bool:
         """Return whether /readyz answers 200. Fails if the process has ended."""

@@ -36,6 +36,7 @@ class Authenticator:
     """Identifies callers by the credentials of the configured clients."""
 
     def __init__(self, settings: ApiSettings, clock: Clock) -> None:
+        self._settings = settings
         self._clients = settings.clients
         self._clients_by_name = {client.name: client for client in settings.clients}
         self._clients_by_san = {
@@ -130,10 +131,30 @@ class Authenticator:
             raise NotAuthenticated("no client with secrets has this name")
         return self._client_caller(client, "callback")
 
+    def agrees_with(self, other: Authenticator, principal: str) -> bool:
+        """Whether the settings that make somebody this principal are the same in both."""
+        if self is other:
+            return True
+        before, after = other._settings, self._settings
+        kind, _, name = principal.partition(":")
+        match kind:
+            case "client":
+                return self._clients_by_name.get(name) == other._clients_by_name.get(name)
+            case "mtls":
+                client, known = (_client_of_san(each.clients, name) for each in (before, after))
+                return client == known and before.tls == after.tls
+            case "entra":
+                return before.oidc == after.oidc
+        return True
+
     def _client_caller(self, client: Client, channel: str) -> Caller:
         if client.name in self.suspended:
             raise NotAuthenticated(f"the key or secret of {client.name} is also somebody else's")
         return caller_for_client(client, channel)
+
+
+def _client_of_san(clients: Sequence[Client], san: str) -> Client | None:
+    return next((client for client in clients if client.san == san), None)
 
 
 def _san_kind(san: str) -> str:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 _RIGHTS: tuple[Right, ...] = ("read", "approve", "hold", "operate")
 _PATH = "/sign-in"
+_NOT_SIGNED_IN = "You are not signed in"
 _log = logging.getLogger(__name__)
 
 
@@ -82,6 +83,7 @@ def _check_begins_here(request: web.Request, sign_in: SignIn) -> None:
         raise PageProblem(
             403,
             "a page of another site sent you here to sign in. Begin on the relay's own page",
+            title=_NOT_SIGNED_IN,
             link=sign_in.location("/"),
             link_text="The relay's page",
         )
@@ -109,6 +111,7 @@ def _refused(call: Call, error: SignInRefused, sign_in: SignIn) -> Problem:
     return PageProblem(
         error.status,
         error.advice,
+        title=_NOT_SIGNED_IN,
         link=sign_in.location(error.target or "/"),
         link_text="Back to the relay's page",
     )

@@ -61,7 +61,7 @@ async def _stream_events(call: Call) -> web.StreamResponse:
         if call.request.transport is not None:
             call.request.transport.abort()
     finally:
-        del wakeups[wakeup]
+        wakeups.pop(wakeup, None)
     return response
 
 
@@ -75,7 +75,10 @@ async def _send_events(call: Call, response: web.StreamResponse, position: int) 
     relay, limits = call.relay, call.server.limits
     wakeup = connection_of(call.request).wakeup
     frames = b"id: %d\n\n" % position  # no event, but the position from which to resume
-    while call.server.relay is not None and call.request.transport is not None:
+    streams = call.server.stream_wakeups
+    while (
+        call.server.relay is not None and call.request.transport is not None and wakeup in streams
+    ):
         if call.has_ended_session:
             return
         async with asyncio.timeout(limits.stream_send_timeout):

@@ -56,21 +56,23 @@ _PAGE = """<!doctype html>
 
 
 class PageProblem(Problem):
-    """A problem with a link for the person who reads it."""
+    """A problem with a heading and a link for the person who reads it."""
 
-    def __init__(self, status: int, detail: str, *, link: str, link_text: str) -> None:
+    def __init__(self, status: int, detail: str, *, title: str, link: str, link_text: str) -> None:
         super().__init__(status, detail)
+        self.title = title
         self.link = link
         self.link_text = link_text
 
 
 def problem_page(problem: Problem) -> web.Response:
     """Return the problem as a page. Its texts are escaped: they may contain what others wrote."""
-    link = ""
+    link, title = "", HTTPStatus(problem.status).phrase
     if isinstance(problem, PageProblem):
+        title = problem.title
         link = f'<p><a href="{escape(problem.link)}">{escape(problem.link_text)}</a></p>\n'
     page = _PAGE.format(
-        title=escape(HTTPStatus(problem.status).phrase),
+        title=escape(title),
         style=_STYLE,
         text=escape(_to_sentence(problem.detail)),
         link=link,

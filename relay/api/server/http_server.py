@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection
+import ssl
+from collections.abc import Callable, Collection
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -60,6 +61,7 @@ class Server:
     ) -> None:
         """``state_file`` is that of the relay. Without it, api.socket: auto makes no socket."""
         self._settings = settings
+        self._clock = clock
         self._state_file = state_file
         self.state = ServerState(clock=clock, limits=limits or ServerLimits())
         """Where the relay is attached and detached."""
@@ -67,6 +69,7 @@ class Server:
         self.state.sign_in = _sign_in(settings, authenticator, clock)
         self._pipeline = RequestPipeline(authenticator, self.state)
         self._stack = AsyncExitStack()
+        self._tcp_listeners: list[Listener] = []
         self.address = settings.listen
         """Where the server listens, for people."""
         self.port = settings.port
@@ -75,6 +78,35 @@ class Server:
     def suspend_clients(self, names: Collection[str]) -> None:
         """From now on refuse the keys and signatures of these clients, and of no others."""
         self._pipeline.authenticator.suspended = names
+
+    def prepare(self, settings: ApiSettings) -> Callable[[], None]:
+        """Return what makes the server use other clients, tokens and certificates.
+
+        Connections and streams stay, except the streams of callers whose client has changed. The
+        addresses must be the same. Raises ConfigError if the certificate is unusable.
+        """
+        authenticator = Authenticator(settings, self._clock)
+        tls_context = self.state.tls_context
+        if settings.tls != self._settings.tls:
+            tls_context = _make_tls_context(settings)
+        sign_in, earlier = self.state.sign_in, self._settings
+        if (settings.oidc, settings.public_url) != (earlier.oidc, earlier.public_url):
+            # It has no sessions: rights that were taken away must not live on in them.
+            sign_in = _sign_in(settings, authenticator, self._clock)
+
+        def use() -> None:
+            before = self._pipeline.authenticator
+            self._settings = settings
+            self._pipeline.authenticator = authenticator
+            self.state.sign_in = sign_in
+            self.state.tls_context = tls_context
+            for listener in self._tcp_listeners:
+                listener.tls_context = tls_context
+            self.state.end_streams(
+                lambda principal: not authenticator.agrees_with(before, principal)
+            )
+
+        return use
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
@@ -121,8 +153,7 @@ class Server:
             ),
             limits=limits,
         )
-        tls_context = None if settings.tls is None else reloading_server_context(settings.tls).get
-        self.state.tls_context = tls_context
+        tls_context = self.state.tls_context = _make_tls_context(settings)
         group: set[Connection] = set()  # a host name can have several sockets
         listeners = [
             make_listener(
@@ -133,6 +164,7 @@ class Server:
             )
             for sock in await open_tcp_sockets(settings.host, settings.port)
         ]
+        self._tcp_listeners = [*listeners]
         self.port = listeners[0].sock.getsockname()[1]
         scheme = "http" if tls_context is None else "https"
         self.address = f"{scheme}://{settings.listen.rpartition(':')[0]}:{self.port}"
@@ -166,6 +198,10 @@ def _sign_in(settings: ApiSettings, authenticator: Authenticator, clock: Clock) 
     from relay.api.auth.sign_in import SignIn  # noqa: PLC0415
 
     return SignIn(oidc, public_url, tokens, clock)
+
+
+def _make_tls_context(settings: ApiSettings) -> Callable[[], ssl.SSLContext] | None:
+    return None if settings.tls is None else reloading_server_context(settings.tls).get
 
 
 def _error_middleware(state: ServerState, state_file: Path | None) -> Middleware:

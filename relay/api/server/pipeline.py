@@ -41,11 +41,12 @@ NEVER_REFUSED = ("key or public", "key, loopback or public")
 """Callers without good credentials are anonymous there."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RequestPipeline:
     """Checks calls and runs their handlers."""
 
     authenticator: Authenticator
+    """A reload replaces it."""
     state: ServerState
 
     def handler(self, route: Route) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
@@ -66,6 +67,7 @@ class RequestPipeline:
     async def _run(self, route: Route, request: web.Request) -> web.StreamResponse:
         content = await _read_content(request, self.state.limits.body_timeout)
         _check_content_type(route, request)
+        authenticator = self.authenticator
         caller = await self._identify_caller(route, request, content)
         parse_parameters = route.parse_parameters
         call = Call(
@@ -82,6 +84,12 @@ class RequestPipeline:
                 await request[UNTIL_SENT].enter_async_context(slot)
         if route.find_resource is not None:
             call = replace(call, resource=await route.find_resource(call))
+        if not self.authenticator.agrees_with(authenticator, caller.principal):
+            raise Problem(
+                503,
+                "the configuration has just changed: nothing was done, try again",
+                headers={"Retry-After": "1"},
+            )
         if route.needs is not None and route.needs not in caller.rights.can:
             raise Problem(
                 403, f"{caller.principal} may not {route.needs}: it is not in the rights (can)"

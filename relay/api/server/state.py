@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 
 from aiohttp import web
 
-from relay.api import Relay
+from relay.api import ConfigurationReloader, Relay
 from relay.api.auth.rejection_log import RejectionLog
 from relay.api.schema.responses import Problem
 from relay.api.server.connection import connection_of
@@ -80,6 +80,8 @@ class ServerState:
     """None while the relay starts or stops."""
     sign_in: SignIn | None = None
     """None if nobody can sign in on the pages."""
+    reloader: ConfigurationReloader | None = None
+    """None if this process was not started to reload."""
     tls_context: Callable[[], ssl.SSLContext] | None = None
     """Returns the context for new connections; None without TLS."""
     rejections: RejectionLog = field(default_factory=RejectionLog)
@@ -119,6 +121,18 @@ class ServerState:
             self.relay.store.listeners.recorded.remove(self.event_counts.count)
         self.relay = None
         self._wake_streams()
+
+    def replace_relay(self, relay: Relay) -> None:
+        """Let calls reach other parts over the same store. Nothing happens if none is attached."""
+        if self.relay is not None:
+            self.relay = relay
+
+    def end_streams(self, is_over: Callable[[str], bool]) -> None:
+        """End the streams of the principals for whom this is true. They can connect again."""
+        for wakeup, principal in list(self.stream_wakeups.items()):
+            if is_over(principal):
+                del self.stream_wakeups[wakeup]
+                wakeup.set()
 
     def charge_address_until_authenticated(self, request: web.Request) -> None:
         """Charge the caller's address until its credentials prove valid."""
