@@ -37,9 +37,9 @@ async def _kill_in_turns(place: Place, rounds: int) -> Counts:
             "approvals": {"tell_first": "0s", "rules": [RULE]},
             "api": {"clients": [*CLIENTS, client("operator")]},
         }
-        hub = await stack.enter_async_context(
-            relay(place.folder / "hub", fleet.hub_document(place.folder / "hub.db"))
-        )
+        document = fleet.hub_document(place.folder / "hub.db")
+        document["sinks"][0]["name"] = "drain"
+        hub = await stack.enter_async_context(relay(place.folder / "hub", document))
         agents = []
         for vm in VMS:
             document = {**fleet.agent_document(SCOPE, vm), "api": {}}
