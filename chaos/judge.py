@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 
 from relay.errors import StoreError
+from relay.outbox.claim_audit import audit_claims
 from relay.outbox.file import open_for_reading
 from relay.outbox.journal import JournalRow, read_rows, verify_journal
 
@@ -43,7 +44,7 @@ class Counts:
     most_start_requests: int = 0
     """The most POSTs for one event and revision."""
     without_grant: int = 0
-    """POSTs for events without a quorum, and claims in the journal without a grant before them."""
+    """POSTs for events without a quorum, and claims that follow from no votes in the journal."""
     without_claim: int = 0
     """POSTs beyond the claims in the journal."""
     invalid_journals: int = 0
@@ -123,18 +124,17 @@ def read_changes(file: Path, after: int) -> list[tuple[int, str, str]]:
         connection.close()
 
 
-def is_valid(file: Path) -> bool:
-    """Whether the chain of hashes of a journal holds."""
+def audit(file: Path) -> tuple[bool, Sequence[str]]:
+    """Return whether the chain of hashes of a journal holds, and its claims without a root."""
     try:
         connection = open_for_reading(file)
     except StoreError:
-        return False
+        return False, ()
     try:
         verify_journal(connection)
+        return True, audit_claims(connection).problems
     except StoreError:
-        return False
-    else:
-        return True
+        return False, ()
     finally:
         connection.close()
 
@@ -156,7 +156,12 @@ def judge(
     each StartRequest.
     """
     rows = read_journal(journal)
-    counts = Counts(invalid_journals=0 if is_valid(journal) else 1)
+    valid, without_root = audit(journal)
+    counts = Counts(
+        invalid_journals=0 if valid else 1,
+        without_grant=len(without_root),
+        problems=[*without_root] if valid else ["the chain of the journal does not hold"],
+    )
     _judge_changes(counts, offer, rows)
     wanted = events_to_deliver(rows)
     for sink, events in received.items():
@@ -213,19 +218,6 @@ def _judge_posts(
             counts.problems.append(
                 f"{event_id}: {number} StartRequests, and {claims[event_id]} claims in the journal"
             )
-    for event_id in _claimed_without_grant(rows):
-        counts.without_grant += 1
-        counts.problems.append(f"{event_id}: a claim without a grant before it")
-
-
-def _claimed_without_grant(rows: Iterable[JournalRow]) -> Iterator[str]:
-    granted: set[tuple[str | None, str]] = set()
-    for row in rows:
-        if row.kind == "approval.granted":
-            granted.add((row.event_key, orjson.loads(row.body)["data"]["revision"]))
-        elif row.kind == "claim":
-            claimed = (row.event_key, orjson.loads(row.body)["revision"])
-            yield from [] if claimed in granted else [_event_id(row.event_key)]
 
 
 def _event_id(event_key: str | None) -> str:

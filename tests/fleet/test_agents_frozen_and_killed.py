@@ -1,6 +1,7 @@
 """Agents are frozen and killed while they have orders: no two StartRequests are ever in flight.
 
-It takes minutes, so only `make chaos-tests` runs it. `test_agent_frozen` tries each step of one order.
+It takes minutes, so only `make chaos-tests` runs it. `test_agent_frozen` tries each step of one
+order.
 """
 
 from __future__ import annotations

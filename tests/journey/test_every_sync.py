@@ -1,6 +1,6 @@
 """Kills between a vote and a StartRequest: no request without a quorum, and nothing is lost.
 
-`make chaos-tests` kills at every sync and at twenty random moments. `make test` kills at some of them.
+`make chaos-tests` kills at every sync and at twenty random moments, `make test` at some of them.
 See docs/guarantees.md#every-startrequest-follows-from-the-journal.
 """
 

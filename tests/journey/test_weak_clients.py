@@ -1,7 +1,7 @@
 """Known clients without rights flood every way in at once; nobody else waits, and little is kept.
 
-There are 100,000 requests, 20,000 of them over AMQP, so only `make chaos-tests` runs it. The measured
-figures are in the log and in the properties of the test.
+There are 100,000 requests, 20,000 of them over AMQP, so only `make chaos-tests` runs it. What was
+measured is in the log and in the properties of the test.
 """
 
 from __future__ import annotations
