@@ -32,7 +32,6 @@ async def _fail(running: Trial) -> None:
             status=running.chance.choice(STATUSES),
             processed=on == "approval" and kind != "delay" and running.chance.random() < 0.5,
             time=0.01 if kind == "drip" else 2.0,
-            fields={"EventStatus": "Started"} if kind == "duplicate" else {},
         )
     )
     await running.load.wait_until_busy(1)
@@ -43,7 +42,7 @@ FAULTS = (
     Fault(
         name="imds",
         text="IMDS fails in one of the ways that the simulator knows: statuses, delays, resets, "
-        "documents that are cut off, empty, malformed, too large or contradictory",
+        "documents that are cut off, empty, malformed, too large or repeated",
         quick=len(KINDS),
         full=20 * len(KINDS),
         run=under_load(_fail),
