@@ -4,9 +4,9 @@
 VENV ?= .venv
 ARGS ?=
 BIN := $(VENV)/bin
-LOCKS := requirements/run.lock requirements/build.lock requirements/dev.lock requirements/site.lock requirements/release.lock
+LOCKS := requirements/run.lock requirements/build.lock requirements/dev.lock requirements/site.lock requirements/release.lock requirements/fuzz.lock
 
-.PHONY: help install demo test check lint format types imports yaml pages bench docs site chaos chaos-tests platforms dist sbom audit lock pin-images clean
+.PHONY: help install demo test check lint format types imports yaml pages bench docs site chaos chaos-tests platforms fuzz dist sbom audit lock pin-images clean
 .DEFAULT_GOAL := help
 
 help:
@@ -17,6 +17,7 @@ help:
 	@echo 'make bench    measures here, and writes docs/performance.md; ARGS=growth for what grows'
 	@echo 'make chaos    lets everything fail around a relay, and writes docs/proof.md; TIER=full takes hours'
 	@echo 'make chaos-tests  the tests that kill, freeze and cut, again and again: ROUNDS=10'
+	@echo 'make fuzz     fuzzes the parsers for MINUTES=10 each; TARGETS="date yaml" for some of them'
 	@echo 'make platforms  demo and test on bare Debian machines, as root: PLATFORMS="bookworm trixie"'
 	@echo 'make docs     writes the generated pages of docs/ again'
 	@echo 'make site     docs/ as a site with search, in build/site; a broken link is an error'
@@ -103,6 +104,17 @@ site: $(SITE)/.made
 	@$(SITE)/bin/sphinx-build --fail-on-warning --keep-going --quiet --conf-dir docs/site . build/site
 	@echo 'the site begins at build/site/index.html'
 
+# So has the fuzzer, with the relay from the clone.
+FUZZ := $(VENV)-fuzz
+MINUTES ?= 10
+TARGETS ?=
+$(FUZZ)/.made: requirements/run.lock requirements/fuzz.lock requirements/install
+	@requirements/install fuzz $(FUZZ)
+	@touch $@
+
+fuzz: $(FUZZ)/.made
+	@$(FUZZ)/bin/python -m fuzz --minutes $(MINUTES) $(TARGETS)
+
 # So has what looks after the packages.
 RELEASE := $(VENV)-release
 $(RELEASE)/.made: requirements/release.lock requirements/install
@@ -127,6 +139,7 @@ lock:
 	@$(compile) pyproject.toml --all-extras --constraints requirements/dev.lock --output-file requirements/run.lock
 	@$(compile) --group build --constraints requirements/dev.lock --output-file requirements/build.lock
 	@$(compile) --group site --output-file requirements/site.lock
+	@$(compile) --group fuzz --output-file requirements/fuzz.lock
 	@$(compile) --group release --constraints requirements/dev.lock --output-file requirements/release.lock
 	@! grep -n '://' $(LOCKS)
 	@echo 'locked: $(LOCKS)'
@@ -135,5 +148,5 @@ pin-images:
 	@requirements/pin-images
 
 clean:
-	rm -rf $(VENV) $(SITE) $(RELEASE) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(SITE) $(RELEASE) $(FUZZ) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

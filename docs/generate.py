@@ -28,6 +28,7 @@ from docs.reference import (
     slack,
     with_generated_part,
 )
+from relay.approvals.admission import HOLD_NOTICE
 from relay.cli.init import agent_configuration, initial_configuration
 from relay.events.build import (
     EndOutcome,
@@ -36,6 +37,7 @@ from relay.events.build import (
     decision_event,
     event_data,
     relay_event,
+    standing_hold_event,
 )
 from relay.events.catalog import CATALOG, EventData, EventDefinition, event_schema
 from relay.events.cloudevent import CloudEvent
@@ -109,7 +111,12 @@ def stale() -> list[Path]:
 
 def examples() -> list[CloudEvent]:
     """Return one event of each type in the order of the catalog, made by the relay's own code."""
-    events = (*_event_examples(), *_decision_examples(), *_relay_examples())
+    events = (
+        *_event_examples(),
+        *_decision_examples(),
+        *_standing_hold_examples(),
+        *_relay_examples(),
+    )
     events_by_name = {event.name: event for event in events}
     return [events_by_name[definition.name] for definition in CATALOG]
 
@@ -199,6 +206,17 @@ def _decision_examples() -> Iterator[CloudEvent]:
     yield _decision_example(4, "approval.voided", {"why": "changed"})
     yield _decision_example(5, "startrequest.accepted", accepted)
     yield _decision_example(6, "startrequest.failed", failed)
+    reminder = {
+        "votes": 1,
+        "required": 2,
+        "missing": 1,
+        "rule": "databases",
+        "mayVote": ["client:alice", "client:bob"],
+        "uncoveredResources": [],
+        "closes": "2022-04-11T22:26:58Z",
+        "runbook": "https://wiki.example.com/databases#maintenance",
+    }
+    yield _decision_example(20, "approval.reminder", reminder)
 
 
 def _decision_example(
@@ -214,6 +232,30 @@ def _decision_example(
         cause=cause,
         head=_head(position),
     )
+
+
+def _standing_hold_examples() -> Iterator[CloudEvent]:
+    hold = {
+        "holdId": "0b1e6e4f3a5d4c27b2a0d0f4a8d1c3e7",
+        "match": {"event_type": ["Reboot", "Redeploy"], "resources": ["db-*"]},
+        "starts": "2022-04-15T16:00:00Z",
+        "ends": "2022-04-18T06:00:00Z",
+        "principal": "client:alice",
+        "channel": "http",
+        "reason": "year-end closing",
+        "created": "2022-04-11T22:13:19Z",
+        "notice": HOLD_NOTICE,
+    }
+    ended = {"endedBy": "client:alice", "endReason": "finished early"}
+    examples = [
+        (21, "created", _FIRST_TIME + timedelta(seconds=81), hold),
+        (22, "ended", _FIRST_TIME + timedelta(days=5), hold | ended),
+        (23, "expired", _FIRST_TIME + timedelta(days=7), hold),
+    ]
+    for position, change, at, data in examples:
+        yield standing_hold_event(
+            f"standing-hold.{change}", _ORIGIN, at, data=data, head=_head(position)
+        )
 
 
 def _relay_examples() -> Iterator[CloudEvent]:
@@ -287,13 +329,14 @@ def _section(definition: EventDefinition, example: CloudEvent) -> str:
 def _type(field: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
     if "$ref" in field:
         properties = definitions[field["$ref"].rpartition("/")[2]]["properties"]
-        return f"objects with {', '.join(f'`{name}`' for name in properties)}"
+        return f"object with {', '.join(f'`{name}`' for name in properties)}"
     if "anyOf" in field:
         return " or ".join(_type(inner, definitions) for inner in field["anyOf"])
     if "enum" in field:
         return ", ".join(f"`{value}`" for value in field["enum"])
     if field["type"] == "array":
-        return f"list of {_type(field['items'], definitions)}"
+        items = _type(field["items"], definitions)
+        return f"list of {items.replace('object with', 'objects with')}"
     return str(field["type"])
 
 

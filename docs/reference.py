@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import UnionType
@@ -22,6 +23,7 @@ from relay.chat.platforms.slack.web import REMEDIES
 from relay.cli import make_app
 from relay.clock import SystemClock
 from relay.config import Config, sink_modules
+from relay.config.changes import needs_restart
 from relay.log_fields import FIELDS
 from relay.telemetry.definitions import METRICS
 from relay.telemetry.lines import EVERY_LINE, LINES
@@ -59,9 +61,7 @@ def _sections(
         key = field.alias or name
         if key.endswith("_file") and key.removesuffix("_file") in model.model_fields:
             continue
-        description = _first_paragraph(field.description or "")
-        if f"{name}_file" in model.model_fields:
-            description += f" Or `{key}_file`."
+        description = _describe_key(path, name, field, model)
         yield f"| `{key}` | {_default(field, model)} | {description} |"
     yield ""
     for name, field in model.model_fields.items():
@@ -72,6 +72,17 @@ def _sections(
             continue
         for inner in _models(field.annotation):
             yield from _sections(_section_path(key, field, inner), inner, key, listed)
+
+
+def _describe_key(path: str, name: str, field: FieldInfo, model: type[BaseModel]) -> str:
+    key = field.alias or name
+    description = _first_paragraph(field.description or "")
+    if f"{name}_file" in model.model_fields:
+        description += f" Or `{key}_file`."
+    # A role of the fleet is no part of the path.
+    if needs_restart(re.sub(r" \(.*?\)|\[\]", "", f"{path}.{key}".removeprefix("."))):
+        description += " **A change needs a restart.**"
+    return description.strip()
 
 
 def _section_path(key: str, field: FieldInfo, model: type[BaseModel]) -> str:

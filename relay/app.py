@@ -9,25 +9,37 @@ import asyncio
 import gc
 import logging
 import signal
+import sys
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 
 from relay.clock import Clock, SystemClock
-from relay.config import Config
+from relay.config import Config, LoadedConfig
+from relay.errors import ReloadRefused
 from relay.fleet.settings import AgentSettings, HubSettings
 from relay.imds.discovery import read_boot_id
 from relay.roles import RunningRelay
-from relay.service_manager import report_to_service_manager
+from relay.roles.reload import Reloader
+from relay.service_manager import report_reload, report_to_service_manager
 
-__all__ = ["RunningRelay", "run", "start_relay"]
+__all__ = ["RunningRelay", "hold_hangups", "run", "start_relay"]
 
 STOP_TIMEOUT = 9.0
 """When a stop is forced. A service manager waits ten seconds."""
 _log = logging.getLogger(__name__)
 
 
-async def run(config: Config, *, clock: Clock | None = None) -> None:
+async def run(
+    loaded: LoadedConfig,
+    load: Callable[[], LoadedConfig],
+    *,
+    on_reload: Callable[[LoadedConfig], object] = lambda _: None,
+    clock: Clock | None = None,
+) -> None:
     """Run until SIGINT or SIGTERM; then drain, and return within ten seconds.
+
+    SIGHUP calls ``load``, takes over what it returns, and calls ``on_reload`` with that. One that
+    comes during the start waits for its end: the file may have changed after it was read.
 
     Raises ConfigError or StoreError if the relay cannot start. Raises an ExceptionGroup if a part
     of a running relay fails: the other parts end with it, because half a relay would be trusted
@@ -35,12 +47,16 @@ async def run(config: Config, *, clock: Clock | None = None) -> None:
     """
     stop = asyncio.Event()
     is_up = asyncio.Event()
+    hangup = asyncio.Event()
+    running_clock = clock or SystemClock()
 
     async def run_until_stopped() -> None:
         async with (
             report_to_service_manager(is_up, stop),
-            start_relay(config, clock or SystemClock()),
+            start_relay(loaded.config, running_clock) as running,
         ):
+            reloader = Reloader(running.live, loaded, load, running_clock, report_reload, on_reload)
+            running.live.server.state.reloader = reloader
             # What the start made stays. With it, a full collection would take 25 ms each time.
             gc.collect()
             gc.freeze()
@@ -48,10 +64,16 @@ async def run(config: Config, *, clock: Clock | None = None) -> None:
             # at them again and again, which is 5 % of a delivery's CPU time.
             gc.set_threshold(10_000)
             is_up.set()
-            await stop.wait()
+            reloads = asyncio.create_task(_reload_on(hangup, reloader), name="reloads")
+            try:
+                await stop.wait()
+            finally:
+                reloads.cancel()
+                await reloader.end()
             _log.info("stopping: the relay sends what it can, the store keeps the rest")
 
     _call_on_stop_signals(stop.set)
+    _call_on_hangup(hangup.set)
     relay = asyncio.create_task(run_until_stopped(), name="relay")
     stopping = asyncio.create_task(stop.wait(), name="stop")
     await asyncio.wait({relay, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -89,6 +111,30 @@ def start_relay(
     from relay.roles import plain  # noqa: PLC0415
 
     return plain.start(config, clock, boot)
+
+
+async def _reload_on(hangup: asyncio.Event, reloader: Reloader) -> None:
+    """Reload on each hangup. Several that come during a reload are one."""
+    while True:
+        await hangup.wait()
+        hangup.clear()
+        with suppress(ReloadRefused):  # it is logged
+            await reloader.reload("SIGHUP")
+
+
+def _call_on_hangup(reload: Callable[[], object]) -> None:
+    """Call a function on SIGHUP, which Windows does not have."""
+    if sys.platform == "win32":
+        return
+    with suppress(NotImplementedError):  # an event loop without signals
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
+
+
+def hold_hangups() -> None:
+    """Let SIGHUP wait until `run` can take it. It would end a process that still begins."""
+    if sys.platform != "win32":
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
 
 
 def _call_on_stop_signals(stop: Callable[[], object]) -> None:

@@ -2,6 +2,7 @@
 
     RelayError
     ├── ConfigError            the YAML document, an environment variable or a file is wrong
+    ├── ReloadRefused          the changed configuration was not taken over
     ├── SourceError            the metadata service gave no usable answer
     │   ├── SourceUnavailable  a later call may work: 404, 410, 429, 5xx, resets, timeouts
     │   │   └── NotDelivered   a StartRequest reached nobody who could execute it
@@ -24,6 +25,7 @@ The text of an error says what was expected, what was found and what to do, with
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 Failure = Literal["transient", "slow", "disabled"]
@@ -36,6 +38,21 @@ class RelayError(Exception):
 
 class ConfigError(RelayError):
     """The configuration is unusable, and nothing was started. The text names the place."""
+
+
+class ReloadRefused(RelayError):
+    """The configuration was not reloaded: nothing has changed.
+
+    ``restart_keys`` are the keys that need a restart. ``is_stopping``: the relay stops.
+    """
+
+    def __init__(
+        self, reason: str, *, restart_keys: Sequence[str] = (), is_stopping: bool = False
+    ) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.restart_keys = tuple(restart_keys)
+        self.is_stopping = is_stopping
 
 
 class SourceError(RelayError):

@@ -35,6 +35,13 @@ FIELDS: Mapping[str, str] = {
     "approvalId": "identifies the decision",
     "votes": "votes that count now",
     "required": "votes that the rule requires",
+    "missing": "how many more votes are needed at least",
+    "closes": "RFC 3339: when voting closes",
+    "runbook": "URL of the rule's runbook",
+    "holdId": "identifies the standing hold",
+    "starts": "RFC 3339: from when the standing hold holds",
+    "ends": "RFC 3339: until when the standing hold holds",
+    "endedBy": "who ended the standing hold early",
     "rule": "name of the rule that matches the event",
     "dryRun": "true if no StartRequest will follow",
     "refusal": "why the relay refused a decision",
@@ -84,6 +91,13 @@ class Fields(TypedDict, total=False):
     approvalId: str | None
     votes: int | None
     required: int | None
+    missing: int | None
+    closes: str | None
+    runbook: str | None
+    holdId: str | None
+    starts: str | None
+    ends: str | None
+    endedBy: str | None
     rule: str | None
     dryRun: bool | None
     refusal: str | None

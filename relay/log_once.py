@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
 
 class LogOnce:
@@ -12,8 +13,10 @@ class LogOnce:
         self._logger = logger
         self._last: tuple[int, str, tuple[object, ...]] | None = None
 
-    def log(self, level: int, message: str, *args: object) -> None:
+    def log(
+        self, level: int, message: str, *args: object, extra: Mapping[str, object] | None = None
+    ) -> None:
         """Log the message, as `logging.Logger.log` does, if it differs from the last one."""
         if self._last != (level, message, args):
             self._last = (level, message, args)
-            self._logger.log(level, message, *args, stacklevel=2)
+            self._logger.log(level, message, *args, stacklevel=2, extra=extra)

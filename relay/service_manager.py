@@ -1,7 +1,7 @@
-"""Tells the service manager (systemd) when the relay runs, that it is alive, and when it stops.
+"""Tells the service manager (systemd) when the relay runs, reloads, is alive, and stops.
 
 The service manager names a datagram socket in NOTIFY_SOCKET and the time of its watchdog in
-WATCHDOG_USEC. Without NOTIFY_SOCKET nothing is sent. Decision 43 says why this is our own code.
+WATCHDOG_USEC. Without NOTIFY_SOCKET nothing is sent. Decision 41 says why this is our own code.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import socket
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -92,6 +93,31 @@ async def report_to_service_manager(
     finally:
         for task in tasks:
             task.cancel()
+
+
+@asynccontextmanager
+async def report_reload(*, environment: Mapping[str, str] = os.environ) -> AsyncIterator[None]:
+    """Report that the relay reloads its configuration while the body runs, and then that it runs.
+
+    The time tells the service manager that this is the reload it asked for, and no earlier one.
+    """
+    manager = find_service_manager(environment)
+    if manager is None:
+        yield
+        return
+    log = LogOnce(_log)
+    microseconds = time.monotonic_ns() // 1000  # on Linux that of CLOCK_MONOTONIC
+    await _try_send(
+        manager, log, "RELOADING=1", f"MONOTONIC_USEC={microseconds}", "STATUS=Reloading"
+    )
+    status = "Running"
+    try:
+        yield
+    except BaseException:
+        status = "Running with an earlier configuration. The log says why."
+        raise
+    finally:
+        await _try_send(manager, log, "READY=1", f"STATUS={status}")
 
 
 async def _report_states(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -16,6 +18,7 @@ from pydantic import (
     SecretStr,
     model_validator,
 )
+from typing_extensions import override  # in typing from Python 3.12
 
 from relay.file_reload import FileBackedValue
 from relay.files import describe_os_error, require_small_regular_file
@@ -27,9 +30,10 @@ _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 def parse_duration(value: object) -> float:
     """Return the seconds of ``500ms``, ``1s``, ``5m``, ``2h`` or ``7d``. Raises ValueError."""
     match = _DURATION.fullmatch(value) if isinstance(value, str) else None
-    if match is None:
+    seconds = float(match[1]) * _UNITS[match[2]] if match is not None else math.inf
+    if not math.isfinite(seconds):  # no match, or more digits than a float can hold
         raise ValueError("expected a duration such as 500ms, 1s, 5m, 2h or 7d")
-    return float(match[1]) * _UNITS[match[2]]
+    return seconds
 
 
 def _duration(value: object) -> float:
@@ -39,6 +43,52 @@ def _duration(value: object) -> float:
 
 Duration = Annotated[float, BeforeValidator(_duration)]
 """A duration: text with a unit in the YAML document, seconds as a float in the code."""
+
+
+def text_like(pattern: str, form: str) -> AfterValidator:
+    """Accept text that a regular expression matches as a whole.
+
+    ``form`` describes it for people, with an example: ``a minute such as 08:00``.
+    """
+    compiled = re.compile(pattern)
+
+    def check(text: str) -> str:
+        if compiled.fullmatch(text) is None:
+            raise ValueError(f"expected {form}")
+        return text
+
+    return AfterValidator(check)
+
+
+Name = Annotated[
+    str,
+    text_like(
+        r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}",
+        'a name such as "db-drain": letters, digits, ., _ and -, at most 64 characters',
+    ),
+]
+"""The name of a sink, client, rule or limit."""
+
+KeyPath = tuple[str | int, ...]
+
+
+def format_path(path: KeyPath) -> str:
+    """Return a key path as text: ``sinks[0].url``."""
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+    return "".join(parts).removeprefix(".")
+
+
+class WrongValue(ValueError):
+    """A value that is wrong because of another one. ``path`` begins at the section that raises it.
+
+    ``other`` is the path of the other one, if a person should see where it is.
+    """
+
+    def __init__(self, path: KeyPath, problem: str, other: KeyPath | None = None) -> None:
+        super().__init__(f"{format_path(path)}: {problem}")
+        self.path = path
+        self.problem = problem
+        self.other = other
 
 
 class Section(BaseModel):
@@ -54,6 +104,13 @@ class Section(BaseModel):
     )
 
     _files: dict[str, FileBackedValue[str]] = PrivateAttr(default_factory=dict)
+
+    @override
+    def __eq__(self, other: object) -> bool:
+        """Whether both say the same. Secrets in files are the same if their files are."""
+        return type(self) is type(other) and self.__dict__ == other.__dict__
+
+    __hash__ = None  # type: ignore[assignment]  # a section can hold mappings
 
     @model_validator(mode="after")
     def _open_secret_files(self) -> Section:
@@ -142,12 +199,37 @@ def _read_secret(path: Path) -> str:
     raise ValueError(f"expected a readable file, {path} could not be read: {problem}")
 
 
-def check_names_differ_without_case(key: str, names: Iterable[str]) -> None:
-    """Raise ValueError if two names under a key differ by case only: people would mix them up."""
+def check_unique(
+    key: str, entries: Sequence[object], field: str = "name", *, with_case: bool = False
+) -> None:
+    """Raise WrongValue if two entries of the list under a key have the same value in a field.
+
+    Values that differ by case only are refused too: people would mix them up. ``with_case``
+    compares with case.
+    """
+    seen: dict[str, int] = {}
+    for index, entry in enumerate(entries):
+        value: str | None = getattr(entry, field)
+        if value is None:
+            continue
+        first = seen.setdefault(value if with_case else value.lower(), index)
+        if first == index:
+            continue
+        other: str = getattr(entries[first], field)
+        problem = f"duplicate {field}: {value}"
+        if other != value:
+            problem = f"expected names that differ by more than case, got {other} and {value}"
+        raise WrongValue((key, index, field), problem, (key, first, field))
+
+
+def check_keys_differ_without_case(key: str, names: Iterable[str]) -> None:
+    """Raise WrongValue if two keys of the mapping under a key differ by case only."""
     seen: dict[str, str] = {}
     for name in names:
         other = seen.setdefault(name.lower(), name)
         if other != name:
-            raise ValueError(
-                f"{key}: expected names that differ by more than case, got {other} and {name}"
+            raise WrongValue(
+                (key, name),
+                f"expected names that differ by more than case, got {other} and {name}",
+                (key, other),
             )

@@ -13,16 +13,17 @@ def closest(name: str, known: Iterable[str]) -> str | None:
     return by_name[matches[0]] if matches else None
 
 
-def describe_choices(name: str, known: Iterable[str], *, none: str = "there is none") -> str:
+def describe_choices(name: str, known: Iterable[str], *, prefix: str = "") -> str:
     """Return what to write in place of an unknown name, as the end of a sentence.
 
-    Example: ``did you mean drain? There are bus, drain``.
+    ``prefix`` precedes each name. Example: ``did you mean drain? There are bus, drain``.
     """
     names = list(dict.fromkeys(known))
     if not names:
-        return none
-    listed = f"{'there is' if len(names) == 1 else 'there are'} {', '.join(names)}"
+        return "there are none"
+    listed = f"{'there is' if len(names) == 1 else 'there are'} "
+    listed += ", ".join(f"{prefix}{each}" for each in names)
     close = closest(name, names)
     if close is None:
         return listed
-    return f"did you mean {close}? {listed[0].upper()}{listed[1:]}"
+    return f"did you mean {prefix}{close}? {listed[0].upper()}{listed[1:]}"

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from tests import chromium as browser
-from tests import rabbitmq
+from tests import firefox, rabbitmq
 
 IMAGE = "docker.io/library/python:3.13-bookworm"
 """Debian with Python, make and git: a bare machine."""
@@ -87,9 +87,11 @@ NEEDS_OF_TESTS = (
         "the browser driver of Playwright is linked with it",
         required=True,
     ),
+    Need("Firefox", "firefox-esr", firefox.executable, "a test looks at the page with it, too"),
     Need("strace", "strace", program("strace"), "tests kill the relay at an exact system call"),
-    Need("curl", "curl", program("curl"), "a test runs the commands of docs/simulator.md"),
-    Need("bash", "bash", program("bash"), "the same test"),
+    Need("curl", "curl", program("curl"), "tests run the commands of the documentation"),
+    Need("bash", "bash", program("bash"), "the same tests"),
+    Need("openssl", "openssl", program("openssl"), "a test makes the CA of docs/operations.md"),
     Need(
         "ip",
         "iproute2",
@@ -110,8 +112,21 @@ NEEDS_OF_TESTS = (
         program("promtool"),
         "tests evaluate the alert rules of deploy/prometheus; no service is started",
     ),
+    Need(
+        "Node",
+        "nodejs",
+        program("node"),
+        "a test runs a receiver of docs/webhooks.md",
+        installed=False,
+    ),
     Need("npm", "npm", program("npm"), "a test runs examples/drain.mjs", installed=False),
-    Need("Go", "golang-go", program("go"), "a test runs examples/drain.go", installed=False),
+    Need(
+        "Go",
+        "golang-go",
+        program("go"),
+        "tests run examples/drain.go and a receiver of docs/webhooks.md",
+        installed=False,
+    ),
 )
 NEEDS = {
     "test": NEEDS_OF_TESTS,

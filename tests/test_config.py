@@ -28,6 +28,7 @@ CLIENT_SECRET = "whsec_AfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSwMfKQ9r8GKYo="
 DIGEST = "ab" * 32
 TEAMS_URL = "https://default0f3c.1a.environment.api.powerplatform.com/powerautomate/automations/direct/workflows/0f/triggers/manual?sig=x"
 FOR_EXAMPLES = {
+    "COLLECTOR_KEY": "a-key-of-a-collector",
     "MATTERMOST_TOKEN": "token",
     "MATTERMOST_SECRET": SECRET,
     "SLACK_TOKEN": "xoxb-1234567890-of-nothing",
@@ -38,6 +39,7 @@ FOR_EXAMPLES = {
     "DRAIN_PASSWORD": "secret",
     "DB_DRAIN_SECRET": CLIENT_SECRET,
     "DB_DRAIN_KEY_SHA256": DIGEST,
+    "ENTRA_CLIENT_SECRET": "fake~entra~client~secret~of~forty~chars~1",
 }
 
 
@@ -63,7 +65,11 @@ def error_of(file: Path, text: str, environment: Mapping[str, str] | None = None
 
 
 def with_examples(text: str) -> str:
-    """Return the text with every example uncommented, in place of the [], {} or null above it."""
+    """Return the text with every example uncommented, in place of the [], {} or null above it.
+
+    The example of sign_in needs a public URL.
+    """
+    text = text.replace("public_url: null ", "public_url: https://relay.example.com ")
     lines: list[str] = []
     within = False
     for line in text.splitlines():
@@ -429,19 +435,20 @@ def test_secrets_come_from_files_and_follow_them(file: Path, tmp_path: Path) -> 
 
 # --- what is wrong
 
+UNREADABLE = "expected values that YAML can read, got a date, number or word that does not exist"
 WRONG = [
     (
         "sources: {}",
         (
-            "1: sources: unknown key, expected a key of this section; check its spelling and its "
-            "place"
+            "1: sources: unknown key; did you mean source? The keys here are scope, relay, fleet, "
+            "source, store, sinks, approvals, api, telemetry"
         ),
     ),
     (
         "source:\n  intervall: 1s",
         (
-            "2: source.intervall: unknown key, expected a key of this section; check its "
-            "spelling and its place"
+            "2: source.intervall: unknown key; did you mean interval? The keys here are url, "
+            "api_version, interval, timeout, first_timeout"
         ),
     ),
     (
@@ -455,6 +462,10 @@ WRONG = [
     (
         "source: {interval: 1.5}",
         "1: source.interval: expected a duration such as 500ms, 1s, 5m, 2h or 7d; got '1.5'",
+    ),
+    (
+        f"source: {{interval: {'9' * 320}d}}",
+        "1: source.interval: expected a duration such as 500ms, 1s, 5m, 2h or 7d; got text",
     ),
     (
         "source: {interval: .inf}",
@@ -478,15 +489,18 @@ WRONG = [
     ("source: {timeout: 0s}", "1: source.timeout: expected more than 0s; got '0s'"),
     (
         "source: {api_version: newest}",
-        r"1: source.api_version: expected text that matches ^\d{4}-\d{2}-\d{2}$; got 'newest'",
+        "1: source.api_version: expected an api-version such as \"2020-07-01\"; got 'newest'",
     ),
     ("source:", "1: source: expected a mapping; got nothing"),
     ("source: http://x", "1: source: expected a mapping; got text"),
     (
         "scope: Prod_1",
-        "1: scope: expected 'auto' or text that matches ^[a-z0-9-]{1,80}$; got 'Prod_1'",
+        (
+            "1: scope: expected auto, or a name such as vmss-a: a to z, 0 to 9 and -, at most 80 "
+            "characters; got 'Prod_1'"
+        ),
     ),
-    ("scope: 5", "1: scope: expected 'auto' or text; got 5"),
+    ("scope: 5", "1: scope: expected text; got 5"),
     ("telemetry: {log: xml}", "1: telemetry.log: expected 'text' or 'json'; got 'xml'"),
     (
         "approvals: {enabled: perhaps}",
@@ -504,8 +518,9 @@ WRONG = [
     (
         "sinks:\n  - {kind: webhook, name: a, webhook: 1}",
         (
-            "2: sinks[0].webhook: unknown key, expected a key of this section; check its "
-            "spelling and its place"
+            "2: sinks[0].webhook: unknown key; the keys here are kind, name, events, match, stale, "
+            "rate, url, url_file, secrets, secrets_file, allow_http, timeout, give_up_after, "
+            "bearer, bearer_file, basic, headers, headers_file, tls, proxy, proxy_file"
         ),
     ),
     (
@@ -576,7 +591,7 @@ WRONG = [
             "sinks:\n  - {kind: rabbitmq, name: a, url: 'amqp://x'}\n  - "
             "{kind: rabbitmq, name: a, url: 'amqp://y'}"
         ),
-        "1: sinks: Duplicate sink name: a.",
+        "3: sinks[1].name: duplicate name: a; the first is in line 2",
     ),
     (
         "approvals:\n  rules:\n    - {name: a}",
@@ -601,8 +616,8 @@ WRONG = [
     (
         "approvals:\n  rules:\n    - {name: a, approve: automatic, match: {event_types: [Freeze]}}",
         (
-            "3: approvals.rules[0].match.event_types: unknown key, expected a key of this "
-            "section; check its spelling and its place"
+            "3: approvals.rules[0].match.event_types: unknown key; did you mean event_type? "
+            "The keys here are event_type, event_source, duration, resources, scope, time"
         ),
     ),
     (
@@ -642,10 +657,16 @@ WRONG = [
     ("5: x", "1: [5]: expected keys that are text; got 5"),
     ("- scope", "expected a mapping of keys such as source: and sinks:, got a list"),
     ("scope", "expected a mapping of keys such as source: and sinks:, got text"),
-    ("scope: a\nscope: b", '2: expected YAML: found duplicate key "scope"'),
+    ("scope: a\nscope: b", '2: expected YAML: found duplicate key "scope"; the first is in line 1'),
     ("scope: [", "1: expected YAML: expected the node content, but found '<stream end>'"),
     ("scope: a: b", "1: expected YAML: mapping values are not allowed here"),
     ("scope: \x07", "expected YAML, got a character that YAML does not allow"),
+    ("scope: 2020-02-30", f"{UNREADABLE}: day is out of range for month; put text in quotes"),
+    ("scope: 2020-02-20T25:00:00", f"{UNREADABLE}: hour must be in 0..23; put text in quotes"),
+    ("scope: !!bool hunter2", f"{UNREADABLE}; put text in quotes"),
+    ("scope: !!int", f"{UNREADABLE}; put text in quotes"),
+    ("scope: !!int hunter2", f"{UNREADABLE}; put text in quotes"),
+    ("scope: !!float it's", f"{UNREADABLE}; put text in quotes"),
     ("&a\nscope: *a", "The YAML alias refers to its own parent."),
     ("a: " + "[" * 500, "expected YAML with less nesting"),
 ]
@@ -688,14 +709,17 @@ WRONG_VARIABLES = [
     (
         "SOURC__INTERVAL",
         "1s",
-        "sourc: unknown key, expected a key of this section; check its spelling and its place",
+        (
+            "sourc: unknown key; did you mean source? The keys here are scope, relay, fleet, "
+            "source, store, sinks, approvals, api, telemetry"
+        ),
     ),
     (
         "SERVICE_HOST",
         "10.0.0.1",
         (
-            "service_host: unknown key, expected a key of this section; check its spelling and "
-            "its place"
+            "service_host: unknown key; the keys here are scope, relay, fleet, source, store, "
+            "sinks, approvals, api, telemetry"
         ),
     ),
     ("SINKS__0__URL", "https://x", "sinks: expected a list; got a mapping"),

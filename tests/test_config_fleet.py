@@ -126,8 +126,7 @@ WRONG = {
     "url: 'amqp://127.0.0.1/'": "fleet.role: expected one of agent, hub; got nothing",
     "role: agent": "fleet: expected url or url_file, got neither",
     "role: agent, url: 'amqp://u:topsecret@127.0.0.1/', domains: []": (
-        "fleet.domains: unknown key, expected a key of this section; "
-        "check its spelling and its place"
+        "fleet.domains: unknown key; the keys here are url, url_file, exchange, role, hub_user"
     ),
     "role: agent, url: 'amqp://imds-hub:topsecret@127.0.0.1/'": (
         "fleet: hub_user: expected the hub's user, which no agent has, got imds-hub, "
@@ -141,13 +140,16 @@ WRONG = {
         "an agent with that user could give orders to all agents"
     ),
     "role: hub, url: 'amqp://h/', domains: [{user: a, scopes: [a]}, {user: a, scopes: [b]}]": (
-        "fleet.domains: expected each user once, a comes twice: list all its scopes in one domain"
+        "fleet.domains[1].user: expected each user once, a comes twice: list all its scopes in one "
+        "domain; the first is in line 1"
     ),
     "role: hub, url: 'amqp://127.0.0.1/', domains: [{user: a, scopes: ['[ab]']}]": (
-        "fleet.domains[0].scopes[0]: expected text that matches ^[a-z0-9*?-]{1,80}$; got '[ab]'"
+        'fleet.domains[0].scopes[0]: expected a pattern such as "vmss-a-????????": a to z, '
+        "0 to 9, -, * and ?, at most 80 characters; got '[ab]'"
     ),
     "role: hub, url: 'amqp://127.0.0.1/', domains: [{user: a, scopes: [a], relays: ['VM.1']}]": (
-        "fleet.domains[0].relays[0]: expected text that matches ^[a-z0-9_*?-]{1,80}$; got 'VM.1'"
+        'fleet.domains[0].relays[0]: expected a pattern such as "vmss-a_*": a to z, 0 to 9, '
+        "_, -, * and ?, at most 80 characters; got 'VM.1'"
     ),
 }
 

@@ -58,18 +58,30 @@ def load_people(
     [
         (
             "client:Bob",
-            "expected a client of api.clients, client:Bob is none; did you mean client:bob?",
+            (
+                "expected a client of api.clients, client:Bob is none; did you mean client:bob? "
+                "There are client:bob, client:drain"
+            ),
         ),
         (
             "client:drian",
-            "expected a client of api.clients, client:drian is none; did you mean client:drain?",
+            (
+                "expected a client of api.clients, client:drian is none; did you mean "
+                "client:drain? There are client:bob, client:drain"
+            ),
         ),
-        ("client:nobody-near", "expected a client of api.clients, client:nobody-near is none"),
+        (
+            "client:nobody-near",
+            (
+                "expected a client of api.clients, client:nobody-near is none; there are "
+                "client:bob, client:drain"
+            ),
+        ),
         (
             "mtls:BOB.internal",
             (
                 "expected the san of a client of api.clients, mtls:BOB.internal is none; "
-                "did you mean mtls:bob.internal?"
+                "did you mean mtls:bob.internal? There is mtls:bob.internal"
             ),
         ),
     ],
@@ -125,15 +137,15 @@ def test_an_id_of_another_form_is_an_error_that_says_the_form(
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("approvals: {people: {bob: [], Bob: []}}", "approvals.people: "),
-        ("approvals: {groups: {oncall: [], OnCall: []}}", "approvals.groups: "),
-        ("api: {clients: [{name: bob}, {name: Bob}]}", "api.clients: "),
+        ("approvals: {people: {bob: [], Bob: []}}", "approvals.people.Bob: "),
+        ("approvals: {groups: {oncall: [], OnCall: []}}", "approvals.groups.OnCall: "),
+        ("api: {clients: [{name: bob}, {name: Bob}]}", "api.clients[1].name: "),
         (
             (
                 "sinks: [{kind: rabbitmq, name: bus, url: 'amqp://h'}, "
                 "{kind: rabbitmq, name: BUS, url: 'amqp://h'}]"
             ),
-            "sinks: ",
+            "sinks[1].name: ",
         ),
     ],
 )

@@ -30,7 +30,9 @@ from yarl import URL
 
 from relay.amqp.connection import Connection
 from relay.amqp.topology import approvals_topology, declare_topology, events_topology
+from relay.api.local_socket import SERVICE_SOCKET
 from relay.app import start_relay
+from relay.cli.audit import SERVICE_STORE
 from relay.clock import SystemClock
 from relay.config import Config, load
 from relay.simulator import VM, Plan, Setup, Simulator
@@ -511,9 +513,10 @@ def test_the_relay_of_the_compose_file_has_a_configuration_that_holds() -> None:
 
 
 def test_image_and_unit_keep_the_store_where_the_documentation_says() -> None:
-    unit = (ROOT / "deploy/systemd/imds-relay.service").read_text()
-    assert "\nEnvironment=IMDS_RELAY_STORE__PATH=/var/lib/imds-relay/relay.db\n" in unit
-    assert "\nEnvironment=IMDS_RELAY_API__SOCKET=/run/imds-relay/relay.sock\n" in unit
+    assert directives("WorkingDirectory") == [str(SERVICE_STORE.parent)]
+    assert directives("StateDirectory") == [SERVICE_STORE.parent.name]
+    assert directives("RuntimeDirectory") == [SERVICE_SOCKET.parent.name]
+    assert not [line for line in directives("Environment") if "IMDS_RELAY_" in line]
     image = (ROOT / "Dockerfile").read_text()
     assert re.search(
         r"^\s+IMDS_RELAY_STORE__PATH=/var/lib/imds-relay/relay\.db$", image, re.MULTILINE
@@ -592,19 +595,18 @@ def test_the_documented_doctor_runs_as_the_unit_does() -> None:
     doctor = next(line for line in commands.splitlines() if line.endswith("imds-relay doctor"))
     for name in ("User", "EnvironmentFile", "StateDirectory", "StateDirectoryMode"):
         assert f" --property={name}={directives(name)[0]} " in doctor
-    store_path = next(setting for setting in directives("Environment") if "STORE__PATH" in setting)
-    assert f" --setenv={store_path} " in doctor
+    assert "--setenv" not in doctor
 
 
 def test_the_documented_removal_takes_away_what_was_installed() -> None:
-    removed = documented_commands("Backup, upgrade, removal")
+    removed = documented_commands("Removal")
     for _, target in re.findall(
         r"^install .*(deploy/\S+) (/etc/\S+)",
         documented_commands("On a VM, under systemd"),
         re.MULTILINE,
     ):
         assert f" {target} " in removed
-    assert "rm -r /opt/imds-relay /etc/imds-relay /var/lib/imds-relay\n" in removed
+    assert "&& rm -r /opt/imds-relay /etc/imds-relay /var/lib/imds-relay\n" in removed
     assert "rm -f /usr/local/bin/imds-relay " in removed
 
 

@@ -19,8 +19,10 @@ from aiormq.exceptions import ChannelAccessRefused
 from ruamel.yaml import YAML
 from yarl import URL
 
+from relay.api.local_socket import SERVICE_SOCKET
 from relay.approvals.machines import machine_principal, means
 from relay.approvals.rules import Quorum
+from relay.cli.audit import SERVICE_STORE
 from relay.config import Config, load
 from relay.fleet.settings import TrustDomain
 from relay.simulator import VM, Plan, Setup, Simulator
@@ -71,9 +73,8 @@ def test_the_examples_of_agent_and_hub_are_valid_and_belong_together(example: An
 @pytest.mark.parametrize("name", ["agent", "hub"])
 def test_the_examples_use_the_folders_that_the_unit_makes(name: str) -> None:
     document = read_yaml(ROOT / f"config/{name}.yaml")
-    unit = (ROOT / "deploy/systemd/imds-relay.service").read_text()
-    assert f"STORE__PATH={document['store']['path']}\n" in unit
-    assert f"API__SOCKET={document['api']['socket']}\n" in unit
+    assert document["store"]["path"] == str(SERVICE_STORE)
+    assert document["api"]["socket"] == str(SERVICE_SOCKET)
 
 
 # --- the compose file

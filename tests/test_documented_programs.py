@@ -8,8 +8,10 @@ import importlib
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +21,11 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from relay.app import start_relay
+from relay.cli._profile import read_profile
 from relay.clock import SystemClock
 from relay.config import load
 from relay.events.catalog import CATALOG, event_schema
+from relay.events.timestamps import format_rfc3339
 from relay.simulator import VM, Plan, Setup, Simulator, list_playbooks
 from tests.builders import cloudevent
 from tests.chat.teams_server import running_workflow
@@ -47,6 +51,7 @@ def test_the_event_of_the_readme_is_one_and_the_call_below_it_is_about_it() -> N
     assert f'"revision": "{event["data"]["revision"]}"' in call
 
 
+@pytest.mark.skipif(shutil.which("curl") is None, reason="a call is one of curl")
 async def test_the_calls_of_the_pages_do_what_the_pages_say(tmp_path: Path) -> None:
     """One relay for the HTTP API, the call of the README, and the commands of the page on Teams."""
     voters = [
@@ -96,6 +101,8 @@ async def test_the_calls_of_the_pages_do_what_the_pages_say(tmp_path: Path) -> N
                 env=os.environ | {"KEY": voters[0]["key"]},
             )
             assert json.loads(done.stdout)["state"] == "granted"
+            await _make_documented_hold(url)
+            await _run_documented_freeze(file)
             for line in block("docs/chat/teams.md", "sh").splitlines():
                 _, *arguments = line.partition("#")[0].split()
                 result = await run_async(*arguments, "-c", str(file))
@@ -106,6 +113,39 @@ async def test_the_calls_of_the_pages_do_what_the_pages_say(tmp_path: Path) -> N
                     "relay.ping" in text or "test message" in text for text in workflow.card_texts
                 )
             )
+
+
+async def _make_documented_hold(url: str) -> None:
+    """Send the request of docs/api.md with times from now on."""
+    head, _, body = block("docs/api.md", "http", "Standing holds").partition("\n\n")
+    line, *fields = head.splitlines()
+    method, path, _ = line.split()
+    headers = dict(field.split(": ", 1) for field in fields)
+    headers["Authorization"] = "Bearer a-second-key-for-tests-only"
+    tomorrow = datetime.now(UTC) + timedelta(days=1)
+    request = json.loads(body)
+    request["starts"], request["ends"] = (
+        format_rfc3339(tomorrow + timedelta(days=days)) for days in (0, 3)
+    )
+    async with (
+        aiohttp.ClientSession() as session,
+        session.request(method, url + path, json=request, headers=headers) as response,
+    ):
+        answer: dict[str, Any] = await response.json()
+    assert response.status == 201
+    assert request.items() <= answer.items()
+
+
+async def _run_documented_freeze(file: Path) -> None:
+    """Run the commands of docs/operations.md, the last one with the id that the first one made."""
+    hold_id, said = "none", ""
+    for line in block("docs/operations.md", "sh", "A change freeze").splitlines():
+        _, *arguments = shlex.split(line.replace("0b1e6e4f", hold_id))
+        result = await run_async(*arguments, "-c", str(file))
+        assert result.code == 0, result.err
+        said = result.out
+        hold_id = re.findall(r"holds end (\w{8})", said)[0] if "add" in arguments else hold_id
+    assert f"standing hold {hold_id} is ended" in said
 
 
 async def _send_documented_call(url: str, revision: str) -> None:
@@ -159,6 +199,24 @@ def test_the_chat_of_the_page_is_opened_like_the_one_that_tests_run() -> None:
     assert isinstance(run, ast.AsyncFunctionDef)
     del run.body[0]  # the docstring
     assert ast.unparse(shown) == ast.unparse(run)
+
+
+def test_the_profile_of_the_page_is_one(tmp_path: Path) -> None:
+    folder = tmp_path / "imds-relay"
+    folder.mkdir()
+    (folder / "west.yaml").write_text(block("docs/cli.md", "yaml"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+        profile = read_profile("west")
+    assert profile.url == "https://relay.example.com:8443"
+    assert (profile.key_file, profile.ca_file) == (folder / "west.key", folder / "west.pem")
+
+
+def test_the_line_of_the_log_on_the_page_has_fields_that_the_page_names() -> None:
+    line = json.loads(block("docs/log.md", "json"))
+    page = (ROOT / "docs/log.md").read_text()
+    assert {"time", "level", "logger", "message"} < line.keys()
+    assert [name for name in line if f"`{name}`" not in page] == []
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")

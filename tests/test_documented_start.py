@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import re
+import shutil
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+
+import aiohttp
+import pytest
 
 from tests.cli.command import environment, read_until
 from tests.documented import ROOT, block, blocks
@@ -78,36 +82,37 @@ class Clone:
         return output.decode()
 
 
+@pytest.mark.skipif(shutil.which("curl") is None, reason="the commands use curl")
 async def test_the_commands_lead_from_nothing_to_an_approved_event(tmp_path: Path) -> None:
+    """And `init`, `check` and `doctor` on a VM accept what `init` prints."""
+    *verbs, last = block(PAGE, "sh", "On a VM in Azure").splitlines()
+    assert last == RELAY.splitlines()[-1]
+    source = "IMDS_RELAY_SOURCE__URL=http://127.0.0.1:8169"
     clone = Clone(tmp_path)
     async with (
         clone.running(AZURE, "finds its IMDS at"),
         clone.running(RECEIVER, "waiting for events") as received,
         clone.running(RELAY, "the API listens"),
     ):
-        schedule, commands = LOOK.split("imds-relay events\n")
+        schedule, pause, look = LOOK.partition("sleep 2 ")
         await clone.run(schedule)
-        assert "event.scheduled.v1 Reboot vm-0" in await read_until(received, "Reboot")
-        output = await clone.run(f". .venv/bin/activate\nimds-relay events\n{commands}")
+        await read_until(received, "event.scheduled")
+        output = await clone.run(f". .venv/bin/activate\n{pause}{look}")
         assert "pending, 0 of 1 vote, rule mine" in output
         assert "granted (1 of 1 vote)" in output
         assert output.count(EVENT) >= 2
+        key = (tmp_path / "page.key").read_text().strip()
+        async with (
+            aiohttp.ClientSession(f"http://127.0.0.1:{clone.api}") as browser,
+            browser.get("/") as page,
+            browser.get("/v1/events", headers={"Authorization": f"Bearer {key}"}) as events,
+        ):
+            assert "<title>imds-relay</title>" in await page.text()
+            assert EVENT in await events.text()
         story = await read_until(received, "event.ended")
+        (tmp_path / "relay.yaml").unlink()
+        printed = await clone.run(f". .venv/bin/activate\nexport {source}\n" + "\n".join(verbs))
+    assert "user-initiated" in printed
+    assert "0 failed" in printed
     steps = ["recorded", "granted", "accepted", "started", "ended"]
     assert re.findall(r"(\w+)\.v1 Reboot vm-0\n", story) == steps
-
-
-async def test_what_init_prints_is_accepted_on_a_machine_that_looks_like_a_vm(
-    tmp_path: Path,
-) -> None:
-    """The commands for a VM in Azure, with a simulated one: only the last one does not end."""
-    clone = Clone(tmp_path)
-    *_, run = commands = block(PAGE, "sh", "On a VM in Azure").splitlines()
-    assert run == "imds-relay run"
-    async with clone.running(AZURE, "finds its IMDS at"):
-        activate = ". .venv/bin/activate\nexport IMDS_RELAY_SOURCE__URL=http://127.0.0.1:8169\n"
-        output = await clone.run(activate + "\n".join(commands[:-1]))
-        assert "user-initiated" in output
-        assert "0 failed" in output
-        async with clone.running(activate + run, "the API listens"):
-            pass

@@ -19,7 +19,7 @@ import pytest
 import relay
 
 ROOT = Path(__file__).parent.parent
-LOCKS = ("run", "build", "dev", "site", "release")
+LOCKS = ("run", "build", "dev", "site", "release", "fuzz")
 
 
 def lock(name: str) -> str:
@@ -60,6 +60,7 @@ def test_what_the_project_asks_for_is_in_the_locks() -> None:
         "dev": project()["dependency-groups"]["dev"],
         "site": project()["dependency-groups"]["site"],
         "release": project()["dependency-groups"]["release"],
+        "fuzz": project()["dependency-groups"]["fuzz"],
     }
     for name, requirements in wanted.items():
         names = {
@@ -97,7 +98,7 @@ def test_the_wheel_holds_the_package_with_its_data_and_nothing_else(tmp_path: Pa
 
 
 def text_files() -> dict[str, str]:
-    """Return the text of each tracked file but locks, by path."""
+    """Return the text of each tracked file but locks and what the fuzzer kept, by path."""
     listed = subprocess.run(
         ["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True
     )
@@ -105,7 +106,9 @@ def text_files() -> dict[str, str]:
     return {
         str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
         for path in paths
-        if path.suffix not in {".png", ".lock", ".sum"} and path.is_file()
+        if path.suffix not in {".png", ".lock", ".sum"}
+        and path.is_file()
+        and not path.is_relative_to(ROOT / "fuzz/corpus")
     }
 
 
@@ -130,7 +133,9 @@ def test_packages_are_installed_by_hash_and_the_project_from_its_source() -> Non
     installer = files["requirements/install"]
     for arguments in re.findall(r"' install (.*?)(?: ;;)?$", installer, re.MULTILINE):
         assert re.match(r"--require-hashes -r |--no-deps --no-build-isolation ", arguments)
-    fetched = re.compile(r"imds-relay\[|\b(?:pipx|uvx|npx|npm install|go get|uv tool)\b")
+    # pipx takes the project from the clone, and says so where it is documented.
+    from_index = r"pipx(?! install \.`)|uvx|npx|npm install|go get|uv tool"
+    fetched = re.compile(rf"imds-relay\[|\b(?:{from_index})\b")
     mine = "tests/test_repository.py"
     assert [name for name, text in files.items() if name != mine and fetched.search(text)] == []
 

@@ -76,7 +76,7 @@ async def reporting(
         yield is_up, stop
 
 
-async def test_the_command_reports_its_start_its_life_and_its_stop(
+async def test_the_command_reports_its_start_its_life_its_reloads_and_its_stop(
     manager: Listener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
@@ -90,6 +90,22 @@ async def test_the_command_reports_its_start_its_life_and_its_stop(
         assert ready == ["READY=1", "STATUS=Running"]
         for _ in range(3):
             await manager.receive_until("WATCHDOG=1")
+        asked_at = time.monotonic_ns() // 1000
+        relay.send_signal(signal.SIGHUP)
+        *_, reloading = await manager.receive_until("RELOADING=1")
+        assert reloading[2:] == ["STATUS=Reloading"]
+        name, _, moment = reloading[1].partition("=")
+        assert (name, asked_at <= int(moment) <= time.monotonic_ns() // 1000) == (
+            "MONOTONIC_USEC",
+            True,
+        )
+        *_, ready = await manager.receive_until("READY=1")
+        assert ready == ["READY=1", "STATUS=Running"]
+        (tmp_path / "relay.yaml").write_text("scope: WRONG")
+        relay.send_signal(signal.SIGHUP)
+        await manager.receive_until("RELOADING=1")
+        *_, ready = await manager.receive_until("READY=1")
+        assert ready[1] == "STATUS=Running with an earlier configuration. The log says why."
         relay.send_signal(signal.SIGTERM)
         await manager.receive_until("STOPPING=1")
         _, err = await relay.communicate()

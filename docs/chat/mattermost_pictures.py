@@ -21,6 +21,7 @@ from tests.chat.running_relay import Stage, rule, stage
 from tests.chromium import connected, executable, serving
 from tests.journey.relay_process import eventually
 
+RUNBOOK = "https://wiki.example.com/reboots"
 DIRECTORY = Path(__file__).parent
 STYLE = """
 body {
@@ -116,7 +117,8 @@ async def announced_reboot(
     """Yield a relay that has posted about a reboot, the server, the event, and two voters."""
     async with running_mattermost() as server, Simulator(Setup(vms=(VM("vm-0"),))) as azure:
         voters = [server.add_user("ann"), server.add_user("ben")]
-        approvals = {"rules": [rule(2, *(server.principal(user_id) for user_id in voters))]}
+        principals = [server.principal(user_id) for user_id in voters]
+        approvals = {"rules": [rule(2, *principals) | {"runbook": RUNBOOK}]}
         section = server.sink_section(approve_in_chat=in_chat, secret=SECRET)
         with TemporaryDirectory() as directory:
             async with stage(Path(directory), [section], approvals=approvals, azure=azure) as relay:

@@ -21,6 +21,7 @@ from tests.chat.slack_server import ALICE, BOB, TEAM, PostedMessage, SlackServer
 from tests.chromium import connected, executable, serving
 from tests.journey.relay_process import eventually
 
+RUNBOOK = "https://wiki.example.com/reboots"
 HERE = Path(__file__).parent
 MARKS = {"🟡": "#f4c430", "🟠": "#f28c28", "🟢": "#4caf50", "🔵": "#3b82f6", "⚪": "#e8e8e8"}
 """Colors in place of these characters, because most test machines have no font with them."""
@@ -36,6 +37,7 @@ body { margin: 0; padding: 12px 14px; width: 500px; color: #1d1c1d;
   color: #616061 }
 .who > div { margin: 3px 0 }
 h4 { margin: 4px 0; font-size: 15px }
+.link { color: #1264a3 }
 h4 span { display: inline-block; width: 13px; height: 13px; border-radius: 50%;
   border: 1px solid #0003; margin-right: 7px }
 p { margin: 0 0 6px; white-space: pre-wrap; overflow-wrap: anywhere }
@@ -66,6 +68,8 @@ def rich_text_html(element: Mapping[str, Any]) -> str:
         case _:
             text = html.escape(element["text"])
     style = element.get("style", {})
+    if element["type"] == "link" and not style:
+        return f'<span class="link">{text}</span>'
     if style.get("bold"):
         return f"<b>{text}</b>"
     return f"<code>{text}</code>" if style.get("code") else text
@@ -123,7 +127,8 @@ def private_reply_html(reply: Mapping[str, Any]) -> str:
 @asynccontextmanager
 async def announced_reboot(*, in_chat: bool) -> AsyncIterator[tuple[Stage, SlackServer, Event]]:
     """Run a relay that has posted about a reboot."""
-    rules = {"rules": [rule(2, f"slack:{TEAM}/{ALICE}", f"slack:{TEAM}/{BOB}")]}
+    voters = (f"slack:{TEAM}/{ALICE}", f"slack:{TEAM}/{BOB}")
+    rules = {"rules": [rule(2, *voters) | {"runbook": RUNBOOK}]}
     with TemporaryDirectory() as directory:
         async with running_slack() as slack, Simulator(Setup(vms=(VM("vm-0"),))) as azure:
             sink = slack.settings(approve_in_chat=in_chat)

@@ -19,6 +19,7 @@ from tests.chat.teams_server import TeamsWorkflow, running_workflow
 from tests.chromium import connected, executable, serving
 from tests.journey.relay_process import eventually
 
+RUNBOOK = "https://wiki.example.com/reboots"
 HERE = Path(__file__).parent
 READER_UTC_OFFSET = timedelta(hours=1)
 STYLE = """
@@ -47,6 +48,7 @@ body { margin: 0; padding: 14px 18px; width: 640px; color: #242424; background: 
 .actions { margin-top: 10px }
 a { display: inline-block; margin-right: 8px; padding: 5px 14px; border-radius: 4px;
   border: 1px solid #d1d1d1; font-weight: 600; font-size: 13px }
+a.text { display: inline; margin: 0; padding: 0; border: 0; font: inherit; color: #4f52b2 }
 .positive { background: #5b5fc7; border-color: #5b5fc7; color: #fff }
 .destructive { color: #c4314b }
 """
@@ -63,6 +65,7 @@ def text_html(text: str) -> str:
     text = html.escape(text, quote=False)
     text = re.sub(r"\{\{(DATE|TIME)\(([^,)]+)(?:, SHORT)?\)\}\}", local_time, text)
     text = re.sub(r"(?<!\\)\*\*(.+?)(?<!\\)\*\*", r"<b>\1</b>", text)
+    text = re.sub(r"(?<!\\)\[(.+?)\]\(\S+?\)", r'<a class="text">\1</a>', text)
     return re.sub(r"\\([\\*_\[\]`~])", r"\1", text)
 
 
@@ -125,7 +128,7 @@ async def wait_for_cards(relay: Stage, workflow: TeamsWorkflow, count: int) -> N
 async def pages() -> dict[str, str]:
     """Return the pictures' pages by name."""
     bodies = {}
-    rules = {"rules": [rule(2, "client:alice", "client:bob")]}
+    rules = {"rules": [rule(2, "client:alice", "client:bob") | {"runbook": RUNBOOK}]}
     async with running_workflow() as workflow:
         sink = {"kind": "teams", "name": "ops", "url": workflow.url, "allow_http": True}
         with TemporaryDirectory() as directory:
@@ -166,7 +169,9 @@ async def main() -> None:
         raise RuntimeError("expected a Chromium on this machine, found none")
     with TemporaryDirectory() as directory, serving(chromium, Path(directory)) as address:
         async with connected(address) as browser:
-            page = await browser.new_page(viewport={"width": 676, "height": 200})
+            page = await browser.new_page(
+                viewport={"width": 676, "height": 200}, device_scale_factor=0.9
+            )
             for name, body in (await pages()).items():
                 await page.set_content(f"<!doctype html><style>{STYLE}</style>{body}")
                 await page.locator("body").screenshot(path=HERE / f"teams-{name}.png")

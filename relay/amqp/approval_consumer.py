@@ -354,6 +354,10 @@ class ApprovalConsumer:
         """Decide about a message and settle it; return False if the decision is not recorded."""
         try:
             recorded = await message.submission.decide()
+        except UnusableMessage as error:
+            self._on_unusable(message.submission.user, str(error))
+            await channel.basic_reject(message.tag, requeue=False)
+            return True
         except Exception:  # noqa: BLE001  # given back, it would return at once and block the others
             _log.exception(INTERNAL_ERROR)
             await channel.basic_reject(message.tag, requeue=False)

@@ -30,6 +30,8 @@ class ApprovalMessage:
     scope: str | None
     message_id: str
     body: bytes
+    traceparent: str | None = None
+    """The header of that name; it proves nothing."""
 
 
 def parse_message(message: DeliveredMessage, queue: ApprovalsQueue) -> ApprovalMessage:
@@ -56,7 +58,14 @@ def parse_message(message: DeliveredMessage, queue: ApprovalsQueue) -> ApprovalM
     if not message.body:
         raise UnusableMessage(f"it has no body, or one of more than {MAX_BODY_BYTES} bytes")
     scope = key.groupdict().get("scope")
-    return ApprovalMessage(user, scope, properties.message_id, message.body)
+    traceparent = (properties.headers or {}).get("traceparent")
+    return ApprovalMessage(
+        user,
+        scope,
+        properties.message_id,
+        message.body,
+        traceparent if isinstance(traceparent, str) else None,
+    )
 
 
 def publisher(message: DeliveredMessage) -> str:

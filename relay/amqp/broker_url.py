@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import SecretStr, model_validator
 from yarl import URL
 
 from relay.net.egress import is_refused, parse_address_literal
-from relay.settings import Section
+from relay.settings import Section, text_like
 
 _URL = re.compile(r"(?P<begin>amqps?://(?:[^/?#]*@)?)(?P<hosts>[^/?#@]+)(?P<end>[/?][^#]*)?")
 FILE_OPTIONS = {"cafile", "certfile", "keyfile"}
@@ -18,6 +18,14 @@ FILE_OPTIONS = {"cafile", "certfile", "keyfile"}
 _OPTIONS = {"auth", *FILE_OPTIONS}
 
 
+ExchangeName = Annotated[
+    str,
+    text_like(
+        r"[A-Za-z0-9_.:-]{1,127}",
+        "a name such as azure.scheduledevents: letters, digits, _, ., : and -, "
+        "at most 127 characters",
+    ),
+]
 Declare = Literal[True, False, "passive"]
 """True makes the exchanges and queues, ``passive`` checks that they exist, False does neither."""
 

@@ -6,9 +6,10 @@ module for each resource, and `schema` describes requests, responses and errors.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from datetime import datetime
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from relay.api.settings import ApiSettings, Client
 from relay.approvals.decision_handler import DecisionHandler
@@ -23,7 +24,7 @@ if TYPE_CHECKING:  # a relay without a fleet saves the memory of the AMQP librar
     from relay.fleet.hub.roster import Roster
     from relay.fleet.hub.sent_orders import OrderResult
 
-__all__ = ["ApiSettings", "Client", "Relay", "SourceHealth"]
+__all__ = ["ApiSettings", "Client", "ConfigurationReloader", "Relay", "SourceHealth"]
 
 
 class SourceHealth(Protocol):
@@ -59,6 +60,30 @@ class ApprovalsLink(Protocol):
     """The connection over which approvals arrive from RabbitMQ."""
 
     is_connected: bool
+
+
+class ConfigurationChange(Protocol):
+    """A key of the configuration whose value has changed."""
+
+    @property
+    def key(self) -> str:
+        """Where it is: ``sinks.bus``."""
+
+    @property
+    def kind(self) -> Literal["added", "changed", "removed", "moved"]:
+        """What has happened to it."""
+
+
+class ConfigurationReloader(Protocol):
+    """Reads the configuration again, and takes it over."""
+
+    problem: str | None
+    """Why the last reload was refused; None if it was not."""
+    loaded_at: datetime
+    """When the configuration in force was read."""
+
+    async def reload(self, by: str, /) -> Sequence[ConfigurationChange]:
+        """Take over the configuration as it is now. Raises ReloadRefused."""
 
 
 class HubCounts(Protocol):

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import orjson
 
-from relay.api.auth.entra_settings import OidcSettings
+from relay.api.auth.entra_settings import OidcSettings, redirect_uri
 from relay.api.local_socket import (
     SERVICE_SOCKET,
     STATE_FILE_HEADER,
@@ -41,6 +42,8 @@ async def diagnose(settings: ApiSettings, state_file: Path) -> tuple[list[Findin
         findings.append(_check_certificate(settings.tls))
     if settings.oidc is not None:
         findings.append(await _check_token_keys(settings.oidc))
+        if settings.oidc.sign_in is not None and settings.public_url is not None:
+            findings.append(await _check_sign_in(settings.oidc, settings.public_url))
     return findings, is_running
 
 
@@ -54,6 +57,14 @@ def static_findings(settings: ApiSettings, state_file: Path) -> Iterator[Finding
             f"there is no folder {settings.socket.parent} for {settings.socket}, "
             "and without it the relay does not start",
             "make it, or let the service manager make it at start (systemd: RuntimeDirectory)",
+        )
+    has_sign_in = settings.oidc is not None and settings.oidc.sign_in is not None
+    if has_sign_in and urlsplit(settings.public_url or "").path not in ("", "/"):
+        yield warning(
+            "sign-in",
+            "api.public_url has a path: every other program at that host gets the cookies of "
+            "sessions, and its pages can act for whoever is signed in",
+            "give the relay a host name of its own",
         )
     for client in settings.clients:
         if not client.credential_kinds:
@@ -230,3 +241,39 @@ async def _check_token_keys(settings: OidcSettings) -> Finding:
             "correct api.oidc.keys_url",
         )
     return ok(subject, f"{len(keys)} fetched")
+
+
+async def _check_sign_in(settings: OidcSettings, public_url: str) -> Finding:
+    """Return whether people could sign in, as far as that shows without a person."""
+    # Imported here: only relays where people sign in need it.
+    from relay.api.auth.entra_endpoints import (  # noqa: PLC0415
+        EntraUnavailable,
+        check_client_secret,
+        fetch_endpoints,
+    )
+
+    subject = "sign-in"
+    try:
+        endpoints = await fetch_endpoints(settings)
+    except EntraUnavailable as error:
+        return failure(
+            subject,
+            f"the endpoints of Entra ID could not be looked up: {error}",
+            "correct api.oidc.issuer, and let this machine reach it",
+        )
+    target = f"Entra ID sends people back to {redirect_uri(public_url)}, which must be registered"
+    try:
+        refusal = await check_client_secret(settings, endpoints)
+    except EntraUnavailable as error:
+        return warning(
+            subject,
+            f"{target}; Entra ID did not say whether it accepts the client secret: {error}",
+            "sign in once",
+        )
+    if refusal is not None:
+        return failure(
+            subject,
+            f"Entra ID refused client_id or the client secret: {refusal}",
+            "make a new client secret, and put its value into api.oidc.sign_in",
+        )
+    return ok(subject, f"{target}; Entra ID accepts the client secret")

@@ -18,13 +18,13 @@ from relay.api.server.state import ServerState
 from relay.approvals.status import ApprovalState, approval_state
 from relay.delivery.circuit_breaker import CircuitState
 from relay.errors import StoreUnavailable
+from relay.events.match import EVENT_TYPES
 from relay.outbox import AttemptOutcome, EntryState, Mode, SinkState
 from relay.outbox.transaction import Transaction
 from relay.telemetry.event_counts import (
     CHANGES,
     DECISIONS,
     EVENT_STATUSES,
-    EVENT_TYPES,
     OTHER,
     START_RESULTS,
     EventCounts,
@@ -88,6 +88,8 @@ async def read_samples(relay: Relay, server: ServerState) -> Samples:
     """Return the values of all metrics. What the state file cannot say is left out."""
     samples, now = _Samples(), relay.clock.now()
     samples.add("build_info", 1, __version__, relay.origin.scope, relay.origin.relay)
+    is_refused = server.reloader is not None and server.reloader.problem is not None
+    samples.add("config_last_reload_successful", float(not is_refused))
     samples.add("polls_total", relay.source.polls)
     samples.add("poll_failures", relay.source.failures)
     samples.add("source_lost", float(relay.source.lost))

@@ -19,13 +19,12 @@ from pydantic import (
     model_validator,
 )
 
-from relay.api.auth.entra_settings import OidcSettings
+from relay.api.auth.entra_settings import OidcSettings, check_url
 from relay.api.local_socket import MAX_PATH_BYTES, fits
 from relay.approvals.request import Rights
-from relay.settings import Section, check_names_differ_without_case
+from relay.settings import Name, Section, check_unique, text_like
 from relay.signature import decode_secret
 
-CLIENT_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 KEY_PREFIX = "imdsr_"
 """The start of a bearer key that `imds-relay keys` makes."""
 _MIN_KEY_LENGTH = 22
@@ -87,7 +86,7 @@ LocalSocket = Annotated[
 class Client(Section):
     """A program or person that may call the API, with its credentials and rights."""
 
-    name: str = Field(pattern=CLIENT_NAME_PATTERN)
+    name: Name
     """The principal is client:<name>."""
     key_sha256: tuple[Annotated[str, AfterValidator(_check_sha256)], ...] = Field(
         default=(), max_length=2
@@ -100,7 +99,12 @@ class Client(Section):
     secrets: tuple[SecretStr, ...] = ()
     """Sign this client's callbacks; several during a rotation."""
     secrets_file: Path | None = None
-    san: str | None = Field(default=None, pattern=r"^[^*\s]+$")
+    san: (
+        Annotated[
+            str, text_like(r"[^*\s]+", "a name such as drain.example.com, without * and space")
+        ]
+        | None
+    ) = None
     """A name in the client's certificate (subjectAltName): a URI if it has a colon, an e-mail
     address if it has an @, else a DNS name. URIs are compared with case.
 
@@ -210,11 +214,13 @@ class ApiSettings(Section):
     tls: ServerTlsSettings | None = None
     allow_http: bool = False
     """Needed to listen beyond loopback without tls, behind a proxy."""
-    public_url: str | None = Field(default=None, pattern=r"^https?://\S+$")
+    public_url: (
+        Annotated[str, text_like(r"https?://\S+", "a URL such as https://relay.example.com")] | None
+    ) = None
     """What links in messages start with."""
     clients: tuple[Client, ...] = ()
     oidc: OidcSettings | None = None
-    """Also accept bearer tokens of Entra ID."""
+    """Also accept people of Entra ID, with bearer tokens or by signing in."""
 
     @property
     def host(self) -> str:
@@ -255,20 +261,31 @@ class ApiSettings(Section):
             raise ValueError(
                 "clients: expected tls.client_ca_file, the CA of the certificates that san names"
             )
-        _check_unique("name", (client.name for client in self.clients))
-        check_names_differ_without_case("clients", (client.name for client in self.clients))
-        _check_unique("amqp_user", (client.amqp_user for client in self.clients))
+        if self.oidc is not None and self.oidc.sign_in is not None:
+            _check_sign_in_url(self.public_url)
+        check_unique("clients", self.clients)
+        check_unique("clients", self.clients, "amqp_user", with_case=True)
         # Most names in certificates are compared without case.
-        _check_unique("san", (client.san and client.san.lower() for client in self.clients))
+        check_unique("clients", self.clients, "san")
         _check_credentials_not_shared(self.clients)
         return self
 
 
-def _check_unique(field: str, values: Iterable[str | None]) -> None:
-    configured = [value for value in values if value is not None]
-    repeated = sorted({value for value in configured if configured.count(value) > 1})
-    if repeated:
-        raise ValueError(f"clients: duplicate {field}: {', '.join(repeated)}")
+def _check_sign_in_url(public_url: str | None) -> None:
+    """Raise ValueError for a URL at which a browser would not keep the cookie of a session."""
+    expected = "expected the https URL at which browsers reach this relay"
+    reason = "oidc.sign_in sends people back there, and its cookies are for https alone"
+    if public_url is None:
+        raise ValueError(f"public_url: {expected}, got none; {reason}")
+    try:
+        check_url(public_url)
+    except ValueError:
+        raise ValueError(
+            f"public_url: {expected} (http only on this machine), without user, fragment and "
+            f"spaces, got another; {reason}"
+        ) from None
+    if "?" in public_url:
+        raise ValueError(f"public_url: {expected}, without a query, got one with it; {reason}")
 
 
 def _check_credentials_not_shared(clients: Iterable[Client]) -> None:

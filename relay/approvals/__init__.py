@@ -27,8 +27,16 @@ from relay.approvals.rules import (
     eligible_voters,
     person_for,
 )
+from relay.events.tracing import SpanContext
 from relay.outbox import Grant, Head
-from relay.settings import Section, check_names_differ_without_case
+from relay.settings import (
+    KeyPath,
+    Section,
+    WrongValue,
+    check_keys_differ_without_case,
+    check_unique,
+)
+from relay.suggestions import describe_choices
 
 ONE_MACHINE_VOTES = (
     "a machine (vm:) speaks for itself alone, so without each_resource all machines have one vote"
@@ -67,16 +75,18 @@ class ApprovalsSettings(Section):
 
     @model_validator(mode="after")
     def _check_people(self) -> ApprovalsSettings:
-        check_names_differ_without_case("people", self.people)
-        check_names_differ_without_case("groups", self.groups)
+        check_keys_differ_without_case("people", self.people)
+        check_keys_differ_without_case("groups", self.groups)
         owners: dict[str, str] = {}
         for person, principals in self.people.items():
-            for principal in principals:
+            for index, principal in enumerate(principals):
                 owner = owners.setdefault(principal, person)
                 if owner != person:
-                    raise ValueError(
-                        "people: expected every principal for one person, "
-                        f"{principal} belongs to {owner} and to {person}"
+                    raise WrongValue(
+                        ("people", person, index),
+                        "expected every principal for one person, "
+                        f"{principal} belongs to {owner} and to {person}",
+                        ("people", owner, self.people[owner].index(principal)),
                     )
         machines = [entry for entry in owners if names_machines(entry)]
         for one, other in combinations(machines, 2):
@@ -86,47 +96,44 @@ class ApprovalsSettings(Section):
                     f"{one} of {owners[one]} and {other} of {owners[other]} can mean the same"
                 )
         for group, members in self.groups.items():
-            for member in members:
-                self._check_person(member, f"groups.{group}")
+            for index, member in enumerate(members):
+                self._check_person(member, ("groups", group, index))
         return self
 
     @model_validator(mode="after")
     def _check_limits(self) -> ApprovalsSettings:
-        check_names_differ_without_case("limits", [limit.name for limit in self.limits])
-        seen: set[str] = set()
-        for limit in self.limits:
-            if limit.name in seen:
-                raise ValueError(f"limits: expected names that differ, {limit.name} comes twice")
-            seen.add(limit.name)
+        check_unique("limits", self.limits)
         return self
 
     @model_validator(mode="after")
     def _check_rules(self) -> ApprovalsSettings:
-        seen: set[str] = set()
+        check_unique("rules", self.rules, with_case=True)
         catch_all: str | None = None
-        for rule in self.rules:
-            if rule.name in seen:
-                raise ValueError(f"rules: expected names that differ, {rule.name} comes twice")
+        for index, rule in enumerate(self.rules):
             if catch_all is not None:
                 raise ValueError(
                     f"rules.{rule.name}: it can never decide, because rule {catch_all} before it "
                     f"matches every event; put {catch_all} last"
                 )
             if isinstance(rule.approve, Quorum):
+                self._check_voters(rule.approve, ("rules", index, "approve", "from"))
                 self._check_quorum(rule.approve, f"rules.{rule.name}.approve")
-            seen.add(rule.name)
             if rule.match == RuleConditions():
                 catch_all = rule.name
         return self
 
-    def _check_quorum(self, quorum: Quorum, path: str) -> None:
-        for voter in quorum.from_:
+    def _check_voters(self, quorum: Quorum, path: KeyPath) -> None:
+        for index, voter in enumerate(quorum.from_):
             kind, _, name = voter.partition(":")
             if kind == "group" and name not in self.groups:
-                raise ValueError(
-                    f"{path}.from: expected a group of approvals.groups, {voter} is none"
+                raise WrongValue(
+                    (*path, index),
+                    f"expected a group of approvals.groups, {voter} is none; "
+                    f"{describe_choices(name, self.groups, prefix='group:')}",
                 )
-            self._check_person(voter, f"{path}.from")
+            self._check_person(voter, (*path, index))
+
+    def _check_quorum(self, quorum: Quorum, path: str) -> None:
         voters = eligible_voters(quorum, self.groups, self.people).entries
         people = {person_for(voter, self.people) for voter in voters}
         if most_votes(people, each_resource=quorum.each_resource) < quorum.votes:
@@ -137,10 +144,14 @@ class ApprovalsSettings(Section):
                 f"{path}: {quorum.votes} votes can never come from {len(people)} principals{note}"
             )
 
-    def _check_person(self, member: str, path: str) -> None:
+    def _check_person(self, member: str, path: KeyPath) -> None:
         kind, _, name = member.partition(":")
         if kind == "person" and name not in self.people:
-            raise ValueError(f"{path}: expected a person of approvals.people, {member} is none")
+            raise WrongValue(
+                path,
+                f"expected a person of approvals.people, {member} is none; "
+                f"{describe_choices(name, self.people, prefix='person:')}",
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +166,8 @@ class ClaimedGrant:
     """Who executes the StartRequest, as `StartRequestPort.choose` named it."""
     journal_head: Head
     """The row of the claim in the journal."""
+    trace: SpanContext | None = None
+    """The span of the grant; for the port that of the StartRequest. None: it is not traced."""
 
     @property
     def attempt(self) -> int:

@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from relay.approvals.limits import waits_field
 from relay.approvals.machines import names_machines, scope_of_machine
 from relay.approvals.request import DecisionAnswer, DecisionRequest
+from relay.approvals.standing_holds import describe_standing_hold, holds_field, last_to_end
 from relay.approvals.status import ApprovalStatus, is_scheduled
 from relay.events.match import covers_all
 from relay.events.timestamps import format_rfc3339
@@ -92,11 +93,19 @@ def _conflict(request: DecisionRequest, status: ApprovalStatus) -> str | None:
         return "the event has started already"
     match request.decision:
         case "release":
-            return None if status.active_holds else f"no hold is on this event; {HOLD_NOTICE}"
+            return None if status.active_holds else _nothing_to_release(status)
         case "hold":
             return _hold_conflict(status)
         case "approve":
             return _vote_conflict(request, status)
+
+
+def _nothing_to_release(status: ApprovalStatus) -> str:
+    standing = status.active_standing_holds
+    if not standing:
+        return f"no hold is on this event; {HOLD_NOTICE}"
+    described = " and ".join(map(describe_standing_hold, last_to_end(standing)))
+    return f"only {described} is on this event: end it with imds-relay holds end; {HOLD_NOTICE}"
 
 
 def _hold_conflict(status: ApprovalStatus) -> str | None:
@@ -309,6 +318,7 @@ def build_answer(
             **status.vote_summary,
             **late_hold_notice(request.decision, status),
             **waits_field("waitingFor", status.waiting_for),
+            **holds_field(status.active_standing_holds),
         },
     )
 
@@ -320,7 +330,7 @@ def late_hold_notice(decision: str, status: ApprovalStatus) -> dict[str, str]:
 
 
 def _answer_state(request: DecisionRequest, status: ApprovalStatus) -> str:
-    if status.active_holds:
+    if status.is_held:
         return "held"
     if status.waiting_for:
         return "waiting"

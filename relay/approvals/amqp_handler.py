@@ -31,7 +31,7 @@ class AmqpApprovalHandler:
     """Submits each message to the gate as the decision of the client that sent it."""
 
     callers: Mapping[str, Caller]
-    """The known clients by their RabbitMQ user."""
+    """The known clients by their RabbitMQ user. A reload changes what it holds."""
     gate: DecisionHandler
     store: Store
     clock: Clock
@@ -49,13 +49,14 @@ class AmqpApprovalHandler:
     def read(self, message: ApprovalMessage) -> Submission:
         """Return the decision in a message. A refused decision is recorded too.
 
-        Raises UnusableMessage.
+        Raises UnusableMessage, as the decision does if its client is gone by then.
         """
         request = read_request(message, self.callers, self.clock.now())
 
         async def decide() -> bool:
             # The message can have waited; an approval counts when it is decided.
-            answer = await self.gate.submit(replace(request, at=self.clock.now()))
+            caller = find_caller(message, self.callers)
+            answer = await self.gate.submit(replace(request, caller=caller, at=self.clock.now()))
             return answer.status != 503
 
         return Submission(
@@ -74,14 +75,14 @@ def read_request(
 
     Only the RabbitMQ user says who sent it, and on a hub only the routing key says for which scope.
     """
-    caller = callers.get(message.user)
-    if caller is None:
-        raise UnusableMessage("its user_id is no client's amqp_user")
-    if caller.rights.can <= {"read"}:
-        raise UnusableMessage("its client may decide nothing: it has neither approve nor hold")
+    caller = find_caller(message, callers)
     try:
         fields = read_json(message.body)
+        traceparent = message.traceparent
         if isinstance(fields, dict) and "specversion" in fields and "data" in fields:
+            extension = fields.get("traceparent")
+            if traceparent is None and isinstance(extension, str):
+                traceparent = extension
             fields = fields["data"]  # the body is a CloudEvent
         body = validate_body(fields)
     except (MalformedBody, InvalidField) as error:
@@ -93,4 +94,15 @@ def read_request(
         arrival_scope=message.scope,
         request_id=message.message_id,
         message_id=message.message_id,
+        traceparent=traceparent,
     )
+
+
+def find_caller(message: ApprovalMessage, callers: Mapping[str, Caller]) -> Caller:
+    """Return the client that sent a message. Raises UnusableMessage if it may decide nothing."""
+    caller = callers.get(message.user)
+    if caller is None:
+        raise UnusableMessage("its user_id is no client's amqp_user")
+    if caller.rights.can <= {"read"}:
+        raise UnusableMessage("its client may decide nothing: it has neither approve nor hold")
+    return caller

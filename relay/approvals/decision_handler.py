@@ -6,7 +6,9 @@ from typing import Protocol
 
 from relay.approvals.engine import ApprovalEngine
 from relay.approvals.request import DecisionAnswer, DecisionRequest
-from relay.outbox import Mode
+from relay.approvals.standing_hold_admission import CreateRequest, EndRequest
+from relay.outbox import Mode, StandingHold
+from relay.outbox.rows import PageLimit
 
 
 class DecidedElsewhere(Exception):
@@ -21,6 +23,26 @@ class DecisionHandler(Protocol):
 
     async def submit(self, request: DecisionRequest, /) -> DecisionAnswer:
         """Return the answer to a request; 503 if it cannot be decided now."""
+
+    async def create_standing_hold(self, request: CreateRequest, /) -> DecisionAnswer:
+        """Return the answer: 201, or why not. Raises DecidedElsewhere."""
+
+    async def end_standing_hold(self, request: EndRequest, /) -> DecisionAnswer:
+        """Return the answer: 200, or why not. Raises DecidedElsewhere."""
+
+    async def standing_holds(
+        self, before: int | None, limit: PageLimit, *, only_open: bool
+    ) -> tuple[list[StandingHold], bool]:
+        """Return the newest standing holds with a number less than ``before``, newest first.
+
+        The second value says whether there are more. Raises StoreUnavailable, DecidedElsewhere.
+        """
+
+    async def find_standing_hold(self, hold_id: str, /) -> StandingHold | None:
+        """Return a standing hold, also one that is over.
+
+        Raises StoreUnavailable, DecidedElsewhere.
+        """
 
     async def mode(self) -> Mode:
         """Return the mode in force."""

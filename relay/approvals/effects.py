@@ -15,10 +15,20 @@ from typing import Any
 from relay.approvals.admission import HOLD_NOTICE, late_hold_notice
 from relay.approvals.limits import WaitingFor, waits_field
 from relay.approvals.request import DecisionRequest
+from relay.approvals.standing_holds import holds_field
 from relay.approvals.status import ApprovalStatus
-from relay.approvals.transitions import CreateGrant, ExpireHold, FailGrant, Transition, VoidVotes
+from relay.approvals.transitions import (
+    CreateGrant,
+    ExpireHold,
+    FailGrant,
+    Remind,
+    Transition,
+    VoidVotes,
+)
 from relay.events.build import Origin, decision_event
+from relay.events.cloudevent import CloudEvent
 from relay.events.timestamps import format_rfc3339
+from relay.events.tracing import SpanContext, context_of
 from relay.outbox import Decision, Grant, GrantState, Mode, RecordedEvent
 from relay.outbox.transaction import Transaction
 
@@ -53,11 +63,12 @@ def record_decision(
     cause: str,
     ended: Sequence[Decision] = (),
     waiting_for: Sequence[WaitingFor] = (),
+    caller: SpanContext | None = None,
 ) -> Decision:
     """Store a decision with its ``approval.recorded``; return it as the journal has it.
 
-    ``ended`` are the decisions that it replaces or releases. ``waiting_for``: the limits for which
-    the event waits after it.
+    ``caller`` is the span of whoever decided. ``ended`` are the decisions that it replaces or
+    releases. ``waiting_for``: the limits for which the event waits after it.
     """
     for earlier in ended:
         tx.decisions.stop_counting(earlier.approval_id)
@@ -73,6 +84,7 @@ def record_decision(
         "expires": format_rfc3339(decision.expires) if decision.expires is not None else None,
         **_ended_field(ended),
         **waits_field("waitingFor", waiting_for),
+        **holds_field(status.active_standing_holds),
     }
     event = _record_event(
         tx,
@@ -81,6 +93,8 @@ def record_decision(
         status.occurrence.data,
         details,
         cause=cause,
+        follows=status.occurrence.last_event_id,
+        caller=caller,
         at=decision.at,
         dry_run=decision.dry_run,
     )
@@ -127,6 +141,8 @@ def record_refusal(
         event_data,
         details,
         cause=cause,
+        follows=status.occurrence.last_event_id if status is not None else None,
+        caller=request.trace,
         at=request.at,
         dry_run=mode == "dry-run",
     )
@@ -155,6 +171,8 @@ def apply_transition(
             )
         case CreateGrant():
             _create_grant(tx, origin, transition, status, cause)
+        case Remind():
+            _record_reminder(tx, origin, status)
     return cause
 
 
@@ -177,6 +195,7 @@ def record_start_answer(
         return
     answered = tx.decisions.grant(grant.id)
     occurrence = tx.snapshot.get(grant.occurrence)
+    granted = _granted_event(tx, grant)
     _record_event(
         tx,
         origin.in_scope(occurrence.scope),
@@ -184,8 +203,25 @@ def record_start_answer(
         occurrence.data,
         {"status": answered.status, "attempts": answered.attempts, "reason": reason},
         cause=grant.cause,
+        follows=granted.id if granted is not None else None,
         at=at,
     )
+
+
+def granted_context(tx: Transaction, grant: Grant) -> SpanContext | None:
+    """Return the context of the event ``approval.granted``; None if it is not traced."""
+    granted = _granted_event(tx, grant)
+    return context_of(granted) if granted is not None else None
+
+
+def _granted_event(tx: Transaction, grant: Grant) -> CloudEvent | None:
+    """Return ``approval.granted``, from which a trace goes on; None: no trace does."""
+    if not tx.traced or grant.position is None:
+        return None
+    try:
+        return tx.journal.event(grant.position)
+    except KeyError:
+        return None
 
 
 def _void_votes(
@@ -197,7 +233,7 @@ def _void_votes(
     if reason is None:
         return
     occurrence = status.occurrence
-    is_expired = reason == "expired"
+    cause = decisions[-1].recorded_event_id if reason == "expired" else occurrence.last_event_id
     _record_event(
         tx,
         origin.in_scope(occurrence.scope),
@@ -208,7 +244,8 @@ def _void_votes(
             **_ended_field(decisions),
             **waits_field("waitedFor", transition.waited_for),
         },
-        cause=decisions[-1].recorded_event_id if is_expired else occurrence.last_event_id,
+        cause=cause,
+        follows=cause,
         at=status.now,
         dry_run=all(vote.dry_run for vote in decisions),
     )
@@ -235,6 +272,31 @@ def _release_expired_hold(
     return record_decision(tx, origin, release, status, cause=hold.recorded_event_id, ended=[hold])
 
 
+def _record_reminder(tx: Transaction, origin: Origin, status: ApprovalStatus) -> None:
+    """Record the only reminder for this revision of the event."""
+    occurrence, closes_at = status.occurrence, status.voting_closes_at
+    assert closes_at is not None  # noqa: S101  # without NotBefore nobody is reminded
+    _record_event(
+        tx,
+        origin.in_scope(occurrence.scope),
+        "approval.reminder",
+        occurrence.data,
+        {
+            **status.vote_summary,
+            "missing": status.votes_missing,
+            "mayVote": list(status.missing_voters),
+            "uncoveredResources": list(status.uncovered_resources),
+            "closes": format_rfc3339(closes_at),
+            "runbook": status.runbook,
+        },
+        cause=occurrence.last_event_id,
+        follows=occurrence.last_event_id,
+        at=status.now,
+        dry_run=status.mode == "dry-run",
+    )
+    tx.decisions.add_reminder(occurrence.id, occurrence.revision, status.now)
+
+
 def _create_grant(
     tx: Transaction,
     origin: Origin,
@@ -246,10 +308,10 @@ def _create_grant(
     vote = status.counted_votes[-1] if status.quorum is not None else None
     # If this transaction has recorded no decision, the newest vote causes a grant by votes.
     deciding = cause or vote
-    message_id, cause_id = None, status.occurrence.last_event_id
+    message_id, follows = None, status.occurrence.last_event_id
     if deciding is not None:
-        message_id = deciding.message_id
-        cause_id = message_id or deciding.recorded_event_id
+        message_id, follows = deciding.message_id, deciding.recorded_event_id
+    cause_id = message_id or follows
     details = {
         "approvalId": vote.approval_id if vote is not None else new_approval_id(),
         "decision": "approve",
@@ -265,6 +327,7 @@ def _create_grant(
         status.occurrence.data,
         details,
         cause=cause_id,
+        follows=follows,
         at=status.now,
         dry_run=dry_run,
     )
@@ -288,16 +351,22 @@ def _record_event(
     details: Mapping[str, Any],
     *,
     cause: str | None,
+    follows: str | None,
     at: datetime,
+    caller: SpanContext | None = None,
     dry_run: bool = False,
 ) -> RecordedEvent:
-    """Record an ``approval.*`` or ``startrequest.*`` event; return it with its position."""
+    """Record an ``approval.*`` or ``startrequest.*`` event; return it with its position.
+
+    ``follows`` is the id of the event that it follows from, also where ``cause`` is the id of a
+    message.
+    """
     if dry_run:
         details = {**details, "dryRun": True}
     event = decision_event(
         name, origin, at, event=event_data, added=details, cause=cause, head=str(tx.head())
     )
-    tx.record(event, at)
+    tx.record(event, at, follows=follows, caller=caller)
     return tx.recorded[-1]
 
 

@@ -26,6 +26,7 @@ from relay.approvals.admission import (
 from relay.approvals.confirmation_link import check_confirmation_link
 from relay.approvals.effects import (
     apply_transition,
+    granted_context,
     new_approval_id,
     record_decision,
     record_refusal,
@@ -42,6 +43,9 @@ from relay.approvals.refusals import (
     RefusalAggregator,
 )
 from relay.approvals.request import DecisionAnswer, DecisionRequest
+from relay.approvals.rules import Quorum, Rule
+from relay.approvals.standing_hold_engine import expire_standing_holds, restore_standing_holds
+from relay.approvals.standing_holds import has_hours, is_about
 from relay.approvals.status import ApprovalStatus, rule_for
 from relay.approvals.transitions import (
     CreateGrant,
@@ -88,18 +92,34 @@ class ApprovalEngine:
         (None: all). A limit whose ``max`` is a share needs ``count_machines``; without it, it has
         one slot.
         """
-        self.settings = settings
         self.origin = origin
         self.in_flight: frozenset[tuple[int, int]] = frozenset()
         """The StartRequests that are being sent, as in `ApprovalStatus`."""
         self.refusals = RefusalAggregator()
         """Which refusals are recorded one by one."""
         self._trusted = trusted
+        self._count_machines = count_machines
+        self.use(settings, client_resources)
+
+    def use(
+        self,
+        settings: ApprovalsSettings,
+        client_resources: Mapping[str, tuple[str, ...] | None] = MappingProxyType({}),
+    ) -> None:
+        """Decide by these settings from now on.
+
+        Once the store is in use, only its work may call this: then no transaction sees two rules.
+        Votes and grants need nothing else, because every transaction weighs them afresh.
+        """
+        self.settings = settings
         self._client_resources = client_resources
-        self.has_automatic_rules = any(rule.approve == "automatic" for rule in settings.rules)
-        """Whether an event can be granted about which nobody has decided anything."""
+        self._have_reminders = any(_reminds(rule) for rule in settings.rules)
+        self.acts_unasked = self._have_reminders or any(
+            rule.approve == "automatic" for rule in settings.rules
+        )
+        """Whether something can follow for an event about which nobody has decided anything."""
         self._limits = (
-            LimitSlots(settings.limits, self._status_without_limits, count_machines)
+            LimitSlots(settings.limits, self._status_without_limits, self._count_machines)
             if settings.limits
             else None
         )
@@ -131,6 +151,7 @@ class ApprovalEngine:
         # A hold belongs to the EventId: it is in force again when the event comes back.
         earlier_holds = tx.decisions.holds_before(occurrence.key, occurrence.id)
         decisions = tx.decisions.for_occurrence(occurrence.id, counting=True)
+        holds = tx.standing_holds.open() if occurrence.live else ()
         return ApprovalStatus(
             occurrence=occurrence,
             decisions=(*earlier_holds, *decisions),
@@ -142,6 +163,9 @@ class ApprovalEngine:
             people=self.settings.people,
             resources_by_client=self._client_resources,
             in_flight=self.in_flight,
+            standing_holds=tuple(hold for hold in holds if is_about(hold, occurrence)),
+            is_reminded=self._have_reminders
+            and tx.decisions.is_reminded(occurrence.id, occurrence.revision),
         )
 
     # --- requests
@@ -263,6 +287,7 @@ class ApprovalEngine:
             cause=cause,
             ended=ended,
             waiting_for=self._waits_of(tx, replace(status, decisions=(*left, decision))),
+            caller=request.trace,
         )
         after = self._apply_event_transitions(tx, status.occurrence, request.at, cause=recorded)
         return build_answer(request, recorded, after)
@@ -275,15 +300,20 @@ class ApprovalEngine:
         """Apply every transition that is due; return when the next can be due by time alone.
 
         None: no transition follows from time. ``event_keys``: only consider these EventIds (in
-        lower case).
+        lower case), unless a standing hold expires.
         """
-        moments = []
+        if expire_standing_holds(tx, self.origin, now):
+            event_keys = None
+        open_holds = tx.standing_holds.open()
+        have_hours = self._have_hours or any(map(has_hours, open_holds))
+        moments = [moment for hold in open_holds for moment in (hold.starts, hold.ends)]
+        moments = [moment for moment in moments if moment > now]
         for occurrence_id in self.unsettled_occurrences(tx, event_keys):
             status = self._apply_event_transitions(tx, tx.snapshot.get(occurrence_id), now)
             moment = next_change_at(status)
             if moment is not None:
                 moments.append(moment)
-            if status.is_open and self._have_hours:
+            if status.is_open and have_hours:
                 # Hours begin and end at whole minutes, in every time zone.
                 moments.append(now.replace(second=0, microsecond=0) + timedelta(minutes=1))
         if self._limits is not None:
@@ -302,9 +332,7 @@ class ApprovalEngine:
         self, tx: Transaction, event_keys: Sequence[str] | None = None
     ) -> list[int]:
         """Return the ids of the occurrences for which a transition can be due."""
-        return tx.decisions.unsettled_occurrences(
-            all_live=self.has_automatic_rules, event_keys=event_keys
-        )
+        return tx.decisions.unsettled_occurrences(all_live=self.acts_unasked, event_keys=event_keys)
 
     def _apply_event_transitions(
         self,
@@ -324,7 +352,7 @@ class ApprovalEngine:
             if not transitions:
                 return status
             is_granting = any(isinstance(transition, CreateGrant) for transition in transitions)
-            if is_granting and restore_from_journal(tx, status):
+            if is_granting and _restore(tx, status):
                 continue
             transitions = self._with_waits(tx, status, transitions)
             with self._slots_given(tx, only=len(transitions) == 1 and is_granting):
@@ -364,7 +392,7 @@ class ApprovalEngine:
             status = self.status(tx, occurrence, now)
             if not can_claim(grant, status):
                 continue
-            if restore_from_journal(tx, status):
+            if _restore(tx, status):
                 status = self.status(tx, occurrence, now)
                 if not can_claim(grant, status):
                     continue
@@ -385,7 +413,8 @@ class ApprovalEngine:
             with self._slots_given(tx):
                 tx.decisions.claim_grant(grant.id)
                 tx.journal.append_note(now, "claim", note, event_key=occurrence.key)
-            claims.append(ClaimedGrant(grant, event_id, agent, tx.head()))
+            trace = granted_context(tx, grant)
+            claims.append(ClaimedGrant(grant, event_id, agent, tx.head(), trace))
         return claims
 
     def record_start_answers(
@@ -415,6 +444,16 @@ class ApprovalEngine:
                 reason=error.reason if error is not None else None,
                 at=now,
             )
+
+
+def _restore(tx: Transaction, status: ApprovalStatus) -> bool:
+    """Correct what the tables say about an event by the journal; return whether it differed."""
+    is_changed = restore_standing_holds(tx, status.now)
+    return restore_from_journal(tx, status) or is_changed
+
+
+def _reminds(rule: Rule) -> bool:
+    return isinstance(rule.approve, Quorum) and rule.approve.remind is not None
 
 
 def effective_mode(settings: ApprovalsSettings, switch: Mode, *, trusted: bool) -> Mode:

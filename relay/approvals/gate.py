@@ -14,17 +14,25 @@ from functools import partial
 from relay.approvals import StartRequestPort
 from relay.approvals.engine import ApprovalEngine
 from relay.approvals.request import DecisionAnswer, DecisionRequest
+from relay.approvals.standing_hold_admission import CreateRequest, EndRequest
+from relay.approvals.standing_hold_engine import create_standing_hold, end_standing_hold
 from relay.approvals.start_requests import RETRY_DELAY, StartRequestSender
 from relay.clock import Clock, wait_for_event
 from relay.errors import StoreUnavailable
+from relay.events.tracing import RecordSpan
 from relay.log_fields import with_fields
-from relay.outbox import Mode, RecordedEvent
+from relay.outbox import Mode, RecordedEvent, StandingHold
+from relay.outbox.rows import PageLimit
 from relay.outbox.sqlite import Store
 from relay.outbox.transaction import Transaction
 
 _log = logging.getLogger(__name__)
 MAX_TIMER = 60.0
 """Seconds until the wall clock is read again: somebody may have set it."""
+
+_NOT_RECORDED = DecisionAnswer(
+    503, {"detail": "the decision cannot be recorded now; nothing was decided, try again"}
+)
 
 
 class Gate:
@@ -37,13 +45,23 @@ class Gate:
         port: StartRequestPort,
         clock: Clock,
         names_this_vm: Callable[[Sequence[str]], bool],
+        record_span: RecordSpan | None = None,
     ) -> None:
-        """``names_this_vm`` says whether the resources of an event include this VM."""
+        """``names_this_vm`` says whether the resources of an event include this VM.
+
+        ``record_span`` takes the spans of StartRequests; None: tracing is off.
+        """
         self.engine = engine
         self._store = store
         self._clock = clock
         self._sender = StartRequestSender(
-            engine, store, port, clock, names_this_vm, on_sent=self._check_transitions
+            engine,
+            store,
+            port,
+            clock,
+            names_this_vm,
+            on_sent=self._check_transitions,
+            record_span=record_span,
         )
         # Each of the tasks clears its own event:
         self._transitions_wake = asyncio.Event()
@@ -66,10 +84,7 @@ class Gate:
         try:
             return await asyncio.shield(decided)
         except StoreUnavailable:
-            return DecisionAnswer(
-                503,
-                {"detail": "the decision cannot be recorded now; nothing was decided, try again"},
-            )
+            return _NOT_RECORDED
 
     def _count_refusal(
         self, request: DecisionRequest, decided: asyncio.Future[DecisionAnswer]
@@ -81,6 +96,45 @@ class Gate:
             answer = decided.result()
             self.engine.refusals.count(request, answer.body["detail"], answer.event_key)
             self._refusals_wake.set()
+
+    async def create_standing_hold(self, request: CreateRequest) -> DecisionAnswer:
+        """Make a standing hold; it is on disk when this returns. The answer is as of `submit`."""
+        return await self._change_standing_holds(
+            lambda tx: create_standing_hold(tx, self.engine.origin, request)
+        )
+
+    async def end_standing_hold(self, request: EndRequest) -> DecisionAnswer:
+        """End a standing hold early. The answer is as of `submit`."""
+        people = self.engine.settings.people
+        return await self._change_standing_holds(
+            lambda tx: end_standing_hold(tx, self.engine.origin, request, people)
+        )
+
+    async def standing_holds(
+        self, before: int | None, limit: PageLimit, *, only_open: bool
+    ) -> tuple[list[StandingHold], bool]:
+        """Return the newest standing holds with a number less than ``before``, newest first.
+
+        The second value says whether there are more.
+        """
+        return await self._store.read(
+            lambda tx: tx.standing_holds.page(before, limit, only_open=only_open)
+        )
+
+    async def find_standing_hold(self, hold_id: str) -> StandingHold | None:
+        """Return a standing hold, also one that is over."""
+        return await self._store.read(lambda tx: tx.standing_holds.find(hold_id))
+
+    async def _change_standing_holds(
+        self, work: Callable[[Transaction], DecisionAnswer]
+    ) -> DecisionAnswer:
+        try:
+            answer = await self._store.transact(work)
+        except StoreUnavailable:
+            return _NOT_RECORDED
+        if answer.status < 300 and not answer.repeat:  # HTTP
+            self.wake()
+        return answer
 
     async def mode(self) -> Mode:
         """Return the mode in force."""
@@ -111,6 +165,10 @@ class Gate:
         self._no_transition_possible = False
         self._transitions_wake.set()
         self._sender.check()
+
+    def restart_waits(self) -> None:
+        """Wait for the notices of every open grant as after a start: there are new sinks."""
+        self._sender.restart_waits()
 
     def _on_recorded(self, events: Sequence[RecordedEvent]) -> None:
         """Check the events that changed. Where nobody has decided anything, none needs a check."""
@@ -160,7 +218,7 @@ class Gate:
                 next_change = min((each for each in moments if each is not None), default=None)
                 if not self._transitions_wake.is_set():
                     self._no_transition_possible = not is_any_possible
-                self._sender.check_slots()
+                self._sender.check_waiting()
                 timeout = None
                 if next_change is not None:
                     seconds = (next_change - self._clock.now()).total_seconds()
@@ -177,7 +235,7 @@ class Gate:
         """
         event_keys = sorted(keys) if keys is not None else None
         next_change = self.engine.apply_transitions(tx, self._clock.now(), event_keys)
-        return next_change, self.engine.has_automatic_rules or tx.decisions.are_any_open()
+        return next_change, self.engine.acts_unasked or tx.decisions.are_any_open()
 
     # --- refusals
 

@@ -17,7 +17,7 @@ from pydantic import BeforeValidator, Field
 from relay.approvals.rules import BoundedDuration, Hours, RuleConditions
 from relay.events.match import Match, matches, matches_any
 from relay.events.timestamps import format_rfc3339
-from relay.settings import Section
+from relay.settings import Name, Section
 
 LIMIT_NOTICE = (
     "a limit delays only what this relay would start: Azure proceeds at NotBefore regardless"
@@ -50,7 +50,7 @@ class LimitConditions(RuleConditions):
 class Limit(Section):
     """How many machines may go at once. A limit delays only what this relay would start."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
+    name: Name
     """Its name in events and in the API."""
     match: LimitConditions = LimitConditions()
     """Conditions; ``resources`` selects machines."""

@@ -5,6 +5,7 @@ Pure, except that time zones are read from disk.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -17,10 +18,15 @@ from pydantic import AfterValidator, Field, model_validator
 from relay.approvals.machines import means
 from relay.approvals.principals import expected_form, is_principal
 from relay.events.match import Match, matches
-from relay.settings import Duration, Section
+from relay.settings import Duration, Name, Section, text_like
 
 MAX_DURATION = 3650 * 86400.0
 """Seconds. A longer time from now could pass the year 9999, where datetime ends."""
+MAX_RUNBOOK_LENGTH = 500
+_RUNBOOK = re.compile(
+    r"https://[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?(?::[0-9]{1,5})?(?:[/?#][A-Za-z0-9._~/?#=&%+:@;,!$*-]*)?"
+)
+"""Without characters that end a link in the markup of some chat."""
 _MAX_MINUTES_TO_CHANGE = 8 * 24 * 60
 """A week, and a day for summer time. Hours that do not change by then never do."""
 
@@ -56,8 +62,19 @@ def _check_zone(name: str) -> str:
     return name
 
 
+def _check_runbook(url: str) -> str:
+    if len(url) > MAX_RUNBOOK_LENGTH or _RUNBOOK.fullmatch(url) is None:
+        raise ValueError(
+            "expected an https:// URL of at most 500 characters, such as "
+            "https://wiki.example.com/maintenance; write other characters than letters, digits "
+            "and -._~/?#=&%+:@;,!$* as %XX"
+        )
+    return url
+
+
 BoundedDuration = Annotated[Duration, AfterValidator(_check_max_duration)]
 PositiveDuration = Annotated[BoundedDuration, AfterValidator(_check_positive)]
+Runbook = Annotated[str, AfterValidator(_check_runbook)]
 Principal = Annotated[str, AfterValidator(_check_principal)]
 Member = Annotated[str, AfterValidator(partial(_check_principal, references=("person",)))]
 Voter = Annotated[str, AfterValidator(partial(_check_principal, references=("group", "person")))]
@@ -65,14 +82,20 @@ Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
 _DAYS: tuple[Day, ...] = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 
 
+_MINUTE = r"([01][0-9]|2[0-3]):[0-5][0-9]"
+_MINUTE_FORM = 'a minute in quotes such as "08:00"'
+
+
 class Hours(Section):
     """When a rule applies. Hours that pass midnight belong to the day on which they begin."""
 
     days: tuple[Day, ...] = Field(default=_DAYS, min_length=1)
     """mon, tue, wed, thu, fri, sat, sun."""
-    from_: str = Field(default="00:00", alias="from", pattern=r"^([01]\d|2[0-3]):[0-5]\d$")
+    from_: Annotated[str, text_like(_MINUTE, f'{_MINUTE_FORM}, at most "23:59"')] = Field(
+        default="00:00", alias="from"
+    )
     """The first minute."""
-    to: str = Field(default="24:00", pattern=r"^(([01]\d|2[0-3]):[0-5]\d|24:00)$")
+    to: Annotated[str, text_like(f"{_MINUTE}|24:00", f'{_MINUTE_FORM}, at most "24:00"')] = "24:00"
     """The first minute after the hours."""
     zone: Annotated[str, AfterValidator(_check_zone)] = "UTC"
     """The time zone of the hours."""
@@ -130,6 +153,8 @@ class Quorum(Section):
     """How long before NotBefore voting closes."""
     execution_expires: PositiveDuration | None = None
     """How long a granted approval may wait to be sent; then its votes no longer count."""
+    remind: PositiveDuration | None = None
+    """How long before NotBefore one reminder is sent if votes are missing; null: none is."""
 
     @model_validator(mode="after")
     def _check_has_condition(self) -> Quorum:
@@ -137,14 +162,25 @@ class Quorum(Section):
             raise ValueError("expected votes, each_resource: true, or both")
         return self
 
+    @model_validator(mode="after")
+    def _check_reminder_precedes_close(self) -> Quorum:
+        if self.remind is not None and self.remind <= self.close_before:
+            raise ValueError(
+                f"expected remind to be longer than close_before, got {self.remind:g}s and "
+                f"{self.close_before:g}s: nobody could vote any more"
+            )
+        return self
+
 
 class Rule(Section):
     """Which events may be approved, and how. The first rule that matches decides."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
+    name: Name
     match: RuleConditions = RuleConditions()
     """Conditions; every resource of the event must match."""
     approve: Literal["automatic"] | Quorum
+    runbook: Runbook | None = None
+    """An https URL that messages, the confirm page and reminders show."""
 
     def applies_to(self, data: Mapping[str, Any], scope: str, now: datetime) -> bool:
         """Whether an event (the ``data`` of its CloudEvent) meets the conditions now."""

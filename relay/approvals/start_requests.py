@@ -17,17 +17,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 from functools import partial
 
 from relay.approvals import ClaimedGrant, StartRequestPort
 from relay.approvals.engine import ApprovalEngine
 from relay.clock import Clock, wait_for_event
 from relay.errors import NotDelivered, SourceError, SourceRefused, StoreUnavailable
+from relay.events.tracing import RecordSpan, Span, SpanContext
 from relay.log_fields import with_fields
 from relay.outbox import Grant, RecordedEvent, TrackedEvent
 from relay.outbox.sqlite import Store
 from relay.outbox.transaction import Transaction
+from relay.span_ids import new_span_id
 
 _log = logging.getLogger(__name__)
 IDLE_CHECK_INTERVAL = 0.05
@@ -47,8 +50,8 @@ class _OpenGrant:
     occurrence: TrackedEvent
     is_stopped: bool
     """Whether the mode, a hold or a limit keeps the StartRequest back."""
-    is_slot_missing: bool
-    """Whether it waits for a limit."""
+    can_be_freed: bool
+    """Whether it waits for a limit or a standing hold, and so can go without a decision."""
     has_waiting_notices: bool
 
 
@@ -118,6 +121,7 @@ class StartRequestSender:
         clock: Clock,
         names_this_vm: Callable[[Sequence[str]], bool],
         on_sent: Callable[[Iterable[str]], None],
+        record_span: RecordSpan | None = None,
     ) -> None:
         """``names_this_vm`` says whether the resources of an event include this VM.
 
@@ -129,12 +133,13 @@ class StartRequestSender:
         self._clock = clock
         self._names_this_vm = names_this_vm
         self._on_sent = on_sent
+        self._record_span = record_span
         self._scopes: dict[str, _Scope] = {}
         """The scopes where a grant is open."""
         self._scopes_to_check: set[str] | None = None
         """The scopes where a StartRequest may be due; None: all."""
-        self._scopes_without_slots: set[str] = set()
-        """The scopes where a grant waits for a limit, or did when they were checked last."""
+        self._waiting_scopes: set[str] = set()
+        """The scopes where at the last check a grant waited for a limit or a standing hold."""
         self._wake = asyncio.Event()
         self._is_stopping = False
         store.listeners.recorded.append(self._on_recorded)
@@ -147,9 +152,16 @@ class StartRequestSender:
             self._scopes_to_check.update(scopes)
         self._wake.set()
 
-    def check_slots(self) -> None:
-        """Check soon whether a grant that waited for a limit can go: a slot can be free now."""
-        scopes, self._scopes_without_slots = self._scopes_without_slots, set()
+    def restart_waits(self) -> None:
+        """Give the notices of every open grant ``tell_first`` again: there are new sinks."""
+        now = self._clock.monotonic()
+        for scope in self._scopes.values():
+            for grant in scope.grants.values():
+                grant.first_seen = now
+
+    def check_waiting(self) -> None:
+        """Check soon whether a grant that waited for a limit or a standing hold can go."""
+        scopes, self._waiting_scopes = self._waiting_scopes, set()
         if scopes:
             self.check(scopes)
 
@@ -213,9 +225,7 @@ class StartRequestSender:
         grants_by_scope: dict[str, list[_OpenGrant]] = {}
         for each in found:
             grants_by_scope.setdefault(each.occurrence.scope, []).append(each)
-        self._scopes_without_slots.update(
-            each.occurrence.scope for each in found if each.is_slot_missing
-        )
+        self._waiting_scopes.update(each.occurrence.scope for each in found if each.can_be_freed)
         for name in scopes if scopes is not None else self._scopes.keys() - sending:
             if name not in grants_by_scope:
                 self._scopes.pop(name, None)
@@ -254,15 +264,17 @@ class StartRequestSender:
         for grant in tx.decisions.open_grants(scopes=scopes):
             occurrence = tx.snapshot.get(grant.occurrence)
             status = self._engine.status(tx, occurrence, now) if is_on else None
-            is_slot_missing = status is not None and bool(status.waiting_for)
-            is_stopped = status is None or is_slot_missing or bool(status.active_holds)
+            can_be_freed = status is not None and bool(
+                status.waiting_for or status.active_standing_holds
+            )
+            is_stopped = status is None or can_be_freed or bool(status.active_holds)
             has_waiting_notices = not is_stopped and self._has_waiting_notices(tx, occurrence)
             found.append(
                 _OpenGrant(
                     grant=grant,
                     occurrence=occurrence,
                     is_stopped=is_stopped,
-                    is_slot_missing=is_slot_missing,
+                    can_be_freed=can_be_freed,
                     has_waiting_notices=has_waiting_notices,
                 )
             )
@@ -354,10 +366,17 @@ class StartRequestSender:
         for claim in claims:
             _log_start(scope.name, claim)
         answer: SourceError | None = None
+        began = self._clock.now()
+        sent = [
+            claim if claim.trace is None else replace(claim, trace=claim.trace.child(new_span_id()))
+            for claim in claims
+        ]
         try:
-            await self._port.start(scope.name, claims)
+            await self._port.start(scope.name, sent)
         except SourceError as error:
             answer = error
+        for claim, its_span in zip(claims, sent, strict=True):
+            self._trace(scope.name, claim, its_span.trace, began, answer)
         if answer is None or (isinstance(answer, SourceRefused) and len(claims) == 1):
             scope.reset_failures()
         elif isinstance(answer, SourceRefused):
@@ -371,6 +390,37 @@ class StartRequestSender:
         )
         if answer is not None and not isinstance(answer, SourceRefused):
             raise answer
+
+    def _trace(
+        self,
+        scope: str,
+        claim: ClaimedGrant,
+        context: SpanContext | None,
+        began: datetime,
+        answer: SourceError | None,
+    ) -> None:
+        """Record the span of a StartRequest for one of its events, in the trace of that event."""
+        if self._record_span is None or context is None:
+            return
+        self._record_span(
+            Span(
+                name="StartRequest",
+                kind="client",
+                context=context,
+                parent=claim.trace,
+                began=began,
+                ended=self._clock.now(),
+                attributes={
+                    "imds_relay.event_id": claim.event_id,
+                    "imds_relay.scope": scope,
+                    "imds_relay.rule": claim.grant.rule,
+                    "imds_relay.attempts": claim.attempt,
+                    "imds_relay.agent": claim.agent,
+                    "imds_relay.status": 200 if answer is None else answer.status,
+                },
+                error=answer.reason if answer is not None else None,
+            )
+        )
 
 
 def _log_start(scope: str, claim: ClaimedGrant) -> None:

@@ -27,10 +27,11 @@ from relay.approvals.rules import (
     eligible_voters,
     person_for,
 )
+from relay.approvals.standing_holds import is_in_force, standing_hold_summaries
 from relay.events.match import covers_all
 from relay.events.model import ScheduledEvent
 from relay.events.timestamps import format_rfc3339
-from relay.outbox import Decision, Grant, Mode, TrackedEvent
+from relay.outbox import Decision, Grant, Mode, StandingHold, TrackedEvent
 
 ApprovalState = Literal[
     "none", "pending", "held", "waiting", "granted", "sent", "accepted", "failed"
@@ -64,6 +65,10 @@ class ApprovalStatus:
     """The StartRequests that are being sent now: the id of each grant, and which attempt it is."""
     waiting_for: tuple[WaitingFor, ...] = ()
     """The limits that alone keep the event from being granted, or from being sent."""
+    standing_holds: tuple[StandingHold, ...] = ()
+    """The standing holds about the event that are not over, also those that do not apply yet."""
+    is_reminded: bool = False
+    """Whether a reminder was recorded for the current revision."""
 
     @property
     def not_before(self) -> datetime | None:
@@ -90,6 +95,11 @@ class ApprovalStatus:
         """The votes that the rule asks for; None without a rule or where it is automatic."""
         approve = self.rule.approve if self.rule is not None else None
         return approve if isinstance(approve, Quorum) else None
+
+    @property
+    def runbook(self) -> str | None:
+        """The URL of the rule's runbook; None without a rule, or if it has none."""
+        return self.rule.runbook if self.rule is not None else None
 
     @property
     def eligible_voters(self) -> EligibleVoters:
@@ -125,6 +135,22 @@ class ApprovalStatus:
             for decision in self.decisions
             if decision.decision == "hold" and not self.is_expired(decision)
         )
+
+    @property
+    def active_standing_holds(self) -> tuple[StandingHold, ...]:
+        """The standing holds that keep this relay from starting the event now.
+
+        There are none once it has started, ended, or IMDS has accepted its StartRequest.
+        """
+        is_over = not self.occurrence.live or self.occurrence.event.is_started
+        if not self.standing_holds or is_over or self.accepted_by_imds:
+            return ()
+        return tuple(hold for hold in self.standing_holds if is_in_force(hold, self.now))
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a hold or a standing hold keeps this relay from starting the event."""
+        return bool(self.active_holds or self.active_standing_holds)
 
     @property
     def expired_holds(self) -> tuple[Decision, ...]:
@@ -348,7 +374,7 @@ def approval_state(status: ApprovalStatus) -> ApprovalState:
     newest_state = real_grants[-1].state if real_grants else None
     if newest_state == "accepted":
         return "accepted"
-    if status.is_open and status.active_holds:
+    if status.is_open and status.is_held:
         return "held"
     if newest_state == "sent":
         return "sent"
@@ -372,4 +398,6 @@ def approval_summary(status: ApprovalStatus) -> dict[str, Any]:
         "missing": status.votes_missing if status.is_open else 0,
         "closes": format_rfc3339(closes_at) if closes_at is not None else None,
         "waitingFor": [wait.to_json() for wait in status.waiting_for],
+        "standingHolds": standing_hold_summaries(status.active_standing_holds),
+        "runbook": status.runbook,
     }

@@ -53,7 +53,12 @@ class CreateGrant:
     rule: Rule
 
 
-Transition = VoidVotes | ExpireHold | FailGrant | CreateGrant
+@dataclass(frozen=True, slots=True)
+class Remind:
+    """Votes are missing, and NotBefore is near: people are reminded once for each revision."""
+
+
+Transition = VoidVotes | ExpireHold | FailGrant | CreateGrant | Remind
 
 
 def next_transitions(status: ApprovalStatus) -> list[Transition]:
@@ -68,6 +73,7 @@ def next_transitions(status: ApprovalStatus) -> list[Transition]:
         *(ExpireHold(hold) for hold in expired_holds),
         *_fail_grants(status),
         *_create_grant(status),
+        *_remind(status),
     ]
 
 
@@ -153,9 +159,34 @@ def _create_grant(status: ApprovalStatus) -> Iterator[CreateGrant]:
         yield CreateGrant(status.rule)
 
 
+def _remind(status: ApprovalStatus) -> Iterator[Remind]:
+    moment = remind_at(status)
+    if moment is not None and moment <= status.now:
+        yield Remind()
+
+
+def remind_at(status: ApprovalStatus) -> datetime | None:
+    """Return when people are reminded of missing votes; None if nothing calls for it now.
+
+    An event that is held, or that is approved already, waits for nobody's vote.
+    """
+    quorum = status.quorum
+    if quorum is None or quorum.remind is None or status.not_before is None:
+        return None
+    is_decided = status.is_held or status.is_approved or status.refused_by_imds
+    if status.is_reminded or is_decided or status.mode == "off":
+        return None
+    if not status.is_open or status.is_voting_closed or not status.votes_missing:
+        return None
+    try:
+        return status.not_before - timedelta(seconds=quorum.remind)
+    except OverflowError:  # .NET writes "none" as the year 1
+        return None
+
+
 def is_ready_for_grant(status: ApprovalStatus) -> bool:
     """Whether the event can be granted now, apart from the limits."""
-    if status.mode == "off" or not status.is_open or status.active_holds:
+    if status.mode == "off" or not status.is_open or status.is_held:
         return False
     is_being_sent = any(grant.state == "sent" for grant in status.grants)
     if is_being_sent or status.active_grant is not None or status.refused_by_imds:
@@ -172,7 +203,7 @@ def can_keep_slot(grant: Grant, status: ApprovalStatus) -> bool:
         grant.state == "granted"
         and grant.dry_run == (status.mode == "dry-run")
         and status.is_open
-        and not status.active_holds
+        and not status.is_held
         and failure_reason(grant, status) is None
     )
 
@@ -187,7 +218,7 @@ def can_claim(grant: Grant, status: ApprovalStatus) -> bool:
         and not grant.dry_run
         and status.is_open
         and status.occurrence.revision == status.occurrence.event.revision
-        and not status.active_holds
+        and not status.is_held
         and not status.waiting_for
         and failure_reason(grant, status) is None
     )
@@ -236,6 +267,7 @@ def next_change_at(status: ApprovalStatus) -> datetime | None:
     has_open_grant = any(grant.state in _OPEN_GRANT_STATES for grant in status.grants)
     if status.decisions or has_open_grant:
         moments.append(status.not_before)
+    moments.append(remind_at(status))
     return min(
         (moment for moment in moments if moment is not None and moment > status.now), default=None
     )

@@ -48,14 +48,31 @@ class ChatDecisionSubmitter:
         self, settings: ApprovalsSettings, clock: Clock, rights_by_client: Mapping[str, Rights]
     ) -> None:
         self._clock = clock
+        self._submit: Submit | None = None
+        self._issued: dict[Caller, AnswerableChatSettings] = {}
+        """Every caller that was returned, with its sink: no more than there are principals."""
+        self._outdated: frozenset[Caller] = frozenset()
+        """Those that would be others by the settings of now."""
+        self.use(settings, rights_by_client)
+
+    def use(self, settings: ApprovalsSettings, rights_by_client: Mapping[str, Rights]) -> None:
+        """Take callers and their rights from these settings from now on."""
         self._people = settings.people
         self._rights_by_client = rights_by_client
         self._principals = _named_chat_principals(settings)
-        self._submit: Submit | None = None
+        self._outdated = frozenset(
+            caller
+            for caller, sink in self._issued.items()
+            if self._make_caller(caller.principal, sink) != caller
+        )
 
     def attach_gate(self, submit: Submit) -> None:
         """From now on decisions reach the gate."""
         self._submit = submit
+
+    def detach_gate(self) -> None:
+        """From now on nothing is decided: the sink leaves."""
+        self._submit = None
 
     def caller(self, principal: str, sink: AnswerableChatSettings) -> Caller | None:
         """Return the caller for a principal that a chat vouches for.
@@ -63,6 +80,12 @@ class ChatDecisionSubmitter:
         None if no rule, group or person of ``approvals`` names it, or if it is not of a form that
         a chat platform declared.
         """
+        caller = self._make_caller(principal, sink)
+        if caller is not None:
+            self._issued[caller] = sink
+        return caller
+
+    def _make_caller(self, principal: str, sink: AnswerableChatSettings) -> Caller | None:
         if principal not in self._principals:
             return None
         return Caller(principal, sink.kind, self._limited_rights(principal, sink))
@@ -96,6 +119,9 @@ class ChatDecisionSubmitter:
         """
         if self._submit is None:
             detail = "the relay is starting or stopping: nothing can be decided now, try again"
+            return DecisionAnswer(503, {"detail": detail})
+        if caller in self._outdated:
+            detail = "the configuration has just changed: nothing was decided, try again"
             return DecisionAnswer(503, {"detail": detail})
         content = "\n".join((event_id.lower(), decision, revision, reason or ""))
         request = DecisionRequest(

@@ -19,7 +19,7 @@ from relay.chat.context import ChatContext
 from relay.chat.message_planner import MessageUpdate
 from relay.clock import Clock, wait_for_event
 from relay.errors import Deferred, StoreUnavailable
-from relay.events.cloudevent import CloudEvent
+from relay.events.cloudevent import CloudEvent, is_about_event
 from relay.sinks import Receipt
 
 MAX_REFRESH_INTERVAL = 60.0
@@ -93,7 +93,7 @@ class LiveMessageSink:
 
     async def deliver(self, event: CloudEvent) -> Receipt:
         """Return when the message about an event is up to date. Raises Deferred, Rejected."""
-        if event.name.startswith("relay."):
+        if not is_about_event(event.name):
             await self._platform.reply_in_thread(None, [timeline_line(event)])
             return Receipt()
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from relay.approvals.engine import ApprovalEngine
@@ -17,7 +17,7 @@ from relay.chat import AnswerableChatSettings
 from relay.chat.cards.buttons import limit_buttons
 from relay.chat.cards.card import Card, Text
 from relay.chat.cards.event_card import message_card, next_refresh_time
-from relay.chat.cards.timeline import history_lines, voting_closed_lines
+from relay.chat.cards.timeline import history_lines, reminder_sentence, voting_closed_lines
 from relay.chat.cards.wording import message_subject
 from relay.chat.links import ConfirmationLinks
 from relay.clock import Clock
@@ -143,6 +143,8 @@ class MessagePlanner:
             card = message_card(statuses, link=link, code=code)
             card = usable_in(sink, card, in_chat=in_chat)
         history, is_cut = _unposted_history(tx, sink, message, occurrences)
+        if card is not None and not message.is_posted:
+            card, history = _with_reminders(card, history)
         keys = [occurrence.key for occurrence in occurrences]
         is_event_changed = any(event.name == "event.updated" for _, event in history) or (
             is_cut
@@ -235,6 +237,21 @@ def _is_up_to_date(tx: Transaction, message: ChatMessage, occurrence: TrackedEve
         message.content_hash is not None
         and tx.journal.newest_position(occurrence.key) <= message.history_position
     )
+
+
+def _with_reminders(
+    card: Card, history: list[tuple[TrackedEvent, CloudEvent]]
+) -> tuple[Card, list[tuple[TrackedEvent, CloudEvent]]]:
+    """Let a message that is posted now say by itself that it reminds.
+
+    A pager has no threads: the reminder would be a second message.
+    """
+    reminders = [event for _, event in history if event.name == "approval.reminder"]
+    if not reminders:
+        return card, history
+    notes = (reminder_sentence(reminders[-1].data), *card.notes)
+    left = [(about, event) for about, event in history if event.name != "approval.reminder"]
+    return replace(card, notes=notes), left
 
 
 def _unposted_history(

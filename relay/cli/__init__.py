@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 3 refused by polic
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
@@ -24,9 +25,9 @@ from relay.cli._exit_codes import (
 from relay.cli._output import print_status
 
 VERBS: Mapping[str, Sequence[str]] = {
-    "Begin": ("demo", "init", "check", "doctor", "keys", "run"),
+    "Begin": ("demo", "init", "check", "doctor", "keys", "run", "reload"),
     "Watch": ("events", "show", "tail", "fleet"),
-    "Decide": ("approve", "hold", "release", "approvals", "audit"),
+    "Decide": ("approve", "hold", "release", "holds", "approvals", "audit"),
     "Send": ("deliveries", "dead-letters", "redeliver", "ping", "pause", "resume", "explain"),
     "Build against it": ("simulate", "schema"),
 }
@@ -37,15 +38,20 @@ the verb has verbs of its own.
 """
 
 
-def make_app(verbs: Iterable[str] | None = None) -> typer.Typer:
+_COMPLETION = "_IMDS_RELAY_COMPLETE"
+"""The variable with which a shell asks for completions."""
+
+
+def make_app(verbs: Iterable[str] | None = None, *, completes: bool = True) -> typer.Typer:
     """Return the command line with some verbs, or with all. It imports the modules of these only.
 
-    So `run` does not keep the code of all other verbs in memory.
+    So `run` does not keep the code of all other verbs in memory. ``completes`` adds what a shell
+    needs to complete a command line.
     """
     app = typer.Typer(
         name="imds-relay",
         invoke_without_command=True,
-        add_completion=False,
+        add_completion=completes,
         pretty_exceptions_enable=False,
     )
     app.callback()(_show_version_or_help)
@@ -80,24 +86,37 @@ def main() -> None:
 
     Errors are sentences on standard error, never tracebacks.
     """
-    first = sys.argv[1:2]
+    completes = _COMPLETION in os.environ
+    first = (_completed_words(os.environ) if completes else sys.argv)[1:2]
     is_verb = any(first[0] in names for names in VERBS.values()) if first else False
     try:
         # The help text and a wrong verb need all verbs.
-        app = make_app(first if is_verb else None)
+        app = make_app(first, completes=completes) if is_verb else make_app()
     except KeyboardInterrupt:
         sys.exit(EXIT_FAILED)
     try:
         # A verb returns None. Typer returns the code of an Exit, and 130 after Ctrl-C.
         code = app(prog_name="imds-relay", standalone_mode=False) or EXIT_DONE
     except typer.TyperException as error:
-        print_status(f"imds-relay: {error.format_message().rstrip('.')}. See imds-relay --help")
+        problem = error.format_message().rstrip(".")
+        end = "" if problem.endswith("?") else "."
+        print_status(f"imds-relay: {problem}{end} See imds-relay --help")
         code = EXIT_USAGE
     except typer.Abort:
         code = EXIT_FAILED
     except Exception as error:  # noqa: BLE001  # a person must see no traceback
         code = _print_error(unwrap_exception_group(error))
     sys.exit(code if code in range(4) else EXIT_FAILED)
+
+
+def _completed_words(environment: Mapping[str, str]) -> list[str]:
+    """Return the words of the command line that a shell completes, if its verb is complete.
+
+    So the shell waits for the modules of one verb only.
+    """
+    words = environment.get("COMP_WORDS") or environment.get("_TYPER_COMPLETE_ARGS") or ""
+    is_beyond_verb = len(words.split()) > 2 or words[-1:].isspace()
+    return words.split() if is_beyond_verb else []
 
 
 def _print_error(error: Exception) -> int:

@@ -18,7 +18,7 @@ import aiohttp
 import orjson
 from yarl import URL
 
-from relay.cli._exit_codes import CommandFailed, NotFound, RefusedByPolicy
+from relay.cli._exit_codes import CommandFailed, NotFound, RefusedByPolicy, Unprocessable
 from relay.net.tls_context import explain_refusal
 
 _CALL_TIMEOUT: Final = aiohttp.ClientTimeout(total=30, sock_connect=10)
@@ -162,8 +162,10 @@ class Client:
 
 def error_from_response(status: int, body: bytes) -> CommandFailed | RefusedByPolicy:
     """Return the error for a response that is not 2xx, with the ``detail`` of its problem body."""
+    problem: Any = {}
     try:
-        detail = str(orjson.loads(body)["detail"])
+        problem = orjson.loads(body)
+        detail = str(problem["detail"])
     except (orjson.JSONDecodeError, KeyError, TypeError):
         detail = f"expected a relay's answer, got HTTP {status}"
     if status == HTTPStatus.UNAUTHORIZED:
@@ -172,6 +174,8 @@ def error_from_response(status: int, body: bytes) -> CommandFailed | RefusedByPo
         )
     if status == HTTPStatus.NOT_FOUND:
         return NotFound(detail)
+    if status == HTTPStatus.UNPROCESSABLE_ENTITY and isinstance(problem, dict):
+        return Unprocessable(detail, problem)
     if status in (HTTPStatus.FORBIDDEN, HTTPStatus.CONFLICT):
         return RefusedByPolicy(f"refused: {detail}")
     return CommandFailed(detail)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from relay.amqp.broker_url import host_port
 from relay.api import Client
+from relay.api.auth.entra_settings import redirect_uri
 from relay.approvals.engine import effective_mode
 from relay.approvals.limits import Limit
 from relay.approvals.rules import Hours, Quorum, Rule, RuleConditions
@@ -125,6 +126,8 @@ def describe_approval(rule: Rule) -> str:
         text += f", until {format_duration(quorum.close_before)} before NotBefore"
     if quorum.execution_expires is not None:
         text += f"; sent within {format_duration(quorum.execution_expires)} or void"
+    if quorum.remind is not None:
+        text += f"; reminder {format_duration(quorum.remind)} before NotBefore"
     return text
 
 
@@ -148,9 +151,16 @@ def _overview_rows(loaded: LoadedConfig) -> Iterator[tuple[str, object]]:
     rule_count = pluralize(len(approvals.rules), "rule")
     hold_duration = format_duration(approvals.hold_expires)
     yield "approvals", f"{mode}, {rule_count}; a hold lasts {hold_duration}"
-    socket = f", and {api.socket}" if api.socket else ""
+    socket = f", and the local socket {api.socket}" if api.socket else ""
+    if api.socket == "auto":
+        socket = ", and a local socket (auto)"
     yield "API", f"{api.listen} {'with' if api.tls else 'without'} TLS{socket}"
-    yield "log", config.telemetry.log
+    if api.oidc is not None and api.oidc.sign_in is not None and api.public_url is not None:
+        yield "sign-in", f"with Entra ID, which sends people back to {redirect_uri(api.public_url)}"
+    telemetry = config.telemetry
+    yield "log", f"{telemetry.log}, from {telemetry.level} on"
+    if telemetry.traces is not None:
+        yield "traces", f"{telemetry.traces.target().origin()}"
 
 
 def _sink_row(sink: SinkSettings) -> tuple[object, ...]:

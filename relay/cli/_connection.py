@@ -20,6 +20,7 @@ from yarl import URL
 
 from relay.cli._client import Client
 from relay.cli._local_relay import find_socket
+from relay.cli._options import completed_by
 from relay.cli._profile import DEFAULT_PROFILE, check_private, has_default_profile, read_profile
 from relay.config.location import RelayLocation, locate_relay
 from relay.errors import ConfigError
@@ -65,6 +66,7 @@ ProfileName = Annotated[
         "--profile",
         metavar="NAME",
         help="A file of yours with url, key_file and ca_file: ~/.config/imds-relay/NAME.yaml.",
+        autocompletion=completed_by("profiles"),
     ),
 ]
 SocketConfigFile = Annotated[
@@ -92,7 +94,7 @@ async def connect(
     if profile is None and url is None:
         location = locate_relay(config)
         if location.is_own or not has_default_profile():
-            async with _connect_locally(location) as client:
+            async with connect_locally(location) as client:
                 yield client
             return
         profile = DEFAULT_PROFILE
@@ -111,7 +113,8 @@ async def connect(
 
 
 @asynccontextmanager
-async def _connect_locally(location: RelayLocation) -> AsyncIterator[Client]:
+async def connect_locally(location: RelayLocation) -> AsyncIterator[Client]:
+    """Yield a client of the relay of this machine. Raises ConfigError or CommandFailed."""
     socket = await find_socket(location)
     async with aiohttp.ClientSession(
         connector=aiohttp.UnixConnector(str(socket.path)), headers=socket.headers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -44,14 +45,31 @@ async def get_event(relay: Client, text: str) -> Any:
     )
 
 
+async def event_id_of(relay: Client, text: str) -> str:
+    """Return the EventId that a text is or begins; the text itself if the relay knows none.
+
+    The relay may have deliveries about an event whose history it has no longer. On a hub the
+    EventId has its scope, because several scopes can have it.
+    """
+    try:
+        event = await get_event(relay, text)
+    except NotFound:
+        return text
+    event_id: str = event["eventId"]
+    _, at, scope = text.partition("@")
+    return f"{event_id}@{scope}" if at else event_id
+
+
 async def _find_beginning(relay: Client, text: str, scope: str | None) -> Mapping[str, Any] | None:
     """Return the event whose EventId begins with a text; None if there is none.
 
     Events in the document come before those that ended. Raises CommandFailed if the text begins
     several EventIds.
     """
-    if len(text) >= _EVENT_ID_LENGTH or not text:
+    if len(text.rpartition("@")[0] or text) >= _EVENT_ID_LENGTH or not text:
         return None
+    if scope is None and "@" in text:
+        text, _, scope = text.rpartition("@")
     page = await relay.get_list("events", all_pages=True, **scope_query(scope))
     wanted = text.lower()
     matching = _newest_of_each(
@@ -79,6 +97,22 @@ def unique_beginnings(event_ids: Iterable[str]) -> dict[str, str]:
     ):
         length += 1
     return {event_id: event_id[:length] for event_id in known}
+
+
+def shorten_on_terminal(page: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a page with beginnings of its EventIds, so that a row fits into a line.
+
+    Without a terminal return it as it is: programs get what they can use anywhere.
+    """
+    if not sys.stdout.isatty():
+        return page
+    event_ids = [item["eventId"] for item in page["items"] if item["eventId"] is not None]
+    beginnings = unique_beginnings(event_ids)
+    items = [
+        {**item, "eventId": beginnings.get(item["eventId"], item["eventId"])}
+        for item in page["items"]
+    ]
+    return {**page, "items": items}
 
 
 def _newest_of_each(events: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

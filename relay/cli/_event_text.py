@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from relay.approvals.admission import HOLD_NOTICE
 from relay.approvals.limits import LIMIT_NOTICE
+from relay.approvals.standing_holds import describe_conditions
 from relay.cli._output import format_local_time, join_names, pluralize
+from relay.cli._standing_hold_text import describe_holds_in_force
 from relay.events.cloudevent import event_name
 
 
@@ -27,7 +30,9 @@ def event_fields(event: Mapping[str, Any]) -> list[tuple[str, object]]:
         ("because", event["description"]),
         ("approval", approval_summary(event)),
         ("waits for", describe_waits(event["approval"]) if is_live else None),
+        ("held by", _standing_holds_text(event["approval"]) if is_live else None),
         ("closes", closes),
+        ("runbook", event["approval"].get("runbook") if is_live else None),
         ("revision", event["revision"]),
     ]
 
@@ -63,6 +68,11 @@ def _describe_wait(wait: Mapping[str, Any]) -> str:
     return f"{text}: {join_names(wait['machines'], limit=10)}{until}"
 
 
+def _standing_holds_text(approval: Mapping[str, Any]) -> str | None:
+    holds = describe_holds_in_force(approval.get("standingHolds", ()))
+    return f"{holds}; {HOLD_NOTICE}" if holds else None
+
+
 def vote_count(approval: Mapping[str, Any]) -> str:
     """Return ``1 of 2 votes``."""
     return f"{approval['votes']} of {pluralize(approval['required'], 'vote')}"
@@ -83,14 +93,11 @@ def _details(family: str, data: Mapping[str, Any]) -> Iterator[object]:
         case "relay":
             yield from (data["sink"], data["reason"])
         case "approval":
-            yield from map(data.get, ("decision", "refusal", "why", "reason"))
-            if data.get("required"):
-                yield vote_count(data)
-            yield from _limits_of_decision(data)
-            if "count" in data:
-                yield f"{data['count']} times"
-            if data.get("dryRun"):
-                yield "dry run"
+            yield from _decision_details(data)
+        case "standing-hold":
+            yield describe_conditions(data)
+            yield f"until {format_local_time(data['ends'], relative=False)}"
+            yield from (data["reason"], data.get("endReason"))
         case "startrequest":
             yield data["reason"]
             if data["attempts"] > 1:
@@ -101,6 +108,22 @@ def _details(family: str, data: Mapping[str, Any]) -> Iterator[object]:
                 yield f"not before {format_local_time(data['notBefore'])}"
             for field, value in (data.get("changed") or {}).items():
                 yield f"{field} was {value}"
+
+
+def _decision_details(data: Mapping[str, Any]) -> Iterator[object]:
+    yield from map(data.get, ("decision", "refusal", "why", "reason"))
+    if data.get("required"):
+        yield vote_count(data)
+    if "missing" in data:
+        yield f"{pluralize(data['missing'], 'vote')} missing"
+    yield from _limits_of_decision(data)
+    holders = [hold["principal"] for hold in data.get("standingHolds", ())]
+    if holders:
+        yield f"standing hold of {join_names(holders)}"
+    if "count" in data:
+        yield f"{data['count']} times"
+    if data.get("dryRun"):
+        yield "dry run"
 
 
 def _limits_of_decision(data: Mapping[str, Any]) -> Iterator[str]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sqlite3
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from aiohttp import ClientError
 
@@ -20,6 +22,14 @@ EXIT_REFUSED = 3
 
 class CommandFailed(RelayError):
     """The command did not do its work."""
+
+
+class Unprocessable(CommandFailed):
+    """The relay cannot do it as things are (422). ``problem`` is its whole answer."""
+
+    def __init__(self, reason: str, problem: Mapping[str, Any]) -> None:
+        super().__init__(reason)
+        self.problem = problem
 
 
 class NotFound(CommandFailed):

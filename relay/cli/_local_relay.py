@@ -88,7 +88,7 @@ async def _reach(place: LocalSocket) -> str | None:
     try:
         owner, folder_owner = place.path.stat().st_uid, place.path.parent.stat().st_uid
         if not is_trusted(owner, folder_owner, os.geteuid()):
-            return "it belongs to another user"
+            return "it belongs to another user; to use it all the same, set api.socket to its path"
         connection = socket.socket(socket.AF_UNIX)
         with connection:
             connection.setblocking(False)  # noqa: FBT003  # its only parameter

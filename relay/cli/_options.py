@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+
+def completed_by(name: str) -> Callable[[typer.Context, str], list[str]]:
+    """Return the completion of that name in `relay.cli._completion`.
+
+    That module is imported when a shell completes, not by each verb.
+    """
+
+    def complete(ctx: typer.Context, incomplete: str) -> list[str]:
+        found: list[str] = getattr(import_module("relay.cli._completion"), name)(ctx, incomplete)
+        return found
+
+    return complete
+
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 AllPages = Annotated[bool, typer.Option("--all", help="Every page, not only the first.")]
@@ -15,6 +31,7 @@ EventId = Annotated[
         metavar="EVENT",
         help="An EventId or a unique beginning of it; upper and lower case are the same. "
         "On a hub also EVENTID@SCOPE.",
+        autocompletion=completed_by("event_ids"),
     ),
 ]
 Scope = Annotated[
@@ -22,7 +39,12 @@ Scope = Annotated[
     typer.Option("--scope", metavar="SCOPE", help="Of a hub: only events of this scope."),
 ]
 SinkName = Annotated[
-    str, typer.Argument(metavar="SINK", help="The sink's name in the configuration.")
+    str,
+    typer.Argument(
+        metavar="SINK",
+        help="The sink's name in the configuration.",
+        autocompletion=completed_by("sinks"),
+    ),
 ]
 ConfigFile = Annotated[
     Path | None,

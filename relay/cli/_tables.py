@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
@@ -19,33 +20,58 @@ from relay.cli._output import print_json, print_output, print_status, strip_cont
 
 _PIPE_WIDTH = 500
 """Characters in a line where no terminal sets a width: a row is then one line for grep."""
-_MIN_LAST_COLUMN_WIDTH = 20
+_MIN_COLUMN_WIDTH, _MIN_LAST_COLUMN_WIDTH = 8, 16
+"""Characters at which a column of a narrow table is not made narrower, if it has as many."""
+_PADDING = 2
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, empty: str) -> None:
     """Print a table, or ``empty`` if it has no rows. None is printed as a dash.
 
-    Only the last column may wrap. If the table is too wide for that, each row becomes a block of
-    fields.
+    If it is too wide for the terminal, its last column wraps, then others with several words. If
+    that is not enough, each row becomes a block of fields.
     """
     if not rows:
         print_output(empty)
         return
-    cells = [["–" if cell is None else str(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
-    last_width = min(widths[-1], _MIN_LAST_COLUMN_WIDTH)
-    if sum(widths[:-1]) + 2 * len(widths) + last_width > _width():
+    cells = [["–" if cell is None else strip_control(str(cell)) for cell in row] for row in rows]
+    widths = _column_widths(list(zip(columns, *cells, strict=True)), _width())
+    if widths is None:
         for row in cells:
             print_output("")
             print_fields(zip(columns, row, strict=True))
         return
     table = _new_table(show_header=True)
-    for column in columns[:-1]:
-        table.add_column(column, no_wrap=True)
-    table.add_column(columns[-1], overflow="fold")
+    for column, width in zip(columns, widths, strict=True):
+        table.add_column(column, width=width, overflow="fold")
     for row in cells:
-        table.add_row(*(Text(strip_control(cell)) for cell in row))
+        table.add_row(*(Text(cell) for cell in row))
     _print(table)
+
+
+def _column_widths(columns: Sequence[Sequence[str]], available: int) -> list[int] | None:
+    """Return the width of each column of a table; None if it cannot be made narrow enough.
+
+    Each column is the texts of its cells and its title.
+    """
+    widths = [max(map(cell_len, column)) for column in columns]
+    excess = sum(widths) + _PADDING * (len(widths) - 1) - available
+    last = len(widths) - 1
+    for index in sorted(range(len(widths)), key=lambda index: (index != last, -widths[index])):
+        if excess <= 0:
+            break
+        narrowest = _narrowest(columns[index], is_last=index == last)
+        cut = min(excess, max(0, widths[index] - narrowest))
+        widths[index] -= cut
+        excess -= cut
+    return widths if excess <= 0 else None
+
+
+def _narrowest(column: Sequence[str], *, is_last: bool) -> int:
+    """Return how narrow a column may be: its words stay whole, but for those of the last one."""
+    if is_last:
+        return _MIN_LAST_COLUMN_WIDTH
+    return max(_MIN_COLUMN_WIDTH, *(cell_len(word) for cell in column for word in cell.split()), 1)
 
 
 def print_page(

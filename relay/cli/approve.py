@@ -17,6 +17,7 @@ from relay.cli._event_text import describe_waits, event_fields, vote_count
 from relay.cli._exit_codes import CommandFailed
 from relay.cli._options import AsJson, EventId
 from relay.cli._output import print_json, print_output, print_status
+from relay.cli._standing_hold_text import describe_holds_in_force
 from relay.errors import ConfigError
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
@@ -58,9 +59,10 @@ async def approve(
         case "pending":
             print_output(f"recorded, and pending: {votes}")
         case "held":
+            standing = describe_holds_in_force(answer.get("standingHolds", ()))
             print_output(
-                f"recorded, and held ({votes}): somebody holds this event; "
-                "`imds-relay release` ends a hold"
+                f"recorded, and held ({votes}): {standing or 'somebody'} holds this event; "
+                f"`imds-relay {'holds end' if standing else 'release'}` ends a hold"
             )
         case state:
             print_output(f"{state} ({votes})")

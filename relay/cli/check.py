@@ -20,13 +20,12 @@ from relay.cli._configuration_text import describe_approval, describe_max, print
 from relay.cli._options import AsJson, ConfigFile
 from relay.cli._output import format_local_time, join_names, print_json, print_output, print_status
 from relay.cli._tables import print_table
-from relay.config import NO_RULE_FOR_USER_EVENTS, Config, load
-from relay.config.source_warnings import source_warnings
+from relay.config import Config, load
+from relay.config.warnings import config_warnings
 from relay.errors import ConfigError, DocumentError
 from relay.events.build import event_data
 from relay.events.model import Document, ScheduledEvent
 from relay.events.timestamps import format_rfc3339
-from relay.fleet.settings import HubSettings
 from relay.imds.document import parse_document
 from relay.outbox import TrackedEvent
 
@@ -105,23 +104,6 @@ def evaluate_rules(config: Config, document: Document, now: datetime) -> Iterato
             "limits": [limit.name for limit in limits],
             "follows": _describe_consequence(status, limits),
         }
-
-
-def config_warnings(config: Config) -> Iterator[str]:
-    """Yield warnings about a configuration that is valid."""
-    if config.has_no_rule_for_user_events:
-        yield NO_RULE_FOR_USER_EVENTS
-    if isinstance(config.fleet, HubSettings):
-        yield from config.fleet.overlap_warnings()
-    yield from source_warnings(config)
-    conditions = [rule.match for rule in config.approvals.rules]
-    conditions += [limit.match for limit in config.approvals.limits]
-    has_scope_condition = any(match.scope is not None for match in conditions)
-    if config.scope == "auto" and has_scope_condition:
-        yield (
-            "scope: auto is resolved on the VM only; "
-            "here conditions on the scope are compared with the word auto"
-        )
 
 
 def _read_document(file: Path, api_version: str) -> Document:

@@ -170,7 +170,7 @@ def _demo_configuration(
             "store": {"path": store},
             "sinks": [webhook],
             "approvals": {"rules": rules},
-            "api": {"listen": "127.0.0.1:0", "clients": [operator]},
+            "api": {"listen": "127.0.0.1:0", "socket": None, "clients": [operator]},
         }
     )
 
@@ -242,5 +242,6 @@ def _print_instructions(programs: _DemoPrograms) -> None:
         "  imds-relay tail",
         f"  curl {programs.azure.url}/sim/schedule -d '{event}'",
         "  imds-relay events",
-        "  imds-relay approve <event>\n",
+        "  imds-relay approve <event>",
+        f"Or open {programs.url}/ in a browser, and enter the key from above.\n",
     )

@@ -15,10 +15,10 @@ from relay.cli._exit_codes import EXIT_DONE, EXIT_FAILED
 from relay.cli._options import AsJson, ConfigFile
 from relay.cli._output import pluralize, print_json, print_output, print_status
 from relay.cli._tables import print_table
-from relay.cli.check import config_warnings
 from relay.clock import Clock, SystemClock
 from relay.config import Config, LoadedConfig, load, sink_modules
 from relay.config.file_permissions import diagnose_secret_files
+from relay.config.warnings import config_warnings
 from relay.diagnostics import Finding, ok
 from relay.events.build import Origin
 from relay.fleet.diagnostics import diagnose_agent, diagnose_hub
@@ -26,6 +26,7 @@ from relay.fleet.settings import AgentSettings, HubSettings
 from relay.fleet.topology import HUB, hub_approvals
 from relay.imds.diagnostics import diagnose as diagnose_source
 from relay.imds.discovery import Instance, derive_scope, resource_names
+from relay.net.connectivity import check_connectivity
 from relay.outbox.diagnostics import diagnose as diagnose_store
 from relay.sinks import SinkSettings
 
@@ -94,7 +95,7 @@ async def _diagnose(loaded: LoadedConfig, clock: Clock, *, poll: bool) -> list[F
         ok("configuration", f"{loaded.file or 'the defaults: there is no file'}"),
         *diagnose_secret_files(loaded),
         *(
-            Finding(subject="rules", state="warning", message=warning)
+            Finding(subject="configuration", state="warning", message=warning)
             for warning in config_warnings(config)
         ),
         *api_findings,
@@ -104,6 +105,7 @@ async def _diagnose(loaded: LoadedConfig, clock: Clock, *, poll: bool) -> list[F
         *(finding for findings in sink_findings for finding in findings),
         *await _diagnose_fleet(config, scope, instance),
         *await _diagnose_approvals_over_amqp(config, scope or "unknown"),
+        *await _diagnose_traces(config, clock),
     ]
 
 
@@ -160,3 +162,12 @@ async def _diagnose_approvals_over_amqp(config: Config, scope: str) -> list[Find
     return await diagnose_broker(
         "approvals.amqp", amqp.targets(), queue.topology, amqp.declare, reads=(queue.name,)
     )
+
+
+async def _diagnose_traces(config: Config, clock: Clock) -> list[Finding]:
+    """Check whether the collector of traces can be reached. Nothing is sent."""
+    traces = config.telemetry.traces
+    if traces is None:
+        return []
+    tls = traces.tls.make_context() if traces.tls is not None else None
+    return [await check_connectivity("traces", traces.target(), tls=tls, now=clock.now())]

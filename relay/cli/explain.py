@@ -11,6 +11,7 @@ from relay.cli._event_lookup import call_about_event
 from relay.cli._event_text import describe_waits, vote_count
 from relay.cli._options import AsJson, EventId, Scope
 from relay.cli._output import format_local_time, join_names, pluralize, print_json, print_output
+from relay.cli._standing_hold_text import describe_holds_in_force
 from relay.cli._tables import print_fields, print_table
 
 
@@ -56,9 +57,19 @@ def _decision_fields(explanation: Mapping[str, Any]) -> Iterator[tuple[str, obje
     waits = describe_waits(explanation)
     if waits is not None:
         yield "waits for", waits
+    if explanation.get("reminder"):
+        yield "reminder", format_local_time(explanation["reminder"])
+    yield "runbook", explanation.get("runbook")
+    yield from _votes_and_holds(explanation)
+
+
+def _votes_and_holds(explanation: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
     for vote in explanation["voted"]:
         until = format_local_time(vote["until"]) or "NotBefore"
         yield "vote", f"{vote['principal']}, good until {until}"
+    standing = describe_holds_in_force(explanation.get("standingHolds", ()))
+    if standing:
+        yield "held by", f"{standing}; {explanation['holdMeans']}"
     for hold in explanation["holds"]:
         hold_until = format_local_time(hold["until"])
         yield "held by", f"{hold['principal']} until {hold_until}; {explanation['holdMeans']}"

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import re
 import secrets
 from typing import Annotated
 
 import typer
+from pydantic import TypeAdapter, ValidationError
 
-from relay.api.settings import CLIENT_NAME_PATTERN, KEY_PREFIX
+from relay.api.settings import KEY_PREFIX
 from relay.cli._options import AsJson
 from relay.cli._output import print_json, print_output
+from relay.settings import Name
 from relay.signature import PREFIX
+from relay.validation import first_error
 
 _KEY_BYTES = 32
 
@@ -27,12 +29,14 @@ def keys(
 ) -> None:
     """Make a bearer key and a signing secret for a client, or for a webhook sink.
 
-    They are printed and stored nowhere.
+    They are printed and stored nowhere. What is printed is YAML: all of it is a configuration, and
+    the lines for the client are comments in it.
     """
-    if re.search(CLIENT_NAME_PATTERN, name) is None:
-        raise typer.BadParameter(
-            f"expected text that matches {CLIENT_NAME_PATTERN}, got {name!r}", param_hint="--name"
-        )
+    try:
+        TypeAdapter(Name).validate_python(name)
+    except ValidationError as error:
+        _, problem = first_error(error)
+        raise typer.BadParameter(f"{problem}, got {name!r}", param_hint="--name") from None
     key = new_bearer_key()
     digest = hashlib.sha256(key.encode()).hexdigest()
     secret = new_signing_secret()
@@ -40,17 +44,21 @@ def keys(
         print_json({"key": key, "key_sha256": digest, "secret": secret})
         return
     print_output(
-        f"# For the client: the bearer key for Authorization, the secret to sign callbacks with.\n"
-        f"#   key:    {key}\n"
-        f"#   secret: {secret}\n"
-        f"# For relay.yaml. The secret of a webhook sink goes into the sink's secrets instead,\n"
-        f"# and to the receiver.\n"
+        f'# For relay.yaml. If it has api: and clients: already, add the lines from "- name" on\n'
+        f"# below its clients:, in place of a [] there.\n"
         f"api:\n"
         f"  clients:\n"
-        f"    - name: {name}\n"
-        f"      key_sha256: {digest}\n"
-        f"      secrets: [{secret}]\n"
-        f"      can: [read, approve, hold]"
+        f'    - name: "{name}"\n'
+        f'      key_sha256: "{digest}"\n'
+        f'      secrets: ["{secret}"]\n'
+        f"      can: [read, approve, hold]\n"
+        f"\n"
+        f"# For {name} alone: its key for the API, and the secret with which it signs callbacks.\n"
+        f"#   key:    {key}\n"
+        f"#   secret: {secret}\n"
+        f"# With the key in the shell, every verb works at {name}, with --url:\n"
+        f"#   export IMDS_RELAY_KEY={key}\n"
+        f"# A webhook sink needs the secret only: in the secrets of the sink, and at its receiver."
     )
 
 

@@ -9,10 +9,15 @@ import typer
 
 from relay.cli._client import Client
 from relay.cli._connection import with_client
+from relay.cli._event_lookup import event_id_of
+from relay.cli._options import completed_by
 from relay.cli._output import pluralize, print_output
 from relay.cli._tables import progress_bar
+from relay.events.catalog import CATALOG
+from relay.events.cloudevent import event_name
 from relay.events.timestamps import format_rfc3339, parse_timestamp
 from relay.settings import parse_duration
+from relay.suggestions import describe_choices
 
 
 @with_client
@@ -26,13 +31,31 @@ async def redeliver(
     ] = None,
     *,
     sink: Annotated[
-        str | None, typer.Option("--sink", metavar="SINK", help="Those of this sink.")
+        str | None,
+        typer.Option(
+            "--sink",
+            metavar="SINK",
+            help="Those of this sink.",
+            autocompletion=completed_by("sinks"),
+        ),
     ] = None,
     event_type: Annotated[
-        str | None, typer.Option("--type", metavar="TYPE", help="Such as event.scheduled.")
+        str | None,
+        typer.Option(
+            "--type",
+            metavar="TYPE",
+            help="Such as event.scheduled.",
+            autocompletion=completed_by("event_types"),
+        ),
     ] = None,
     event: Annotated[
-        str | None, typer.Option("--event", metavar="EVENT", help="Those about this EventId.")
+        str | None,
+        typer.Option(
+            "--event",
+            metavar="EVENT",
+            help="Those about this EventId, or a unique beginning of it.",
+            autocompletion=completed_by("event_ids"),
+        ),
     ] = None,
     since: Annotated[
         str | None,
@@ -45,7 +68,14 @@ async def redeliver(
     every: Annotated[bool, typer.Option("--all", help="Every dead letter.")] = False,
 ) -> None:
     """Send a dead letter again at once, or all that match every given option, oldest first."""
-    conditions = {"sink": sink, "type": event_type, "eventId": event, "since": _parse_since(since)}
+    if event is not None:
+        event = await event_id_of(relay, event)
+    conditions = {
+        "sink": sink,
+        "type": None if event_type is None else _check_type(event_type),
+        "eventId": event,
+        "since": _parse_since(since),
+    }
     selection = {name: value for name, value in conditions.items() if value is not None}
     is_by_id = dead_letter is not None
     is_by_options = bool(selection) or every
@@ -73,6 +103,17 @@ async def _redeliver_in_batches(relay: Client, selection: dict[str, Any]) -> int
             has_more = batch["next"] is not None
             selection = {**selection, "until": batch["until"], "after": batch["next"]}
     return count
+
+
+def _check_type(event_type: str) -> str:
+    """Return the type without prefix and version. Raises BadParameter if there is no such type."""
+    name = event_name(event_type)
+    known = [definition.name for definition in CATALOG]
+    if name not in known:
+        raise typer.BadParameter(
+            f"no such type: {event_type!r}; {describe_choices(name, known)}", param_hint="--type"
+        )
+    return name
 
 
 def _parse_since(since: str | None) -> str | None:

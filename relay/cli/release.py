@@ -9,6 +9,7 @@ from relay.cli._event_lookup import get_event
 from relay.cli._event_text import describe_waits
 from relay.cli._options import AsJson, EventId
 from relay.cli._output import print_json, print_output
+from relay.cli._standing_hold_text import describe_holds_in_force
 
 
 @with_client
@@ -38,6 +39,7 @@ async def release(
         case "released":
             print_output("released; nobody has voted")
         case "held":
-            print_output(f"released; somebody else still holds it. {AZURE_PROCEEDS}")
+            holders = describe_holds_in_force(answer.get("standingHolds", ())) or "somebody else"
+            print_output(f"released; {holders} still holds it. {AZURE_PROCEEDS}")
         case state:
             print_output(state)

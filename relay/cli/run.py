@@ -6,17 +6,19 @@ import asyncio
 import errno
 import logging
 import os
+from collections.abc import Iterator
+from pathlib import Path
 
 import typer
 
 from relay import app
 from relay.cli._exit_codes import CommandFailed, error_text, exit_code, unwrap_exception_group
 from relay.cli._options import ConfigFile
-from relay.config import Config, find_log_form, load
+from relay.config import LoadedConfig, find_log_form, load
 from relay.errors import ConfigError, RelayError
 from relay.log_fields import with_fields
 from relay.telemetry import TelemetrySettings
-from relay.telemetry.log import configure_logging, flush_log
+from relay.telemetry.log import configure_logging, flush_log, is_log_json
 
 _log = logging.getLogger(__name__)
 
@@ -25,20 +27,19 @@ def run(config: ConfigFile = None) -> None:
     """Run the relay until Ctrl-C or SIGTERM.
 
     When stopped, it sends what it can send at once, keeps the rest, and ends within ten seconds.
-    The log goes to standard error.
+    The log goes to standard error. SIGHUP and `imds-relay reload` read the configuration again.
     """
+    app.hold_hangups()
     form = find_log_form(config)
     if form == "json":
         configure_logging(TelemetrySettings(log=form))
     try:
-        loaded = load(config)
-        configure_logging(loaded.config.telemetry, loaded.config.reveal_everything)
-        form = loaded.config.telemetry.log
-        _log.info("the configuration is %s", loaded.file or "the defaults")
-        _run(loaded.config)
+        source = _ConfigSource(config)
+        _log.info("the configuration is %s", source.in_force.file or "the defaults")
+        _run(source)
     except Exception as error:
         cause = unwrap_exception_group(error)
-        if form == "json":
+        if is_log_json():
             code = exit_code(cause)
             for line in error_text(cause).splitlines():
                 _log.critical("%s", line, extra=with_fields(exitCode=code))
@@ -47,10 +48,40 @@ def run(config: ConfigFile = None) -> None:
         raise
 
 
-def _run(config: Config) -> None:
+class _ConfigSource:
+    """Loads the configuration, and sets the log up as it says."""
+
+    def __init__(self, file: Path | None) -> None:
+        """Load it for the first time. Raises ConfigError."""
+        self._file = file
+        self.in_force = self._newest = load(file)
+        configure_logging(self.in_force.config.telemetry, self._secrets)
+
+    def load(self) -> LoadedConfig:
+        """Load it again. Raises ConfigError.
+
+        If it had a file, it is that file: while that is being replaced, no other takes its place.
+        """
+        self._newest = load(self.in_force.file or self._file)
+        return self._newest
+
+    def use(self, loaded: LoadedConfig) -> None:
+        """Log from now on as this configuration says."""
+        before, self.in_force = self.in_force, loaded
+        if loaded.config.telemetry != before.config.telemetry:
+            configure_logging(loaded.config.telemetry, self._secrets)
+
+    def _secrets(self) -> Iterator[str]:
+        """Yield the secrets in force, and those of a configuration that is being taken over."""
+        yield from self.in_force.config.reveal_everything()
+        if self._newest is not self.in_force:
+            yield from self._newest.config.reveal_everything()
+
+
+def _run(source: _ConfigSource) -> None:
     try:
         runner = asyncio.Runner()
-        runner.run(app.run(config))
+        runner.run(app.run(source.in_force, source.load, on_reload=source.use))
         # Closing the runner would wait for threads, and a DNS lookup may take minutes.
         # The store holds everything by now.
         logging.shutdown()

@@ -8,10 +8,12 @@ import typer
 
 from relay.api.schema.asyncapi import asyncapi_document
 from relay.chat.platforms.slack.manifest import manifest
+from relay.cli._options import completed_by
 from relay.cli._output import print_json
 from relay.cli._tables import print_table
 from relay.errors import ConfigError
 from relay.events.catalog import CATALOG, EventDefinition, event_schema
+from relay.suggestions import closest
 
 
 def schema(
@@ -20,6 +22,7 @@ def schema(
         typer.Argument(
             metavar="TYPE",
             help="Such as event.scheduled, or asyncapi, or slack-manifest. Default: all types.",
+            autocompletion=completed_by("schemas"),
         ),
     ] = None,
     *,
@@ -66,6 +69,8 @@ def _definition(name: str) -> EventDefinition:
     for definition in CATALOG:
         if name in (definition.name, definition.type):
             return definition
+    close = closest(name, ["asyncapi", "slack-manifest", *(each.name for each in CATALOG)])
     raise ConfigError(
         f"expected asyncapi, slack-manifest or a type of `imds-relay schema --list`, got {name!r}"
+        f"{f'; did you mean {close}?' if close else ''}"
     )

@@ -10,21 +10,24 @@ import functools
 import importlib.resources
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, SecretStr, ValidationError
 
+from relay.config.changes import RESTART_KEYS
 from relay.config.document import (
     VARIABLE_PREFIX,
     expand_variables,
+    line_of,
     override_values,
     read_document,
 )
 from relay.config.file import DEFAULT_PATHS, find_file
+from relay.config.kinds import load_kinds, sink_modules
 from relay.config.log_form import find_log_form
-from relay.config.model import NO_RULE_FOR_USER_EVENTS, Config, sink_modules
+from relay.config.model import NO_RULE_FOR_USER_EVENTS, Config
 from relay.config.problems import ConfigInput, describe_errors
 from relay.errors import ConfigError
 
@@ -53,6 +56,10 @@ class LoadedConfig:
 
     config: Config
     file: Path | None
+    is_empty: bool = False
+    """Whether the file has no keys."""
+    lines: Mapping[str, int] = field(default_factory=dict)
+    """The line in the file of each key that needs a restart, and that the file has."""
 
 
 def load(
@@ -72,7 +79,12 @@ def load(
     }
     override_values(values, variables)
     try:
-        return LoadedConfig(Config.model_validate(values), file)
+        config = Config.model_validate(values)
+        is_empty = file is not None and not document
+        lines = {key: line_of(document, tuple(key.split("."))) for key in RESTART_KEYS}
+        return LoadedConfig(
+            config, file, is_empty, {key: line for key, line in lines.items() if line is not None}
+        )
     except ValidationError as error:
         config_input = ConfigInput(
             file=file,
@@ -81,6 +93,8 @@ def load(
             variables=variables,
             secret_keys=_secret_keys(),
             sink_kinds=sink_modules(),
+            root=Config,
+            broken_kinds={plugin.name: plugin.problem for plugin in load_kinds().broken},
         )
         raise ConfigError("\n".join(describe_errors(error, config_input))) from None
 
@@ -91,8 +105,8 @@ def _secret_keys() -> frozenset[str]:
     keys = {"key_sha256"}  # people put the key itself here by mistake
     sections: list[type[BaseModel]] = [Config]
     for section in sections:  # grows by the sections inside, which may contain themselves
-        for name, field in section.model_fields.items():
-            for inner in _nested_types(field.annotation):
+        for name, info in section.model_fields.items():
+            for inner in _nested_types(info.annotation):
                 if inner is SecretStr:
                     keys.add(name)
                 elif _is_section(inner) and inner not in sections:

@@ -6,7 +6,7 @@ It knows the syntax of both, and the line of each value. It does not know what t
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import date, datetime
 from importlib.resources.abc import Traversable
 from typing import Any
@@ -14,24 +14,32 @@ from typing import Any
 import orjson
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedBase
+from ruamel.yaml.constructor import DuplicateKeyError
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.nodes import MappingNode, SequenceNode
 
 from relay.errors import ConfigError
 from relay.files import describe_os_error
+from relay.settings import KeyPath, format_path
 
 VARIABLE_PREFIX = "IMDS_RELAY_"
 
-KeyPath = tuple[str | int, ...]
 _REFERENCE = re.compile(r"\$(?:\$|\{([^}]*)\}|)")
 """``$$``, ``${NAME}``, or a dollar sign alone."""
+_CONSTRUCTOR_ERRORS = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
+"""What ruamel raises for 2020-02-30, and for a value with the tag of another type."""
+_QUOTE = re.compile(r"['\"]")
+"""A message with a quote quotes a value, which may be a secret."""
 _KEYWORDS: Mapping[str, Any] = {"null": None, "true": True, "false": False}
 
 
 def read_document(file: Traversable) -> Any:
     """Return the document with the lines of its values. Raises ConfigError without values."""
+    text = ""
     try:
         # YAML 1.2: "off" is text, and a repeated key is an error.
-        document = YAML(typ="rt", pure=True).load(file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8")
+        document = YAML(typ="rt", pure=True).load(text)
     except OSError as error:
         raise ConfigError(
             f"{file}: expected a file that can be read: {describe_os_error(error)}"
@@ -43,9 +51,21 @@ def read_document(file: Traversable) -> Any:
     except MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark is not None else ""
         problem = (error.problem or "it cannot be parsed").splitlines()[0]
-        raise ConfigError(f"{file}{line}: expected YAML: {_redact_values(problem)}") from None
+        first = ""
+        if isinstance(error, DuplicateKeyError):
+            first = _describe_first_key(text, error)
+        raise ConfigError(
+            f"{file}{line}: expected YAML: {_redact_values(problem)}{first}"
+        ) from None
     except RecursionError:
         raise ConfigError(f"{file}: expected YAML with less nesting") from None
+    except _CONSTRUCTOR_ERRORS as error:
+        is_clear = isinstance(error, ValueError) and not _QUOTE.search(str(error))
+        problem = f": {error}" if is_clear else ""
+        raise ConfigError(
+            f"{file}: expected values that YAML can read, got a date, number or word that does not "
+            f"exist{problem}; put text in quotes"
+        ) from None
     except YAMLError:
         raise ConfigError(
             f"{file}: expected YAML, got a character that YAML does not allow"
@@ -58,6 +78,32 @@ def read_document(file: Traversable) -> Any:
             f"got {describe_type(document)}"
         )
     return document
+
+
+def _describe_first_key(text: str, error: DuplicateKeyError) -> str:
+    """Return where the first one of two equal keys is, as the end of a sentence."""
+    second = error.problem_mark.index
+    for mapping in _mappings(YAML(typ="rt", pure=True).compose(text)):
+        marks = {key.start_mark.index: key for key, _ in mapping.value}
+        if second in marks:
+            first = next(key for key, _ in mapping.value if key.value == marks[second].value)
+            return f"; the first is in line {first.start_mark.line + 1}"
+    return ""
+
+
+def _mappings(node: Any) -> Iterator[MappingNode]:
+    """Yield each mapping of a document. An alias leads to no mapping twice."""
+    nodes, seen = [node], set()
+    while nodes:
+        node = nodes.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if isinstance(node, MappingNode):
+            yield node
+            nodes += [part for pair in node.value for part in pair]
+        elif isinstance(node, SequenceNode):
+            nodes += node.value
 
 
 def _redact_values(problem: str) -> str:
@@ -153,12 +199,12 @@ def _parse_variable(name: str, text: str) -> Any:
 
 def location_prefix(file: Traversable | None, document: Any, path: KeyPath) -> str:
     """Return a place as the start of a sentence: ``relay.yaml:3: source.interval: ``."""
-    line = _line_of(document, path)
+    line = line_of(document, path)
     file_and_line = "" if file is None else f"{file}" if line is None else f"{file}:{line}"
     return "".join(f"{part}: " for part in (file_and_line, format_path(path)) if part)
 
 
-def _line_of(document: Any, path: KeyPath) -> int | None:
+def line_of(document: Any, path: KeyPath) -> int | None:
     """Return the line of the deepest part of the path that the document holds."""
     line = None
     node = document
@@ -171,12 +217,6 @@ def _line_of(document: Any, path: KeyPath) -> int | None:
         except (KeyError, IndexError, TypeError, AttributeError):
             break
     return line
-
-
-def format_path(path: KeyPath) -> str:
-    """Return a key path as text: ``sinks[0].url``."""
-    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
-    return "".join(parts).removeprefix(".")
 
 
 def describe_type(value: Any) -> str:

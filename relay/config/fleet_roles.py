@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from relay.api import ApiSettings
 from relay.approvals import ApprovalsSettings
-from relay.config.document import KeyPath
-from relay.config.problems import WrongValue
 from relay.fleet.settings import AgentSettings, HubSettings
-from relay.settings import Section
+from relay.settings import KeyPath, Section, WrongValue
 from relay.sinks import SinkSettings
 
 _HUB_API_KEYS = ("clients", "oidc", "public_url")

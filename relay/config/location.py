@@ -20,6 +20,7 @@ from relay.errors import ConfigError
 _PLACES = ("api.socket", "api.listen", "api.tls", "store.path")
 _VARIABLES = ("API", "API__SOCKET", "API__LISTEN", "API__TLS", "STORE", "STORE__PATH")
 _DEFAULT_LISTEN = "127.0.0.1:8080"
+_DEFAULT_STATE_FILE = Path("relay.db")
 _LOOPBACK_OF_WILDCARD = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104
 
 
@@ -34,7 +35,7 @@ class RelayLocation:
     socket: Path | Literal["auto"] | None
     state_file: Path
     is_own: bool
-    """Whether the file is for a relay of the user, and not for the service of this machine."""
+    """Whether the user named the file or stands in its folder. Else it is that of the machine."""
     is_state_file_certain: bool
     """Whether the relay has this state file for certain: its path may be relative to a folder that
     only the relay knows."""
@@ -83,18 +84,19 @@ def locate_relay(
         problems.append(str(error))
     api, store = values.get("api"), values.get("store")
     api = api if isinstance(api, dict) else {}
-    state_file = _path(store.get("path") if isinstance(store, dict) else None)
-    is_own = path is not None or (file is not None and not _is_of_machine(file))
+    state_file = (
+        _path(store.get("path") if isinstance(store, dict) else None) or _DEFAULT_STATE_FILE
+    )
     is_named = path is not None or bool(environment.get("IMDS_RELAY_CONFIG"))
+    is_own = is_named or (file is not None and not _is_of_machine(file))
     is_in_current_folder = is_own and not is_named
     return RelayLocation(
         file=file,
         problems=tuple(problems),
         socket=_socket(api),
-        state_file=state_file or Path("relay.db"),
+        state_file=state_file,
         is_own=is_own,
-        is_state_file_certain=state_file is not None
-        and (state_file.is_absolute() or is_in_current_folder),
+        is_state_file_certain=state_file.is_absolute() or is_in_current_folder,
         url=_listener_url(api),
     )
 

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import functools
 import operator
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, model_validator
 
-from relay import plugins, sinks
 from relay.api import ApiSettings
 from relay.approvals import ONE_MACHINE_VOTES, ApprovalsSettings
 from relay.approvals.machines import most_votes, names_machines
-from relay.approvals.principals import declare_chat_principals
 from relay.approvals.rules import Quorum, Rule, eligible_voters, person_for
-from relay.chat import ChatSettings, platforms
+from relay.chat import ChatSettings
 from relay.config.fleet_roles import check_agent, check_hub
+from relay.config.kinds import sink_modules
 from relay.config.shared_secrets import check_secrets_not_shared
 from relay.config.voters import Voter, check_principals, voters_by_rule
 from relay.events.match import matches_any
@@ -23,7 +22,7 @@ from relay.fleet.settings import AgentSettings, FleetSettings, HubSettings
 from relay.imds import SourceSettings
 from relay.imds.api_versions import SOURCE_SINCE
 from relay.outbox import StoreSettings
-from relay.settings import Section, check_names_differ_without_case
+from relay.settings import Section, check_unique, text_like
 from relay.sinks import SinkSettings
 from relay.telemetry import TelemetrySettings
 
@@ -40,19 +39,6 @@ _APPROVAL_ANSWER_TYPES = (
 )
 
 
-@functools.cache
-def sink_modules() -> dict[str, Any]:
-    """Return the module of each kind of sink and of chat platform, by kind.
-
-    The first call also declares the principals of the chat platforms, so that rules can name them.
-    """
-    platform_modules = plugins.load_plugins(platforms)
-    for platform in platform_modules.values():
-        if platform.Settings.principals is not None:
-            declare_chat_principals(platform.Settings.principals)
-    return {**plugins.load_plugins(sinks), **platform_modules}
-
-
 if TYPE_CHECKING:
     AnySink = SinkSettings
 else:
@@ -63,9 +49,21 @@ else:
 class Config(Section):
     """The whole configuration."""
 
-    scope: Literal["auto"] | Annotated[str, Field(pattern=r"^[a-z0-9-]{1,80}$")] = "auto"
+    scope: Annotated[
+        str,
+        text_like(
+            r"[a-z0-9-]{1,80}",
+            "auto, or a name such as vmss-a: a to z, 0 to 9 and -, at most 80 characters",
+        ),
+    ] = "auto"
     """The group of VMs that reads this document; auto: from instance metadata, on a hub: hub."""
-    relay: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,79}$")] = "auto"
+    relay: Annotated[
+        str,
+        text_like(
+            r"[A-Za-z0-9][A-Za-z0-9_.-]{0,79}",
+            "auto, or a name such as vm-1: letters, digits, ., _ and -, at most 80 characters",
+        ),
+    ] = "auto"
     """The name of this relay. auto: the VM's name, on a hub: the host's name."""
     fleet: FleetSettings | None = None
     """The role of this relay in a fleet; null: none."""
@@ -88,11 +86,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _check_sinks(self) -> Config:
-        names = [sink.name for sink in self.sinks]
-        duplicates = sorted({name for name in names if names.count(name) > 1})
-        if duplicates:
-            raise ValueError(f"sinks: Duplicate sink name: {', '.join(duplicates)}.")
-        check_names_differ_without_case("sinks", names)
+        check_unique("sinks", self.sinks)
         for sink in self.sinks:
             needs_public_url = isinstance(sink, ChatSettings) and sink.needs_public_url
             if needs_public_url and self.api.public_url is None:

@@ -11,16 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from relay.config.document import (
-    KeyPath,
     describe_type,
-    format_path,
+    line_of,
     location_prefix,
     path_of_variable,
 )
+from relay.config.known_keys import describe_unknown_key
+from relay.settings import KeyPath, WrongValue, format_path
+from relay.suggestions import closest
 
 _SECRET = re.compile(r"(whsec_|imdsr_)[^\s'\"]+|(:/+)[^\s/'\"]*@")
 """A secret that can be recognized wherever it was put by mistake."""
@@ -55,15 +57,6 @@ _TAGS: Mapping[str | int, str] = {"fleet": "role"}
 """The key that says which alternative a section is, by its first key; else it is ``kind``."""
 
 
-class WrongValue(ValueError):
-    """A value that is wrong because of another section. ``path`` begins at the whole document."""
-
-    def __init__(self, path: KeyPath, problem: str) -> None:
-        super().__init__(f"{format_path(path)}: {problem}")
-        self.path = path
-        self.problem = problem
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigInput:
     """Everything that a configuration was read from."""
@@ -78,6 +71,10 @@ class ConfigInput:
     secret_keys: Collection[str]
     """Keys whose values are never shown."""
     sink_kinds: Collection[str]
+    broken_kinds: Mapping[str, str]
+    """Why plug-ins cannot be used, by the kind that they would add."""
+    root: type[BaseModel]
+    """The section that is the whole document."""
 
 
 def describe_errors(error: ValidationError, config_input: ConfigInput) -> Iterator[str]:
@@ -86,15 +83,15 @@ def describe_errors(error: ValidationError, config_input: ConfigInput) -> Iterat
     for details in error.errors(include_url=False):
         errors_by_path.setdefault(_path_of_error(details, config_input.values), []).append(details)
     for path, errors in errors_by_path.items():
-        if not _is_unchosen_alternative(path, errors, errors_by_path):
+        if not _follows_from_another_error(path, errors, errors_by_path):
             line = f"{_location(path, config_input)}{_describe_problem(errors, path, config_input)}"
             yield _SECRET.sub(r"\1\2…", line)
 
 
-def _is_unchosen_alternative(
+def _follows_from_another_error(
     path: KeyPath, errors: Sequence[ErrorDetails], all_paths: Collection[KeyPath]
 ) -> bool:
-    """Whether the only error here is of an alternative that was not meant.
+    """Whether the only error here is of an alternative that was not meant, or of a bad entry.
 
     pydantic reports an error for each alternative of a value. If another error lies inside the
     value, that alternative was meant.
@@ -105,6 +102,8 @@ def _is_unchosen_alternative(
     """
     if len(errors) != 1 or errors[0]["type"] in ("missing", "value_error"):
         return False
+    if errors[0]["type"] == "too_short":  # pydantic counts the valid entries only
+        return any(other[: len(path)] == path != other for other in all_paths)
     is_alternative = len(errors[0]["loc"]) > len(path)
     return is_alternative and any(other[: len(path)] == path != other for other in all_paths)
 
@@ -145,11 +144,19 @@ def _keys(node: Any) -> Collection[str | int]:
 
 
 def _location(path: KeyPath, config_input: ConfigInput) -> str:
+    variable = _variable_of(path, config_input)
+    if variable is not None:
+        return f"environment variable {variable}: {format_path(path)}: "
+    return location_prefix(config_input.file, config_input.document, path)
+
+
+def _variable_of(path: KeyPath, config_input: ConfigInput) -> str | None:
+    """Return the environment variable that a value comes from; None if it is the document."""
     for name in config_input.variables:
         pairs = zip(path, path_of_variable(name), strict=False)
         if path and all(str(part).lower() == variable_part for part, variable_part in pairs):
-            return f"environment variable {name}: {format_path(path)}: "
-    return location_prefix(config_input.file, config_input.document, path)
+            return name
+    return None
 
 
 def _describe_problem(
@@ -157,7 +164,7 @@ def _describe_problem(
 ) -> str:
     first = errors[0]
     if first["type"] == "extra_forbidden":
-        return "unknown key, expected a key of this section; check its spelling and its place"
+        return describe_unknown_key(config_input.root, first["loc"])
     if first["type"] == "missing":
         return "expected this key, but it is missing"
     expectations = dict.fromkeys(
@@ -170,12 +177,24 @@ def _describe_problem(
     already_says_what_it_got = ", got " in sentence
     if first["type"] == "value_error" and (is_about_section or already_says_what_it_got):
         return sentence
-    return f"{sentence}; got {_shown_value(first, path, config_input)}"
+    text = f"{sentence}; got {_shown_value(first, path, config_input)}"
+    if first["type"] == "union_tag_invalid":
+        text += _describe_wrong_kind(first, config_input)
+    return text
+
+
+def _describe_wrong_kind(error: ErrorDetails, config_input: ConfigInput) -> str:
+    """Return what may be meant by a kind of sink that is unknown, as the end of a sentence."""
+    kind = str(error["ctx"]["tag"])
+    if kind in config_input.broken_kinds:
+        return f": {config_input.broken_kinds[kind]}"
+    close = closest(kind, config_input.sink_kinds)
+    return f"; did you mean {close}?" if close else ""
 
 
 def _describe_expectation(error: ErrorDetails, path: KeyPath, config_input: ConfigInput) -> str:
     if isinstance(wrong_value := error.get("ctx", {}).get("error"), WrongValue):
-        return wrong_value.problem
+        return wrong_value.problem + _describe_other_place(wrong_value, path, config_input)
     if error["type"] == "union_tag_not_found":
         if path[-1] == "role":
             return "expected one of agent, hub"
@@ -184,6 +203,15 @@ def _describe_expectation(error: ErrorDetails, path: KeyPath, config_input: Conf
         expected = _EXPECTED[error["type"]].format_map(error.get("ctx", {}))
         return f"expected {expected.replace('True', 'true').replace('False', 'false')}"
     return _error_message(error).removeprefix(f"{path[-1]}: " if path else "")
+
+
+def _describe_other_place(error: WrongValue, path: KeyPath, config_input: ConfigInput) -> str:
+    """Return where the first one of two equal values is, as the end of a sentence."""
+    if error.other is None:
+        return ""
+    other = (*path[: len(path) - len(error.path)], *error.other)
+    line = None if _variable_of(other, config_input) else line_of(config_input.document, other)
+    return f"; the first is {format_path(other) if line is None else f'in line {line}'}"
 
 
 def _error_message(error: ErrorDetails) -> str:

@@ -11,8 +11,8 @@ from typing import NoReturn
 
 from relay.api import Client
 from relay.clock import Clock
-from relay.config.problems import WrongValue
 from relay.log_once import LogOnce
+from relay.settings import WrongValue
 from relay.signature import decode_secret
 from relay.sinks import SinkSettings
 

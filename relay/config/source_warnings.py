@@ -31,7 +31,7 @@ def source_warnings(config: Config) -> Iterator[str]:
         )
     if isinstance(config.fleet, AgentSettings):
         return
-    for place, match in _conditions(config):
+    for place, match in conditions_by_place(config):
         for reason in unmet_conditions(match, source.api_version):
             yield (
                 f"{place} never matches with source.api_version {source.api_version}: {reason}. "
@@ -39,7 +39,7 @@ def source_warnings(config: Config) -> Iterator[str]:
             )
 
 
-def _conditions(config: Config) -> Iterator[tuple[str, Match]]:
+def conditions_by_place(config: Config) -> Iterator[tuple[str, Match]]:
     """Yield the conditions of the configuration, each with what has them."""
     for rule in config.approvals.rules:
         yield f"rule {rule.name}", rule.match

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from relay.api import ApiSettings
@@ -18,10 +17,10 @@ from relay.approvals.rules import (
     person_for,
 )
 from relay.chat import AnswerableChatSettings
-from relay.config.document import KeyPath
-from relay.config.problems import WrongValue
 from relay.fleet.settings import AgentSettings, HubSettings
+from relay.settings import KeyPath, WrongValue
 from relay.sinks import SinkSettings
+from relay.suggestions import describe_choices
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +49,9 @@ def check_principals(
             continue
         owner = "a client" if kind == "client" else "the san of a client"
         problem = f"expected {owner} of api.clients, {principal} is none"
-        close = _closest_principal(name, (other for other in known if other.startswith(f"{kind}:")))
-        raise WrongValue(path, f"{problem}; did you mean {close}?" if close else problem)
+        others = (other.partition(":") for other in known)
+        names = [other for prefix, _, other in others if prefix == kind]
+        raise WrongValue(path, f"{problem}; {describe_choices(name, names, prefix=f'{kind}:')}")
 
 
 def _check_machine(path: KeyPath, machine: str, fleet: AgentSettings | HubSettings | None) -> None:
@@ -89,13 +89,6 @@ def _named_principals(approvals: ApprovalsSettings) -> Iterator[tuple[KeyPath, s
     for path, names in sections.items():
         for index, name in enumerate(names):
             yield ("approvals", *path, index), name
-
-
-def _closest_principal(name: str, principals: Iterable[str]) -> str | None:
-    """Return the principal whose name is most like a name, without case; None if none is."""
-    by_name = {principal.partition(":")[2].lower(): principal for principal in principals}
-    matches = difflib.get_close_matches(name.lower(), by_name, n=1)
-    return by_name[matches[0]] if matches else None
 
 
 def voters_by_rule(

@@ -17,14 +17,20 @@ from relay.delivery.result_recorder import ResultRecorder
 from relay.delivery.routing import wants
 from relay.delivery.worker import Worker
 from relay.events.build import ReportRelayEvent
+from relay.events.tracing import RecordSpan
 from relay.histogram import Histogram
 from relay.outbox import AttemptOutcome, Entry, EntryState, RecordedEvent, SinkState
 from relay.outbox.deliveries import DeadLetterFilter
-from relay.outbox.sqlite import Store
+from relay.outbox.sqlite import Store, Work
 from relay.outbox.transaction import Transaction
 from relay.sinks import Sink, SinkSettings
 
+SinkStates = Mapping[str, tuple[SinkState, str | None]]
+"""The state of each sink by name, with the reason if it is not on."""
+
 DRAIN_POLL_INTERVAL = 0.02
+RETIRE_TIMEOUT = 5.0
+"""Seconds for the tries of a sink that a reload replaces or removes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +65,16 @@ class SinkMeasurements:
     oldest_age: float | None
 
 
+@dataclass(frozen=True, slots=True)
+class Handover:
+    """A change of the sinks that has begun: see `Dispatcher.begin_handover`."""
+
+    new: tuple[Worker, ...]
+    """The workers that do not run yet."""
+    retired: tuple[Worker, ...]
+    """Those of sinks that were replaced or removed. They still run."""
+
+
 class Dispatcher:
     """The workers of all sinks."""
 
@@ -68,16 +84,21 @@ class Dispatcher:
         store: Store,
         clock: Clock,
         report: ReportRelayEvent,
+        record_span: RecordSpan | None = None,
     ) -> None:
         self._store = store
         self._clock = clock
+        self._report = report
+        self._record_span = record_span
         self._results = ResultRecorder(store)
         self._workers = {
-            name: Worker(settings, sink, store, self._results, clock, report)
-            for name, (settings, sink) in sinks.items()
+            name: self._make_worker(settings, sink) for name, (settings, sink) in sinks.items()
         }
-        # Entries that arrive before `start` has read what waits; None after that.
-        self._early_entries: list[Entry] | None = []
+        self._early_entries: dict[str, list[Entry]] = {name: [] for name in sinks}
+        """Of each sink for which was not read yet what waits: the entries that came meanwhile."""
+        self._group: asyncio.TaskGroup | None = None
+        self._tasks: dict[Worker, asyncio.Task[None]] = {}
+        self._runs = asyncio.Event()
 
     async def start(self) -> None:
         """Read what waits in the store, and listen for new entries.
@@ -85,30 +106,126 @@ class Dispatcher:
         A new sink gets an entry for every live event. The entries of a sink that is no longer
         configured become dead letters.
         """
-        settings = [worker.settings for worker in self._workers.values()]
         now = self._clock.now()
+        reconcile = self.reconcile(now, removing=True)
         # Listen first: sinks are connected already, and a chat can request a redelivery.
         self._store.listeners.recorded.append(self._on_recorded)
         self._store.listeners.redelivered.append(self._on_redelivered)
-        states = await self._store.transact(
-            lambda tx: _reconcile_sinks(tx, settings, now), fail_open=True
-        )
-        for name, (state, reason) in states.items():
-            self._workers[name].set_state(state, reason)
+        states = await self._store.transact(reconcile, fail_open=True)
+        for name, worker in self._workers.items():
+            worker.set_state(*states[name])
         waiting = await self._store.read(lambda tx: tx.deliveries.waiting())
-        early_entries, self._early_entries = self._early_entries or [], None
-        waiting_ids = {entry.id for entry in waiting}
-        new = [entry for entry in early_entries if entry.id not in waiting_ids]
-        self._add_entries([*waiting, *new])
+        entries_by_sink = _by_sink(waiting)
+        for name in self._workers:
+            self._add_waiting(name, entries_by_sink[name])
 
     async def run(self) -> None:
         """Deliver until canceled."""
         try:
             async with asyncio.TaskGroup() as group:
+                self._group = group
                 for worker in self._workers.values():
-                    group.create_task(worker.run(), name=f"sink {worker.settings.name}")
+                    self._run_worker(worker)
+                self._runs.set()
+                await asyncio.Event().wait()
         finally:
             self.flush_results()
+
+    # --- other sinks
+
+    def begin_handover(self, sinks: Mapping[str, tuple[SinkSettings, Sink]]) -> Handover:
+        """Have these sinks from now on. A sink that is the same object keeps its worker.
+
+        The others take no entry before `end_handover`. Between the two, the caller lets the store
+        do the work of `reconcile`, together with the change of the route.
+        """
+        before = self._workers
+        self._workers = {
+            name: before[name]
+            if name in before and before[name].sink is sink
+            else self._make_worker(settings, sink)
+            for name, (settings, sink) in sinks.items()
+        }
+        workers = self._workers.values()
+        new = tuple(worker for worker in workers if worker not in before.values())
+        retired = tuple(worker for worker in before.values() if worker not in workers)
+        for worker in new:
+            self._early_entries[worker.settings.name] = []
+        for worker in retired:
+            if worker.settings.name in self._workers:
+                worker.begin_no_tries()
+        return Handover(new, retired)
+
+    def reconcile(self, now: datetime, *, removing: bool = False) -> Work[SinkStates]:
+        """Work for the store: add the sinks that are new; return the state of each sink.
+
+        A new sink gets an entry for every live event that it wants. With ``removing``, the entries
+        of all others become dead letters.
+        """
+        settings = [worker.settings for worker in self._workers.values()]
+        return lambda tx: _reconcile_sinks(tx, settings, now, removing=removing)
+
+    async def end_handover(self, handover: Handover, states: SinkStates) -> None:
+        """End the workers that are retired, then begin the new ones. Raises StoreUnavailable.
+
+        What a retired sink has in flight may end; what waits for a removed sink and can be sent now
+        is sent. The rest goes to the sink of that name, or becomes a dead letter if there is none.
+        """
+        await self._runs.wait()
+        retired = {worker.settings.name: worker for worker in handover.retired}
+        async with asyncio.TaskGroup() as group:
+            for name in retired.keys() - self._workers.keys():
+                group.create_task(self._remove(retired[name]), name=f"remove sink {name}")
+            for worker in handover.new:
+                name = worker.settings.name
+                worker.set_state(*states[name])
+                group.create_task(self._replace(retired.get(name), worker), name=f"add sink {name}")
+
+    async def _remove(self, worker: Worker) -> None:
+        name = worker.settings.name
+        await self._retire(worker, lambda: worker.is_idle)
+        now, reason = self._clock.now(), _removal_reason(name)
+        await self._store.transact(
+            lambda tx: tx.deliveries.remove_sink(name, reason, now), fail_open=True
+        )
+
+    async def _replace(self, old: Worker | None, new: Worker) -> None:
+        name = new.settings.name
+        if old is not None:
+            await self._retire(old, lambda: not old.is_trying)
+        # The results of the old worker are submitted: the store reads after them.
+        waiting = await self._store.read(lambda tx: tx.deliveries.waiting(name))
+        self._add_waiting(name, waiting)
+        self._run_worker(new)
+
+    async def _retire(self, worker: Worker, is_done: Callable[[], bool]) -> None:
+        """End a worker when it is done, or after `RETIRE_TIMEOUT`."""
+        deadline = self._clock.monotonic() + RETIRE_TIMEOUT
+        while not is_done() and self._clock.monotonic() < deadline:
+            await self._clock.sleep(DRAIN_POLL_INTERVAL)
+        task = self._tasks.pop(worker)
+        task.cancel()
+        await asyncio.wait({task})
+        self.flush_results()
+
+    def _run_worker(self, worker: Worker) -> None:
+        assert self._group is not None  # noqa: S101  # `run` sets it first
+        self._tasks[worker] = self._group.create_task(
+            worker.run(), name=f"sink {worker.settings.name}"
+        )
+
+    def _make_worker(self, settings: SinkSettings, sink: Sink) -> Worker:
+        return Worker(
+            settings,
+            sink,
+            self._store,
+            self._results,
+            self._clock,
+            self._report,
+            self._record_span,
+        )
+
+    # --- what operators and the API ask
 
     async def drain(self) -> None:
         """Return when everything that can be sent now was sent."""
@@ -163,29 +280,36 @@ class Dispatcher:
         await self._store.transact(lambda tx: tx.deliveries.set_sink_state(name, state, reason))
         worker.set_state(state, reason)
 
+    # --- new entries
+
     def _on_recorded(self, events: Sequence[RecordedEvent]) -> None:
-        entries = [entry for event in events for entry in event.entries]
-        if self._early_entries is not None:
-            self._early_entries += entries
-        else:
-            self._add_entries(entries)
+        entries = _by_sink(entry for event in events for entry in event.entries)
+        for name, sink_entries in entries.items():
+            if name in self._early_entries:
+                self._early_entries[name] += sink_entries
+            elif name in self._workers:
+                self._workers[name].add_entries(sink_entries)
 
     def _on_redelivered(self, entries: Sequence[Entry]) -> None:
-        if self._early_entries is not None:
-            self._early_entries += entries
-            return
         for entry in entries:
-            if entry.sink in self._workers:
+            if entry.sink in self._early_entries:
+                self._early_entries[entry.sink].append(entry)
+            elif entry.sink in self._workers:
                 # Earlier attempts do not count against a redelivery.
                 self._workers[entry.sink].redeliver(replace(entry, attempts=0))
 
-    def _add_entries(self, entries: Iterable[Entry]) -> None:
-        entries_by_sink: dict[str, list[Entry]] = defaultdict(list)
-        for entry in entries:
-            entries_by_sink[entry.sink].append(entry)
-        for name, sink_entries in entries_by_sink.items():
-            if name in self._workers:
-                self._workers[name].add_entries(sink_entries)
+    def _add_waiting(self, name: str, waiting: Sequence[Entry]) -> None:
+        """Give a worker what waits by the store, and what came since that was read."""
+        ids = {entry.id for entry in waiting}
+        early = [entry for entry in self._early_entries.pop(name) if entry.id not in ids]
+        self._workers[name].add_entries([*waiting, *early])
+
+
+def _by_sink(entries: Iterable[Entry]) -> defaultdict[str, list[Entry]]:
+    entries_by_sink: defaultdict[str, list[Entry]] = defaultdict(list)
+    for entry in entries:
+        entries_by_sink[entry.sink].append(entry)
+    return entries_by_sink
 
 
 def redeliver(entry_id: int, at: datetime) -> Callable[[Transaction], bool]:
@@ -227,18 +351,22 @@ def redeliver_matching(
 
 
 def _reconcile_sinks(
-    tx: Transaction, settings: Sequence[SinkSettings], now: datetime
-) -> dict[str, tuple[SinkState, str | None]]:
-    """Compare the configured sinks with those of the last start; return their states."""
+    tx: Transaction, settings: Sequence[SinkSettings], now: datetime, *, removing: bool
+) -> SinkStates:
+    """Compare the sinks of the configuration with those of the store; return their states."""
     known = tx.deliveries.sink_states()
     configured = {sink.name for sink in settings}
-    for name in (known.keys() | tx.deliveries.waiting_sinks()) - configured:
-        reason = f"the sink {name} is not in the configuration any more"
-        tx.deliveries.remove_sink(name, reason, now)
+    if removing:
+        for name in (known.keys() | tx.deliveries.waiting_sinks()) - configured:
+            tx.deliveries.remove_sink(name, _removal_reason(name), now)
     for sink in settings:
         if sink.name not in known:
             _add_sink(tx, sink, now)
     return {sink.name: known.get(sink.name, ("on", None)) for sink in settings}
+
+
+def _removal_reason(name: str) -> str:
+    return f"the sink {name} is not in the configuration any more"
 
 
 def _add_sink(tx: Transaction, sink: SinkSettings, now: datetime) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from relay.events.cloudevent import CloudEvent
+from relay.events.cloudevent import CloudEvent, is_about_event
 from relay.events.match import matches, matches_any
 from relay.sinks import SinkSettings
 
@@ -17,12 +17,14 @@ def matching_sinks(event: CloudEvent, sinks: Iterable[SinkSettings]) -> tuple[st
 def wants(sink: SinkSettings, event: CloudEvent) -> bool:
     """Whether a sink wants an event.
 
-    Its ``events`` must name the type and its ``match`` must apply. ``match`` does not concern
-    ``relay.*``, which never goes to the sink that it is about. No sink wants ``relay.ping``: it is
-    sent to one sink by name.
+    Its ``events`` must name the type and its ``match`` must apply. ``match`` concerns neither
+    ``standing-hold.*`` nor ``relay.*``, which never goes to the sink that it is about. No sink
+    wants ``relay.ping``: it is sent to one sink by name.
     """
     if event.name == "relay.ping" or not matches_any(sink.events, event.name):
         return False
     if event.name.startswith("relay."):
         return event.subject != sink.name
+    if not is_about_event(event.name):
+        return True
     return matches(sink.match, event.data, event.scope, every_resource=False)

@@ -24,11 +24,13 @@ from relay.delivery.sink_health import SinkHealth, error_name
 from relay.errors import Deferred, DeliveryError, Rejected, StoreUnavailable, Superseded
 from relay.events.build import ReportRelayEvent
 from relay.events.cloudevent import CloudEvent
+from relay.events.tracing import RecordSpan, Span, SpanContext, context_of
 from relay.histogram import Histogram
 from relay.log_fields import with_fields
 from relay.outbox import Attempt, AttemptOutcome, Entry, EntryState, SinkState
 from relay.outbox.sqlite import Store
 from relay.sinks import Receipt, Sink, SinkSettings
+from relay.span_ids import new_span_id
 
 READ_RETRY_DELAY = 1.0
 """Seconds until the next try to read an event if the store could not be read."""
@@ -59,7 +61,9 @@ class Worker:
         results: ResultRecorder,
         clock: Clock,
         report: ReportRelayEvent,
+        record_span: RecordSpan | None = None,
     ) -> None:
+        """``record_span``: takes the span of each try of a traced event; None: tracing is off."""
         self.settings = settings
         self.tries: Counter[tuple[AttemptOutcome, int | None]] = Counter()
         """Tries since the start, by their outcome and the status of the receiver."""
@@ -67,7 +71,8 @@ class Worker:
         """How long tries took."""
         self.ends: Counter[EntryState] = Counter()
         """How entries ended since the start."""
-        self._sink = sink
+        self.sink = sink
+        self._record_span = record_span
         self._results = results
         self._clock = clock
         self._queue = OrderedQueue()
@@ -80,6 +85,7 @@ class Worker:
         self._wake = asyncio.Event()
         self._timer: tuple[float, asyncio.Task[None]] | None = None  # see `_set_timer`
         self._is_stopping = False
+        self._begins_tries = True
 
     @property
     def waiting(self) -> int:
@@ -89,6 +95,11 @@ class Worker:
     def oldest_waiting(self) -> datetime | None:
         """Return when the oldest entry was recorded that waits or is in flight."""
         return min((entry.recorded for entry in self._queue), default=None)
+
+    @property
+    def is_trying(self) -> bool:
+        """Whether a try is in flight."""
+        return self._in_flight > 0
 
     @property
     def is_idle(self) -> bool:
@@ -113,6 +124,10 @@ class Worker:
         self._queue.push(entry)
         self._circuit.probe_now()
         self._wake.set()
+
+    def begin_no_tries(self) -> None:
+        """From now on only end the tries that are in flight."""
+        self._begins_tries = False
 
     def set_state(self, state: SinkState, reason: str | None) -> None:
         """Pause, disable or resume. Entries are kept, and are sent when the sink is on again."""
@@ -162,8 +177,8 @@ class Worker:
     @property
     def _is_full(self) -> bool:
         """Whether no try may begin."""
-        max_in_flight = 1 if self._circuit.is_probing else self._sink.concurrency
-        if self._in_flight >= max_in_flight:
+        max_in_flight = 1 if self._circuit.is_probing else self.sink.concurrency
+        if self._in_flight >= max_in_flight or not self._begins_tries:
             return True
         return self._has_max_open_deliveries and not self._unanswered
 
@@ -255,6 +270,10 @@ class Worker:
     async def _attempt_delivery(self, entry: Entry, event: CloudEvent) -> bool:
         self._unanswered.discard(entry.id)
         at, began = self._clock.now(), self._clock.monotonic()
+        parent = context_of(event) if self._record_span is not None else None
+        context = parent.child(new_span_id()) if parent is not None else None
+        if context is not None:
+            event = replace(event, carrier=str(context))
         result = await self._call_sink(event)
         if isinstance(result, Superseded):
             self._queue.remove_head(entry)
@@ -265,6 +284,8 @@ class Worker:
         self.tries[attempt.outcome, attempt.status] += 1
         self.try_seconds.observe(attempt.elapsed)
         self._log_attempt(entry, attempt)
+        if self._record_span is not None and context is not None:
+            self._record_span(self._span_of(entry, attempt, context, parent))
         if isinstance(result, Receipt):
             self.health.record_clock_skew(result.skew)
             self._handle_success(entry, attempt)
@@ -281,6 +302,26 @@ class Worker:
             failure, decision = self.health.record_internal_error(entry, result, began)
             self._apply_retry_decision(decision, entry, failure, attempt)
         return False
+
+    def _span_of(
+        self, entry: Entry, attempt: Attempt, context: SpanContext, parent: SpanContext | None
+    ) -> Span:
+        return Span(
+            name=f"deliver {self.settings.name}",
+            kind="producer" if self.settings.kind == "rabbitmq" else "client",
+            context=context,
+            parent=parent,
+            began=attempt.at,
+            ended=attempt.ended_at,
+            attributes={
+                "imds_relay.sink": self.settings.name,
+                "imds_relay.type": entry.type,
+                "imds_relay.entry": entry.id,
+                "imds_relay.attempts": entry.attempts + 1,
+                "imds_relay.status": attempt.status,
+            },
+            error=None if attempt.outcome == "delivered" else attempt.reason or attempt.outcome,
+        )
 
     def _log_attempt(self, entry: Entry, attempt: Attempt) -> None:
         if _log.isEnabledFor(logging.DEBUG):
@@ -309,7 +350,7 @@ class Worker:
         """
         try:
             try:
-                receipt = await self._sink.deliver(event)
+                receipt = await self.sink.deliver(event)
             except DeliveryError as error:
                 return _check_error(error)
             # What is no receipt, such as None, fails here: that is a bug of the sink too.

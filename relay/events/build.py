@@ -174,6 +174,23 @@ def decision_event(
     return CloudEvent.build(attributes, {**event, **added})
 
 
+def standing_hold_event(
+    name: str, origin: Origin, at: datetime, *, data: Mapping[str, Any], head: str
+) -> CloudEvent:
+    """Build a ``standing-hold.*`` CloudEvent. ``head`` is as for `decision_event`."""
+    attributes = {
+        "specversion": "1.0",
+        "id": digest_id(origin.relay_source, name, data, head),
+        "type": f"{TYPE_PREFIX}{name}{TYPE_VERSION}",
+        "source": origin.relay_source,
+        "subject": data["holdId"],
+        "time": format_rfc3339(at),
+        **_common_attributes(name, origin),
+        "journalhead": head,
+    }
+    return CloudEvent.build(attributes, data)
+
+
 def relay_event(
     name: str, origin: Origin, at: datetime, *, sink: str | None, reason: str, count: int, head: str
 ) -> CloudEvent:

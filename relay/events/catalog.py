@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import Field, TypeAdapter, with_config
 from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
-from relay.events.cloudevent import TYPE_PREFIX, TYPE_VERSION
+from relay.events.cloudevent import TYPE_PREFIX, TYPE_VERSION, is_about_event
 
 _Strict = with_config({"extra": "forbid"})
 
@@ -168,6 +168,25 @@ class LimitWait(TypedDict):
 
 
 @_Strict
+class StandingHoldInForce(TypedDict):
+    """A standing hold that keeps this relay from starting an event."""
+
+    holdId: Annotated[str, _described_field("identifies the standing hold")]
+    principal: Annotated[str, _described_field("who made it")]
+    until: Annotated[str, _described_field("RFC 3339: when it expires")]
+    reason: Annotated[str, _described_field("the reason that its author gave")]
+
+
+_HoldsInForce = Annotated[
+    list[StandingHoldInForce],
+    _described_field(
+        "the standing holds that keep this relay from starting the event, if there are any; Azure "
+        "proceeds at NotBefore regardless"
+    ),
+]
+
+
+@_Strict
 class ApprovalData(_AboutEvent):
     """A decision about an event, and the event at that time."""
 
@@ -227,6 +246,7 @@ class RecordedData(ApprovalData):
             ),
         ]
     ]
+    standingHolds: NotRequired[_HoldsInForce]
 
 
 @_Strict
@@ -261,6 +281,91 @@ class VoidedData(_AboutEvent):
         ]
     ]
     dryRun: NotRequired[_DryRun]
+
+
+@_Strict
+class ReminderData(_AboutEvent):
+    """Votes are missing, and NotBefore is near."""
+
+    votes: Annotated[int, _described_field("votes that count now")]
+    required: Annotated[int, _described_field("votes that the rule requires")]
+    missing: Annotated[int, _described_field("how many more votes are needed at least")]
+    rule: Annotated[str, _described_field("name of the rule that matches the event")]
+    mayVote: Annotated[
+        list[str],
+        _described_field("principals, or patterns over machines, whose votes would count"),
+    ]
+    uncoveredResources: Annotated[
+        list[str], _described_field("machines that nobody has voted for yet, with each_resource")
+    ]
+    closes: Annotated[str, _described_field("RFC 3339: when voting closes")]
+    runbook: Annotated[str | None, _described_field("the runbook of the rule; null: it has none")]
+    dryRun: NotRequired[_DryRun]
+
+
+@_Strict
+class HoldDuration(TypedDict, total=False):
+    """Bounds on the announced length, both included."""
+
+    min: Annotated[str, _described_field("such as 8s")]
+    max: Annotated[str, _described_field("such as 8s")]
+
+
+HoldHours = TypedDict(  # "from" is a keyword
+    "HoldHours",
+    {
+        "days": Annotated[list[str], _described_field("mon, tue, wed, thu, fri, sat, sun")],
+        "from": Annotated[str, _described_field("the first minute, such as 08:00")],
+        "to": Annotated[str, _described_field("the first minute after the hours")],
+        "zone": Annotated[str, _described_field("the time zone of the hours")],
+    },
+    total=False,
+)
+_Strict(HoldHours)
+
+
+@_Strict
+class HoldConditions(TypedDict, total=False):
+    """The conditions of a rule; an absent one is always met."""
+
+    event_type: list[str]
+    event_source: list[str]
+    duration: HoldDuration
+    resources: Annotated[list[str], _described_field("patterns; one matching resource is enough")]
+    scope: Annotated[list[str], _described_field("patterns over the scope's name")]
+    time: HoldHours
+
+
+@_Strict
+class StandingHoldData(TypedDict):
+    """A hold by conditions and for a time."""
+
+    holdId: Annotated[str, _described_field("identifies the standing hold")]
+    match: Annotated[HoldConditions, _described_field("which events it holds, also later ones")]
+    within: NotRequired[
+        Annotated[
+            list[list[str]],
+            _described_field(
+                "only if its author may not decide for every resource: it holds events whose "
+                "resources all match a pattern of each list"
+            ),
+        ]
+    ]
+    starts: Annotated[str, _described_field("RFC 3339: from when it holds")]
+    ends: Annotated[str, _described_field("RFC 3339: until when it holds")]
+    principal: Annotated[str, _described_field("who made it")]
+    channel: Annotated[str, _described_field("how it arrived: http or local")]
+    reason: Annotated[str, _described_field("the reason that its author gave")]
+    created: Annotated[str, _described_field("RFC 3339: when it was made")]
+    notice: Annotated[str, _described_field("what it does not stop, for people")]
+
+
+@_Strict
+class EndedStandingHoldData(StandingHoldData):
+    """A standing hold that somebody ended early."""
+
+    endedBy: Annotated[str, _described_field("who ended it")]
+    endReason: Annotated[str | None, _described_field("the reason that they gave")]
 
 
 @_Strict
@@ -320,9 +425,25 @@ CATALOG = (
     EventDefinition("approval.refused", "an authenticated attempt was refused", RefusedData),
     EventDefinition("approval.voided", "recorded votes no longer count", VoidedData),
     EventDefinition(
+        "approval.reminder",
+        "votes are missing, and NotBefore is as near as the rule's remind says",
+        ReminderData,
+    ),
+    EventDefinition(
         "startrequest.accepted", "IMDS answered 200 to a StartRequest", StartRequestData
     ),
     EventDefinition("startrequest.failed", "the relay gave up on a StartRequest", StartRequestData),
+    EventDefinition(
+        "standing-hold.created",
+        "somebody made a hold by conditions and for a time",
+        StandingHoldData,
+    ),
+    EventDefinition(
+        "standing-hold.ended", "somebody ended a standing hold early", EndedStandingHoldData
+    ),
+    EventDefinition(
+        "standing-hold.expired", "the time of a standing hold is over", StandingHoldData
+    ),
     EventDefinition(
         "relay.source-lost",
         "the metadata service, or on a hub the broker, has given no usable answer for too long",
@@ -412,8 +533,10 @@ def event_schema(definition: EventDefinition) -> dict[str, Any]:
     required = [*_REQUIRED]
     if not definition.name.startswith("event."):
         required.append("journalhead")
-    if not definition.name.startswith("relay."):
+    if is_about_event(definition.name):
         required += ["subject", "correlationid", "partitionkey"]
+    elif not definition.name.startswith("relay."):
+        required.append("subject")
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": f"{dataschema(definition.name)}:cloudevent",

@@ -16,8 +16,9 @@ CONTENT_TYPE = "application/cloudevents+json; charset=utf-8"
 PRIORITIES = 4
 """How many priorities there are."""
 EVENT, DECISION, RELAY, REFUSAL = range(PRIORITIES)
-"""The priorities: ``event.*``; ``startrequest.*`` and ``approval.*``; ``relay.*``;
-``approval.refused``. Of the events that wait, those of the first priority are sent first."""
+"""The priorities: ``event.*``; ``startrequest.*``, ``approval.*`` and ``standing-hold.*``;
+``relay.*``; ``approval.refused``. Of the events that wait, those of the first priority are sent
+first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,8 @@ class CloudEvent:
     attributes: Mapping[str, str]
     data: Mapping[str, Any]
     body: bytes
+    carrier: str | None = None
+    """The ``traceparent`` of the request or message that delivers the event; None: it has none."""
 
     @classmethod
     def build(cls, attributes: Mapping[str, str | None], data: Mapping[str, Any]) -> CloudEvent:
@@ -39,6 +42,10 @@ class CloudEvent:
         body = orjson.dumps({**present, "data": data})
         # A copy of its own size: docs/protocol.md#orjson-does-not-trim-what-it-returns
         return cls(present, data, b"".join((body, b"")))
+
+    def with_attribute(self, name: str, value: str) -> CloudEvent:
+        """Return the event with another attribute. Its id stays the same."""
+        return CloudEvent.build({**self.attributes, name: value}, self.data)
 
     @classmethod
     def parse(cls, body: bytes) -> CloudEvent:
@@ -64,7 +71,10 @@ class CloudEvent:
 
     @property
     def subject(self) -> str | None:
-        """The EventId as Azure wrote it; for ``relay.*`` the name of the sink, or None."""
+        """The EventId as Azure wrote it.
+
+        For ``relay.*`` the name of the sink, or None; for ``standing-hold.*`` its id.
+        """
         return self.attributes.get("subject")
 
     @property
@@ -89,6 +99,12 @@ def event_name(event_type: str) -> str:
 def digest_id(*parts: object) -> str:
     """Return 32 hexadecimal digits over the parts. Equal parts give equal ids on every machine."""
     return hashlib.sha256(orjson.dumps(parts, option=orjson.OPT_SORT_KEYS)).hexdigest()[:32]
+
+
+@cache
+def is_about_event(name: str) -> bool:
+    """Whether CloudEvents with this name are about an event of Azure, and so have its EventId."""
+    return not name.startswith(("relay.", "standing-hold."))
 
 
 @cache

@@ -11,6 +11,11 @@ from pydantic import Field, model_validator
 
 from relay.settings import Duration, Section
 
+EVENT_TYPES = ("Freeze", "Reboot", "Redeploy", "Preempt", "Terminate")
+"""The EventTypes that Azure documents. It may add others."""
+EVENT_SOURCES = ("Platform", "User")
+"""The EventSources that Azure documents. It may add others."""
+
 
 class DurationRange(Section):
     """Bounds on the announced length, both included. An unknown length is in no range."""
@@ -85,10 +90,33 @@ def matches(
     )
 
 
+def can_match(match: Match, data: Mapping[str, Any], scope: str) -> bool:
+    """Whether an event meets the conditions, where what Azure does not say counts as met.
+
+    For whoever would rather stop too much than too little (standing holds): an unknown type, source
+    or duration matches, one matching resource is enough, and so is an event without resources.
+    """
+    return (
+        _can_be_one_of(match.event_type, data.get("eventType"))
+        and _can_be_one_of(match.event_source, data.get("eventSource"))
+        and _can_be_within(match.duration, data.get("durationSeconds"))
+        and (match.scope is None or matches_any(match.scope, scope))
+        and _resources_match(match.resources, data.get("resources") or (), every_resource=False)
+    )
+
+
+def _can_be_one_of(allowed: tuple[str, ...] | None, value: str | None) -> bool:
+    return value is None or _is_one_of(allowed, value)
+
+
 def _is_one_of(allowed: tuple[str, ...] | None, value: str | None) -> bool:
     if allowed is None:
         return True
     return value is not None and value.lower() in {name.lower() for name in allowed}
+
+
+def _can_be_within(bounds: DurationRange | None, seconds: float | None) -> bool:
+    return seconds is None or _is_within(bounds, seconds)
 
 
 def _is_within(bounds: DurationRange | None, seconds: float | None) -> bool:

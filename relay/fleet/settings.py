@@ -9,14 +9,31 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from relay.amqp.broker_url import BrokerSettings, Declare
+from relay.amqp.broker_url import BrokerSettings, Declare, ExchangeName
 from relay.events.match import matches_any
-from relay.settings import Section
+from relay.settings import Section, WrongValue, text_like
 
-ExchangeName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,127}$")]
-UserName = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f-\x9f]{1,128}$")]
-ScopePattern = Annotated[str, Field(pattern=r"^[a-z0-9*?-]{1,80}$")]
-RelayPattern = Annotated[str, Field(pattern=r"^[a-z0-9_*?-]{1,80}$")]
+UserName = Annotated[
+    str,
+    text_like(
+        r"[^\x00-\x1f\x7f-\x9f]{1,128}",
+        "a user of the RabbitMQ such as vmss-a, without line breaks",
+    ),
+]
+ScopePattern = Annotated[
+    str,
+    text_like(
+        r"[a-z0-9*?-]{1,80}",
+        'a pattern such as "vmss-a-????????": a to z, 0 to 9, -, * and ?, at most 80 characters',
+    ),
+]
+RelayPattern = Annotated[
+    str,
+    text_like(
+        r"[a-z0-9_*?-]{1,80}",
+        'a pattern such as "vmss-a_*": a to z, 0 to 9, _, -, * and ?, at most 80 characters',
+    ),
+]
 
 
 class TrustDomain(Section):
@@ -102,11 +119,13 @@ class HubSettings(FleetBrokerSettings):
     @model_validator(mode="after")
     def _check_users(self) -> Self:
         users = [domain.user for domain in self.domains]
-        for user in users:
-            if users.count(user) > 1:
-                raise ValueError(
-                    f"domains: expected each user once, {user} comes twice: "
-                    "list all its scopes in one domain"
+        for index, user in enumerate(users):
+            if users.index(user) < index:
+                raise WrongValue(
+                    ("domains", index, "user"),
+                    f"expected each user once, {user} comes twice: list all its scopes in one "
+                    "domain",
+                    ("domains", users.index(user), "user"),
                 )
         if self.url_user in users:
             raise ValueError(

@@ -11,9 +11,9 @@ from __future__ import annotations
 from typing import Annotated
 from urllib.parse import SplitResult, urlsplit
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator
 
-from relay.settings import Duration, Section
+from relay.settings import Duration, Section, text_like
 
 DISCOVER = "discover"
 """In place of a URL: find the service (docs/protocol.md#without-a-virtual-network)."""
@@ -65,7 +65,9 @@ class SourceSettings(Section):
 
     url: Annotated[str, AfterValidator(_check_origin)] = "http://169.254.169.254"
     """The metadata service; discover: find it, for VMs without a virtual network."""
-    api_version: str = Field(default="2020-07-01", pattern=r"^\d{4}-\d{2}-\d{2}$")
+    api_version: Annotated[
+        str, text_like(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", 'an api-version such as "2020-07-01"')
+    ] = "2020-07-01"
     """Version of the Scheduled Events API, 2017-03-01 to 2020-07-01; the newest knows most."""
     interval: Annotated[Duration, AfterValidator(_check_interval)] = 1.0
     """Time from one poll to the next."""

@@ -196,6 +196,10 @@ class ImdsClient:
         self.clock_skew: float | None = None
         """Seconds that the service's clock is certainly ahead of ours; None if it is not known."""
 
+    def use(self, settings: SourceSettings) -> None:
+        """Take the timeouts from these settings from now on. The URL must be the same."""
+        self._settings = settings
+
     async def __aenter__(self) -> Self:
         tracing = aiohttp.TraceConfig()
         tracing.on_request_headers_sent.append(self._on_headers_sent)

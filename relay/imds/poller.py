@@ -24,6 +24,7 @@ from relay.imds import SourceSettings
 from relay.imds.client import ImdsClient, retry_delay
 from relay.imds.document import DocumentReader
 from relay.ingest.recorder import PollResult, Recorder
+from relay.log_fields import with_fields
 from relay.log_once import LogOnce
 from relay.outbox.sqlite import Store
 
@@ -72,7 +73,9 @@ class Poller:
         report: ReportRelayEvent,
         last_read_at: datetime | None,
         jitter: Callable[[], float] = random.random,
+        on_read: Callable[[datetime, datetime], None] | None = None,
     ) -> None:
+        """``on_read`` gets the begin and the end of each call whose document is recorded."""
         self.lost = False
         """Whether there has been no usable answer for too long."""
         self.polls = 0
@@ -91,6 +94,7 @@ class Poller:
         self._clock = clock
         self._report = report
         self._jitter = jitter
+        self._on_read = on_read
         self._started_at = clock.monotonic()
         self._reader = DocumentReader(settings.api_version)
         self._last_body: bytes | None = None  # the bytes that were recorded last
@@ -123,6 +127,12 @@ class Poller:
         """The seconds that our clock is certainly ahead of the service's; None: not known."""
         skew = self._client.clock_skew
         return None if skew is None else 0.0 - skew  # no -0.0
+
+    def use(self, settings: SourceSettings) -> None:
+        """Poll from now on at the interval of these settings."""
+        if settings.interval != self._settings.interval:
+            self._fresh_read_requested.set()  # the pause that goes on has the earlier interval
+        self._settings = settings
 
     async def read_fresh(self) -> None:
         """Read the document with a call that begins from now on, and record it.
@@ -181,6 +191,8 @@ class Poller:
         if document is None or body != self._last_body:
             document = await self._reader.read(body)
             poll = PollResult(document, now, self._has_gap(now, monotonic))
+            if self._on_read is not None:
+                self._on_read(read.asked_at, now)
             try:
                 await self._store.transact(
                     lambda tx: self._recorder.record(tx, poll), fail_open=True
@@ -220,7 +232,12 @@ class Poller:
         self.failures += 1
         self._last_error = error
         level = logging.ERROR if isinstance(error, SourceRefused) else logging.WARNING
-        self._state_log.log(level, "the metadata service gave no usable answer: %s", error.reason)
+        self._state_log.log(
+            level,
+            "the metadata service gave no usable answer: %s",
+            error.reason,
+            extra=with_fields(reason=error.reason, status=error.status),
+        )
         if isinstance(error, DocumentTooLarge) and not self.lost:
             # It will not pass by itself, and events may be hidden from now on.
             self.lost = True

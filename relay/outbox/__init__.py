@@ -17,6 +17,7 @@ from typing_extensions import override  # in typing from Python 3.12
 
 from relay.events.cloudevent import CloudEvent, priority
 from relay.events.model import ScheduledEvent
+from relay.events.tracing import SpanContext
 from relay.settings import Duration, Section
 
 Mode = Literal["on", "dry-run", "off"]
@@ -126,6 +127,32 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StandingHold:
+    """A hold by conditions and for a time, which can be older than the events that it is about.
+
+    ``number`` orders standing holds, and ``hold_id`` is what callers call this one. ``conditions``
+    are those of a rule, and ``within`` are lists of patterns, each of which must cover every
+    resource of an event: the resources that its author could decide for. Both are JSON.
+    ``ended`` is when it was ended or expired; ``ended_by`` is None if it expired. ``position`` is
+    that of its ``standing-hold.created`` in the journal.
+    """
+
+    number: int
+    hold_id: str
+    conditions: str
+    within: str
+    starts: datetime
+    ends: datetime
+    principal: str
+    channel: str
+    reason: str
+    created: datetime
+    ended: datetime | None = None
+    ended_by: str | None = None
+    position: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
     """A granted approval and its StartRequest.
 
@@ -178,7 +205,7 @@ class Entry:
 
     @property
     def family(self) -> str:
-        """The first part of the type: ``event``, ``approval``, ``startrequest`` or ``relay``."""
+        """The first part of the type, such as ``event`` or ``approval``."""
         return self.type.partition(".")[0]
 
     @property
@@ -217,9 +244,10 @@ class FirstAnswer:
 class RecordedEvent:
     """A journaled event with its position and the entries that were made for it.
 
-    ``event_key`` is that of `relay.outbox.event_keys`; None for ``relay.*``. ``event`` is None if
-    it is not in memory. ``is_new`` is False if the event was journaled earlier, and only the
-    entries are new.
+    ``event_key`` is that of `relay.outbox.event_keys`; None if it is about no event of Azure.
+    ``event`` is None if it is not in memory. ``is_new`` is False if the event was journaled
+    earlier, and only the entries are new. ``follows`` is the id of the event that it follows from,
+    and ``caller`` the context of the caller's trace, if they are known.
     """
 
     position: int
@@ -229,3 +257,5 @@ class RecordedEvent:
     event: CloudEvent | None
     entries: tuple[Entry, ...]
     is_new: bool = True
+    follows: str | None = None
+    caller: SpanContext | None = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 import orjson
@@ -16,7 +17,10 @@ import orjson
 from relay.events.cloudevent import CloudEvent
 from relay.outbox.decisions import Decisions
 from relay.outbox.journal import Journal, read_checkpoint
+from relay.outbox.standing_holds import StandingHolds, only_in_first
 
+_STANDING_HOLDS_SINCE = 5
+"""The version of the state file from which there are standing holds."""
 _POSITIONS_SINCE = 3
 """The version of the state file from which its tables say where the journal holds their rows."""
 
@@ -57,8 +61,11 @@ def audit_claims(connection: sqlite3.Connection) -> ClaimAuditResult:
             pruned += 1
         except _Unjustified as problem:
             problems.append(f"the claim at position {position} ({event_key}) {problem}")
-    if connection.execute("PRAGMA user_version").fetchone()[0] >= _POSITIONS_SINCE:
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if version >= _POSITIONS_SINCE:
         problems += _table_differences(connection)
+    if version >= _STANDING_HOLDS_SINCE:
+        problems += _standing_hold_differences(connection)
     return ClaimAuditResult(claims, pruned, tuple(problems))
 
 
@@ -208,3 +215,16 @@ def _table_differences(connection: sqlite3.Connection) -> Iterator[str]:
                     f"the hold {decision.approval_id} of {decision.principal} ({key}) is in the "
                     "journal and not in its table"
                 )
+
+
+def _standing_hold_differences(connection: sqlite3.Connection) -> Iterator[str]:
+    """Yield a sentence for each standing hold that the table has otherwise than the journal."""
+    holds = StandingHolds(connection, Journal(connection))
+    in_table, in_journal = holds.open(), holds.open_in_journal(datetime.min.replace(tzinfo=UTC))
+    for hold in only_in_first(in_table, in_journal):
+        yield f"the standing hold {hold.hold_id} of {hold.principal} is not so in the journal"
+    for hold in only_in_first(in_journal, in_table):
+        yield (
+            f"the standing hold {hold.hold_id} of {hold.principal} is in the journal and not so in "
+            "its table"
+        )

@@ -313,6 +313,21 @@ class Decisions:
             if event is not None and _is_grant_of(event, grant):
                 yield replace(grant, granted_at=_recorded_at(event))
 
+    # --- reminders
+
+    def is_reminded(self, occurrence: int, revision: str) -> bool:
+        """Whether a reminder was recorded for this state of an event."""
+        row = self._connection.execute(
+            "SELECT 1 FROM reminder WHERE occurrence = ? AND revision = ?", (occurrence, revision)
+        ).fetchone()
+        return row is not None
+
+    def add_reminder(self, occurrence: int, revision: str, at: datetime) -> None:
+        """A reminder for this state of an event was recorded."""
+        self._connection.execute(
+            "INSERT INTO reminder VALUES (?, ?, ?)", (occurrence, revision, format_sortable(at))
+        )
+
     # --- first answers
 
     def first_answer(self, principal: str, request_id: str) -> FirstAnswer | None:
@@ -345,7 +360,7 @@ class Decisions:
         See `MAX_REFUSALS` and `REFUSAL_RETENTION`.
         """
         before = format_sortable(now - REFUSAL_RETENTION)
-        refusals = "FROM answer WHERE principal = :principal AND status != 202"
+        refusals = "FROM answer WHERE principal = :principal AND status >= 300"
         principals = self._connection.execute("SELECT DISTINCT principal FROM answer").fetchall()
         for (principal,) in principals:
             self._connection.execute(

@@ -31,7 +31,7 @@ from relay.files import (
 from relay.outbox import Mode, StateFileOwner
 from relay.outbox.event_keys import SINGLE_SCOPE, EventKeys
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 """Each version is a file in ``schema/``. An older state file gets what it lacks."""
 MIN_SQLITE_VERSION = (3, 33)
 """The first with UPDATE … FROM. RHEL 9 has 3.34, so STRICT tables and RETURNING are not used."""
@@ -42,8 +42,9 @@ LOCK_TIMEOUT = 1.0
 _SQLITE_LOCK_BYTES = 0x40000000
 """Where SQLite locks a database (https://www.sqlite.org/lockingv3.html)."""
 _NEWEST_COLUMNS = """
-SELECT decision.position, start_request.position, invitation.code, occurrence.scope, sighting.place
-FROM decision, start_request, invitation, occurrence, sighting LIMIT 0
+SELECT decision.position, start_request.position, invitation.code, occurrence.scope, sighting.place,
+standing_hold.position, reminder.at
+FROM decision, start_request, invitation, occurrence, sighting, standing_hold, reminder LIMIT 0
 """
 """Fails on the tables of an older version, also if the file says that it has the current one."""
 _log = logging.getLogger(__name__)

@@ -130,7 +130,9 @@ class Journal:
             start += length
         return bodies
 
-    def verified_event(self, position: int | None, kind: str, event_key: str) -> CloudEvent | None:
+    def verified_event(
+        self, position: int | None, kind: str, event_key: str | None
+    ) -> CloudEvent | None:
         """Return the CloudEvent at a position, if the chain holds it and it is of this kind.
 
         This is a look-up by position: the hash of the row before, and that of the row itself.
@@ -138,12 +140,14 @@ class Journal:
         body = self._verified_body(position, kind, event_key)
         return CloudEvent.parse(body) if body is not None else None
 
-    def _verified_body(self, position: int | None, kind: str, event_key: str) -> bytes | None:
+    def _verified_body(
+        self, position: int | None, kind: str, event_key: str | None
+    ) -> bytes | None:
         row = self._connection.execute(
             "SELECT position, at, kind, event_key, transition, body, hash, coalesce("
             "(SELECT hash FROM journal AS before WHERE before.position = journal.position - 1), "
             "(SELECT hash FROM checkpoint WHERE checkpoint.position = journal.position - 1)) "
-            "FROM journal WHERE position = ? AND kind = ? AND event_key = ?",
+            "FROM journal WHERE position = ? AND kind = ? AND event_key IS ?",
             (position, kind, event_key),
         ).fetchone()
         if row is None:
@@ -274,9 +278,9 @@ class Journal:
     def prune(self, before: datetime, now: datetime) -> int:
         """Delete the rows from before a moment; return how many.
 
-        Rows that a waiting entry, a dead letter, a vote or hold in force or an open grant needs are
-        kept, except for events that ended before that moment. A checkpoint with the last hash
-        remains, so that the chain can still be verified.
+        Rows that a waiting entry, a dead letter, a vote or hold in force, a standing hold that is
+        not over or an open grant needs are kept, except for events that ended before that moment. A
+        checkpoint with the last hash remains, so that the chain can still be verified.
         """
         # Stop at the first row that is not old, even if older ones follow. A clock that was wrong
         # for a while wrote old times late.
@@ -294,6 +298,8 @@ class Journal:
             "WHERE state = 'parked'), "
             "(SELECT coalesce(min(position), 9e18) FROM decision INDEXED BY decision_that_counts "
             f"WHERE counts AND {of_kept_event}), "
+            "(SELECT coalesce(min(position), 9e18) FROM standing_hold "
+            "INDEXED BY standing_hold_open WHERE ended IS NULL), "
             "(SELECT coalesce(min(position), 9e18) FROM start_request "
             "INDEXED BY start_request_open "
             f"WHERE state IN ('granted', 'sent') AND {of_kept_event}))",

@@ -41,6 +41,7 @@ def prune(tx: Transaction, settings: StoreSettings, now: datetime) -> PruneResul
     tx.decisions.prune_refusals(now)
     journal_rows = tx.journal.prune(audit_limit, now)
     tx.snapshot.prune(audit_limit)
+    tx.standing_holds.prune(audit_limit)
     tx.messages.prune()
     tx.fleet.prune_sightings()
     return PruneResult(journal_rows, dead_letters)

@@ -197,29 +197,29 @@ class Snapshot:
         return occurrence
 
     def page(
-        self, before: int | None, limit: PageLimit, *, scope: str | None = None
+        self,
+        before: int | None,
+        limit: PageLimit,
+        *,
+        scope: str | None = None,
+        live: bool = False,
     ) -> tuple[list[TrackedEvent], bool]:
         """Return occurrences with an id less than ``before``, newest first.
 
         The second value says whether there are more. ``scope``: only those of this scope.
+        ``live``: only those that are in the document now.
         """
         condition, values = ("", ()) if scope is None else ("scope = ? AND ", (scope,))
+        among = "INDEXED BY occurrence_live WHERE live AND " if live else "WHERE "
         rows = self._rows(
-            f"WHERE {condition}id < coalesce(?, 9e18) ORDER BY id DESC", *values, before
+            f"{among}{condition}id < coalesce(?, 9e18) ORDER BY id DESC", *values, before
         )
         page, has_more = take_page(rows, lambda row: len(row["data"]), limit)
         return [_OCCURRENCE.validate_python(dict(row)) for row in page], has_more
 
     def add_all(self, rows: Sequence[NewRow], boot_id: str | None) -> None:
         """Add events that appeared, in their order."""
-        keys = [row.key for row in rows]  # not as JSON: json_each cuts a text at a NUL
-        numbers: dict[str, int] = dict(
-            self._connection.execute(
-                "SELECT key, max(number) FROM occurrence "  # noqa: S608  # our own text
-                f"WHERE key IN ({', '.join('?' * len(keys))}) GROUP BY key",
-                keys,
-            ).fetchall()
-        )
+        numbers = self.numbers([row.key for row in rows])
         bulk_insert(
             self._connection,
             "occurrence "
@@ -239,6 +239,17 @@ class Snapshot:
                 )
                 for row in rows
             ],
+        )
+
+    def numbers(self, keys: Sequence[str]) -> dict[str, int]:
+        """Return the number of the newest occurrence of each event that is known."""
+        # The keys are not passed as JSON: json_each cuts a text at a NUL.
+        return dict(
+            self._connection.execute(
+                "SELECT key, max(number) FROM occurrence "  # noqa: S608  # our own text
+                f"WHERE key IN ({', '.join('?' * len(keys))}) GROUP BY key",
+                keys,
+            ).fetchall()
         )
 
     def update_all(self, rows: Sequence[ChangedRow]) -> None:

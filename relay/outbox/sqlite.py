@@ -18,12 +18,13 @@ import secrets
 import sqlite3
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from relay.clock import Clock
 from relay.errors import StoreUnavailable
+from relay.events.cloudevent import CloudEvent
 from relay.histogram import Histogram
 from relay.outbox import Entry, RecordedEvent, StateFileOwner, StoreSettings
 from relay.outbox.file import StateFile, open_state_file, result_code
@@ -112,8 +113,12 @@ class StoreJob:
 class Store:
     """The state file in use. `open_store` makes it."""
 
-    def __init__(self, state_file: StateFile, route: Route, settings: StoreSettings) -> None:
+    def __init__(
+        self, state_file: StateFile, route: Route, settings: StoreSettings, *, traced: bool = False
+    ) -> None:
         self.settings = settings
+        self.traced = traced
+        """Whether events get a ``traceparent``."""
         self.trusted = state_file.trusted
         """False if the VM ID could not be compared with that of the file. Approvals stay off."""
         self.write_error: str | None = None
@@ -131,6 +136,13 @@ class Store:
         self._recover_at = 0.0
         self._thread = threading.Thread(target=self._run_thread, name="store", daemon=True)
         self._thread.start()
+
+    def use_route(self, route: Route) -> None:
+        """Let this function say from now on which sinks want an event.
+
+        Work of the store may call it, for the work that comes after it.
+        """
+        self._route = route
 
     def submit(self, work: Work[T], *, fail_open: bool = False) -> asyncio.Future[T]:
         """Queue work; jobs run in the order of submission.
@@ -271,7 +283,11 @@ class Store:
         return True
 
     def _make_transaction(self, connection: sqlite3.Connection) -> Transaction:
-        return Transaction(connection, self._route, self._state_file.keys)
+        return Transaction(connection, self._find_sinks, self._state_file.keys, traced=self.traced)
+
+    def _find_sinks(self, event: CloudEvent) -> Iterable[str]:
+        # The route can change between two pieces of work in one transaction.
+        return self._route(event)
 
     def _run_in_memory(self, jobs: list[StoreJob]) -> None:
         """Refuse jobs that fail closed. Run the others on a copy in memory."""
@@ -353,14 +369,19 @@ def _write_probe(transaction: Transaction) -> None:
 
 @contextlib.asynccontextmanager
 async def open_store(
-    settings: StoreSettings, identity: StateFileOwner, clock: Clock, route: Route
+    settings: StoreSettings,
+    identity: StateFileOwner,
+    clock: Clock,
+    route: Route,
+    *,
+    traced: bool = False,
 ) -> AsyncIterator[Store]:
-    """Open the state file for the time of this context.
+    """Open the state file for the time of this context. ``traced``: events get a ``traceparent``.
 
     Raises what `relay.outbox.file.open_state_file` raises.
     """
     state_file = await asyncio.to_thread(open_state_file, settings.path, identity, clock.now())
-    store = Store(state_file, route, settings)
+    store = Store(state_file, route, settings, traced=traced)
     try:
         yield store
     finally:

@@ -11,8 +11,9 @@ from dataclasses import replace
 from datetime import datetime
 from itertools import count
 
-from relay.events.cloudevent import CloudEvent
+from relay.events.cloudevent import CloudEvent, is_about_event
 from relay.events.timestamps import format_sortable, parse_timestamp
+from relay.events.tracing import SpanContext, context_of, make_context
 from relay.outbox import Entry, Head, Mode, RecordedEvent
 from relay.outbox.chat_messages import ChatMessages
 from relay.outbox.decisions import Decisions
@@ -22,6 +23,7 @@ from relay.outbox.file import get_meta
 from relay.outbox.fleet import FleetTables
 from relay.outbox.journal import Journal
 from relay.outbox.snapshot import Snapshot
+from relay.outbox.standing_holds import StandingHolds
 
 Route = Callable[[CloudEvent], Iterable[str]]
 """Returns the names of the sinks that want an event."""
@@ -42,14 +44,22 @@ class Transaction:
     """
 
     def __init__(
-        self, connection: sqlite3.Connection, route: Route, keys: EventKeys = SINGLE_SCOPE
+        self,
+        connection: sqlite3.Connection,
+        route: Route,
+        keys: EventKeys = SINGLE_SCOPE,
+        *,
+        traced: bool = False,
     ) -> None:
         self._connection = connection
         self._route = route
+        self.traced = traced
+        """Whether events get a ``traceparent``."""
         self.keys = keys
         self.journal = Journal(connection)
         self.snapshot = Snapshot(connection, keys)
         self.decisions = Decisions(connection, self.journal)
+        self.standing_holds = StandingHolds(connection, self.journal)
         self.deliveries = Deliveries(connection)
         self.messages = ChatMessages(connection)
         self.fleet = FleetTables(connection)
@@ -78,9 +88,16 @@ class Transaction:
         *,
         transition: str | None = None,
         to: Iterable[str] | None = None,
+        follows: str | None = None,
+        caller: SpanContext | None = None,
     ) -> None:
-        """Record one event, for the sinks that want it or for the named ones."""
+        """Record one event, for the sinks that want it or for the named ones.
+
+        For ``follows`` and ``caller`` see `RecordedEvent`.
+        """
         self.record_all([(event, transition)], at, to=to)
+        if self.traced:
+            self.recorded[-1] = replace(self.recorded[-1], follows=follows, caller=caller)
 
     def record_all(
         self,
@@ -90,6 +107,8 @@ class Transaction:
         to: Iterable[str] | None = None,
     ) -> None:
         """Record events, each with its transition, in their order; see `record`."""
+        if self.traced:
+            events = self._with_traces(events)
         positions = self.journal.append_all(
             at,
             [
@@ -103,8 +122,25 @@ class Transaction:
         ]
         self.recorded += self._add_entries(routed, at)
 
+    def _with_traces(
+        self, events: Sequence[tuple[CloudEvent, str | None]]
+    ) -> list[tuple[CloudEvent, str | None]]:
+        """Return the events with their ``traceparent``. Their ids do not depend on it."""
+        keys = {key for event, _ in events if (key := self._event_key(event)) is not None}
+        numbers = self.snapshot.numbers(sorted(keys))
+        traced = []
+        for event, transition in events:
+            if context_of(event) is None:  # a hub records what agents have traced
+                context = make_context(event, numbers.get(self._event_key(event) or "", 0))
+                event = event.with_attribute("traceparent", str(context))  # noqa: PLW2901  # the same one
+            traced.append((event, transition))
+        return traced
+
     def add_entry(self, position: int, sink: str, at: datetime) -> None:
-        """Make an entry for a sink that is new, about an event that was recorded earlier."""
+        """Make an entry for a sink that is new, about an event that was recorded earlier.
+
+        No listener hears of it: nothing has happened. The sink's worker reads what waits.
+        """
         event = self.journal.event(position)
         self.recorded += [
             replace(recorded, is_new=False)
@@ -140,13 +176,19 @@ class Transaction:
         return recorded
 
     def _event_key(self, event: CloudEvent) -> str | None:
-        """Return the key of the event that a CloudEvent is about; None for ``relay.*``."""
-        if event.name.startswith("relay."):
+        """Return the key of the event of Azure that a CloudEvent is about; None for no event."""
+        if not is_about_event(event.name):
             return None
         return self.keys.key(event.scope, event.subject or "")
 
     def _ordering_prefix(self, event: CloudEvent) -> str:
-        """Return what the ordering key of a ``relay.*`` begins with; a newer one replaces it."""
+        """Return what the ordering key of a CloudEvent that is about no event begins with.
+
+        A ``relay.*`` with the same key replaces an older one. Those about a standing hold keep
+        their order.
+        """
+        if not event.name.startswith("relay."):
+            return event.name.partition(".")[0]
         # A hub records what many relays say about themselves.
         return f"{event.name}/{event.attributes['source']}" if self.keys.with_scope else event.name
 

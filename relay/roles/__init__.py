@@ -5,7 +5,8 @@
 - `hub`: it merges what agents report, tells, decides, and orders StartRequests.
 - `simulated_fleet`: many agents in one process, for load tests.
 
-`parts` holds what roles have in common. Nothing here decides about events or approvals.
+`parts` holds what roles have in common, `live_parts` what a reload changes, and `reload` runs
+reloads. Nothing here decides about events or approvals.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from relay.api import Relay
+from relay.roles.live_parts import LiveParts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,3 +24,5 @@ class RunningRelay:
     relay: Relay
     api_port: int
     """The port on which the API listens."""
+    live: LiveParts
+    """What takes another configuration over."""

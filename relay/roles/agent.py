@@ -12,6 +12,7 @@ from relay.api.server.http_server import Server
 from relay.approvals.engine import ApprovalEngine
 from relay.clock import Clock
 from relay.config import Config
+from relay.config.warnings import start_warnings
 from relay.delivery.dispatcher import Dispatcher
 from relay.fleet.agent.agent import Agent, Machine
 from relay.fleet.agent.report_sink import ReportSinkSettings
@@ -21,12 +22,13 @@ from relay.imds.client import ImdsClient
 from relay.imds.poller import Poller
 from relay.ingest.recorder import Recorder
 from relay.outbox import StateFileOwner
-from relay.outbox.retention import prune_forever
 from relay.roles import RunningRelay
+from relay.roles.live_parts import LiveParts
 from relay.roles.parts import (
     DRAIN_TIMEOUT,
     identify,
     open_relay_store,
+    open_traces,
     remember_last_read,
     run_tasks,
 )
@@ -39,6 +41,8 @@ async def start(
     config: Config, fleet: AgentSettings, clock: Clock, boot: Callable[[], str | None]
 ) -> AsyncIterator[RunningRelay]:
     """Start an agent, yield it, and drain it in the end. ``boot`` returns the machine's boot id."""
+    for warning in start_warnings(config):
+        _log.warning("%s", warning)
     async with AsyncExitStack() as stack:
         # The API listens first: it answers 503 until a relay is attached.
         server = await stack.enter_async_context(
@@ -50,15 +54,21 @@ async def start(
 
         sink = ReportSinkSettings()
         owner = StateFileOwner(origin.scope, identity.vm_id)
-        store, record = await open_relay_store(config, owner, origin, [sink], clock, stack)
+        traces = await open_traces(config, origin, clock, stack)
+        record_span = traces.record if traces is not None else None
+        store, record = await open_relay_store(config, owner, origin, [sink], clock, stack, traces)
         machine = Machine(
             vm_id=identity.vm_id,
             boot_id=boot_id,
             zone=(identity.instance.zone or None) if identity.instance is not None else None,
             names=identity.names,
         )
-        agent = Agent(fleet, origin, machine, identity.names_this_vm, clock)
-        dispatcher = Dispatcher({sink.name: (sink, agent.report_sink)}, store, clock, record)
+        agent = Agent(
+            fleet, origin, machine, identity.names_this_vm, clock, record_span=record_span
+        )
+        dispatcher = Dispatcher(
+            {sink.name: (sink, agent.report_sink)}, store, clock, record, record_span
+        )
         await dispatcher.start()
         poller = Poller(
             config.source,
@@ -68,6 +78,7 @@ async def start(
             clock,
             report=record,
             last_read_at=await store.transact(lambda tx: tx.take_last_read(), fail_open=True),
+            on_read=traces.note_read if traces is not None else None,
         )
         agent.attach_source(poller, client)
         # Nothing is approved here. The engine only tells the API that.
@@ -92,8 +103,10 @@ async def start(
             origin.scope,
             server.address,
         )
-        inputs = {"source": poller.run(), "retention": prune_forever(store, clock, record)}
-        async with run_tasks(inputs, agent.run(), dispatcher, finish):
+        parts = LiveParts(config, server=server, store=store, clock=clock, report=record)
+        parts.polling = (poller, client)
+        inputs = {"source": poller.run(), **parts.first_inputs()}
+        async with run_tasks(inputs, agent.run(), dispatcher, finish) as parts.inputs:
             server.state.attach(relay)
-            yield RunningRelay(relay=relay, api_port=server.port)
+            yield RunningRelay(relay=relay, api_port=server.port, live=parts)
             server.state.detach()

@@ -7,18 +7,14 @@ import logging
 import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
 
 from relay.api import Relay
 from relay.api.server.http_server import Server
 from relay.approvals.engine import ApprovalEngine
 from relay.approvals.gate import Gate
-from relay.chat import ChatSettings
-from relay.chat.context import make_chat_context
 from relay.clock import Clock
-from relay.config import NO_RULE_FOR_USER_EVENTS, Config
-from relay.config.shared_secrets import watch_secrets
-from relay.delivery.dispatcher import Dispatcher
+from relay.config import Config
+from relay.config.warnings import start_warnings
 from relay.events.build import Origin
 from relay.fleet.hub.hub import Hub
 from relay.fleet.hub.machine_counts import MachineCounts
@@ -27,15 +23,15 @@ from relay.fleet.hub.votes import MachineVotes
 from relay.fleet.settings import HubSettings
 from relay.fleet.topology import HUB
 from relay.outbox import StateFileOwner
-from relay.outbox.retention import prune_forever
 from relay.roles import RunningRelay
+from relay.roles.live_parts import DecidingParts
 from relay.roles.parts import (
     DRAIN_TIMEOUT,
-    connect_sinks,
-    make_approval_consumer,
     open_relay_store,
+    open_traces,
     run_tasks,
 )
+from relay.roles.sink_connections import SinkConnections
 
 _log = logging.getLogger(__name__)
 
@@ -43,8 +39,8 @@ _log = logging.getLogger(__name__)
 @asynccontextmanager
 async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterator[RunningRelay]:
     """Start a hub, yield it, and drain it in the end."""
-    if config.has_no_rule_for_user_events:
-        _log.warning("%s", NO_RULE_FOR_USER_EVENTS)
+    for warning in start_warnings(config):
+        _log.warning("%s", warning)
     origin = Origin(
         HUB if config.scope == "auto" else config.scope,
         socket.gethostname() if config.relay == "auto" else config.relay,
@@ -55,7 +51,11 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
             Server(config.api, clock, state_file=config.store.path)
         )
         owner = StateFileOwner(origin.scope, None, is_hub=True)
-        store, record = await open_relay_store(config, owner, origin, config.sinks, clock, stack)
+        traces = await open_traces(config, origin, clock, stack)
+        record_span = traces.record if traces is not None else None
+        store, record = await open_relay_store(
+            config, owner, origin, config.sinks, clock, stack, traces
+        )
 
         def on_unusable(user: str | None, reason: str) -> None:
             server.state.rejections.record_unusable_message(user, reason, clock.monotonic())
@@ -69,12 +69,25 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
             client_resources=config.api.resources_by_client,
             count_machines=MachineCounts(hub.roster, clock).count,
         )
-        chat = make_chat_context(
-            store, approvals, clock, config.api.public_url, config.api.rights_by_client
+
+        def use_domains(changed: Config) -> None:
+            if isinstance(changed.fleet, HubSettings):
+                hub.use_domains(changed.fleet.domains)
+
+        parts = DecidingParts(
+            config,
+            server=server,
+            store=store,
+            clock=clock,
+            report=record,
+            record_span=record_span,
+            engine=approvals,
+            connections=await stack.enter_async_context(SinkConnections(clock)),
+            use_role=use_domains,
+            # A second hub knows no event, and would refuse what is for the first.
+            before_approvals=hub.link.wait_until_connected,
         )
-        sinks = await connect_sinks(config.sinks, clock, chat, stack)
-        dispatcher = Dispatcher(sinks, store, clock, record)
-        await dispatcher.start()
+        dispatcher = await parts.start_sinks()
         port = OrderPort(
             store,
             hub.roster,
@@ -86,8 +99,7 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
         )
         # An agent tells what it knows before it sends a StartRequest: nothing of the hub is at
         # stake when a VM stops.
-        gate = Gate(approvals, store, port, clock, lambda _: False)
-        chat.decisions.attach_gate(gate.submit)
+        gate = Gate(approvals, store, port, clock, lambda _: False, record_span)
         hub.attach(port, MachineVotes(gate.submit, clock), gate.wake)
         relay = Relay(
             store=store,
@@ -96,32 +108,12 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
             source=hub.source,
             origin=origin,
             clock=clock,
-            chats={
-                name: sink
-                for name, (sink_settings, sink) in sinks.items()
-                if isinstance(sink_settings, ChatSettings)
-            },
+            chats=parts.chats,
             roster=hub.roster,
             hub=hub,
             order_results=port.results,
         )
-        inputs = {
-            "retention": prune_forever(store, clock, record),
-            "secrets": watch_secrets(
-                config.sinks, config.api.clients, clock, server.suspend_clients
-            ),
-        }
-        consumer = make_approval_consumer(config, relay, server.state.rejections)
-        if consumer is not None:
-            approvals_in = consumer
-            relay = replace(relay, approvals_link=consumer)
-
-            async def take_approvals() -> None:
-                # A second hub knows no event, and would refuse what is for the first.
-                await hub.link.wait_until_connected()
-                await approvals_in.run()
-
-            inputs["approvals over AMQP"] = take_approvals()
+        relay = parts.attach(gate, relay)
 
         async def serve() -> None:
             # The results of orders arrive until the gate is idle.
@@ -141,7 +133,7 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
             fleet.exchange,
             server.address,
         )
-        async with run_tasks(inputs, serve(), dispatcher, finish):
+        async with run_tasks(parts.first_inputs(), serve(), dispatcher, finish) as parts.inputs:
             server.state.attach(relay)
-            yield RunningRelay(relay=relay, api_port=server.port)
+            yield RunningRelay(relay=relay, api_port=server.port, live=parts)
             server.state.detach()

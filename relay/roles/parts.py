@@ -14,7 +14,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -23,10 +23,8 @@ from relay.api import Client, Relay
 from relay.api.auth.authentication import caller_for_client
 from relay.api.auth.rejection_log import RejectionLog
 from relay.approvals.request import Caller
-from relay.chat import ChatSettings
-from relay.chat.context import ChatContext
 from relay.clock import Clock
-from relay.config import Config, sink_modules
+from relay.config import Config
 from relay.delivery.dispatcher import Dispatcher
 from relay.delivery.routing import matching_sinks
 from relay.events.build import Origin, ReportRelayEvent, relay_event
@@ -46,6 +44,7 @@ from relay.outbox.journal import GENESIS
 from relay.outbox.sqlite import Store, open_store
 from relay.sinks import SinkSettings
 from relay.telemetry.story import Story, tell_event
+from relay.telemetry.traces import Traces
 
 if TYPE_CHECKING:
     from relay.amqp.approval_consumer import ApprovalConsumer
@@ -92,6 +91,21 @@ def _determine_origin(config: Config, instance: Instance | None) -> Origin:
     return Origin(scope, relay)
 
 
+async def open_traces(
+    config: Config, origin: Origin, clock: Clock, stack: AsyncExitStack
+) -> Traces | None:
+    """Export traces until the stack is left; return what takes them. None: tracing is off."""
+    settings = config.telemetry.traces
+    if settings is None:
+        return None
+    # A relay without traces saves the memory of their libraries, and need not have them.
+    from relay.telemetry.otlp import exporter  # noqa: PLC0415
+
+    instance = f"{origin.scope}/{origin.relay}"
+    exporting = await stack.enter_async_context(exporter(settings, clock, instance))
+    return Traces(clock, exporting.record, origin.relay)
+
+
 async def open_relay_store(
     config: Config,
     owner: StateFileOwner,
@@ -99,12 +113,15 @@ async def open_relay_store(
     sinks: Iterable[SinkSettings],
     clock: Clock,
     stack: AsyncExitStack,
+    traces: Traces | None = None,
 ) -> tuple[Store, ReportRelayEvent]:
     """Return the store of a relay with these sinks, and what records ``relay.*`` events in it."""
     route = partial(matching_sinks, sinks=tuple(sinks))
-    story = Story()
+    story = Story(traces.trace if traces is not None else None)
     stack.callback(story.finish)  # after the store is closed
-    store = await stack.enter_async_context(open_store(config.store, owner, clock, route))
+    store = await stack.enter_async_context(
+        open_store(config.store, owner, clock, route, traced=traces is not None)
+    )
     story.attach(store)
     record = relay_event_recorder(store, origin, clock)
     store.listeners.write_error_changed.append(lambda reason: _report_write_error(reason, record))
@@ -140,26 +157,16 @@ def _report_write_error(reason: str | None, record: ReportRelayEvent) -> None:
     record("relay.store-failing", f"the state file cannot be written: {reason}")
 
 
-async def connect_sinks(
-    all_settings: Sequence[SinkSettings], clock: Clock, chat: ChatContext, stack: AsyncExitStack
-) -> dict[str, tuple[SinkSettings, Any]]:
-    """Connect the sinks until the stack is left; return each with its settings, by name."""
-    sinks: dict[str, tuple[SinkSettings, Any]] = {}
-    for settings in all_settings:
-        module = sink_modules()[settings.kind]
-        connection: AbstractAsyncContextManager[Any]
-        if isinstance(settings, ChatSettings):
-            connection = module.connect(settings, clock, chat)
-        else:
-            connection = module.connect(settings, clock)
-        sinks[settings.name] = (settings, await stack.enter_async_context(connection))
-    return sinks
-
-
 def make_approval_consumer(
-    config: Config, relay: Relay, rejections: RejectionLog
+    config: Config,
+    relay: Relay,
+    rejections: RejectionLog,
+    callers: Mapping[str, Caller] | None = None,
 ) -> ApprovalConsumer | None:
-    """Return the consumer of approvals over AMQP; None if the configuration has no such section."""
+    """Return the consumer of approvals over AMQP; None if the configuration has no such section.
+
+    ``callers`` are the clients by their RabbitMQ user; None: those of the configuration.
+    """
     settings = config.approvals.amqp
     if settings is None:
         return None
@@ -183,7 +190,7 @@ def make_approval_consumer(
         ),
         relay=relay.origin.relay,
         handler=AmqpApprovalHandler(
-            callers=callers_by_amqp_user(config.api.clients),
+            callers=callers if callers is not None else callers_by_amqp_user(config.api.clients),
             gate=relay.gate,
             store=relay.store,
             clock=relay.clock,
@@ -202,27 +209,66 @@ def callers_by_amqp_user(clients: Sequence[Client]) -> dict[str, Caller]:
     }
 
 
+class Inputs:
+    """The tasks that end first when the relay stops. A reload replaces some of them."""
+
+    def __init__(self, group: asyncio.TaskGroup) -> None:
+        self._group = group
+        self._tasks: dict[str, asyncio.Task[object]] = {}
+
+    def start(self, name: str, work: Coroutine[Any, Any, object]) -> None:
+        """Run a task of this name. If it fails, the relay ends."""
+        self._tasks[name] = self._group.create_task(work, name=name)
+
+    async def stop(self, name: str) -> None:
+        """End the task of this name, if there is one."""
+        task = self._tasks.pop(name, None)
+        if task is not None:
+            task.cancel()
+            await asyncio.wait({task})
+
+    async def replace(self, name: str, work: Coroutine[Any, Any, object]) -> None:
+        """Run another task in the place of that of this name."""
+        await self.stop(name)
+        self.start(name, work)
+
+    async def run_once(self, name: str, work: Coroutine[Any, Any, object]) -> None:
+        """Return when some work is done. If it fails, the relay ends. Raises what it raises."""
+        task = self._group.create_task(work, name=name)
+        try:
+            await asyncio.wait({task})
+            task.result()
+        finally:
+            task.cancel()
+
+    def cancel(self) -> None:
+        """End all tasks soon."""
+        for task in self._tasks.values():
+            task.cancel()
+
+
 @asynccontextmanager
 async def run_tasks(
     inputs: Mapping[str, Coroutine[Any, Any, object]],
     service: Coroutine[Any, Any, object],
     dispatcher: Dispatcher,
     finish: Callable[[asyncio.Task[object]], Awaitable[None]],
-) -> AsyncIterator[None]:
+) -> AsyncIterator[Inputs]:
     """Run the tasks of all parts. If one fails, all end. In the end, give sinks time to send.
 
     ``inputs``, by name, end first. Then ``finish`` gets the task of the ``service``, which may end
     there, and ends after the sinks at the latest.
     """
     async with asyncio.TaskGroup() as group:
-        input_tasks = [group.create_task(work, name=name) for name, work in inputs.items()]
+        running_inputs = Inputs(group)
+        for name, work in inputs.items():
+            running_inputs.start(name, work)
         service_task = group.create_task(service, name="service")
         delivery = group.create_task(dispatcher.run(), name="delivery")
         try:
-            yield
+            yield running_inputs
         finally:
-            for task in input_tasks:
-                task.cancel()
+            running_inputs.cancel()
             await finish(service_task)
             try:
                 async with asyncio.timeout(DRAIN_TIMEOUT):

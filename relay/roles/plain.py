@@ -6,35 +6,30 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
 
 from relay.api import Relay
 from relay.api.server.http_server import Server
 from relay.approvals.engine import ApprovalEngine
 from relay.approvals.gate import Gate
-from relay.chat import ChatSettings
-from relay.chat.context import make_chat_context
 from relay.clock import Clock
-from relay.config import NO_RULE_FOR_USER_EVENTS, Config
-from relay.config.shared_secrets import watch_secrets
-from relay.config.source_warnings import source_warnings
-from relay.delivery.dispatcher import Dispatcher
+from relay.config import Config
+from relay.config.warnings import start_warnings
 from relay.imds.client import ImdsClient
 from relay.imds.poller import Poller
 from relay.imds.start_request_port import ImdsPort
 from relay.ingest.recorder import Recorder
 from relay.outbox import StateFileOwner
-from relay.outbox.retention import prune_forever
 from relay.roles import RunningRelay
+from relay.roles.live_parts import DecidingParts
 from relay.roles.parts import (
     DRAIN_TIMEOUT,
-    connect_sinks,
     identify,
-    make_approval_consumer,
     open_relay_store,
+    open_traces,
     remember_last_read,
     run_tasks,
 )
+from relay.roles.sink_connections import SinkConnections
 
 _log = logging.getLogger(__name__)
 
@@ -44,9 +39,7 @@ async def start(
     config: Config, clock: Clock, boot: Callable[[], str | None]
 ) -> AsyncIterator[RunningRelay]:
     """Start a relay, yield it, and drain it in the end. ``boot`` returns the machine's boot id."""
-    if config.has_no_rule_for_user_events:
-        _log.warning("%s", NO_RULE_FOR_USER_EVENTS)
-    for warning in source_warnings(config):
+    for warning in start_warnings(config):
         _log.warning("%s", warning)
     async with AsyncExitStack() as stack:
         # The API listens first: it answers 503 until a relay is attached.
@@ -58,7 +51,11 @@ async def start(
         origin = identity.origin
 
         owner = StateFileOwner(origin.scope, identity.vm_id)
-        store, record = await open_relay_store(config, owner, origin, config.sinks, clock, stack)
+        traces = await open_traces(config, origin, clock, stack)
+        record_span = traces.record if traces is not None else None
+        store, record = await open_relay_store(
+            config, owner, origin, config.sinks, clock, stack, traces
+        )
         if not store.trusted:
             _log.warning(
                 "cannot verify the VM ID, and the state file is bound to one VM: approvals are off"
@@ -70,12 +67,17 @@ async def start(
             trusted=store.trusted,
             client_resources=config.api.resources_by_client,
         )
-        chat = make_chat_context(
-            store, approvals, clock, config.api.public_url, config.api.rights_by_client
+        parts = DecidingParts(
+            config,
+            server=server,
+            store=store,
+            clock=clock,
+            report=record,
+            record_span=record_span,
+            engine=approvals,
+            connections=await stack.enter_async_context(SinkConnections(clock)),
         )
-        sinks = await connect_sinks(config.sinks, clock, chat, stack)
-        dispatcher = Dispatcher(sinks, store, clock, record)
-        await dispatcher.start()
+        dispatcher = await parts.start_sinks()
 
         poller = Poller(
             config.source,
@@ -85,9 +87,17 @@ async def start(
             clock,
             report=record,
             last_read_at=await store.transact(lambda tx: tx.take_last_read(), fail_open=True),
+            on_read=traces.note_read if traces is not None else None,
         )
-        gate = Gate(approvals, store, ImdsPort(poller, client), clock, identity.names_this_vm)
-        chat.decisions.attach_gate(gate.submit)
+        gate = Gate(
+            approvals,
+            store,
+            ImdsPort(poller, client),
+            clock,
+            identity.names_this_vm,
+            record_span,
+        )
+        parts.polling = (poller, client)
         relay = Relay(
             store=store,
             gate=gate,
@@ -96,23 +106,10 @@ async def start(
             polling=poller,
             origin=origin,
             clock=clock,
-            chats={
-                name: sink
-                for name, (sink_settings, sink) in sinks.items()
-                if isinstance(sink_settings, ChatSettings)
-            },
+            chats=parts.chats,
         )
-        inputs = {
-            "source": poller.run(),
-            "retention": prune_forever(store, clock, record),
-            "secrets": watch_secrets(
-                config.sinks, config.api.clients, clock, server.suspend_clients
-            ),
-        }
-        consumer = make_approval_consumer(config, relay, server.state.rejections)
-        if consumer is not None:
-            relay = replace(relay, approvals_link=consumer)
-            inputs["approvals over AMQP"] = consumer.run()
+        relay = parts.attach(gate, relay)
+        inputs = {"source": poller.run(), **parts.first_inputs()}
 
         async def finish(approvals_task: asyncio.Task[object]) -> None:
             await gate.wait_until_idle(DRAIN_TIMEOUT / 2)
@@ -126,7 +123,7 @@ async def start(
             origin.scope,
             server.address,
         )
-        async with run_tasks(inputs, gate.run(), dispatcher, finish):
+        async with run_tasks(inputs, gate.run(), dispatcher, finish) as parts.inputs:
             server.state.attach(relay)
-            yield RunningRelay(relay=relay, api_port=server.port)
+            yield RunningRelay(relay=relay, api_port=server.port, live=parts)
             server.state.detach()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
+import sys
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -36,6 +37,7 @@ from relay.events.build import (
 from relay.events.cloudevent import CloudEvent
 from relay.events.delta import Change, diff
 from relay.events.model import Document, ScheduledEvent
+from relay.events.tracing import SpanContext
 from relay.fleet.agent.agent import Agent, Machine
 from relay.fleet.agent.report_sink import ReportSink
 from relay.fleet.messages import HubState, Pulse, StartOrder, StartResult, VoteAnswer
@@ -141,8 +143,10 @@ class FleetPlan:
 
 def raise_open_files_limit() -> int:
     """Raise the limit of open files as far as allowed; return for how many agents it is enough."""
-    import resource  # noqa: PLC0415  # missing on Windows, where every other verb works
-
+    try:
+        import resource  # noqa: PLC0415  # only on POSIX
+    except ImportError:
+        return sys.maxsize
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return hard - OPEN_FILES_RESERVED
@@ -279,9 +283,9 @@ class _CountingAgent(Agent):
         self.listens.set()
 
     @override
-    def take_order(self, order: StartOrder) -> None:
+    def take_order(self, order: StartOrder, trace: SpanContext | None = None) -> None:
         self._counters.orders += 1
-        super().take_order(order)
+        super().take_order(order, trace)
 
     @override
     def take_state(self, state: HubState) -> None:

@@ -29,7 +29,8 @@ from pydantic import AfterValidator, Field
 from relay.events.catalog import CATALOG
 from relay.events.cloudevent import CloudEvent
 from relay.events.match import Match, matches_any
-from relay.settings import Section
+from relay.settings import Name, Section
+from relay.suggestions import closest
 
 _EVENT_PATTERN = re.compile(r"\*|[a-z*][a-z-*]*\.[a-z*][a-z-*]*")
 
@@ -40,7 +41,12 @@ def _event_pattern(text: str) -> str:
             "expected a pattern over <family>.<change> such as event.scheduled, approval.* or *"
         )
     if not any(matches_any((text,), definition.name) for definition in CATALOG):
-        raise ValueError("expected a pattern that matches an event type; see docs/events.md")
+        close = closest(text, (definition.name for definition in CATALOG))
+        meant = f"did you mean {close}? " if close else ""
+        raise ValueError(
+            f"expected a pattern that matches an event type; {meant}"
+            "`imds-relay schema --list` lists them"
+        )
     return text
 
 
@@ -49,7 +55,7 @@ class SinkSettings(Section):
 
     kind: str
     """Which sink it is: the name of its module or entry point."""
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
+    name: Name
     """Identifies the sink in the store, in routing keys and on the command line."""
     events: tuple[Annotated[str, AfterValidator(_event_pattern)], ...] = Field(
         default=("*",), min_length=1

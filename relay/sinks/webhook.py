@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 from urllib.parse import unquote
 
 from aiohttp import ClientSession
@@ -35,7 +35,7 @@ from relay.net.http import (
     post,
 )
 from relay.net.tls_settings import ClientTlsSettings
-from relay.settings import Duration, Section
+from relay.settings import Duration, Section, text_like
 from relay.sinks import Receipt, SinkSettings
 
 _HEADER_NAME = re.compile(r"[A-Za-z0-9-]+")
@@ -65,7 +65,10 @@ _RESERVED_HEADERS = frozenset(
 class BasicSettings(Section):
     """User and password for a receiver."""
 
-    user: str = Field(min_length=1, pattern=r"^[^:\x00-\x1f\x7f]+$")
+    user: Annotated[
+        str,
+        text_like(r"[^:\x00-\x1f\x7f]+", "a user such as relay, without colons and line breaks"),
+    ]
     password: SecretStr | None = None
     """Goes with the user."""
     password_file: Path | None = None
@@ -260,6 +263,9 @@ def build_request(parts: RequestParts, event: CloudEvent, now: datetime) -> Requ
         "webhook-timestamp": str(timestamp),
         "webhook-signature": signature.sign(parts.secrets, event.id, timestamp, event.body),
     }
+    if event.carrier is not None:
+        headers = {name: text for name, text in headers.items() if name.lower() != "traceparent"}
+        headers["traceparent"] = event.carrier
     return Request(url=parts.url, headers=headers, body=event.body, secrets=parts.hidden_texts)
 
 

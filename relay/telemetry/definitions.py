@@ -51,6 +51,11 @@ METRICS = (
         },
     ),
     Metric(
+        name="imds_relay_config_last_reload_successful",
+        kind="gauge",
+        help="1 unless the last reload was refused, so that an earlier configuration is in force",
+    ),
+    Metric(
         name="imds_relay_polls_total",
         kind="counter",
         help="Polls of the metadata service; on a hub messages of agents",

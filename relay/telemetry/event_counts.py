@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
+from relay.events.cloudevent import is_about_event
+from relay.events.match import EVENT_TYPES
 from relay.outbox import RecordedEvent
 
-EVENT_TYPES = ("Freeze", "Reboot", "Redeploy", "Preempt", "Terminate")
-"""The EventTypes of Azure. Others are counted as `OTHER`."""
 EVENT_STATUSES = ("Scheduled", "Started")
 OTHER = "other"
 CHANGES = ("scheduled", "updated", "started", "ended")
@@ -23,7 +23,7 @@ _REFUSED = 400  # HTTP
 
 
 def event_type_label(event_type: str | None) -> str:
-    """Return the label of an EventType."""
+    """Return the label of an EventType: `OTHER` for one that Azure does not document."""
     return _label(event_type, EVENT_TYPES)
 
 
@@ -69,7 +69,7 @@ class EventCounts:
                 self.changes[_change_labels(name, event_type)] += 1
             elif name == "approval.granted":
                 self.grants += 1
-            elif event is not None and not name.startswith("relay."):
+            elif event is not None and is_about_event(name):
                 self._count_decision(name, event.data)
 
     def _count_decision(self, name: str, data: Mapping[str, Any]) -> None:

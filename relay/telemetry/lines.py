@@ -10,7 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from relay.approvals.standing_holds import describe_conditions
 from relay.events.cloudevent import CloudEvent
+from relay.events.tracing import context_of
 from relay.log_fields import Fields
 
 MAX_RESOURCES = 20
@@ -28,6 +30,10 @@ _DECISION_FIELDS = (
 )
 _ABOUT_RELAY = ("scope", "relay")
 """Fields of every line about a relay."""
+_HOLD_FIELDS = (
+    *_ABOUT_RELAY,
+    *("holdId", "principal", "channel", "starts", "ends", "reason"),
+)
 EVERY_LINE = ("type", "id", "position")
 """Fields of the line of every event, besides those of its definition."""
 _SINK_FIELDS = ("sink", *_ABOUT_RELAY, "reason", "count")
@@ -142,6 +148,26 @@ def _voided(data: Mapping[str, Any]) -> str:
     return f"votes for {_subject(data)} count no more: {causes[data['why']]}"
 
 
+def _reminder(data: Mapping[str, Any]) -> str:
+    votes = f"{data['votes']} of {data['required']} votes by rule {data['rule']}"
+    return f"{_subject(data)} waits for votes, {votes}: NotBefore is near{_dry_run(data)}"
+
+
+def _hold_created(data: Mapping[str, Any]) -> str:
+    events = describe_conditions(data)
+    times = f"from {data['starts']} until {data['ends']}"
+    return f"{data['principal']} makes a standing hold on {events} {times}: {data['reason']}"
+
+
+def _hold_ended(data: Mapping[str, Any]) -> str:
+    events = describe_conditions(data)
+    return f"{data['endedBy']} ends the standing hold of {data['principal']} on {events}"
+
+
+def _hold_expired(data: Mapping[str, Any]) -> str:
+    return f"the standing hold of {data['principal']} on {describe_conditions(data)} has expired"
+
+
 def _dry_run(data: Mapping[str, Any]) -> str:
     return " (dry run)" if data.get("dryRun") else ""
 
@@ -203,6 +229,14 @@ LINES: Mapping[str, LineDefinition] = {
     "approval.voided": LineDefinition(
         level=logging.INFO, sentence=_voided, fields=(*_ABOUT_EVENT, "why", "dryRun")
     ),
+    "approval.reminder": LineDefinition(
+        level=logging.WARNING,
+        sentence=_reminder,
+        fields=(
+            *_ABOUT_EVENT,
+            *("votes", "required", "missing", "rule", "closes", "notBefore", "runbook", "dryRun"),
+        ),
+    ),
     "startrequest.accepted": LineDefinition(
         level=logging.INFO, sentence=_accepted, fields=(*_ABOUT_EVENT, "status", "attempts")
     ),
@@ -210,6 +244,15 @@ LINES: Mapping[str, LineDefinition] = {
         level=_failed_level,
         sentence=_failed,
         fields=(*_ABOUT_EVENT, "status", "attempts", "reason"),
+    ),
+    "standing-hold.created": LineDefinition(
+        level=logging.INFO, sentence=_hold_created, fields=_HOLD_FIELDS
+    ),
+    "standing-hold.ended": LineDefinition(
+        level=logging.INFO, sentence=_hold_ended, fields=(*_HOLD_FIELDS, "endedBy")
+    ),
+    "standing-hold.expired": LineDefinition(
+        level=logging.INFO, sentence=_hold_expired, fields=_HOLD_FIELDS
     ),
     "relay.source-lost": LineDefinition(
         level=logging.ERROR,
@@ -281,8 +324,8 @@ def line_of(event: CloudEvent, position: int | None) -> Line:
     if "changed" in fields:
         fields["changed"] = list(fields["changed"]) or None
     fields |= {"id": event.id, "position": position}
-    traceparent = event.attributes.get("traceparent")
-    if traceparent is not None:
-        fields["traceId"] = traceparent.split("-")[1]
+    context = context_of(event)
+    if context is not None:
+        fields["traceId"] = context.trace_id
     level = definition.level if isinstance(definition.level, int) else definition.level(data)
     return Line(level, definition.sentence(data), Fields(**fields))  # type: ignore[typeddict-item]  # the definitions name its fields

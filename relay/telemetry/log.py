@@ -64,6 +64,11 @@ def configure_logging(
     _log_what_python_prints()
 
 
+def is_log_json() -> bool:
+    """Whether the log is JSON now: a reload can change it."""
+    return any(isinstance(each.formatter, JsonFormatter) for each in logging.getLogger().handlers)
+
+
 def flush_log() -> None:
     """Wait until the lines are written, but not for long."""
     for handler in logging.getLogger().handlers:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 
 from relay.events.cloudevent import CloudEvent
@@ -25,7 +25,9 @@ _log = logging.getLogger("relay.story")
 class Story:
     """Writes the line of each event that the store recorded. `tell` listens to the store."""
 
-    def __init__(self) -> None:
+    def __init__(self, trace: Callable[[RecordedEvent, CloudEvent], None] | None = None) -> None:
+        """``trace`` gets each event that was recorded, too."""
+        self._trace = trace
         self._loop = asyncio.get_running_loop()
         self._store: Store | None = None
         self._untold: deque[RecordedEvent] = deque()
@@ -88,7 +90,12 @@ class Story:
 
     def _write(self, recorded: RecordedEvent, event: CloudEvent | None) -> None:
         try:
-            tell_event(event, recorded.position) if event is not None else _tell_briefly(recorded)
+            if event is None:
+                _tell_briefly(recorded)
+                return
+            tell_event(event, recorded.position)
+            if self._trace is not None:
+                self._trace(recorded, event)
         except Exception:  # noqa: BLE001  # a line that cannot be made must not end the relay
             _log.exception("internal error: the line of %s cannot be made", recorded.name)
 

@@ -75,19 +75,27 @@ async def post_confirmation(
     return await relay.call("POST", "/v1/confirmations", body, by=by)
 
 
+_PASSED_ON = (
+    *("Content-Type", "Authorization", "Cookie", "Origin"),
+    *("Sec-Fetch-Site", "Sec-Fetch-Dest", "X-Requested-With"),
+)
+"""Headers that the proxy passes on to the relay."""
+
+
 def proxy_application(relay: RunningRelay, path: str, seen: list[web.Request]) -> web.Application:
     """Return a proxy that serves the relay under a path and records requests in `seen`."""
 
     async def forward(request: web.Request) -> web.Response:
         seen.append(request)
         target = f"http://127.0.0.1:{relay.server.port}/{request.match_info['rest']}"
-        headers = {
-            name: request.headers[name]
-            for name in ("Content-Type", "Authorization")
-            if name in request.headers
-        }
+        headers = {name: request.headers[name] for name in _PASSED_ON if name in request.headers}
         async with relay.session.request(
-            request.method, target, data=await request.read(), headers=headers
+            request.method,
+            target,
+            data=await request.read(),
+            headers=headers,
+            params=request.query,
+            allow_redirects=False,
         ) as answer:
             return web.Response(
                 status=answer.status, body=await answer.read(), headers=answer.headers

@@ -12,7 +12,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 import aiohttp
 import orjson
@@ -166,7 +167,7 @@ class ScriptedAzure:
 class RecordingSinkSettings(SinkSettings):
     """The settings of a recording sink."""
 
-    kind: Literal["box"] = "box"
+    kind: str = "box"
 
 
 @dataclass(slots=True)
@@ -236,7 +237,7 @@ class RunningRelay:
             sent["Content-Type"] = "application/json"
         url = URL(f"http://127.0.0.1:{self.server.port}{path}", encoded=True)
         async with (session or self.session).request(
-            method, url, data=data, headers={**sent, **(headers or {})}
+            method, url, data=data, headers={**sent, **(headers or {})}, allow_redirects=False
         ) as response:
             answer = Response(response.status, response.headers, await response.read())
         (await self._description()).check(
@@ -348,6 +349,7 @@ async def run_relay(
     *,
     approvals: Mapping[str, Any] | None = None,
     sinks: Sequence[str] = ("box",),
+    kinds: Mapping[str, str] = MappingProxyType({}),
     attached: bool = True,
     is_hub: bool = False,
     limits: ServerLimits | None = None,
@@ -356,12 +358,15 @@ async def run_relay(
     """Run a relay whose API listens on a free port of 127.0.0.1.
 
     `approvals` and `api` are sections of its configuration. The store of a hub has many scopes.
+    `kinds` are what some sinks say that they are.
     """
     settings = ApiSettings.model_validate({"listen": "127.0.0.1:0", "clients": CLIENTS} | api)
     rules = ApprovalsSettings.model_validate({**APPROVALS, **(approvals or {})})
     clock, azure = ShiftedClock(), ScriptedAzure()
     recording_sinks = {name: RecordingSink() for name in sinks}
-    sink_settings = [RecordingSinkSettings(name=name) for name in sinks]
+    sink_settings = [
+        RecordingSinkSettings(name=name, kind=kinds.get(name, "box")) for name in sinks
+    ]
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(Server(settings, clock, limits))
         session = await stack.enter_async_context(aiohttp.ClientSession())

@@ -6,19 +6,24 @@ five minutes, and then that of the relay in trouble.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
 from prometheus_client.metrics_core import Metric as Family
 
-from relay.errors import Deferred, Rejected
+from relay.clock import SystemClock
+from relay.config import Config, LoadedConfig
+from relay.errors import ConfigError, Deferred, Rejected, ReloadRefused
 from relay.fleet.messages import Pulse
 from relay.fleet.routing import Sender
+from relay.roles.reload import Reloader
 from relay.telemetry.definitions import METRICS
 from tests.api.measured_relay import run_measured_relay, scrape
 from tests.api.running_relay import eventually, make_event
@@ -105,6 +110,21 @@ async def test_promtool_finds_no_fault_in_the_metrics(tmp_path: Path) -> None:
     assert promtool("check", "metrics", text=scraped.body.decode()) == ""
 
 
+async def refused_reloader() -> Reloader:
+    """Return a reloader whose file was wrong. It never comes to the parts of the relay."""
+
+    def load() -> LoadedConfig:
+        raise ConfigError("relay.yaml:1: it is wrong")
+
+    parts: Any = None
+    reloader = Reloader(
+        parts, LoadedConfig(Config(), None), load, SystemClock(), contextlib.nullcontext
+    )
+    with pytest.raises(ReloadRefused):
+        await reloader.reload("a test")
+    return reloader
+
+
 @NEEDS_PROMTOOL
 async def test_a_relay_in_trouble_fires_every_alert_that_it_can(tmp_path: Path) -> None:
     async with run_measured_relay(tmp_path) as measured:
@@ -125,6 +145,7 @@ async def test_a_relay_in_trouble_fires_every_alert_that_it_can(tmp_path: Path) 
         assert due is not None
         relay.clock.offset += (due - relay.clock.now()).total_seconds() - 200
         relay.azure.lost = True
+        relay.server.state.reloader = await refused_reloader()
         measured.consumer.is_connected = False
         relay.make_store_read_only()
         assert (await relay.decide()).status in (409, 503)
@@ -134,6 +155,7 @@ async def test_a_relay_in_trouble_fires_every_alert_that_it_can(tmp_path: Path) 
         "ImdsRelayEventDueWithoutApproval",
         "ImdsRelaySourceLost",
         "ImdsRelayStoreFailing",
+        "ImdsRelayConfigurationRefused",
         "ImdsRelaySinkFailing",
         "ImdsRelayDeadLetters",
         "ImdsRelayOldestMessageTooOld",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -16,7 +16,15 @@ from relay.approvals.admission import HOLD_NOTICE
 from relay.approvals.confirmation_link import MAX_WRONG_CODES
 from relay.events.timestamps import parse_timestamp
 from tests.api.confirmation_links import post_confirmation, proxy_application, render_message
-from tests.api.running_relay import EVENT_ID, RunningRelay, eventually, make_event, run_relay
+from tests.api.running_relay import (
+    APPROVALS,
+    EVENT_ID,
+    TWO_VOTES,
+    RunningRelay,
+    eventually,
+    make_event,
+    run_relay,
+)
 
 CONTRAST = """() => {
   const rgb = text => text.match(/[\\d.]+/g).map(Number);
@@ -520,4 +528,28 @@ async def test_the_browser_console_stays_empty(page: Page, relay: RunningRelay) 
         "/approve",
         "/v1/confirmations",
         "/v1/confirmations/look",
+        "/v1/session",
     }
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_the_page_links_to_the_runbook_in_a_tab_of_its_own(
+    page: Page, tmp_path: Path, scheme: Literal["light", "dark"]
+) -> None:
+    url_of_runbook = "https://wiki.example.com/reboots#maintenance"
+    rule = TWO_VOTES | {"runbook": url_of_runbook}
+    await page.emulate_media(color_scheme=scheme)
+    async with run_relay(
+        tmp_path, approvals={"rules": [rule], "groups": APPROVALS["groups"]}
+    ) as relay:
+        await relay.observe(make_event())
+        message = await render_message(relay)
+        await opened(page, relay, message.tokens["approve"])
+        link = page.get_by_role("link", name="Runbook of rule two")
+        assert [await link.get_attribute(name) for name in ("href", "target", "rel")] == [
+            url_of_runbook,
+            "_blank",
+            "noopener noreferrer",
+        ]
+        contrasts = await page.evaluate(CONTRAST)
+        assert min(contrast for text, contrast in contrasts if text.startswith("A ")) >= 4.5

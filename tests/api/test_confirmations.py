@@ -32,6 +32,8 @@ from tests.api.test_identity import PERSON, TENANT, VOTE, Entra, issuing, sectio
 VOID = "a" * 43
 EMPTY_ICON = b'<link rel="icon" href="data:,">'
 """The only reference in the page. Without it, browsers ask for /favicon.ico."""
+RUNBOOK_LINK = b'{ href: runbook.url, target: "_blank", rel: "noopener noreferrer" }'
+"""The only link that the page makes: to the runbook that the configuration names."""
 
 
 async def _votes(relay: RunningRelay) -> list[dict[str, Any]]:
@@ -635,7 +637,8 @@ async def test_the_page_is_not_cached_not_framed_and_sends_no_referrer(
     assert "camera=()" in answer.headers["Permissions-Policy"]
     assert "Set-Cookie" not in answer.headers
     assert page.count(EMPTY_ICON) == 1
-    page = page.replace(EMPTY_ICON, b"")
+    assert page.count(RUNBOOK_LINK) == 1
+    page = page.replace(EMPTY_ICON, b"").replace(RUNBOOK_LINK, b"")
     for word in (
         b"http:",
         b"https:",

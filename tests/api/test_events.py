@@ -58,6 +58,12 @@ async def test_an_event_has_its_data_and_the_state_of_its_approval(relay: Runnin
             "missing": 2,
             "closes": format_rfc3339(due - timedelta(seconds=60)),
             "waitingFor": [],
+            "voted": [],
+            "mayVote": ["client:alice", "client:bob", "client:databases", "client:drain"],
+            "holds": [],
+            "decisions": ["approve", "hold"],
+            "standingHolds": [],
+            "runbook": None,
         },
     }
 

@@ -17,17 +17,30 @@ from tests.api.running_relay import RunningRelay
 _SCHEMA = orjson.loads(Path(__file__).with_name("openapi-3.1.json").read_bytes())
 
 DOCUMENTED = """
+GET /
+GET /page/{file}
+GET /v1/status
+GET /v1/sinks
 GET /v1/events
 GET /v1/events/{eventId}
 GET /v1/events/{eventId}/rule
 POST /v1/approvals
 PUT /v1/approvals/mode
+POST /v1/reload
 POST /v1/callbacks/{client}
 POST /v1/chat/{sink}
 GET /approve
 POST /v1/confirmations
 POST /v1/confirmations/look
+GET /v1/standing-holds
+POST /v1/standing-holds
+GET /v1/standing-holds/{holdId}
+POST /v1/standing-holds/{holdId}/end
 GET /v1/stream
+GET /v1/session
+GET /sign-in
+GET /sign-in/callback
+POST /sign-out
 GET /v1/deliveries
 GET /v1/deliveries/{id}
 GET /v1/dead-letters

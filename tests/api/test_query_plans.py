@@ -14,6 +14,7 @@ from relay.approvals.refusals import MAX_RECORDED_ABOUT_EVENT
 from relay.chat.context import make_chat_context
 from relay.delivery.dispatcher import Dispatcher
 from relay.errors import Deferred, Rejected
+from relay.events.timestamps import format_rfc3339
 from relay.outbox.file import open_for_reading
 from relay.outbox.retention import prune
 from relay.outbox.sqlite import Store
@@ -22,6 +23,7 @@ from tests.api.running_relay import (
     EVENT_ID,
     RecordingSink,
     RecordingSinkSettings,
+    Response,
     RunningRelay,
     eventually,
     make_event,
@@ -34,6 +36,7 @@ _FIXED_TABLES = {"meta", "checkpoint", "sink", "sqlite_sequence", "json_each", "
 _OPEN_INDEXES = {
     "occurrence_live",
     "decision_that_counts",
+    "standing_hold_open",
     "start_request_open",
     "entry_waiting",
     "entry_parked",
@@ -145,6 +148,7 @@ async def test_no_statement_reads_a_table_that_grows_from_its_start(tmp_path: Pa
 async def _live_through_everything(relay: RunningRelay) -> None:
     """Let the relay record, deliver, decide, answer, show and prune."""
     await relay.observe(make_event(), make_event(event_id="E-2"), make_event(event_id="E-3"))
+    await _hold_ahead(relay)
     await _decide(relay)
     await _chat(relay)
     await relay.observe(make_event(event_status="Started"), make_event(event_id="E-2"))
@@ -169,6 +173,25 @@ async def _decide(relay: RunningRelay) -> None:
     assert (await relay.decide(by="alice")).status == 202
     assert (await relay.decide(by="bob", headers={"Idempotency-Key": "k"})).status == 202
     await eventually(lambda: bool(relay.azure.started))
+
+
+async def _hold_ahead(relay: RunningRelay) -> None:
+    """Make two standing holds, end one and let the other expire."""
+    now = relay.clock.now()
+    made: Response | None = None
+    for seconds in (0.5, 3600.0):
+        ends = format_rfc3339(now + timedelta(seconds=seconds))
+        body = {"match": {"resources": ["none"]}, "ends": ends, "reason": "r"}
+        made = await relay.call("POST", "/v1/standing-holds", body)
+        assert made.status == 201
+    assert made is not None
+    path = f"/v1/standing-holds/{made.json['holdId']}"
+    assert (await relay.call("POST", f"{path}/end", {})).status == 200
+    await poll_until(
+        lambda: relay.call("GET", "/v1/standing-holds"), lambda answer: not answer.json["items"]
+    )
+    for read in (path, "/v1/standing-holds?over=true"):
+        assert (await relay.call("GET", read)).status == 200
 
 
 async def _wait_for_a_limit(relay: RunningRelay) -> None:
@@ -231,6 +254,9 @@ async def _read_all(relay: RunningRelay) -> None:
         "/readyz",
         "/metrics",
         "/v1/events",
+        "/v1/events?live=true",
+        "/v1/sinks",
+        "/v1/status",
         f"/v1/events/{EVENT_ID}",
         f"/v1/events/{EVENT_ID}/rule",
         "/v1/deliveries",

@@ -101,7 +101,7 @@ async def test_an_unknown_sink_is_404_and_the_known_sinks_are_listed(tmp_path: P
         answer = await relay.call("POST", "/v1/dead-letters/redeliver", {"sink": "nope"})
         assert (answer.status, answer.json["detail"]) == (
             404,
-            "no sink 'nope' in the configuration; there are: one, two",
+            "no sink 'nope' in the configuration; there are one, two",
         )
 
 

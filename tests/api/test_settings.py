@@ -92,7 +92,7 @@ def test_listening_beyond_loopback_needs_tls_or_allow_http(listen: str) -> None:
                 "tls": TLS | {"client_ca_file": "ca.pem"},
                 "clients": [{"name": "a", "san": "a.b"}, {"name": "b", "san": "A.b"}],
             },
-            "duplicate san: a.b",
+            "differ by more than case, got a.b and A.b",
         ),
     ],
     ids=str,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -18,6 +18,8 @@ from relay.approvals.request import (
     Right,
     Rights,
 )
+from relay.approvals.standing_hold_admission import CreateRequest, EndRequest, StandingHoldBody
+from relay.approvals.standing_hold_engine import create_standing_hold, end_standing_hold
 from relay.approvals.status import ApprovalStatus, rule_for
 from relay.errors import SourceError
 from relay.events.build import Origin, event_data
@@ -251,6 +253,7 @@ class ApprovalFile:
         self.path = path
         self.clock = clock or ManualClock()
         self.settings = settings
+        self.client_resources: Mapping[str, tuple[str, ...] | None] = CLIENT_RESOURCES
         self.boot_id = BOOT_ID
         self.trusted = True
         self._route: Route = route or (lambda _: ())
@@ -263,7 +266,7 @@ class ApprovalFile:
         )
         self.connection.execute("PRAGMA synchronous = OFF")  # no test cuts the power
         self.engine = ApprovalEngine(
-            self.settings, ORIGIN, trusted=self.trusted, client_resources=CLIENT_RESOURCES
+            self.settings, ORIGIN, trusted=self.trusted, client_resources=self.client_resources
         )
         self.recorder = Recorder(ORIGIN, self.boot_id, frozenset({"db-1"}))
 
@@ -272,6 +275,11 @@ class ApprovalFile:
         self.close()
         self.settings, self.boot_id = settings or self.settings, boot or self.boot_id
         self._open()
+
+    def reload(self, settings: ApprovalsSettings) -> None:
+        """Take other rules over while the relay runs."""
+        self.settings = settings
+        self.transact(lambda _: self.engine.use(settings, self.client_resources))
 
     def close(self) -> None:
         """Close the file."""
@@ -318,6 +326,56 @@ class ApprovalFile:
         """Submit a request about an event."""
         request = build_request(decision, by, of, at=self.clock.now(), **changes)
         return self.transact(lambda tx: self.engine.decide(tx, request))
+
+    def hold_ahead(
+        self,
+        by: Caller | str = "eve",
+        match: dict[str, Any] | None = None,
+        *,
+        starts: float | None = None,
+        ends: float = 600.0,
+        request_id: str | None = None,
+        digest: str = "d",
+        reason: str = "freeze",
+    ) -> DecisionAnswer:
+        """Ask for a standing hold; ``starts`` and ``ends`` in seconds from now."""
+        now = self.clock.now()
+        body = StandingHoldBody.model_validate(
+            {
+                "match": match or {},
+                "starts": format_rfc3339(now + timedelta(seconds=starts))
+                if starts is not None
+                else None,
+                "ends": format_rfc3339(now + timedelta(seconds=ends)),
+                "reason": reason,
+            }
+        )
+        request = CreateRequest(
+            caller=build_caller(by) if isinstance(by, str) else by,
+            at=now,
+            request_id=request_id,
+            digest=digest,
+            body=body,
+        )
+        answer = self.transact(lambda tx: create_standing_hold(tx, ORIGIN, request))
+        self.apply_transitions()
+        return answer
+
+    def end_ahead(
+        self, hold_id: str, by: Caller | str = "eve", *, request_id: str | None = None
+    ) -> DecisionAnswer:
+        """Ask to end a standing hold."""
+        request = EndRequest(
+            caller=build_caller(by) if isinstance(by, str) else by,
+            at=self.clock.now(),
+            request_id=request_id,
+            digest=f"end {hold_id}",
+            hold_id=hold_id,
+        )
+        people = self.settings.people
+        answer = self.transact(lambda tx: end_standing_hold(tx, ORIGIN, request, people))
+        self.apply_transitions()
+        return answer
 
     def set_mode(self, mode: Mode) -> None:
         """Set the mode as an operator does."""

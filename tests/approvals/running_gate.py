@@ -18,6 +18,7 @@ from relay.approvals.engine import ApprovalEngine
 from relay.approvals.gate import Gate
 from relay.approvals.limits import CountMachines
 from relay.approvals.request import DecisionAnswer
+from relay.approvals.standing_hold_admission import CreateRequest, EndRequest, StandingHoldBody
 from relay.errors import NotDelivered, SourceError, SourceRefused, SourceUnavailable
 from relay.events.build import Origin
 from relay.events.cloudevent import CloudEvent
@@ -32,6 +33,7 @@ from tests.approvals.builders import (
     CLIENT_RESOURCES,
     ORIGIN,
     SETTINGS,
+    build_caller,
     build_request,
 )
 from tests.approvals.manual_clock import NOON, ManualClock, wait_until
@@ -194,6 +196,18 @@ class GateHarness:
     async def submit(self, *given: Any, **changes: Any) -> DecisionAnswer:
         """Submit a request about an event."""
         return await self.gate.submit(build_request(*given, at=self.clock.now(), **changes))
+
+    async def hold_ahead(self, body: StandingHoldBody, by: str = "eve") -> DecisionAnswer:
+        """Make a standing hold."""
+        return await self.gate.create_standing_hold(
+            CreateRequest(caller=build_caller(by), at=self.clock.now(), body=body)
+        )
+
+    async def end_ahead(self, hold_id: str, by: str = "eve") -> DecisionAnswer:
+        """End a standing hold."""
+        return await self.gate.end_standing_hold(
+            EndRequest(caller=build_caller(by), at=self.clock.now(), hold_id=hold_id)
+        )
 
     def journal(self) -> list[JournalRow]:
         """The journal, read by a second connection; its hash chain is checked too."""

@@ -59,6 +59,8 @@ def test_the_summary_says_what_is_missing_and_when_voting_closes(approvals: Appr
         "missing": 1,
         "closes": "2026-04-11T12:14:00Z",
         "waitingFor": [],
+        "standingHolds": [],
+        "runbook": None,
     }
     assert approval_summary(approvals.status("E-2")) == {
         "state": "none",
@@ -68,6 +70,8 @@ def test_the_summary_says_what_is_missing_and_when_voting_closes(approvals: Appr
         "missing": 0,
         "closes": None,
         "waitingFor": [],
+        "standingHolds": [],
+        "runbook": None,
     }
     approvals.record_document()
     assert approval_summary(approvals.status())["missing"] == 0

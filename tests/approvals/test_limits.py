@@ -665,10 +665,13 @@ def test_a_limit_needs_a_number_or_a_share(wrong: object) -> None:
         Limit.model_validate({"name": "x", "max": wrong})
 
 
-@pytest.mark.parametrize(("one", "other"), [("db", "db"), ("db", "DB")])
-def test_limits_have_names_of_their_own(one: str, other: str) -> None:
+@pytest.mark.parametrize(
+    ("one", "other", "problem"),
+    [("db", "db", "duplicate name: db"), ("db", "DB", "expected names that differ")],
+)
+def test_limits_have_names_of_their_own(one: str, other: str, problem: str) -> None:
     limits = [{"name": name, "max": 1} for name in (one, other)]
-    with pytest.raises(ValidationError, match="limits: expected names that differ"):
+    with pytest.raises(ValidationError, match=rf"limits\[1\].name: {problem}"):
         ApprovalsSettings.model_validate({"limits": limits})
 
 

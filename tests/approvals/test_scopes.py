@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from relay.approvals.standing_hold_admission import StandingHoldBody
 from relay.errors import SourceUnavailable
 from tests.approvals.builders import REDEPLOY, USER_REBOOT, build_event
 from tests.approvals.manual_clock import ManualClock, wait_until
@@ -73,6 +74,25 @@ async def test_each_claim_is_about_the_event_of_its_scope(tmp_path: Path) -> Non
             assert claim.grant.revision == scope.document[0].revision
             assert claim.journal_head.position == rows[f"e-1@{scope.scope}"].position
             assert notes[f"vm-{scope.scope}"]["revision"] == claim.grant.revision
+
+
+async def test_a_standing_hold_on_a_hub_is_about_the_scopes_of_its_conditions(
+    tmp_path: Path,
+) -> None:
+    clock = ManualClock()
+    held, other = scopes = [ScopeOfFleet(clock, name) for name in ("west-1", "east-1")]
+    async with running_hub(tmp_path, clock, *scopes) as harness:
+        body = {"match": {"scope": ["west-*"]}, "ends": "2026-04-11T12:05:00Z", "reason": "r"}
+        answer = await harness.hold_ahead(StandingHoldBody.model_validate(body))
+        for scope in scopes:
+            scope.document = (USER_REBOOT,)
+            await scope.poll()
+        await harness.wait_for_events("startrequest.accepted")
+        await harness.settle()
+        assert (held.sent, other.sent) == ([], [("E-1",)])
+        await harness.end_ahead(answer.body["holdId"])
+        await harness.wait_for_events("startrequest.accepted", 2)
+        assert held.sent == [("E-1",)]
 
 
 async def test_a_hold_in_one_scope_stops_no_start_request_in_another(tmp_path: Path) -> None:

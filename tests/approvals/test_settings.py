@@ -38,7 +38,7 @@ def test_voters_are_the_named_principals_and_the_members_of_groups() -> None:
 @pytest.mark.parametrize(
     ("words", "section"),
     [
-        ("names that differ", {"rules": [_rule(), _rule()]}),
+        ("duplicate name: r", {"rules": [_rule(), _rule()]}),
         ("group of approvals.groups", {"rules": [_rule(**{"from": ["group:none"]})]}),
         ("2 votes can never come from 1 principals", {"rules": [_rule(votes=2)]}),
         (
@@ -59,7 +59,7 @@ def test_voters_are_the_named_principals_and_the_members_of_groups() -> None:
         ("at most 3650d", {"rules": [_rule(close_before="3651d")]}),
         ("at most 3650d", {"hold_expires": "3651d"}),
         ("expected a duration", {"tell_first": 5}),
-        ("should match pattern", {"rules": [{"name": "two words", "approve": "automatic"}]}),
+        ("expected a name such as", {"rules": [{"name": "two words", "approve": "automatic"}]}),
         ("Extra inputs", {"rules": [_rule(each="x")]}),
         ("Extra inputs", {"quorum": 2}),
     ],

@@ -68,6 +68,7 @@ _RULES: dict[str, ApprovalsSettings] = {
     )
     for name, rules in {"usual": _USUAL, "lenient": _LENIENT, "timed": _TIMED, "none": []}.items()
 }
+_LONG_AGO = NOON - timedelta(days=1)
 _OPENS, _CLOSES = NOON + timedelta(minutes=2), NOON + timedelta(minutes=6)
 _IDS = st.sampled_from(["A", "B"])
 _KINDS: dict[str, dict[str, Any]] = {
@@ -108,6 +109,34 @@ class Vote(NamedTuple):
     expires_at: datetime
 
 
+_CONDITIONS: dict[str, dict[str, Any]] = {
+    "everything": {},
+    "of users": {"event_source": ["User"]},
+    "of a machine": {"resources": ["db-2"]},
+    "at hours": {"time": {"from": "12:02", "to": "12:06"}},
+}
+
+
+@dataclass
+class Ahead:
+    """A standing hold."""
+
+    hold_id: str
+    conditions: str
+    starts: datetime
+    ends: datetime
+
+    def holds(self, event: ScheduledEvent, now: datetime) -> bool:
+        """Whether no StartRequest may be sent for an event."""
+        is_met = {
+            "everything": True,
+            "of users": event.event_source == "User",
+            "of a machine": "db-2" in event.resources,
+            "at hours": _OPENS <= now < _CLOSES,
+        }[self.conditions]
+        return is_met and self.starts <= now < self.ends
+
+
 @dataclass
 class Model:
     """The true state of one event."""
@@ -119,9 +148,13 @@ class Model:
     """When each hold expires, by holder and by whether it was taken in a dry run."""
     refused: set[str] = field(default_factory=set)
     """The revisions that IMDS refused."""
+    ahead: list[Ahead] = field(default_factory=list)
+    """The standing holds that are not over, of all events."""
 
     def may_start(self, rules: str, now: datetime) -> bool:
         """Whether a rule or quorum allows the Scheduled event, in time and without a hold."""
+        if any(hold.holds(self.seen, now) for hold in self.ahead):
+            return False
         if self.seen.event_status != "Scheduled" or (
             self.seen.not_before_time is not None and now >= self.seen.not_before_time
         ):
@@ -186,6 +219,7 @@ class Approvals(RuleBasedStateMachine):
         self.claims_in_flight: list[ClaimedGrant] = []
         self.unshared: set[int] = set()
         self.restarts, self.posts = 0, list[Post]()
+        self.ahead: list[Ahead] = []
         self.azure_says("A", "voted", 400.0)
         self.azure_says("B", "user", 400.0)
         self.poll(crash=False)
@@ -236,7 +270,7 @@ class Approvals(RuleBasedStateMachine):
                 self.model[event_id].seen = newest
             else:
                 holds = self.holds_of_ended.pop(event_id, {})
-                self.model[event_id] = Model(newest, holds=holds)
+                self.model[event_id] = Model(newest, holds=holds, ahead=self.ahead)
         self._void()
 
     def _void(self) -> None:
@@ -289,8 +323,13 @@ class Approvals(RuleBasedStateMachine):
         for of in self.model:
             self._settle(of)
 
+    def _expire_ahead(self) -> None:
+        """Forget the standing holds that the next transitions expire."""
+        self.ahead[:] = [hold for hold in self.ahead if hold.ends > self.clock.now()]
+
     def _step(self) -> None:
         self._settle_all()
+        self._expire_ahead()
         self.approvals.apply_transitions()
         for of, model in self.model.items():
             grants = self.approvals.status(of).grants
@@ -327,6 +366,7 @@ class Approvals(RuleBasedStateMachine):
     def switch(self, mode: Mode) -> None:
         """An operator sets the mode."""
         self._settle_all()
+        self._expire_ahead()
         self.mode = mode
         self.approvals.set_mode(mode)
 
@@ -345,6 +385,13 @@ class Approvals(RuleBasedStateMachine):
         self.ruleset = rules
         self.approvals.settings = _RULES[rules]
         self.crash()
+        self._step()
+
+    @rule(rules=st.sampled_from(["usual", "timed", "lenient", "none"]))
+    def reload_other_rules(self, rules: str) -> None:
+        """Take other rules over while the relay runs, perhaps with a StartRequest in flight."""
+        self.ruleset = rules
+        self.approvals.reload(_RULES[rules])
         self._step()
 
     # --- people
@@ -449,8 +496,44 @@ class Approvals(RuleBasedStateMachine):
             for holder, dry in list(holds):
                 if (operator or holder == who) and (dry or self.mode == "on"):
                     del holds[holder, dry]
-            left = any(until > self.clock.now() for until in holds.values())
+            now, model = self.clock.now(), self.model[of]
+            left = any(until > now for until in holds.values())
+            if not self.approvals.status(of).accepted_by_imds:
+                left = left or any(hold.holds(model.seen, now) for hold in self.ahead)
             assert (answer.body["state"] == "held") == left
+
+    @precondition(lambda self: len(self.ahead) < 3)
+    @rule(
+        conditions=st.sampled_from(list(_CONDITIONS)),
+        starts=st.sampled_from([None, None, 20.0]),
+        ends=st.sampled_from([50.0, 90.0, 400.0]),
+    )
+    def hold_ahead(self, conditions: str, starts: float | None, ends: float) -> None:
+        """Make a standing hold."""
+        self._settle_all()
+        now = self.clock.now()
+        answer = self.approvals.hold_ahead(
+            "alice", _CONDITIONS[conditions], starts=starts, ends=ends
+        )
+        if answer.status == 201:
+            begins, ends_at = (now + timedelta(seconds=each) for each in (starts or 0.0, ends))
+            self.ahead.append(Ahead(answer.body["holdId"], conditions, begins, ends_at))
+        else:
+            assert answer.status == 409
+        self._expire_ahead()
+
+    @precondition(lambda self: self.ahead)
+    @rule(which=st.integers(0, 2), by=st.sampled_from(["alice", "eve"]))
+    def end_ahead(self, which: int, by: str) -> None:
+        """End a standing hold, as its author or as somebody else."""
+        hold = self.ahead[which % len(self.ahead)]
+        self._settle_all()
+        answer = self.approvals.end_ahead(hold.hold_id, by)
+        is_over = hold.ends <= self.clock.now()
+        assert answer.status == (409 if is_over else 200 if by == "alice" else 403)
+        self._expire_ahead()
+        if answer.status == 200:
+            self.ahead.remove(hold)
 
     # --- the gate
 
@@ -580,6 +663,17 @@ class Approvals(RuleBasedStateMachine):
         assert len(sent) == len(set(sent)), "two in flight for one event"
         in_flight_ids = {claim.grant.id for claim in self.claims_in_flight}
         assert in_flight_ids <= {grant.id for grant in grants if grant.state == "sent"}
+
+    @invariant()
+    def the_journal_has_the_standing_holds_of_the_table(self) -> None:
+        """The open ones of both are those of the model."""
+        if not hasattr(self, "approvals"):
+            return
+        holds = self.approvals.transact(
+            lambda tx: (tx.standing_holds.open(), tx.standing_holds.open_in_journal(_LONG_AGO))
+        )
+        known = {hold.hold_id for hold in self.ahead}
+        assert [{hold.hold_id for hold in found} for found in holds] == [known, known]
 
     @invariant()
     def nothing_follows_for_an_event_that_no_check_considers(self) -> None:

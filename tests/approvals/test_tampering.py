@@ -365,6 +365,9 @@ def downgrade(approvals: ApprovalFile) -> None:
         "DROP INDEX occurrence_of_scope",
         "DROP INDEX occurrence_ended",
         "ALTER TABLE occurrence DROP COLUMN scope",
+        "DROP TABLE standing_hold",
+        "DROP TABLE reminder",
+        "DROP INDEX journal_of_standing_holds",
         "PRAGMA user_version = 2",
     )
 

@@ -22,6 +22,7 @@ from pydantic import ValidationError
 from relay.chat.cards.card import Card
 from relay.chat.cards.event_card import event_card
 from relay.chat.cards.grouped_card import grouped_card
+from relay.chat.cards.wording import WHAT_HOLD_DOES
 from relay.chat.platforms import apprise
 from relay.chat.platforms.apprise import guarded_thread
 from relay.chat.platforms.apprise import service as service_module
@@ -79,13 +80,14 @@ def test_a_card_is_plain_text_and_names_the_command_that_decides() -> None:
     voting_closes_at = NOT_BEFORE - timedelta(seconds=60)
     assert card_text(card) == (
         f"Azure begins at {NOT_BEFORE:%Y-%m-%d %H:%M} UTC or soon after, whether or not anybody "
-        "answers; earlier only when it is approved.\n\n"
+        "answers; earlier only when it is approved. There are at most 16 min left.\n\n"
         "Machines: db-1\n"
         "What happens: The machine is rebooted: what is in memory is lost.\n"
         "Who started it: Azure itself\n"
         "Rule: databases: 2 votes from group:oncall, client:drain\n"
         "Votes: 1 of 2: client:bob; 1 missing, from client:alice, client:drain, "
-        f"until {voting_closes_at:%Y-%m-%d %H:%M} UTC\n\n"
+        f"until {voting_closes_at:%Y-%m-%d %H:%M} UTC (at most 15 min left)\n\n"
+        f"{WHAT_HOLD_DOES}\n\n"
         "Azure proceeds at NotBefore regardless.\n\n"
         "To answer, on a machine of this scope: imds-relay approve | hold E-1\n\n"
         "E-1 · prod"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -23,7 +24,14 @@ from relay.chat.cards.confirmation_view import decision_outcome
 from relay.chat.cards.event_card import event_card, next_refresh_time
 from relay.chat.cards.grouped_card import MAX_LISTED_EVENTS, grouped_card
 from relay.chat.cards.timeline import timeline_line
-from relay.chat.cards.wording import MAX_NAMES, impact_text, join_names
+from relay.chat.cards.wording import (
+    MAX_NAMES,
+    WHAT_HOLD_DOES,
+    impact_text,
+    join_names,
+    time_left,
+    time_left_changes_at,
+)
 from relay.events.catalog import CATALOG, EventDefinition
 from relay.events.cloudevent import CloudEvent
 from tests.approvals.builders import (
@@ -41,7 +49,7 @@ from tests.chat.wall_platform import plain_text
 
 BEGINS = (
     "Azure begins at 12:15 or soon after, whether or not anybody answers; "
-    "earlier only when it is approved."
+    "earlier only when it is approved. There are at most 16 min left."
 )
 MINUTE = timedelta(minutes=1)
 DECISIONS: tuple[DecisionKind, ...] = ("approve", "hold", "release")
@@ -89,7 +97,11 @@ def test_a_message_says_what_happens_to_which_machines_when_and_by_whom() -> Non
         "Who started it: Azure itself",
         "Azure says: Host maintenance",
         "Rule: databases: 2 votes from group:oncall, client:drain",
-        "Votes: 0 of 2; 2 missing, from client:alice, client:bob, client:drain, until 12:14",
+        (
+            "Votes: 0 of 2; 2 missing, from client:alice, client:bob, client:drain, until 12:14 "
+            "(at most 15 min left)"
+        ),
+        WHAT_HOLD_DOES,
         "Azure proceeds at NotBefore regardless.",
         "Approve",
         "Hold",
@@ -130,12 +142,13 @@ WAITING = replace(
 def test_an_event_that_waits_for_a_limit_says_for_which_machine_and_that_azure_proceeds() -> None:
     card = card_of(WAITING)
     assert card.tone == "waiting"
-    assert all_text(card).splitlines()[-6:] == [
+    assert all_text(card).splitlines()[-7:] == [
         "Votes: 2 of 2: client:alice, client:bob",
         (
             "It waits for limit databases (at most 1 machine at once): db-2 has the slots, "
             "until 12:01."
         ),
+        WHAT_HOLD_DOES,
         "A limit delays only what this relay would start: Azure proceeds at NotBefore regardless.",
         "Approve",
         "Hold",
@@ -313,7 +326,10 @@ def test_machines_without_a_vote_are_named_also_after_voting_closed() -> None:
     vote = build_decision(by="db", of=reboot)
     before = all_text(card_of(build_status(reboot, vote, settings=settings)))
     after = all_text(card_of(build_status(reboot, vote, settings=settings, now=841)))
-    assert "1 missing, from client:web, until 12:14; nobody has spoken for web-1 yet\n" in before
+    assert (
+        "1 missing, from client:web, until 12:14 (at most 15 min left); "
+        "nobody has spoken for web-1 yet\n" in before
+    )
     assert "voting closed at 12:14; nobody has spoken for web-1\n" in after
 
 
@@ -465,9 +481,70 @@ def test_no_button_is_shown_that_the_gate_would_refuse_to_one_who_may(
             assert changes_nothing[decision], decision
 
 
+@given(st.floats(-10.0, 900.0), st.sampled_from([None, 0.0, 59.0, 60.0, 600.0, 90000.0]))
+def test_the_time_that_a_message_says_is_left_is_true_until_it_changes(
+    now: float, close_before: float | None
+) -> None:
+    """Between two edits nobody has more time than the message says."""
+    approve = {"votes": 1, "from": ["client:alice"], "close_before": f"{close_before or 0:g}s"}
+    rule = {"name": "all", "approve": approve if close_before is not None else "automatic"}
+    settings = ApprovalsSettings.model_validate({"rules": [rule]})
+    status = build_status(now=now, settings=settings)
+    for until in (status.not_before, status.voting_closes_at):
+        text = time_left(status, until)
+        assert (text is None) == (not status.is_open)
+        if text is None or until is None:
+            continue
+        changes_at = time_left_changes_at(status)
+        for moment in (status.now, status.now if changes_at is None else changes_at):
+            minutes = (until - moment).total_seconds() / 60
+            number, unit = re.findall(r"(\d+) (min|h|days)", text)[0]
+            shown = int(number) * {"min": 1, "h": 60, "days": 1440}[unit]
+            if until == status.not_before or not status.is_voting_closed:
+                assert minutes <= shown
+    if status.is_open and not status.is_voting_closed:
+        assert next_refresh_time([status]) is not None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.5, "1 min"),
+        (60.0, "1 min"),
+        (61.0, "2 min"),
+        (899.0, "15 min"),
+        (5400.0, "90 min"),
+        (7200.0, "2 h"),
+        (7201.0, "3 h"),
+        (86400.0, "24 h"),
+        (86401.0, "48 h"),
+        (4 * 86400.0, "4 days"),
+    ],
+)
+def test_how_much_time_is_left(seconds: float, text: str) -> None:
+    status = build_status(build_event(due=seconds, event_type="Redeploy"))
+    assert time_left(status, status.not_before) == f"at most {text} left"
+
+
+def test_a_message_is_edited_four_times_in_the_last_quarter_of_an_hour() -> None:
+    status = build_status(build_event(event_type="Redeploy"))
+    seconds = []
+    while (moment := next_refresh_time([status])) is not None:
+        status = replace(status, now=moment)
+        seconds.append((moment - NOON).total_seconds())
+    assert seconds == [300.0, 600.0, 780.0, 840.0, 900.0]
+
+
+def test_an_approved_event_says_nothing_of_the_time_that_is_left() -> None:
+    redeploy = build_event(event_type="Redeploy")
+    status = build_status(redeploy, grants=[build_grant(of=redeploy)])
+    assert "left" not in all_text(card_of(status))
+
+
 @given(STATUSES)
 def test_a_message_changes_by_time_alone_when_it_says_that_it_will(status: ApprovalStatus) -> None:
     limits = [status.voting_closes_at] if status.is_open else []
+    limits.append(time_left_changes_at(status))
     if status.occurrence.live:
         if not status.occurrence.event.is_started:
             limits.append(status.not_before)

@@ -14,6 +14,7 @@ from markdown_it import MarkdownIt
 from relay.chat.cards.card import Card, PrincipalRef
 from relay.chat.cards.event_card import event_card
 from relay.chat.cards.grouped_card import grouped_card
+from relay.chat.cards.wording import WHAT_HOLD_DOES
 from relay.chat.platforms.teams.card import card_message, follow_up_message
 from relay.chat.platforms.teams.markdown import escape_markdown, format_time, render_markdown
 from tests.approvals.builders import build_decision, build_event, build_occurrence, build_status
@@ -76,11 +77,12 @@ def test_an_adaptive_card_says_everything_that_the_card_says() -> None:
     voting_closes = NOT_BEFORE - timedelta(seconds=60)
     summary = (
         f"Azure begins at {NOT_BEFORE:%Y-%m-%d %H:%M} or soon after, "
-        "whether or not anybody answers; earlier only when it is approved."
+        "whether or not anybody answers; earlier only when it is approved. "
+        "There are at most 16 min left."
     )
     votes = (
         "Votes: 1 of 2: client:bob; 1 missing, from client:alice, client:drain, "
-        f"until {voting_closes:%Y-%m-%d %H:%M}"
+        f"until {voting_closes:%Y-%m-%d %H:%M} (at most 15 min left)"
     )
     assert displayed_lines(card).splitlines() == [
         "Reboot of db-1",
@@ -91,6 +93,7 @@ def test_an_adaptive_card_says_everything_that_the_card_says() -> None:
         "Azure says: Host maintenance",
         "Rule: databases: 2 votes from group:oncall, client:drain",
         votes,
+        WHAT_HOLD_DOES,
         "Azure proceeds at NotBefore regardless.",
         "The page asks for this code: 123456",
         "E-1 · prod",

@@ -65,9 +65,13 @@ class RunningRelay:
 
 @asynccontextmanager
 async def running_relay(
-    folder: Path, *, api: Mapping[str, Any] | None = None, **approvals: Any
+    folder: Path,
+    *,
+    api: Mapping[str, Any] | None = None,
+    telemetry: Mapping[str, Any] | None = None,
+    **approvals: Any,
 ) -> AsyncIterator[RunningRelay]:
-    """Run a relay with a rule of two votes; ``api`` and ``approvals`` add to their sections."""
+    """Run a relay with a rule of two votes; the mappings add to their sections."""
     async with Simulator(Setup(vms=(VM("db-0"), VM("db-1")))) as azure, inbox() as receiver:
         file = folder / "relay.yaml"
         document = {
@@ -101,6 +105,7 @@ async def running_relay(
                 ],
                 **(api or {}),
             },
+            "telemetry": telemetry or {},
         }
         file.write_bytes(orjson.dumps(document))  # JSON is YAML
         async with start_relay(load(file, {}).config, SystemClock()) as running:

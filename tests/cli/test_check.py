@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from relay.api.schema.asyncapi import asyncapi_document
 from relay.cli.check import evaluate_rules
+from relay.cli.init import initial_configuration
 from relay.config import NO_RULE_FOR_USER_EVENTS, load
 from relay.events.catalog import CATALOG
 from relay.imds.document import parse_document
@@ -334,8 +335,8 @@ def test_check_of_a_wrong_configuration_exits_with_2_and_a_sentence_for_each_err
     assert (result.code, result.out) == (2, "")
     assert result.err.splitlines() == [
         (
-            "imds-relay: relay.yaml:1: scope: expected 'auto' or text that matches "
-            "^[a-z0-9-]{1,80}$; got 'A'"
+            "imds-relay: relay.yaml:1: scope: expected auto, or a name such as vmss-a: a to z, 0 "
+            "to 9 and -, at most 80 characters; got 'A'"
         ),
         "imds-relay: relay.yaml:2: sinks: expected a list; got text",
     ]
@@ -518,6 +519,23 @@ def test_keys_makes_a_key_its_digest_and_a_secret_that_the_configuration_takes(
     assert (client.name, len(client.key_sha256), len(client.secrets)) == ("db-drain", 1, 1)
 
 
+@pytest.mark.parametrize("name", ["db-drain", "1.5", "null", "007", "on", "1e5"])
+def test_what_keys_prints_can_be_pasted_into_the_configuration_and_the_shell(
+    tmp_path: Path, name: str
+) -> None:
+    """Some names and digests are numbers or nothing in YAML if they have no quotes."""
+    printed = run_command("keys", "--name", name).out
+    entry = printed[printed.index("    - name:") : printed.index("\n\n")]
+    file = tmp_path / "relay.yaml"
+    file.write_text(initial_configuration().replace("  clients: []  ", f"  clients:\n{entry}\n  #"))
+    (client,) = load(file, {}).config.api.clients
+    assert client.name == name
+    match = re.search(r"^#   export IMDS_RELAY_KEY=(\S+)$", printed, re.MULTILINE)
+    assert match is not None
+    assert client.key_digests() == (hashlib.sha256(match[1].encode()).digest(),)
+    assert f"#   secret: {client.reveal_all('secrets')[0]}\n" in printed
+
+
 # --- schema
 
 
@@ -545,7 +563,7 @@ def test_schema_lists_the_types_and_refuses_another() -> None:
         2,
         (
             "imds-relay: expected asyncapi, slack-manifest or a type of `imds-relay schema "
-            "--list`, got 'event.new'\n"
+            "--list`, got 'event.new'; did you mean event.ended?\n"
         ),
     )
 

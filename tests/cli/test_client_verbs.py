@@ -351,12 +351,15 @@ async def test_a_sink_is_pinged_paused_and_resumed(relay: RunningRelay) -> None:
 async def test_an_unknown_sink_or_dead_letter_is_exit_code_1(relay: RunningRelay) -> None:
     for verb in ("ping", "pause", "resume"):
         result = await relay.run(verb, "nope")
-        assert (result.code, result.err) == (1, "imds-relay: no such sink in the configuration\n")
+        assert (result.code, result.err) == (
+            1,
+            "imds-relay: no such sink in the configuration; there is drain\n",
+        )
     result = await relay.run("redeliver", "--sink", "nope")
     assert (result.code, result.out, result.err) == (
         1,
         "",
-        "imds-relay: no sink 'nope' in the configuration; there are: drain\n",
+        "imds-relay: no sink 'nope' in the configuration; there is drain\n",
     )
     result = await relay.run("redeliver", "99")
     assert (result.code, result.err) == (

@@ -9,6 +9,7 @@ import pytest
 from relay.api.local_socket import STATE_FILE_HEADER, state_file_id
 from relay.cli._exit_codes import CommandFailed
 from relay.cli._local_relay import find_socket, is_trusted
+from relay.config import Config
 from relay.config.location import locate_relay
 from tests.cli.command import run_async, run_command
 from tests.cli.running_relay import running_relay
@@ -169,6 +170,29 @@ def test_variables_say_where_the_relay_is_too(
     environment = {f"IMDS_RELAY_{name}": value for name, value in variables.items()}
     location = locate_relay(environment=environment, default_paths=())
     assert (location.socket, location.url) == (socket, url)
+
+
+def test_what_is_not_written_is_the_default(tmp_path: Path) -> None:
+    file = tmp_path / "relay.yaml"
+    file.write_text("")
+    settings = Config()
+    location = locate_relay(file, {})
+    assert location.state_file == settings.store.path
+    assert location.socket == settings.api.socket
+    assert location.url == f"http://{settings.api.listen}"
+
+
+@pytest.mark.parametrize("text", ["", "store: {path: relay.db}"], ids=["default", "written"])
+def test_a_relay_of_the_current_folder_has_its_state_file_there_for_certain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert not locate_relay(environment={}).is_state_file_certain
+    (tmp_path / "relay.yaml").write_text(text)
+    assert locate_relay(environment={}).is_state_file_certain
+    assert not locate_relay(tmp_path / "relay.yaml", {}).is_state_file_certain
+    named = locate_relay(environment={"IMDS_RELAY_CONFIG": "relay.yaml"})
+    assert (named.is_own, named.is_state_file_certain) == (True, False)
 
 
 def test_a_variable_in_a_place_that_is_read_is_filled_in_or_named(tmp_path: Path) -> None:

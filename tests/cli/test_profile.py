@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from relay.cli._profile import profile_folder
+from relay.cli._profile import Profile, profile_folder, read_profile
 from tests.certificates import AUTHORITY, SERVER
 from tests.cli.command import CommandResult, run_async, run_command
 from tests.cli.running_relay import ALICE_KEY, RunningRelay, running_relay
+from tests.documented import block
 
 
 @pytest.fixture
@@ -66,7 +67,9 @@ async def test_a_profile_is_named_and_wins_over_the_environment(
     assert relay.url not in (await run_async("events")).err
 
 
-async def test_the_key_of_a_profile_goes_to_no_other_url(folder: Path) -> None:
+async def test_a_key_goes_to_no_other_url_than_its_own(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[str | None] = []
 
     async def answer(request: web.Request) -> web.Response:
@@ -79,7 +82,10 @@ async def test_the_key_of_a_profile_goes_to_no_other_url(folder: Path) -> None:
         assert (await run_async("events", "--url", url)).code == 0
         (folder / "default.yaml").write_text(f"url: {url}\nkey_file: key\n")
         assert (await run_async("events")).code == 0
-    assert seen == [None, "Bearer imdsr_key-of-the-profile"]
+        (folder / "default.yaml").write_text(f"url: {url}\n")
+        monkeypatch.setenv("IMDS_RELAY_KEY", "imdsr_key-of-the-environment")
+        assert (await run_async("events")).code == 0
+    assert seen == [None, "Bearer imdsr_key-of-the-profile", None]
 
 
 async def test_the_ca_of_a_profile_replaces_those_of_the_machine(folder: Path) -> None:
@@ -159,6 +165,15 @@ def test_files_that_all_can_write_are_not_used_and_keys_that_all_can_read_are_wa
         result = run_command("events")
         assert (result.code, f"{folder}/{name}, so it is not used" in result.err) == (2, True)
         (folder / name).chmod(0o600)
+
+
+def test_the_documented_profile_is_read(folder: Path) -> None:
+    (folder / "west.yaml").write_text(block("docs/cli.md", "yaml"))
+    assert read_profile("west") == Profile(
+        url="https://relay.example.com:8443",
+        key_file=folder / "west.key",
+        ca_file=folder / "west.pem",
+    )
 
 
 def test_profiles_are_in_the_folder_of_the_user(

@@ -214,7 +214,8 @@ class Hostile:
     def __del__(self):
         raise ValueError("ignored\\nhere")
 
-async def run(config):
+async def run(loaded, *_, **__):
+    config = loaded.config
     Hostile()
     warnings.warn("old\\nthing")
     threading.Thread(target=lambda: 1 / 0).start()

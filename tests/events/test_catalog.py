@@ -67,7 +67,9 @@ def test_the_catalogue_is_that_of_the_documentation() -> None:
     assert [kind.name for kind in CATALOG] == [
         *(f"event.{change}" for change in ("scheduled", "updated", "started", "ended")),
         *(f"approval.{change}" for change in ("recorded", "granted", "refused", "voided")),
+        "approval.reminder",
         *(f"startrequest.{change}" for change in ("accepted", "failed")),
+        *(f"standing-hold.{change}" for change in ("created", "ended", "expired")),
         *(
             f"relay.{change}"
             for change in (

@@ -44,6 +44,7 @@ class RunningFleet:
     hub: RunningRelay | None = None
     hub_stack: AsyncExitStack = field(default_factory=AsyncExitStack)
     hub_settings: Mapping[str, Any] = field(default_factory=dict)
+    agent_settings: Mapping[str, Any] = field(default_factory=dict)
     domains: Sequence[Mapping[str, Any]] = DOMAINS
     interval: str = "500ms"
     """Between two polls of an agent."""
@@ -133,6 +134,7 @@ class RunningFleet:
             "source": {"url": self.azures[scope].urls[relay], "interval": self.interval},
             "store": {"path": str(self.directory / f"{scope}-{relay}.db")},
             "api": {"listen": "127.0.0.1:0", "socket": str(self._socket(scope, relay))},
+            **self.agent_settings,
         }
 
     async def start_plain_relay(
@@ -271,6 +273,7 @@ async def running_fleet(
     scopes: Mapping[str, Sequence[str]],
     *,
     hub: Mapping[str, Any] | None = None,
+    agents: Mapping[str, Any] | None = None,
     domains: Sequence[Mapping[str, Any]] = DOMAINS,
     setup: Setup | None = None,
     without_agents: Collection[str] = (),
@@ -279,8 +282,8 @@ async def running_fleet(
 ) -> AsyncIterator[RunningFleet]:
     """Run a hub, and an agent for each VM of each scope.
 
-    ``hub`` holds further sections of the hub's configuration. ``setup`` says how each simulated
-    Azure behaves; its VMs are replaced. ``without_agents`` names VMs that get no agent.
+    ``hub`` and ``agents`` hold further sections of their configurations. ``setup`` says how each
+    simulated Azure behaves; its VMs are replaced. ``without_agents`` names VMs that get no agent.
     """
     await asyncio.to_thread(broker.start)
     exchange = unused_exchange()
@@ -293,6 +296,7 @@ async def running_fleet(
             directory,
             box,
             hub_settings=hub or {},
+            agent_settings=agents or {},
             domains=domains,
             interval=interval,
             more_sinks=more_sinks,

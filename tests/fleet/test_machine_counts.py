@@ -51,3 +51,10 @@ def test_the_machines_are_counted_again_after_a_while() -> None:
     assert counts.count(limit()) == 4
     clock.advance(1)
     assert counts.count(limit()) == 3
+
+
+def test_another_limit_of_the_same_name_is_counted_at_once() -> None:
+    """A reload can change what a limit selects."""
+    counts = MachineCounts(Roster(AGENTS), ManualClock())
+    assert counts.count(limit()) == 4
+    assert counts.count(limit(scope=["w*"])) == 2

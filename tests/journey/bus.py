@@ -98,6 +98,8 @@ class Bus:
     broker: Broker
     exchange: str
     events: list[dict[str, Any]] = field(default_factory=list)
+    headers: list[Mapping[str, Any]] = field(default_factory=list)
+    """Those of each event."""
     dead_letters: list[AbstractIncomingMessage] = field(default_factory=list)
 
     @property
@@ -175,6 +177,7 @@ class Bus:
 
         async def keep_event(message: AbstractIncomingMessage) -> None:
             self.events.append(orjson.loads(message.body))
+            self.headers.append(message.headers)
 
         async def keep_dead_letter(message: AbstractIncomingMessage) -> None:
             self.dead_letters.append(message)
@@ -289,6 +292,7 @@ async def running_system(
     *,
     wait: bool = True,
     consumes: bool = True,
+    telemetry: Mapping[str, Any] | None = None,
     **amqp: Any,
 ) -> AsyncIterator[System]:
     """A relay in this process, and a bus that collects its events.
@@ -301,6 +305,7 @@ async def running_system(
         sim = await stack.enter_async_context(Simulator(Setup(vms=(VM("vm-0"),))))
         document = relay_document(broker, bus.exchange, **amqp)
         document |= {"source": {"url": sim.url}, "store": {"path": str(directory / "relay.db")}}
+        document |= {"telemetry": telemetry or {}}
         config = Config.model_validate(document)
         started_config = config
         if not consumes:

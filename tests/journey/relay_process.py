@@ -66,6 +66,8 @@ class Inbox:
     events: list[dict[str, Any]] = field(default_factory=list)
     forged: int = 0
     on_event: Callable[[dict[str, Any]], None] | None = None
+    headers: list[Mapping[str, str]] = field(default_factory=list)
+    """Those of each event that arrived."""
 
     def types_of(self, event_id: str) -> list[str]:
         """Return the types of the events about an EventId, in order of arrival, each once."""
@@ -94,6 +96,7 @@ class Inbox:
         if self.status < 300:
             event = orjson.loads(body)
             self.events.append(event)
+            self.headers.append(dict(request.headers))
             if self.on_event is not None:
                 self.on_event(event)
         await asyncio.sleep(self.answers_after)
@@ -145,9 +148,7 @@ class RelayProcess:
     async def start(self, *, ready: bool = True) -> None:
         """Start the relay. Wait until it is ready if ``ready`` is true."""
         self.port = self.port or reserve(1)[0]
-        document = {"store": {"path": str(self.store)}, "api": {}, **self.document}
-        document["api"] = {"listen": f"127.0.0.1:{self.port}", **document["api"]}
-        (self.directory / "relay.yaml").write_bytes(orjson.dumps(document))  # JSON is YAML
+        self.write_document()
         with (self.directory / "log").open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(
                 *self.prefix,
@@ -163,6 +164,12 @@ class RelayProcess:
             )
         if ready:
             await eventually(self.ready)
+
+    def write_document(self) -> None:
+        """Write the configuration file as `document` says now."""
+        document = {"store": {"path": str(self.store)}, "api": {}, **self.document}
+        document["api"] = {"listen": f"127.0.0.1:{self.port}", **document["api"]}
+        (self.directory / "relay.yaml").write_bytes(orjson.dumps(document))  # JSON is YAML
 
     async def ready(self) -> bool:
         """Return whether /readyz answers 200. Fails if the process has ended."""

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from relay.app import run
 from relay.clock import SystemClock
-from relay.config import Config
+from relay.config import Config, LoadedConfig
 from relay.simulator import VM, Setup, Simulator
 
 
@@ -43,7 +43,8 @@ async def test_a_part_that_fails_ends_the_relay_with_its_error(tmp_path: Path) -
             }
         )
         clock = _BreakableClock()
-        running = asyncio.create_task(run(config, clock=clock))
+        loaded = LoadedConfig(config, None)
+        running = asyncio.create_task(run(loaded, lambda: loaded, clock=clock))
         await sim.wait_until(
             lambda: any(call.path.endswith("scheduledevents") for call in sim.calls), within=60
         )

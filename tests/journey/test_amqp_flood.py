@@ -229,6 +229,7 @@ async def test_the_broker_refuses_more_than_the_queue_may_hold(
         command = documented.block("docs/rabbitmq.md", "sh", "A queue without limits")
         pattern = re.escape(bus.exchange)
         command = command.replace("azure\\.scheduledevents", pattern).replace(" -p prod ", " ")
+        command = command.replace("\\\n", "")
         _, *arguments = shlex.split(command)
         await asyncio.to_thread(node.ctl, *arguments)
     ids = [f"waits {number}" for number in range(MAX_APPROVALS + 500)]

@@ -23,6 +23,7 @@ from relay.outbox import StateFileOwner
 from relay.outbox import file as file_module
 from relay.outbox.file import SCHEMA_VERSION, lock_path, open_for_reading, open_state_file
 from relay.outbox.journal import Journal, verify_journal
+from relay.outbox.transaction import Transaction
 from tests.outbox.open_store import IDENTITY, NOW, append_row, file_names, open_file_in, read_column
 
 HOLD = """
@@ -509,6 +510,28 @@ def test_a_file_of_the_first_version_gets_what_it_lacks_and_keeps_what_it_has(
             read_column(tmp_path / "fresh.db", "SELECT sql FROM sqlite_master ORDER BY name")
             == upgraded
         )
+
+
+def test_a_file_of_the_last_version_gets_standing_holds_and_keeps_what_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "relay.db"
+    with monkeypatch.context() as earlier:
+        earlier.setattr(file_module, "SCHEMA_VERSION", 4)
+        earlier.setattr(file_module, "_NEWEST_COLUMNS", "SELECT 1")
+        begin(path)
+    with open_file_in(path) as file:
+        assert verify_journal(file.connection)[1] == 1
+        tx = Transaction(file.connection, lambda _: ())
+        assert (tx.standing_holds.open(), tx.standing_holds.open_in_journal(NOW)) == ([], [])
+        assert not tx.decisions.is_reminded(1, "r")
+    assert set_aside(path) == []
+    content = path.read_bytes()
+    with monkeypatch.context() as earlier:  # the relay before this version refuses the file
+        earlier.setattr(file_module, "SCHEMA_VERSION", 4)
+        with pytest.raises(StoreTooNew, match="got version 5 of a newer relay"):
+            open_state_file(path, IDENTITY, NOW)
+    assert (path.read_bytes(), set_aside(path)) == (content, [])
 
 
 @pytest.mark.parametrize("made", range(1, SCHEMA_VERSION + 1))

@@ -42,10 +42,7 @@ VHOST = "prod"
 """The virtual host that the pages name."""
 SCOPE = "prod-vmss-a-1f0c33ab"
 """The scope that the pages name."""
-PASSWORDS = {
-    f"{name}_PASSWORD": "hunter2"
-    for name in ("RELAY", "DRAINER", "HISTORIAN", "DRAIN", "HUB", "VMSS_WEB")
-}
+PASSWORDS = {f"{name}_PASSWORD": "hunter2" for name in ("RELAY", "DRAINER", "HISTORIAN", "DRAIN")}
 USERS = ("imds-relay", "drainer", "historian", "drain", "imds-hub", "vmss-web")
 DECLARING, PUBLISHING = blocks("docs/rabbitmq.md", "sh", "Rights")
 BOTH_WAYS, TAKING = blocks("docs/rabbitmq.md", "sh", "Approvals in")
@@ -167,19 +164,18 @@ async def test_the_rights_and_the_programs_of_the_pages_are_all_it_takes(
         async with consumer(STREAM, url_of(prod, "historian")) as late:
             assert await late.readline() == b"ready\n"
             assert [(await late.readline()).decode().split() for _ in kept] == kept
+    await _take_the_decision_of_the_page(prod, tmp_path)
 
 
-async def test_the_rights_of_the_page_are_enough_to_declare_both_directions_and_to_take_approvals(
-    prod: Broker, tmp_path: Path
-) -> None:
-    """And the decision of the other page arrives with the rights of that page, and no other."""
+async def _take_the_decision_of_the_page(prod: Broker, folder: Path) -> None:
+    """Declare both directions, consume approvals and send one, with the rights for that alone."""
     parts = (*events_topology(EXCHANGE), *approvals_topology(EXCHANGE, SCOPE))
-    await run_commands(prod, tmp_path, DECLARING, BOTH_WAYS)
+    await run_commands(prod, folder, BOTH_WAYS)
     connection = Connection(URL(url_of(prod, "imds-relay")), "test")
     await connection.connect()
     async with connection:
         await declare_topology(connection, parts, True)
-        await run_commands(prod, tmp_path, TAKING, DRAIN_RIGHTS)
+        await run_commands(prod, folder, TAKING, DRAIN_RIGHTS)
         await declare_topology(connection, parts, "passive")
         async with connection.channel() as channel:
             taken: asyncio.Queue[AbstractIncomingMessage] = asyncio.Queue()
@@ -217,7 +213,6 @@ async def test_the_policy_the_limits_and_the_definitions_of_the_pages_are_taken(
         DECLARING.splitlines()[0],  # makes the virtual host
         block("docs/rabbitmq.md", "sh", "A queue without limits"),
         f'PATH="{tmp_path}:$PATH"; export PYTHONPATH="{ROOT}"',
-        block("docs/rabbitmq.md", "sh", "Users of a fleet"),
         block("docs/fleet.md", "sh", "2. Users, exchanges and queues"),
         block("docs/rabbitmq.md", "sh", "Limits of a fleet"),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -262,7 +263,17 @@ def test_the_longest_header_fits_the_smallest_frame() -> None:
     assert len(_headers(event)) == len(
         {"specversion", "id", "type", "subject", "time", "datacontenttype", *foreign, *ours}
     )
+    event = replace(event, carrier="0" * 55)
     assert len(content_header(event, user_id="u" * 128)) <= SMALLEST_FRAME - 8
+
+
+def test_a_message_has_the_trace_of_its_delivery_beside_that_of_the_event() -> None:
+    event = cloudevent("approval.granted", traceparent=f"00-{'a' * 32}-{'b' * 16}-01")
+    assert "traceparent" not in _headers(event)
+    carrier = f"00-{'a' * 32}-{'c' * 16}-01"
+    headers = _headers(replace(event, carrier=carrier))
+    assert headers["traceparent"] == carrier
+    assert headers["ce-traceparent"] == event.attributes["traceparent"]
 
 
 # --- what an answer means

@@ -320,10 +320,10 @@ async def test_a_changed_url_file_is_used_for_the_next_connection_and_no_passwor
     ]
     place = f"127.0.0.1:{own_broker.port}"
     assert [line.partition(" to ")[0] for line in ours] == [
-        "bus: connected",
-        "bus: the connection",
-        "bus: no connection",
-        "bus: connected",
+        "sink bus: connected",
+        "sink bus: the connection",
+        "sink bus: no connection",
+        "sink bus: connected",
     ]
     assert all(place in line for line in ours)
     assert "for rotation" in ours[1]

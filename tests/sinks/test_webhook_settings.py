@@ -25,7 +25,7 @@ def wrong(**fields: Any) -> str:
 
 
 def test_the_folder_finds_the_member() -> None:
-    assert plugins.load_plugins(sinks)["webhook"] is webhook
+    assert plugins.load_plugins(sinks)[0]["webhook"] is webhook
 
 
 def test_defaults_are_those_of_the_documentation() -> None:
@@ -129,7 +129,7 @@ def test_url_and_secrets_may_live_in_files_and_are_read_again_when_these_change(
             "bearer: expected one of bearer and basic, got both",
         ),
         ({"basic": {"user": "u"}}, "bearer: expected password or password_file, got neither"),
-        ({"basic": {"user": "u:t0ken", "password": "p"}}, "String should match pattern"),
+        ({"basic": {"user": "u:t0ken", "password": "p"}}, "expected a user such as relay"),
         (
             {"headers": {"X-A": "t0ken\r\nX-B: c"}},
             "headers: expected printable ASCII characters as the value of X-A",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any, get_type_hints
 
+import orjson
 import pytest
 
 from docs.generate import examples
@@ -12,11 +13,13 @@ from relay.events.build import Origin, decision_event, event_data
 from relay.events.catalog import CATALOG
 from relay.events.cloudevent import CloudEvent
 from relay.log_fields import FIELDS, Fields
-from relay.telemetry.lines import LINES, MAX_RESOURCES, line_of
+from relay.telemetry.lines import EVERY_LINE, LINES, MAX_RESOURCES, line_of
 from tests.approvals.builders import build_event
 from tests.approvals.manual_clock import NOON
+from tests.documented import block
 
 REBOOT = "Reboot of WestNO_0, WestNO_1"
+HELD = "event_type Reboot Redeploy; resources db-*"
 SENTENCES = {
     "event.scheduled": f"{REBOOT} is scheduled, by Platform, not before 2022-04-11T22:26:58Z",
     "event.updated": f"{REBOOT} has changed: "
@@ -28,9 +31,15 @@ SENTENCES = {
     "approval.refused": f"client:intern may not approve {REBOOT}: "
     "the rule databases takes no vote of client:intern",
     "approval.voided": f"votes for {REBOOT} count no more: it has changed",
+    "approval.reminder": f"{REBOOT} waits for votes, 1 of 2 votes by rule databases: "
+    "NotBefore is near",
     "startrequest.accepted": f"IMDS accepted the StartRequest for {REBOOT}",
     "startrequest.failed": f"the StartRequest for {REBOOT} failed: "
     "IMDS refused the StartRequest as malformed (400)",
+    "standing-hold.created": f"client:alice makes a standing hold on {HELD} "
+    "from 2022-04-15T16:00:00Z until 2022-04-18T06:00:00Z: year-end closing",
+    "standing-hold.ended": f"client:alice ends the standing hold of client:alice on {HELD}",
+    "standing-hold.expired": f"the standing hold of client:alice on {HELD} has expired",
     "relay.source-lost": "the source of events is lost: "
     "no usable answer for 90 s: expected 200, got 410 Gone",
     "relay.source-recovered": "the source of events is back: the metadata service answers again",
@@ -51,6 +60,7 @@ ERRORS = {
     "relay.store-failing",
 }
 WARNINGS = {
+    "approval.reminder",
     *("approval.refused", "relay.sink-failing", "relay.dead-lettered", "relay.clock-skewed"),
 }
 
@@ -69,6 +79,8 @@ def test_the_line_says_what_happened_in_words_and_in_fields(event: CloudEvent) -
     if event.name.startswith("relay."):
         assert fields.get("sink") == event.data["sink"]
         assert fields["relay"] == "WestNO_0"
+    elif event.name.startswith("standing-hold."):
+        assert fields["holdId"] == event.subject
     else:
         assert fields["eventId"] == event.subject
         assert fields["revision"] == event.data["revision"]
@@ -79,6 +91,13 @@ def test_the_line_says_what_happened_in_words_and_in_fields(event: CloudEvent) -
     elif event.name in WARNINGS:
         expected = logging.WARNING
     assert line.level == expected
+
+
+def test_the_documented_line_is_one_of_ours() -> None:
+    line = orjson.loads(block("docs/log.md", "json"))
+    fields = line.keys() - {"time", "level", "logger", "message"}
+    assert fields <= {*LINES[line["type"]].fields, *EVERY_LINE}
+    assert line["logger"] == "relay.story"
 
 
 def test_every_field_is_documented_with_its_type() -> None:
@@ -137,3 +156,10 @@ def test_a_refusal_about_an_unknown_event_has_its_line_too() -> None:
     )
     line = line_of(event, 1)
     assert line.message == "client:x may not approve event nobody-knows-it: unknown event"
+
+
+def test_a_line_names_the_trace_of_an_event_unless_it_is_malformed() -> None:
+    event = about("approval.voided", why="expired")
+    traced = event.with_attribute("traceparent", f"00-{'a' * 32}-{'b' * 16}-01")
+    assert line_of(traced, 1).fields["traceId"] == "a" * 32
+    assert "traceId" not in line_of(event.with_attribute("traceparent", "rubbish"), 1).fields

@@ -36,6 +36,7 @@ class Authenticator:
     """Identifies callers by the credentials of the configured clients."""
 
     def __init__(self, settings: ApiSettings, clock: Clock) -> None:
+        self._settings = settings
         self._clients = settings.clients
         self._clients_by_name = {client.name: client for client in settings.clients}
         self._clients_by_san = {
@@ -45,12 +46,13 @@ class Authenticator:
         }
         self.suspended: Collection[str] = ()
         """The names of clients whose keys and signatures are refused: others have their secrets."""
-        self._tokens: TokenVerifier | None = None
+        self.tokens: TokenVerifier | None = None
+        """Verifies tokens of Entra ID; None without api.oidc."""
         if settings.oidc is not None:
             # Imported here: the library takes ten megabytes, and only relays with api.oidc have it.
             from relay.api.auth.entra_tokens import TokenVerifier  # noqa: PLC0415
 
-            self._tokens = TokenVerifier(settings.oidc, clock)
+            self.tokens = TokenVerifier(settings.oidc, clock)
         self._clock = clock
         # The signature of every client is checked with as many secrets, also of an unknown one. So
         # the duration does not say who exists, or whose secrets are being changed.
@@ -82,10 +84,10 @@ class Authenticator:
         if caller is not None:
             return caller
         is_token = key.count(".") == 2  # RFC 7515, section 3.1
-        if self._tokens is None or not is_token:
+        if self.tokens is None or not is_token:
             raise NotAuthenticated("the bearer key is no client's")
         before_token()
-        return await self._tokens.caller_from_token(key)
+        return await self.tokens.caller_from_token(key)
 
     def _caller_from_certificate(self, certificate: Mapping[str, Any]) -> Caller:
         # The handshake checked the time. The connection, or its TLS session, can outlast it.
@@ -129,10 +131,30 @@ class Authenticator:
             raise NotAuthenticated("no client with secrets has this name")
         return self._client_caller(client, "callback")
 
+    def agrees_with(self, other: Authenticator, principal: str) -> bool:
+        """Whether the settings that make somebody this principal are the same in both."""
+        if self is other:
+            return True
+        before, after = other._settings, self._settings
+        kind, _, name = principal.partition(":")
+        match kind:
+            case "client":
+                return self._clients_by_name.get(name) == other._clients_by_name.get(name)
+            case "mtls":
+                client, known = (_client_of_san(each.clients, name) for each in (before, after))
+                return client == known and before.tls == after.tls
+            case "entra":
+                return before.oidc == after.oidc
+        return True
+
     def _client_caller(self, client: Client, channel: str) -> Caller:
         if client.name in self.suspended:
             raise NotAuthenticated(f"the key or secret of {client.name} is also somebody else's")
         return caller_for_client(client, channel)
+
+
+def _client_of_san(clients: Sequence[Client], san: str) -> Client | None:
+    return next((client for client in clients if client.san == san), None)
 
 
 def _san_kind(san: str) -> str:

@@ -1,4 +1,7 @@
-"""The section `api.oidc`: which bearer tokens of Entra ID are accepted, and their rights."""
+"""The section `api.oidc`: which people of Entra ID are accepted, how they come, and their rights.
+
+They come with bearer tokens, or sign in on the relay's pages.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,18 @@ import re
 from collections.abc import Mapping
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, SecretStr, model_validator
 
 from relay.approvals.principals import ENTRA_ID_PATTERN
-from relay.approvals.request import Right
+from relay.approvals.request import Right, Rights
 from relay.net.egress import parse_receiver_url
 from relay.settings import Section
 
+CALLBACK_PATH = "/sign-in/callback"
 GUID = re.compile(ENTRA_ID_PATTERN)
 """The form of the ids of tenants, applications and objects in Entra ID."""
 
@@ -26,14 +31,55 @@ def _check_guid(text: str, owner: str) -> str:
     return text.lower()
 
 
-def _check_url(text: str) -> str:
-    is_loopback = urlsplit(text).hostname in ("127.0.0.1", "::1", "localhost")
-    parse_receiver_url(text, allow_http=is_loopback)
+def is_loopback_url(text: str) -> bool:
+    """Whether the URL names this machine."""
+    return urlsplit(text).hostname in ("127.0.0.1", "::1", "localhost")
+
+
+def check_url(text: str) -> str:
+    """Return the URL. Raises ValueError for all but https, and http on this machine."""
+    parse_receiver_url(text, allow_http=is_loopback_url(text))
     return text
 
 
+def redirect_uri(public_url: str) -> str:
+    """Return where Entra ID sends people back who sign in. It must be registered there."""
+    return f"{public_url.rstrip('/')}{CALLBACK_PATH}"
+
+
+class SignInSettings(Section):
+    """People sign in on the relay's pages, as an application with a client secret."""
+
+    client_id: Annotated[str, AfterValidator(partial(_check_guid, owner="application"))] | None = (
+        None
+    )
+    """The id of the application in which people sign in; null: audience is that id."""
+    client_secret: SecretStr | None = None
+    """The value of the application's client secret."""
+    client_secret_file: Path | None = None
+
+    @model_validator(mode="after")
+    def _check_secret(self) -> SignInSettings:
+        secret = self.reveal("client_secret")
+        if not secret:
+            raise ValueError(
+                "expected client_secret or client_secret_file, the value of the application's "
+                "client secret, got neither"
+            )
+        self.check_fields({"client_secret": partial(_check_is_no_id, secret)})
+        return self
+
+
+def _check_is_no_id(secret: str) -> None:
+    if GUID.fullmatch(secret.lower()) is not None:
+        raise ValueError(
+            "expected the value of the client secret, got an id: "
+            "Entra ID shows the value once, beside the secret's id"
+        )
+
+
 class OidcSettings(Section):
-    """Bearer tokens of Entra ID. The principal is entra:<tenant>/<object>."""
+    """People of Entra ID: bearer tokens, and sign-in. The principal is entra:<tenant>/<object>."""
 
     issuer: str = Field(min_length=1)
     """The issuer of the tokens, exactly as in the claim iss."""
@@ -43,12 +89,32 @@ class OidcSettings(Section):
     """The tenant whose members are accepted (the claim tid)."""
     applications: tuple[
         Annotated[str, AfterValidator(partial(_check_guid, owner="application"))], ...
-    ] = Field(min_length=1)
-    """The ids of the applications whose access tokens are accepted (the claim azp or appid)."""
-    keys_url: Annotated[str, AfterValidator(_check_url)]
+    ] = ()
+    """The ids of the applications whose access tokens are accepted (the claim azp or appid).
+    Required without sign_in."""
+    keys_url: Annotated[str, AfterValidator(check_url)]
     """The URL of the issuer's keys (JWKS): https, or http on this machine."""
     roles: Mapping[str, tuple[Right, ...]] = Field(min_length=1)
     """The rights of each application role (roles): read, approve, hold, operate."""
+    sign_in: SignInSettings | None = None
+    """Let people sign in on the confirm page and on the page at `/`; null: they cannot."""
+
+    def rights_of(self, roles: object) -> Rights:
+        """Return the rights of the roles in the claim `roles`."""
+        return Rights(
+            frozenset(
+                right
+                for role in (roles if isinstance(roles, list) else ())
+                if isinstance(role, str)
+                for right in self.roles.get(role, ())
+            )
+        )
+
+    @property
+    def client_id(self) -> str:
+        """The id of the application in which people sign in. Only valid if sign_in is set."""
+        configured = None if self.sign_in is None else self.sign_in.client_id
+        return configured or self.audience.lower()
 
     @model_validator(mode="after")
     def _check_package(self) -> OidcSettings:
@@ -57,4 +123,24 @@ class OidcSettings(Section):
                 "expected the package pyjwt, which verifies tokens, it is not installed: "
                 "requirements/run.lock has it"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_ways_in(self) -> OidcSettings:
+        if self.sign_in is None:
+            if not self.applications:
+                raise ValueError(
+                    "applications: expected at least 1 application whose access tokens are "
+                    "accepted, or sign_in"
+                )
+            return self
+        if GUID.fullmatch(self.client_id) is None:
+            raise ValueError(
+                "sign_in: expected client_id, the id of the application in which people sign in, "
+                "because audience is no such id"
+            )
+        try:
+            check_url(self.issuer)
+        except ValueError as error:
+            raise ValueError(f"issuer: with sign_in, {error}") from None
         return self

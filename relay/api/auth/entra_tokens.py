@@ -1,4 +1,4 @@
-"""Verifies bearer tokens (JWT) of Entra ID and returns their owners as callers.
+"""Verifies tokens (JWT) of Entra ID: access tokens of callers, and ID tokens of sign-ins.
 
 Sources: https://learn.microsoft.com/entra/identity-platform/access-tokens (claims, validation),
 access-token-claims-reference and id-token-claims-reference there, RFC 7519, RFC 8725 (known
@@ -6,14 +6,17 @@ attacks). Nothing in a token chooses the algorithm or the issuer.
 
 An ID token of this relay's own application has the same issuer, audience, tenant and roles as an
 access token. It tells an application who signed in, and gives nobody access. It names no
-application that uses it: `_check_application`.
+application that uses it: `_check_application`. It counts once, for the sign-in that asked for it:
+it has that sign-in's nonce.
 Imported only where `api.oidc` is configured: the extra `entra` has the library.
 """
 
 from __future__ import annotations
 
+import hmac
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import jwt
@@ -21,7 +24,7 @@ import jwt
 from relay.api.auth.authentication import NotAuthenticated
 from relay.api.auth.entra_keys import SigningKeys
 from relay.api.auth.entra_settings import GUID, OidcSettings
-from relay.approvals.request import Caller, Rights
+from relay.approvals.request import Caller
 from relay.clock import Clock
 
 if TYPE_CHECKING:
@@ -32,6 +35,18 @@ CLOCK_TOLERANCE = 60.0
 _MAX_TOKEN_LENGTH = 16 * 1024
 _ID_TOKEN_CLAIMS = ("nonce", "c_hash", "at_hash")
 """Claims that only ID tokens have."""
+_MAX_NAME_LENGTH = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Person:
+    """A person who signed in."""
+
+    caller: Caller
+    name: str | None
+    """What the person is called, for people. It can change, and is not unique."""
+    expires_at: float
+    """When the ID token expires: seconds since 1970."""
 
 
 class TokenVerifier:
@@ -44,24 +59,48 @@ class TokenVerifier:
 
     async def caller_from_token(self, token: str) -> Caller:
         """Return the token's owner with the rights of its roles. Raises NotAuthenticated."""
-        key = await self._keys.find(_key_id(token))
-        claims = self._verify(token, key)
-        self._check_times(claims)
+        claims = await self._verified_claims(token, self._settings.audience)
         self._check_application(claims)
-        tenant, object_id, roles = claims.get("tid"), claims.get("oid"), claims.get("roles")
+        return self._caller(claims)
+
+    async def person_from_id_token(self, token: str, nonce: str) -> Person:
+        """Return who signed in with this nonce. Raises NotAuthenticated.
+
+        Who has no right of any role is refused: a session without rights helps nobody.
+        """
+        client_id = self._settings.client_id
+        claims = await self._verified_claims(token, client_id)
+        found = claims.get("nonce")
+        if not isinstance(found, str) or not _are_equal(found, nonce):
+            raise NotAuthenticated("the ID token's nonce: expected that of the sign-in")
+        if claims.get("azp", client_id) != client_id:  # OpenID Connect Core, section 3.1.3.7
+            raise NotAuthenticated("the ID token's azp: expected the relay's application")
+        caller = self._caller(claims)
+        _check_roles_are_complete(claims)
+        if not caller.rights.can:
+            raise NotAuthenticated(
+                f"{caller.principal} has none of the application roles of api.oidc.roles"
+                + _groups_hint(claims)
+            )
+        return Person(caller, _display_name(claims.get("name")), claims["exp"])
+
+    async def _verified_claims(self, token: str, audience: str) -> Mapping[str, Any]:
+        """Return the claims after the checks that all tokens need. Raises NotAuthenticated."""
+        key = await self._keys.find(_key_id(token))
+        claims = self._verify(token, key, audience)
+        self._check_times(claims)
+        return claims
+
+    def _caller(self, claims: Mapping[str, Any]) -> Caller:
+        tenant, object_id = claims.get("tid"), claims.get("oid")
         if tenant != self._settings.tenant:
             raise NotAuthenticated("the token's tid: expected the configured tenant, got another")
         if not isinstance(object_id, str) or GUID.fullmatch(object_id) is None:
             raise NotAuthenticated("the token's oid: expected an object's id, got something else")
-        rights = frozenset(
-            right
-            for role in (roles if isinstance(roles, list) else ())
-            if isinstance(role, str)
-            for right in self._settings.roles.get(role, ())
-        )
-        return Caller(f"entra:{tenant}/{object_id}", "http", Rights(rights))
+        rights = self._settings.rights_of(claims.get("roles"))
+        return Caller(f"entra:{tenant}/{object_id}", "http", rights)
 
-    def _verify(self, token: str, key: Any) -> Mapping[str, Any]:
+    def _verify(self, token: str, key: Any, audience: str) -> Mapping[str, Any]:
         options: Options = {
             "require": ["exp", "iat", "iss", "aud"],
             "strict_aud": True,
@@ -75,7 +114,7 @@ class TokenVerifier:
                 token,
                 key,
                 algorithms=["RS256"],
-                audience=self._settings.audience,
+                audience=audience,
                 issuer=self._settings.issuer,
                 options=options,
             )
@@ -110,6 +149,36 @@ class TokenVerifier:
         valid_from = max(times["iat"], times.get("nbf", times["iat"]))
         if now < valid_from - CLOCK_TOLERANCE:
             raise NotAuthenticated("the token is not valid yet, by this machine's clock")
+
+
+def _are_equal(text: str, expected: str) -> bool:
+    return hmac.compare_digest(text.encode("utf-8", "surrogatepass"), expected.encode())
+
+
+def _check_roles_are_complete(claims: Mapping[str, Any]) -> None:
+    """Raise NotAuthenticated if the token only says where the roles are.
+
+    Entra ID does so with claims that are too large, such as groups that it emits as roles.
+    """
+    elsewhere = claims.get("_claim_names")
+    if isinstance(elsewhere, dict) and "roles" in elsewhere:
+        raise NotAuthenticated("the ID token does not contain the roles: there are too many")
+
+
+def _groups_hint(claims: Mapping[str, Any]) -> str:
+    """Return what an administrator may have meant to count, and does not."""
+    elsewhere = claims.get("_claim_names")
+    has_overage = isinstance(elsewhere, dict) and "groups" in elsewhere
+    if has_overage or any(name in claims for name in ("groups", "hasgroups")):
+        return "; groups in the token give no rights, assign a role to the group"
+    return ""
+
+
+def _display_name(name: object) -> str | None:
+    """Return the name on one line, without characters that nobody sees."""
+    if not isinstance(name, str):
+        return None
+    return "".join(filter(str.isprintable, name))[:_MAX_NAME_LENGTH].strip() or None
 
 
 def _is_finite_number(value: object) -> bool:

@@ -16,17 +16,22 @@ from relay.api.schema.route import Call, Parameter, Route
 from relay.approvals.admission import HOLD_NOTICE
 from relay.approvals.decision_handler import DecidedElsewhere
 from relay.approvals.request import DecisionAnswer, DecisionBody, DecisionKind
-from relay.events.catalog import LimitWait
+from relay.events.catalog import LimitWait, StandingHoldInForce
 from relay.outbox import Mode
 from relay.validation import RequestBody
 
-_IDEMPOTENCY_KEY = Parameter(
+IDEMPOTENCY_KEY = Parameter(
     name="Idempotency-Key",
     place="header",
     description="identifies a repeat, which gets the first answer again; or use webhook-id",
     pattern=r"^[\x21-\x7e]{1,256}$",
 )
-_REQUEST_ID = re.compile(_IDEMPOTENCY_KEY.pattern)
+_TRACEPARENT = Parameter(
+    name="traceparent",
+    place="header",
+    description="W3C Trace Context: the span in which the caller decided; ignored if malformed",
+)
+_REQUEST_ID = re.compile(IDEMPOTENCY_KEY.pattern)
 _SIGNATURE_PARAMETERS = (
     Parameter(
         name="webhook-id",
@@ -47,6 +52,7 @@ _SIGNATURE_PARAMETERS = (
         description="v1,<base64> once for each secret, separated by spaces",
         required=True,
     ),
+    _TRACEPARENT,
 )
 
 
@@ -64,6 +70,8 @@ class DecisionRecorded(TypedDict):
     """Only of a hold after an earlier StartRequest, which Azure may have accepted."""
     waitingFor: NotRequired[list[LimitWait]]
     """The limits that alone keep this relay from starting the event."""
+    standingHolds: NotRequired[list[StandingHoldInForce]]
+    """The standing holds that keep this relay from starting the event."""
 
 
 class ApprovalModeRequest(RequestBody):
@@ -100,9 +108,16 @@ async def _submit(
             call.content,
             request_id=request_id,
             signed_at=signed_at,
+            traceparent=single_header(call.request, "traceparent"),
         )
     )
     return recorded_decision(answer)
+
+
+def single_header(request: web.Request, name: str) -> str | None:
+    """Return a header that came once; None if it is missing or came several times."""
+    values = request.headers.getall(name, [])
+    return values[0] if len(values) == 1 else None
 
 
 def recorded_decision(answer: DecisionAnswer) -> DecisionRecorded:
@@ -112,16 +127,17 @@ def recorded_decision(answer: DecisionAnswer) -> DecisionRecorded:
     return cast("DecisionRecorded", dict(answer.body))
 
 
-def _parse_request_id(request: web.Request) -> str | None:
+def parse_request_id(request: web.Request) -> str | None:
+    """Return what identifies a repeat of the request, or None. Raises Problem 400."""
     request_ids = {
         value
-        for name in (_IDEMPOTENCY_KEY.name, "webhook-id")
+        for name in (IDEMPOTENCY_KEY.name, "webhook-id")
         for value in request.headers.getall(name, [])
     }
     is_valid = all(_REQUEST_ID.fullmatch(request_id) for request_id in request_ids)
     if len(request_ids) > 1 or not is_valid:
         raise Problem(
-            400, f"expected one {_IDEMPOTENCY_KEY.name} of at most 256 visible ASCII characters"
+            400, f"expected one {IDEMPOTENCY_KEY.name} of at most 256 visible ASCII characters"
         )
     return next(iter(request_ids), None)
 
@@ -142,8 +158,8 @@ ROUTES = (
         summary=f"approve an event, hold it, or release it; {HOLD_NOTICE}",
         handler=_submit_decision,
         status=202,
-        parameters=(_IDEMPOTENCY_KEY,),
-        parse_parameters=_parse_request_id,
+        parameters=(IDEMPOTENCY_KEY, _TRACEPARENT),
+        parse_parameters=parse_request_id,
         body=DecisionBody,
         problem_statuses=(403, 404, 409),
     ),

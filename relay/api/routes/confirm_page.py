@@ -12,6 +12,7 @@ from importlib import resources
 
 from aiohttp import web
 
+from relay.api.schema.html import page_headers
 from relay.api.schema.responses import raw_response
 from relay.api.schema.route import Call, Route
 
@@ -28,29 +29,10 @@ def _inline_hash(tag: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(content).digest()).decode()}"
 
 
-_CONTENT_SECURITY_POLICY = (
-    "default-src 'none'",
-    f"script-src '{_inline_hash('script')}'",
-    f"style-src '{_inline_hash('style')}'",
-    "img-src data:",  # the page's empty icon; without it, browsers ask for /favicon.ico
-    "connect-src 'self'",
-    "form-action 'none'",
-    "base-uri 'none'",
-    "frame-ancestors 'none'",
-    "require-trusted-types-for 'script'",
-    "trusted-types 'none'",
-)
 # The page may run its own script and style, and call this relay.
-_HEADERS = {
-    "Content-Security-Policy": "; ".join(_CONTENT_SECURITY_POLICY),
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Permissions-Policy": "camera=(), display-capture=(), geolocation=(), microphone=(), "
-    "payment=(), usb=()",
-    "Referrer-Policy": "no-referrer",
-    "X-Frame-Options": "DENY",
-    "X-Robots-Tag": "noindex, nofollow",
-}
+_HEADERS = page_headers(
+    script_source=f"'{_inline_hash('script')}'", style_source=f"'{_inline_hash('style')}'"
+)
 
 
 async def _show_page(_call: Call) -> web.Response:

@@ -58,6 +58,14 @@ class EventFact(TypedDict):
     text: RichText
 
 
+class RunbookLink(TypedDict):
+    """The runbook of a rule."""
+
+    rule: str
+    url: str
+    """An https URL."""
+
+
 class ConfirmationPreview(TypedDict):
     """The decision of a link, and the current state of its event.
 
@@ -81,6 +89,7 @@ class ConfirmationPreview(TypedDict):
     notes: list[RichText]
     machines: list[str]
     """All machines of the event."""
+    runbooks: list[RunbookLink]
     footer: str
     now: str
     """RFC 3339: the relay's clock."""
@@ -146,6 +155,7 @@ def _find_preview(tx: Transaction, call: Call, token: str) -> ConfirmationPrevie
         facts=[EventFact(label=label, text=_rich_text(text)) for label, text in card.facts],
         notes=[_rich_text(note) for note in card.notes],
         machines=list(occurrence.event.resources),
+        runbooks=[RunbookLink(rule=rule, url=url) for rule, url in card.runbooks],
         footer=card.footer,
         now=format_rfc3339(now),
     )

@@ -20,6 +20,7 @@ from relay.events.cloudevent import event_name
 from relay.events.timestamps import format_rfc3339, parse_timestamp
 from relay.outbox import EntryState
 from relay.outbox.deliveries import DeadLetterFilter, Delivery
+from relay.suggestions import describe_choices
 from relay.validation import RequestBody
 
 _NO_SUCH_DEAD_LETTER = "no such dead letter; see GET /v1/dead-letters, or `imds-relay dead-letters`"
@@ -109,7 +110,7 @@ async def _redeliver_matching(call: Call) -> BulkRedelivery:
     if body.sink is not None and body.sink not in sinks:
         raise Problem(
             404,
-            f"no sink {body.sink!r} in the configuration; there are: {', '.join(sinks) or 'none'}",
+            f"no sink {body.sink!r} in the configuration; {describe_choices(body.sink, sinks)}",
         )
     reference = body.eventId
     occurrences = (

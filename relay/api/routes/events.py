@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Literal, TypeVar, cast
 
@@ -19,15 +19,24 @@ from relay.api.schema.responses import Problem
 from relay.api.schema.route import Call, Parameter
 from relay.approvals.admission import UNKNOWN_EVENT, Refusal, ambiguous_event
 from relay.approvals.refusals import aggregate_refusals
-from relay.approvals.request import DecisionKind
-from relay.approvals.status import ApprovalState, approval_summary
-from relay.events.catalog import EventData, LimitWait
+from relay.approvals.request import Caller, DecisionKind
+from relay.approvals.status import ApprovalState, ApprovalStatus, approval_summary
+from relay.chat.cards.buttons import decisions_of
+from relay.events.catalog import EventData, LimitWait, StandingHoldInForce
 from relay.events.timestamps import format_rfc3339
-from relay.outbox import TrackedEvent
+from relay.outbox import Decision, TrackedEvent
 from relay.outbox.rows import PageLimit
 from relay.outbox.transaction import Transaction
 
 T = TypeVar("T")
+
+
+class VoteInForce(TypedDict):
+    """A vote that counts, or a hold that is in force."""
+
+    principal: str
+    until: str | None
+    """RFC 3339; null: until NotBefore."""
 
 
 class ApprovalSummary(TypedDict):
@@ -42,6 +51,17 @@ class ApprovalSummary(TypedDict):
     """RFC 3339: when voting closes."""
     waitingFor: list[LimitWait]
     """The limits that alone keep this relay from starting the event."""
+    standingHolds: list[StandingHoldInForce]
+    """The standing holds that keep this relay from starting the event."""
+    runbook: str | None
+    """The runbook of the rule."""
+    voted: list[VoteInForce]
+    """The votes that count."""
+    mayVote: list[str]
+    """The principals, or patterns over machines, whose votes are missing and would count."""
+    holds: list[VoteInForce]
+    decisions: list[DecisionKind]
+    """What the caller may decide about the event now."""
 
 
 class EventSummary(EventData):
@@ -112,6 +132,12 @@ SCOPE = Parameter(
     pattern=r"^[a-z0-9-]{1,80}$",
 )
 _SCOPE = re.compile(SCOPE.pattern, re.ASCII)
+_LIVE = Parameter(
+    name="live",
+    place="query",
+    description="true: only events that are in Azure's document now",
+    pattern=r"^(true|false)$",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +146,7 @@ class _PageOfScope:
 
     cursor: int | None
     scope: str | None
+    live: bool = False
 
 
 def parse_scope(request: web.Request) -> str | None:
@@ -134,6 +161,13 @@ def parse_scope(request: web.Request) -> str | None:
 
 def _parse_page(request: web.Request) -> _PageOfScope:
     return _PageOfScope(parse_cursor(request), parse_scope(request))
+
+
+def _parse_list(request: web.Request) -> _PageOfScope:
+    values = request.query.getall(_LIVE.name, ["false"])
+    if len(values) > 1 or values[0] not in ("true", "false"):
+        raise Problem(422, "live: expected true or false, once", field=_LIVE.name)
+    return replace(_parse_page(request), live=values[0] == "true")
 
 
 async def read_event(
@@ -169,7 +203,9 @@ async def _list_events(call: Call) -> EventPage:
     now = call.relay.clock.now()
 
     def read(tx: Transaction) -> EventPage:
-        page, has_more = tx.snapshot.page(query.cursor, PageLimit(PAGE_SIZE), scope=query.scope)
+        page, has_more = tx.snapshot.page(
+            query.cursor, PageLimit(PAGE_SIZE), scope=query.scope, live=query.live
+        )
         return EventPage(
             items=[_event_summary(tx, call, row, now) for row in page],
             next=str(page[-1].id) if has_more else None,
@@ -203,8 +239,30 @@ def _event_summary(
         outcome=cast("Literal['completed', 'canceled', 'unknown'] | None", occurrence.outcome),
         firstSeen=occurrence.first_seen,
         lastChanged=occurrence.last_changed,
-        approval=cast("ApprovalSummary", approval_summary(status)),
+        approval=_approval_summary(status, call.caller),
     )
+
+
+def _approval_summary(status: ApprovalStatus, caller: Caller) -> ApprovalSummary:
+    counted = status.counted_votes if status.quorum is not None else ()
+    lists = {
+        "voted": votes_in_force(counted, status),
+        "mayVote": list(status.missing_voters) if status.is_open and status.votes_missing else [],
+        "holds": votes_in_force(status.active_holds, status),
+        "decisions": decisions_of(caller, status),
+    }
+    return cast("ApprovalSummary", approval_summary(status) | lists)
+
+
+def votes_in_force(decisions: Iterable[Decision], status: ApprovalStatus) -> list[VoteInForce]:
+    """Return votes or holds of an event, and until when each counts."""
+    return [
+        VoteInForce(
+            principal=decision.principal,
+            until=None if (until := status.expires_at(decision)) is None else format_rfc3339(until),
+        )
+        for decision in decisions
+    ]
 
 
 def _event_details(
@@ -245,8 +303,8 @@ ROUTES = (
         "/v1/events",
         "current and recent events",
         _list_events,
-        filters=(SCOPE,),
-        parse_parameters=_parse_page,
+        filters=(SCOPE, _LIVE),
+        parse_parameters=_parse_list,
     ),
     page_route(
         "/v1/events/{eventId}",

@@ -7,6 +7,7 @@ from typing import Literal, NotRequired
 
 from typing_extensions import TypedDict
 
+from relay.api import ConfigurationReloader
 from relay.api.schema.responses import Problem
 from relay.api.schema.route import Call, Route
 from relay.delivery.dispatcher import SinkStatus
@@ -37,7 +38,16 @@ class SinkProblems(TypedDict):
     """
 
 
-class ReadinessStatus(SinkProblems):
+class ConfigurationProblem(TypedDict):
+    """Missing if the configuration in force is the one that was read last."""
+
+    configuration: NotRequired[Literal["refused"]]
+    """The last reload was refused, and the earlier configuration stays in force."""
+    configurationProblem: NotRequired[str]
+    """Why. For the same callers as `reasons`."""
+
+
+class ReadinessStatus(SinkProblems, ConfigurationProblem):
     """Polling and the store work."""
 
     status: Literal["ok"]
@@ -54,6 +64,7 @@ async def _show_readiness(call: Call) -> ReadinessStatus:
     # Reasons name principals, hosts, users and files.
     tells_reasons = "read" in call.caller.rights.can
     sinks = _sink_readiness(relay.dispatcher.status(), tells_reasons=tells_reasons)
+    configuration = _configuration_problem(call.server.reloader, tells_reasons=tells_reasons)
     problems = []
     if relay.source.lost:
         problems.append(relay.source.lost_reason)
@@ -68,8 +79,19 @@ async def _show_readiness(call: Call) -> ReadinessStatus:
             source="lost" if relay.source.lost else "ok",
             store="ok" if relay.store.write_error is None else "failing",
             **sinks,
+            **configuration,
         )
-    return ReadinessStatus(status="ok", source="ok", store="ok", **sinks)
+    return ReadinessStatus(status="ok", source="ok", store="ok", **sinks, **configuration)
+
+
+def _configuration_problem(
+    reloader: ConfigurationReloader | None, *, tells_reasons: bool
+) -> ConfigurationProblem:
+    if reloader is None or reloader.problem is None:
+        return ConfigurationProblem()
+    if not tells_reasons:
+        return ConfigurationProblem(configuration="refused")
+    return ConfigurationProblem(configuration="refused", configurationProblem=reloader.problem)
 
 
 def _sink_readiness(statuses: Sequence[SinkStatus], *, tells_reasons: bool) -> SinkProblems:

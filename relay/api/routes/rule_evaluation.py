@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from datetime import datetime
 from typing import cast
 
 from typing_extensions import TypedDict
 
-from relay.api.routes.events import SCOPE, parse_scope, read_event
+from relay.api.routes.events import (
+    SCOPE,
+    VoteInForce,
+    parse_scope,
+    read_event,
+    votes_in_force,
+)
 from relay.api.schema.route import Call, Route
 from relay.approvals.admission import hold_notice
 from relay.approvals.limits import LIMIT_NOTICE
 from relay.approvals.rules import Rule
+from relay.approvals.standing_holds import standing_hold_summaries
 from relay.approvals.status import ApprovalState, ApprovalStatus, approval_state
-from relay.approvals.transitions import grant_expires_at
-from relay.events.catalog import LimitWait
+from relay.approvals.transitions import grant_expires_at, remind_at
+from relay.events.catalog import LimitWait, StandingHoldInForce
 from relay.events.timestamps import format_rfc3339
-from relay.outbox import Decision, Mode, TrackedEvent
+from relay.outbox import Mode, TrackedEvent
 from relay.outbox.transaction import Transaction
 
 
@@ -30,14 +36,6 @@ class RuleEvaluation(TypedDict):
     decides: bool
     turns: str | None
     """RFC 3339: when its hours begin or end next."""
-
-
-class CountedVoteOrHold(TypedDict):
-    """A vote that counts, or a hold that is in force."""
-
-    principal: str
-    until: str | None
-    """RFC 3339; null: until NotBefore."""
 
 
 class ApprovalEvaluation(TypedDict):
@@ -59,14 +57,20 @@ class ApprovalEvaluation(TypedDict):
     """The machines that no counted vote covers."""
     closes: str | None
     """RFC 3339: when voting closes."""
-    voted: list[CountedVoteOrHold]
-    holds: list[CountedVoteOrHold]
+    voted: list[VoteInForce]
+    holds: list[VoteInForce]
+    standingHolds: list[StandingHoldInForce]
+    """The standing holds that keep this relay from starting the event."""
     holdMeans: str
     lapses: str | None
     """RFC 3339: when the grant expires if no StartRequest is sent."""
     waitingFor: list[LimitWait]
     """The limits that alone keep this relay from starting the event."""
     limitMeans: str
+    reminder: str | None
+    """RFC 3339: when people are reminded of missing votes; null: they are not, or were already."""
+    runbook: str | None
+    """The runbook of the rule."""
 
 
 async def _find_evaluation(call: Call) -> ApprovalEvaluation:
@@ -97,12 +101,17 @@ def _evaluate(tx: Transaction, call: Call, occurrence: TrackedEvent) -> Approval
         mayVote=list(status.missing_voters) if status.is_open else [],
         uncoveredResources=list(status.uncovered_resources) if status.is_open else [],
         closes=_format_time(status.voting_closes_at),
-        voted=_in_force(status.counted_votes if status.quorum is not None else (), status),
-        holds=_in_force(status.active_holds, status),
+        voted=votes_in_force(status.counted_votes if status.quorum is not None else (), status),
+        holds=votes_in_force(status.active_holds, status),
+        standingHolds=cast(
+            "list[StandingHoldInForce]", standing_hold_summaries(status.active_standing_holds)
+        ),
         holdMeans=hold_notice(status),
         lapses=_format_time(grant_expires_at(grant, status) if grant is not None else None),
         waitingFor=[cast("LimitWait", wait.to_json()) for wait in status.waiting_for],
         limitMeans=LIMIT_NOTICE,
+        reminder=_format_time(remind_at(status)),
+        runbook=status.runbook,
     )
 
 
@@ -114,15 +123,6 @@ def _evaluate_rule(rule: Rule, status: ApprovalStatus) -> RuleEvaluation:
         decides=status.rule is not None and status.rule.name == rule.name,
         turns=_format_time(hours.next_change(status.now) if hours is not None else None),
     )
-
-
-def _in_force(decisions: Iterable[Decision], status: ApprovalStatus) -> list[CountedVoteOrHold]:
-    return [
-        CountedVoteOrHold(
-            principal=decision.principal, until=_format_time(status.expires_at(decision))
-        )
-        for decision in decisions
-    ]
 
 
 def _format_time(time: datetime | None) -> str | None:

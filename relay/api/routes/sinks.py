@@ -1,20 +1,24 @@
-"""`/v1/sinks/{name}/…`: sends a test message to a sink, pauses it and resumes it."""
+"""`/v1/sinks`: the state of each sink. Sends a sink a test message, pauses it and resumes it."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Literal
 
 from typing_extensions import TypedDict
 
 from relay.api.schema.responses import Problem
 from relay.api.schema.route import Call, Route
+from relay.delivery.circuit_breaker import CircuitState
 from relay.delivery.dispatcher import SinkStatus
+from relay.errors import StoreUnavailable
 from relay.events.build import relay_event
 from relay.events.cloudevent import CloudEvent
 from relay.log_fields import with_fields
 from relay.outbox import SinkState
 from relay.outbox.transaction import Transaction
+from relay.suggestions import describe_choices
 
 _log = logging.getLogger(__name__)
 
@@ -40,12 +44,60 @@ class SinkDetails(TypedDict):
     """The number of waiting deliveries."""
 
 
+class SinkSummary(SinkDetails):
+    """The state of a sink, and what waits for it."""
+
+    circuit: CircuitState
+    """closed: it is not failing. open: it is, and is tried later. half-open: it is tried now."""
+    oldestWaitingSeconds: float | None
+    """The age of the oldest delivery that waits; null: none waits."""
+    delivered: int
+    """The number of deliveries since the start of the relay."""
+    deadLetters: int | None
+    """null: the state file cannot be read now."""
+
+
+class SinkList(TypedDict):
+    """All sinks, in the order of the configuration."""
+
+    items: list[SinkSummary]
+
+
+async def _list_sinks(call: Call) -> SinkList:
+    dispatcher = call.relay.dispatcher
+    dead_letters = await _count_dead_letters(call)
+    items = []
+    for sink in dispatcher.status():
+        measured = dispatcher.measure(sink.name)
+        items.append(
+            SinkSummary(
+                **_sink_details(sink),
+                circuit=measured.circuit,
+                oldestWaitingSeconds=measured.oldest_age,
+                delivered=measured.ends.get("delivered", 0),
+                deadLetters=None if dead_letters is None else dead_letters.get(sink.name, 0),
+            )
+        )
+    return SinkList(items=items)
+
+
+async def _count_dead_letters(call: Call) -> Mapping[str, int] | None:
+    try:
+        return await call.run_long_read(lambda tx: tx.deliveries.dead_letters_by_sink())
+    except StoreUnavailable:
+        return None
+
+
 async def _find_sink(call: Call) -> SinkStatus:
     name = call.request.match_info["name"]
-    for sink in call.relay.dispatcher.status():
+    sinks = call.relay.dispatcher.status()
+    for sink in sinks:
         if sink.name == name:
             return sink
-    raise Problem(404, "no such sink in the configuration")
+    detail = "no such sink in the configuration"
+    if {"read", "operate"} & call.caller.rights.can:
+        detail += f"; {describe_choices(name, [sink.name for sink in sinks])}"
+    raise Problem(404, detail)
 
 
 async def _ping(call: Call) -> PingRecorded:
@@ -82,7 +134,10 @@ async def _set_state(call: Call, state: Literal["on", "paused"], reason: str | N
         principal,
         extra=with_fields(sink=name, state=state, principal=principal),
     )
-    sink = await _find_sink(call)
+    return _sink_details(await _find_sink(call))
+
+
+def _sink_details(sink: SinkStatus) -> SinkDetails:
     return SinkDetails(
         name=sink.name,
         kind=sink.kind,
@@ -94,6 +149,14 @@ async def _set_state(call: Call, state: Literal["on", "paused"], reason: str | N
 
 
 ROUTES = (
+    Route(
+        method="GET",
+        path="/v1/sinks",
+        summary="the sinks, what waits for each, and whether it takes it",
+        handler=_list_sinks,
+        needs="read",
+        is_large=True,
+    ),
     Route(
         method="POST",
         path="/v1/sinks/{name}/ping",

@@ -61,19 +61,26 @@ async def _stream_events(call: Call) -> web.StreamResponse:
         if call.request.transport is not None:
             call.request.transport.abort()
     finally:
-        del wakeups[wakeup]
+        wakeups.pop(wakeup, None)
     return response
 
 
 async def _send_events(call: Call, response: web.StreamResponse, position: int) -> None:
     """Send the events after this position until the relay stops or the reader disconnects.
 
+    A stream also ends with the session that opened it.
+
     Raises TimeoutError if the reader is too slow.
     """
     relay, limits = call.relay, call.server.limits
     wakeup = connection_of(call.request).wakeup
     frames = b"id: %d\n\n" % position  # no event, but the position from which to resume
-    while call.server.relay is not None and call.request.transport is not None:
+    streams = call.server.stream_wakeups
+    while (
+        call.server.relay is not None and call.request.transport is not None and wakeup in streams
+    ):
+        if call.has_ended_session:
+            return
         async with asyncio.timeout(limits.stream_send_timeout):
             await response.write(frames)
         wakeup.clear()

@@ -19,7 +19,7 @@ from relay.amqp.topology import (
 )
 from relay.approvals.request import DecisionBody
 from relay.events.catalog import CATALOG, EventDefinition, event_schema
-from relay.events.cloudevent import CONTENT_TYPE
+from relay.events.cloudevent import CONTENT_TYPE, is_about_event
 from relay.sinks.rabbitmq import Settings as SinkSettings
 
 Json = dict[str, Any]
@@ -230,26 +230,34 @@ def _event_message(event: EventDefinition) -> Json:
         "headers": {
             "type": "object",
             "properties": {
-                f"ce-{name}": header for name in payload["properties"] if name != "data"
+                **{f"ce-{name}": header for name in payload["properties"] if name != "data"},
+                "traceparent": _TRACEPARENT,
             },
         },
         "payload": payload,
         "bindings": {"amqp": {"messageType": event.type, **_BINDING}},
         "x-amqp-properties": {
             "message_id": "the CloudEvent's id",
-            "correlation_id": "the EventId; none on relay.*",
+            "correlation_id": "the EventId; none on relay.* and standing-hold.*",
             "app_id": "imds-relay",
         },
     }
-    if not event.name.startswith("relay."):
+    if is_about_event(event.name):
         message["correlationId"] = {"$ref": "#/components/correlationIds/event"}
     return message
+
+
+_TRACEPARENT: Json = {
+    "type": "string",
+    "description": "optional, W3C Trace Context: the span of the sender (docs/traces.md)",
+}
 
 
 def _decision_messages() -> Json:
     reference = {"$ref": "#/components/schemas/decision"}
     common = {
         "contentType": "application/json",
+        "headers": {"type": "object", "properties": {"traceparent": _TRACEPARENT}},
         "bindings": {"amqp": _BINDING},
         "x-amqp-properties": {
             "message_id": "required: identifies a repeat, and is the causationid of the replies",

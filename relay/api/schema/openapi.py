@@ -11,25 +11,35 @@ from typing import Any, Literal
 from pydantic import TypeAdapter
 
 from relay import __version__
+from relay.api.auth.session_cookie import PAGE_HEADER, PAGE_HEADER_VALUE, SESSION_COOKIE
 from relay.api.schema.responses import PROBLEM_MEDIA_TYPE, ProblemDetails
 from relay.api.schema.route import Access, Call, Route
 
 _PATH_PARAMETER = re.compile(r"{(\w+)}")
 _BEARER: dict[str, list[str]] = {"bearer": []}
+_SESSION: dict[str, list[str]] = {"session": []}
 _SECURITY: Mapping[Access, list[dict[str, list[str]]]] = {
     "public": [],
     "handler": [],
-    "key": [_BEARER],
-    "key or loopback": [{}, _BEARER],
-    "key, loopback or public": [{}, _BEARER],
+    "key": [_BEARER, _SESSION],
+    "key or public": [{}, _BEARER, _SESSION],
+    "key or loopback": [{}, _BEARER, _SESSION],
+    "key, loopback or public": [{}, _BEARER, _SESSION],
     "signature": [{"standardWebhooks": []}],
 }
-_NEVER_REFUSED: tuple[Access, ...] = ("public", "key, loopback or public")
+_NEVER_REFUSED: tuple[Access, ...] = ("public", "key or public", "key, loopback or public")
 _SECURITY_SCHEMES = {
     "bearer": {
         "type": "http",
         "scheme": "bearer",
         "description": "the key of a client of api.clients; not needed on the local socket",
+    },
+    "session": {
+        "type": "apiKey",
+        "in": "cookie",
+        "name": SESSION_COOKIE,
+        "description": "for the relay's own pages, after a sign-in; all but GET also needs "
+        f"{PAGE_HEADER}: {PAGE_HEADER_VALUE}",
     },
     "standardWebhooks": {
         "type": "apiKey",
@@ -108,7 +118,9 @@ def _json_schemas(routes: Sequence[Route]) -> tuple[_Schemas, dict[str, Any]]:
 def _operation(route: Route, schemas: _Schemas) -> dict[str, Any]:
     success = _response(route.status, route.media_types, schemas[route.response_type])
     problems = {
-        str(status): {"$ref": f"#/components/responses/Problem{status}"}
+        str(status): _response(status, ("text/html", PROBLEM_MEDIA_TYPE), schemas[str])
+        if route.shows_problems
+        else {"$ref": f"#/components/responses/Problem{status}"}
         for status in _problem_statuses(route)
     }
     words = re.findall(r"\w+", route.path.removeprefix("/v1"))
@@ -157,6 +169,8 @@ def _problem_statuses(route: Route) -> list[int]:
         statuses |= {429, 503}
     if route.access not in (*_NEVER_REFUSED, "handler"):
         statuses.add(401)
+    if _SESSION in _SECURITY[route.access] and route.access not in _NEVER_REFUSED:
+        statuses.add(403)
     if route.needs is not None:
         statuses.add(403)
     if route.find_resource is not None:

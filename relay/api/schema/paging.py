@@ -58,6 +58,7 @@ def page_route(
     find_resource: Callable[[Call], Awaitable[Any]] | None = None,
     filters: tuple[Parameter, ...] = (),
     parse_parameters: Callable[[web.Request], Any] = parse_cursor,
+    problem_statuses: tuple[int, ...] = (),
 ) -> Route:
     """Return a route whose response is a page. `Call.parameters` of its handler is the cursor.
 
@@ -73,4 +74,5 @@ def page_route(
         parameters=(CURSOR, *filters),
         parse_parameters=parse_parameters,
         find_resource=find_resource,
+        problem_statuses=problem_statuses,
     )

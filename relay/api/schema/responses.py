@@ -52,6 +52,8 @@ class ProblemDetails(TypedDict):
     """The wrong or missing field of a 422. Also `code` in a 403 for a wrong confirmation code."""
     revision: NotRequired[str]
     """The current revision of the event, in a 409."""
+    restartRequired: NotRequired[list[str]]
+    """The keys of the configuration that a reload cannot change, in the 422 of a reload."""
 
 
 class Problem(Exception):

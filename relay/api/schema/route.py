@@ -15,21 +15,31 @@ from aiohttp import web
 from pydantic import BaseModel
 
 from relay.api import Relay
+from relay.api.auth.sessions import Session
 from relay.api.schema.responses import Problem
 from relay.api.server.state import ServerState
 from relay.approvals.request import Caller, Right
 from relay.outbox.transaction import Transaction
 
 T = TypeVar("T")
+SESSION = web.RequestKey("session", Session)
+"""The session that authenticated a call. Only if its cookie did."""
 Access = Literal[
-    "public", "handler", "key", "key or loopback", "key, loopback or public", "signature"
+    "public",
+    "handler",
+    "key",
+    "key or public",
+    "key or loopback",
+    "key, loopback or public",
+    "signature",
 ]
 """How the server identifies the caller.
 
-public: not at all. handler: the handler checks a proof in the request. key: by a bearer key, a
-certificate or the local socket. key or loopback: the same, and programs on this machine need none.
-key, loopback or public: the same, but no caller is refused: the others are anonymous, without
-rights. signature: by a Standard Webhooks signature.
+public: not at all. handler: the handler checks a proof in the request. key: by a bearer key, the
+cookie of a session, a certificate or the local socket. key or public: the same, but no caller is
+refused: the others are anonymous, without rights. key or loopback: as key, and programs on this
+machine need none. key, loopback or public: the same, and no caller is refused. signature: by a
+Standard Webhooks signature.
 """
 
 
@@ -48,6 +58,12 @@ class Call:
     """The result of `Route.parse_parameters`."""
     resource: Any = None
     """The result of `Route.find_resource`."""
+
+    @property
+    def has_ended_session(self) -> bool:
+        """Whether the call was authenticated by a session that has ended since."""
+        session, sign_in = self.request.get(SESSION), self.server.sign_in
+        return session is not None and (sign_in is None or not sign_in.sessions.is_open(session))
 
     @property
     def relay(self) -> Relay:
@@ -98,6 +114,8 @@ class Route:
     """The model of the request's body."""
     find_resource: Callable[[Call], Awaitable[Any]] | None = None
     """Finds what the path or body names. Raises Problem 404."""
+    shows_problems: bool = False
+    """Whether problems are pages for people: a browser opens this route as a page."""
     problem_statuses: tuple[int, ...] = ()
     """The statuses of further problems that the handler raises."""
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection
+import ssl
+from collections.abc import Callable, Collection
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 from socket import socket
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
@@ -36,6 +37,9 @@ from relay.clock import Clock
 from relay.errors import StoreUnavailable
 from relay.log_fields import with_fields
 
+if TYPE_CHECKING:
+    from relay.api.auth.sign_in import SignIn
+
 _SHUTDOWN_TIMEOUT = 1.0  # seconds for calls in progress
 _log = logging.getLogger(__name__)
 
@@ -56,12 +60,17 @@ class Server:
         state_file: Path | None = None,
     ) -> None:
         """``state_file`` is that of the relay. Without it, api.socket: auto makes no socket."""
-        self._settings = settings
+        self.settings = settings
+        """What is in force; `prepare` replaces it."""
+        self._clock = clock
         self._state_file = state_file
         self.state = ServerState(clock=clock, limits=limits or ServerLimits())
         """Where the relay is attached and detached."""
-        self._pipeline = RequestPipeline(Authenticator(settings, clock), self.state)
+        authenticator = Authenticator(settings, clock)
+        self.state.sign_in = _sign_in(settings, authenticator, clock)
+        self._pipeline = RequestPipeline(authenticator, self.state)
         self._stack = AsyncExitStack()
+        self._tcp_listeners: list[Listener] = []
         self.address = settings.listen
         """Where the server listens, for people."""
         self.port = settings.port
@@ -70,6 +79,35 @@ class Server:
     def suspend_clients(self, names: Collection[str]) -> None:
         """From now on refuse the keys and signatures of these clients, and of no others."""
         self._pipeline.authenticator.suspended = names
+
+    def prepare(self, settings: ApiSettings) -> Callable[[], None]:
+        """Return what makes the server use other clients, tokens and certificates.
+
+        Connections and streams stay, except the streams of callers whose client has changed. The
+        addresses must be the same. Raises ConfigError if the certificate is unusable.
+        """
+        authenticator = Authenticator(settings, self._clock)
+        tls_context = self.state.tls_context
+        if settings.tls != self.settings.tls:
+            tls_context = _make_tls_context(settings)
+        sign_in, earlier = self.state.sign_in, self.settings
+        if (settings.oidc, settings.public_url) != (earlier.oidc, earlier.public_url):
+            # It has no sessions: rights that were taken away must not live on in them.
+            sign_in = _sign_in(settings, authenticator, self._clock)
+
+        def use() -> None:
+            before = self._pipeline.authenticator
+            self.settings = settings
+            self._pipeline.authenticator = authenticator
+            self.state.sign_in = sign_in
+            self.state.tls_context = tls_context
+            for listener in self._tcp_listeners:
+                listener.tls_context = tls_context
+            self.state.end_streams(
+                lambda principal: not authenticator.agrees_with(before, principal)
+            )
+
+        return use
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
@@ -104,7 +142,7 @@ class Server:
         return application
 
     async def _open_listeners(self, stack: AsyncExitStack, runner: web.AppRunner) -> list[Listener]:
-        settings, limits = self._settings, self.state.limits
+        settings, limits = self.settings, self.state.limits
         assert runner.server is not None  # noqa: S101  # the runner is set up
         make_listener = partial(
             Listener,
@@ -116,8 +154,7 @@ class Server:
             ),
             limits=limits,
         )
-        tls_context = None if settings.tls is None else reloading_server_context(settings.tls).get
-        self.state.tls_context = tls_context
+        tls_context = self.state.tls_context = _make_tls_context(settings)
         group: set[Connection] = set()  # a host name can have several sockets
         listeners = [
             make_listener(
@@ -128,6 +165,7 @@ class Server:
             )
             for sock in await open_tcp_sockets(settings.host, settings.port)
         ]
+        self._tcp_listeners = [*listeners]
         self.port = listeners[0].sock.getsockname()[1]
         scheme = "http" if tls_context is None else "https"
         self.address = f"{scheme}://{settings.listen.rpartition(':')[0]}:{self.port}"
@@ -142,7 +180,7 @@ class Server:
 
     def _open_local_socket(self, stack: AsyncExitStack) -> tuple[socket, Path] | None:
         """Return the local socket and its path; None if there is none."""
-        path, state_file = self._settings.socket, self._state_file
+        path, state_file = self.settings.socket, self._state_file
         if path == "auto":
             if state_file is None:
                 return None
@@ -150,6 +188,21 @@ class Server:
         if path is None:
             return None
         return stack.enter_context(local_socket(SocketPlace(path))), path
+
+
+def _sign_in(settings: ApiSettings, authenticator: Authenticator, clock: Clock) -> SignIn | None:
+    """Return what lets people sign in; None if that is not configured."""
+    oidc, public_url, tokens = settings.oidc, settings.public_url, authenticator.tokens
+    if oidc is None or oidc.sign_in is None or public_url is None or tokens is None:
+        return None
+    # Imported here, as it is rarely configured.
+    from relay.api.auth.sign_in import SignIn  # noqa: PLC0415
+
+    return SignIn(oidc, public_url, tokens, clock)
+
+
+def _make_tls_context(settings: ApiSettings) -> Callable[[], ssl.SSLContext] | None:
+    return None if settings.tls is None else reloading_server_context(settings.tls).get
 
 
 def _error_middleware(state: ServerState, state_file: Path | None) -> Middleware:

@@ -24,8 +24,11 @@ from relay.api.auth.authentication import (
     NotAuthenticated,
     local_socket_caller,
 )
+from relay.api.auth.session_cookie import check_sent_by_own_page, session_cookie
+from relay.api.auth.sessions import Session
+from relay.api.schema.problem_page import problem_page
 from relay.api.schema.responses import Problem, json_response
-from relay.api.schema.route import Call, Route
+from relay.api.schema.route import SESSION, Call, Route
 from relay.api.server.connection import UNTIL_SENT, connection_of
 from relay.api.server.limits import MAX_BODY_BYTES
 from relay.api.server.loopback import is_direct_loopback_call
@@ -34,12 +37,16 @@ from relay.api.server.tls import still_trusts_all_cas
 from relay.approvals.request import Caller, MalformedBody, read_json
 from relay.validation import first_error
 
+NEVER_REFUSED = ("key or public", "key, loopback or public")
+"""Callers without good credentials are anonymous there."""
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True)
 class RequestPipeline:
     """Checks calls and runs their handlers."""
 
     authenticator: Authenticator
+    """A reload replaces it."""
     state: ServerState
 
     def handler(self, route: Route) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
@@ -49,15 +56,18 @@ class RequestPipeline:
             try:
                 return await self._run(route, request)
             except Problem as problem:
-                if route.access != "handler":
-                    raise
-                raise self.state.problem_of_refusal(request, problem) from None
+                is_checked = route.access == "handler"
+                shown = self.state.problem_of_refusal(request, problem) if is_checked else problem
+                if route.shows_problems:
+                    return problem_page(shown)
+                raise shown from None
 
         return handle
 
     async def _run(self, route: Route, request: web.Request) -> web.StreamResponse:
         content = await _read_content(request, self.state.limits.body_timeout)
         _check_content_type(route, request)
+        authenticator = self.authenticator
         caller = await self._identify_caller(route, request, content)
         parse_parameters = route.parse_parameters
         call = Call(
@@ -74,6 +84,12 @@ class RequestPipeline:
                 await request[UNTIL_SENT].enter_async_context(slot)
         if route.find_resource is not None:
             call = replace(call, resource=await route.find_resource(call))
+        if not self.authenticator.agrees_with(authenticator, caller.principal):
+            raise Problem(
+                503,
+                "the configuration has just changed: nothing was done, try again",
+                headers={"Retry-After": "1"},
+            )
         if route.needs is not None and route.needs not in caller.rights.can:
             raise Problem(
                 403, f"{caller.principal} may not {route.needs}: it is not in the rights (can)"
@@ -99,9 +115,9 @@ class RequestPipeline:
         allows_loopback = route.access in ("key or loopback", "key, loopback or public")
         if allows_loopback and peer.is_loopback and is_direct_loopback_call(request):
             return LOOPBACK_READER
-        if route.access != "key, loopback or public":
+        if route.access not in NEVER_REFUSED:
             return await self._check_credentials(route, request, content)
-        if not _has_credentials(request):
+        if not self._has_credentials(request):
             return ANONYMOUS
         try:  # it counts towards the limits, so that nobody can guess keys here
             return await self._check_credentials(route, request, content)
@@ -118,9 +134,10 @@ class RequestPipeline:
             caller = await self._authenticate(route, request, content)
         except NotAuthenticated as error:
             # A certificate that names no client is normal for a health check, and is no attempt.
-            if route.access != "key, loopback or public" or "Authorization" in request.headers:
+            if route.access not in NEVER_REFUSED or "Authorization" in request.headers:
                 state.reject_credentials(request, str(error))
-            raise state.problem_of_refusal(request, _unauthorized_problem(route)) from None
+            problem = _unauthorized_problem(route, has_session=self._has_session(request))
+            raise state.problem_of_refusal(request, problem) from None
         callback = None
         if route.access == "signature":
             digest = hashlib.sha256(content).hexdigest()
@@ -140,12 +157,47 @@ class RequestPipeline:
             client = request.match_info["client"]
             return self.authenticator.caller_from_signature(client, request.headers, content)
         authorization = request.headers.getall("Authorization", [])
+        if self._has_session(request):
+            request[SESSION] = session = self._find_session(request)
+            return session.caller
         certificate = request.get_extra_info("peercert")  # the TLS handshake has verified it
         if certificate and not authorization:
             self._check_authorities(request)
         return await self.authenticator.caller_from_bearer(
             authorization, certificate, before_token=lambda: self.state.charge_slow_check(request)
         )
+
+    def _has_credentials(self, request: web.Request) -> bool:
+        """Whether the caller gives a key, a token, a certificate or the cookie of a session."""
+        has_certificate = bool(request.get_extra_info("peercert"))
+        return "Authorization" in request.headers or has_certificate or self._has_session(request)
+
+    def _has_session(self, request: web.Request) -> bool:
+        """Whether the cookie of a session says who calls.
+
+        A key counts instead, because a page has added it. A certificate does not: who signed in
+        does not want to be somebody else when the session is over.
+        """
+        return (
+            self.state.sign_in is not None
+            and "Authorization" not in request.headers
+            and session_cookie(request) is not None
+        )
+
+    def _find_session(self, request: web.Request) -> Session:
+        """Return the session of a call. Raises Problem 403, NotAuthenticated."""
+        sign_in, cookie = self.state.sign_in, session_cookie(request)
+        assert sign_in is not None  # noqa: S101  # `_has_session`
+        assert cookie is not None  # noqa: S101  # the same
+        try:
+            check_sent_by_own_page(request, sign_in.origin)
+        except Problem as problem:
+            self.state.reject_credentials(request, problem.detail)
+            raise self.state.problem_of_refusal(request, problem) from None
+        session = sign_in.sessions.find(cookie)
+        if session is None:
+            raise NotAuthenticated("the session has ended, or there was none")
+        return session
 
     def _check_authorities(self, request: web.Request) -> None:
         """Close a connection that was opened while a CA was trusted that no longer is.
@@ -232,12 +284,18 @@ def _parse_body(model: type[BaseModel], content: bytes) -> BaseModel:
         raise Problem(422, f"{field}: {message}", field=field) from None
 
 
-def _unauthorized_problem(route: Route) -> Problem:
+def _unauthorized_problem(route: Route, *, has_session: bool) -> Problem:
     if route.access == "signature":
         return Problem(
             401,
             "expected a body signed as Standard Webhooks with this client's secret",
             headers={"WWW-Authenticate": "Signature"},
+        )
+    if has_session:
+        return Problem(
+            401,
+            "the session has ended: sign in again",
+            headers={"WWW-Authenticate": 'Bearer realm="imds-relay"'},
         )
     return Problem(
         401,
@@ -249,11 +307,6 @@ def _unauthorized_problem(route: Route) -> Problem:
 def _concurrency_key(caller: Caller, request: web.Request) -> str:
     """Who reads the answer: the principal, or the address of an anonymous caller."""
     return connection_of(request).peer.network if caller is ANONYMOUS else caller.principal
-
-
-def _has_credentials(request: web.Request) -> bool:
-    """Whether the caller gives a key, a token or a certificate."""
-    return "Authorization" in request.headers or bool(request.get_extra_info("peercert"))
 
 
 def _user_name(uid: int) -> str:

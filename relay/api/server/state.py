@@ -14,11 +14,12 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from aiohttp import web
 
-from relay.api import Relay
+from relay.api import ConfigurationReloader, Relay
 from relay.api.auth.rejection_log import RejectionLog
 from relay.api.schema.responses import Problem
 from relay.api.server.connection import connection_of
@@ -28,6 +29,9 @@ from relay.outbox import RecordedEvent
 from relay.rate_limits import CALLER_BURST, CALLER_RATE, TokenBuckets
 from relay.signature import MAX_AGE, MAX_AHEAD
 from relay.telemetry.event_counts import EventCounts
+
+if TYPE_CHECKING:  # a relay without sign-in saves the memory of the token library
+    from relay.api.auth.sign_in import SignIn
 
 _WAIT = web.RequestKey("wait", int)
 """Seconds until the address may call again. Only while nothing shows that the call is good."""
@@ -74,6 +78,10 @@ class ServerState:
     limits: ServerLimits
     relay: Relay | None = None
     """None while the relay starts or stops."""
+    sign_in: SignIn | None = None
+    """None if nobody can sign in on the pages."""
+    reloader: ConfigurationReloader | None = None
+    """None if this process was not started to reload."""
     tls_context: Callable[[], ssl.SSLContext] | None = None
     """Returns the context for new connections; None without TLS."""
     rejections: RejectionLog = field(default_factory=RejectionLog)
@@ -113,6 +121,18 @@ class ServerState:
             self.relay.store.listeners.recorded.remove(self.event_counts.count)
         self.relay = None
         self._wake_streams()
+
+    def replace_relay(self, relay: Relay) -> None:
+        """Let calls reach other parts over the same store. Nothing happens if none is attached."""
+        if self.relay is not None:
+            self.relay = relay
+
+    def end_streams(self, is_over: Callable[[str], bool]) -> None:
+        """End the streams of the principals for whom this is true. They can connect again."""
+        for wakeup, principal in list(self.stream_wakeups.items()):
+            if is_over(principal):
+                del self.stream_wakeups[wakeup]
+                wakeup.set()
 
     def charge_address_until_authenticated(self, request: web.Request) -> None:
         """Charge the caller's address until its credentials prove valid."""
@@ -163,6 +183,12 @@ class ServerState:
         """Return the problem of a refused call: 429 if its address has no calls left."""
         wait = request.get(_WAIT)
         return problem if wait is None else _address_limit_problem(wait)
+
+    def end_session(self, cookie: str) -> None:
+        """End the session of this cookie, and the streams of ended sessions."""
+        if self.sign_in is not None:
+            self.sign_in.sessions.end(cookie)
+            self._wake_streams()
 
     def _wake_streams(self, _recorded: Sequence[RecordedEvent] = ()) -> None:
         for wakeup in self.stream_wakeups:

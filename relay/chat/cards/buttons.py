@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
-from relay.approvals.admission import hold_notice
-from relay.approvals.request import DecisionKind, Right
+from relay.approvals.admission import authorize, hold_notice
+from relay.approvals.request import Caller, DecisionKind, DecisionRequest, Right
 from relay.approvals.status import ApprovalStatus
 from relay.chat.cards.card import Button, Card, Link, Text
 from relay.chat.cards.wording import event_title
@@ -36,6 +36,31 @@ def available_decisions(status: ApprovalStatus) -> tuple[DecisionKind, ...]:
     elif not status.accepted_by_imds:  # it is refused only while a StartRequest is being sent
         decisions.append("hold")
     return tuple(decisions)
+
+
+def decisions_of(caller: Caller, status: ApprovalStatus) -> list[DecisionKind]:
+    """Return the decisions that the gate would take from a caller now, and that change something.
+
+    Unlike a message, which everybody sees, it can offer a hold beside the holds of others.
+    """
+    possible = {*available_decisions(status)}
+    if possible:
+        possible.add("hold")
+    for decision in (*status.counted_votes, *status.active_holds):
+        if decision.principal == caller.principal:
+            possible.discard(decision.decision)
+    return [kind for kind in LABELS if kind in possible and _may_decide(caller, kind, status)]
+
+
+def _may_decide(caller: Caller, decision: DecisionKind, status: ApprovalStatus) -> bool:
+    request = DecisionRequest(
+        caller=caller,
+        event_id=status.occurrence.reference,
+        decision=decision,
+        revision=status.occurrence.revision,
+        at=status.now,
+    )
+    return authorize(request, status) is None
 
 
 def _can_be_approved(status: ApprovalStatus) -> bool:

@@ -57,7 +57,8 @@ class Card:
 
     ``facts`` are pairs of a label and a text. ``notes`` are sentences that follow them. ``lines``
     are the events of a grouped message. ``code`` is what the page behind the buttons asks for; None
-    if no button leads there. ``footer`` names event and scope.
+    if no button leads there. ``footer`` names event and scope. ``runbooks`` are the https URLs of
+    runbooks, each with the name of its rule.
     """
 
     title: str
@@ -69,6 +70,7 @@ class Card:
     buttons: tuple[Button, ...] = ()
     code: str | None = None
     footer: str = ""
+    runbooks: tuple[tuple[str, str], ...] = ()
 
 
 Link = Callable[[ApprovalStatus, DecisionKind], str | None]

@@ -14,6 +14,7 @@ from relay.approvals.limits import LIMIT_NOTICE
 from relay.approvals.request import Caller, DecisionKind, DecisionRequest, Rights
 from relay.approvals.status import ApprovalStatus
 from relay.chat.cards.card import Text
+from relay.chat.cards.timeline import standing_holds_text
 from relay.chat.cards.wording import join_names, outcome_text, sentence
 from relay.events.cloudevent import CloudEvent
 from relay.events.timestamps import parse_timestamp
@@ -118,13 +119,14 @@ def decision_outcome(answer: Mapping[str, Any], *, dry_run: bool, repeat: bool) 
     outcome = _outcome_text(answer["decision"], answer["state"], votes)
     if "notice" in answer:
         outcome = f"{outcome} {sentence(answer['notice'])}"
+    holds = standing_holds_text(answer)
     if repeat:
         outcome = (
             f"You have used this link before; nothing happened twice. The answer was: {outcome}"
         )
     if dry_run:
-        return (outcome, " Approvals are a dry run: no StartRequest is sent.")
-    return (outcome,)
+        return (outcome, *holds, " Approvals are a dry run: no StartRequest is sent.")
+    return (outcome, *holds)
 
 
 def _outcome_text(decision: DecisionKind, state: str, votes: str) -> str:
@@ -147,7 +149,7 @@ def _outcome_text(decision: DecisionKind, state: str, votes: str) -> str:
         case "hold", _:
             return f"It is on hold; {HOLD_NOTICE}."
         case _, "held":
-            return f"Your hold is released, and others still hold; {HOLD_NOTICE}."
+            return f"Your hold is released, and it is still held; {HOLD_NOTICE}."
         case _, "granted":
             return (
                 f"The hold is released, and it is approved: it may begin within seconds. {notice}"

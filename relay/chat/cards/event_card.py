@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 
 from relay.approvals.rules import Quorum
+from relay.approvals.standing_holds import last_to_end, turns_at
 from relay.approvals.status import ApprovalStatus, approval_state
 from relay.approvals.transitions import grant_expires_at
 from relay.chat.cards.buttons import available_decisions, decision_buttons
@@ -22,9 +23,12 @@ from relay.chat.cards.wording import (
     join_names,
     outcome_text,
     proceeds_notice,
+    runbooks_of,
+    time_left,
+    time_left_changes_at,
     waits_text,
 )
-from relay.outbox import Decision
+from relay.outbox import Decision, StandingHold
 
 _TIME_TO_FAIL_GRANT = timedelta(seconds=1)
 """The gate fails an expired grant a moment after its end."""
@@ -64,10 +68,11 @@ def _times_shown(status: ApprovalStatus) -> Iterator[datetime | None]:
     """Yield the times at which what a message says about a live event becomes wrong."""
     if status.is_open:
         yield status.voting_closes_at
+    yield time_left_changes_at(status)
     if not status.occurrence.event.is_started:
         yield status.not_before
-    for decision in status.decisions:
-        yield status.expires_at(decision)
+    yield from (turns_at(hold, status.now) for hold in status.standing_holds)
+    yield from (status.expires_at(decision) for decision in status.decisions)
     for wait in status.waiting_for:
         if wait.until is not None:
             yield wait.until + _TIME_TO_FREE_SLOT
@@ -85,7 +90,9 @@ def event_card(status: ApprovalStatus, *, link: Link | None, code: str | None) -
     event = status.occurrence.event
     buttons = decision_buttons(status, link)
     notes = [*_note_texts(status)]
-    possible_decisions = "|".join(available_decisions(status))
+    decisions = available_decisions(status)
+    notes += proceeds_notice([status], can_hold="hold" in decisions)
+    possible_decisions = "|".join(decisions)
     if link is None and possible_decisions:
         command = f"imds-relay {possible_decisions} {status.occurrence.reference}"
         notes.append((f"To decide, on the machine: {command}",))
@@ -98,6 +105,7 @@ def event_card(status: ApprovalStatus, *, link: Link | None, code: str | None) -
         buttons=buttons,
         code=code if any(button.url for button in buttons) else None,
         footer=f"{event.event_id} · {status.occurrence.scope}",
+        runbooks=runbooks_of([status]),
     )
 
 
@@ -111,11 +119,11 @@ def _summary_text(status: ApprovalStatus) -> Text:
         return ("Azure has not said when it begins.",)
     if status.now >= not_before:
         return ("NotBefore was ", not_before, ": Azure can begin at any moment.")
-    return (
-        "Azure begins at ",
-        not_before,
-        " or soon after, whether or not anybody answers; earlier only when it is approved.",
-    )
+    ending = " or soon after, whether or not anybody answers; earlier only when it is approved."
+    left = time_left(status, not_before)
+    if left is not None:
+        ending += f" There are {left}."
+    return ("Azure begins at ", not_before, ending)
 
 
 def _event_facts(status: ApprovalStatus) -> Iterator[tuple[str, Text]]:
@@ -140,8 +148,10 @@ def _approval_facts(status: ApprovalStatus) -> Iterator[tuple[str, Text]]:
         yield "Rule", (f"{status.rule.name}: ", *_quorum_text(status.quorum))
         if _do_votes_matter(status):
             yield "Votes", (*_votes_text(status), *_missing_votes_text(status))
-    if status.active_holds:
-        yield "Held by", _join_texts([_hold_text(hold) for hold in status.active_holds])
+    if status.is_held:
+        holds = [_hold_text(hold) for hold in status.active_holds]
+        holds += map(_standing_hold_text, last_to_end(status.active_standing_holds))
+        yield "Held by", _join_texts(holds)
 
 
 def _quorum_text(quorum: Quorum) -> Text:
@@ -179,6 +189,8 @@ def _missing_votes_text(status: ApprovalStatus) -> Text:
         text += (f" and {len(voters) - MAX_NAMES} more",)
     if status.voting_closes_at is not None and status.voting_closes_at != status.not_before:
         text += (", until ", status.voting_closes_at)
+        left = time_left(status, status.voting_closes_at)
+        text += (f" ({left})",) if left is not None else ()
     if uncovered:
         text += (f"; nobody has spoken for {uncovered} yet",)
     return text
@@ -187,6 +199,11 @@ def _missing_votes_text(status: ApprovalStatus) -> Text:
 def _hold_text(hold: Decision) -> Text:
     holder = PrincipalRef(hold.principal)
     return (holder, " until ", hold.expires) if hold.expires is not None else (holder,)
+
+
+def _standing_hold_text(hold: StandingHold) -> Text:
+    reason = f" by a standing hold (“{hold.reason}”)"
+    return (PrincipalRef(hold.principal), " until ", hold.ends, reason)
 
 
 def _principals_text(principals: Iterable[str]) -> Text:
@@ -212,4 +229,3 @@ def _note_texts(status: ApprovalStatus) -> Iterator[Text]:
         yield (note,)
     if status.waiting_for:
         yield waits_text(status)
-    yield from proceeds_notice([status])

@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from relay.approvals.status import ApprovalStatus
-from relay.chat.cards.buttons import decision_buttons
+from relay.chat.cards.buttons import available_decisions, decision_buttons
 from relay.chat.cards.card import Card, EventLine, Link, Text, Tone
 from relay.chat.cards.wording import (
     event_title,
     event_tone,
     join_names,
     proceeds_notice,
+    runbooks_of,
+    time_left,
 )
 
 MAX_LISTED_EVENTS = 10
@@ -39,7 +41,8 @@ def grouped_card(
     if omitted:
         command = "“imds-relay events” on a machine of this scope"
         notes.append((f"And {omitted} more: {command} lists them, and decides about them.",))
-    notes.extend(proceeds_notice(live))
+    can_hold = any("hold" in available_decisions(status) for status in live)
+    notes.extend(proceeds_notice(live, can_hold=can_hold))
     tones = {event_tone(status) for status in statuses}
     machines = [name for status in statuses for name in status.occurrence.event.resources]
     return Card(
@@ -51,6 +54,7 @@ def grouped_card(
         lines=lines,
         code=code if any(button.url for line in lines for button in line.buttons) else None,
         footer=statuses[0].occurrence.scope,
+        runbooks=runbooks_of(live)[:MAX_LISTED_EVENTS],
     )
 
 
@@ -65,7 +69,7 @@ def event_line(status: ApprovalStatus) -> Text:
     text: Text = (title,)
     if status.not_before is not None:
         text += (", not before ", status.not_before)
-    if status.active_holds:
+    if status.is_held:
         text += (", held",)
     elif status.is_open and status.waiting_for:
         limits = join_names([wait.limit for wait in status.waiting_for])
@@ -97,7 +101,7 @@ def _summary_text(statuses: Sequence[ApprovalStatus]) -> Text:
     open_statuses = [status for status in statuses if status.is_open]
     counts = {
         "waiting for votes": sum(_waits_for_votes(status) for status in statuses),
-        "held": sum(bool(status.active_holds) for status in open_statuses),
+        "held": sum(status.is_held for status in open_statuses),
         "waiting for a limit": sum(bool(status.waiting_for) for status in open_statuses),
         "approved": sum(status.is_approved and not status.waiting_for for status in open_statuses),
         "under way": sum(
@@ -113,6 +117,14 @@ def _summary_text(statuses: Sequence[ApprovalStatus]) -> Text:
         text += (
             "The first begins at ",
             min(times),
-            " or soon after, whether or not anybody answers.",
+            f" or soon after, whether or not anybody answers.{_time_left_text(open_statuses)}",
         )
     return text
+
+
+def _time_left_text(open_statuses: Sequence[ApprovalStatus]) -> str:
+    """Return how much time is left until the first NotBefore; empty: it does not matter."""
+    with_time = [status for status in open_statuses if status.not_before is not None]
+    first = min(with_time, key=lambda status: status.not_before or status.now)
+    left = time_left(first, first.not_before)
+    return f" There are {left}." if left is not None else ""

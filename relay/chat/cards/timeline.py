@@ -7,9 +7,16 @@ from datetime import datetime
 from typing import Any
 
 from relay.approvals.limits import LIMIT_NOTICE
+from relay.approvals.standing_holds import describe_conditions
 from relay.approvals.status import ApprovalStatus
 from relay.chat.cards.card import PrincipalRef, Text
-from relay.chat.cards.wording import UNNAMED_MACHINES, join_names, outcome_text, sentence
+from relay.chat.cards.wording import (
+    MAX_NAMES,
+    UNNAMED_MACHINES,
+    join_names,
+    outcome_text,
+    sentence,
+)
 from relay.events.cloudevent import CloudEvent
 from relay.events.model import ScheduledEvent
 from relay.events.timestamps import parse_timestamp
@@ -105,13 +112,59 @@ def _event_sentence(name: str, data: Mapping[str, Any]) -> Text:
         case "approval.voided":
             reason = _VOID_REASONS.get(data["why"], data["why"])
             return (f"The votes count no more: {reason}{_waits(data, 'waitedFor')}.",)
-        case "startrequest.accepted":
-            return ("Azure accepted the StartRequest.",)
-        case "startrequest.failed":
-            return (f"The StartRequest failed: {data['reason'] or 'no reason is known'}.",)
+        case "approval.reminder":
+            return reminder_sentence(data)
+        case "standing-hold.created" | "standing-hold.ended" | "standing-hold.expired":
+            return _standing_hold_sentence(name, data)
+        case "startrequest.accepted" | "startrequest.failed":
+            return (_start_request_sentence(name, data),)
         case _:
             subject = _RELAY_EVENTS.get(name, name).replace("{sink}", data.get("sink") or "a sink")
             return (f"{subject}: {data.get('reason') or 'no reason is known'}.",)
+
+
+def _start_request_sentence(name: str, data: Mapping[str, Any]) -> str:
+    if name == "startrequest.accepted":
+        return "Azure accepted the StartRequest."
+    return f"The StartRequest failed: {data['reason'] or 'no reason is known'}."
+
+
+def reminder_sentence(data: Mapping[str, Any]) -> Text:
+    """Return what an ``approval.reminder`` says."""
+    voters = [PrincipalRef(principal) for principal in data["mayVote"][:MAX_NAMES]]
+    text: Text = (
+        f"Reminder: {data['votes']} of {data['required']} votes, {data['missing']} missing",
+    )
+    for index, voter in enumerate(voters):
+        text += (", " if index else ", from ", voter)
+    if len(data["mayVote"]) > len(voters):
+        text += (f" and {len(data['mayVote']) - len(voters)} more",)
+    closes_at = parse_timestamp(data["closes"])
+    if closes_at is not None:
+        text += ("; voting closes at ", closes_at)
+    dry_run = " It is a dry run." if data.get("dryRun") else ""
+    return (*text, f". Azure proceeds at NotBefore regardless.{dry_run}")
+
+
+def _standing_hold_sentence(name: str, data: Mapping[str, Any]) -> Text:
+    principal, events = PrincipalRef(data["principal"]), describe_conditions(data)
+    notice = sentence(data["notice"])
+    if name == "standing-hold.expired":
+        return ("The standing hold of ", principal, f" on {events} has expired.")
+    if name == "standing-hold.ended":
+        reason = f" (“{data['endReason']}”)" if data["endReason"] else ""
+        by = PrincipalRef(data["endedBy"])
+        return (by, " ended the standing hold of ", principal, f" on {events}{reason}.")
+    times = [parse_timestamp(data[key]) for key in ("starts", "ends")]
+    starts, ends = (time if time is not None else "" for time in times)
+    return (
+        principal,
+        f" holds {events} from ",
+        starts,
+        " until ",
+        ends,
+        f" (“{data['reason']}”). {notice}",
+    )
 
 
 def _update_sentence(data: Mapping[str, Any]) -> str:
@@ -137,7 +190,18 @@ def _decision_sentence(name: str, data: Mapping[str, Any]) -> Text:
     reason = f" (“{data['reason']}”)" if data["reason"] else ""
     notice = f" {sentence(data['notice'])}" if "notice" in data else ""
     waits = f" It is approved{_waits(data, 'waitingFor')}." if "waitingFor" in data else ""
-    return (principal, f" {_DECISIONS[data['decision']]}{count}{reason}.{waits}{notice}{dry_run}")
+    text = f" {_DECISIONS[data['decision']]}{count}{reason}.{waits}{notice}"
+    return (principal, text, *standing_holds_text(data), dry_run)
+
+
+def standing_holds_text(data: Mapping[str, Any]) -> Text:
+    """Return whose standing holds an event or answer names, as a sentence; nothing: nobody's."""
+    text: Text = ()
+    for hold in data.get("standingHolds", ()):
+        until = parse_timestamp(hold["until"])
+        text += (", and by " if text else " It is held by ", PrincipalRef(hold["principal"]))
+        text += (" until ", until) if until is not None else ()
+    return (*text, " (standing hold).") if text else ()
 
 
 def _waits(data: Mapping[str, Any], field: str) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime, timedelta
 
 from relay.approvals.admission import hold_notice
 from relay.approvals.limits import LIMIT_NOTICE, describe_waits
@@ -12,6 +14,16 @@ from relay.chat.cards.card import Text, Tone
 MAX_NAMES = 10
 """Machines or people that a text names; the rest are counted."""
 UNNAMED_MACHINES = "no machine that is named"
+_DAY = 24 * 60
+_MAX_MINUTES = 90
+"""`time_left` names longer times in hours or days."""
+_STEPS = (1, 2, 5, 10, 15, 20, 30, 45, 60, 90, 120, *(60 * hours for hours in (3, 4, 6, 8, 12, 24)))
+"""Minutes: how long before the deadline `time_left` changes. Before these, it changes each day."""
+WHAT_HOLD_DOES = (
+    "Hold keeps this relay from starting it, whatever rules and votes say; other relays and Azure "
+    "Resource Manager can still approve."
+)
+"""Part of each message with a button to hold."""
 _OUTCOMES = {
     "completed": "It is over: Azure has completed it.",
     "canceled": "Azure has taken it back: it does not happen.",
@@ -53,10 +65,17 @@ def event_tone(status: ApprovalStatus) -> Tone:
         return "over"
     if status.occurrence.event.is_started:
         return "running"
-    if status.active_holds:
+    if status.is_held:
         return "held"
     is_waiting = status.waiting_for and not status.is_claimed
     return "approved" if status.is_approved and not is_waiting else "waiting"
+
+
+def runbooks_of(statuses: Iterable[ApprovalStatus]) -> tuple[tuple[str, str], ...]:
+    """Return the runbooks of the rules of events that are not over, each with the rule's name."""
+    rules = [status.rule for status in statuses if status.occurrence.live]
+    found = ((rule.name, rule.runbook) for rule in rules if rule is not None)
+    return tuple(dict.fromkeys((name, url) for name, url in found if url is not None))
 
 
 def outcome_text(outcome: str | None) -> str:
@@ -84,12 +103,61 @@ def _duration_text(seconds: int) -> str:
     return f"{seconds // 60} min" if seconds < 7200 else f"{seconds // 3600} h"
 
 
-def proceeds_notice(statuses: Iterable[ApprovalStatus]) -> Iterator[Text]:
-    """Yield the notice that Azure proceeds at NotBefore, if any event still has one."""
+def time_left(status: ApprovalStatus, until: datetime | None) -> str | None:
+    """Return how much time is left at most until NotBefore or the end of voting.
+
+    It stays true until then. It changes a few times only, and for both at once: a message that says
+    it is edited then. None if no time is known, or nobody need answer: what is approved is over
+    before the time matters.
+    """
+    deadline = _deadline(status)
+    if deadline is None or until is None or not status.is_open or status.is_approved:
+        return None
+    seconds = (deadline - status.now).total_seconds()
+    shown = next((step for step in _STEPS if seconds <= step * 60), None)
+    if shown is None:
+        shown = math.ceil(seconds / 60 / _DAY) * _DAY
+    minutes = shown + math.ceil((until - deadline).total_seconds() / 60)
+    return f"at most {_minutes_text(minutes)} left"
+
+
+def _minutes_text(minutes: int) -> str:
+    if minutes <= _MAX_MINUTES:
+        return f"{minutes} min"
+    if minutes > 2 * _DAY:
+        return f"{math.ceil(minutes / _DAY)} days"
+    hours, rest = divmod(minutes, 60)
+    return f"{hours} h {rest} min" if rest else f"{hours} h"
+
+
+def time_left_changes_at(status: ApprovalStatus) -> datetime | None:
+    """Return when `time_left` changes next; None: it does not."""
+    deadline = _deadline(status)
+    if deadline is None or time_left(status, deadline) is None:
+        return None
+    days = range(2 * _DAY, (deadline - status.now).days * _DAY + 1, _DAY)
+    moments = (deadline - timedelta(minutes=step) for step in (*_STEPS, *days))
+    return min((moment for moment in moments if moment > status.now), default=None)
+
+
+def _deadline(status: ApprovalStatus) -> datetime | None:
+    """Return until when people can answer: while votes are missing, until voting closes."""
+    if status.votes_missing and not status.is_voting_closed:
+        return status.voting_closes_at
+    return status.not_before
+
+
+def proceeds_notice(statuses: Iterable[ApprovalStatus], *, can_hold: bool) -> Iterator[Text]:
+    """Yield the notice that Azure proceeds at NotBefore, if any event still has one.
+
+    ``can_hold``: an event can be held now, so say what that does.
+    """
     open_statuses = [status for status in statuses if status.is_open]
-    held = [status for status in open_statuses if status.active_holds]
+    held = [status for status in open_statuses if status.is_held]
     if held:
         yield from dict.fromkeys((sentence(hold_notice(status)),) for status in held)
+    elif can_hold:
+        yield (WHAT_HOLD_DOES,)
     if any(status.waiting_for for status in open_statuses):
         yield (sentence(LIMIT_NOTICE),)
     elif not held and any(status.not_before is not None for status in open_statuses):

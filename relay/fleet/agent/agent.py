@@ -14,6 +14,7 @@ from relay import __version__
 from relay.clock import Clock
 from relay.events.build import Origin, event_data
 from relay.events.model import Document
+from relay.events.tracing import RecordSpan, SpanContext
 from relay.fleet.agent.link import AgentLink, CommandHandler
 from relay.fleet.agent.pulses import Pulses
 from relay.fleet.agent.report_sink import NamesThisVm, ReportSink
@@ -76,7 +77,9 @@ class Agent(CommandHandler):
         clock: Clock,
         *,
         chance: Callable[[], float] = random.random,
+        record_span: RecordSpan | None = None,
     ) -> None:
+        self._record_span = record_span
         self._origin = origin
         self._machine = machine
         self._clock = clock
@@ -95,7 +98,12 @@ class Agent(CommandHandler):
         """From now on pulses tell what the source sees, and orders can be carried out."""
         self._source = source
         self._orders = StartOrders(
-            source, sender, self._publish_result, self._machine.vm_id, self._clock
+            source,
+            sender,
+            self._publish_result,
+            self._machine.vm_id,
+            self._clock,
+            self._record_span,
         )
 
     async def run(self) -> None:
@@ -121,9 +129,9 @@ class Agent(CommandHandler):
         self._pulses.request()
 
     @override
-    def take_order(self, order: StartOrder) -> None:
+    def take_order(self, order: StartOrder, trace: SpanContext | None = None) -> None:
         if self._orders is not None:
-            self._orders.take(order)
+            self._orders.take(order, trace)
 
     @override
     def take_answer(self, answer: VoteAnswer) -> None:

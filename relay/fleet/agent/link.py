@@ -37,6 +37,7 @@ from relay.clock import Clock
 from relay.errors import Deferred
 from relay.events.build import Origin
 from relay.events.cloudevent import CloudEvent
+from relay.events.tracing import SpanContext, parse_traceparent
 from relay.fleet.messages import (
     MAX_BODY_BYTES,
     Content,
@@ -79,7 +80,7 @@ class CommandHandler(Protocol):
     def on_listening(self) -> None:
         """The agent hears the hub from now on."""
 
-    def take_order(self, order: StartOrder) -> None:
+    def take_order(self, order: StartOrder, trace: SpanContext | None) -> None:
         """The hub orders a StartRequest of this agent."""
 
     def take_answer(self, answer: VoteAnswer) -> None:
@@ -281,7 +282,7 @@ class AgentLink:
     def _handle(self, message: DeliveredMessage) -> None:
         """Hand a message to the handler if it is the hub's. Nothing may stop the next message."""
         try:
-            self._hand_over(self._read(message))
+            self._hand_over(self._read(message), _trace_of(message))
         except UnusableMessage as error:
             self._refusal_log.log(
                 logging.WARNING, "fleet: a message to this agent was refused: %s", error
@@ -297,18 +298,24 @@ class AgentLink:
             raise UnusableMessage(f"it is of another kind than its routing key {key}")
         return content
 
-    def _hand_over(self, content: Content) -> None:
+    def _hand_over(self, content: Content, trace: SpanContext | None) -> None:
         match content:
             case HubState():
                 self._handler.take_state(content)
             case StartOrder():
-                self._handler.take_order(content)
+                self._handler.take_order(content, trace)
             case VoteAnswer():
                 self._handler.take_answer(content)
             case PulseRequest():
                 self._handler.take_pulse_request()
             case _:
                 raise UnusableMessage("no hub sends a message of its kind")
+
+
+def _trace_of(message: DeliveredMessage) -> SpanContext | None:
+    """Return the span of the hub that sent a message, if it names one."""
+    traceparent = (message.header.properties.headers or {}).get("traceparent")
+    return parse_traceparent(traceparent if isinstance(traceparent, str) else None)
 
 
 async def _make_queue(channel: AbstractChannel) -> str:

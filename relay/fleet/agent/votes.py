@@ -14,14 +14,17 @@ from typing import Any
 from relay.approvals.decision_handler import DecidedElsewhere
 from relay.approvals.engine import ApprovalEngine
 from relay.approvals.request import DecisionAnswer, DecisionRequest
+from relay.approvals.standing_hold_admission import CreateRequest, EndRequest
 from relay.errors import DeliveryError
 from relay.fleet.messages import VoteAnswer, VoteMessage
-from relay.outbox import Mode
+from relay.outbox import Mode, StandingHold
+from relay.outbox.rows import PageLimit
 
 ANSWER_TIMEOUT = 5.0
 """Seconds that a local program waits for the answer."""
 MAX_WAITING = 100
 """Votes that wait for an answer. More are refused."""
+_STANDING_HOLDS = "this relay is an agent: standing holds are on the hub"
 _ANSWER_MEMBERS = {"detail", "field", "revision"}
 """What the problem of a refused decision may hold."""
 
@@ -111,6 +114,28 @@ class HubDecisions:
     async def submit(self, request: DecisionRequest) -> DecisionAnswer:
         """Return the hub's answer; 503 if it does not come in time."""
         return await self._votes.submit(request)
+
+    async def create_standing_hold(self, _request: CreateRequest) -> DecisionAnswer:
+        """Raise DecidedElsewhere."""
+        raise DecidedElsewhere(_STANDING_HOLDS)
+
+    async def end_standing_hold(self, _request: EndRequest) -> DecisionAnswer:
+        """Raise DecidedElsewhere."""
+        raise DecidedElsewhere(_STANDING_HOLDS)
+
+    async def standing_holds(
+        self,
+        _before: int | None,
+        _limit: PageLimit,
+        *,
+        only_open: bool,  # noqa: ARG002  # of the protocol
+    ) -> tuple[list[StandingHold], bool]:
+        """Raise DecidedElsewhere."""
+        raise DecidedElsewhere(_STANDING_HOLDS)
+
+    async def find_standing_hold(self, _hold_id: str) -> StandingHold | None:
+        """Raise DecidedElsewhere."""
+        raise DecidedElsewhere(_STANDING_HOLDS)
 
     async def mode(self) -> Mode:
         """Return off: this relay decides nothing."""

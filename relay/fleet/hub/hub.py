@@ -45,7 +45,7 @@ from relay.fleet.messages import (
     read_message,
 )
 from relay.fleet.routing import Sender, check_report, command_key
-from relay.fleet.settings import HubSettings
+from relay.fleet.settings import HubSettings, TrustDomain
 from relay.fleet.topology import fleet_exchange
 from relay.outbox.event_keys import EventKeys
 from relay.outbox.sqlite import Store
@@ -157,7 +157,7 @@ class Hub:
             on_ended=self._on_ended,
         )
         self._exchange = fleet_exchange(settings.exchange)
-        self._domains = settings.domains
+        self._domains: Sequence[TrustDomain] = settings.domains
         self._origin = origin
         self._store = store
         self._clock = clock
@@ -173,6 +173,10 @@ class Hub:
         """Messages whose content is only in memory: the state file cannot be written."""
         store.listeners.recorded.append(self._states.note_told)
         store.listeners.write_error_changed.append(self._on_write_error_changed)
+
+    def use_domains(self, domains: Sequence[TrustDomain]) -> None:
+        """Accept messages of these trust domains from now on."""
+        self._domains = domains
 
     @property
     def copies(self) -> int:

@@ -16,14 +16,15 @@ class MachineCounts:
     def __init__(self, roster: Roster, clock: Clock) -> None:
         self._roster = roster
         self._clock = clock
-        self._counts: dict[str, tuple[float, int]] = {}
-        """By limit: when it was counted, by the monotonic clock, and the count."""
+        self._counts: dict[str, tuple[Limit, float, int]] = {}
+        """By name: the limit, when it was counted, by the monotonic clock, and the count."""
 
     def count(self, limit: Limit) -> int:
         """Return how many machines a limit selects. The thread of the store calls this."""
         now = self._clock.monotonic()
         counted = self._counts.get(limit.name)
-        if counted is None or now - counted[0] >= COUNT_INTERVAL:
+        # After a reload another limit can have this name.
+        if counted is None or counted[0] != limit or now - counted[1] >= COUNT_INTERVAL:
             machines = ((agent.scope, agent.names or (agent.name,)) for agent in self._roster)
-            counted = self._counts[limit.name] = (now, count_selected(limit, machines))
-        return counted[1]
+            counted = self._counts[limit.name] = (limit, now, count_selected(limit, machines))
+        return counted[2]

@@ -19,7 +19,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Protocol
 
@@ -463,6 +463,8 @@ class OrderPort:
         )
         began = self._clock.monotonic()
         event = message.to_event(self._origin, now)
+        if claim.trace is not None:
+            event = replace(event, carrier=str(claim.trace))
         async with asyncio.TaskGroup() as group:
             sending = group.create_task(self._publish(order, event), name="hub: start order")
             await wait_for_event(order.ended, self._clock, order.executable_until - began)

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from relay.amqp.broker_url import BrokerSettings, Declare
+from relay.amqp.broker_url import BrokerSettings, Declare, ExchangeName
 from relay.settings import Duration
 from relay.sinks import SinkSettings
 
@@ -15,7 +15,7 @@ class Settings(SinkSettings, BrokerSettings):
     """A topic exchange on a RabbitMQ."""
 
     kind: Literal["rabbitmq"]
-    exchange: str = Field(default="azure.scheduledevents", pattern=r"^[A-Za-z0-9_.:-]{1,127}$")
+    exchange: ExchangeName = "azure.scheduledevents"
     """The topic exchange; the unrouted exchange and queue are named after it."""
     declare: Declare = True
     """true: make exchanges and queue; passive: check that they exist; false: take them as given."""

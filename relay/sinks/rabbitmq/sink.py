@@ -27,6 +27,7 @@ from relay.clock import Clock
 from relay.diagnostics import Finding
 from relay.errors import Deferred, Rejected
 from relay.events.cloudevent import CloudEvent
+from relay.log_fields import with_fields
 from relay.log_once import LogOnce
 from relay.sinks import Receipt
 from relay.sinks.rabbitmq.settings import Settings
@@ -123,9 +124,10 @@ class RabbitMQ:
         if receipt.status is not None and key not in self._unrouted_keys:
             self._unrouted_keys.add(key)
             _log.warning(
-                "%s: no queue is bound for %s: no consumer got the message",
+                "sink %s: no queue is bound for %s: no consumer got the message",
                 self._settings.name,
                 key,
+                extra=with_fields(sink=self._settings.name, type=event.name, status=receipt.status),
             )
         return receipt
 
@@ -148,7 +150,8 @@ class RabbitMQ:
         self._log_state(logging.WARNING, failure.reason)
 
     def _log_state(self, level: int, state: str) -> None:
-        self._state_log.log(level, "%s: %s", self._settings.name, state)
+        name = self._settings.name
+        self._state_log.log(level, "sink %s: %s", name, state, extra=with_fields(sink=name))
 
 
 @contextlib.asynccontextmanager

@@ -18,7 +18,9 @@ def card_text(card: Card) -> str:
     facts = "\n".join(f"{label}: {render_text(text)}" for label, text in card.facts)
     lines = "\n".join(f"- {render_text(line.text)}" for line in card.lines)
     notes = [render_text(note) for note in card.notes]
-    paragraphs = [render_text(card.summary), facts, lines, *notes, _decision_command(card)]
+    runbooks = "\n".join(f"Runbook of rule {rule}: {url}" for rule, url in card.runbooks)
+    paragraphs = [render_text(card.summary), facts, lines, *notes, runbooks]
+    paragraphs.append(_decision_command(card))
     paragraphs.append(neutralize_markup(card.footer))
     return "\n\n".join(paragraph for paragraph in paragraphs if paragraph)
 

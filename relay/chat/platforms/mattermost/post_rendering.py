@@ -55,6 +55,10 @@ def attachments(
     paragraphs.append(_links(card.buttons))
     if card.code is not None:
         paragraphs.append(f"The page asks for this code: **{escape_markdown(card.code)}**")
+    paragraphs += [
+        f"Runbook of rule [{escape_markdown(rule, starts_line=False)}]({url})"
+        for rule, url in card.runbooks
+    ]
     common = {
         "fallback": _truncate(_to_one_line(card.title), MAX_TITLE_LENGTH),
         "color": _COLORS[card.tone],

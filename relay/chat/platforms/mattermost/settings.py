@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import SecretStr, model_validator
 from typing_extensions import override
 from yarl import URL
 
@@ -13,6 +13,7 @@ from relay import signature
 from relay.approvals.principals import PrincipalForm
 from relay.chat import AnswerableChatSettings
 from relay.net.egress import parse_receiver_url
+from relay.settings import text_like
 
 
 class Settings(AnswerableChatSettings):
@@ -25,7 +26,12 @@ class Settings(AnswerableChatSettings):
     kind: Literal["mattermost"]
     api_url: str
     """The server's own address, such as https://chat.example.com."""
-    channel: str = Field(pattern=r"^[a-z0-9]{26}$")
+    channel: Annotated[
+        str,
+        text_like(
+            r"[a-z0-9]{26}", "the id of a channel such as 4xp9fdt77pncbef59f4k1qe83o, not its name"
+        ),
+    ]
     """The id of the channel, in its menu under View Info. The bot must be a member."""
     token: SecretStr | None = None
     """The bot account's access token."""

@@ -133,6 +133,8 @@ class _CardRenderer:
                     RichTextElementParts.Text(text=card.code, style=CODE),
                 ]
             )
+        if card.runbooks:
+            yield rich_text_block(_runbook_elements(card.runbooks))
         if card.footer:
             yield ContextBlock(elements=[plain_text(card.footer, _MAX_FOOTER)])
 
@@ -193,6 +195,13 @@ def _link_elements(buttons: Iterable[Button]) -> Iterator[RichTextElement]:
         yield RichTextElementParts.Link(
             url=str(button.url), text=replace_control_characters(button.label), style=BOLD
         )
+
+
+def _runbook_elements(runbooks: Iterable[tuple[str, str]]) -> Iterator[RichTextElement]:
+    for number, (rule, url) in enumerate(runbooks):
+        line_break = "\n" if number else ""
+        yield RichTextElementParts.Text(text=f"{line_break}Runbook of rule {rule}: ")
+        yield RichTextElementParts.Link(url=url, text=url)
 
 
 def _button_style(button: Button) -> str | None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 from importlib.util import find_spec
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import SecretStr, model_validator
 from yarl import URL
 
 from relay.approvals.principals import PrincipalForm
 from relay.chat import AnswerableChatSettings
 from relay.net.egress import parse_receiver_url
+from relay.settings import text_like
 
 _BOT_TOKEN = re.compile(r"xoxb-[A-Za-z0-9-]{8,255}")
 _APP_TOKEN = re.compile(r"xapp-[A-Za-z0-9-]{8,255}")
@@ -31,7 +32,9 @@ class Settings(AnswerableChatSettings):
     """The app's bot token, xoxb-…, from “OAuth & Permissions” of the app."""
     token_file: Path | None = None
     """A file that holds the token, instead of token."""
-    channel: str = Field(pattern=r"^[CG][A-Z0-9]{2,24}$")
+    channel: Annotated[
+        str, text_like(r"[CG][A-Z0-9]{2,24}", "the id of a channel such as C024BE91L, not its name")
+    ]
     """The id of the channel, such as C024BE91L, from the bottom of the channel's details."""
     signing_secret: SecretStr | None = None
     """The app's signing secret, from “Basic Information” of the app. It proves that Slack calls

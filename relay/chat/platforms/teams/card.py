@@ -92,6 +92,8 @@ def _body(card: Card, max_text: int) -> Iterator[Json]:
         yield _text_block(render_markdown(note, max_text))
     if card.code is not None:
         yield _text_block(f"The page asks for this code: **{card.code}**")
+    for rule, url in card.runbooks:
+        yield _text_block(f"Runbook of rule [{render_markdown((rule,), max_text)}]({url})")
     if card.footer:
         yield _text_block(render_markdown((card.footer,), max_text), size="Small", isSubtle=True)
 

@@ -1,0 +1,165 @@
+// The question before a decision: about the state of an event that somebody sees, or a standing hold.
+
+import { h } from "./dom.js";
+import { get, newId, post } from "./api.js";
+import { state, want } from "./store.js";
+import { eventTitle, plural, sentence, time } from "./words.js";
+
+const LABELS = { approve: "Approve", hold: "Hold", release: "Release the hold" };
+const QUESTIONS = {
+  approve: "It may begin within seconds of the last vote, and cannot be taken back.",
+  hold: "This relay sends no StartRequest for it, whatever rules and votes say, until the hold is released or expires.",
+  release: "Votes and rules are weighed again, and it may begin within seconds.",
+};
+const HOLD_NOTICE = "a hold stops this relay alone: Azure proceeds at NotBefore regardless, and other relays and Azure Resource Manager can approve";
+const MAX_LIVE = 1000;
+const dialog = document.getElementById("decide");
+let open = null;
+
+/** Ask about a decision. `item` is the event as the reader sees it: the decision is about its revision. */
+export async function openDecision(decision, item) {
+  const current = {
+    label: LABELS[decision], question: QUESTIONS[decision], title: eventTitle(item), item, decision, rule: null,
+    facts: [
+      ["NotBefore", item.notBefore ? [time(item.notBefore), " (", time(item.notBefore, "in"), ")"] : "not known"],
+      ["Machines", item.resources.join(", ") || "none is named"],
+      ["You decide about", ["revision ", h("code", {}, item.revision)]],
+    ],
+    notices: () => eventNotices(current),
+    alarm: () => eventAlarm(item),
+    send: (id, reason) => post("v1/approvals",
+      { eventId: item.eventId, scope: item.scope, decision, revision: item.revision, ...(reason && { reason }) }, { "Idempotency-Key": id }),
+    outcome: answer => outcomeText(answer, current.rule),
+  };
+  show(current);
+  try {
+    const path = `v1/events/${encodeURIComponent(item.eventId)}/rule?${new URLSearchParams({ scope: item.scope })}`;
+    current.rule = await get(path);
+  } catch { /* without it, the notices are the general ones; the gate decides by itself */ }
+  if (open === current) updateNotices();
+}
+
+/** Ask whether a standing hold ends now. */
+export function openEndOfHold(hold, about) {
+  show({
+    label: "End the standing hold", question: "Votes and rules of the events that it holds are weighed again, and they may begin within seconds.",
+    title: about,
+    facts: [["Made by", hold.principal], ["Because", hold.reason], ["It would end", [time(hold.ends), " (", time(hold.ends, "in"), ")"]]],
+    notices: () => [sentence(hold.notice ?? HOLD_NOTICE)],
+    alarm: () => ({ text: state.link === "lost" ? "The connection is lost: the standing hold may have ended." : "" }),
+    send: (id, reason) => post(`v1/standing-holds/${encodeURIComponent(hold.holdId)}/end`, reason ? { reason } : {}, { "Idempotency-Key": id }),
+    outcome: () => ["Ended", "The standing hold has ended. What it held goes on as rules, votes and other holds say."],
+  });
+}
+
+function show(question) {
+  open = Object.assign(question, { id: newId(), isBusy: false });
+  dialog.replaceChildren(
+    h("form", { novalidate: true, on: { submit: decide } },
+      h("h2", { id: "decide-title", tabindex: "-1" }, `${open.label}?`),
+      h("p", {}, h("strong", {}, open.title)),
+      h("p", {}, open.question),
+      h("dl", { class: "facts" }, open.facts.map(([label, content]) => [h("dt", {}, label), h("dd", {}, content)])),
+      h("div", { id: "decide-alarms", role: "alert" }),
+      h("div", { id: "decide-notices", class: "note" }),
+      h("label", { for: "reason" }, "Reason ", h("span", { class: "soft" }, "(optional)")),
+      h("textarea", { id: "reason", rows: 2, maxlength: 1000, autocomplete: "off", "aria-describedby": "reason-hint" }),
+      h("p", { id: "reason-hint", class: "hint" }, "Everybody who is notified of the decision can read it."),
+      h("p", { id: "decide-wrong", class: "wrong", role: "alert" }),
+      h("p", { class: "actions" },
+        h("button", { id: "decide-do", type: "submit" }, open.label),
+        h("button", { type: "button", class: "plain", on: { click: () => dialog.close() } }, "Cancel"))));
+  if (!dialog.open) dialog.showModal();
+  updateNotices();
+}
+
+/** Say what a decision cannot do, and what changed since the reader looked. */
+export function updateNotices() {
+  const place = document.getElementById("decide-notices");
+  if (!open || !place) return;
+  place.replaceChildren(...open.notices().map(text => h("p", {}, text)));
+  const alarms = document.getElementById("decide-alarms"), { text, button } = open.alarm();
+  if (alarms.dataset.text === text) return; // a screen reader says it once
+  alarms.dataset.text = text;
+  alarms.replaceChildren(...(text ? [h("div", { class: "alarm" }, h("p", {}, text), button)] : []));
+}
+
+function eventNotices({ decision, item, rule }) {
+  const notices = [sentence(decision === "approve" ? "Azure proceeds at NotBefore regardless, whether or not anybody approves" : rule?.holdMeans ?? HOLD_NOTICE)];
+  if (item.approval.waitingFor.length && rule) notices.push(sentence(rule.limitMeans));
+  const mode = rule?.mode ?? state.status?.mode;
+  if (mode === "dry-run") notices.push("Approvals are a dry run: no StartRequest is sent.");
+  if (mode === "off") notices.push("Approvals are off: nothing can be decided now.");
+  return notices;
+}
+
+function eventAlarm(item) {
+  const isSame = one => one.eventId === item.eventId && one.scope === item.scope;
+  const newest = state.live.find(isSame) ?? [state.detail].find(one => one?.history && isSame(one));
+  if (state.link === "lost") return { text: "The connection is lost: the event may have changed." };
+  if (newest && newest.revision !== item.revision) {
+    return {
+      text: "Azure has changed the event since you opened this. You would decide about its former state.",
+      button: h("button", { type: "button", class: "plain small", on: { click: () => openDecision(open.decision, newest) } }, "Look at its new state"),
+    };
+  }
+  return { text: newest && newest.outcome === null || state.live.length >= MAX_LIVE ? "" : "The event is not in Azure’s document any more." };
+}
+
+async function decide(event) {
+  event.preventDefault();
+  const current = open;
+  if (current.isBusy) return;
+  const button = document.getElementById("decide-do"), wrong = document.getElementById("decide-wrong");
+  current.isBusy = true;
+  wrong.textContent = "";
+  button.setAttribute("aria-disabled", "true");
+  button.textContent = "One moment …";
+  try {
+    // The id stays while the question is open: a second try of the same decision counts once.
+    const answer = await current.send(current.id, document.getElementById("reason").value.trim());
+    if (open === current) showOutcome(answer);
+  } catch (failure) {
+    if (open !== current) return;
+    button.removeAttribute("aria-disabled");
+    button.textContent = current.label;
+    wrong.textContent = failure.status === 0
+      ? "The relay cannot be reached. It may have taken your decision. Try again: it counts once." : sentence(failure.message);
+    wrong.scrollIntoView({ block: "nearest" });
+    // Of a refusal the relay remembers its first answer: another try is another request.
+    if (![0, 429, 503].includes(failure.status)) current.id = newId();
+  } finally {
+    current.isBusy = false;
+    want();
+  }
+}
+
+function showOutcome(answer) {
+  const [heading, text] = open.outcome(answer);
+  const title = h("h2", { id: "decide-title", tabindex: "-1" }, heading);
+  dialog.replaceChildren(h("div", { role: "status" }, title, h("p", {}, text),
+    answer.notice ? h("p", {}, sentence(answer.notice)) : null,
+    state.status?.mode === "dry-run" ? h("p", {}, "Approvals are a dry run: no StartRequest is sent.") : null,
+    h("p", { class: "actions" }, h("button", { type: "button", on: { click: () => dialog.close() } }, "Close"))));
+  title.focus();
+}
+
+function outcomeText(answer, rule) {
+  const votes = `${answer.votes} of ${plural(answer.required, "vote")}`;
+  const notice = sentence(rule?.holdMeans ?? HOLD_NOTICE), limit = sentence(rule?.limitMeans ?? "Azure proceeds at NotBefore regardless");
+  const texts = {
+    "approve granted": `It is approved, with ${votes}. It may begin within seconds.`,
+    "approve waiting": `It is approved, with ${votes}, and waits for a limit. ${limit}`,
+    "approve held": `Your vote is recorded, and waits while the event is held (${votes}). ${notice}`,
+    "approve pending": `Your vote is recorded: ${votes}. More are missing, and until they come nothing is sent.`,
+    "hold held": `It is on hold. ${notice}`,
+    "release held": `Your hold is released, and the event is still held. ${notice}`,
+    "release granted": "The hold is released, and it is approved: it may begin within seconds.",
+    "release waiting": `The hold is released, and it is approved and waits for a limit. ${limit}`,
+    "release pending": `The hold is released, and it waits for votes: ${votes}.`,
+  };
+  const heading = { granted: "Approved", waiting: "Approved, and waiting" }[answer.state] ?? "Recorded";
+  return [heading, texts[`${answer.decision} ${answer.state}`] ?? "The hold is released, and nobody has voted."];
+}
+
+dialog.addEventListener("close", () => { open = null; dialog.replaceChildren(); });

@@ -1,0 +1,66 @@
+"""`GET /`: the page for people. It holds no data: its scripts call the API with the reader's key.
+
+The files are in `relay/api/page/`. They are read for each call, so that a relay without readers
+spends no memory on them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from importlib import resources
+
+from aiohttp import web
+
+from relay.api.schema.html import page_headers
+from relay.api.schema.responses import Problem, raw_response
+from relay.api.schema.route import Call, Route
+
+_DIRECTORY = resources.files("relay.api").joinpath("page")
+_FILES = frozenset(file.name for file in _DIRECTORY.iterdir())
+_CONTENT_TYPES = {
+    "html": "text/html; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+}
+_HEADERS = page_headers(script_source="'self'", style_source="'self'")
+
+
+async def _show_page(_call: Call) -> web.Response:
+    return await _send_file("index.html")
+
+
+async def _show_file(call: Call) -> web.Response:
+    return await _send_file(call.resource)
+
+
+async def _find_file(call: Call) -> str:
+    name = call.request.match_info["file"]
+    if name not in _FILES:
+        raise Problem(404, "no such file of the page")
+    return name
+
+
+async def _send_file(name: str) -> web.Response:
+    content = await asyncio.to_thread(_DIRECTORY.joinpath(name).read_bytes)
+    return raw_response(200, content, _CONTENT_TYPES[name.rpartition(".")[2]], _HEADERS)
+
+
+ROUTES = (
+    Route(
+        method="GET",
+        path="/",
+        summary="the page for people: what is scheduled, what happened, and the relay's health",
+        handler=_show_page,
+        access="public",
+        media_types=("text/html",),
+    ),
+    Route(
+        method="GET",
+        path="/page/{file}",
+        summary="the scripts and the style of the page",
+        handler=_show_file,
+        access="public",
+        media_types=("text/javascript", "text/css", "text/html"),
+        find_resource=_find_file,
+    ),
+)

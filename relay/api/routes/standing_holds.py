@@ -1,0 +1,206 @@
+"""`/v1/standing-holds`: holds by conditions and for a time, also of events still to come."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from typing import Literal, NotRequired, TypeVar, cast
+
+from aiohttp import web
+from typing_extensions import TypedDict
+
+from relay.api.routes.approvals import IDEMPOTENCY_KEY, parse_request_id
+from relay.api.schema.paging import PAGE_SIZE, page_route, parse_cursor
+from relay.api.schema.responses import Problem
+from relay.api.schema.route import Call, Parameter, Route
+from relay.approvals.admission import HOLD_NOTICE
+from relay.approvals.decision_handler import DecidedElsewhere
+from relay.approvals.request import DecisionAnswer
+from relay.approvals.standing_hold_admission import (
+    CreateRequest,
+    EndBody,
+    EndRequest,
+    StandingHoldBody,
+    hold_to_json,
+)
+from relay.events.catalog import EndedStandingHoldData, StandingHoldData
+from relay.events.timestamps import format_rfc3339
+from relay.outbox import StandingHold
+from relay.outbox.rows import PageLimit
+
+T = TypeVar("T")
+_OVER = Parameter(
+    name="over",
+    place="query",
+    description="true: also those that were ended or expired",
+    pattern=r"^(true|false)$",
+)
+
+
+class StandingHoldDetails(StandingHoldData):
+    """A hold by conditions and for a time."""
+
+    state: Literal["upcoming", "active", "ended", "expired"]
+    """active: its time is now; with hours in its match it applies within these only."""
+    endedAt: NotRequired[str]  # noqa: N815
+    """RFC 3339: when it was ended or expired."""
+    endedBy: NotRequired[str]  # noqa: N815
+    """Who ended it early."""
+
+
+class StandingHoldPage(TypedDict):
+    """A page of standing holds, the newest first."""
+
+    items: list[StandingHoldDetails]
+    next: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Page:
+    cursor: int | None
+    only_open: bool
+
+
+def _parse_page(request: web.Request) -> _Page:
+    values = request.query.getall(_OVER.name, [])
+    if len(values) > 1 or any(value not in ("true", "false") for value in values):
+        raise Problem(422, "over: expected true or false, once", field=_OVER.name)
+    return _Page(parse_cursor(request), only_open=values != ["true"])
+
+
+async def _list(call: Call) -> StandingHoldPage:
+    page: _Page = call.parameters
+    async with call.server.long_reads:
+        holds, has_more = await _decided_here(
+            call.relay.gate.standing_holds(
+                page.cursor, PageLimit(PAGE_SIZE), only_open=page.only_open
+            )
+        )
+    return StandingHoldPage(
+        items=[_details(call, hold) for hold in holds],
+        next=str(holds[-1].number) if has_more else None,
+    )
+
+
+async def _find(call: Call) -> StandingHold:
+    gate = call.relay.gate
+    hold = await _decided_here(gate.find_standing_hold(call.request.match_info["holdId"]))
+    if hold is None:
+        raise Problem(404, "no such standing hold; see GET /v1/standing-holds")
+    return hold
+
+
+async def _show(call: Call) -> StandingHoldDetails:
+    return _details(call, call.resource)
+
+
+async def _create(call: Call) -> StandingHoldData:
+    body: StandingHoldBody = call.body
+    answer = await _decided_here(
+        call.relay.gate.create_standing_hold(
+            CreateRequest(
+                caller=call.caller,
+                at=call.relay.clock.now(),
+                request_id=call.parameters,
+                digest=_digest(call),
+                body=body,
+            )
+        )
+    )
+    return cast("StandingHoldData", _accepted(answer))
+
+
+async def _end(call: Call) -> EndedStandingHoldData:
+    body: EndBody = call.body
+    answer = await _decided_here(
+        call.relay.gate.end_standing_hold(
+            EndRequest(
+                caller=call.caller,
+                at=call.relay.clock.now(),
+                request_id=call.parameters,
+                digest=_digest(call),
+                hold_id=call.request.match_info["holdId"],
+                reason=body.reason,
+            )
+        )
+    )
+    return cast("EndedStandingHoldData", _accepted(answer))
+
+
+async def _decided_here(work: Awaitable[T]) -> T:
+    """Return the result. Raises Problem 409 if another relay has the standing holds."""
+    try:
+        return await work
+    except DecidedElsewhere as error:
+        raise Problem(409, str(error)) from None
+
+
+def _accepted(answer: DecisionAnswer) -> dict[str, object]:
+    if answer.status >= 400:  # HTTP
+        raise Problem(answer.status, **answer.body)
+    return dict(answer.body)
+
+
+def _digest(call: Call) -> str:
+    """Return what a repeat has in common with the first request: the path and the body."""
+    return hashlib.sha256(f"{call.request.path}\n".encode() + call.content).hexdigest()
+
+
+def _details(call: Call, hold: StandingHold) -> StandingHoldDetails:
+    details = cast("StandingHoldDetails", hold_to_json(hold))
+    now = call.relay.clock.now()
+    if hold.ended_by is not None:
+        details["state"] = "ended"
+        details["endedBy"] = hold.ended_by
+    elif hold.ended is not None or hold.ends <= now:
+        details["state"] = "expired"
+    else:
+        details["state"] = "active" if hold.starts <= now else "upcoming"
+    if hold.ended is not None:
+        details["endedAt"] = format_rfc3339(hold.ended)
+    return details
+
+
+ROUTES = (
+    page_route(
+        "/v1/standing-holds",
+        f"holds by conditions and for a time, that are not over; {HOLD_NOTICE}",
+        _list,
+        filters=(_OVER,),
+        parse_parameters=_parse_page,
+        problem_statuses=(409,),
+    ),
+    Route(
+        method="POST",
+        path="/v1/standing-holds",
+        summary=f"hold every event that can meet conditions, also later ones; {HOLD_NOTICE}",
+        handler=_create,
+        status=201,
+        needs="hold",
+        parameters=(IDEMPOTENCY_KEY,),
+        parse_parameters=parse_request_id,
+        body=StandingHoldBody,
+        problem_statuses=(409,),
+    ),
+    Route(
+        method="GET",
+        path="/v1/standing-holds/{holdId}",
+        summary="one standing hold, also one that is over",
+        handler=_show,
+        needs="read",
+        find_resource=_find,
+        problem_statuses=(409,),
+    ),
+    Route(
+        method="POST",
+        path="/v1/standing-holds/{holdId}/end",
+        summary="end a standing hold early: its author, or whoever has the right operate",
+        handler=_end,
+        parameters=(IDEMPOTENCY_KEY,),
+        parse_parameters=parse_request_id,
+        body=EndBody,
+        find_resource=_find,
+        problem_statuses=(403, 409),
+    ),
+)

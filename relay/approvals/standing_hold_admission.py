@@ -1,0 +1,204 @@
+"""Who may make and end standing holds: the requests, and why they are refused. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Annotated, Any
+
+import orjson
+from pydantic import AfterValidator, Field
+
+from relay.approvals.admission import HOLD_NOTICE, Refusal
+from relay.approvals.request import Caller, Rights
+from relay.approvals.rules import RuleConditions, person_for
+from relay.approvals.standing_holds import parse_conditions
+from relay.events.patterns import are_inside
+from relay.events.timestamps import format_rfc3339, parse_timestamp
+from relay.outbox import StandingHold
+from relay.validation import RequestBody
+
+MAX_OPEN = 100
+"""Standing holds that are not over. More are refused."""
+MAX_CREATED = 30
+"""Standing holds that a principal makes within a minute. More are refused."""
+MAX_AHEAD = timedelta(days=366)
+"""How far from now a standing hold may end."""
+MAX_PATTERNS = 100
+MAX_PATTERN_LENGTH = 256
+TIMESTAMP = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:\d\d)$"
+"""RFC 3339."""
+
+
+def _check_timestamp(text: str) -> str:
+    if parse_timestamp(text) is None:
+        raise ValueError("expected a time such as 2022-04-11T22:26:58Z")
+    return text
+
+
+def _check_sizes(conditions: RuleConditions) -> RuleConditions:
+    lists = (conditions.event_type, conditions.event_source, conditions.resources, conditions.scope)
+    for names in lists:
+        if len(names or ()) > MAX_PATTERNS:
+            raise ValueError(f"expected at most {MAX_PATTERNS} entries in each list")
+        if any(len(name) > MAX_PATTERN_LENGTH for name in names or ()):
+            raise ValueError(f"expected entries of at most {MAX_PATTERN_LENGTH} characters")
+    return conditions
+
+
+Timestamp = Annotated[str, Field(pattern=TIMESTAMP), AfterValidator(_check_timestamp)]
+
+
+class StandingHoldBody(RequestBody):
+    """The body of ``POST /v1/standing-holds``."""
+
+    match: Annotated[RuleConditions, AfterValidator(_check_sizes)]
+    """The conditions of a rule; ``{}`` holds every event. An event that can meet them is held: one
+    matching resource is enough, and so is a type, source or duration that Azure does not say."""
+    starts: Timestamp | None = None
+    """RFC 3339: from when it holds; default: at once."""
+    ends: Timestamp
+    """RFC 3339: until when it holds, at most 366 days from now."""
+    reason: str = Field(min_length=1, max_length=1000)
+    """Shown wherever the hold is."""
+
+
+class EndBody(RequestBody):
+    """The body of ``POST /v1/standing-holds/{holdId}/end``."""
+
+    reason: str | None = Field(default=None, max_length=1000)
+    """For the audit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StandingHoldRequest:
+    """A request to make a standing hold, or to end one."""
+
+    caller: Caller
+    at: datetime
+    request_id: str | None = None
+    """A repeat has the same id and the same ``digest``; None: a repeat cannot be recognized."""
+    digest: str = ""
+    """SHA-256 of the call: its path and its body."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreateRequest(StandingHoldRequest):
+    """A request to make a standing hold."""
+
+    body: StandingHoldBody
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndRequest(StandingHoldRequest):
+    """A request to end a standing hold early."""
+
+    hold_id: str
+    reason: str | None = None
+
+
+def refuse_creation(
+    request: CreateRequest, open_holds: int, created_in_minute: int
+) -> Refusal | None:
+    """Return why a standing hold is not made, or None if it is."""
+    caller, body = request.caller, request.body
+    if "hold" not in caller.rights.can:
+        return Refusal(403, "you may not hold: it is not in your rights (can)")
+    if not _is_covered(body.match, caller.rights):
+        return Refusal(
+            403,
+            "you may not hold every event that this could be about: match.resources must be "
+            "inside your rights (resources)",
+        )
+    starts, ends = hold_times(request)
+    time_problem = _time_problem(starts, ends, request.at)
+    if time_problem is not None:
+        return Refusal(422, f"ends: {time_problem}; it is {format_rfc3339(request.at)}", "ends")
+    if open_holds >= MAX_OPEN:
+        return Refusal(409, f"there are {MAX_OPEN} standing holds that are not over: end some")
+    if created_in_minute >= MAX_CREATED:
+        return Refusal(
+            409, f"you have made {MAX_CREATED} standing holds within a minute: wait a minute"
+        )
+    return None
+
+
+def _time_problem(starts: datetime, ends: datetime, now: datetime) -> str | None:
+    if ends <= now:
+        return "expected a time in the future"
+    if ends <= starts:
+        return "expected a time after starts"
+    if ends > now + MAX_AHEAD:
+        return f"expected a time within {MAX_AHEAD.days} days from now"
+    return None
+
+
+def refuse_end(
+    request: EndRequest, hold: StandingHold | None, people: Mapping[str, Sequence[str]]
+) -> Refusal | None:
+    """Return why a standing hold is not ended, or None if it is."""
+    if hold is None:
+        return Refusal(404, "no such standing hold; see GET /v1/standing-holds")
+    if hold.ended is not None or hold.ends <= request.at:
+        return Refusal(409, "the standing hold is over")
+    rights = request.caller.rights
+    is_own = person_for(hold.principal, people) == person_for(request.caller.principal, people)
+    if "operate" not in rights.can:
+        if "hold" not in rights.can:
+            return Refusal(
+                403, "you may not end it: neither hold nor operate is in your rights (can)"
+            )
+        if not is_own:
+            return Refusal(
+                403,
+                f"{hold.principal} made the standing hold; they can end it, and so can anybody "
+                f"with the right operate; {HOLD_NOTICE}",
+            )
+    if not is_own and not _is_covered(parse_conditions(hold.conditions), rights):
+        return Refusal(
+            403,
+            "you may not decide for every event that this standing hold could be about: your "
+            "rights (resources) do not cover its match.resources",
+        )
+    return None
+
+
+def _is_covered(conditions: RuleConditions, rights: Rights) -> bool:
+    """Whether the resources of the conditions are certainly inside the limits of a caller."""
+    limits = resource_limits(rights)
+    if not limits:
+        return True
+    patterns = conditions.resources
+    return patterns is not None and all(are_inside(patterns, limit) for limit in limits)
+
+
+def resource_limits(rights: Rights) -> tuple[tuple[str, ...], ...]:
+    """Return the lists of patterns, each of which must cover what a caller decides for."""
+    own = (rights.resources,) if rights.resources is not None else ()
+    return (*own, *rights.limits)
+
+
+def hold_times(request: CreateRequest) -> tuple[datetime, datetime]:
+    """Return from when and until when a requested standing hold holds."""
+    starts = parse_timestamp(request.body.starts) or request.at
+    ends = parse_timestamp(request.body.ends)
+    assert ends is not None  # noqa: S101  # the body was validated
+    return starts, ends
+
+
+def hold_to_json(hold: StandingHold) -> dict[str, Any]:
+    """Return a standing hold as its events and the API describe it."""
+    within = orjson.loads(hold.within)
+    return {
+        "holdId": hold.hold_id,
+        "match": orjson.loads(hold.conditions),
+        **({"within": within} if within else {}),
+        "starts": format_rfc3339(hold.starts),
+        "ends": format_rfc3339(hold.ends),
+        "principal": hold.principal,
+        "channel": hold.channel,
+        "reason": hold.reason,
+        "created": format_rfc3339(hold.created),
+        "notice": HOLD_NOTICE,
+    }

@@ -1,0 +1,153 @@
+"""Standing holds: which events they are about, and when. Pure.
+
+A standing hold is a hold by the conditions of a rule and for a time. It is made before an event
+exists, and keeps this relay from starting every event that can meet its conditions, automatic rules
+included. `standing_hold_admission` says who may make one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from functools import lru_cache
+from typing import Any
+
+import orjson
+
+from relay.approvals.rules import RuleConditions
+from relay.events.match import can_match, covers_all
+from relay.events.timestamps import format_rfc3339
+from relay.outbox import StandingHold, TrackedEvent
+
+MAX_NAMED = 10
+"""Patterns of a condition that a description names, and standing holds that an answer names."""
+
+
+@lru_cache(maxsize=512)
+def parse_conditions(text: str) -> RuleConditions:
+    """Return the conditions of a standing hold, as it stores them."""
+    return RuleConditions.model_validate_json(text)
+
+
+@lru_cache(maxsize=512)
+def _parse_lists(text: str) -> tuple[tuple[str, ...], ...]:
+    return tuple(map(tuple, orjson.loads(text)))
+
+
+def is_about(hold: StandingHold, occurrence: TrackedEvent) -> bool:
+    """Whether a standing hold is about an event, at whatever time.
+
+    Nobody holds in this way what they could not hold by hand: of an author who is limited to
+    resources, every resource of the event must be covered.
+    """
+    conditions = parse_conditions(hold.conditions)
+    return can_match(conditions, occurrence.data, occurrence.scope) and all(
+        covers_all(patterns, occurrence.event.resources) for patterns in _parse_lists(hold.within)
+    )
+
+
+def is_in_force(hold: StandingHold, now: datetime) -> bool:
+    """Whether a standing hold applies at a moment: between its times, and within its hours."""
+    if hold.ended is not None or not hold.starts <= now < hold.ends:
+        return False
+    hours = parse_conditions(hold.conditions).time
+    return hours is None or hours.are_active(now)
+
+
+def has_hours(hold: StandingHold) -> bool:
+    """Whether a standing hold applies at some hours only."""
+    return parse_conditions(hold.conditions).time is not None
+
+
+def turns_at(hold: StandingHold, now: datetime) -> datetime | None:
+    """Return when a standing hold begins or ceases to apply next by time alone; None: never.
+
+    With hours this takes milliseconds. Use it only to show the time to people.
+    """
+    moments = [hold.starts, hold.ends]
+    hours = parse_conditions(hold.conditions).time
+    if hours is not None and hold.starts <= now < hold.ends:
+        moments += filter(None, [hours.next_change(now)])
+    return min((moment for moment in moments if moment > now), default=None)
+
+
+def describe_conditions(hold: Mapping[str, Any]) -> str:
+    """Return which events a standing hold is about; ``hold`` is its JSON."""
+    texts = [f"{key} {_value_text(value)}" for key, value in hold["match"].items()]
+    texts += [f"only inside {_value_text(patterns)}" for patterns in hold.get("within", ())]
+    return "; ".join(texts) or "every event"
+
+
+def _value_text(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_value_text(part)}" for key, part in value.items())
+    if isinstance(value, list):
+        more = len(value) - MAX_NAMED
+        named = " ".join(map(str, value[:MAX_NAMED]))
+        return f"{named} and {more} more" if more > 0 else named
+    return str(value)
+
+
+def describe_standing_hold(hold: StandingHold) -> str:
+    """Return whose standing hold it is and until when, for people."""
+    return (
+        f"the standing hold {hold.hold_id[:8]} of {hold.principal} until "
+        f"{format_rfc3339(hold.ends)}"
+    )
+
+
+# --- as JSON
+
+
+def conditions_to_json(conditions: RuleConditions) -> dict[str, Any]:
+    """Return conditions as the configuration and the API write them, without what is not set."""
+    found: dict[str, Any] = {
+        key: list(value)
+        for key in ("event_type", "event_source", "resources", "scope")
+        if (value := getattr(conditions, key)) is not None
+    }
+    bounds, hours = conditions.duration, conditions.time
+    if bounds is not None:
+        found["duration"] = {
+            name: _duration_text(getattr(bounds, name)) for name in sorted(bounds.model_fields_set)
+        }
+    if hours is not None:
+        found["time"] = {
+            "days": list(hours.days),
+            "from": hours.from_,
+            "to": hours.to,
+            "zone": hours.zone,
+        }
+    return found
+
+
+def _duration_text(seconds: float) -> str:
+    milliseconds = round(seconds * 1000)
+    return f"{milliseconds}ms" if milliseconds % 1000 else f"{milliseconds // 1000}s"
+
+
+def holds_field(holds: Iterable[StandingHold]) -> dict[str, Any]:
+    """Return ``standingHolds`` for an answer or event about one event; nothing if there are none.
+
+    `standing_hold_summaries` returns the value alone.
+    """
+    summaries = standing_hold_summaries(holds)
+    return {"standingHolds": summaries} if summaries else {}
+
+
+def last_to_end(holds: Iterable[StandingHold]) -> list[StandingHold]:
+    """Return those of some standing holds that end last, the last one first."""
+    return sorted(holds, key=lambda hold: hold.ends, reverse=True)[:MAX_NAMED]
+
+
+def standing_hold_summaries(holds: Iterable[StandingHold]) -> list[dict[str, Any]]:
+    """Return whose standing holds are in force, until when, and why: of those that end last."""
+    return [
+        {
+            "holdId": hold.hold_id,
+            "principal": hold.principal,
+            "until": format_rfc3339(hold.ends),
+            "reason": hold.reason,
+        }
+        for hold in last_to_end(holds)
+    ]

@@ -1,0 +1,163 @@
+"""``holds add``: makes a standing hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any
+
+import typer
+
+from relay.approvals.standing_holds import describe_conditions
+from relay.cli._client import Client
+from relay.cli._connection import with_client
+from relay.cli._decision import AZURE_PROCEEDS
+from relay.cli._options import AsJson
+from relay.cli._output import format_local_time, print_json, print_output, print_status
+from relay.errors import ConfigError
+from relay.events.timestamps import format_rfc3339
+from relay.settings import parse_duration
+
+HoldReason = Annotated[
+    str, typer.Option("--reason", metavar="TEXT", help="Why. It is shown wherever the hold is.")
+]
+For = Annotated[
+    str | None,
+    typer.Option("--for", metavar="DURATION", help="How long it holds, such as 90m, 8h or 3d."),
+]
+Starts = Annotated[
+    str | None,
+    typer.Option(
+        "--starts",
+        metavar="TIME",
+        help="From when it holds, such as 2026-12-24T18:00, in local time without a zone. "
+        "Default: now.",
+    ),
+]
+Ends = Annotated[
+    str | None,
+    typer.Option("--ends", metavar="TIME", help="Until when it holds, instead of --for."),
+]
+Types = Annotated[
+    list[str] | None,
+    typer.Option("--type", metavar="TYPE", help="An EventType such as Reboot; more than once."),
+]
+Sources = Annotated[
+    list[str] | None, typer.Option("--source", metavar="SOURCE", help="Platform or User.")
+]
+Resources = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--resource",
+        metavar="PATTERN",
+        help="Machines such as 'db-*'; more than once. One matching machine is enough.",
+    ),
+]
+Scopes = Annotated[
+    list[str] | None,
+    typer.Option("--scope", metavar="PATTERN", help="Of a hub: scopes such as 'prod-*'."),
+]
+Match = Annotated[
+    str | None,
+    typer.Option(
+        "--match",
+        metavar="CONDITIONS",
+        help="Conditions as in a rule, in YAML: "
+        "'{duration: {max: 8s}, time: {days: [fri], from: \"16:00\"}}'.",
+    ),
+]
+EveryEvent = Annotated[
+    bool, typer.Option("--every-event", help="Hold every event: there are no conditions.")
+]
+
+
+@with_client
+async def add(
+    relay: Client,
+    *,
+    reason: HoldReason,
+    duration: For = None,
+    starts: Starts = None,
+    ends: Ends = None,
+    types: Types = None,
+    sources: Sources = None,
+    resources: Resources = None,
+    scopes: Scopes = None,
+    match: Match = None,
+    every_event: EveryEvent = False,
+    as_json: AsJson = False,
+) -> None:
+    """Keep this relay from starting every event that can meet conditions, also later ones.
+
+    What Azure does not say about an event counts as a condition that is met. Azure proceeds at
+    NotBefore regardless, and other relays and Azure Resource Manager can still approve.
+    """
+    conditions = _read_conditions(match)
+    given: dict[str, Sequence[str] | None] = {
+        "event_type": types,
+        "event_source": sources,
+        "resources": resources,
+        "scope": scopes,
+    }
+    for key, values in given.items():
+        if values:
+            if key in conditions:
+                raise ConfigError(f"expected {key} once, got it in --match and as an option")
+            conditions[key] = values
+    if bool(conditions) == every_event:
+        raise ConfigError(
+            "expected conditions, such as --type Reboot or --resource 'db-*', or --every-event"
+        )
+    times = _hold_times(starts, ends, duration)
+    hold = await relay.post("standing-holds", body={"match": conditions, "reason": reason, **times})
+    print_status(AZURE_PROCEEDS)
+    if as_json:
+        print_json(hold)
+        return
+    print_output(
+        f"standing hold {hold['holdId'][:8]} holds {describe_conditions(hold)} "
+        f"from {format_local_time(hold['starts'], relative=False)} "
+        f"until {format_local_time(hold['ends'])}; "
+        f"it ends early with: imds-relay holds end {hold['holdId'][:8]}"
+    )
+
+
+def _read_conditions(text: str | None) -> dict[str, Any]:
+    if text is None:
+        return {}
+    from ruamel.yaml import YAML  # noqa: PLC0415  # few calls need it
+    from ruamel.yaml.error import YAMLError  # noqa: PLC0415
+
+    try:
+        conditions = YAML(typ="safe", pure=True).load(text)
+    except (YAMLError, RecursionError):
+        conditions = None
+    if not isinstance(conditions, dict):
+        raise ConfigError(
+            "--match: expected conditions in YAML, such as '{duration: {max: 8s}}', "
+            "got something else"
+        )
+    return conditions
+
+
+def _hold_times(starts: str | None, ends: str | None, duration: str | None) -> dict[str, str]:
+    """Return ``starts`` and ``ends`` of the request. Raises ConfigError."""
+    if (ends is None) == (duration is None):
+        raise ConfigError("expected one of --for and --ends")
+    first = _parse_time("--starts", starts) if starts is not None else None
+    if ends is not None:
+        last = _parse_time("--ends", ends)
+    else:
+        try:
+            last = (first or datetime.now(UTC)) + timedelta(seconds=parse_duration(duration))
+        except (ValueError, OverflowError) as error:
+            raise ConfigError(f"--for: {error}") from None
+    times = {"ends": format_rfc3339(last)}
+    return times if first is None else {"starts": format_rfc3339(first), **times}
+
+
+def _parse_time(option: str, text: str) -> datetime:
+    try:
+        return datetime.fromisoformat(text).astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise ConfigError(f"{option}: expected a time such as 2026-12-24T18:00") from None

@@ -1,0 +1,107 @@
+"""What differs between two configurations, and what of it needs a restart. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from relay.config.model import Config
+from relay.settings import Section
+
+RESTART_KEYS = (
+    "scope",
+    "relay",
+    "fleet",
+    "source.url",
+    "source.api_version",
+    "store.path",
+    "api.listen",
+    "api.socket",
+    "telemetry.traces",
+)
+"""The keys that a reload cannot change, with the keys inside them.
+
+They say who this relay is, where it is found, and whether it is traced. All others can change while
+the relay runs.
+"""
+_LIVE_KEYS = ("fleet.domains",)
+"""The exceptions inside `RESTART_KEYS`."""
+
+ChangeKind = Literal["added", "changed", "removed", "moved"]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A key whose value differs. Entries of a list that have names are keys too: ``sinks.bus``.
+
+    moved: the entries of a list are the same, in another order.
+    """
+
+    key: str
+    kind: ChangeKind
+
+
+def find_changes(before: Config, after: Config) -> list[Change]:
+    """Return what differs, in the order of the configuration."""
+    return list(_changes_of("", before, after))
+
+
+def needs_restart(key: str) -> bool:
+    """Whether a change of this key takes effect only with a restart of the relay."""
+    return _is_inside(key, RESTART_KEYS) and not _is_inside(key, _LIVE_KEYS)
+
+
+def _is_inside(key: str, keys: tuple[str, ...]) -> bool:
+    return any(key == outer or key.startswith(f"{outer}.") for outer in keys)
+
+
+def _changes_of(key: str, before: Any, after: Any) -> Iterator[Change]:
+    if before == after:
+        return
+    if isinstance(before, Section) and type(before) is type(after):
+        fields = type(before).model_fields
+        yield from _changes_of_parts(
+            key,
+            {field: getattr(before, field) for field in fields},
+            {field: getattr(after, field) for field in fields},
+        )
+    elif isinstance(before, Mapping) and isinstance(after, Mapping):
+        yield from _changes_of_entries(key, before, after)
+    elif (old := _by_name(before)) is not None and (new := _by_name(after)) is not None:
+        changes = list(_changes_of_entries(key, old, new))
+        yield from changes or [Change(key, "moved")]
+    else:
+        yield Change(key, "changed")
+
+
+def _changes_of_parts(
+    key: str, before: Mapping[str, Any], after: Mapping[str, Any]
+) -> Iterator[Change]:
+    for name, value in before.items():
+        yield from _changes_of(f"{key}.{name}" if key else name, value, after[name])
+
+
+def _changes_of_entries(
+    key: str, before: Mapping[str, Any], after: Mapping[str, Any]
+) -> Iterator[Change]:
+    """Yield the entries that differ. What differs inside an entry is not told apart."""
+    for name in (*before, *(name for name in after if name not in before)):
+        if name not in after:
+            yield Change(f"{key}.{name}", "removed")
+        elif name not in before:
+            yield Change(f"{key}.{name}", "added")
+        elif before[name] != after[name]:
+            yield Change(f"{key}.{name}", "changed")
+
+
+def _by_name(value: Any) -> dict[str, Any] | None:
+    """Return the entries of a list by their names; None if it is no list of such entries."""
+    if not isinstance(value, tuple):
+        return None
+    entries = {
+        name: entry
+        for entry in value
+        if isinstance(name := getattr(entry, "name", getattr(entry, "user", None)), str)
+    }
+    return entries if len(entries) == len(value) else None

@@ -1,0 +1,143 @@
+"""Reloads the configuration of a running relay: all of it, or nothing.
+
+One reload runs after the other. `relay.roles.live_parts` changes the parts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+
+from relay.clock import Clock
+from relay.config import LoadedConfig
+from relay.config.changes import Change, find_changes, needs_restart
+from relay.errors import ConfigError, ReloadRefused, StoreUnavailable
+from relay.roles.live_parts import LiveParts, TakeOver
+
+_log = logging.getLogger(__name__)
+
+
+class Reloader:
+    """Reads the configuration again on request, and lets a relay take it over."""
+
+    def __init__(
+        self,
+        parts: LiveParts,
+        loaded: LoadedConfig,
+        load: Callable[[], LoadedConfig],
+        clock: Clock,
+        reporting: Callable[[], AbstractAsyncContextManager[None]],
+        on_reload: Callable[[LoadedConfig], object] = lambda _: None,
+    ) -> None:
+        """``load`` reads the configuration. It runs in a thread, and raises ConfigError.
+
+        ``reporting`` tells the service manager of each reload, and ``on_reload`` is called with
+        each configuration that was taken over.
+        """
+        self.problem: str | None = None
+        """Why the last reload was refused; None if it was not."""
+        self.loaded_at = clock.now()
+        """When the configuration in force was read."""
+        self._parts = parts
+        self._loaded = loaded
+        self._load = load
+        self._clock = clock
+        self._reporting = reporting
+        self._on_reload = on_reload
+        self._lock = asyncio.Lock()
+        self._tasks: set[asyncio.Task[list[Change]]] = set()
+        self._has_ended = False
+
+    async def reload(self, by: str) -> list[Change]:
+        """Take over the configuration as it is now; return what has changed.
+
+        ``by`` is who asked for it, for the log. Raises ReloadRefused with nothing changed. A caller
+        who is cancelled does not stop the reload.
+        """
+        if self._has_ended:
+            raise ReloadRefused("the relay is stopping", is_stopping=True)
+        task = asyncio.create_task(self._reload(by), name="reload")
+        self._tasks.add(task)
+        task.add_done_callback(self._forget)
+        return await asyncio.shield(task)
+
+    async def end(self) -> None:
+        """Begin no more reloads, and cancel those that run: the relay stops."""
+        self._has_ended = True
+        tasks = set(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def _forget(self, task: asyncio.Task[list[Change]]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # whoever asked may be gone
+
+    async def _reload(self, by: str) -> list[Change]:
+        async with self._lock, self._reporting():
+            try:
+                loaded, changes, take_over = await self._prepare()
+            except ReloadRefused as error:
+                self.problem = error.reason
+                _log.error(
+                    "the configuration was not reloaded (asked for by %s), the earlier one stays "
+                    "in force: %s",
+                    by,
+                    "; ".join(error.reason.splitlines()),
+                )
+                raise
+            if take_over is not None:
+                await self._parts.run(take_over)
+            self._on_reload(loaded)
+            self._loaded, self.loaded_at, self.problem = loaded, self._clock.now(), None
+            _log.info(
+                "the configuration was reloaded (asked for by %s): %s",
+                by,
+                ", ".join(f"{change.key} {change.kind}" for change in changes)
+                or "nothing has changed",
+            )
+            return changes
+
+    async def _prepare(self) -> tuple[LoadedConfig, list[Change], TakeOver | None]:
+        """Return the configuration, what differs, and what takes it over; None if nothing differs.
+
+        Raises ReloadRefused.
+        """
+        try:
+            loaded = await asyncio.to_thread(self._load)
+        except ConfigError as error:
+            raise ReloadRefused(str(error)) from error
+        if loaded.is_empty and not self._loaded.is_empty:
+            raise ReloadRefused(
+                f"{loaded.file}: expected keys, the file is empty. Is it being written?"
+            )
+        changes = find_changes(self._loaded.config, loaded.config)
+        keys = [change.key for change in changes if needs_restart(change.key)]
+        if keys:
+            named = ", ".join(_with_place(key, loaded) for key in keys)
+            raise ReloadRefused(
+                f"restart required for: {named}. Nothing was changed", restart_keys=keys
+            )
+        if not changes:
+            return loaded, changes, None
+        try:
+            await self._parts.store.read(lambda tx: tx.head())
+            return loaded, changes, await self._parts.prepare(loaded.config)
+        except (ConfigError, StoreUnavailable) as error:
+            raise ReloadRefused(str(error)) from error
+        except Exception as error:
+            # A sink can raise anything, an installed one too.
+            _log.exception("the parts for the new configuration could not be made")
+            raise ReloadRefused(
+                f"its parts could not be made: {type(error).__name__}; the log says more"
+            ) from error
+
+
+def _with_place(key: str, loaded: LoadedConfig) -> str:
+    """Return a key with its file and line: ``store.path (relay.yaml:7)``."""
+    lines = [line for outer, line in loaded.lines.items() if f"{key}.".startswith(f"{outer}.")]
+    return f"{key} ({loaded.file}:{lines[0]})" if lines else key

@@ -1,0 +1,940 @@
+"""People sign in with Entra ID over HTTP: the whole way, and everything that must not work."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from base64 import urlsafe_b64encode
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import jwt
+import orjson
+import pytest
+from aiohttp import web
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import rsa
+from pydantic import ValidationError
+
+from relay.api import ApiSettings
+from relay.api.auth.entra_endpoints import ENDPOINTS_RETRY_INTERVAL, MAX_ENDPOINTS_AGE
+from relay.api.auth.pending_sign_in import PENDING_LIFETIME
+from relay.api.auth.session_cookie import PENDING_COOKIE, SESSION_COOKIE
+from relay.api.auth.sessions import MAX_SESSIONS_OF_PRINCIPAL, SESSION_LIFETIME
+from relay.api.schema.problem_page import PageProblem, problem_page
+from relay.approvals.request import Caller, Rights
+from tests.api.entra import (
+    ACCOUNTS,
+    ANN,
+    BEN,
+    CLIENT_ID,
+    CLIENT_SECRET,
+    EVE,
+    KEY,
+    TENANT,
+    principal,
+    sign,
+)
+from tests.api.running_relay import SECRET, RunningRelay, run_relay
+from tests.api.signed_in import OWN_PAGE, Browser, Desk, run_desk
+from tests.api.test_identity import Certified
+from tests.certificates import LOCALHOST, Authority
+from tests.documented import block
+
+OTHER_KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+NOBODY: dict[str, Any] = {"signIn": "/sign-in", "principal": None, "name": None, "can": []}
+
+
+@pytest.fixture
+async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
+    """A relay at which people sign in."""
+    async with run_desk(tmp_path) as running:
+        yield running
+
+
+async def voters(relay: RunningRelay) -> list[str]:
+    """Return whose votes were recorded."""
+    return [
+        event["data"]["principal"] for event in await relay.recorded_events("approval.recorded")
+    ]
+
+
+async def vote(browser: Browser, headers: dict[str, str] | None = None) -> int:
+    """Approve the event, as a page of the relay would."""
+    answer = await browser.call(
+        "POST",
+        "/v1/approvals",
+        browser.desk.relay.decision_body(),
+        OWN_PAGE if headers is None else headers,
+    )
+    return answer.status
+
+
+# --- the way in
+
+
+async def test_a_person_signs_in_and_approves_under_their_own_name(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    browser = desk.browser()
+    answer = await browser.sign_in()
+    assert (answer.status, answer.headers["Location"]) == (303, f"{desk.public_url}/approve")
+    documented = orjson.loads(block("docs/sign-in.md", "json"))
+    assert await browser.session() == {**documented, "principal": principal(ANN)}
+    assert f"{principal(ANN)} signed in" in caplog.messages
+    assert await vote(browser) == 202
+    assert await voters(desk.relay) == [principal(ANN)]
+
+
+async def test_the_call_for_authorization_has_what_protects_it(desk: Desk) -> None:
+    query = await desk.browser().begin()
+    assert {name: query[name] for name in query if name not in ("state", "nonce")} == {
+        "client_id": CLIENT_ID,
+        "response_type": "code",
+        "response_mode": "query",
+        "redirect_uri": f"{desk.public_url}/sign-in/callback",
+        "scope": "openid profile",
+        "code_challenge": query["code_challenge"],
+        "code_challenge_method": "S256",
+        "prompt": "select_account",
+    }
+    assert len({query["state"], query["nonce"], query["code_challenge"]}) == 3
+    assert all(len(query[name]) == 43 for name in ("state", "nonce", "code_challenge"))
+
+
+async def test_the_code_is_exchanged_with_verifier_and_secret_and_no_refresh_is_asked_for(
+    desk: Desk,
+) -> None:
+    browser = desk.browser()
+    query = await browser.begin()
+    code = desk.entra.issue_code(query)
+    await browser.come_back(code=code, state=query["state"])
+    form = dict(desk.entra.calls_of("token")[0])
+    digest = hashlib.sha256(form.pop("code_verifier").encode()).digest()
+    assert urlsafe_b64encode(digest).rstrip(b"=").decode() == query["code_challenge"]
+    assert form == {
+        "grant_type": "authorization_code",
+        "code": code,
+        "redirect_uri": f"{desk.public_url}/sign-in/callback",
+        "client_id": CLIENT_ID,
+        "client_secret": CLIENT_SECRET,
+    }
+
+
+async def test_cookies_are_for_this_host_over_https_and_no_script_reads_them(desk: Desk) -> None:
+    browser = desk.browser()
+    await browser.sign_in()
+    for name, same_site in ((PENDING_COOKIE, "Lax"), (SESSION_COOKIE, "Strict")):
+        assert name.startswith("__Host-")
+        for morsel in [each for each in browser.received if each.key == name]:
+            attributes = {key: value for key, value in morsel.items() if value}
+            lifetime = attributes.pop("max-age")
+            assert attributes == {
+                "path": "/",
+                "secure": True,
+                "httponly": True,
+                "samesite": same_site,
+            }
+            assert lifetime in ("0", "600" if name == PENDING_COOKIE else "3600")
+    assert browser.has_session_cookie
+    assert not browser.has_pending_cookie
+
+
+async def test_answers_of_a_sign_in_are_kept_by_nobody_and_send_no_referrer(desk: Desk) -> None:
+    browser = desk.browser()
+    query = await browser.begin()
+    code = desk.entra.issue_code(query)
+    for answer in (
+        await browser.call("GET", "/sign-in?to=/"),
+        await browser.come_back(code=code, state="wrong"),
+        await browser.come_back(code=code, state=query["state"]),
+    ):
+        assert answer.headers["Cache-Control"] == "no-store"
+        assert answer.headers["Referrer-Policy"] == "no-referrer"
+        assert code not in answer.headers.get("Location", "")
+
+
+async def test_below_a_path_the_public_url_says_where_the_browser_goes(tmp_path: Path) -> None:
+    url = "https://relay.example.com/relay"
+    async with run_desk(tmp_path, public_url=f"{url}/") as desk:
+        desk.entra.redirect_uris = {f"{url}/sign-in/callback"}
+        browser = desk.browser()
+        answer = await browser.sign_in(target="/")
+        assert answer.headers["Location"] == f"{url}/"
+        assert (await browser.session())["principal"] == principal(ANN)
+
+
+# --- the state ties the answer to the browser
+
+
+async def test_a_state_counts_once(desk: Desk) -> None:
+    browser = desk.browser()
+    query = await browser.begin()
+    cookies = dict(browser.cookies)
+    state = query["state"]
+    assert (await browser.come_back(code=desk.entra.issue_code(query), state=state)).status == 303
+    copy = Browser(desk, cookies)
+    answer = await copy.come_back(code=desk.entra.issue_code(query), state=state)
+    assert (answer.status, copy.has_session_cookie) == (403, False)
+    assert len(desk.entra.calls_of("token")) == 1
+
+
+async def test_an_answer_in_another_browser_signs_nobody_in(desk: Desk) -> None:
+    """Login CSRF: an attacker sends a victim the end of their own sign-in."""
+    attacker, victim = desk.browser(), desk.browser()
+    query = await attacker.begin()
+    code = desk.entra.issue_code(query, ACCOUNTS[1])
+    for cookies in ({}, {PENDING_COOKIE: "1.x.Lw"}):
+        victim.cookies = dict(cookies)
+        answer = await victim.come_back(code=code, state=query["state"])
+        assert (answer.status, victim.has_session_cookie) == (403, False)
+    await victim.begin()
+    answer = await victim.come_back(code=code, state=query["state"])
+    assert (answer.status, victim.has_session_cookie) == (403, False)
+    assert desk.entra.calls_of("token") == []
+    assert b"Begin again" in answer.body
+
+
+async def test_a_stolen_code_is_worth_nothing_in_another_sign_in(desk: Desk) -> None:
+    """Code injection: the verifier of the other sign-in does not fit."""
+    thief, victim = desk.browser(), desk.browser()
+    stolen = desk.entra.issue_code(await victim.begin(), ACCOUNTS[1])
+    own = await thief.begin()
+    answer = await thief.come_back(code=stolen, state=own["state"])
+    assert (answer.status, thief.has_session_cookie) == (403, False)
+    assert b"AADSTS501481" in answer.body
+
+
+async def test_an_id_token_of_another_sign_in_is_refused(desk: Desk) -> None:
+    """It has the nonce of the sign-in for which it was issued."""
+    desk.entra.changes = {"nonce": "another"}
+    browser = desk.browser()
+    answer = await browser.sign_in()
+    assert (answer.status, browser.has_session_cookie) == (403, False)
+    assert b"nonce" in answer.body
+
+
+async def test_an_answer_of_another_issuer_is_refused(desk: Desk) -> None:
+    """Mix-up: the code goes to nobody."""
+    browser = desk.browser()
+    query = await browser.begin()
+    code = desk.entra.issue_code(query)
+    answer = await browser.come_back(code=code, state=query["state"], iss="https://evil.example")
+    assert answer.status == 400
+    assert desk.entra.calls_of("token") == []
+    query = await browser.begin()
+    code = desk.entra.issue_code(query)
+    answer = await browser.come_back(code=code, state=query["state"], iss=desk.entra.issuer)
+    assert answer.status == 303
+
+
+@pytest.mark.parametrize(
+    "query", ["code=a&code=b", "code=", "", "code=%C3%A5", f"code={'a' * 4097}"]
+)
+async def test_an_answer_without_exactly_one_code_is_refused(desk: Desk, query: str) -> None:
+    browser = desk.browser()
+    state = (await browser.begin())["state"]
+    answer = await browser.call("GET", f"/sign-in/callback?state={state}&{query}")
+    assert (answer.status, browser.has_session_cookie) == (400, False)
+    assert desk.entra.calls_of("token") == []
+
+
+@pytest.mark.parametrize(
+    "query", ["", "state=", "state=%F0%00", "state={0}&state={0}", "state={0}x"]
+)
+async def test_an_answer_without_the_right_state_is_refused(desk: Desk, query: str) -> None:
+    browser = desk.browser()
+    begun = await browser.begin()
+    code = desk.entra.issue_code(begun)
+    path = f"/sign-in/callback?code={code}&{query.format(begun['state'])}"
+    answer = await browser.call("GET", path)
+    assert (answer.status, browser.has_session_cookie) == (403, False)
+    assert desk.entra.calls_of("token") == []
+
+
+async def test_a_sign_in_ends_within_ten_minutes(desk: Desk) -> None:
+    desk.relay.clock.freeze_monotonic()
+    browser = desk.browser()
+    for offset, status in ((PENDING_LIFETIME - 1, 303), (PENDING_LIFETIME, 403)):
+        desk.relay.clock.offset = 0
+        query = await browser.begin()
+        desk.relay.clock.offset = offset
+        code = desk.entra.issue_code(query)
+        assert (await browser.come_back(code=code, state=query["state"])).status == status
+
+
+async def test_of_two_sign_ins_in_one_browser_the_newer_counts(desk: Desk) -> None:
+    browser = desk.browser()
+    older, newer = await browser.begin(), await browser.begin()
+    code = desk.entra.issue_code(older)
+    assert (await browser.come_back(code=code, state=older["state"])).status == 403
+    code = desk.entra.issue_code(newer)
+    assert (await browser.come_back(code=code, state=newer["state"])).status == 303
+
+
+async def test_a_restart_ends_sign_ins_and_sessions(tmp_path: Path) -> None:
+    async with run_desk(tmp_path) as desk:
+        browser, late = desk.browser(), desk.browser()
+        await browser.sign_in()
+        query = await late.begin()
+    async with run_desk(tmp_path) as desk:
+        browser.desk = late.desk = desk
+        assert await browser.session() == NOBODY
+        assert not browser.has_session_cookie
+        code = desk.entra.issue_code(query)
+        assert (await late.come_back(code=code, state=query["state"])).status == 403
+
+
+# --- the target
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "https://evil.example/",
+        "//evil.example/",
+        "/%5Cevil.example",
+        "/\\evil.example",
+        "/..//evil.example",
+        "/../other",
+        "/.%2e/other",
+        "/a/../b",
+        "/a//b",
+        "evil.example",
+        "javascript:alert(1)",
+        "/@evil.example",
+        "/approve%23token",
+        "/%0D%0ASet-Cookie:%20a=b",
+        "/%09/evil.example",
+        "",
+        "/" + "a" * 512,
+    ],
+)
+async def test_only_a_path_of_the_relay_is_a_target(desk: Desk, target: str) -> None:
+    answer = await desk.browser().call("GET", f"/sign-in?to={target}")
+    assert answer.status == 400
+    assert answer.headers["Content-Type"].startswith("text/html")
+    assert b"evil" not in answer.body
+
+
+async def test_two_targets_are_no_target(desk: Desk) -> None:
+    assert (await desk.browser().call("GET", "/sign-in?to=/&to=/approve")).status == 400
+
+
+@pytest.mark.parametrize("target", ["/", "/approve", "/events/a-b_c.~d/", "/?event=C7061BAC&x=1"])
+async def test_the_browser_goes_to_the_path_that_it_named(desk: Desk, target: str) -> None:
+    browser = desk.browser()
+    query = await browser.begin(target.replace("&", "%26"))
+    code = desk.entra.issue_code(query)
+    answer = await browser.come_back(code=code, state=query["state"])
+    assert answer.headers["Location"] == f"{desk.public_url}{target}"
+
+
+async def test_a_sign_in_that_another_site_begins_is_refused(desk: Desk) -> None:
+    for headers in (
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+        {"Sec-Fetch-Site": "same-origin", "Sec-Fetch-Dest": "iframe"},
+    ):
+        browser = desk.browser()
+        answer = await browser.call("GET", "/sign-in?to=/", headers=headers)
+        assert (answer.status, browser.cookies) == (403, {})
+    for headers in ({"Sec-Fetch-Site": "same-origin"}, {"Sec-Fetch-Site": "none"}, {}):
+        answer = await desk.browser().call("GET", "/sign-in?to=/", headers=headers)
+        assert answer.status == 303
+
+
+# --- the ID token
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"iss": "https://login.microsoftonline.com/common/v2.0"}, "InvalidIssuerError"),
+        ({"iss": None}, "MissingRequiredClaimError"),
+        ({"aud": "22222222-2222-2222-2222-222222222222"}, "InvalidAudienceError"),
+        ({"aud": [CLIENT_ID, "another"]}, "InvalidAudienceError"),
+        ({"aud": None}, "MissingRequiredClaimError"),
+        ({"nonce": None}, "nonce"),
+        ({"nonce": 7}, "nonce"),
+        ({"nonce": "\udc80"}, "nonce"),
+        ({"azp": "22222222-2222-2222-2222-222222222222"}, "azp"),
+        ({"tid": "8f5f0d3c-59ac-4a4b-9d7b-0f0c7d2c1a12"}, "tid"),
+        ({"tid": None}, "tid"),
+        ({"oid": None}, "oid"),
+        ({"oid": "ann"}, "oid"),
+        ({"exp": 1}, "expired"),
+        ({"exp": None}, "MissingRequiredClaimError"),
+        ({"exp": "soon"}, "times"),
+        ({"iat": 99999999999}, "not valid yet"),
+        ({"iat": None}, "MissingRequiredClaimError"),
+        ({"nbf": 99999999999}, "not valid yet"),
+        ({"roles": None}, "none of the application roles"),
+        ({"roles": []}, "none of the application roles"),
+        ({"roles": "Approver"}, "none of the application roles"),
+        ({"roles": ["Nobody"]}, "none of the application roles"),
+        ({"roles": None, "groups": ["Approver"]}, "groups in the token give no rights"),
+        ({"roles": None, "hasgroups": True}, "groups in the token give no rights"),
+        ({"roles": None, "_claim_names": {"groups": "src1"}}, "groups in the token give no rights"),
+        ({"_claim_names": {"roles": "src1"}}, "there are too many"),
+    ],
+)
+async def test_an_id_token_with_wrong_claims_signs_nobody_in(
+    desk: Desk, changes: dict[str, Any], reason: str
+) -> None:
+    desk.entra.changes = changes
+    browser = desk.browser()
+    answer = await browser.sign_in()
+    assert (answer.status, browser.has_session_cookie) == (403, False)
+    assert reason in answer.body.decode()
+    assert await browser.session() == NOBODY
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda claims: sign(claims, OTHER_KEY),
+        lambda claims: sign(claims, algorithm="RS512"),
+        lambda claims: jwt.encode(claims, "", algorithm="none", headers={"kid": "k1"}),
+        lambda claims: sign(claims)[:-6],
+        lambda _: "no token",
+        lambda _: "",
+    ],
+)
+async def test_an_id_token_with_another_signature_signs_nobody_in(desk: Desk, make: Any) -> None:
+    desk.entra.id_token = make
+    browser = desk.browser()
+    answer = await browser.sign_in()
+    assert (answer.status, browser.has_session_cookie) == (403, False)
+
+
+async def test_groups_beside_a_role_neither_help_nor_harm(desk: Desk) -> None:
+    desk.entra.changes = {"_claim_names": {"groups": "src1"}, "hasgroups": True}
+    browser = desk.browser()
+    assert (await browser.sign_in()).status == 303
+    assert (await browser.session())["can"] == ["read", "approve", "hold"]
+
+
+async def test_a_person_without_a_role_is_told_so(desk: Desk) -> None:
+    browser = desk.browser()
+    answer = await browser.sign_in(ACCOUNTS[2])
+    assert answer.status == 403
+    assert f"{principal(EVE)} has none of the application roles" in answer.body.decode()
+    assert f'href="{desk.public_url}/approve"' in answer.body.decode()
+
+
+async def test_a_name_is_one_line_of_what_can_be_seen(desk: Desk) -> None:
+    desk.entra.changes = {"name": "Ann\n\u202eexe\x00" + "x" * 200}
+    browser = desk.browser()
+    await browser.sign_in()
+    assert (await browser.session())["name"] == "Annexe" + "x" * 94
+    desk.entra.changes = {"name": 7}
+    await browser.sign_in()
+    assert (await browser.session())["name"] is None
+
+
+# --- Entra ID says no, or nothing
+
+
+async def test_an_error_of_entra_is_told_by_its_codes_alone(desk: Desk) -> None:
+    browser = desk.browser()
+    state = (await browser.begin())["state"]
+    answer = await browser.come_back(
+        state=state, error="access_denied", error_description="AADSTS65004: <b>call 555</b>"
+    )
+    text = answer.body.decode()
+    assert answer.status == 403
+    assert "access_denied AADSTS65004" in text
+    assert "call 555" not in text
+    state = (await browser.begin())["state"]
+    answer = await browser.come_back(state=state, error="<script>", error_description="x")
+    assert "without a known error code" in answer.body.decode()
+
+
+async def test_an_error_without_the_state_is_not_repeated(desk: Desk) -> None:
+    answer = await desk.browser().come_back(error="access_denied")
+    assert b"access_denied" not in answer.body
+
+
+async def test_a_refused_client_secret_is_told_to_the_person_and_in_the_log(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    desk.entra.secrets = {"another"}
+    answer = await desk.browser().sign_in()
+    assert answer.status == 502
+    assert "client secret is wrong or has expired" in answer.body.decode()
+    assert "refused the client secret of api.oidc.sign_in" in caplog.text
+    assert "AADSTS7000215" in caplog.text
+    assert CLIENT_SECRET not in caplog.text + answer.body.decode()
+
+
+async def test_a_changed_secret_file_is_read_again(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_text("the first~secret~of~this~application\n")
+    async with run_desk(tmp_path, oidc={"sign_in": {"client_secret_file": str(file)}}) as desk:
+        assert (await desk.browser().sign_in()).status == 502
+        file.write_text(f"{CLIENT_SECRET}\n")
+        assert (await desk.browser().sign_in()).status == 303
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        lambda: web.Response(status=500, text="<html>"),
+        lambda: web.Response(status=302, headers={"Location": "/elsewhere"}),
+        lambda: web.json_response([]),
+        lambda: web.Response(text="x" * 70_000),
+        lambda: web.Response(text="{" + " " * 70_000 + "}"),
+    ],
+)
+async def test_an_unusable_answer_of_entra_is_502_and_nobody_is_signed_in(
+    desk: Desk, response: Any
+) -> None:
+    browser = desk.browser()
+    desk.entra.answers["discovery"] = response()
+    answer = await browser.call("GET", "/sign-in?to=/")
+    assert answer.status == 502
+    assert "Try again, or use a key." in answer.body.decode()
+    del desk.entra.answers["discovery"]
+    desk.relay.clock.offset = ENDPOINTS_RETRY_INTERVAL
+    query = await browser.begin()
+    desk.entra.answers["token"] = response()
+    answer = await browser.come_back(code=desk.entra.issue_code(query), state=query["state"])
+    assert (answer.status, browser.has_session_cookie) == (502, False)
+    assert "Try again, or use a key." in answer.body.decode()
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"issuer": "https://evil.example/"},
+        {"authorization_endpoint": "http://evil.example/"},
+        {"token_endpoint": "http://evil.example/"},
+        {"token_endpoint": "https://169.254.169.254/"},
+        {"token_endpoint": None},
+        {"token_endpoint": 7},
+    ],
+)
+async def test_endpoints_of_others_are_not_used(desk: Desk, document: dict[str, Any]) -> None:
+    desk.entra.document = document
+    assert (await desk.browser().call("GET", "/sign-in?to=/")).status == 502
+
+
+async def test_endpoints_are_looked_up_once_a_day_and_soon_after_a_failure(desk: Desk) -> None:
+    desk.relay.clock.freeze_monotonic()
+    desk.entra.answers["discovery"] = web.Response(status=500)
+    browser = desk.browser()
+    assert [(await browser.call("GET", "/sign-in")).status for _ in range(3)] == [502] * 3
+    assert len(desk.entra.calls_of("discovery")) == 1
+    del desk.entra.answers["discovery"]
+    desk.relay.clock.offset = ENDPOINTS_RETRY_INTERVAL
+    assert [(await browser.call("GET", "/sign-in")).status for _ in range(3)] == [303] * 3
+    assert len(desk.entra.calls_of("discovery")) == 2
+    desk.entra.answers["discovery"] = web.Response(status=500)
+    desk.relay.clock.offset += MAX_ENDPOINTS_AGE
+    assert (await browser.call("GET", "/sign-in")).status == 303
+    assert len(desk.entra.calls_of("discovery")) == 3
+
+
+def test_a_page_of_a_problem_shows_the_texts_of_others_as_text() -> None:
+    problem = PageProblem(
+        403, "<b>no</b>", title="<u>", link='/"><script>', link_text="<i>back</i>"
+    )
+    page = bytes(problem_page(problem).body or b"").decode()  # type: ignore[arg-type]
+    assert "&lt;b&gt;no&lt;/b&gt;" in page
+    assert "<script>" not in page
+    assert "<i>" not in page
+    assert "<u>" not in page
+
+
+# --- an ID token and a session are no bearer tokens
+
+
+async def test_an_id_token_is_no_bearer_token(tmp_path: Path) -> None:
+    for applications in ([], [CLIENT_ID]):
+        async with run_desk(tmp_path, oidc={"applications": applications}) as desk:
+            browser = desk.browser()
+            await browser.sign_in()
+            (token,) = desk.entra.issued
+            for bearer in (token, browser.cookies[SESSION_COOKIE]):
+                answer = await desk.relay.call(
+                    "GET", "/v1/events", by=None, headers={"Authorization": f"Bearer {bearer}"}
+                )
+                assert answer.status == 401
+
+
+async def test_an_access_token_is_no_id_token(tmp_path: Path) -> None:
+    async with run_desk(tmp_path, oidc={"applications": [CLIENT_ID]}) as desk:
+        desk.entra.changes = {"nonce": None, "azp": CLIENT_ID}
+        browser = desk.browser()
+        assert (await browser.sign_in()).status == 403
+        (token,) = desk.entra.issued
+        headers = {"Authorization": f"Bearer {token}"}
+        answer = await desk.relay.call("GET", "/v1/events", by=None, headers=headers)
+        assert answer.status == 200
+
+
+# --- the session
+
+
+async def test_a_session_has_the_rights_of_the_roles(desk: Desk) -> None:
+    ann, ben = desk.browser(), desk.browser()
+    await ann.sign_in(ACCOUNTS[0])
+    await ben.sign_in(ACCOUNTS[1])
+    for browser, status in ((ann, 403), (ben, 200)):
+        answer = await browser.call("PUT", "/v1/approvals/mode", {"mode": "on"}, OWN_PAGE)
+        assert answer.status == status
+        assert (await browser.call("GET", "/v1/events")).status == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"X-Requested-With": "imds-relay"},
+        {"Sec-Fetch-Site": "same-origin"},
+        {**OWN_PAGE, "X-Requested-With": "XMLHttpRequest"},
+        {**OWN_PAGE, "Sec-Fetch-Site": "cross-site"},
+        {**OWN_PAGE, "Sec-Fetch-Site": "same-site"},
+        {**OWN_PAGE, "Sec-Fetch-Site": "none"},
+        {**OWN_PAGE, "Origin": "https://evil.example"},
+        {**OWN_PAGE, "Origin": "null"},
+        {"X-Requested-With": "imds-relay", "Origin": "http://127.0.0.1:1"},
+        {"X-Requested-With": "imds-relay", "Origin": "{origin}", "Sec-Fetch-Site": "cross-site"},
+    ],
+)
+async def test_a_call_that_the_relay_s_own_page_does_not_make_is_403(
+    desk: Desk, headers: dict[str, str]
+) -> None:
+    browser = desk.browser()
+    await browser.sign_in()
+    sent = {name: value.format(origin=desk.origin) for name, value in headers.items()}
+    assert await vote(browser, sent) == 403
+    assert (await browser.call("POST", "/sign-out", headers=sent)).status == 403
+    assert await voters(desk.relay) == []
+    assert (await browser.session())["principal"] == principal(ANN)
+
+
+async def test_a_call_of_the_relay_s_own_page_counts_in_every_browser(desk: Desk) -> None:
+    """Older ones send no Sec-Fetch-Site, and some proxies take it away."""
+    browser = desk.browser()
+    await browser.sign_in()
+    for headers in (
+        OWN_PAGE,
+        {**OWN_PAGE, "Origin": desk.origin},
+        {"X-Requested-With": "imds-relay", "Origin": desk.origin},
+    ):
+        assert await vote(browser, headers) == 202
+
+
+async def test_a_reading_call_from_another_site_is_403(desk: Desk) -> None:
+    browser = desk.browser()
+    await browser.sign_in()
+    for site, status in (
+        ("same-origin", 200),
+        ("none", 200),
+        ("same-site", 403),
+        ("cross-site", 403),
+    ):
+        answer = await browser.call("GET", "/v1/events", headers={"Sec-Fetch-Site": site})
+        assert answer.status == status
+    info = await browser.call("GET", "/v1/session", headers={"Sec-Fetch-Site": "cross-site"})
+    assert info.json == NOBODY
+
+
+async def test_a_key_counts_instead_of_the_cookie(desk: Desk) -> None:
+    browser = desk.browser()
+    await browser.sign_in()
+    key = {"Authorization": "Bearer bearer-test-key-of-reader"}
+    answer = await browser.call("GET", "/v1/session", headers=key)
+    assert (answer.json["principal"], answer.json["can"]) == ("client:reader", ["read"])
+    wrong = {"Authorization": "Bearer bearer-test-key-of-nobody"}
+    assert (await browser.call("GET", "/v1/events", headers=wrong)).status == 401
+    assert await vote(browser, {**OWN_PAGE, **key}) == 403  # the reader may not approve
+
+
+async def test_a_certificate_counts_only_where_nobody_signed_in(tmp_path: Path) -> None:
+    """Else the client of the certificate would go on where a person's session has ended."""
+    authority = Authority("authority")
+    (tmp_path / "authority.pem").write_bytes(authority.pem)
+    (tmp_path / "server.pem").write_bytes(authority.issue("localhost", LOCALHOST))
+    tls = {
+        "cert_file": tmp_path / "server.pem",
+        "key_file": tmp_path / "server.pem",
+        "client_ca_file": tmp_path / "authority.pem",
+    }
+    clients = ({"name": "drain", "san": "drain.internal", "can": ["read"]},)
+    section = {**SECTION, "sign_in": {"client_secret": CLIENT_SECRET}}
+    async with run_relay(
+        tmp_path, tls=tls, clients=clients, public_url="https://localhost", oidc=section
+    ) as relay:
+        certified = Certified(relay, tmp_path, authority)
+        san = x509.DNSName("drain.internal")
+        sign_in = relay.server.state.sign_in
+        assert sign_in is not None
+        ann = Caller(principal(ANN), "http", Rights(frozenset({"approve"})))
+        cookie = sign_in.sessions.begin(ann, "Ann Example", 3600.0)
+        for sent, status, who in (
+            ({}, 200, "mtls:drain.internal"),
+            ({"Cookie": f"{SESSION_COOKIE}=over"}, 401, None),
+            ({"Cookie": f"{SESSION_COOKIE}={cookie}"}, 403, principal(ANN)),  # she may not read
+        ):
+            assert (await certified.call("GET", "/v1/events", san, headers=sent))[0] == status
+            info = await certified.call("GET", "/v1/session", san, headers=sent)
+            assert info[1]["principal"] == who
+
+
+async def test_the_cookie_authenticates_no_callback(desk: Desk) -> None:
+    browser = desk.browser()
+    await browser.sign_in()
+    body = desk.relay.decision_body()
+    for path in ("/v1/callbacks/drain", "/v1/callbacks/alice", "/v1/chat/nowhere"):
+        answer = await browser.call("POST", path, body, OWN_PAGE)
+        assert answer.status in (401, 404)
+    assert SECRET not in str(browser.cookies)
+    assert await voters(desk.relay) == []
+
+
+async def test_a_session_ends_after_an_hour_by_both_clocks(desk: Desk) -> None:
+    browser = desk.browser()
+    await browser.sign_in()
+    desk.relay.clock.offset = SESSION_LIFETIME / 2
+    assert await vote(browser) == 202
+    desk.relay.clock.offset = SESSION_LIFETIME
+    answer = await browser.call("GET", "/v1/events")
+    assert (answer.status, answer.json["detail"]) == (401, "the session has ended: sign in again")
+    assert await browser.session() == NOBODY
+    assert not browser.has_session_cookie
+
+
+async def test_a_session_lasts_no_longer_than_the_id_token(desk: Desk) -> None:
+    desk.entra.changes = {"exp": int(desk.entra.now().timestamp()) + 300}
+    browser = desk.browser()
+    await browser.sign_in()
+    desk.relay.clock.offset = 150
+    assert (await browser.session())["principal"] == principal(ANN)
+    desk.relay.clock.offset = 300 + 60
+    assert await browser.session() == NOBODY
+
+
+async def test_signing_out_ends_the_session_and_its_streams(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    browser = desk.browser()
+    await browser.sign_in()
+    kept = dict(browser.cookies)
+    cookie = {"Cookie": f"{SESSION_COOKIE}={kept[SESSION_COOKIE]}"}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(f"{desk.origin}/v1/stream", headers=cookie) as stream,
+    ):
+        assert stream.status == 200
+        await stream.content.readline()
+        answer = await browser.call("POST", "/sign-out", headers=OWN_PAGE)
+        assert (answer.status, answer.json) == (200, NOBODY)
+        assert f"{principal(ANN)} signed out" in caplog.messages
+        async with asyncio.timeout(60):
+            await stream.content.read()
+    assert not browser.has_session_cookie
+    copy = Browser(desk, kept)
+    assert (await copy.call("GET", "/v1/events")).status == 401
+    assert (await browser.call("POST", "/sign-out", headers=OWN_PAGE)).status == 200
+
+
+async def test_a_new_sign_in_ends_the_session_that_the_browser_had(desk: Desk) -> None:
+    """Session fixation: nobody's cookie outlives a sign-in, and the new one is random."""
+    browser = desk.browser()
+    await browser.sign_in(ACCOUNTS[1])
+    old = Browser(desk, dict(browser.cookies))
+    await browser.sign_in(ACCOUNTS[0])
+    assert (await browser.session())["principal"] == principal(ANN)
+    assert await old.session() == NOBODY
+    planted = desk.browser()
+    planted.cookies[SESSION_COOKIE] = "chosen-by-an-attacker"
+    await planted.sign_in()
+    assert planted.cookies[SESSION_COOKIE] != "chosen-by-an-attacker"
+    assert len(planted.cookies[SESSION_COOKIE]) == 43
+
+
+async def test_a_person_has_few_sessions_and_the_oldest_gives_way(desk: Desk) -> None:
+    browsers = [desk.browser() for _ in range(MAX_SESSIONS_OF_PRINCIPAL + 1)]
+    ben = desk.browser()
+    await ben.sign_in(ACCOUNTS[1])
+    for browser in browsers:
+        await browser.sign_in()
+    signed_in = [(await browser.session())["principal"] for browser in browsers]
+    assert signed_in == [None, *[principal(ANN)] * MAX_SESSIONS_OF_PRINCIPAL]
+    assert (await ben.session())["principal"] == principal(BEN)
+
+
+async def test_a_person_may_make_as_many_calls_as_a_client(desk: Desk) -> None:
+    desk.relay.clock.freeze_monotonic()
+    browser = desk.browser()
+    await browser.sign_in()
+    statuses = [(await browser.call("GET", "/v1/events")).status for _ in range(51)]
+    assert statuses == [200] * 50 + [429]
+
+
+async def test_sign_ins_and_guessed_cookies_count_as_calls_without_credentials(desk: Desk) -> None:
+    """And whoever is signed in is let through."""
+    desk.relay.clock.freeze_monotonic()
+    ann = desk.browser()
+    await ann.sign_in()
+    state, now = desk.relay.server.state, desk.relay.clock.monotonic()
+    while not state.address_buckets.take("loopback", now):
+        pass
+    guess = desk.browser()
+    guess.cookies[SESSION_COOKIE] = "x" * 43
+    assert (await guess.call("GET", "/v1/events")).status == 429
+    assert (await ann.call("GET", "/v1/events")).status == 200
+    while not state.slow_check_buckets.take("loopback", now):
+        pass
+    answer = await desk.browser().call("GET", "/sign-in?to=/")
+    assert (answer.status, "Retry-After" in answer.headers) == (429, True)
+    answer = await desk.browser().come_back(code="x", state="y")
+    assert answer.status == 429
+    assert (await ann.call("GET", "/v1/events")).status == 200
+
+
+# --- not configured
+
+
+async def test_without_sign_in_nothing_speaks_of_it(relay: RunningRelay) -> None:
+    for path in ("/sign-in", "/sign-in/callback"):
+        answer = await relay.call("GET", path, by=None)
+        assert answer.status == 404
+        assert "Set-Cookie" not in answer.headers
+    assert (await relay.call("POST", "/sign-out", by=None)).status == 404
+    answer = await relay.call("GET", "/v1/session", by=None)
+    assert answer.json == {"signIn": None, "principal": None, "name": None, "can": []}
+    answer = await relay.call("GET", "/v1/session", by="reader")
+    assert answer.json == {
+        "signIn": None,
+        "principal": "client:reader",
+        "name": None,
+        "can": ["read"],
+    }
+    cookie = {"Cookie": f"{SESSION_COOKIE}=x"}
+    assert (await relay.call("GET", "/v1/events", headers=cookie)).status == 200
+
+
+async def test_bearer_tokens_alone_let_nobody_sign_in(tmp_path: Path) -> None:
+    async with run_desk(tmp_path, oidc={"sign_in": None, "applications": [CLIENT_ID]}) as desk:
+        assert (await desk.browser().call("GET", "/sign-in")).status == 404
+        assert desk.relay.server.state.sign_in is None
+
+
+async def test_who_calls_is_told_to_everybody_and_wrong_credentials_are_nobody_s(
+    relay: RunningRelay,
+) -> None:
+    answer = await relay.call("GET", "/v1/session", by="nobody")
+    assert (answer.status, answer.json["principal"], answer.json["can"]) == (200, None, [])
+
+
+async def test_two_relays_do_not_share_sessions(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    async with run_desk(tmp_path) as desk, run_relay(tmp_path / "other") as other:
+        browser = desk.browser()
+        await browser.sign_in()
+        headers = {"Cookie": f"{SESSION_COOKIE}={browser.cookies[SESSION_COOKIE]}"}
+        assert (await other.call("GET", "/v1/events", by=None, headers=headers)).status == 401
+    assert KEY is not OTHER_KEY
+
+
+# --- the configuration
+
+
+SECTION = {
+    "issuer": f"https://login.microsoftonline.com/{TENANT}/v2.0",
+    "audience": CLIENT_ID,
+    "tenant": TENANT,
+    "keys_url": f"https://login.microsoftonline.com/{TENANT}/discovery/v2.0/keys",
+    "roles": {"Approver": ["approve"]},
+}
+URL = "https://relay.example.com"
+
+
+def api_settings(
+    sign_in: dict[str, Any] | None, public_url: str | None = URL, **changes: Any
+) -> ApiSettings:
+    """Return a section `api` with sign-in."""
+    section = {**SECTION, "sign_in": sign_in, **changes}
+    return ApiSettings.model_validate({"public_url": public_url, "oidc": section})
+
+
+@pytest.mark.parametrize(
+    ("words", "sign_in", "public_url", "changes"),
+    [
+        ("expected client_secret or client_secret_file", {}, URL, {}),
+        ("expected client_secret or client_secret_file", {"client_secret": ""}, URL, {}),
+        ("expected the value of the client secret, got an id", {"client_secret": ANN}, URL, {}),
+        ("application's id", {"client_secret": "x", "client_id": "relay"}, URL, {}),
+        ("expected client_id", {"client_secret": "x"}, URL, {"audience": "api://relay"}),
+        ("issuer: with sign_in, expected https", None, URL, {"issuer": "http://sts.example.com"}),
+        ("issuer: with sign_in, expected a URL", None, URL, {"issuer": "sts"}),
+        ("public_url: expected the https URL .* got none", None, None, {}),
+        ("public_url: expected the https URL", None, "http://relay.example.com", {}),
+        ("public_url: expected the https URL", None, "http://10.0.0.4:8080", {}),
+        ("public_url: expected the https URL", None, "https://ann:x@relay.example.com", {}),
+        ("public_url: expected the https URL", None, "https://relay.example.com/#x", {}),
+        ("public_url: .*without a query", None, "https://relay.example.com/?x=y", {}),
+    ],
+)
+def test_a_sign_in_that_cannot_work_is_an_error_at_start(
+    words: str, sign_in: dict[str, Any] | None, public_url: str | None, changes: dict[str, Any]
+) -> None:
+    with pytest.raises(ValidationError, match=words):
+        api_settings(
+            {"client_secret": CLIENT_SECRET} if sign_in is None else sign_in, public_url, **changes
+        )
+
+
+def test_applications_are_needed_for_bearer_tokens_alone() -> None:
+    assert api_settings({"client_secret": CLIENT_SECRET}).oidc is not None
+    with pytest.raises(ValidationError, match="applications: expected at least 1"):
+        api_settings(None)
+
+
+@pytest.mark.parametrize(
+    "public_url", ["http://localhost:8080", "http://127.0.0.1:8080", "https://relay.example.com/r"]
+)
+def test_http_does_on_this_machine(public_url: str) -> None:
+    assert api_settings({"client_secret": CLIENT_SECRET}, public_url).public_url == public_url
+
+
+def test_the_client_secret_is_shown_nowhere() -> None:
+    settings = api_settings({"client_secret": CLIENT_SECRET})
+    assert CLIENT_SECRET not in repr(settings) + settings.model_dump_json()
+
+
+async def test_the_id_of_the_application_can_differ_from_the_audience(tmp_path: Path) -> None:
+    sign_in = {"client_id": CLIENT_ID.upper(), "client_secret": CLIENT_SECRET}
+    async with run_desk(tmp_path, oidc={"audience": "api://relay", "sign_in": sign_in}) as desk:
+        assert (await desk.browser().sign_in()).status == 303
+
+
+async def test_sessions_end_when_a_reload_changes_who_may_sign_in(tmp_path: Path) -> None:
+    """They keep the rights of their sign-in, which may have been taken away. Others stay."""
+    async with run_desk(tmp_path) as desk:
+        browser = desk.browser()
+        await browser.sign_in()
+        settings = desk.relay.server.settings
+        desk.relay.server.prepare(settings.model_copy(update={"clients": ()}))()
+        assert (await browser.session())["can"] == ["read", "approve", "hold"]
+        assert settings.oidc is not None
+        oidc = settings.oidc.model_copy(update={"roles": {"Approver": ("read",)}})
+        desk.relay.server.prepare(settings.model_copy(update={"oidc": oidc}))()
+        assert (await browser.session())["principal"] is None
+        await browser.sign_in()
+        assert (await browser.session())["can"] == ["read"]
+        desk.relay.server.prepare(settings.model_copy(update={"oidc": None}))()
+        assert await browser.session() == {
+            "signIn": None,
+            "principal": None,
+            "name": None,
+            "can": [],
+        }

@@ -1,0 +1,257 @@
+"""Sign-ins that have begun, and sessions, under any actions in any order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
+from typing_extensions import override
+
+from relay.api.auth.pending_sign_in import (
+    MAX_TARGET_LENGTH,
+    PENDING_LIFETIME,
+    PendingSignIn,
+    PendingSignIns,
+    SignInRefused,
+)
+from relay.api.auth.sessions import (
+    MAX_SESSIONS,
+    MAX_SESSIONS_OF_PRINCIPAL,
+    SESSION_LIFETIME,
+    Sessions,
+)
+from relay.approvals.request import Caller, Rights
+from relay.clock import SystemClock
+
+BROWSERS = st.integers(0, 2)
+TARGETS = st.sampled_from(["/", "/approve", "/?event=x"])
+PEOPLE = st.integers(0, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A sign-in, and when it began in which browser."""
+
+    browser: int
+    at: float
+    pending: PendingSignIn
+
+
+class SignInMachine(RuleBasedStateMachine):
+    """Three browsers, and an attacker who can show any state and cookie that was ever made.
+
+    The model says which sign-in each browser has. Only that may end, with its own state, once, in
+    time, and with the nonce and the verifier that it began with.
+    """
+
+    begun: Bundle[Begun] = Bundle("begun")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pending = PendingSignIns()
+        self.now = 1000.0
+        self.cookies: dict[int, str] = {}
+        self.ended: set[str] = set()
+
+    @rule(target=begun, browser=BROWSERS, path=TARGETS)
+    def begin(self, browser: int, path: str) -> Begun:
+        """Begin in a browser. Its older sign-in is replaced."""
+        pending = self.pending.begin(path, self.now)
+        self.cookies[browser] = pending.cookie
+        return Begun(browser, self.now, pending)
+
+    @rule(seconds=st.sampled_from([1.0, 299.0, PENDING_LIFETIME - 1, PENDING_LIFETIME]))
+    def wait(self, seconds: float) -> None:
+        """Let time pass."""
+        self.now += seconds
+
+    @rule(browser=BROWSERS, sign_in=begun, other=begun, part=st.sampled_from(["", "x", None]))
+    def finish(self, browser: int, sign_in: Begun, other: Begun, part: str | None) -> None:
+        """Show a state in a browser, of its own sign-in or of another one, whole or altered."""
+        state = other.pending.state if part is None else sign_in.pending.state + part
+        self._finish(self.cookies.get(browser), state)
+
+    @rule(sign_in=begun, other=begun)
+    def replay(self, sign_in: Begun, other: Begun) -> None:
+        """Show a cookie that somebody copied."""
+        self._finish(sign_in.pending.cookie, other.pending.state)
+        self._finish(f"{sign_in.pending.cookie}x", sign_in.pending.state)
+
+    @rule(sign_in=begun)
+    def restart(self, sign_in: Begun) -> None:
+        """A new process has a new key."""
+        with pytest.raises(SignInRefused):
+            PendingSignIns().finish(sign_in.pending.cookie, sign_in.pending.state, self.now)
+
+    def _finish(self, cookie: str | None, state: str) -> None:
+        expected = self._expected(cookie, state)
+        if expected is None:
+            with pytest.raises(SignInRefused):
+                self.pending.finish(cookie, state, self.now)
+            return
+        assert self.pending.finish(expected.cookie, state, self.now) == expected
+        self.ended.add(expected.state)
+
+    def _expected(self, cookie: str | None, state: str) -> PendingSignIn | None:
+        """Return the sign-in that may end now, by the model."""
+        for sign_in in self._made:
+            pending = sign_in.pending
+            is_own = (pending.cookie, pending.state) == (cookie, state)
+            is_in_time = self.now < int(sign_in.at) + PENDING_LIFETIME
+            if is_own and is_in_time and state not in self.ended:
+                return pending
+        return None
+
+    @property
+    def _made(self) -> list[Begun]:
+        values: list[Any] = list(self.names_to_values.values())
+        return [value for value in values if isinstance(value, Begun)]
+
+    @invariant()
+    def every_sign_in_has_values_of_its_own(self) -> None:
+        """No state, nonce or verifier is that of another sign-in, or says another."""
+        values = [
+            value
+            for sign_in in self._made
+            for value in (
+                sign_in.pending.state,
+                sign_in.pending.nonce,
+                sign_in.pending.verifier,
+                sign_in.pending.challenge,
+                sign_in.pending.cookie,
+            )
+        ]
+        assert len(set(values)) == len(values)
+        for sign_in in self._made:
+            for secret in (sign_in.pending.verifier, sign_in.pending.nonce):
+                assert secret not in sign_in.pending.cookie + sign_in.pending.state
+
+
+TestSignIns = SignInMachine.TestCase
+TestSignIns.settings = settings(max_examples=40, stateful_step_count=20)
+
+
+class SetClock(SystemClock):
+    """Both clocks stand still until a test sets them."""
+
+    wall = 1_800_000_000.0
+    elapsed = 1000.0
+
+    @override
+    def now(self) -> datetime:
+        return datetime.fromtimestamp(self.wall, UTC)
+
+    @override
+    def monotonic(self) -> float:
+        return self.elapsed
+
+
+class SessionMachine(RuleBasedStateMachine):
+    """Sessions of three people, compared with a list of what must be open."""
+
+    cookies: Bundle[str] = Bundle("cookies")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = SetClock()
+        self.sessions = Sessions(self.clock)
+        self.open: dict[str, tuple[str, float]] = {}
+
+    @rule(target=cookies, person=PEOPLE, seconds=st.sampled_from([0.0, 300.0, 9999.0]))
+    def begin(self, person: int, seconds: float) -> str:
+        """Sign in."""
+        principal = f"entra:{person}"
+        cookie = self.sessions.begin(Caller(principal, "http", Rights(frozenset())), None, seconds)
+        self._forget()
+        own = [key for key, (other, _) in self.open.items() if other == principal]
+        for key in own[: len(own) + 1 - MAX_SESSIONS_OF_PRINCIPAL if own else 0]:
+            del self.open[key]
+        ends_at = self.clock.monotonic() + min(seconds, SESSION_LIFETIME)
+        self.open[cookie] = (principal, ends_at)
+        return cookie
+
+    @rule(seconds=st.sampled_from([1.0, 299.0, 300.0, SESSION_LIFETIME]))
+    def wait(self, seconds: float) -> None:
+        """Let time pass by both clocks."""
+        self.clock.wall += seconds
+        self.clock.elapsed += seconds
+
+    @rule(cookie=cookies)
+    def sign_out(self, cookie: str) -> None:
+        """End a session, also one that has ended."""
+        self.sessions.end(cookie)
+        self.open.pop(cookie, None)
+
+    @rule(cookie=cookies)
+    def look(self, cookie: str) -> None:
+        """Only an open session is found, and its person is the one who signed in."""
+        self._forget()
+        session = self.sessions.find(cookie)
+        expected = self.open.get(cookie)
+        assert (session and session.caller.principal) == (expected and expected[0])
+        assert self.sessions.find(cookie + "x") is None
+
+    @invariant()
+    def there_are_few(self) -> None:
+        """Each person has at most ten."""
+        assert len(self.sessions) <= 3 * MAX_SESSIONS_OF_PRINCIPAL
+
+    def _forget(self) -> None:
+        now = self.clock.monotonic()
+        self.open = {key: value for key, value in self.open.items() if now < value[1]}
+
+
+TestSessions = SessionMachine.TestCase
+TestSessions.settings = settings(max_examples=40, stateful_step_count=40)
+
+
+@given(target=st.text(max_size=40).map(lambda text: "/" + text) | st.text(max_size=40))
+def test_a_target_is_a_path_that_browsers_understand_as_one(target: str) -> None:
+    """Whatever is accepted stays on the host and below the path, as a browser reads it."""
+    try:
+        pending = PendingSignIns().begin(target, 0.0)
+    except ValueError:
+        return
+    path = pending.target.partition("?")[0]
+    assert pending.target == target
+    assert path.startswith("/")
+    assert not path.startswith("//")
+    assert not {*path.split("/")} & {".", ".."}
+    assert target.isascii()
+    assert target.isprintable()
+    assert not {*"\\#<>\"' "} & {*target}
+
+
+def test_a_target_has_a_maximum_length() -> None:
+    longest = "/" + "a" * (MAX_TARGET_LENGTH - 1)
+    assert PendingSignIns().begin(longest, 0.0).target == longest
+    with pytest.raises(ValueError, match="path of this relay"):
+        PendingSignIns().begin(longest + "a", 0.0)
+
+
+def test_a_relay_has_a_maximum_of_sessions_and_the_oldest_gives_way() -> None:
+    sessions = Sessions(SetClock())
+    cookies = [
+        sessions.begin(Caller(f"entra:{number}", "http", Rights(frozenset())), None, 3600.0)
+        for number in range(MAX_SESSIONS + 1)
+    ]
+    assert len(sessions) == MAX_SESSIONS
+    assert sessions.find(cookies[0]) is None
+    assert all(sessions.find(cookie) for cookie in cookies[1:])
+
+
+def test_either_clock_ends_a_session() -> None:
+    """A clock that is set back lengthens none, and neither does a machine that was suspended."""
+    for wall, elapsed in ((SESSION_LIFETIME, 0.0), (-SESSION_LIFETIME, SESSION_LIFETIME)):
+        clock = SetClock()
+        sessions = Sessions(clock)
+        cookie = sessions.begin(Caller("entra:x", "http", Rights(frozenset())), None, 9999.0)
+        assert sessions.find(cookie) is not None
+        clock.wall += wall
+        clock.elapsed += elapsed
+        assert sessions.find(cookie) is None

@@ -1,0 +1,181 @@
+"""The calls about standing holds, and what other answers say about them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relay.approvals.admission import HOLD_NOTICE
+from relay.events.timestamps import format_rfc3339
+from relay.fleet.agent.votes import HubDecisions, Votes
+from relay.fleet.messages import VoteMessage
+from tests.api.confirmation_links import post_confirmation, post_preview, render_message
+from tests.api.running_relay import (
+    AUTOMATIC,
+    EVENT_ID,
+    Response,
+    RunningRelay,
+    eventually,
+    make_event,
+    run_relay,
+)
+
+FREEZE = make_event(event_type="Freeze")
+VOTE = {"name": "one", "approve": {"votes": 1, "from": ["client:alice"]}}
+
+
+@pytest.fixture
+async def relay(tmp_path: Path) -> AsyncIterator[RunningRelay]:
+    """A relay that starts each Freeze, and with a vote of alice everything else."""
+    approvals = {"rules": [AUTOMATIC, VOTE], "tell_first": "0s"}
+    async with run_relay(tmp_path, approvals=approvals) as relay:
+        yield relay
+
+
+async def _hold(
+    relay: RunningRelay,
+    *,
+    by: str = "alice",
+    headers: dict[str, str] | None = None,
+    seconds: float = 600.0,
+    **changes: Any,
+) -> Response:
+    ends = format_rfc3339(relay.clock.now() + timedelta(seconds=seconds))
+    body = {"match": {}, "ends": ends, "reason": "sale"} | changes
+    return await relay.call("POST", "/v1/standing-holds", body, by=by, headers=headers)
+
+
+async def test_a_standing_hold_from_its_making_to_its_end(relay: RunningRelay) -> None:
+    made = await _hold(relay, match={"event_type": ["Freeze"]})
+    assert (made.status, made.json["notice"]) == (201, HOLD_NOTICE)
+    path = f"/v1/standing-holds/{made.json['holdId']}"
+    await relay.observe(FREEZE)
+    shown = (await relay.call("GET", f"/v1/events/{EVENT_ID}")).json["approval"]
+    whose = {
+        "holdId": made.json["holdId"],
+        "principal": "client:alice",
+        "until": made.json["ends"],
+        "reason": "sale",
+    }
+    assert (shown["state"], shown["standingHolds"]) == ("held", [whose])
+    explained = (await relay.call("GET", f"/v1/events/{EVENT_ID}/rule")).json
+    assert (explained["standingHolds"], explained["holdMeans"]) == ([whose], HOLD_NOTICE)
+    assert (await relay.call("GET", path)).json["state"] == "active"
+    ended = await relay.call("POST", f"{path}/end", {"reason": "over"})
+    assert (ended.status, ended.json["endedBy"]) == (200, "client:alice")
+    await eventually(lambda: relay.azure.started == [(EVENT_ID,)])
+    assert (await relay.call("GET", path)).json["state"] == "ended"
+    (event,) = await relay.recorded_events("standing-hold.ended")
+    assert (event["subject"], event["data"]["endReason"]) == (made.json["holdId"], "over")
+    await eventually(lambda: "standing-hold.ended" in relay.sinks["box"].delivered_names())
+
+
+async def test_the_list_has_those_that_are_not_over_unless_it_is_asked_for_all(
+    relay: RunningRelay,
+) -> None:
+    first = (await _hold(relay)).json["holdId"]
+    later = format_rfc3339(relay.clock.now() + timedelta(seconds=300))
+    second = (await _hold(relay, starts=later)).json["holdId"]
+    await relay.call("POST", f"/v1/standing-holds/{first}/end", {})
+    listed = (await relay.call("GET", "/v1/standing-holds", by="reader")).json["items"]
+    assert [(hold["holdId"], hold["state"]) for hold in listed] == [(second, "upcoming")]
+    listed = (await relay.call("GET", "/v1/standing-holds?over=true")).json["items"]
+    assert [hold["state"] for hold in listed] == ["upcoming", "ended"]
+    assert (await relay.call("GET", "/v1/standing-holds?over=maybe")).status == 422
+    assert (await relay.call("GET", "/v1/standing-holds/none")).status == 404
+
+
+async def test_a_repeat_gets_the_first_answer(relay: RunningRelay) -> None:
+    headers = {"Idempotency-Key": "k"}
+    body: dict[str, Any] = {"ends": format_rfc3339(relay.clock.now() + timedelta(seconds=600))}
+    first = await _hold(relay, headers=headers, **body)
+    second = await _hold(relay, headers=headers, **body)
+    assert (second.status, second.json) == (201, first.json)
+    assert len(await relay.recorded_events("standing-hold.created")) == 1
+    assert (await _hold(relay, headers=headers, **body, reason="other")).status == 409
+    end = f"/v1/standing-holds/{first.json['holdId']}/end"
+    # The same key for another call is another request.
+    assert (await relay.call("POST", end, {}, headers=headers)).status == 409
+    headers = {"Idempotency-Key": "e"}
+    ended = [await relay.call("POST", end, {}, headers=headers) for _ in range(2)]
+    assert [answer.status for answer in ended] == [200, 200]
+    assert (await relay.call("POST", end, {})).status == 409
+
+
+async def test_who_may_make_and_end_a_standing_hold(relay: RunningRelay) -> None:
+    assert (await _hold(relay, by="reader")).status == 403
+    assert (await _hold(relay, by="databases")).status == 403
+    inside = await _hold(relay, by="databases", match={"resources": ["db-1*"]})
+    assert (inside.status, inside.json["within"]) == (201, [["db-*"]])
+    end = f"/v1/standing-holds/{inside.json['holdId']}/end"
+    assert (await relay.call("POST", end, {}, by="reader")).status == 403
+    assert (await relay.call("POST", end, {}, by="drain")).status == 403
+    assert (await relay.call("POST", end, {}, by="alice")).status in (200, 403)
+    assert (await relay.call("POST", end, {}, by=None)).status == 401
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"match": {"event_type": "Reboot"}}, "match.event_type"),
+        ({"match": {"time": {"from": "8"}}}, "match.time.from"),
+        ({"match": {"duration": {"max": 8}}}, "match.duration.max"),
+        ({"ends": "soon"}, "ends"),
+        ({"ends": "2020-01-01T00:00:00Z"}, "ends"),
+        ({"reason": None}, "reason"),
+    ],
+)
+async def test_a_wrong_field_is_named(
+    relay: RunningRelay, changes: dict[str, Any], field: str
+) -> None:
+    answer = await _hold(relay, **changes)
+    assert (answer.status, answer.json["field"]) == (422, field)
+
+
+async def test_no_standing_hold_is_made_while_the_file_cannot_be_written(
+    relay: RunningRelay,
+) -> None:
+    relay.make_store_read_only()
+    answer = await _hold(relay)
+    assert (answer.status, "nothing was decided" in answer.json["detail"]) == (503, True)
+    assert (await relay.call("GET", "/v1/standing-holds")).json["items"] == []
+
+
+async def test_the_confirm_page_says_whose_standing_hold_it_is(relay: RunningRelay) -> None:
+    await _hold(relay)
+    await relay.observe(make_event())
+    message = await render_message(relay)
+    token = message.tokens["approve"]
+    preview = await post_preview(relay, token)
+    facts = {fact["label"]: fact["text"] for fact in preview.json["facts"]}
+    assert {"who": "client:alice"} in facts["Held by"]
+    assert " by a standing hold (“sale”)" in facts["Held by"]
+    assert any(HOLD_NOTICE[1:] in note[0] for note in preview.json["notes"])
+    confirmed = await post_confirmation(relay, token, message.code)
+    assert (confirmed.status, confirmed.json["state"]) == (202, "held")
+    assert confirmed.json["standingHolds"][0]["principal"] == "client:alice"
+    assert {"who": "client:alice"} in confirmed.json["said"]
+
+
+async def test_an_agent_says_that_the_hub_has_the_standing_holds(relay: RunningRelay) -> None:
+    async def publish(_vote: VoteMessage) -> None:
+        raise AssertionError("nothing is asked of the hub")
+
+    agent = HubDecisions(relay.gate.engine, Votes(publish))
+    relay.server.state.relay = replace(relay.relay, gate=agent)
+    path = "/v1/standing-holds"
+    answers = [
+        await _hold(relay),
+        await relay.call("GET", path),
+        await relay.call("GET", f"{path}/h"),
+        await relay.call("POST", f"{path}/h/end", {}),
+    ]
+    assert {(answer.status, answer.json["detail"]) for answer in answers} == {
+        (409, "this relay is an agent: standing holds are on the hub")
+    }
+    relay.server.state.relay = relay.relay

@@ -1,0 +1,182 @@
+"""Reminders of missing votes: one for each state of an event, and only where a vote would help."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from relay.approvals import ApprovalsSettings
+from relay.outbox import StoreSettings
+from relay.outbox.retention import prune
+from tests.approvals.builders import ApprovalFile, build_event
+from tests.approvals.manual_clock import NOON
+from tests.approvals.running_gate import running_gate
+
+RUNBOOK = "https://wiki.example.com/databases#maintenance"
+
+
+def settings(**approve: Any) -> ApprovalsSettings:
+    """Two votes, and a reminder ten minutes before NotBefore."""
+    quorum = {"votes": 2, "from": ["client:alice", "client:bob"], "remind": "10m"} | approve
+    rule = {"name": "all", "approve": quorum, "runbook": RUNBOOK}
+    return ApprovalsSettings.model_validate({"rules": [rule], "hold_expires": "60s"})
+
+
+@pytest.fixture
+def approvals(tmp_path: Path) -> Iterator[ApprovalFile]:
+    """A state file with an event a quarter of an hour before its NotBefore."""
+    file = ApprovalFile(tmp_path / "relay.db", settings())
+    file.record_document(build_event())
+    yield file
+    file.close()
+
+
+def reminders(approvals: ApprovalFile, after: float = 0.0) -> int:
+    """Let time pass, and return how many reminders were recorded."""
+    approvals.clock.advance(after)
+    approvals.apply_transitions()
+    return len(approvals.events("approval.reminder"))
+
+
+def test_one_reminder_comes_when_not_before_is_near(approvals: ApprovalFile) -> None:
+    assert approvals.apply_transitions() == NOON + timedelta(minutes=5)
+    assert reminders(approvals, 299.0) == 0
+    approvals.submit()
+    assert reminders(approvals, 1.0) == 1
+    (reminder,) = approvals.events("approval.reminder")
+    wanted = {
+        "votes": 1,
+        "required": 2,
+        "missing": 1,
+        "rule": "all",
+        "mayVote": ["client:bob"],
+        "uncoveredResources": [],
+        "closes": "2026-04-11T12:15:00Z",
+        "runbook": RUNBOOK,
+    }
+    assert wanted.items() <= dict(reminder.data).items()
+    assert reminder.attributes["causationid"] == approvals.events("event.scheduled")[0].id
+    assert reminders(approvals, 60.0) == 1
+
+
+def test_a_restart_reminds_nobody_again(approvals: ApprovalFile) -> None:
+    assert reminders(approvals, 301.0) == 1
+    approvals.crash()
+    assert reminders(approvals, 1.0) == 1
+    approvals.clock.set_wall_clock(NOON)
+    assert reminders(approvals) == 1
+
+
+def test_each_state_of_an_event_has_one_reminder(approvals: ApprovalFile) -> None:
+    assert reminders(approvals, 301.0) == 1
+    other = build_event(resources=("db-2",))
+    approvals.record_document(other)
+    assert reminders(approvals) == 2
+    approvals.record_document(build_event())
+    assert reminders(approvals) == 2
+    approvals.record_document(build_event(due=3600.0))
+    assert reminders(approvals) == 2
+    assert reminders(approvals, 3600.0 - 900.0) == 3
+
+
+def test_an_event_that_comes_late_has_its_reminder_at_once(tmp_path: Path) -> None:
+    file = ApprovalFile(tmp_path / "late.db", settings())
+    file.record_document(build_event(due=300.0), build_event("E-2", due=None))
+    assert [event.subject for event in file.events("approval.reminder")] == ["E-1"]
+    file.close()
+
+
+def test_nobody_is_reminded_of_what_needs_no_vote(approvals: ApprovalFile) -> None:
+    approvals.submit()
+    approvals.submit(by="bob")
+    assert reminders(approvals, 600.0) == 0
+
+
+def test_nobody_is_reminded_while_the_event_is_held(approvals: ApprovalFile) -> None:
+    approvals.clock.advance(290.0)
+    approvals.submit("hold", "eve")
+    assert reminders(approvals, 59.0) == 0
+    assert reminders(approvals, 1.0) == 1
+
+
+def test_nobody_is_reminded_while_a_standing_hold_is_in_force(approvals: ApprovalFile) -> None:
+    approvals.hold_ahead(ends=400.0)
+    assert reminders(approvals, 399.0) == 0
+    assert reminders(approvals, 1.0) == 1
+
+
+def test_nobody_is_reminded_while_approvals_are_off(approvals: ApprovalFile) -> None:
+    approvals.set_mode("off")
+    assert reminders(approvals, 400.0) == 0
+    approvals.set_mode("dry-run")
+    assert approvals.data("approval.reminder")["dryRun"] is True
+
+
+def test_nobody_is_reminded_when_voting_is_closed_or_not_before_has_passed(
+    tmp_path: Path,
+) -> None:
+    file = ApprovalFile(tmp_path / "closed.db", settings(close_before="5m"))
+    file.record_document(build_event())
+    file.close()
+    file.crash()
+    assert reminders(file, 601.0) == 0
+    assert reminders(file, 900.0) == 0
+    file.close()
+
+
+def test_no_reminder_is_sent_without_the_key(tmp_path: Path) -> None:
+    file = ApprovalFile(tmp_path / "none.db", settings(remind=None))
+    file.record_document(build_event())
+    assert reminders(file, 800.0) == 0
+    assert not file.engine.acts_unasked
+    file.close()
+
+
+def test_a_reminder_is_forgotten_with_its_event(approvals: ApprovalFile) -> None:
+    assert reminders(approvals, 301.0) == 1
+    approvals.record_document()
+    approvals.clock.advance(86400.0)
+    kept = StoreSettings(audit_retain=1.0)
+    approvals.transact(lambda tx: prune(tx, kept, approvals.clock.now()))
+    rows = approvals.connection.execute("SELECT count(*) FROM reminder").fetchone()
+    assert rows == (0,)
+
+
+@pytest.mark.parametrize("close_before", ["10m", "11m"])
+def test_a_reminder_after_the_end_of_voting_is_an_error(close_before: str) -> None:
+    with pytest.raises(ValidationError, match="expected remind to be longer than close_before"):
+        settings(close_before=close_before)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://wiki.example.com",
+        "https://",
+        "https://user:secret@wiki.example.com/",
+        "https://wiki.example.com/a b",
+        "https://wiki.example.com/a)b",
+        "https://wiki.example.com/a|b",
+        "https://wiki.example.com/a>b",
+        "https://wiki.example.com/\n",
+        f"https://wiki.example.com/{'x' * 500}",
+        "javascript:alert(1)",
+    ],
+)
+def test_a_runbook_is_an_https_url(url: str) -> None:
+    rule = {"name": "all", "approve": "automatic", "runbook": url}
+    with pytest.raises(ValidationError, match="expected an https:// URL"):
+        ApprovalsSettings.model_validate({"rules": [rule]})
+
+
+async def test_the_gate_reminds_where_nobody_has_decided_anything(tmp_path: Path) -> None:
+    async with running_gate(tmp_path, build_event(), settings=settings()) as gate:
+        await gate.settle()
+        gate.clock.advance(300.0)
+        (reminder,) = await gate.wait_for_events("approval.reminder")
+        assert reminder.data["missing"] == 2

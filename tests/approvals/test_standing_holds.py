@@ -1,0 +1,493 @@
+"""Standing holds: which events they hold, from when until when, and who makes and ends them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from relay.approvals import ApprovalsSettings
+from relay.approvals.admission import HOLD_NOTICE
+from relay.approvals.standing_hold_admission import (
+    MAX_CREATED,
+    MAX_OPEN,
+    StandingHoldBody,
+)
+from relay.approvals.status import approval_state, approval_summary
+from relay.outbox import StoreSettings
+from relay.outbox.claim_audit import audit_claims
+from relay.outbox.retention import prune
+from tests.approvals.builders import (
+    OPERATOR,
+    REBOOT,
+    SETTINGS,
+    USER_REBOOT,
+    ApprovalFile,
+    build_caller,
+    build_event,
+    decide,
+)
+from tests.approvals.manual_clock import NOON
+from tests.approvals.running_gate import running_gate
+
+DATABASES = build_caller("db", resources=("db-*",))
+
+
+def held(approvals: ApprovalFile, event_id: str = "E-1") -> bool:
+    """Whether an event is held, as the API says."""
+    return approval_state(approvals.status(event_id)) == "held"
+
+
+def test_a_standing_hold_keeps_an_automatic_rule_from_starting_a_later_event(
+    approvals: ApprovalFile,
+) -> None:
+    answer = approvals.hold_ahead(match={"event_source": ["User"]})
+    assert (answer.status, answer.body["principal"]) == (201, "client:eve")
+    approvals.record_document(USER_REBOOT)
+    assert held(approvals)
+    assert (approvals.events("approval.granted"), approvals.claim()) == ([], [])
+    (summary,) = approval_summary(approvals.status())["standingHolds"]
+    assert summary == {
+        "holdId": answer.body["holdId"],
+        "principal": "client:eve",
+        "until": "2026-04-11T12:10:00Z",
+        "reason": "freeze",
+    }
+
+
+def test_votes_under_a_standing_hold_are_recorded_and_grant_at_its_end(
+    approvals: ApprovalFile,
+) -> None:
+    hold_id = approvals.hold_ahead().body["holdId"]
+    approvals.record_document(REBOOT)
+    approvals.submit()
+    answer = approvals.submit(by="bob")
+    assert (answer.body["state"], answer.body["votes"]) == ("held", 2)
+    assert answer.body["standingHolds"][0]["principal"] == "client:eve"
+    recorded = approvals.events("approval.recorded")[-1].data
+    assert recorded["standingHolds"][0]["until"] == "2026-04-11T12:10:00Z"
+    assert approvals.claim() == []
+    assert approvals.end_ahead(hold_id).status == 200
+    (claimed,) = approvals.claim()
+    assert claimed.event_id == "E-1"
+
+
+def test_a_standing_hold_that_comes_after_the_grant_prevents_the_claim(
+    approvals: ApprovalFile,
+) -> None:
+    approvals.record_document(USER_REBOOT)
+    assert approvals.status().active_grant is not None
+    hold_id = approvals.hold_ahead().body["holdId"]
+    assert approvals.claim() == []
+    approvals.end_ahead(hold_id)
+    assert len(approvals.claim()) == 1
+
+
+def test_a_standing_hold_expires_with_an_event_and_lets_what_is_satisfied_go(
+    approvals: ApprovalFile,
+) -> None:
+    hold_id = approvals.hold_ahead(ends=60.0).body["holdId"]
+    approvals.record_document(USER_REBOOT)
+    assert approvals.apply_transitions() == NOON + timedelta(seconds=60)
+    approvals.clock.advance(59.0)
+    approvals.apply_transitions()
+    assert approvals.events("standing-hold.expired") == []
+    approvals.clock.advance(1.0)
+    assert approvals.claim() == []  # it does not apply any more, and nothing is granted yet
+    approvals.apply_transitions()
+    (expired,) = approvals.events("standing-hold.expired")
+    assert (expired.subject, expired.data["notice"]) == (hold_id, HOLD_NOTICE)
+    assert len(approvals.claim()) == 1
+    approvals.apply_transitions()
+    assert len(approvals.events("standing-hold.expired")) == 1
+
+
+def test_a_standing_hold_applies_from_its_start_on(approvals: ApprovalFile) -> None:
+    approvals.hold_ahead(starts=60.0, ends=120.0)
+    approvals.record_document(REBOOT)
+    assert not held(approvals)
+    approvals.clock.advance(60.0)
+    assert held(approvals)
+    approvals.clock.advance(60.0)
+    assert not held(approvals)
+
+
+def test_a_standing_hold_with_hours_applies_within_them_only(approvals: ApprovalFile) -> None:
+    hours = {"from": "12:01", "to": "12:02"}
+    approvals.hold_ahead(match={"time": hours})
+    approvals.record_document(USER_REBOOT)
+    assert not held(approvals)
+    approvals.clock.advance(60.0)
+    assert (held(approvals), approvals.claim()) == (True, [])
+    # The gate looks again when the hours can end.
+    assert approvals.apply_transitions() == NOON + timedelta(minutes=2)
+    approvals.clock.advance(60.0)
+    assert not held(approvals)
+    assert len(approvals.claim()) == 1
+
+
+@pytest.mark.parametrize(
+    ("match", "changes", "is_held"),
+    [
+        ({}, {}, True),
+        ({"event_type": ["reboot"]}, {}, True),
+        ({"event_type": ["Freeze"]}, {}, False),
+        ({"event_type": ["Freeze"]}, {"event_type": None}, True),
+        ({"event_source": ["User"]}, {}, False),
+        ({"event_source": ["User"]}, {"event_source": None}, True),
+        ({"duration": {"max": "8s"}}, {"duration": 9}, False),
+        ({"duration": {"max": "8s"}}, {"duration": None}, True),
+        ({"resources": ["db-*"]}, {"resources": ("web-1", "db-1")}, True),
+        ({"resources": ["db-*"]}, {"resources": ()}, True),
+        ({"resources": ["db-*"]}, {"resources": ("web-1",)}, False),
+        ({"scope": ["pro?"]}, {}, True),
+        ({"scope": ["test"]}, {}, False),
+    ],
+)
+def test_what_azure_does_not_say_counts_as_a_condition_that_is_met(
+    approvals: ApprovalFile, match: dict[str, Any], changes: dict[str, Any], is_held: bool
+) -> None:
+    approvals.hold_ahead(match=match)
+    approvals.record_document(build_event(**changes))
+    assert held(approvals) == is_held
+
+
+def test_a_standing_hold_survives_a_restart(approvals: ApprovalFile) -> None:
+    approvals.hold_ahead()
+    approvals.crash()
+    approvals.record_document(USER_REBOOT)
+    assert (held(approvals), approvals.claim()) == (True, [])
+
+
+def test_a_standing_hold_is_made_whatever_the_mode(approvals: ApprovalFile) -> None:
+    approvals.set_mode("off")
+    assert approvals.hold_ahead().status == 201
+    approvals.set_mode("on")
+    approvals.record_document(USER_REBOOT)
+    assert held(approvals)
+
+
+# --- who may
+
+
+@pytest.mark.parametrize(
+    ("patterns", "status"),
+    [(["db-1"], 201), (["DB-*"], 201), (["db-1", "web-1"], 403), (["*"], 403), (None, 403)],
+)
+def test_a_limited_client_holds_only_what_is_certainly_its_own(
+    approvals: ApprovalFile, patterns: list[str] | None, status: int
+) -> None:
+    match = {"resources": patterns} if patterns is not None else {}
+    assert approvals.hold_ahead(DATABASES, match).status == status
+
+
+def test_a_limited_client_holds_no_event_that_also_concerns_others(
+    approvals: ApprovalFile,
+) -> None:
+    """It could not hold such an event by hand either."""
+    answer = approvals.hold_ahead(DATABASES, {"resources": ["db-*"]})
+    assert answer.body["within"] == [["db-*"]]
+    approvals.record_document(
+        build_event("E-1"),
+        build_event("E-2", resources=("db-1", "web-1")),
+        build_event("E-3", resources=()),
+    )
+    assert [held(approvals, event) for event in ("E-1", "E-2", "E-3")] == [True, False, False]
+
+
+def test_a_client_without_the_right_makes_no_standing_hold(approvals: ApprovalFile) -> None:
+    answer = approvals.hold_ahead(build_caller("eve", "read", "approve"))
+    assert (answer.status, "you may not hold" in answer.body["detail"]) == (403, True)
+    assert approvals.events("standing-hold.created") == []
+
+
+def test_its_author_or_an_operator_ends_a_standing_hold(approvals: ApprovalFile) -> None:
+    first = approvals.hold_ahead().body["holdId"]
+    second = approvals.hold_ahead().body["holdId"]
+    answer = approvals.end_ahead(first, "alice")
+    assert (answer.status, "client:eve made the standing hold" in answer.body["detail"]) == (
+        403,
+        True,
+    )
+    assert approvals.end_ahead(first, build_caller("eve", "read")).status == 403
+    assert approvals.end_ahead(first).status == 200
+    assert approvals.end_ahead(second, OPERATOR).status == 200
+    assert [event.data["endedBy"] for event in approvals.events("standing-hold.ended")] == [
+        "client:eve",
+        "client:op",
+    ]
+    assert approvals.end_ahead(first).status == 409
+    assert approvals.end_ahead("unknown").status == 404
+
+
+def test_an_operator_with_limits_ends_only_what_these_cover(approvals: ApprovalFile) -> None:
+    everything = approvals.hold_ahead().body["holdId"]
+    databases = approvals.hold_ahead(match={"resources": ["db-7"]}).body["holdId"]
+    limited = build_caller("op", "operate", resources=("db-*",))
+    assert approvals.end_ahead(everything, limited).status == 403
+    assert approvals.end_ahead(databases, limited).status == 200
+
+
+def test_another_principal_of_the_author_ends_a_standing_hold(tmp_path: Path) -> None:
+    people = {"ann": ("client:alice", "client:carol")}
+    approvals = ApprovalFile(tmp_path / "relay.db", SETTINGS.model_copy(update={"people": people}))
+    hold_id = approvals.hold_ahead("alice").body["holdId"]
+    assert approvals.end_ahead(hold_id, "bob").status == 403
+    assert approvals.end_ahead(hold_id, "carol").status == 200
+    approvals.close()
+
+
+@pytest.mark.parametrize(
+    ("starts", "ends", "problem"),
+    [
+        (None, -1.0, "in the future"),
+        (None, 0.0, "in the future"),
+        (20.0, 10.0, "after starts"),
+        (None, 367 * 86400.0, "within 366 days"),
+    ],
+)
+def test_the_time_of_a_standing_hold_is_ahead_and_bounded(
+    approvals: ApprovalFile, starts: float | None, ends: float, problem: str
+) -> None:
+    answer = approvals.hold_ahead(starts=starts, ends=ends)
+    assert (answer.status, answer.body["field"]) == (422, "ends")
+    assert problem in answer.body["detail"]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"match": {"colour": ["red"]}},
+        {"match": {"resources": []}},
+        {"match": {"resources": ["x" * 257]}},
+        {"match": {"resources": ["x"] * 101}},
+        {"ends": "tomorrow"},
+        {"ends": "2026-04-11T12:10:00"},
+        {"ends": "2026-02-30T12:10:00Z"},
+        {"reason": ""},
+        {"reason": None},
+    ],
+)
+def test_a_body_that_is_wrong_is_refused(wrong: dict[str, Any]) -> None:
+    good = {"match": {}, "ends": "2026-04-11T12:10:00Z", "reason": "freeze"}
+    StandingHoldBody.model_validate(good)
+    with pytest.raises(ValidationError):
+        StandingHoldBody.model_validate(good | wrong)
+
+
+def test_conditions_come_back_as_the_configuration_writes_them(approvals: ApprovalFile) -> None:
+    match = {
+        "event_type": ["Reboot"],
+        "duration": {"min": "500ms", "max": "2m"},
+        "resources": ["db-*"],
+        "time": {"days": ["mon"], "from": "08:00", "to": "24:00", "zone": "Europe/Oslo"},
+    }
+    answer = approvals.hold_ahead(match=match)
+    assert answer.body["match"] == match | {"duration": {"min": "500ms", "max": "120s"}}
+    again = approvals.hold_ahead(match=answer.body["match"])
+    assert again.body["match"] == answer.body["match"]
+
+
+# --- repeats and bounds
+
+
+def test_a_repeat_gets_the_first_answer_and_makes_no_second_hold(approvals: ApprovalFile) -> None:
+    first = approvals.hold_ahead(request_id="r")
+    approvals.clock.advance(3600.0)  # its time is over, and the answer is still the first
+    second = approvals.hold_ahead(request_id="r")
+    assert (second.body, second.repeat) == (first.body, True)
+    assert len(approvals.events("standing-hold.created")) == 1
+    other = approvals.hold_ahead(request_id="r", digest="other")
+    assert (other.status, "another body" in other.body["detail"]) == (409, True)
+
+
+def test_the_number_of_standing_holds_is_bounded(approvals: ApprovalFile) -> None:
+    answers = [approvals.hold_ahead().status for _ in range(MAX_CREATED + 1)]
+    assert answers == [201] * MAX_CREATED + [409]
+    more = range(MAX_OPEN - MAX_CREATED + 1)
+    statuses = [approvals.hold_ahead(f"client{number}").status for number in more]
+    assert statuses == [201] * (MAX_OPEN - MAX_CREATED) + [409]
+
+
+# --- what the answers say
+
+
+def test_a_release_says_whose_standing_hold_is_left(approvals: ApprovalFile) -> None:
+    approvals.hold_ahead()
+    approvals.record_document(REBOOT)
+    answer = approvals.submit("release", "alice")
+    assert answer.status == 409
+    assert "of client:eve until 2026-04-11T12:10:00Z" in answer.body["detail"]
+    assert "Azure proceeds at NotBefore regardless" in answer.body["detail"]
+    approvals.submit("hold", "alice")
+    assert decide(approvals, "release", "alice") == "held"
+
+
+def test_every_text_about_a_standing_hold_says_that_azure_proceeds(
+    approvals: ApprovalFile,
+) -> None:
+    created = approvals.hold_ahead().body
+    ended = approvals.end_ahead(created["holdId"]).body
+    approvals.hold_ahead(ends=1.0)
+    approvals.clock.advance(1.0)
+    approvals.apply_transitions()
+    texts = [created, ended, *(event.data for event in approvals.events())]
+    assert len(texts) == 6
+    assert {text["notice"] for text in texts} == {HOLD_NOTICE}
+
+
+def test_answers_name_the_ten_standing_holds_that_end_last(approvals: ApprovalFile) -> None:
+    for number in range(12):
+        approvals.hold_ahead(ends=60.0 * (number + 1), reason=f"r{number}")
+    approvals.record_document(REBOOT)
+    named = approval_summary(approvals.status())["standingHolds"]
+    assert [hold["reason"] for hold in named] == [f"r{number}" for number in range(11, 1, -1)]
+    assert len(approvals.submit().body["standingHolds"]) == 10
+
+
+# --- another program, and old rows
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "DELETE FROM standing_hold",
+        "UPDATE standing_hold SET ended = '2026-04-11T12:00:00.000000Z'",
+        "UPDATE standing_hold SET ends = '2026-04-11T12:00:00.000000Z'",
+        "UPDATE standing_hold SET starts = '2030-01-01T00:00:00.000000Z'",
+        'UPDATE standing_hold SET conditions = \'{"event_type": ["Freeze"]}\'',
+        "UPDATE standing_hold SET within = '[[\"web-*\"]]'",
+    ],
+)
+@pytest.mark.parametrize("moment", ["before the grant", "before the claim"])
+def test_a_standing_hold_that_is_taken_out_of_its_table_still_holds(
+    approvals: ApprovalFile, change: str, moment: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    if moment == "before the claim":
+        approvals.record_document(USER_REBOOT)
+    approvals.hold_ahead()
+    approvals.connection.execute(change)
+    problems = audit_claims(approvals.connection).problems
+    assert "is in the journal and not so in its table" in problems[-1]
+    approvals.record_document(USER_REBOOT)
+    assert approvals.claim() == []
+    assert held(approvals)
+    assert "changed by another program" in caplog.text
+    assert audit_claims(approvals.connection).problems == ()
+
+
+def test_a_standing_hold_that_somebody_puts_into_the_table_ends_at_the_next_grant(
+    approvals: ApprovalFile,
+) -> None:
+    approvals.hold_ahead(match={"resources": ["web-*"]})
+    approvals.connection.execute("UPDATE standing_hold SET hold_id = 'forged', number = 7")
+    assert len(audit_claims(approvals.connection).problems) == 2
+    approvals.record_document(USER_REBOOT)
+    assert len(approvals.claim()) == 1
+    assert audit_claims(approvals.connection).problems == ()
+
+
+def test_a_standing_hold_in_force_stays_in_the_journal_whatever_its_age(
+    approvals: ApprovalFile,
+) -> None:
+    settings = StoreSettings(audit_retain=1.0)
+    hold_id = approvals.hold_ahead(ends=300 * 86400.0).body["holdId"]
+    approvals.clock.advance(200 * 86400.0)
+    approvals.transact(lambda tx: prune(tx, settings, approvals.clock.now()))
+    assert len(approvals.events("standing-hold.created")) == 1
+    approvals.record_document(build_event(due=None, event_source="User"))
+    assert held(approvals)
+    approvals.end_ahead(hold_id)
+    approvals.clock.advance(86400.0)
+    approvals.transact(lambda tx: prune(tx, settings, approvals.clock.now()))
+    assert approvals.events("standing-hold.created") == []
+    assert approvals.transact(lambda tx: tx.standing_holds.find(hold_id)) is None
+
+
+# --- the gate
+
+
+def _match(*types: str) -> dict[str, Sequence[str]]:
+    return {"event_type": types}
+
+
+async def test_the_gate_sends_no_start_request_until_the_standing_hold_expires(
+    tmp_path: Path,
+) -> None:
+    approvals = ApprovalFile(tmp_path / "relay.db")
+    approvals.hold_ahead(match=_match("Reboot"), ends=60.0)
+    approvals.close()
+    settings = ApprovalsSettings.model_validate(
+        {"rules": [{"name": "all", "approve": "automatic"}], "tell_first": "0s"}
+    )
+    freeze = build_event("E-2", event_type="Freeze")
+    async with running_gate(tmp_path, REBOOT, freeze, settings=settings) as gate:
+        await gate.wait_for_start_requests(1)
+        gate.clock.advance(59.0)
+        await gate.settle()
+        assert gate.azure.sent == [("E-2",)]
+        gate.clock.advance(1.0)
+        await gate.wait_for_start_requests(2)
+
+
+async def test_a_standing_hold_that_comes_during_the_fresh_read_stops_the_start_request(
+    tmp_path: Path,
+) -> None:
+    async with running_gate(tmp_path, settings=SETTINGS) as gate:
+        gate.azure.may_read.clear()
+        await gate.record_document(USER_REBOOT)
+        await gate.wait_for_events("approval.granted")
+        assert gate.azure.reads == 1
+        answer = await gate.hold_ahead(
+            StandingHoldBody.model_validate(
+                {"match": {}, "ends": "2026-04-11T12:05:00Z", "reason": "wait"}
+            )
+        )
+        gate.azure.may_read.set()
+        await gate.settle()
+        assert gate.azure.sent == []
+        await gate.end_ahead(answer.body["holdId"])
+        gate.clock.advance(1.0)  # the gate pauses after a claim that it did not get
+        await gate.wait_for_start_requests(1)
+
+
+async def test_the_gate_sends_once_the_hours_of_a_standing_hold_are_over(tmp_path: Path) -> None:
+    async with running_gate(tmp_path, settings=SETTINGS) as gate:
+        hours = {"time": {"from": "11:00", "to": "12:01"}}
+        await gate.hold_ahead(
+            StandingHoldBody.model_validate(
+                {"match": hours, "ends": "2026-04-12T00:00:00Z", "reason": "r"}
+            )
+        )
+        await gate.record_document(USER_REBOOT)
+        await gate.settle()
+        assert gate.azure.sent == []
+        gate.clock.advance(60.0)
+        await gate.wait_for_start_requests(1)
+
+
+async def test_an_open_grant_goes_on_when_the_hours_of_a_standing_hold_end(
+    tmp_path: Path,
+) -> None:
+    async with running_gate(tmp_path, settings=SETTINGS) as gate:
+        gate.azure.may_read.clear()
+        await gate.record_document(USER_REBOOT)
+        await gate.wait_for_events("approval.granted")
+        await gate.hold_ahead(
+            StandingHoldBody.model_validate(
+                {
+                    "match": {"time": {"from": "11:00", "to": "12:01"}},
+                    "ends": "2026-04-12T00:00:00Z",
+                    "reason": "r",
+                }
+            )
+        )
+        gate.azure.may_read.set()
+        await gate.settle()
+        assert gate.azure.sent == []
+        gate.clock.advance(60.0)
+        await gate.wait_for_start_requests(1)

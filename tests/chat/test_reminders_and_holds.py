@@ -1,0 +1,189 @@
+"""Messages about reminders and standing holds, and the link to a runbook on each platform."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from relay.approvals import ApprovalsSettings
+from relay.approvals.admission import HOLD_NOTICE
+from relay.approvals.standing_hold_admission import CreateRequest, EndRequest, StandingHoldBody
+from relay.approvals.standing_hold_engine import create_standing_hold, end_standing_hold
+from relay.chat.cards.card import Card
+from relay.chat.cards.event_card import event_card
+from relay.chat.cards.grouped_card import grouped_card
+from relay.chat.platforms.apprise.text import card_text
+from relay.chat.platforms.mattermost.post_rendering import attachments
+from relay.chat.platforms.slack.blocks import card_message as slack_message
+from relay.chat.platforms.teams.card import card_message as teams_message
+from tests.approvals.builders import ORIGIN, build_caller, build_event, build_status
+from tests.chat.slack_block_kit import is_valid_block_kit, rich_text_elements
+from tests.chat.slack_server import TEAM
+from tests.chat.teams_server import schema_errors
+from tests.chat.wall_platform import Wall, WallRelay, plain_text, relay_with_wall
+from tests.journey.relay_process import eventually
+
+RUNBOOK = "https://wiki.example.com/a_b*c/databases?x=1#maintenance"
+PAGE = "https://relay.example.com/approve#t"
+SETTINGS = ApprovalsSettings.model_validate(
+    {
+        "rules": [
+            {
+                "name": "data_bases",
+                "approve": {"votes": 1, "from": ["client:alice"], "remind": "10m"},
+                "runbook": RUNBOOK,
+            }
+        ]
+    }
+)
+
+
+def card() -> Card:
+    """Return the card of an event whose rule has a runbook."""
+    return event_card(build_status(settings=SETTINGS), link=lambda *_: PAGE, code=None)
+
+
+# --- a runbook
+
+
+def test_a_card_names_the_runbook_of_its_rule_until_the_event_is_over() -> None:
+    assert card().runbooks == (("data_bases", RUNBOOK),)
+    statuses = [build_status(build_event(f"E-{number}"), settings=SETTINGS) for number in range(3)]
+    assert grouped_card(statuses, link=None, code=None).runbooks == (("data_bases", RUNBOOK),)
+    over = build_status(settings=SETTINGS, live=False)
+    assert event_card(over, link=None, code=None).runbooks == ()
+
+
+def test_slack_links_to_the_runbook() -> None:
+    blocks = [dict(block) for block in slack_message(card(), TEAM, None).blocks]
+    assert is_valid_block_kit(blocks)
+    links = [each for each in rich_text_elements(blocks) if each["type"] == "link"]
+    assert [(link["url"], link["text"]) for link in links if link["url"] != PAGE] == [
+        (RUNBOOK, RUNBOOK)
+    ]
+
+
+def test_teams_links_to_the_runbook() -> None:
+    content = teams_message(card())["attachments"][0]["content"]
+    assert list(schema_errors(content)) == []
+    texts = [block["text"] for block in content["body"] if block["type"] == "TextBlock"]
+    assert rf"Runbook of rule [data\_bases]({RUNBOOK})" in texts
+
+
+def test_mattermost_links_to_the_runbook() -> None:
+    main, *_ = attachments(card(), {}, lambda _: {})
+    assert f"Runbook of rule [data_bases]({RUNBOOK})" in main["text"]
+
+
+def test_a_service_of_apprise_gets_the_url_of_the_runbook() -> None:
+    assert f"\n\nRunbook of rule data_bases: {RUNBOOK}\n\n" in card_text(card())
+
+
+# --- reminders
+
+
+async def test_a_reminder_is_a_line_in_the_thread_of_the_message(tmp_path: Path) -> None:
+    async with relay_with_wall(tmp_path, Wall(), approvals_settings=SETTINGS) as relay:
+        await relay.deliver_document(build_event())
+        relay.clock.advance(301.0)
+        await relay.deliver_document(build_event())
+        (line,) = relay.wall.threads["m1"]
+        assert line.partition(": ")[2] == (
+            "Reminder: 0 of 1 votes, 1 missing, from client:alice; voting closes at 12:15. "
+            "Azure proceeds at NotBefore regardless."
+        )
+
+
+@pytest.mark.parametrize("events", [["approval.reminder"], ["*"]])
+async def test_a_pager_gets_one_message_for_a_reminder(tmp_path: Path, events: list[str]) -> None:
+    wall = Wall(can_edit=False)
+    async with relay_with_wall(tmp_path, wall, approvals_settings=SETTINGS, events=events) as relay:
+        await relay.deliver_document(build_event())
+        before = list(wall.calls)
+        relay.clock.advance(301.0)
+        for _ in range(2):
+            await relay.deliver_document(build_event())
+        if events == ["*"]:
+            assert (before, wall.calls) == (["post"], ["post", "reply"])
+        else:
+            assert (before, wall.calls) == ([], ["post"])
+            (posted,) = wall.cards.values()
+            assert plain_text(posted.notes[0]).startswith("Reminder: 0 of 1 votes, 1 missing")
+
+
+async def test_a_message_is_edited_when_the_time_that_is_left_changes(tmp_path: Path) -> None:
+    async with relay_with_wall(tmp_path, Wall(), approvals_settings=SETTINGS) as relay:
+        await relay.deliver_document(build_event())
+        assert "at most 15 min left" in plain_text(relay.wall.cards["m1"].summary)
+        await relay.pass_time(301.0)
+        await eventually(lambda: "10 min" in plain_text(relay.wall.cards["m1"].summary))
+        assert relay.wall.calls == ["post", "edit"]
+
+
+# --- standing holds
+
+
+async def _hold(relay: WallRelay) -> str:
+    body = StandingHoldBody.model_validate(
+        {
+            "match": {"resources": ["db-*"]},
+            "ends": "2026-04-11T12:10:00Z",
+            "reason": "@all <b>sale</b>",
+        }
+    )
+    request = CreateRequest(caller=build_caller("eve"), at=relay.clock.now(), body=body)
+    answer = await relay.store.transact(lambda tx: create_standing_hold(tx, ORIGIN, request))
+    return str(answer.body["holdId"])
+
+
+async def _end(relay: WallRelay, hold_id: str) -> None:
+    request = EndRequest(caller=build_caller("eve"), at=relay.clock.now(), hold_id=hold_id)
+    await relay.store.transact(lambda tx: end_standing_hold(tx, ORIGIN, request, {}))
+
+
+async def test_messages_say_whose_standing_hold_it_is_from_its_making_to_its_end(
+    tmp_path: Path,
+) -> None:
+    async with relay_with_wall(tmp_path, Wall()) as relay:
+        await relay.deliver_document(build_event(), build_event("E-2", resources=("web-1",)))
+        hold_id = await _hold(relay)
+        await relay.pass_time(60.0)
+        await eventually(lambda: relay.wall.cards["m1"].tone == "held")
+        held = dict(relay.wall.cards["m1"].facts)["Held by"]
+        assert plain_text(held) == (
+            "client:eve until 12:10 by a standing hold (“@all <b>sale</b>”)"
+        )
+        assert HOLD_NOTICE[1:] in plain_text(relay.wall.cards["m1"].notes[-1])
+        assert relay.wall.decisions("m1") == ["approve", "hold"]
+        assert relay.wall.cards["m2"].tone == "waiting"
+        await _end(relay, hold_id)
+        await relay.pass_time(60.0)
+        await eventually(lambda: relay.wall.cards["m1"].tone == "waiting")
+        await relay.settle()
+        made, ended = (line.partition(": ")[2] for line in relay.wall.threads[None])
+        assert made == (
+            "client:eve holds resources db-* from 12:00 until 12:10 (“@all <b>sale</b>”). "
+            f"A{HOLD_NOTICE[1:]}."
+        )
+        assert ended == "client:eve ended the standing hold of client:eve on resources db-*."
+
+
+async def test_a_message_says_when_a_standing_hold_is_over_by_time(tmp_path: Path) -> None:
+    async with relay_with_wall(tmp_path, Wall()) as relay:
+        await _hold(relay)
+        await relay.deliver_document(build_event())
+        assert "Held by" in dict(relay.wall.cards["m1"].facts)
+        for _ in range(10):
+            await relay.pass_time(60.0)
+        await eventually(lambda: relay.wall.cards["m1"].tone == "waiting")
+
+
+async def test_a_vote_under_a_standing_hold_says_so_in_the_thread(tmp_path: Path) -> None:
+    async with relay_with_wall(tmp_path, Wall()) as relay:
+        await _hold(relay)
+        await relay.deliver_document(build_event())
+        await relay.submit()
+        await relay.settle()
+        (line,) = relay.wall.threads["m1"]
+        assert "It is held by client:eve until 12:10 (standing hold)." in line

@@ -1,0 +1,129 @@
+"""The verbs about standing holds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from relay.approvals.admission import HOLD_NOTICE
+from relay.cli._decision import AZURE_PROCEEDS
+from relay.simulator import Plan
+from tests.cli.command import run_command
+from tests.cli.running_relay import LOCAL_PRINCIPAL, READER_KEY, RunningRelay, running_relay
+
+RULES = [
+    {"name": "users", "match": {"event_source": ["User"]}, "approve": "automatic"},
+    {
+        "name": "one",
+        "approve": {"votes": 1, "from": [LOCAL_PRINCIPAL], "remind": "5m"},
+        "runbook": "https://wiki.example.com/one",
+    },
+]
+
+
+@pytest.fixture
+async def relay(tmp_path: Path) -> AsyncIterator[RunningRelay]:
+    """A relay that approves what users start."""
+    async with running_relay(tmp_path, rules=RULES) as relay:
+        yield relay
+
+
+async def test_a_standing_hold_from_the_command_line_until_its_end(relay: RunningRelay) -> None:
+    assert (await relay.run("holds")).out == "no standing holds\n"
+    added = await relay.run(
+        "holds", "add", "--type", "Reboot", "--resource", "db-*", "--for", "2h", "--reason", "sale"
+    )
+    assert (added.code, added.err.strip()) == (0, AZURE_PROCEEDS)
+    hold_id = re.search(
+        r"standing hold (\w{8}) holds event_type Reboot; resources db-\*", added.out
+    )
+    assert hold_id is not None
+    event = await relay.announce(Plan(type="Reboot", source="User", resources=("db-1",)))
+    shown = await relay.get_event(event)
+    assert shown["approval"]["state"] == "held"
+    whose = rf"standing hold {hold_id[1]} of {LOCAL_PRINCIPAL} until .* \(sale\)"
+    for verb in ("show", "explain"):
+        text = (await relay.run(verb, event.event_id)).out
+        assert re.search(rf"held by +{whose}; .*{re.escape(HOLD_NOTICE)}", text)
+    listed = await relay.run("holds")
+    assert re.search(rf"{hold_id[1]} +active .*{LOCAL_PRINCIPAL} .*db-\*", listed.out)
+    assert AZURE_PROCEEDS in listed.err
+    ended = await relay.run("holds", "end", hold_id[1], "--reason", "sold out")
+    assert f"standing hold {hold_id[1]} is ended" in ended.out
+    await relay.wait_for_webhook("startrequest.accepted", event.event_id)
+    assert (await relay.run("holds")).out == "no standing holds\n"
+    over = (await relay.run("holds", "--over", "--json")).json["items"]
+    assert [(hold["state"], hold["endedBy"]) for hold in over] == [("ended", LOCAL_PRINCIPAL)]
+    again = await relay.run("holds", "end", hold_id[1])
+    assert (again.code, "no such standing hold that is not over" in again.err) == (1, True)
+
+
+async def test_a_vote_under_a_standing_hold_says_whose_it_is(relay: RunningRelay) -> None:
+    await relay.run("holds", "add", "--every-event", "--for", "2h", "--reason", "sale")
+    event = await relay.announce()
+    voted = await relay.run("approve", event.event_id, "--yes")
+    assert re.search(rf"held \(1 of 1 vote\): standing hold \w+ of {LOCAL_PRINCIPAL}", voted.out)
+    assert "runbook" in voted.err
+    shown = (await relay.run("show", event.event_id)).out
+    assert f"approve, 1 of 1 vote, standing hold of {LOCAL_PRINCIPAL}" in shown
+    await relay.run("hold", event.event_id)
+    released = await relay.run("release", event.event_id)
+    assert re.search(r"released; standing hold \w+ of .* still holds it", released.out)
+
+
+async def test_explain_shows_the_runbook_and_when_people_are_reminded(relay: RunningRelay) -> None:
+    event = await relay.announce()
+    explained = (await relay.run("explain", event.event_id)).out
+    assert re.search(r"runbook +https://wiki.example.com/one", explained)
+    assert re.search(r"reminder +.*\(in (9|10) min\)", explained)
+
+
+async def test_conditions_as_in_a_rule(relay: RunningRelay) -> None:
+    added = await relay.run(
+        *("holds", "add", "--starts", "2026-01-01T00:00", "--for", "3650d", "--reason", "r"),
+        *("--match", "{duration: {max: 8s}, time: {days: [fri], from: '16:00'}}", "--json"),
+    )
+    assert (added.code, "within 366 days" in added.err) == (1, True)
+    added = await relay.run(
+        *("holds", "add", "--for", "1h", "--reason", "r", "--scope", "west", "--json"),
+        *("--match", "{duration: {max: 8s}, time: {days: [fri], from: '16:00'}}"),
+    )
+    assert added.json["match"] == {
+        "scope": ["west"],
+        "duration": {"max": "8s"},
+        "time": {"days": ["fri"], "from": "16:00", "to": "24:00", "zone": "UTC"},
+    }
+
+
+async def test_who_may_only_read_makes_no_standing_hold(relay: RunningRelay) -> None:
+    command = ("holds", "add", "--every-event", "--for", "1h", "--reason", "r")
+    refused = await relay.run(*command, "--url", relay.url, "--key", READER_KEY)
+    assert (refused.code, "may not hold" in refused.err) == (3, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--for", "1h"], "expected conditions"),
+        (["--type", "Reboot", "--every-event", "--for", "1h"], "expected conditions"),
+        (["--type", "Reboot"], "expected one of --for and --ends"),
+        (["--type", "Reboot", "--for", "1h", "--ends", "2026-01-01"], "expected one of"),
+        (["--type", "Reboot", "--for", "soon"], "--for: expected a duration"),
+        (["--type", "Reboot", "--for", "999999999999d"], "--for:"),
+        (["--type", "Reboot", "--ends", "soon"], "--ends: expected a time"),
+        (["--match", "[", "--for", "1h"], "--match: expected conditions"),
+        (
+            ["--match", "{event_type: [Freeze]}", "--type", "Reboot", "--for", "1h"],
+            "event_type once",
+        ),
+    ],
+)
+def test_a_wrong_call_names_what_was_expected(arguments: list[str], problem: str) -> None:
+    result = run_command(
+        *("holds", "add", "--reason", "r", *arguments),
+        *("--url", "http://127.0.0.1:9", "--key", "k"),
+    )
+    assert (result.code, problem in result.err) == (2, True), result.err

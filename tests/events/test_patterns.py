@@ -1,0 +1,65 @@
+"""Which pattern is certainly inside another."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relay.events.match import matches_any
+from relay.events.patterns import are_inside, is_inside
+
+_PATTERNS = st.text("ab*?[!]-", max_size=7)
+_NAMES = st.text("ab-[]!", max_size=6)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "cover"),
+    [
+        ("db-1", "db-*"),
+        ("DB-1", "db-*"),
+        ("db-*", "DB-*"),
+        ("db-1*", "db-*"),
+        ("db-?", "db-*"),
+        ("db-[12]", "db-?"),
+        ("db-[12]", "db-[12]"),
+        ("db-1", "db-[12]"),
+        ("a*b*c", "a*c"),
+        ("*", "**"),
+        ("**", "*"),
+    ],
+)
+def test_a_pattern_inside_another(pattern: str, cover: str) -> None:
+    assert is_inside(pattern, cover)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "cover"),
+    [
+        ("*", "db-*"),
+        ("d*", "db-*"),
+        ("db-*", "db-?"),
+        ("db-?", "db-1"),
+        ("*-1", "db-*"),
+        ("db-[123]", "db-[12]"),
+        ("[]", "?"),
+        ("*", "?*"),
+        ("web-1", "db-*"),
+    ],
+)
+def test_a_pattern_that_can_match_more_is_not_inside(pattern: str, cover: str) -> None:
+    assert not is_inside(pattern, cover)
+
+
+def test_each_pattern_needs_a_cover() -> None:
+    assert are_inside(["db-1", "web-*"], ["web-*", "db-*"])
+    assert not are_inside(["db-1", "x"], ["web-*", "db-*"])
+    assert not are_inside(["db-1"], [])
+
+
+@given(pattern=_PATTERNS, cover=_PATTERNS, name=_NAMES)
+def test_what_a_pattern_inside_another_matches_the_other_matches(
+    pattern: str, cover: str, name: str
+) -> None:
+    if matches_any([pattern], name) and is_inside(pattern, cover):
+        assert matches_any([cover], name)

@@ -1,0 +1,202 @@
+"""A relay as a process reads its configuration again: with SIGHUP, and over the API."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import orjson
+
+from relay.simulator import VM, Plan, Setup, Simulator
+from tests.background_tasks import BackgroundTasks
+from tests.counting_proxy import counting_proxy
+from tests.journey.relay_process import (
+    KEY,
+    RelayProcess,
+    client,
+    eventually,
+    inbox,
+    name_of,
+    relay,
+    webhook,
+)
+from tests.rabbitmq import Reachable
+
+OTHER_KEY = "another-bearer-key-for-tests"
+
+
+@dataclass(slots=True)
+class Stream:
+    """A reader of /v1/stream."""
+
+    names: list[str] = field(default_factory=list)
+    is_open: bool = False
+
+    async def read(self, url: str, key: str) -> None:
+        """Read until the stream ends."""
+        headers = {"Authorization": f"Bearer {key}"}
+        timeout = aiohttp.ClientTimeout(total=None)
+        async with (
+            aiohttp.ClientSession(timeout=timeout) as session,
+            session.get(f"{url}/v1/stream", headers=headers) as response,
+        ):
+            async for line in response.content:
+                self.is_open = True
+                if line.startswith(b"data: "):
+                    self.names.append(name_of(orjson.loads(line[6:])))
+        self.is_open = False
+
+
+async def reload(process: RelayProcess, **sections: Any) -> tuple[int, Any]:
+    """Change sections of the configuration, and let the relay read it."""
+    process.document |= sections
+    process.write_document()
+    return await process.call("POST", "/v1/reload")
+
+
+async def test_a_reload_keeps_what_did_not_change_and_refuses_what_it_cannot_take_over(
+    broker: Reachable, exchange: str, tmp_path: Path
+) -> None:
+    stream, watched = Stream(), Stream()
+    async with (
+        inbox() as drain,
+        inbox() as second,
+        counting_proxy(broker.amqp_url()) as (proxy, amqp_url),
+        Simulator(Setup(vms=(VM("vm-0"),))) as sim,
+    ):
+        bus = {"kind": "rabbitmq", "name": "bus", "url": amqp_url, "exchange": exchange}
+        watcher = client("watcher", key=OTHER_KEY, can=["read"])
+        document = {
+            "source": {"url": sim.url},
+            "sinks": [bus, webhook(drain.url)],
+            "api": {"clients": [client(), watcher]},
+        }
+        async with relay(tmp_path / "relay", document) as process:
+            await process.start()
+            tasks = (stream.read(process.url, KEY), watched.read(process.url, OTHER_KEY))
+            async with BackgroundTasks(*tasks):
+                await eventually(lambda: stream.is_open and watched.is_open)
+                event = sim.schedule(Plan(type="Reboot", resources=("vm-0",), lasts=None))
+                await eventually(lambda: drain.types_of(event.event_id) == ["event.scheduled"])
+                await eventually(lambda: proxy.open == 1)
+                assert process.process is not None
+
+                # A new sink gets the event that is live. A removed client loses its stream.
+                sinks = [bus, webhook(drain.url), webhook(second.url, "second")]
+                clients = {"clients": [client()], "public_url": "https://relay.example.com"}
+                status, body = await reload(process, sinks=sinks, api=clients)
+                assert (status, body) == (
+                    200,
+                    {
+                        "changes": [
+                            {"key": "sinks.second", "change": "added"},
+                            {"key": "api.public_url", "change": "changed"},
+                            {"key": "api.clients.watcher", "change": "removed"},
+                        ]
+                    },
+                )
+                await eventually(lambda: second.types_of(event.event_id) == ["event.scheduled"])
+                await eventually(lambda: not watched.is_open)
+
+                # A wrong file leaves everything as it is, and the relay says where it is wrong.
+                wrong = webhook(second.url, "second", timeout="soon")
+                process.document["sinks"] = [bus, wrong]
+                process.write_document()
+                process.process.send_signal(signal.SIGHUP)
+                await eventually(lambda: "was not reloaded" in process.log)
+                status, ready = await process.call("GET", "/readyz")
+                assert (status, ready["status"], ready["configuration"]) == (200, "ok", "refused")
+                assert ready["configurationProblem"].startswith(
+                    f"{tmp_path}/relay/relay.yaml:1: sinks[1].timeout: expected a duration"
+                )
+
+                # What needs a restart is named, with its place.
+                status, problem = await reload(process, sinks=sinks, scope="another")
+                assert (status, problem["restartRequired"]) == (422, ["scope"])
+                assert problem["detail"] == (
+                    f"restart required for: scope ({tmp_path}/relay/relay.yaml:1). "
+                    "Nothing was changed"
+                )
+
+                # SIGHUP takes a good file over.
+                del process.document["scope"]
+                process.document["sinks"] = sinks
+                process.document["source"] |= {"interval": "500ms"}
+                process.write_document()
+                process.process.send_signal(signal.SIGHUP)
+                await eventually(lambda: "SIGHUP): source.interval changed" in process.log)
+                assert "configuration" not in (await process.call("GET", "/readyz"))[1]
+                sim.start(event)
+                sim.end(event)
+                for box in (drain, second):
+                    await eventually(lambda box=box: "event.ended" in box.types_of(event.event_id))
+                await eventually(lambda: "event.ended" in stream.names)
+            assert stream.names.count("event.scheduled") == 1
+            assert [name_of(each) for each in drain.events] == ["event.scheduled", "event.ended"]
+            assert [name_of(each) for each in second.events] == ["event.scheduled", "event.ended"]
+            assert (proxy.accepted, proxy.open) == (1, 1)
+            assert await process.stop() == 0
+        assert "Traceback" not in process.log
+
+
+async def test_a_hangup_during_the_start_is_a_reload_after_it(tmp_path: Path) -> None:
+    async with (
+        Simulator(Setup(vms=(VM("vm-0"),))) as sim,
+        relay(tmp_path, {"source": {"url": sim.url}, "relay": "vm-0"}) as process,
+    ):
+        await process.start(ready=False)
+        assert process.process is not None
+        await eventually(lambda: "the configuration is" in process.log, every=0.005)
+        process.process.send_signal(signal.SIGHUP)
+        await eventually(process.ready)
+        await eventually(lambda: "was reloaded (asked for by SIGHUP): nothing" in process.log)
+
+        # While an editor writes the file, it can be empty or missing.
+        file = tmp_path / "relay.yaml"
+        file.write_text("")
+        process.process.send_signal(signal.SIGHUP)
+        await eventually(lambda: "expected keys, the file is empty" in process.log)
+        file.unlink()
+        process.process.send_signal(signal.SIGHUP)
+        await eventually(lambda: "expected a file that can be read: No such file" in process.log)
+
+        # The log changes its form and its level.
+        process.document["telemetry"] = {"log": "json", "level": "debug"}
+        process.write_document()
+        process.process.send_signal(signal.SIGHUP)
+        await eventually(lambda: "telemetry.log changed, telemetry.level changed" in process.log)
+        assert await process.stop() == 0
+        lines = process.log.splitlines()
+        first = next(at for at, line in enumerate(lines) if line.startswith("{"))
+        assert "SIGHUP" in orjson.loads(lines[first])["message"]
+        assert {"level", "message"} <= set.intersection(
+            *(set(orjson.loads(line)) for line in lines[first:])
+        )
+
+
+async def test_a_relay_stops_in_the_middle_of_a_reload(tmp_path: Path) -> None:
+    """The old receiver still holds a delivery, so the reload waits for its answer."""
+    async with (
+        inbox() as slow,
+        inbox() as other,
+        Simulator(Setup(vms=(VM("vm-0"),))) as sim,
+        relay(tmp_path, {"source": {"url": sim.url}, "sinks": [webhook(slow.url)]}) as process,
+    ):
+        slow.answers_after = 60.0
+        await process.start()
+        event = sim.schedule(Plan(type="Reboot", resources=("vm-0",), lasts=None))
+        await eventually(lambda: slow.types_of(event.event_id) == ["event.scheduled"])
+        process.document["sinks"] = [webhook(other.url)]
+        process.write_document()
+        assert process.process is not None
+        process.process.send_signal(signal.SIGHUP)
+        await asyncio.sleep(0.5)
+        assert await process.stop() == 0
+        assert "Traceback" not in process.log
+        await process.start()
+        await eventually(lambda: other.types_of(event.event_id) == ["event.scheduled"])
+        assert await process.stop() == 0

@@ -1,0 +1,140 @@
+"""Who may read the page: keys, and people who sign in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from aiohttp import web
+from playwright.async_api import Page, expect
+from pytest_aiohttp import AiohttpServer
+
+from relay.api.auth.sessions import SESSION_LIFETIME
+from tests.api.entra import ANN, principal
+from tests.api.running_relay import RunningRelay
+from tests.api.signed_in import run_desk
+from tests.page.scenes import page_url, show
+
+KEPT = "() => JSON.stringify([localStorage, document.cookie, location.href, history.state])"
+"""Returns what a page keeps outside of sessionStorage."""
+
+
+async def enter(page: Page, key: str) -> None:
+    """Enter a key."""
+    await page.get_by_label("Your key or token").fill(key)
+    await page.get_by_role("button", name="Continue").click()
+
+
+async def test_a_key_is_asked_for_kept_in_the_tab_and_forgotten(
+    page: Page, relay: RunningRelay
+) -> None:
+    await page.goto(page_url(relay, "log"))
+    await expect(page.get_by_label("Your key or token")).to_be_focused()
+    await enter(page, "bearer-test-key-of-alice")
+    await expect(page.get_by_role("heading", name="Log")).to_be_visible()
+    await expect(page.locator("#principal")).to_have_text("client:alice")
+    assert "bearer" not in await page.evaluate(KEPT)
+    assert await page.locator("#key").input_value() == ""
+    await page.reload()
+    await expect(page.get_by_role("heading", name="Log")).to_be_visible()
+    await page.get_by_role("button", name="Forget key").click()
+    await expect(page.get_by_label("Your key or token")).to_be_focused()
+    await expect(page.locator("#view")).to_be_hidden()
+    assert "bearer" not in await page.evaluate("() => JSON.stringify(sessionStorage)")
+    await page.reload()
+    await expect(page.get_by_label("Your key or token")).to_be_visible()
+
+
+async def test_a_wrong_key_is_explained_and_not_kept(page: Page, relay: RunningRelay) -> None:
+    await page.goto(page_url(relay))
+    field = page.get_by_label("Your key or token")
+    for key, problem in (
+        ("", "The key is missing."),
+        ("schlüssel von alice", "This cannot be a key"),
+        ("bearer-test-key-of-nobody", "The relay does not know this key"),
+        ("bearer-test-key-of-mute", "You may not read here: client:mute may not read"),
+    ):
+        await enter(page, key)
+        await expect(page.get_by_role("alert").filter(has_text=problem)).to_be_visible()
+        await expect(field).to_be_focused()
+        await expect(field).to_have_attribute("aria-invalid", "true")
+        assert await page.evaluate("() => sessionStorage.length") == 0, key
+
+
+async def test_a_key_that_is_withdrawn_ends_the_visit(page: Page, relay: RunningRelay) -> None:
+    await show(page, relay, by="reader")
+    relay.server.suspend_clients(["reader"])
+    await expect(page.locator("#key-wrong")).to_contain_text("or it is not valid any more")
+    await expect(page.locator("#view")).to_be_hidden()
+
+
+async def test_people_sign_in_with_entra_id_decide_and_sign_out(page: Page, tmp_path: Path) -> None:
+    async with run_desk(tmp_path) as desk:
+        await page.goto(f"{desk.public_url}/#/log")
+        link = page.get_by_role("link", name="Sign in with Entra ID")
+        await expect(link).to_be_focused()
+        await expect(page.get_by_label("Your key or token")).to_be_hidden()
+        await link.click()
+        await page.get_by_role("link", name="Ann Example").click()
+        await expect(page.get_by_role("heading", name="Log")).to_be_visible()  # where she was
+        await expect(page.locator("#principal")).to_have_text("Ann Example")
+        await page.get_by_role("link", name="Now").click()
+        await page.get_by_role("button", name="Approve").click()
+        await page.get_by_role("dialog").get_by_role("button", name="Approve").click()
+        await expect(page.get_by_role("heading", name="Recorded")).to_be_focused()
+        (vote,) = await desk.relay.recorded_events("approval.recorded")
+        assert vote["data"]["principal"] == principal(ANN)
+        await page.get_by_role("button", name="Close").click()
+        await page.get_by_role("button", name="Sign out").click()
+        await expect(link).to_be_focused()
+        assert (await desk.relay.call("GET", "/v1/events", by=None)).status == 401
+        await page.get_by_text("Use a key instead").click()
+        await enter(page, "bearer-test-key-of-alice")
+        await expect(page.get_by_role("heading", name="Scheduled now")).to_be_visible()
+
+
+async def test_a_session_that_ends_asks_to_sign_in_again(page: Page, tmp_path: Path) -> None:
+    async with run_desk(tmp_path) as desk:
+        await page.goto(f"{desk.public_url}/")
+        await page.get_by_role("link", name="Sign in with Entra ID").click()
+        await page.get_by_role("link", name="Ann Example").click()
+        await expect(page.get_by_role("heading", name="Scheduled now")).to_be_visible()
+        desk.relay.clock.offset += SESSION_LIFETIME + 1
+        await expect(page.get_by_role("alert").first).to_have_text(
+            "Your session has ended. Sign in again."
+        )
+
+
+async def test_behind_a_path_of_a_proxy(
+    page: Page, relay: RunningRelay, aiohttp_server: AiohttpServer
+) -> None:
+    async def forward(request: web.Request) -> web.StreamResponse:
+        target = f"http://127.0.0.1:{relay.server.port}/{request.match_info['rest']}"
+        passed = {
+            name: value
+            for name, value in request.headers.items()
+            if name in ("Authorization", "Last-Event-ID", "Content-Type", "Idempotency-Key")
+        }
+        async with relay.session.request(
+            request.method,
+            target,
+            params=request.query,
+            data=await request.read(),
+            headers=passed,
+        ) as answer:
+            response = web.StreamResponse(status=answer.status, headers=answer.headers)
+            response.headers.pop("Content-Length", None)
+            await response.prepare(request)
+            async for part in answer.content.iter_any():
+                await response.write(part)
+            return response
+
+    application = web.Application()
+    application.router.add_route("*", "/ops/{rest:.*}", forward)
+    server = await aiohttp_server(application)
+    await page.goto(str(server.make_url("/ops/")))
+    await enter(page, "bearer-test-key-of-alice")
+    await expect(page.locator("#live")).to_have_text("Live")
+    await relay.decide("hold", by="bob")
+    await expect(page.locator(".event")).to_contain_text("on hold")
+    await page.goto("about:blank")
+    relay.server.state.detach()  # ends the stream that the proxy still reads

@@ -1,0 +1,216 @@
+"""The page says whether the relay works, and what waits: sinks, dead letters, fleet, connection."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from playwright.async_api import Page, Request, expect
+
+from relay.api.server.limits import ServerLimits
+from tests.api.running_relay import RunningRelay, eventually, make_event
+from tests.page.scenes import (
+    DB,
+    WEB,
+    Link,
+    Polling,
+    attach_parts,
+    break_sinks,
+    look_again,
+    make_roster,
+    make_scopes,
+    page_url,
+    run_page_relay,
+    show,
+)
+
+
+async def test_a_relay_that_is_well_says_so(page: Page, relay: RunningRelay) -> None:
+    await show(page, relay)
+    await expect(page.locator("#health li")).to_have_text(
+        [
+            "Source read seconds ago",
+            "State file written",
+            "Broker bus takes events",
+            "Approvals link connected",
+            "Sinks 2 of 2 take events",
+            "Approvals on",
+        ]
+    )
+    await expect(page.locator("#sinks-badge")).to_be_hidden()
+
+
+async def test_each_part_that_does_not_work_is_named_first_with_its_reason(
+    page: Page, tmp_path: Path
+) -> None:
+    async with run_page_relay(tmp_path) as relay:
+        link, polling = Link(), Polling()
+        attach_parts(relay, approvals_link=link, polling=polling)
+        await break_sinks(relay)
+        await relay.call("PUT", "/v1/approvals/mode", {"mode": "dry-run"})
+        await show(page, relay)
+        health = page.locator("#health")
+        await expect(health.locator("li").first).to_contain_text("Broker bus failing")
+        await expect(health).to_contain_text("The broker does not answer: 10.0.0.4:5671")
+        await expect(health).to_contain_text("Sink ops paused")
+        await expect(health).to_contain_text("Approvals dry run: nothing is started")
+        relay.azure.lost, link.is_connected = True, False
+        polling.clock_offset = -95.0
+        relay.make_store_read_only()
+        assert (await relay.decide()).status == 503  # the first write that fails
+        await look_again(page)
+        await expect(health).to_contain_text("Source lost")
+        await expect(health).to_contain_text("The metadata service gives no usable answer")
+        await expect(health).to_contain_text("State file failing")
+        await expect(health).to_contain_text("Approvals link not connected")
+        await expect(health).to_contain_text("Clock 2 min behind Azure’s")
+        await page.get_by_role("button", name="Hold").click()
+        await expect(page.get_by_role("dialog")).to_contain_text("Approvals are a dry run")
+        await page.get_by_role("dialog").get_by_role("button", name="Hold").click()
+        await expect(page.get_by_role("dialog").locator("#decide-wrong")).not_to_be_empty()
+
+
+async def test_approvals_that_are_off_leave_no_buttons(page: Page, relay: RunningRelay) -> None:
+    await relay.call("PUT", "/v1/approvals/mode", {"mode": "off"})
+    await show(page, relay)
+    await expect(page.locator("#health")).to_contain_text("off: nothing can be decided")
+    await expect(page.locator(".event")).to_contain_text("approvals are off")
+    await expect(page.locator(".event").get_by_role("button")).to_have_count(0)
+
+
+# --- sinks
+
+
+async def test_sinks_show_what_waits_and_send_again(page: Page, tmp_path: Path) -> None:
+    async with run_page_relay(tmp_path) as relay:
+        await break_sinks(relay)
+        await show(page, relay, "sinks")
+        bus = page.get_by_role("article", name="Sink bus")
+        await expect(bus).to_contain_text("failing")
+        await expect(bus).to_contain_text("connection refused")
+        await expect(bus).to_contain_text(f"Waiting{relay.dispatcher.worker('bus').waiting}, the")
+        await expect(bus.locator("dd").nth(1)).to_contain_text("open")
+        letters = page.locator("#dead tr")
+        await expect(letters).to_have_count(5)
+        await expect(letters.first).to_contain_text("The receiver answered 404: no such path")
+        await expect(page.locator("#sinks-badge")).to_contain_text("3")
+        relay.sinks["drain"].failure = None
+        await letters.last.get_by_role("button", name="Send event.scheduled to drain again").click()
+        await expect(page.locator("#said")).to_contain_text("It is sent to drain again.")
+        await expect(letters).to_have_count(4)
+        await page.get_by_role("button", name="Send all of drain again").click()
+        await expect(page.get_by_text("Nothing was given up.")).to_be_visible()
+        await eventually(lambda: len(relay.sinks["drain"].delivered) == 5)
+
+
+async def test_a_sink_is_paused_tested_and_resumed(page: Page, relay: RunningRelay) -> None:
+    await show(page, relay, "sinks")
+    ops = page.get_by_role("article", name="Sink ops")
+    await ops.get_by_role("button", name="Send a test message to ops").click()
+    await eventually(lambda: "relay.ping" in relay.sinks["ops"].delivered_names())
+    await ops.get_by_role("button", name="Pause ops").click()
+    await expect(ops).to_contain_text("Paused by client:alice")
+    assert relay.dispatcher.status()[2].state == "paused"
+    await expect(ops.get_by_role("button", name="Resume ops")).to_be_focused()
+    await page.keyboard.press("Enter")
+    await expect(ops).to_contain_text("takes events")
+    assert relay.dispatcher.status()[2].state == "on"
+
+
+async def test_who_may_not_operate_gets_no_buttons_for_sinks(page: Page, tmp_path: Path) -> None:
+    async with run_page_relay(tmp_path) as relay:
+        await break_sinks(relay)
+        await show(page, relay, "sinks", by="bob")
+        await expect(page.locator("#dead tr")).to_have_count(5)
+        assert await page.locator("#view").get_by_role("button").count() == 0
+
+
+async def test_a_dead_letter_is_sent_again_from_its_event(page: Page, tmp_path: Path) -> None:
+    async with run_page_relay(tmp_path) as relay:
+        await break_sinks(relay)
+        await show(page, relay)
+        await page.get_by_role("link", name="Redeploy of").click()
+        await expect(page.locator("#deliveries-title")).to_contain_text("1 dead letter")
+        relay.sinks["drain"].failure = None
+        await page.locator("#open").get_by_role("button", name="to drain again").click()
+        await expect(page.locator("#deliveries-title")).not_to_contain_text("dead letter")
+        await expect(page.locator("#open tr")).to_have_count(2)  # for bus and ops
+
+
+# --- a hub
+
+
+async def test_a_hub_shows_its_agents_and_one_scope_if_asked(page: Page, tmp_path: Path) -> None:
+    async with run_page_relay(tmp_path, is_hub=True) as relay:
+        attach_parts(relay, roster=make_roster(relay), polling=None)
+        await make_scopes(relay)
+        await show(page, relay, "fleet")
+        scopes = page.locator("#scopes details")
+        await expect(scopes.first).to_contain_text("all silent: nobody hears of events here")
+        await expect(scopes.nth(1)).to_contain_text("1 of 5 silent")
+        row = page.get_by_role("row", name="db_0")
+        await expect(row).to_contain_text("4 s ahead")
+        await page.get_by_role("link", name="Now").click()
+        await expect(page.locator(".event")).to_have_count(2)
+        await expect(page.locator("#health")).to_contain_text("Agents heard")
+        await page.get_by_label("Scope").select_option(WEB)
+        await expect(page.locator(".event")).to_have_count(1)
+        await expect(page.locator(".event")).to_contain_text(WEB)
+        await page.get_by_role("link", name="Fleet").click()
+        await expect(scopes).to_have_count(1)
+        await page.get_by_label("Scope").select_option(DB)
+        await expect(scopes).to_contain_text("db_0")
+
+
+# --- the connection
+
+
+async def test_a_lost_connection_is_shown_with_the_age_of_the_data_and_comes_back(
+    page: Page, relay: RunningRelay
+) -> None:
+    positions: list[str | None] = []
+
+    async def note(request: Request) -> None:
+        if request.url.endswith("/v1/stream"):
+            positions.append((await request.all_headers()).get("last-event-id"))
+
+    page.on("request", note)
+    await show(page, relay)
+    await relay.decide("hold", by="bob")
+    await expect(page.locator(".event")).to_contain_text("on hold")
+    attached = relay.relay
+    relay.server.state.detach()
+    await expect(page.locator("#live")).to_have_text("Connection lost")
+    bar = page.get_by_role("region", name="Connection")
+    await expect(bar).to_contain_text("Connection lost:")
+    await expect(bar).to_contain_text("What you see is from ")
+    await expect(page.locator(".event")).to_contain_text("on hold")  # it stays, and is marked
+    assert (await page.title()).startswith("? ")
+    await relay.observe(make_event(), make_event(event_id="E-2"))
+    relay.server.state.attach(attached)
+    await bar.get_by_role("button", name="Try now").click()
+    await expect(page.locator("#live")).to_have_text("Live")
+    await expect(bar).to_be_hidden()
+    await expect(page.locator(".event")).to_have_count(2)
+    await page.get_by_role("link", name="Log").click()
+    await expect(page.locator("#log li")).to_have_count(3)  # nothing is missing, nothing is twice
+    assert positions == ["0", "2"]
+
+
+async def test_a_relay_without_room_for_a_stream_is_asked_again_and_again(
+    page: Page, tmp_path: Path
+) -> None:
+    async with run_page_relay(tmp_path, limits=ServerLimits(max_streams_per_principal=0)) as relay:
+        await relay.observe(make_event())
+        await page.clock.install()
+        await page.add_init_script(
+            "sessionStorage.setItem('imds-relay key', 'bearer-test-key-of-alice')"
+        )
+        await page.goto(page_url(relay))
+        await expect(page.locator("#live")).to_have_text("Every 10 s")
+        await expect(page.get_by_role("region", name="Connection")).to_contain_text(
+            "No live updates: The maximum of 0 streams of client:alice is open."
+        )
+        await expect(page.locator(".event")).to_have_count(1)
+        await relay.observe(make_event(), make_event(event_id="E-2"))
+        await page.clock.run_for(12_000)
+        await expect(page.locator(".event")).to_have_count(2)

@@ -1,0 +1,158 @@
+"""The page and hostile text, hostile pages, and paths that nobody should get."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from playwright.async_api import Page, expect
+
+from relay.errors import Deferred, Rejected
+from relay.fleet.hub.roster import Agent, Roster
+from tests.api.running_relay import SCOPE, RunningRelay, eventually, make_event
+from tests.api.test_confirm_page_hostile import ATTACKS
+from tests.page.scenes import attach_parts, page_url, run_page_relay, show
+
+SPELL = (
+    "<img src=x onerror=\"document.title='caught'\"><script>document.title='caught'</script>"
+    "<svg onload=\"document.title='caught'\">"
+)
+COUNT = """() => ({
+  images: document.querySelectorAll('img').length,
+  scripts: document.querySelectorAll('script').length,
+  handlers: [...document.querySelectorAll('*')].flatMap(node => [...node.attributes])
+    .filter(attribute => /^on/i.test(attribute.name)).length,
+  title: document.title.startsWith('caught'),
+})"""
+CLEAN = {"images": 0, "scripts": 1, "handlers": 0, "title": False}
+
+
+async def test_text_from_azure_and_people_is_never_markup(page: Page, tmp_path: Path) -> None:
+    """Every field that others write holds markup, in every view."""
+    async with run_page_relay(tmp_path) as relay:
+        fields: dict[str, Any] = {
+            "resources": (SPELL,),
+            "description": SPELL,
+            "event_source": SPELL,
+            "resource_type": SPELL,
+        }
+        event = make_event(**fields)
+        relay.sinks["drain"].failure = Rejected(SPELL, status=400)
+        relay.sinks["bus"].failure = Deferred(SPELL, after=0.01)
+        odd_id, odd_type = make_event(event_id=SPELL), make_event(event_id="E-3", event_type=SPELL)
+        await relay.observe(event, odd_id, odd_type)
+        await relay.decide("hold", by="bob", revision=event.revision, reason=SPELL)
+        await relay.decide(by="reader", revision=event.revision, reason=SPELL)
+        changed = replace(event, description=f"again {SPELL}", event_status="Scheduled")
+        await relay.observe(changed, odd_id, odd_type)
+        bus = relay.dispatcher.worker("bus").health.circuit
+        await eventually(lambda: bus.is_failing)
+        await eventually(lambda: not relay.dispatcher.worker("drain").waiting)
+        await show(page, relay)
+        for view, ready in (
+            ("", ".event"),
+            (f"event/{SCOPE}/{event.event_id}", ".timeline"),
+            ("log", "#log li"),
+            ("sinks", "#dead tr"),
+        ):
+            await page.goto(page_url(relay, view))
+            await page.locator(ready).first.wait_for()
+            await expect(page.locator("#view")).to_contain_text("<img src=x onerror=")
+            assert await page.evaluate(COUNT) == CLEAN, view
+        await page.goto(page_url(relay))
+        await page.get_by_role("button", name=f"Approve: Reboot of {SPELL}").click()
+        await expect(page.get_by_role("dialog")).to_contain_text("<img src=x onerror=")
+        assert await page.evaluate(COUNT) == CLEAN
+        await page.get_by_role("button", name="Cancel").click()
+        await page.locator(".event h2 a", has_text=SPELL).first.click()
+        await page.locator(".timeline").wait_for()
+        assert await page.evaluate(COUNT) == CLEAN
+
+
+async def test_text_of_agents_is_never_markup(page: Page, tmp_path: Path) -> None:
+    async with run_page_relay(tmp_path, is_hub=True) as relay:
+        agent = Agent(
+            scope="s-1",
+            relay="web_1",
+            name=SPELL,
+            user=SPELL,
+            first_heard=relay.clock.now(),
+            version=SPELL,
+            zone=SPELL,
+        )
+        attach_parts(relay, roster=Roster([agent]))
+        await show(page, relay, "fleet")
+        await expect(page.locator("#scopes")).to_contain_text("<img src=x onerror=")
+        assert await page.evaluate(COUNT) == CLEAN
+
+
+async def test_an_answer_that_holds_markup_is_shown_as_text(
+    page: Page, relay: RunningRelay
+) -> None:
+    """A proxy can answer anything."""
+    await page.route(
+        "**/v1/approvals",
+        lambda route: route.fulfill(status=409, json={"detail": SPELL, "revision": SPELL}),
+    )
+    await show(page, relay)
+    await page.get_by_role("button", name="Hold").click()
+    await page.get_by_role("dialog").get_by_role("button", name="Hold").click()
+    await expect(page.locator("#decide-wrong")).to_contain_text("<img src=x")
+    assert await page.evaluate(COUNT) == CLEAN
+
+
+async def test_injected_scripts_do_not_run(page: Page, relay: RunningRelay) -> None:
+    """Even if a script of the page could be tricked, the policy stops it."""
+    await show(page, relay)
+    for attack in ATTACKS:
+        stopped = await page.evaluate(f"""() => new Promise(done => {{
+          addEventListener('securitypolicyviolation', event => done(event.effectiveDirective),
+            {{ once: true }});
+          try {{ {attack} }} catch {{ }}
+        }})""")
+        assert stopped in ("require-trusted-types-for", "script-src-elem", "script-src"), attack
+        assert "caught" not in await page.title(), attack
+
+
+async def test_a_decision_needs_the_key_and_a_page_without_one_shows_nothing(
+    page: Page, relay: RunningRelay
+) -> None:
+    await relay.observe(make_event(resources=("a-secret-machine",)))
+    await page.goto(page_url(relay))
+    await expect(page.get_by_label("Your key or token")).to_be_visible()
+    assert "a-secret-machine" not in await page.content()
+    for path in ("/v1/events", "/v1/status", "/v1/sinks", "/v1/stream", "/v1/fleet"):
+        assert (await relay.call("GET", path, by=None)).status == 401, path
+    for path in ("/v1/status", "/v1/sinks"):
+        assert (await relay.call("GET", path, by="mute")).status == 403, path
+
+
+async def test_every_file_has_the_policy_and_other_files_are_not_served(
+    relay: RunningRelay,
+) -> None:
+    index = await relay.call("GET", "/", by=None)
+    text = index.body.decode()
+    files = {part.split('"')[0] for part in text.split("page/")[1:]}
+    assert {"main.js", "style.css", "store.js"} <= files
+    for path in ("/", *(f"/page/{name}" for name in sorted(files))):
+        answer = await relay.call("GET", path, by=None)
+        policy = answer.headers["Content-Security-Policy"]
+        assert answer.status == 200, path
+        assert "default-src 'none'" in policy
+        assert "script-src 'self'" in policy
+        assert "unsafe" not in policy
+        assert "trusted-types 'none'" in policy
+        assert "frame-ancestors 'none'" in policy
+        assert answer.headers["X-Content-Type-Options"] == "nosniff"
+        assert answer.headers["Referrer-Policy"] == "no-referrer"
+        assert b"http://" not in answer.body.replace(b"http://www.w3.org/2000/svg", b"")
+        assert b"https://" not in answer.body
+    for name in ("missing.js", "..%2fsettings.py", "%2e%2e%2fsettings.py", "main.js%00", ".."):
+        assert (await relay.call("GET", f"/page/{name}", by=None)).status == 404, name
+
+
+async def test_another_page_cannot_frame_it(page: Page, relay: RunningRelay) -> None:
+    async with page.expect_console_message(lambda message: "frame-ancestors" in message.text):
+        await page.set_content(f'<iframe src="{page_url(relay)}"></iframe>')
+    assert "Your key" not in await page.frames[-1].content()

@@ -1,0 +1,1 @@
+"""Tests of the roles: how a relay is put together, and how it reloads."""

@@ -1,0 +1,365 @@
+"""What a reload changes, what it leaves, and that nothing is lost or done twice meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Literal
+
+import pytest
+
+from relay.config import sink_modules
+from relay.delivery.dispatcher import Dispatcher
+from relay.sinks import Receipt, SinkSettings
+from tests.journey.relay_process import client, eventually, inbox, name_of, webhook
+from tests.roles.reloadable_relay import OTHER_KEYS, reloadable_relay, voter
+
+AUTOMATIC = {"name": "all", "approve": "automatic"}
+OPERATOR = client("operator")
+
+
+def api(*clients: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """Return the section of the API with the operator and these clients."""
+    return {"listen": "127.0.0.1:0", "clients": [OPERATOR, *clients], **more}
+
+
+def by_votes(votes: int, *names: str) -> dict[str, Any]:
+    """Return a rule that takes votes of these clients."""
+    return {
+        "name": "votes",
+        "approve": {"votes": votes, "from": [f"client:{name}" for name in names]},
+    }
+
+
+# --- decisions
+
+
+async def test_a_grant_of_a_rule_that_is_gone_is_not_sent(tmp_path: Path) -> None:
+    async with (
+        inbox() as drain,
+        reloadable_relay(
+            tmp_path,
+            sinks=[webhook(drain.url)],
+            approvals={"tell_first": "100s", "rules": [AUTOMATIC]},
+        ) as relay,
+    ):
+        drain.status = 503  # so the StartRequest waits for the notice
+        event = relay.schedule()
+        await eventually(lambda: _is(relay.state(event), "granted"))
+        assert await relay.reload(approvals={"tell_first": "0s", "rules": []}) == [
+            ("approvals.tell_first", "changed"),
+            ("approvals.rules.all", "removed"),
+        ]
+        await eventually(lambda: _has(relay.told("startrequest.failed"), 1))
+        assert await relay.state(event) == "none"
+        assert relay.starts(event) == 0
+
+        # With the rule again, the event is granted again, and started once.
+        await relay.reload(approvals={"tell_first": "0s", "rules": [AUTOMATIC]})
+        await eventually(lambda: relay.starts(event) == 1)
+        assert len(await relay.told("approval.granted")) == 2
+        await eventually(lambda: _has(relay.told("startrequest.accepted"), 1))
+        assert relay.starts(event) == 1
+
+
+async def test_the_vote_of_a_client_that_is_gone_does_not_count(tmp_path: Path) -> None:
+    rule = by_votes(2, "alice", "bob", "carol")
+    clients = api(voter("alice"), voter("bob"), voter("carol"))
+    async with reloadable_relay(
+        tmp_path, approvals={"tell_first": "0s", "rules": [rule]}, api=clients
+    ) as relay:
+        event = relay.schedule()
+        await eventually(lambda: _is(relay.state(event), "pending"))
+        assert (await relay.vote(event, "alice"))[0] == 202
+        await relay.reload(
+            api=api(voter("bob"), voter("carol")),
+            approvals={"tell_first": "0s", "rules": [by_votes(2, "bob", "carol")]},
+        )
+        assert (await relay.call("GET", "/v1/events", key=OTHER_KEYS["alice"]))[0] == 401
+        status, answer = await relay.vote(event, "bob")
+        assert (status, answer["state"], answer["votes"]) == (202, "pending", 1)
+        assert relay.starts(event) == 0
+        assert (await relay.vote(event, "carol"))[1]["state"] == "granted"
+        await eventually(lambda: relay.starts(event) == 1)
+
+
+async def test_a_new_rule_grants_what_waits_for_it_once_new_sinks_know_of_it(
+    tmp_path: Path,
+) -> None:
+    async with inbox() as late, reloadable_relay(tmp_path) as relay:
+        late.status = 503
+        event = relay.schedule()
+        await eventually(lambda: _is(relay.state(event), "none"))
+        await relay.reload(
+            sinks=[webhook(late.url)], approvals={"tell_first": "100s", "rules": [AUTOMATIC]}
+        )
+        await eventually(lambda: _is(relay.state(event), "granted"))
+        await asyncio.sleep(1.0)  # two polls
+        assert relay.starts(event) == 0, "the new sink was not told first"
+        late.status = 204
+        await eventually(lambda: relay.starts(event) == 1)
+        await eventually(lambda: len(late.types_of(event.event_id)) >= 2)
+        assert late.types_of(event.event_id)[:2] == ["event.scheduled", "approval.granted"]
+
+
+async def test_the_mode_of_the_configuration_holds_at_once(tmp_path: Path) -> None:
+    rules = {"tell_first": "0s", "rules": [AUTOMATIC]}
+    async with reloadable_relay(tmp_path, approvals=rules) as relay:
+        await relay.reload(approvals={**rules, "enabled": False})
+        event = relay.schedule()
+        await eventually(lambda: _is(relay.state(event), "none"))
+        await relay.reload(approvals={**rules, "dry_run": True})
+        await eventually(lambda: _has(relay.told("approval.granted"), 1))
+        assert relay.starts(event) == 0
+        await relay.reload(approvals=rules)
+        await eventually(lambda: relay.starts(event) == 1)
+
+
+# --- sinks
+
+
+async def test_what_waits_for_a_changed_sink_goes_to_its_new_address_in_order(
+    tmp_path: Path,
+) -> None:
+    async with (
+        inbox() as old,
+        inbox() as new,
+        reloadable_relay(tmp_path, sinks=[webhook(old.url)]) as relay,
+    ):
+        old.status = 503
+        events = [relay.schedule() for _ in range(3)]
+        await eventually(lambda: relay.running.relay.dispatcher.status()[0].waiting == 3)
+        relay.azure.start(events[0])
+        await eventually(lambda: relay.running.relay.dispatcher.status()[0].waiting == 4)
+        assert await relay.reload(sinks=[webhook(new.url)]) == [("sinks.drain", "changed")]
+        await eventually(lambda: len(new.events) == 4)
+        assert new.types_of(events[0].event_id) == ["event.scheduled", "event.started"]
+        relay.azure.end(events[0])
+        await eventually(lambda: len(new.events) == 5)
+        assert old.events == []
+
+
+async def test_a_changed_sink_ends_what_is_in_flight_and_begins_nothing_more(
+    tmp_path: Path,
+) -> None:
+    async with (
+        inbox() as old,
+        inbox() as new,
+        reloadable_relay(tmp_path, sinks=[webhook(old.url)]) as relay,
+    ):
+        old.answers_after = 3.0
+        first = relay.schedule()
+        await eventually(lambda: len(old.events) == 1)
+        relay.azure.start(first)  # waits behind the delivery that is in flight
+        await eventually(lambda: _has(relay.told("event.started"), 1))
+        reload = asyncio.create_task(relay.reload(sinks=[webhook(new.url)]))
+        await eventually(lambda: len(relay.loads) == 1)
+        await asyncio.sleep(0.3)
+        second = relay.schedule()  # is recorded while the old sink ends its delivery
+        await eventually(lambda: _has(relay.told("event.scheduled"), 2))
+        assert not reload.done()
+        await reload
+        await eventually(lambda: len(new.events) == 2)
+        assert old.types_of(first.event_id) == ["event.scheduled"]
+        assert new.types_of(first.event_id) == ["event.started"]
+        assert new.types_of(second.event_id) == ["event.scheduled"]
+        assert len(old.events) == 1
+
+
+async def test_a_removed_sink_leaves_dead_letters_that_it_can_get_when_it_is_back(
+    tmp_path: Path,
+) -> None:
+    async with inbox() as drain, reloadable_relay(tmp_path, sinks=[webhook(drain.url)]) as relay:
+        drain.status = 503
+        event = relay.schedule()
+        await eventually(lambda: relay.running.relay.dispatcher.status()[0].failing)
+        assert await relay.reload(sinks=[]) == [("sinks.drain", "removed")]
+        _, page = await relay.call("GET", "/v1/deliveries")
+        assert [(each["state"], each["reason"]) for each in page["items"]] == [
+            ("parked", "the sink drain is not in the configuration any more")
+        ]
+        assert (await relay.call("POST", "/v1/sinks/drain/ping"))[0] == 404
+        drain.status = 204
+        relay.azure.start(event)
+        await eventually(lambda: _has(relay.told("event.started"), 1))
+        await relay.reload(sinks=[webhook(drain.url)])
+        # A new sink gets the newest state of what is live.
+        await eventually(lambda: drain.types_of(event.event_id) == ["event.started"])
+        dead = page["items"][0]["id"]
+        assert (await relay.call("POST", f"/v1/dead-letters/{dead}/redeliver"))[0] == 202
+        await eventually(lambda: len(drain.events) == 2)
+
+
+async def test_no_event_misses_a_sink_or_reaches_it_twice_while_reloads_come_and_go(
+    tmp_path: Path,
+) -> None:
+    """The sink `keeper` stays, `changing` has another address each time, `guest` comes and goes."""
+    async with (
+        inbox() as keeper,
+        inbox() as one,
+        inbox() as other,
+        inbox() as guest,
+        reloadable_relay(tmp_path, sinks=[webhook(keeper.url, "keeper")]) as relay,
+    ):
+        addresses = itertools.cycle((one.url, other.url))
+        event_ids = []
+        for number in range(12):
+            event_ids += [relay.schedule().event_id for _ in range(3)]
+            sinks = [webhook(keeper.url, "keeper"), webhook(next(addresses), "changing")]
+            if number % 2 or number == 11:
+                sinks.append(webhook(guest.url, "guest"))
+            await relay.reload(sinks=sinks)
+        await eventually(lambda: _ids(keeper) == sorted(event_ids))
+        await eventually(lambda: _ids(one, other) == sorted(event_ids))
+        # A guest that is back gets everything that is live again, each once per visit.
+        await eventually(lambda: set(event_ids) == set(_ids(guest)))
+        assert all(name_of(event) == "event.scheduled" for event in keeper.events)
+        assert relay.running.relay.dispatcher.status()[0].tries == {("delivered", 204): 36}
+
+
+class BreakingSettings(SinkSettings):
+    """A sink that cannot be made."""
+
+    kind: Literal["breaking"] = "breaking"
+
+
+class Box:
+    """A sink that keeps what it gets."""
+
+    concurrency = 1
+    longest_pause = 1.0
+    give_up_after = 1.0
+    open_boxes = 0
+
+    async def deliver(self, _event: object) -> Receipt:
+        """Take an event."""
+        return Receipt()
+
+
+@asynccontextmanager
+async def connect(settings: BreakingSettings, _clock: object) -> AsyncIterator[Box]:
+    """Make a box, unless its name says otherwise."""
+    if settings.name == "broken":
+        raise LookupError("it cannot be made")
+    Box.open_boxes += 1
+    try:
+        yield Box()
+    finally:
+        Box.open_boxes -= 1
+
+
+async def test_a_sink_that_cannot_be_made_leaves_everything_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = SimpleNamespace(Settings=BreakingSettings, connect=connect)
+    monkeypatch.setitem(sink_modules(), "breaking", module)
+    async with inbox() as drain, reloadable_relay(tmp_path, sinks=[webhook(drain.url)]) as relay:
+        config = relay.running.live.config
+        good, bad = BreakingSettings(name="good"), BreakingSettings(name="broken")
+        broken = config.model_copy(update={"sinks": (good, bad)})
+        with pytest.raises(LookupError):
+            await relay.running.live.prepare(broken)
+        await eventually(lambda: Box.open_boxes == 0)
+        assert [sink.name for sink in relay.running.relay.dispatcher.status()] == ["drain"]
+        event = relay.schedule()
+        await eventually(lambda: drain.types_of(event.event_id) == ["event.scheduled"])
+
+        take_over = await relay.running.live.prepare(
+            config.model_copy(update={"sinks": (*config.sinks, good)})
+        )
+        assert Box.open_boxes == 1
+        await relay.running.live.run(take_over)
+        take_over = await relay.running.live.prepare(config)
+        await relay.running.live.run(take_over)
+        await eventually(lambda: Box.open_boxes == 0)
+
+
+async def test_a_reload_works_while_the_state_file_cannot_be_written(tmp_path: Path) -> None:
+    async with inbox() as drain, reloadable_relay(tmp_path) as relay:
+        event = relay.schedule()
+        await eventually(lambda: _has(relay.told("event.scheduled"), 1))
+        store = relay.running.relay.store
+        connection = store._state_file.connection  # noqa: SLF001  # no other way to break the disk
+        connection.execute("PRAGMA query_only = ON")
+        await relay.reload(sinks=[webhook(drain.url)])
+        await eventually(lambda: drain.types_of(event.event_id) == ["event.scheduled"])
+        assert store.write_error is not None
+        connection.execute("PRAGMA query_only = OFF")
+        await eventually(lambda: store.write_error is None)
+        states = await store.read(lambda tx: tx.deliveries.sink_states())
+        assert states == {"drain": ("on", None)}
+        relay.azure.start(event)
+        await eventually(lambda: "event.started" in drain.types_of(event.event_id))
+        assert len(drain.events) == 2
+
+
+# --- all or nothing
+
+
+async def test_reloads_at_once_run_one_after_the_other(tmp_path: Path) -> None:
+    async with inbox() as drain, reloadable_relay(tmp_path) as relay:
+        relay.document["sinks"] = [webhook(drain.url)]
+        results = await asyncio.gather(*(relay.reload() for _ in range(4)))
+        assert sorted(map(len, results)) == [0, 0, 0, 1]
+        assert len(relay.loads) == 4
+
+
+async def test_a_key_that_needs_a_restart_changes_nothing_else(tmp_path: Path) -> None:
+    changes: list[tuple[dict[str, Any], str]] = [
+        ({"scope": "east"}, "scope"),
+        ({"relay": "vm-1"}, "relay"),
+        ({"source": {"url": "http://127.0.0.1:1"}}, "source.url"),
+        ({"store": {"path": "other.db"}}, "store.path"),
+        ({"api": api(socket=str(tmp_path / "s"))}, "api.socket"),
+        ({"api": {**api(), "listen": "127.0.0.1:1"}}, "api.listen"),
+        ({"scope": "east", "relay": "vm-1"}, "scope, relay"),
+    ]
+    async with inbox() as drain, reloadable_relay(tmp_path) as relay:
+        for change, keys in changes:
+            reason = await relay.refuse(**change, sinks=[webhook(drain.url)])
+            assert reason == f"restart required for: {keys}. Nothing was changed"
+        assert relay.running.relay.dispatcher.status() == []
+        assert relay.reloader.problem is not None
+        assert await relay.reload() == []
+        assert relay.reloader.problem is None
+
+
+async def test_a_certificate_that_cannot_be_read_changes_nothing(tmp_path: Path) -> None:
+    tls = {"cert_file": str(tmp_path / "no.pem"), "key_file": str(tmp_path / "no.key")}
+    async with inbox() as drain, reloadable_relay(tmp_path) as relay:
+        reason = await relay.refuse(api=api(tls=tls), sinks=[webhook(drain.url)])
+        assert reason.startswith("api.tls: expected a certificate in PEM in ")
+        assert relay.running.relay.dispatcher.status() == []
+        assert (await relay.call("GET", "/readyz"))[1]["configuration"] == "refused"
+
+
+async def test_a_failure_in_the_middle_ends_the_relay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is never half of each: the service manager starts it with the new configuration."""
+
+    async def fail(*_: object) -> None:
+        raise LookupError("a fault in the code")
+
+    monkeypatch.setattr(Dispatcher, "end_handover", fail)
+    with pytest.RaisesGroup(LookupError, flatten_subgroups=True, allow_unwrapped=True):
+        async with inbox() as drain, reloadable_relay(tmp_path) as relay:
+            with pytest.raises(LookupError):
+                await relay.reload(sinks=[webhook(drain.url)])
+            await asyncio.sleep(60)
+
+
+async def _is(state: Any, wanted: str) -> bool:
+    return bool(await state == wanted)
+
+
+async def _has(found: Any, count: int) -> bool:
+    return len(await found) == count
+
+
+def _ids(*boxes: Any) -> list[str]:
+    return sorted(event["subject"] for box in boxes for event in box.events)
