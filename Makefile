@@ -6,7 +6,7 @@ ARGS ?=
 BIN := $(VENV)/bin
 LOCKS := requirements/run.lock requirements/build.lock requirements/dev.lock requirements/site.lock requirements/release.lock requirements/fuzz.lock
 
-.PHONY: help install demo test check lint format types imports yaml pages bench docs site chaos platforms fuzz dist sbom audit lock pin-images clean
+.PHONY: help install demo test check lint format types imports yaml pages bench docs site chaos chaos-tests platforms fuzz dist sbom audit lock pin-images clean
 .DEFAULT_GOAL := help
 
 help:
@@ -15,7 +15,8 @@ help:
 	@echo 'make check    lint, format, types, import rules, YAML, generated pages'
 	@echo 'make install  the relay and what its development needs, into $(VENV)'
 	@echo 'make bench    measures here, and writes docs/performance.md; ARGS=growth for what grows'
-	@echo 'make chaos    the tests that kill, freeze and cut, again and again: ROUNDS=10'
+	@echo 'make chaos    lets everything fail around a relay, and writes docs/proof.md; TIER=full takes hours'
+	@echo 'make chaos-tests  the tests that kill, freeze and cut, again and again: ROUNDS=10'
 	@echo 'make fuzz     fuzzes the parsers for MINUTES=10 each; TARGETS="date yaml" for some of them'
 	@echo 'make platforms  demo and test on bare Debian machines, as root: PLATFORMS="bookworm trixie"'
 	@echo 'make docs     writes the generated pages of docs/ again'
@@ -72,11 +73,16 @@ pages: $(VENV)/.dev
 bench: $(VENV)/.dev
 	@$(BIN)/python -m tests.prerequisites bench $(BIN)/python -m bench --write $(ARGS)
 
+# TIER=full takes hours. ARGS="--only kill --rounds 500" for one fault.
+TIER ?= quick
+chaos: $(VENV)/.dev
+	@$(BIN)/python -m tests.prerequisites chaos $(BIN)/python -m chaos --tier $(TIER) --write $(ARGS)
+
 # The tests that kill, freeze and cut, again and again: what happens once in a hundred times shows itself.
 ROUNDS ?= 10
-CHAOS := tests/bench/test_metrics.py tests/journey tests/outbox/test_crash.py tests/delivery/test_restart.py tests/sinks/test_rabbitmq_outage.py tests/fleet/test_one_scope.py tests/fleet/test_outages.py tests/fleet/test_agents_differ.py tests/fleet/test_agents_frozen_and_killed.py tests/fleet/test_playbooks.py
-round = echo "== round $$number of $(ROUNDS)"; RELAY_TEST_CHAOS=1 $(BIN)/python -m pytest -q -x $(CHAOS) $(ARGS) || exit 1
-chaos: $(VENV)/.dev
+CHAOS_TESTS := tests/bench/test_metrics.py tests/journey tests/outbox/test_crash.py tests/delivery/test_restart.py tests/sinks/test_rabbitmq_outage.py tests/fleet/test_one_scope.py tests/fleet/test_outages.py tests/fleet/test_agents_differ.py tests/fleet/test_agents_frozen_and_killed.py tests/fleet/test_playbooks.py
+round = echo "== round $$number of $(ROUNDS)"; RELAY_TEST_CHAOS=1 $(BIN)/python -m pytest -q -x $(CHAOS_TESTS) $(ARGS) || exit 1
+chaos-tests: $(VENV)/.dev
 	@$(BIN)/python -m tests.prerequisites chaos sh -c 'for number in $$(seq $(ROUNDS)); do $(round); done'
 
 # Needs nothing but Python: the machines that it makes install the rest.

@@ -17,6 +17,7 @@ import orjson
 from pydantic import TypeAdapter
 
 from bench import report
+from chaos import report as proof
 from docs.reference import (
     api,
     commands,
@@ -60,6 +61,7 @@ PAGES = {
     ROOT / "docs" / "metrics.md": metrics,
     ROOT / "docs" / "chat" / "slack.md": slack,
     report.PAGE: report.page,
+    proof.PAGE: proof.page,
 }
 """Pages with a generated part, and the function that generates it; see also `EVENTS_PAGE`."""
 

@@ -17,7 +17,9 @@ from tests.rabbitmq import Broker, Reachable
 
 ROOT = Path(__file__).parents[2]
 SCALE = 0.01
-slow = pytest.mark.skipif("RELAY_TEST_CHAOS" not in os.environ, reason="takes minutes: make chaos")
+slow = pytest.mark.skipif(
+    "RELAY_TEST_CHAOS" not in os.environ, reason="takes minutes: make chaos-tests"
+)
 """`make bench` shows as well whether these metrics can be measured."""
 
 

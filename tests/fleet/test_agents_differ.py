@@ -25,7 +25,7 @@ async def test_agents_that_die_lag_or_come_late_change_nothing(
 ) -> None:
     """One agent dies in the middle of the event, and one sees nothing of it until its end.
 
-    `make chaos` kills the first in a process of its own, `make test` stops it.
+    `make chaos-tests` kills the first in a process of its own, `make test` stops it.
     """
     vms = ["vm-0", "vm-1", "vm-dying", "vm-lagging", "vm-late"]
     apart = ["vm-dying", "vm-late"] if CHAOS else ["vm-late"]

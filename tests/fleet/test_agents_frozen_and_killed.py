@@ -1,6 +1,7 @@
 """Agents are frozen and killed while they have orders: no two StartRequests are ever in flight.
 
-It takes minutes, so only `make chaos` runs it. `test_agent_frozen` tries each step of one order.
+It takes minutes, so only `make chaos-tests` runs it. `test_agent_frozen` tries each step of one
+order.
 """
 
 from __future__ import annotations
@@ -69,7 +70,9 @@ def judge(azure: Simulator, orders: list[Ordered]) -> None:
     assert max(used.values(), default=0) <= 1, "an order was carried out twice"
 
 
-@pytest.mark.skipif(not os.environ.get("RELAY_TEST_CHAOS"), reason="takes minutes: make chaos")
+@pytest.mark.skipif(
+    not os.environ.get("RELAY_TEST_CHAOS"), reason="takes minutes: make chaos-tests"
+)
 @pytest.mark.timeout(900)
 async def test_frozen_and_killed_agents_never_leave_two_start_requests_in_flight(
     own_broker: Broker, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -1,6 +1,6 @@
 """Many agents of one scope: each change is told once, as a relay alone would have told it.
 
-`make chaos` runs 50 agents, `make test` eight.
+`make chaos-tests` runs 50 agents, `make test` eight.
 """
 
 from __future__ import annotations

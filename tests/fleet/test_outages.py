@@ -1,6 +1,6 @@
 """A fleet whose broker is gone for a while, and whose hub is killed again and again.
 
-`make chaos` kills the hub 50 times and the broker, `make test` the hub alone, once.
+`make chaos-tests` kills the hub 50 times and the broker, `make test` the hub alone, once.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def quick_agents(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(start_orders, "RESTART_PAUSE", 0.0)
 
 
-@pytest.mark.skipif(not CHAOS, reason="starts the broker again: make chaos")
+@pytest.mark.skipif(not CHAOS, reason="starts the broker again: make chaos-tests")
 async def test_what_happens_while_the_broker_is_gone_is_told_afterwards_in_order(
     own_broker: Broker, tmp_path: Path
 ) -> None:

@@ -58,7 +58,7 @@ def end_all(azure: Simulator) -> None:
         azure.end(event)
 
 
-@pytest.mark.skipif("RELAY_TEST_CHAOS" not in os.environ, reason="takes minutes: make chaos")
+@pytest.mark.skipif("RELAY_TEST_CHAOS" not in os.environ, reason="takes minutes: make chaos-tests")
 @pytest.mark.timeout(1200)
 async def test_each_change_of_each_playbook_is_told_once(
     own_broker: Broker, tmp_path: Path

@@ -133,7 +133,7 @@ class RelayProcess:
     @property
     def store(self) -> Path:
         """The state file."""
-        return self.directory / "relay.db"
+        return Path(self.document.get("store", {}).get("path", self.directory / "relay.db"))
 
     @property
     def log(self) -> str:

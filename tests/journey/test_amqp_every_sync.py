@@ -1,6 +1,6 @@
 """Killed at any sync on the way from a message to a StartRequest: what was sent once counts once.
 
-`make chaos` kills at every sync of the path; `make test` at one of them.
+`make chaos-tests` kills at every sync of the path; `make test` at one of them.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ async def test_killed_at_the_sync_of_the_decision_a_message_counts_once(
 
 
 @needs_strace
-@pytest.mark.skipif(not CHAOS, reason="takes minutes: make chaos")
+@pytest.mark.skipif(not CHAOS, reason="takes minutes: make chaos-tests")
 @pytest.mark.timeout(1200)
 async def test_killed_at_every_single_sync_of_the_path_a_message_counts_once(
     own_broker: Broker, tmp_path: Path

@@ -1,6 +1,6 @@
 """One client floods the queue of approvals: nobody else waits, and little is written.
 
-`make chaos` sends 20,000 messages, `make test` 3,000.
+`make chaos-tests` sends 20,000 messages, `make test` 3,000.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """What reaches the queue if the relay is killed during confirms, or the broker is down for long.
 
-`make chaos` kills 20 times and lets 10,000 changes wait. `make test` kills twice and lets 400 wait.
+`make chaos-tests` kills 20 times and lets 10,000 changes wait. `make test` kills twice and lets 400
+wait.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ CHANGES = 10_000 if CHAOS else 400
 EVENTS = 200
 """Events that change together: more than are ever in flight."""
 GROWTH = 8_000
-"""Kilobytes by which memory may grow. The changes of `make chaos` have more than ten times that."""
+"""Kilobytes by which memory may grow. Those of `make chaos-tests` have ten times that."""
 MARKER = {"marker": "everything before this has arrived"}
 _log = logging.getLogger(__name__)
 

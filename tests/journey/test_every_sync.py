@@ -1,6 +1,6 @@
 """Kills between a vote and a StartRequest: no request without a quorum, and nothing is lost.
 
-`make chaos` kills at every sync and at twenty random moments. `make test` kills at some of them.
+`make chaos-tests` kills at every sync and at twenty random moments, `make test` at some of them.
 See docs/guarantees.md#every-startrequest-follows-from-the-journal.
 """
 
@@ -201,7 +201,7 @@ needs_strace = pytest.mark.skipif(
 
 
 @needs_strace
-@pytest.mark.skipif(CHAOS, reason="make chaos kills at every sync")
+@pytest.mark.skipif(CHAOS, reason="make chaos-tests kills at every sync")
 @pytest.mark.parametrize("sync", [3, 4, 5])
 async def test_a_kill_at_a_sync_sends_nothing_without_a_quorum_and_loses_nothing(
     tmp_path: Path, sync: int
@@ -213,7 +213,7 @@ async def test_a_kill_at_a_sync_sends_nothing_without_a_quorum_and_loses_nothing
 
 
 @needs_strace
-@pytest.mark.skipif(not CHAOS, reason="takes minutes: make chaos")
+@pytest.mark.skipif(not CHAOS, reason="takes minutes: make chaos-tests")
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("changes", [False, True], ids=["the event stays", "the event changes"])
 async def test_a_kill_at_each_sync_sends_nothing_without_a_quorum_and_loses_nothing(

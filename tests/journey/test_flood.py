@@ -1,6 +1,6 @@
 """Thousands of hostile requests from thousands of addresses start nothing and break nothing.
 
-`make chaos` sends 100,000, `make test` 3,000.
+`make chaos-tests` sends 100,000, `make test` 3,000.
 """
 
 from __future__ import annotations

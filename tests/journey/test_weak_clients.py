@@ -1,7 +1,7 @@
 """Known clients without rights flood every way in at once; nobody else waits, and little is kept.
 
-There are 100,000 requests, 20,000 of them over AMQP, so only `make chaos` runs it. The measured
-figures are in the log and in the properties of the test.
+There are 100,000 requests, 20,000 of them over AMQP, so only `make chaos-tests` runs it. What was
+measured is in the log and in the properties of the test.
 """
 
 from __future__ import annotations
@@ -340,7 +340,7 @@ async def scene(node: Broker, folder: Path) -> AsyncIterator[Scene]:
         yield made
 
 
-@pytest.mark.skipif(not CHAOS, reason="takes minutes: make chaos")
+@pytest.mark.skipif(not CHAOS, reason="takes minutes: make chaos-tests")
 @pytest.mark.timeout(900)
 async def test_known_clients_without_rights_delay_nobody_and_leave_little(
     own_broker: Broker, tmp_path: Path, record_property: Callable[[str, object], None]

@@ -1,0 +1,157 @@
+"""The disk of the state file is full, cannot be written, or fails to sync; somebody locks it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sqlite3
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+
+from chaos.faults import Fault, Place, under_load
+from chaos.judge import Counts
+from chaos.trial import Trial, Wiring, trial
+
+FULL_FOR = 3.0
+"""Seconds without room on the disk."""
+LOCKED_FOR = 2.0
+"""Seconds in which another program holds the write lock of the state file."""
+DISK_SIZE = "32m"
+MOST_SYNCS = 60
+"""The sync that fails is one of the first so many after a start."""
+
+
+@asynccontextmanager
+async def _on_small_disk(place: Place) -> AsyncIterator[Wiring]:
+    disk = place.folder / "disk"
+    disk.mkdir()
+    _run("mount", "-t", "tmpfs", "-o", f"size={DISK_SIZE}", "tmpfs", str(disk))
+    try:
+        yield Wiring(store=disk / "relay.db")
+    finally:
+        _run("umount", "--lazy", str(disk))
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True)
+
+
+async def _fill(running: Trial) -> None:
+    filler = running.process.store.parent / "filler"
+    await asyncio.to_thread(_fill_up, filler)
+    await asyncio.sleep(FULL_FOR)
+    filler.unlink()
+    await running.load.wait_until_busy(1)
+
+
+def _fill_up(filler: Path) -> None:
+    with filler.open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(b"x" * 4096)
+        except OSError:
+            pass
+
+
+async def _lock(running: Trial) -> None:
+    await asyncio.to_thread(_hold_write_lock, running.process.store)
+    await running.load.wait_until_busy(1)
+
+
+def _hold_write_lock(file: Path) -> None:
+    import time  # noqa: PLC0415
+
+    with closing(sqlite3.connect(file, isolation_level=None, timeout=10)) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        time.sleep(LOCKED_FOR)
+        connection.execute("ROLLBACK")
+
+
+async def _fail_syncs(place: Place, rounds: int) -> Counts:
+    """Run the relay under strace, where one sync after the start fails."""
+    async with trial(place.folder, place.broker, place.chance) as running:
+        await running.load.wait_until_busy()
+        for _ in range(rounds):
+            place.advance()
+            await running.process.kill()
+            number = place.chance.randrange(1, MOST_SYNCS)
+            trace = ("-e", "trace=fdatasync,fsync")
+            inject = ("-e", f"inject=fdatasync,fsync:error=EIO:when={number}")
+            running.process.prefix = (
+                "strace", "-D", "-f", "-qq", "-o", "/dev/null", *trace, *inject
+            )  # fmt: skip
+            await running.process.start(ready=False)
+            await running.load.wait_until_busy(2)
+        await running.process.kill()
+        running.process.prefix = ()
+        await running.process.start(ready=False)
+        counts = await running.settle()
+    counts.rounds = rounds
+    return counts
+
+
+async def _be_read_only(place: Place, rounds: int) -> Counts:
+    """Start the relay where its folder is mounted without the right to write."""
+    async with trial(place.folder, place.broker, place.chance) as running:
+        await running.load.wait_until_busy()
+        folder = str(running.process.store.parent)
+        mount = f'mount --bind "{folder}" "{folder}" && mount -o remount,ro,bind "{folder}"'
+        for _ in range(rounds):
+            place.advance()
+            await running.process.kill()
+            running.process.prefix = ("unshare", "-m", "sh", "-c", f'{mount} && exec "$@"', "sh")
+            await running.process.start(ready=False)
+            await asyncio.sleep(FULL_FOR)
+            await running.process.kill()
+            running.process.prefix = ()
+            await running.process.start(ready=False)
+            await running.load.wait_until_busy(1)
+        counts = await running.settle()
+    counts.rounds = rounds
+    return counts
+
+
+def _without_root() -> str | None:
+    return None if os.geteuid() == 0 else "root, which mounts a small disk"
+
+
+def _without_strace() -> str | None:
+    return None if shutil.which("strace") else "strace"
+
+
+FAULTS = (
+    Fault(
+        name="disk-full",
+        text=f"the disk of the state file is full for {FULL_FOR:g} s",
+        quick=2,
+        full=20,
+        run=under_load(_fill, _on_small_disk),
+        missing=_without_root,
+    ),
+    Fault(
+        name="sync-fails",
+        text="a sync of the state file fails with an error of the disk",
+        quick=3,
+        full=30,
+        run=_fail_syncs,
+        missing=_without_strace,
+    ),
+    Fault(
+        name="store-locked",
+        text=f"another program holds the write lock of the state file for {LOCKED_FOR:g} s",
+        quick=2,
+        full=20,
+        run=under_load(_lock),
+    ),
+    Fault(
+        name="store-read-only",
+        text="the relay is started where it cannot write its state file, and later where it can",
+        quick=1,
+        full=10,
+        run=_be_read_only,
+        missing=_without_root,
+    ),
+)

@@ -1,0 +1,75 @@
+"""The process of the relay ends: at any time, at each sync, and as a service manager ends it."""
+
+from __future__ import annotations
+
+import shutil
+
+from chaos.faults import Fault, Place, under_load
+from chaos.judge import Counts
+from chaos.trial import Trial, trial
+from tests.kill_at_sync import killed_at_sync
+
+LONGEST_PAUSE = 1.5
+"""Seconds between the start of a relay and the next kill, at most. A start takes less than one."""
+MOST_SYNCS = 120
+"""The syncs of a start are fewer. Later ones are those of the load."""
+
+
+async def _kill(running: Trial) -> None:
+    await running.pause(LONGEST_PAUSE)
+    await running.process.kill()
+    await running.process.start(ready=False)
+
+
+async def _stop(running: Trial) -> None:
+    await running.pause(LONGEST_PAUSE)
+    if await running.process.stop() != 0:
+        raise AssertionError("expected the relay to end with 0 after SIGTERM")
+    await running.process.start()
+
+
+async def _kill_at_syncs(place: Place, rounds: int) -> Counts:
+    async with trial(place.folder, place.broker, place.chance) as running:
+        await running.load.wait_until_busy()
+        for _ in range(rounds):
+            place.advance()
+            await running.process.kill()
+            running.process.prefix = killed_at_sync(place.chance.randrange(1, MOST_SYNCS))
+            await running.process.start(ready=False)
+            assert running.process.process is not None
+            await running.process.process.wait()
+        running.process.prefix = ()
+        await running.process.start(ready=False)
+        counts = await running.settle()
+    counts.rounds = rounds
+    return counts
+
+
+def _without_strace() -> str | None:
+    return None if shutil.which("strace") else "strace"
+
+
+FAULTS = (
+    Fault(
+        name="kill",
+        text="the relay is killed at a random moment and started again",
+        quick=30,
+        full=500,
+        run=under_load(_kill),
+    ),
+    Fault(
+        name="kill-at-sync",
+        text="the relay is killed as it syncs its state file, as a machine without power would be",
+        quick=20,
+        full=200,
+        run=_kill_at_syncs,
+        missing=_without_strace,
+    ),
+    Fault(
+        name="stop",
+        text="SIGTERM during delivery; the relay sends what it can, ends, and is started again",
+        quick=10,
+        full=100,
+        run=under_load(_stop),
+    ),
+)

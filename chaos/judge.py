@@ -1,0 +1,228 @@
+"""Counts what a trial offered, and what came of it."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from relay.errors import StoreError
+from relay.outbox.claim_audit import audit_claims
+from relay.outbox.file import open_for_reading
+from relay.outbox.journal import JournalRow, read_rows, verify_journal
+
+FAMILIES = ("event.", "approval.", "startrequest.")
+"""What must reach each sink. Of the ``relay.*`` that wait, a newer takes the place of an older."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Counts:
+    """What came of some rounds of a fault."""
+
+    rounds: int = 0
+    offered: int = 0
+    """Changes that Azure made, each of which stayed until it was recorded."""
+    recorded: int = 0
+    """Of these, those in the journal."""
+    delivered: int = 0
+    """Events that reached a sink, without repeats: each sink counts."""
+    lost: int = 0
+    """Changes that are not in the journal, and events of the journal that a sink did not get."""
+    dead_letters: int = 0
+    """Deliveries that were given up, and sent again by an operator after the fault."""
+    repeated: int = 0
+    """Deliveries of an event to a sink that had it."""
+    unexpected: int = 0
+    """Changes in the journal that Azure did not make, and events that are not in the journal."""
+    start_requests: int = 0
+    """POSTs that Azure got."""
+    most_start_requests: int = 0
+    """The most POSTs for one event and revision."""
+    without_grant: int = 0
+    """POSTs for events without a quorum, and claims that follow from no votes in the journal."""
+    without_claim: int = 0
+    """POSTs beyond the claims in the journal."""
+    invalid_journals: int = 0
+    """Journals whose chain of hashes does not hold."""
+    problems: list[str] = field(default_factory=list)
+    """What failed, for people. Each begins with how to run the round again."""
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether something is not as the relay promises."""
+        return bool(
+            self.lost
+            or self.unexpected
+            or self.without_grant
+            or self.without_claim
+            or self.invalid_journals
+            or self.problems
+        )
+
+    def add(self, other: Counts) -> None:
+        """Add the counts of more rounds."""
+        for each in fields(self):
+            mine, theirs = getattr(self, each.name), getattr(other, each.name)
+            if each.name == "most_start_requests":
+                setattr(self, each.name, max(mine, theirs))
+            else:
+                setattr(self, each.name, mine + theirs)
+
+
+@dataclass(slots=True)
+class Offer:
+    """What Azure did, and what people decided, in one trial."""
+
+    changes: dict[str, list[str]] = field(default_factory=dict)
+    """By EventId: the names of the changes, in order."""
+    granted: set[str] = field(default_factory=set)
+    """The EventIds for which enough people voted, with no hold."""
+
+    def add(self, event_id: str, change: str) -> None:
+        """Azure has made a change."""
+        self.changes.setdefault(event_id, []).append(change)
+
+
+def read_journal(file: Path) -> list[JournalRow]:
+    """Return the rows of a journal; none while it cannot be read."""
+    try:
+        connection = open_for_reading(file)
+    except StoreError:
+        return []
+    try:
+        return list(read_rows(connection))
+    except sqlite3.Error:
+        return []
+    finally:
+        connection.close()
+
+
+def read_changes(file: Path, after: int) -> list[tuple[int, str, str]]:
+    """Return position, EventId and name of each ``event.*`` after a position.
+
+    The EventId is in lower case and has no scope. None while the journal cannot be read.
+    """
+    try:
+        connection = open_for_reading(file)
+    except StoreError:
+        return []
+    try:
+        rows = connection.execute(
+            "SELECT position, event_key, kind FROM journal "
+            "WHERE position > ? AND kind GLOB 'event.*' ORDER BY position",
+            (after,),
+        )
+        return [(position, _event_id(key), kind) for position, key, kind in rows]
+    except sqlite3.Error:
+        return []
+    finally:
+        connection.close()
+
+
+def audit(file: Path) -> tuple[bool, Sequence[str]]:
+    """Return whether the chain of hashes of a journal holds, and its claims without a root."""
+    try:
+        connection = open_for_reading(file)
+    except StoreError:
+        return False, ()
+    try:
+        verify_journal(connection)
+        return True, audit_claims(connection).problems
+    except StoreError:
+        return False, ()
+    finally:
+        connection.close()
+
+
+def events_to_deliver(rows: Iterable[JournalRow]) -> set[str]:
+    """Return the ids of the events that each sink must get."""
+    return {orjson.loads(row.body)["id"] for row in rows if row.kind.startswith(FAMILIES)}
+
+
+def judge(
+    offer: Offer,
+    journal: Path,
+    received: Mapping[str, Sequence[Mapping[str, Any]]],
+    posts: Iterable[Sequence[str]],
+) -> Counts:
+    """Compare what was offered with the journal, with what sinks got, and with the POSTs.
+
+    ``received`` holds the CloudEvents that each sink got, with repeats; ``posts`` the EventIds of
+    each StartRequest.
+    """
+    rows = read_journal(journal)
+    valid, without_root = audit(journal)
+    counts = Counts(
+        invalid_journals=0 if valid else 1,
+        without_grant=len(without_root),
+        problems=[*without_root] if valid else ["the chain of the journal does not hold"],
+    )
+    _judge_changes(counts, offer, rows)
+    wanted = events_to_deliver(rows)
+    for sink, events in received.items():
+        _judge_sink(counts, sink, wanted, events)
+    _judge_posts(counts, offer, rows, posts)
+    return counts
+
+
+def _judge_changes(counts: Counts, offer: Offer, rows: Sequence[JournalRow]) -> None:
+    recorded: dict[str, list[str]] = {}
+    for row in rows:
+        if row.kind.startswith("event."):
+            recorded.setdefault(_event_id(row.event_key), []).append(row.kind)
+    for event_id in offer.changes.keys() | recorded.keys():
+        made = offer.changes.get(event_id, [])
+        known = recorded.get(event_id, [])
+        missing, surplus = Counter(made) - Counter(known), Counter(known) - Counter(made)
+        counts.offered += len(made)
+        counts.recorded += len(made) - missing.total()
+        counts.lost += missing.total()
+        counts.unexpected += surplus.total()
+        if known != made:
+            counts.problems.append(f"{event_id}: Azure made {made}, the journal has {known}")
+
+
+def _judge_sink(
+    counts: Counts, sink: str, wanted: set[str], events: Iterable[Mapping[str, Any]]
+) -> None:
+    got = [str(each["id"]) for each in events if _family(each).startswith(FAMILIES)]
+    counts.delivered += len(set(got) & wanted)
+    counts.repeated += len(got) - len(set(got))
+    counts.lost += len(wanted - set(got))
+    counts.unexpected += len(set(got) - wanted)
+    if wanted != set(got):
+        counts.problems.append(
+            f"sink {sink}: {len(wanted - set(got))} events did not arrive, and "
+            f"{len(set(got) - wanted)} are not in the journal"
+        )
+
+
+def _judge_posts(
+    counts: Counts, offer: Offer, rows: Sequence[JournalRow], posts: Iterable[Sequence[str]]
+) -> None:
+    sent = Counter(event_id.lower() for event_ids in posts for event_id in event_ids)
+    claims = Counter(_event_id(row.event_key) for row in rows if row.kind == "claim")
+    counts.start_requests = sent.total()
+    counts.most_start_requests = max(sent.values(), default=0)
+    for event_id, number in sent.items():
+        if event_id not in offer.granted:
+            counts.without_grant += number
+            counts.problems.append(f"{event_id}: {number} StartRequests without a quorum")
+        if number > claims[event_id]:
+            counts.without_claim += number - claims[event_id]
+            counts.problems.append(
+                f"{event_id}: {number} StartRequests, and {claims[event_id]} claims in the journal"
+            )
+
+
+def _event_id(event_key: str | None) -> str:
+    return (event_key or "").partition("@")[0]
+
+
+def _family(event: Mapping[str, Any]) -> str:
+    return str(event["type"]).removeprefix("io.imdsrelay.")

@@ -1,0 +1,130 @@
+"""Shows the results: a table for people, and the generated part of docs/proof.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import TypeAdapter
+from rich.console import Console
+from rich.table import Table
+
+from chaos.judge import Counts
+
+ROOT = Path(__file__).parent.parent
+FILE = ROOT / "chaos" / "results.json"
+PAGE = ROOT / "docs" / "proof.md"
+COLUMNS = (
+    "rounds",
+    "offered",
+    "recorded",
+    "delivered",
+    "lost",
+    "dead_letters",
+    "repeated",
+    "unexpected",
+    "start_requests",
+    "most_start_requests",
+    "without_grant",
+    "without_claim",
+    "invalid_journals",
+)
+HEADINGS = (
+    "rounds",
+    "offered",
+    "recorded",
+    "delivered",
+    "lost",
+    "dead letters",
+    "repeated",
+    "unexpected",
+    "Start­Requests",
+    "most for one event",
+    "without a grant",
+    "without a claim",
+    "invalid journals",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stamp:
+    """When, on what and with what a fault was run."""
+
+    date: str
+    machine: str
+    versions: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """What came of a fault."""
+
+    text: str
+    counts: Counts
+    stamp: Stamp
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The results of all faults, by name."""
+
+    proofs: dict[str, Proof] = field(default_factory=dict)
+
+
+REPORT = TypeAdapter(Report)
+
+
+def print_table(results: Mapping[str, Proof], console: Console) -> None:
+    """Print the counts, and then each problem."""
+    table = Table()
+    table.add_column("fault", no_wrap=True)
+    for heading in HEADINGS:
+        table.add_column(heading.replace("\u00ad", ""), justify="right")
+    for name, proof in results.items():
+        style = "bold red" if proof.counts.has_failed else None
+        table.add_row(name, *_cells(proof.counts), style=style)
+    console.print(table)
+    for name, proof in results.items():
+        for problem in proof.counts.problems:
+            console.print(f"{name}: {problem}", style="red", markup=False, highlight=False)
+
+
+def stored() -> Report:
+    """Return the stored results."""
+    return REPORT.validate_json(FILE.read_bytes())
+
+
+def store(results: Mapping[str, Proof]) -> None:
+    """Store results in the place of earlier ones of the same faults."""
+    earlier = stored().proofs if FILE.exists() else {}
+    report = Report({**earlier, **results})
+    FILE.write_bytes(REPORT.dump_json(report, indent=1) + b"\n")
+
+
+def page() -> str:
+    """Return the generated part of docs/proof.md."""
+    return "\n".join(_page(stored().proofs))
+
+
+def _page(proofs: Mapping[str, Proof]) -> Iterator[str]:
+    yield f"| fault | {' | '.join(HEADINGS)} |"
+    yield f"| --- |{' ---: |' * len(HEADINGS)}"
+    total = Counts()
+    for name, proof in proofs.items():
+        total.add(proof.counts)
+        yield f"| `{name}` | {' | '.join(_cells(proof.counts))} |"
+    yield f"| **all** | {' | '.join(_cells(total))} |"
+    yield ""
+    for name, proof in proofs.items():
+        yield f"- `{name}`: {proof.text}."
+    yield ""
+    stamps = {proof.stamp for proof in proofs.values()}
+    for stamp in sorted(stamps, key=lambda each: each.date):
+        names = [f"`{name}`" for name, proof in proofs.items() if proof.stamp == stamp]
+        which = "All" if len(stamps) == 1 else ", ".join(names)
+        yield f"{which}: {stamp.date}, {stamp.machine}; {stamp.versions}.\n"
+
+
+def _cells(counts: Counts) -> list[str]:
+    return [f"{getattr(counts, column):,}" for column in COLUMNS]
