@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
+import subprocess
 import sys
 import tempfile
 import traceback
@@ -58,6 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         report.print_table(results, console if console.is_terminal else Console(width=PIPE_WIDTH))
     if chosen.write:
         report.store(results)
+        subprocess.run([sys.executable, "-m", "docs.generate"], check=True)
     return FAILED if any(proof.counts.has_failed for proof in results.values()) else 0
 
 
