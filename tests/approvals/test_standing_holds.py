@@ -17,6 +17,7 @@ from relay.approvals.standing_hold_admission import (
     MAX_OPEN,
     StandingHoldBody,
 )
+from relay.approvals.standing_holds import turns_at
 from relay.approvals.status import approval_state, approval_summary
 from relay.outbox import StoreSettings
 from relay.outbox.claim_audit import audit_claims
@@ -114,6 +115,18 @@ def test_a_standing_hold_applies_from_its_start_on(approvals: ApprovalFile) -> N
     assert held(approvals)
     approvals.clock.advance(60.0)
     assert not held(approvals)
+
+
+def test_a_standing_hold_that_holds_at_once_holds_after_the_clock_is_set_back(
+    approvals: ApprovalFile,
+) -> None:
+    approvals.record_document(USER_REBOOT)
+    assert approvals.status().active_grant is not None
+    approvals.hold_ahead()
+    approvals.clock.set_wall_clock(NOON - timedelta(hours=1))
+    assert (held(approvals), approvals.claim()) == (True, [])
+    (hold,) = approvals.transact(lambda tx: tx.standing_holds.open())
+    assert turns_at(hold, approvals.clock.now()) == NOON + timedelta(minutes=10)
 
 
 def test_a_standing_hold_with_hours_applies_within_them_only(approvals: ApprovalFile) -> None:
