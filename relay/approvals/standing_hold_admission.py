@@ -23,9 +23,13 @@ MAX_OPEN = 100
 """Standing holds that are not over. More are refused."""
 MAX_CREATED = 30
 """Standing holds that a principal makes within a minute. More are refused."""
+MAX_CREATED_IN_DAY = 300
+"""Within a day. Before each claim the journal is asked for all that were made."""
 MAX_AHEAD = timedelta(days=366)
 """How far from now a standing hold may end."""
 MAX_PATTERNS = 100
+MAX_OPEN_PATTERNS = 1000
+"""Entries in the lists of all standing holds that are not over: each event is compared with all."""
 MAX_PATTERN_LENGTH = 256
 TIMESTAMP = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:\d\d)$"
 """RFC 3339."""
@@ -38,13 +42,21 @@ def _check_timestamp(text: str) -> str:
 
 
 def _check_sizes(conditions: RuleConditions) -> RuleConditions:
-    lists = (conditions.event_type, conditions.event_source, conditions.resources, conditions.scope)
-    for names in lists:
-        if len(names or ()) > MAX_PATTERNS:
+    for names in _lists_of(conditions):
+        if len(names) > MAX_PATTERNS:
             raise ValueError(f"expected at most {MAX_PATTERNS} entries in each list")
-        if any(len(name) > MAX_PATTERN_LENGTH for name in names or ()):
+        if any(len(name) > MAX_PATTERN_LENGTH for name in names):
             raise ValueError(f"expected entries of at most {MAX_PATTERN_LENGTH} characters")
     return conditions
+
+
+def _lists_of(conditions: RuleConditions) -> tuple[tuple[str, ...], ...]:
+    lists = (conditions.event_type, conditions.event_source, conditions.resources, conditions.scope)
+    return tuple(names or () for names in lists)
+
+
+def _count_patterns(conditions: RuleConditions) -> int:
+    return sum(map(len, _lists_of(conditions)))
 
 
 Timestamp = Annotated[str, Field(pattern=TIMESTAMP), AfterValidator(_check_timestamp)]
@@ -99,7 +111,10 @@ class EndRequest(StandingHoldRequest):
 
 
 def refuse_creation(
-    request: CreateRequest, open_holds: int, created_in_minute: int
+    request: CreateRequest,
+    open_holds: Sequence[StandingHold],
+    created_in_minute: int,
+    created_in_day: int,
 ) -> Refusal | None:
     """Return why a standing hold is not made, or None if it is."""
     caller, body = request.caller, request.body
@@ -115,12 +130,21 @@ def refuse_creation(
     time_problem = _time_problem(starts, ends, request.at)
     if time_problem is not None:
         return Refusal(422, f"ends: {time_problem}; it is {format_rfc3339(request.at)}", "ends")
-    if open_holds >= MAX_OPEN:
+    if len(open_holds) >= MAX_OPEN:
         return Refusal(409, f"there are {MAX_OPEN} standing holds that are not over: end some")
+    patterns = sum(_count_patterns(parse_conditions(hold.conditions)) for hold in open_holds)
+    if patterns + _count_patterns(body.match) > MAX_OPEN_PATTERNS:
+        return Refusal(
+            409,
+            f"the standing holds that are not over would have more than {MAX_OPEN_PATTERNS} "
+            "entries in their lists: end some, or use patterns",
+        )
     if created_in_minute >= MAX_CREATED:
         return Refusal(
             409, f"you have made {MAX_CREATED} standing holds within a minute: wait a minute"
         )
+    if created_in_day >= MAX_CREATED_IN_DAY:
+        return Refusal(409, f"you have made {MAX_CREATED_IN_DAY} standing holds within a day: wait")
     return None
 
 

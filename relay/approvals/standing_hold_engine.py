@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 import orjson
 
@@ -34,6 +34,7 @@ from relay.outbox.standing_holds import CREATED, ENDED, EXPIRED, only_in_first
 from relay.outbox.transaction import Transaction
 
 _log = logging.getLogger(__name__)
+_DAY = timedelta(days=1)
 _REUSED_ID = Refusal(
     409, "this id came before with another body; give each request an id of its own"
 )
@@ -43,12 +44,14 @@ def create_standing_hold(tx: Transaction, origin: Origin, request: CreateRequest
     """Make a standing hold. A repeat gets its first answer."""
 
     def decide() -> DecisionAnswer:
-        refusal = refuse_creation(
-            request,
-            len(tx.standing_holds.open()),
+        created_in_minute, created_in_day = (
             tx.standing_holds.count_created(
-                request.caller.principal, request.at - MINUTE, request.at + MINUTE
-            ),
+                request.caller.principal, request.at - period, request.at + period
+            )
+            for period in (MINUTE, _DAY)
+        )
+        refusal = refuse_creation(
+            request, tx.standing_holds.open(), created_in_minute, created_in_day
         )
         if refusal is not None:
             return _refused(refusal)

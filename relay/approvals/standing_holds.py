@@ -46,9 +46,17 @@ def is_about(hold: StandingHold, occurrence: TrackedEvent) -> bool:
     )
 
 
+def has_begun(hold: StandingHold, now: datetime) -> bool:
+    """Whether the start of a standing hold has come.
+
+    If it held from the moment when it was made, a clock that is set back does not change that.
+    """
+    return hold.starts <= max(now, hold.created)
+
+
 def is_in_force(hold: StandingHold, now: datetime) -> bool:
     """Whether a standing hold applies at a moment: between its times, and within its hours."""
-    if hold.ended is not None or not hold.starts <= now < hold.ends:
+    if hold.ended is not None or not has_begun(hold, now) or now >= hold.ends:
         return False
     hours = parse_conditions(hold.conditions).time
     return hours is None or hours.are_active(now)
@@ -64,9 +72,10 @@ def turns_at(hold: StandingHold, now: datetime) -> datetime | None:
 
     With hours this takes milliseconds. Use it only to show the time to people.
     """
-    moments = [hold.starts, hold.ends]
+    is_begun = has_begun(hold, now)
+    moments = [hold.ends] if is_begun else [hold.starts, hold.ends]
     hours = parse_conditions(hold.conditions).time
-    if hours is not None and hold.starts <= now < hold.ends:
+    if hours is not None and is_begun and now < hold.ends:
         moments += filter(None, [hours.next_change(now)])
     return min((moment for moment in moments if moment > now), default=None)
 

@@ -151,7 +151,7 @@ def only_in_first(
 
 def _facts(hold: StandingHold) -> tuple[object, ...]:
     """Return what decides which events a standing hold is about, and when."""
-    return (hold.hold_id, hold.conditions, hold.within, hold.starts, hold.ends)
+    return (hold.hold_id, hold.conditions, hold.within, hold.created, hold.starts, hold.ends)
 
 
 def _recorded_hold(position: int, event: CloudEvent) -> StandingHold:

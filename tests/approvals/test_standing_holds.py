@@ -14,9 +14,13 @@ from relay.approvals import ApprovalsSettings
 from relay.approvals.admission import HOLD_NOTICE
 from relay.approvals.standing_hold_admission import (
     MAX_CREATED,
+    MAX_CREATED_IN_DAY,
     MAX_OPEN,
+    MAX_OPEN_PATTERNS,
+    MAX_PATTERNS,
     StandingHoldBody,
 )
+from relay.approvals.standing_holds import turns_at
 from relay.approvals.status import approval_state, approval_summary
 from relay.outbox import StoreSettings
 from relay.outbox.claim_audit import audit_claims
@@ -114,6 +118,18 @@ def test_a_standing_hold_applies_from_its_start_on(approvals: ApprovalFile) -> N
     assert held(approvals)
     approvals.clock.advance(60.0)
     assert not held(approvals)
+
+
+def test_a_standing_hold_that_holds_at_once_holds_after_the_clock_is_set_back(
+    approvals: ApprovalFile,
+) -> None:
+    approvals.record_document(USER_REBOOT)
+    assert approvals.status().active_grant is not None
+    approvals.hold_ahead()
+    approvals.clock.set_wall_clock(NOON - timedelta(hours=1))
+    assert (held(approvals), approvals.claim()) == (True, [])
+    (hold,) = approvals.transact(lambda tx: tx.standing_holds.open())
+    assert turns_at(hold, approvals.clock.now()) == NOON + timedelta(minutes=10)
 
 
 def test_a_standing_hold_with_hours_applies_within_them_only(approvals: ApprovalFile) -> None:
@@ -314,6 +330,29 @@ def test_the_number_of_standing_holds_is_bounded(approvals: ApprovalFile) -> Non
 
 
 # --- what the answers say
+
+
+def test_the_patterns_of_all_standing_holds_together_are_bounded(approvals: ApprovalFile) -> None:
+    match = {"resources": [f"web-{number}" for number in range(MAX_PATTERNS)]}
+    fitting = MAX_OPEN_PATTERNS // MAX_PATTERNS
+    answers = [approvals.hold_ahead(match=match) for _ in range(fitting + 1)]
+    assert [answer.status for answer in answers] == [201] * fitting + [409]
+    assert approvals.hold_ahead(match={"event_type": ["Reboot"]}).status == 409
+    assert approvals.hold_ahead().status == 201  # it needs no entry
+    approvals.end_ahead(answers[0].body["holdId"])
+    assert approvals.hold_ahead(match=match).status == 201
+
+
+def test_a_client_that_makes_and_ends_standing_holds_in_a_loop_is_bounded(
+    approvals: ApprovalFile,
+) -> None:
+    for _ in range(MAX_CREATED_IN_DAY):
+        approvals.end_ahead(approvals.hold_ahead().body["holdId"])
+        approvals.clock.advance(60.0)
+    assert approvals.hold_ahead().status == 409
+    assert approvals.hold_ahead("bob").status == 201
+    approvals.clock.advance(86400.0 - MAX_CREATED_IN_DAY * 60.0)
+    assert approvals.hold_ahead().status == 201
 
 
 def test_a_release_says_whose_standing_hold_is_left(approvals: ApprovalFile) -> None:

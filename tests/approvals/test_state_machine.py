@@ -516,7 +516,9 @@ class Approvals(RuleBasedStateMachine):
             "alice", _CONDITIONS[conditions], starts=starts, ends=ends
         )
         if answer.status == 201:
-            begins, ends_at = (now + timedelta(seconds=each) for each in (starts or 0.0, ends))
+            # One that holds at once holds also after the clock was set back.
+            begins = _LONG_AGO if starts is None else now + timedelta(seconds=starts)
+            ends_at = now + timedelta(seconds=ends)
             self.ahead.append(Ahead(answer.body["holdId"], conditions, begins, ends_at))
         else:
             assert answer.status == 409

@@ -24,6 +24,7 @@ from relay.approvals.standing_hold_admission import (
     StandingHoldBody,
     hold_to_json,
 )
+from relay.approvals.standing_holds import has_begun
 from relay.events.catalog import EndedStandingHoldData, StandingHoldData
 from relay.events.timestamps import format_rfc3339
 from relay.outbox import StandingHold
@@ -156,7 +157,7 @@ def _details(call: Call, hold: StandingHold) -> StandingHoldDetails:
     elif hold.ended is not None or hold.ends <= now:
         details["state"] = "expired"
     else:
-        details["state"] = "active" if hold.starts <= now else "upcoming"
+        details["state"] = "active" if has_begun(hold, now) else "upcoming"
     if hold.ended is not None:
         details["endedAt"] = format_rfc3339(hold.ended)
     return details
