@@ -503,6 +503,18 @@ async def test_a_refused_client_secret_is_told_to_the_person_and_in_the_log(
     assert CLIENT_SECRET not in caplog.text + answer.body.decode()
 
 
+async def test_a_browser_does_not_say_that_the_client_secret_is_refused(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Strangers can begin a sign-in, and end it with any error."""
+    browser = desk.browser()
+    query = await browser.begin()
+    answer = await browser.come_back(error="invalid_client", state=query["state"])
+    assert answer.status == 403
+    assert "Entra ID refused the sign-in (invalid_client)" in answer.body.decode()
+    assert "client secret" not in caplog.text + answer.body.decode()
+
+
 async def test_a_changed_secret_file_is_read_again(tmp_path: Path) -> None:
     file = tmp_path / "secret"
     file.write_text("the first~secret~of~this~application\n")
