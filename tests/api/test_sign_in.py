@@ -8,6 +8,7 @@ from base64 import urlsafe_b64encode
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import aiohttp
 import jwt
@@ -196,6 +197,37 @@ async def test_an_answer_in_another_browser_signs_nobody_in(desk: Desk) -> None:
     assert (answer.status, victim.has_session_cookie) == (403, False)
     assert desk.entra.calls_of("token") == []
     assert b"Begin again" in answer.body
+
+
+@pytest.mark.parametrize(
+    "tossed",
+    ["x=1 {}", "x=1\t{}", "x {}", "\u2000{}", "\xa0{}", "{0}; {0}", "x=a,{}"],
+)
+async def test_a_cookie_that_another_host_of_the_domain_can_set_counts_for_nothing(
+    desk: Desk, tossed: str
+) -> None:
+    """Browsers keep the prefix from other hosts, but not what a lenient parser takes for it."""
+    attacker, victim = desk.browser(), desk.browser()
+    await attacker.sign_in()
+    cookie = f"{SESSION_COOKIE}={attacker.cookies[SESSION_COOKIE]}"
+    headers = {**OWN_PAGE, "Cookie": tossed.format(cookie)}
+    assert await vote(victim, headers) == 401
+    answer = await victim.call("GET", "/v1/session", headers=headers)
+    assert (answer.json, victim.received) == (NOBODY, [])
+    query = await attacker.begin()
+    cookie = f"{PENDING_COOKIE}={attacker.cookies[PENDING_COOKIE]}"
+    answered = urlencode({"code": desk.entra.issue_code(query), "state": query["state"]})
+    end = f"/sign-in/callback?{answered}"
+    answer = await victim.call("GET", end, headers={"Cookie": tossed.format(cookie)})
+    assert (answer.status, victim.has_session_cookie) == (403, False)
+    assert await voters(desk.relay) == []
+
+
+async def test_cookies_of_other_programs_do_not_hide_that_of_the_session(desk: Desk) -> None:
+    browser = desk.browser()
+    await browser.sign_in()
+    browser.cookies = {"x": '"1 2', "ä": "[]", **browser.cookies, "y": ""}
+    assert (await browser.session())["principal"] == principal(ANN)
 
 
 async def test_a_stolen_code_is_worth_nothing_in_another_sign_in(desk: Desk) -> None:
@@ -469,6 +501,18 @@ async def test_a_refused_client_secret_is_told_to_the_person_and_in_the_log(
     assert "refused the client secret of api.oidc.sign_in" in caplog.text
     assert "AADSTS7000215" in caplog.text
     assert CLIENT_SECRET not in caplog.text + answer.body.decode()
+
+
+async def test_a_browser_does_not_say_that_the_client_secret_is_refused(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Strangers can begin a sign-in, and end it with any error."""
+    browser = desk.browser()
+    query = await browser.begin()
+    answer = await browser.come_back(error="invalid_client", state=query["state"])
+    assert answer.status == 403
+    assert "Entra ID refused the sign-in (invalid_client)" in answer.body.decode()
+    assert "client secret" not in caplog.text + answer.body.decode()
 
 
 async def test_a_changed_secret_file_is_read_again(tmp_path: Path) -> None:

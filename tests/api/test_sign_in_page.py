@@ -14,7 +14,7 @@ from yarl import URL
 from relay.api.auth.session_cookie import SESSION_COOKIE
 from relay.api.auth.sessions import SESSION_LIFETIME
 from tests.api.confirmation_links import MessageLinks, proxy_application, render_message
-from tests.api.entra import ANN, principal
+from tests.api.entra import ANN, BEN, principal
 from tests.api.running_relay import RunningRelay
 from tests.api.signed_in import Desk, run_desk
 from tests.api.test_confirm_page import CONTRAST, LABELS
@@ -153,6 +153,27 @@ async def test_a_session_that_is_over_is_told_and_nothing_is_lost(page: Page, de
     await expect(page.get_by_label("Code in the message")).to_have_value(message.code)
     await sign_in(page)
     await expect(page.locator("#signed-in")).to_be_visible()
+
+
+async def test_somebody_who_signs_in_in_another_tab_does_not_decide_unseen(
+    page: Page, desk: Desk
+) -> None:
+    message = await opened(page, desk)
+    await sign_in(page)
+    await page.get_by_label("Code in the message").fill(message.code)
+    other = await page.context.new_page()
+    await opened(other, desk, message=message)
+    await other.get_by_role("button", name="Sign out").click()
+    await sign_in(other, "Ben Example")
+    await expect(other.locator("#person")).to_have_text("Ben Example")
+    await expect(page.locator("#person")).to_have_text("Ann Example")
+    await page.get_by_role("button", name="Approve", exact=True).click()
+    await expect(page.get_by_role("heading", name="Somebody else has signed in")).to_be_focused()
+    await expect(page.locator("#person")).to_have_text("Ben Example")
+    assert await votes(desk.relay) == []
+    await page.get_by_role("button", name="Approve", exact=True).click()
+    await expect(page.get_by_role("heading", name="Recorded")).to_be_focused()
+    assert await votes(desk.relay) == [("approve", principal(BEN))]
 
 
 async def test_who_cancels_at_entra_comes_back_to_the_link(page: Page, desk: Desk) -> None:

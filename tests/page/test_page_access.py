@@ -9,7 +9,7 @@ from playwright.async_api import Page, expect
 from pytest_aiohttp import AiohttpServer
 
 from relay.api.auth.sessions import SESSION_LIFETIME
-from tests.api.entra import ANN, principal
+from tests.api.entra import ANN, BEN, principal
 from tests.api.running_relay import RunningRelay
 from tests.api.signed_in import run_desk
 from tests.page.scenes import page_url, show
@@ -90,6 +90,32 @@ async def test_people_sign_in_with_entra_id_decide_and_sign_out(page: Page, tmp_
         await page.get_by_text("Use a key instead").click()
         await enter(page, "bearer-test-key-of-alice")
         await expect(page.get_by_role("heading", name="Scheduled now")).to_be_visible()
+
+
+async def test_somebody_who_signs_in_in_another_tab_does_not_decide_unseen(
+    page: Page, tmp_path: Path
+) -> None:
+    async with run_desk(tmp_path) as desk:
+        await page.goto(f"{desk.public_url}/")
+        await page.get_by_role("link", name="Sign in with Entra ID").click()
+        await page.get_by_role("link", name="Ann Example").click()
+        await expect(page.locator("#principal")).to_have_text("Ann Example")
+        await page.get_by_role("button", name="Hold").click()
+        other = await page.context.new_page()
+        await other.goto(f"{desk.public_url}/sign-in")
+        await other.get_by_role("link", name="Ben Example").click()
+        await expect(other.locator("#principal")).to_have_text("Ben Example")
+        dialog = page.get_by_role("dialog")
+        await dialog.get_by_role("button", name="Hold").click()
+        await expect(dialog.locator("#decide-wrong")).to_contain_text("Somebody else has signed in")
+        await expect(page.locator("#principal")).to_have_text(principal(BEN))
+        assert await desk.relay.recorded_events("approval.recorded") == []
+        await dialog.get_by_role("button", name="Cancel").click()
+        await page.get_by_role("button", name="Hold").click()
+        await dialog.get_by_role("button", name="Hold").click()
+        await expect(page.get_by_role("heading", name="Recorded")).to_be_visible()
+        (hold,) = await desk.relay.recorded_events("approval.recorded")
+        assert hold["data"]["principal"] == principal(BEN)
 
 
 async def test_a_session_that_ends_asks_to_sign_in_again(page: Page, tmp_path: Path) -> None:

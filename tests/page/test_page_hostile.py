@@ -70,6 +70,23 @@ async def test_text_from_azure_and_people_is_never_markup(page: Page, tmp_path: 
         assert await page.evaluate(COUNT) == CLEAN
 
 
+async def test_names_that_objects_of_javascript_have_hide_no_event(
+    page: Page, relay: RunningRelay
+) -> None:
+    """Azure and, on a hub, each agent can write any type and source."""
+    odd = [
+        make_event(event_id=f"E-{name}", event_type=name, event_source=name)
+        for name in ("constructor", "__proto__")
+    ]
+    await relay.observe(make_event(), *odd)
+    await show(page, relay)
+    await expect(page.locator(".event")).to_have_count(3)
+    for event in odd:
+        card = page.locator(".event", has_text=f"{event.event_type} of ")
+        await expect(card).to_contain_text(f"by {event.event_source}")
+        await expect(card).to_contain_text(f"{event.description}")
+
+
 async def test_text_of_agents_is_never_markup(page: Page, tmp_path: Path) -> None:
     async with run_page_relay(tmp_path, is_hub=True) as relay:
         agent = Agent(

@@ -106,14 +106,11 @@ class EntraEndpoints:
         token = answer.get("id_token")
         if status == HTTPStatus.OK and isinstance(token, str):
             return token
-        raise refusal_by_entra(answer.get("error"), answer.get("error_description"))
+        raise _refusal_of_exchange(answer.get("error"), answer.get("error_description"))
 
 
-def refusal_by_entra(error: object, description: object) -> SignInRefused:
-    """Return what an error of Entra ID means.
-
-    Only codes are repeated: the description can contain anything.
-    """
+def _refusal_of_exchange(error: object, description: object) -> SignInRefused:
+    """Return what an error of the token endpoint means. It alone knows of the client secret."""
     codes = describe_error_codes(error, description)
     if error == _CREDENTIALS_REFUSED:
         return SignInRefused(
@@ -122,6 +119,15 @@ def refusal_by_entra(error: object, description: object) -> SignInRefused:
             f"({codes}). Tell whoever operates the relay.",
             status=502,
         )
+    return refusal_by_entra(error, description)
+
+
+def refusal_by_entra(error: object, description: object) -> SignInRefused:
+    """Return what an error of Entra ID means, also one that a browser brings.
+
+    Only codes are repeated: the description can contain anything.
+    """
+    codes = describe_error_codes(error, description)
     return SignInRefused(
         f"Entra ID refused the sign-in ({codes})",
         f"Entra ID refused the sign-in ({codes}). Begin again, with an account that may use this "

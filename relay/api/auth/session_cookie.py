@@ -22,7 +22,28 @@ PAGE_HEADER_VALUE = "imds-relay"
 
 def session_cookie(request: web.Request) -> str | None:
     """Return the cookie of a session; None if the browser sent none."""
-    return request.cookies.get(SESSION_COOKIE) or None
+    return _cookie(request, SESSION_COOKIE)
+
+
+def pending_cookie(request: web.Request) -> str | None:
+    """Return the cookie of a sign-in that has begun; None if the browser sent none."""
+    return _cookie(request, PENDING_COOKIE)
+
+
+def _cookie(request: web.Request, name: str) -> str | None:
+    """Return the value of a cookie, split as a browser joins it (RFC 6265bis, section 5.8.3).
+
+    `request.cookies` also ends a value at a space, and strips other spaces from a name. So a
+    cookie of a sibling host could contain one with the prefix, which that host may not set. A
+    browser has one cookie with the prefix and this name: of two, none counts.
+    """
+    pairs = (
+        pair.strip(" \t").partition("=")
+        for header in request.headers.getall("Cookie", [])
+        for pair in header.split(";")
+    )
+    values = [value for key, _, value in pairs if key == name]
+    return values[0] or None if len(values) == 1 else None
 
 
 def set_session_cookie(response: web.StreamResponse, value: str, *, seconds: float) -> None:

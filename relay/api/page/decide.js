@@ -1,7 +1,7 @@
 // The question before a decision: about the state of an event that somebody sees, or a standing hold.
 
 import { h } from "./dom.js";
-import { get, newId, post } from "./api.js";
+import { Failure, get, key, newId, post, session } from "./api.js";
 import { state, want } from "./store.js";
 import { eventTitle, plural, sentence, time } from "./words.js";
 
@@ -53,7 +53,7 @@ export function openEndOfHold(hold, about) {
 }
 
 function show(question) {
-  open = Object.assign(question, { id: newId(), isBusy: false });
+  open = Object.assign(question, { id: newId(), isBusy: false, principal: state.status?.caller.principal });
   dialog.replaceChildren(
     h("form", { novalidate: true, on: { submit: decide } },
       h("h2", { id: "decide-title", tabindex: "-1" }, `${open.label}?`),
@@ -106,6 +106,13 @@ function eventAlarm(item) {
   return { text: newest && newest.outcome === null || state.live.length >= MAX_LIVE ? "" : "The event is not in Azure’s document any more." };
 }
 
+/** In another tab somebody else may have signed in since, and the cookie is theirs. */
+async function checkSamePerson(before) {
+  if (key.get() !== null) return;
+  const { principal } = await session();
+  if (principal && principal !== before) throw new Failure(403, "somebody else has signed in, and nothing was decided: close this, and look who you are");
+}
+
 async function decide(event) {
   event.preventDefault();
   const current = open;
@@ -116,6 +123,7 @@ async function decide(event) {
   button.setAttribute("aria-disabled", "true");
   button.textContent = "One moment …";
   try {
+    await checkSamePerson(current.principal);
     // The id stays while the question is open: a second try of the same decision counts once.
     const answer = await current.send(current.id, document.getElementById("reason").value.trim());
     if (open === current) showOutcome(answer);

@@ -55,7 +55,8 @@ function render() {
   $("enter").hidden = true;
   setText($("relay-name"), status.hub ? `hub ${status.relay}` : `${status.relay} · ${status.scope}`);
   const hasSession = !store.hasKey() && Boolean(signedIn.signIn);
-  setText($("principal"), (hasSession && signedIn.name) || status.caller.principal);
+  const isSamePerson = signedIn.principal === status.caller.principal; // another tab can change it
+  setText($("principal"), (hasSession && isSamePerson && signedIn.name) || status.caller.principal);
   $("principal").title = status.caller.principal;
   $("leave").hidden = !store.hasKey() && !hasSession;
   setText($("leave"), hasSession ? "Sign out" : "Forget key");

@@ -91,6 +91,7 @@ export function eventTitle(data) {
 }
 
 const IMPACTS = {
+  __proto__: null, // a type can have any name, also that of a method
   freeze: "paused{duration}: memory and open files stay, connections can drop",
   reboot: "rebooted: what is in memory is lost",
   redeploy: "moved to another host: memory and temporary disks are lost",
@@ -110,7 +111,7 @@ export function impact(data) {
   return `${machines} ${known}${long ? `; it takes about ${long}` : ""}.`;
 }
 
-const SOURCES = { platform: "Azure itself", user: "a user of the subscription" };
+const SOURCES = { __proto__: null, platform: "Azure itself", user: "a user of the subscription" };
 
 export function source(text) {
   return SOURCES[(text ?? "").toLowerCase()] ?? text ?? "not said";

@@ -16,10 +16,10 @@ from relay.api.auth.authentication import ANONYMOUS
 from relay.api.auth.entra_settings import CALLBACK_PATH
 from relay.api.auth.pending_sign_in import PENDING_LIFETIME, SignInRefused
 from relay.api.auth.session_cookie import (
-    PENDING_COOKIE,
     check_sent_by_own_page,
     clear_pending_cookie,
     clear_session_cookie,
+    pending_cookie,
     session_cookie,
     set_pending_cookie,
     set_session_cookie,
@@ -93,7 +93,7 @@ async def _finish(call: Call) -> web.Response:
     sign_in, request = _sign_in_of(call), call.request
     try:
         cookie, target = await sign_in.finish(
-            request.cookies.get(PENDING_COOKIE) or None, request.rel_url, session_cookie(request)
+            pending_cookie(request), request.rel_url, session_cookie(request)
         )
     except SignInRefused as error:
         raise _refused(call, error, sign_in) from None
