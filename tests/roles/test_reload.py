@@ -297,6 +297,36 @@ async def test_a_reload_works_while_the_state_file_cannot_be_written(tmp_path: P
         assert len(drain.events) == 2
 
 
+async def test_what_was_sent_from_memory_before_a_reload_is_recorded_by_the_earlier_route(
+    tmp_path: Path,
+) -> None:
+    """Else what a removed sink got would be recorded as what another sink got, and be lost there.
+
+    `leaving` is removed while the state file cannot be written. `down` does not answer.
+    """
+    async with (
+        inbox() as leaving,
+        inbox() as down,
+        reloadable_relay(
+            tmp_path,
+            sinks=[webhook(leaving.url, name="leaving"), webhook(down.url, name="down")],
+        ) as relay,
+    ):
+        down.status = 503
+        store = relay.running.relay.store
+        connection = store._state_file.connection  # noqa: SLF001  # no other way to break the disk
+        connection.execute("PRAGMA query_only = ON")
+        events = [relay.schedule(), relay.schedule()]
+        await eventually(lambda: all(leaving.types_of(event.event_id) for event in events))
+        await relay.reload(sinks=[webhook(down.url, name="down")])
+        assert store.write_error is not None
+        connection.execute("PRAGMA query_only = OFF")
+        await eventually(lambda: store.write_error is None)
+        waiting = await store.read(lambda tx: tx.deliveries.waiting("down"))
+        told = [entry for entry in waiting if entry.type == "event.scheduled"]
+        assert len(told) == len(events)
+
+
 # --- all or nothing
 
 
