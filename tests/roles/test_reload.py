@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,11 +13,12 @@ from typing import Any, Literal
 
 import pytest
 
-from relay.config import sink_modules
+from relay.config import LoadedConfig, sink_modules
 from relay.delivery.dispatcher import Dispatcher
+from relay.errors import ReloadRefused
 from relay.sinks import Receipt, SinkSettings
 from tests.journey.relay_process import client, eventually, inbox, name_of, webhook
-from tests.roles.reloadable_relay import OTHER_KEYS, reloadable_relay, voter
+from tests.roles.reloadable_relay import OTHER_KEYS, ReloadableRelay, reloadable_relay, voter
 
 AUTOMATIC = {"name": "all", "approve": "automatic"}
 OPERATOR = client("operator")
@@ -393,3 +395,56 @@ async def _has(found: Any, count: int) -> bool:
 
 def _ids(*boxes: Any) -> list[str]:
     return sorted(event["subject"] for box in boxes for event in box.events)
+
+
+async def test_settings_that_fail_in_their_own_code_refuse_the_reload_and_not_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with inbox() as drain, reloadable_relay(tmp_path) as relay:
+
+        def fail() -> LoadedConfig:
+            raise LookupError("a bug in an installed sink")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(relay.reloader, "_load", fail)
+            assert "LookupError" in await relay.refuse()
+            status, problem = await relay.call("POST", "/v1/reload")
+            assert (status, "LookupError" in problem["detail"]) == (422, True)
+        await relay.reload(sinks=[webhook(drain.url)])
+        assert relay.reloader.problem is None
+
+
+async def test_a_file_that_blocks_refuses_each_reload_until_it_can_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reads = 0
+
+    def load() -> LoadedConfig:
+        nonlocal reads
+        reads += 1
+        pipe.read_bytes()
+        return LoadedConfig(relay.running.live.config, None)
+
+    async with reloadable_relay(tmp_path) as relay:
+        monkeypatch.setattr("relay.roles.reload.LOAD_TIMEOUT", 0.2)
+        monkeypatch.setattr(relay.reloader, "_load", load)
+        try:
+            assert "one of its files blocks" in await relay.refuse()
+            assert "one of its files blocks" in await relay.refuse()
+            assert reads == 1  # each would keep a thread
+        finally:
+            pipe.write_bytes(b"")
+        pipe.unlink()
+        pipe.write_bytes(b"")
+        await eventually(lambda: _reloads(relay))
+        assert reads == 2
+
+
+async def _reloads(relay: ReloadableRelay) -> bool:
+    try:
+        await relay.reload()
+    except ReloadRefused:
+        return False
+    return True
