@@ -193,8 +193,12 @@ class Dispatcher:
         name = new.settings.name
         if old is not None:
             await self._retire(old, lambda: not old.is_trying)
-        # The results of the old worker are submitted: the store reads after them.
-        waiting = await self._store.read(lambda tx: tx.deliveries.waiting(name))
+        # The results of the old worker are submitted: the store reads after them. Its last try can
+        # have disabled the sink.
+        states, waiting = await self._store.read(
+            lambda tx: (tx.deliveries.sink_states(), tx.deliveries.waiting(name))
+        )
+        new.set_state(*states[name])
         self._add_waiting(name, waiting)
         self._run_worker(new)
 

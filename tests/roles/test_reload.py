@@ -172,6 +172,26 @@ async def test_a_changed_sink_ends_what_is_in_flight_and_begins_nothing_more(
         assert len(old.events) == 1
 
 
+async def test_a_sink_that_its_receiver_disables_during_a_reload_is_disabled_as_after_a_restart(
+    tmp_path: Path,
+) -> None:
+    """Else it would work until the next restart, and tell nobody anything from then on."""
+    async with (
+        inbox() as gone,
+        inbox() as other,
+        reloadable_relay(tmp_path, sinks=[webhook(gone.url)]) as relay,
+    ):
+        gone.status, gone.answers_after = 410, 1.0
+        relay.schedule()
+        worker = relay.running.relay.dispatcher.worker("drain")
+        await eventually(lambda: worker.is_trying)
+        await relay.reload(sinks=[webhook(other.url)])
+        stored = await relay.running.relay.store.read(lambda tx: tx.deliveries.sink_states())
+        (status,) = relay.running.relay.dispatcher.status()
+        assert stored == {"drain": (status.state, status.reason)}
+        assert status.state == "disabled"
+
+
 async def test_a_removed_sink_leaves_dead_letters_that_it_can_get_when_it_is_back(
     tmp_path: Path,
 ) -> None:
