@@ -6,12 +6,13 @@ import asyncio
 import itertools
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
+from typing_extensions import override  # in typing from Python 3.12
 
 from relay.config import LoadedConfig, sink_modules
 from relay.delivery.dispatcher import Dispatcher
@@ -298,6 +299,48 @@ async def test_a_sink_that_cannot_be_made_leaves_everything_as_it_was(
         take_over = await relay.running.live.prepare(config)
         await relay.running.live.run(take_over)
         await eventually(lambda: Box.open_boxes == 0)
+
+
+async def test_a_sink_that_refuses_to_be_canceled_does_not_hold_up_reloads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    may_end = asyncio.Event()
+    tries = 0
+
+    class Stubborn(Box):
+        """A sink whose tries go on when they are canceled."""
+
+        @override
+        async def deliver(self, event: object) -> Receipt:
+            nonlocal tries
+            tries += 1
+            while not may_end.is_set():
+                with suppress(asyncio.CancelledError):
+                    await may_end.wait()
+            return Receipt()
+
+    @asynccontextmanager
+    async def connect_stubborn(_settings: object, _clock: object) -> AsyncIterator[Box]:
+        yield Stubborn()
+
+    module = SimpleNamespace(Settings=BreakingSettings, connect=connect_stubborn)
+    monkeypatch.setitem(sink_modules(), "breaking", module)
+    monkeypatch.setattr("relay.delivery.dispatcher.RETIRE_TIMEOUT", 0.2)
+    async with inbox() as drain, reloadable_relay(tmp_path) as relay:
+        live = relay.running.live
+        config = live.config
+        stubborn = (BreakingSettings(name="drain"),)
+        await live.run(await live.prepare(config.model_copy(update={"sinks": stubborn})))
+        event = relay.schedule()
+        try:
+            await eventually(lambda: tries == 1)
+            async with asyncio.timeout(10):
+                await live.run(await live.prepare(config))
+                await relay.reload(sinks=[webhook(drain.url)])
+            assert "sink drain: its tries do not end" in caplog.text
+            await eventually(lambda: drain.types_of(event.event_id) == ["event.scheduled"])
+        finally:
+            may_end.set()
 
 
 async def test_a_reload_works_while_the_state_file_cannot_be_written(tmp_path: Path) -> None:
