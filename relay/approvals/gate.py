@@ -105,9 +105,9 @@ class Gate:
 
     async def end_standing_hold(self, request: EndRequest) -> DecisionAnswer:
         """End a standing hold early. The answer is as of `submit`."""
-        people = self.engine.settings.people
+        engine = self.engine  # its settings are those of the work: a reload changes them in order
         return await self._change_standing_holds(
-            lambda tx: end_standing_hold(tx, self.engine.origin, request, people)
+            lambda tx: end_standing_hold(tx, engine.origin, request, engine.settings.people)
         )
 
     async def standing_holds(

@@ -6,6 +6,7 @@ It also carries out what operators ask of a sink: pause, resume, redeliver.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,7 +31,8 @@ SinkStates = Mapping[str, tuple[SinkState, str | None]]
 
 DRAIN_POLL_INTERVAL = 0.02
 RETIRE_TIMEOUT = 5.0
-"""Seconds for the tries of a sink that a reload replaces or removes."""
+"""Seconds for the tries of a sink that a reload replaces or removes, and again to cancel them."""
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,19 +195,29 @@ class Dispatcher:
         name = new.settings.name
         if old is not None:
             await self._retire(old, lambda: not old.is_trying)
-        # The results of the old worker are submitted: the store reads after them.
-        waiting = await self._store.read(lambda tx: tx.deliveries.waiting(name))
+        # The results of the old worker are submitted: the store reads after them. Its last try can
+        # have disabled the sink.
+        states, waiting = await self._store.read(
+            lambda tx: (tx.deliveries.sink_states(), tx.deliveries.waiting(name))
+        )
+        new.set_state(*states[name])
         self._add_waiting(name, waiting)
         self._run_worker(new)
 
     async def _retire(self, worker: Worker, is_done: Callable[[], bool]) -> None:
-        """End a worker when it is done, or after `RETIRE_TIMEOUT`."""
+        """End a worker when it is done, or after `RETIRE_TIMEOUT`.
+
+        The code of an installed sink can refuse to be canceled. Then nobody waits for it any more:
+        the next reload and the sink's new settings must not wait for ever.
+        """
         deadline = self._clock.monotonic() + RETIRE_TIMEOUT
         while not is_done() and self._clock.monotonic() < deadline:
             await self._clock.sleep(DRAIN_POLL_INTERVAL)
         task = self._tasks.pop(worker)
         task.cancel()
-        await asyncio.wait({task})
+        _, unfinished = await asyncio.wait({task}, timeout=RETIRE_TIMEOUT)
+        if unfinished:
+            _log.error("sink %s: its tries do not end, and go on", worker.settings.name)
         self.flush_results()
 
     def _run_worker(self, worker: Worker) -> None:

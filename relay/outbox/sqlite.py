@@ -32,7 +32,10 @@ from relay.outbox.transaction import Route, Transaction
 
 T = TypeVar("T")
 Work = Callable[[Transaction], T]
-"""What is done in one transaction. It may run more than once, and must have no other effect."""
+"""What is done in one transaction. It may run more than once, and must have no other effect.
+
+Only `Store.switch` has one.
+"""
 MAX_JOBS_PER_COMMIT = 512
 MIN_RECOVERY_INTERVAL = 1.0
 """Seconds between two tries to write a file that could not be written."""
@@ -64,6 +67,14 @@ class Listeners:
     redelivered: list[Callable[[Sequence[Entry]], None]] = field(default_factory=list)
     write_error_changed: list[Callable[[str | None], None]] = field(default_factory=list)
     """Called with the reason if the file cannot be written, and with None when it can again."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Switch:
+    """What work changed outside the file."""
+
+    apply: Callable[[], object]
+    undo: Callable[[], object]
 
 
 @dataclass(slots=True, eq=False)
@@ -133,6 +144,8 @@ class Store:
         self._is_closed = False
         self._memory: sqlite3.Connection | None = None
         self._done_in_memory: list[Work[Any]] = []  # still to be done on the file
+        self._switched_in_memory: list[_Switch] = []  # by that work
+        self._switches: list[_Switch] = []  # by the transaction that runs, or ran last
         self._recover_at = 0.0
         self._thread = threading.Thread(target=self._run_thread, name="store", daemon=True)
         self._thread.start()
@@ -140,9 +153,18 @@ class Store:
     def use_route(self, route: Route) -> None:
         """Let this function say from now on which sinks want an event.
 
-        Work of the store may call it, for the work that comes after it.
+        Once the store is in use, only a `switch` may call it.
         """
         self._route = route
+
+    def switch(self, apply: Callable[[], object], *, undo: Callable[[], object]) -> None:
+        """Change what work depends on, for the work that comes after. Only work may call this.
+
+        Work can run more than once. Before the work that came earlier runs again, ``undo`` is
+        called, so that it runs as it did the first time.
+        """
+        apply()
+        self._switches.append(_Switch(apply, undo))
 
     def submit(self, work: Work[T], *, fail_open: bool = False) -> asyncio.Future[T]:
         """Queue work; jobs run in the order of submission.
@@ -244,7 +266,7 @@ class Store:
         """If the file can be written again, repeat on it what was done in memory."""
         began = time.monotonic()
         repeated = [StoreJob(work, "open") for work in self._done_in_memory]
-        if self._commit_jobs([StoreJob(_write_probe, "closed")]) and self._commit_jobs(repeated):
+        if self._commit_jobs([StoreJob(_write_probe, "closed")]) and self._commit_again(repeated):
             for job in repeated:
                 if job.error is not None:
                     _log.error(
@@ -253,15 +275,26 @@ class Store:
                     )
             if self._memory is not None:
                 self._memory.close()
-            self._memory, self._done_in_memory = None, []
+            self._memory, self._done_in_memory, self._switched_in_memory = None, [], []
             self._set_write_error(None)
         elapsed = time.monotonic() - began
         self._recover_at = time.monotonic() + max(MIN_RECOVERY_INTERVAL, 10 * elapsed)
+
+    def _commit_again(self, jobs: Sequence[StoreJob]) -> bool:
+        """Commit what was done in memory, with what it depended on then."""
+        for switch in reversed(self._switched_in_memory):
+            switch.undo()
+        if self._commit_jobs(jobs):
+            return True
+        for switch in self._switched_in_memory:
+            switch.apply()
+        return False
 
     def _commit_jobs(self, jobs: Sequence[StoreJob]) -> bool:
         """Run jobs in one transaction on the file. Return whether it could be written."""
         connection = self._state_file.connection
         began = time.monotonic()
+        self._switches = []
         try:
             connection.execute("BEGIN IMMEDIATE")
             # Try without a savepoint for each job: those are a third of the statements, and jobs
@@ -269,6 +302,7 @@ class Store:
             transaction = self._make_transaction(connection)
             if not all(job.attempt(transaction) for job in jobs):
                 connection.execute("ROLLBACK")
+                self._undo_switches()
                 connection.execute("BEGIN IMMEDIATE")
                 for job in jobs:
                     job.run(connection, self._make_transaction(connection))
@@ -277,10 +311,15 @@ class Store:
             with contextlib.suppress(sqlite3.Error):
                 if connection.in_transaction:  # SQLite rolls back by itself after some errors
                     connection.execute("ROLLBACK")
+            self._undo_switches()
             self._set_write_error(str(error))
             return False
         self.commit_seconds.observe(time.monotonic() - began)
         return True
+
+    def _undo_switches(self) -> None:
+        while self._switches:
+            self._switches.pop().undo()
 
     def _make_transaction(self, connection: sqlite3.Connection) -> Transaction:
         return Transaction(connection, self._find_sinks, self._state_file.keys, traced=self.traced)
@@ -291,6 +330,7 @@ class Store:
 
     def _run_in_memory(self, jobs: list[StoreJob]) -> None:
         """Refuse jobs that fail closed. Run the others on a copy in memory."""
+        self._switches = []
         for job in jobs:
             if job.fail_mode == "closed":
                 reason = f"the state file cannot be written: {self.write_error}"
@@ -306,6 +346,7 @@ class Store:
                 )
             if job.fail_mode == "open" and job.error is None:
                 self._done_in_memory.append(job.work)
+        self._switched_in_memory += self._switches
 
     def _copy_to_memory(self) -> sqlite3.Connection:
         memory = sqlite3.connect(":memory:", isolation_level=None)

@@ -241,17 +241,23 @@ class DecidingParts(LiveParts):
         handover = self._dispatcher.begin_handover(_by_name(sinks))
         now = self.clock.now()
         reconcile = self._dispatcher.reconcile(now)
-        route = partial(matching_sinks, sinks=config.sinks)
+        before = self.config
 
         def change(tx: Transaction) -> SinkStates:
             states = reconcile(tx)
             if has_changed_rules:
                 tx.messages.refresh_all(now)
-            self.store.use_route(route)
-            self._engine.use(config.approvals, config.api.resources_by_client)
+            self.store.switch(
+                partial(self._use_decisions, config), undo=partial(self._use_decisions, before)
+            )
             return states
 
         return handover, self.store.submit(change, fail_open=True)
+
+    def _use_decisions(self, config: Config) -> None:
+        """Change the route and the rules. Only the work of the store calls this."""
+        self.store.use_route(partial(matching_sinks, sinks=config.sinks))
+        self._engine.use(config.approvals, config.api.resources_by_client)
 
     def _use_callers(self, config: Config) -> None:
         """Take the callers of chats and of RabbitMQ from a configuration."""

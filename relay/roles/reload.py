@@ -16,6 +16,8 @@ from relay.config.changes import Change, find_changes, needs_restart
 from relay.errors import ConfigError, ReloadRefused, StoreUnavailable
 from relay.roles.live_parts import LiveParts, TakeOver
 
+LOAD_TIMEOUT = 30.0
+"""Seconds for the configuration to be read. A pipe or a lost network drive can block for ever."""
 _log = logging.getLogger(__name__)
 
 
@@ -48,6 +50,7 @@ class Reloader:
         self._on_reload = on_reload
         self._lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[list[Change]]] = set()
+        self._loading: asyncio.Future[LoadedConfig] | None = None
         self._has_ended = False
 
     async def reload(self, by: str) -> list[Change]:
@@ -102,15 +105,44 @@ class Reloader:
             )
             return changes
 
+    async def _read(self) -> LoadedConfig:
+        """Return the configuration as it is now. Raises ReloadRefused.
+
+        A thread that blocks cannot be ended. There is never more than this one: other parts of the
+        relay need threads too.
+        """
+        if self._loading is not None:
+            await self._wait_for_load(self._loading)
+        loop = asyncio.get_running_loop()
+        self._loading = loop.run_in_executor(None, self._load)
+        self._loading.add_done_callback(lambda loading: loading.cancelled() or loading.exception())
+        await self._wait_for_load(self._loading)
+        loading, self._loading = self._loading, None
+        try:
+            return loading.result()
+        except ConfigError as error:
+            raise ReloadRefused(str(error)) from error
+        except Exception as error:
+            # The settings of an installed sink can raise anything.
+            _log.exception("the configuration could not be read")
+            raise ReloadRefused(
+                f"it could not be read: {type(error).__name__}; the log says more"
+            ) from error
+
+    async def _wait_for_load(self, loading: asyncio.Future[LoadedConfig]) -> None:
+        """Return when a load has ended. Raises ReloadRefused if that takes too long."""
+        await asyncio.wait({loading}, timeout=LOAD_TIMEOUT)
+        if not loading.done():
+            raise ReloadRefused(
+                f"it could not be read within {LOAD_TIMEOUT:g} s: one of its files blocks"
+            )
+
     async def _prepare(self) -> tuple[LoadedConfig, list[Change], TakeOver | None]:
         """Return the configuration, what differs, and what takes it over; None if nothing differs.
 
         Raises ReloadRefused.
         """
-        try:
-            loaded = await asyncio.to_thread(self._load)
-        except ConfigError as error:
-            raise ReloadRefused(str(error)) from error
+        loaded = await self._read()
         if loaded.is_empty and not self._loaded.is_empty:
             raise ReloadRefused(
                 f"{loaded.file}: expected keys, the file is empty. Is it being written?"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -530,3 +532,20 @@ async def test_an_open_grant_goes_on_when_the_hours_of_a_standing_hold_end(
         assert gate.azure.sent == []
         gate.clock.advance(60.0)
         await gate.wait_for_start_requests(1)
+
+
+async def test_who_ends_a_standing_hold_after_a_reload_is_judged_by_the_new_people(
+    tmp_path: Path,
+) -> None:
+    people = {"ann": ("client:alice", "client:carol")}
+    settings = SETTINGS.model_copy(update={"people": people})
+    body = {"match": {}, "ends": "2026-04-11T12:05:00Z", "reason": "wait"}
+    async with running_gate(tmp_path, settings=settings) as gate:
+        answer = await gate.hold_ahead(StandingHoldBody.model_validate(body), "alice")
+        release = threading.Event()
+        gate.store.submit_read(lambda _: release.wait(10))
+        gate.store.submit(lambda _: gate.gate.engine.use(SETTINGS))
+        ended = asyncio.create_task(gate.end_ahead(answer.body["holdId"], "carol"))
+        await asyncio.sleep(0)  # the request is behind the reload
+        release.set()
+        assert (await ended).status == 403

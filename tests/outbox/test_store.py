@@ -241,3 +241,25 @@ async def test_when_the_document_was_last_read_is_remembered_once(tmp_path: Path
     async with open_store_in(tmp_path) as store:
         assert await store.transact(lambda tx: tx.take_last_read()) == NOW
         assert await store.transact(lambda tx: tx.take_last_read()) is None
+
+
+async def test_work_that_runs_again_finds_what_it_depends_on_as_it_was_the_first_time(
+    tmp_path: Path,
+) -> None:
+    def fail(_: Transaction) -> None:
+        raise LookupError("a mistake in this work")
+
+    async with open_store_in(tmp_path) as store:
+        rules = ["earlier"]
+        release = threading.Event()
+        blocked = store.submit_read(lambda _: release.wait())
+        before = store.submit(lambda _: rules[-1])
+        store.submit(lambda _: store.switch(lambda: rules.append("new"), undo=rules.pop))
+        failing = store.submit(fail)  # so that all run again
+        after = store.submit(lambda _: rules[-1])
+        release.set()
+        await blocked
+        assert (await before, await after) == ("earlier", "new")
+        assert rules == ["earlier", "new"]
+        with pytest.raises(LookupError):
+            await failing

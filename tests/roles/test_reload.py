@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
+from typing_extensions import override  # in typing from Python 3.12
 
-from relay.config import sink_modules
+from relay.config import LoadedConfig, sink_modules
 from relay.delivery.dispatcher import Dispatcher
+from relay.errors import ReloadRefused
 from relay.sinks import Receipt, SinkSettings
 from tests.journey.relay_process import client, eventually, inbox, name_of, webhook
-from tests.roles.reloadable_relay import OTHER_KEYS, reloadable_relay, voter
+from tests.roles.reloadable_relay import OTHER_KEYS, ReloadableRelay, reloadable_relay, voter
 
 AUTOMATIC = {"name": "all", "approve": "automatic"}
 OPERATOR = client("operator")
@@ -170,6 +173,26 @@ async def test_a_changed_sink_ends_what_is_in_flight_and_begins_nothing_more(
         assert len(old.events) == 1
 
 
+async def test_a_sink_that_its_receiver_disables_during_a_reload_is_disabled_as_after_a_restart(
+    tmp_path: Path,
+) -> None:
+    """Else it would work until the next restart, and tell nobody anything from then on."""
+    async with (
+        inbox() as gone,
+        inbox() as other,
+        reloadable_relay(tmp_path, sinks=[webhook(gone.url)]) as relay,
+    ):
+        gone.status, gone.answers_after = 410, 1.0
+        relay.schedule()
+        worker = relay.running.relay.dispatcher.worker("drain")
+        await eventually(lambda: worker.is_trying)
+        await relay.reload(sinks=[webhook(other.url)])
+        stored = await relay.running.relay.store.read(lambda tx: tx.deliveries.sink_states())
+        (status,) = relay.running.relay.dispatcher.status()
+        assert stored == {"drain": (status.state, status.reason)}
+        assert status.state == "disabled"
+
+
 async def test_a_removed_sink_leaves_dead_letters_that_it_can_get_when_it_is_back(
     tmp_path: Path,
 ) -> None:
@@ -278,6 +301,48 @@ async def test_a_sink_that_cannot_be_made_leaves_everything_as_it_was(
         await eventually(lambda: Box.open_boxes == 0)
 
 
+async def test_a_sink_that_refuses_to_be_canceled_does_not_hold_up_reloads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    may_end = asyncio.Event()
+    tries = 0
+
+    class Stubborn(Box):
+        """A sink whose tries go on when they are canceled."""
+
+        @override
+        async def deliver(self, event: object) -> Receipt:
+            nonlocal tries
+            tries += 1
+            while not may_end.is_set():
+                with suppress(asyncio.CancelledError):
+                    await may_end.wait()
+            return Receipt()
+
+    @asynccontextmanager
+    async def connect_stubborn(_settings: object, _clock: object) -> AsyncIterator[Box]:
+        yield Stubborn()
+
+    module = SimpleNamespace(Settings=BreakingSettings, connect=connect_stubborn)
+    monkeypatch.setitem(sink_modules(), "breaking", module)
+    monkeypatch.setattr("relay.delivery.dispatcher.RETIRE_TIMEOUT", 0.2)
+    async with inbox() as drain, reloadable_relay(tmp_path) as relay:
+        live = relay.running.live
+        config = live.config
+        stubborn = (BreakingSettings(name="drain"),)
+        await live.run(await live.prepare(config.model_copy(update={"sinks": stubborn})))
+        event = relay.schedule()
+        try:
+            await eventually(lambda: tries == 1)
+            async with asyncio.timeout(10):
+                await live.run(await live.prepare(config))
+                await relay.reload(sinks=[webhook(drain.url)])
+            assert "sink drain: its tries do not end" in caplog.text
+            await eventually(lambda: drain.types_of(event.event_id) == ["event.scheduled"])
+        finally:
+            may_end.set()
+
+
 async def test_a_reload_works_while_the_state_file_cannot_be_written(tmp_path: Path) -> None:
     async with inbox() as drain, reloadable_relay(tmp_path) as relay:
         event = relay.schedule()
@@ -295,6 +360,36 @@ async def test_a_reload_works_while_the_state_file_cannot_be_written(tmp_path: P
         relay.azure.start(event)
         await eventually(lambda: "event.started" in drain.types_of(event.event_id))
         assert len(drain.events) == 2
+
+
+async def test_what_was_sent_from_memory_before_a_reload_is_recorded_by_the_earlier_route(
+    tmp_path: Path,
+) -> None:
+    """Else what a removed sink got would be recorded as what another sink got, and be lost there.
+
+    `leaving` is removed while the state file cannot be written. `down` does not answer.
+    """
+    async with (
+        inbox() as leaving,
+        inbox() as down,
+        reloadable_relay(
+            tmp_path,
+            sinks=[webhook(leaving.url, name="leaving"), webhook(down.url, name="down")],
+        ) as relay,
+    ):
+        down.status = 503
+        store = relay.running.relay.store
+        connection = store._state_file.connection  # noqa: SLF001  # no other way to break the disk
+        connection.execute("PRAGMA query_only = ON")
+        events = [relay.schedule(), relay.schedule()]
+        await eventually(lambda: all(leaving.types_of(event.event_id) for event in events))
+        await relay.reload(sinks=[webhook(down.url, name="down")])
+        assert store.write_error is not None
+        connection.execute("PRAGMA query_only = OFF")
+        await eventually(lambda: store.write_error is None)
+        waiting = await store.read(lambda tx: tx.deliveries.waiting("down"))
+        told = [entry for entry in waiting if entry.type == "event.scheduled"]
+        assert len(told) == len(events)
 
 
 # --- all or nothing
@@ -363,3 +458,56 @@ async def _has(found: Any, count: int) -> bool:
 
 def _ids(*boxes: Any) -> list[str]:
     return sorted(event["subject"] for box in boxes for event in box.events)
+
+
+async def test_settings_that_fail_in_their_own_code_refuse_the_reload_and_not_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with inbox() as drain, reloadable_relay(tmp_path) as relay:
+
+        def fail() -> LoadedConfig:
+            raise LookupError("a bug in an installed sink")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(relay.reloader, "_load", fail)
+            assert "LookupError" in await relay.refuse()
+            status, problem = await relay.call("POST", "/v1/reload")
+            assert (status, "LookupError" in problem["detail"]) == (422, True)
+        await relay.reload(sinks=[webhook(drain.url)])
+        assert relay.reloader.problem is None
+
+
+async def test_a_file_that_blocks_refuses_each_reload_until_it_can_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reads = 0
+
+    def load() -> LoadedConfig:
+        nonlocal reads
+        reads += 1
+        pipe.read_bytes()
+        return LoadedConfig(relay.running.live.config, None)
+
+    async with reloadable_relay(tmp_path) as relay:
+        monkeypatch.setattr("relay.roles.reload.LOAD_TIMEOUT", 0.2)
+        monkeypatch.setattr(relay.reloader, "_load", load)
+        try:
+            assert "one of its files blocks" in await relay.refuse()
+            assert "one of its files blocks" in await relay.refuse()
+            assert reads == 1  # each would keep a thread
+        finally:
+            pipe.write_bytes(b"")
+        pipe.unlink()
+        pipe.write_bytes(b"")
+        await eventually(lambda: _reloads(relay))
+        assert reads == 2
+
+
+async def _reloads(relay: ReloadableRelay) -> bool:
+    try:
+        await relay.reload()
+    except ReloadRefused:
+        return False
+    return True
