@@ -147,6 +147,17 @@ def symlinks_leading_to(path: Path) -> Iterator[Path]:
             current = Path(parts.pop()) if target.is_absolute() else current.parent
 
 
+def is_planted(path: Path) -> bool:
+    """Return whether a stranger put a file or link into a folder that others can write.
+
+    Root, this user and the owner of the folder are no strangers. Raises OSError.
+    """
+    if not hasattr(os, "geteuid"):
+        return False
+    owner, folder = path.lstat().st_uid, path.parent.stat()
+    return bool(folder.st_mode & 0o022) and owner not in (os.geteuid(), 0, folder.st_uid)
+
+
 def create_private_folder(path: Path) -> None:
     """Create a folder, and those above it, for this user alone. Existing ones stay as they are."""
     if not may_exist(path):

@@ -27,7 +27,7 @@ from relay.api.local_socket import (
 from relay.cli._exit_codes import CommandFailed
 from relay.config.location import RelayLocation
 from relay.errors import ConfigError
-from relay.files import describe_os_error, may_exist
+from relay.files import describe_os_error, is_planted, may_exist, symlinks_leading_to
 
 _CONNECT_TIMEOUT = 10.0
 
@@ -72,8 +72,11 @@ def _places(location: RelayLocation, service_socket: Path) -> Iterator[LocalSock
     folders = [Path()]
     if location.file is not None and location.is_own:
         folders.append(location.file.parent)  # a relay that was started there
+    state_files = [folder / location.state_file for folder in folders]
+    for state_file in state_files:
+        _refuse_planted_links(state_file)
     sockets = dict.fromkeys(
-        path for folder in folders for path in own_sockets(folder / location.state_file, os.environ)
+        path for state_file in state_files for path in own_sockets(state_file, os.environ)
     )
     for path in sockets:
         yield LocalSocket(path)
@@ -83,10 +86,26 @@ def _places(location: RelayLocation, service_socket: Path) -> Iterator[LocalSock
     yield LocalSocket(service_socket, headers)
 
 
+def _refuse_planted_links(state_file: Path) -> None:
+    """Raise ConfigError if a link of a stranger decides whose socket is asked."""
+    for link in symlinks_leading_to(state_file):
+        try:
+            planted = is_planted(link)
+        except OSError:
+            continue  # it is gone, or the way to it is closed
+        if planted:
+            raise ConfigError(
+                f"store.path: {link} is a link of another user, in a folder that others can "
+                "write, so the socket beside its target is not used. Remove the link, or go to "
+                "another folder"
+            )
+
+
 async def _reach(place: LocalSocket) -> str | None:
     """Return why there is no relay for these calls; None if there is one."""
     try:
-        owner, folder_owner = place.path.stat().st_uid, place.path.parent.stat().st_uid
+        # A link is of whoever made it: others can change where it leads.
+        owner, folder_owner = place.path.lstat().st_uid, place.path.parent.stat().st_uid
         if not is_trusted(owner, folder_owner, os.geteuid()):
             return "it belongs to another user; to use it all the same, set api.socket to its path"
         connection = socket.socket(socket.AF_UNIX)

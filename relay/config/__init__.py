@@ -24,7 +24,7 @@ from relay.config.document import (
     override_values,
     read_document,
 )
-from relay.config.file import DEFAULT_PATHS, find_file
+from relay.config.file import DEFAULT_PATHS, find_own_file
 from relay.config.kinds import load_kinds, sink_modules
 from relay.config.log_form import find_log_form
 from relay.config.model import NO_RULE_FOR_USER_EVENTS, Config
@@ -69,7 +69,7 @@ def load(
     default_paths: Sequence[Path] = DEFAULT_PATHS,
 ) -> LoadedConfig:
     """Find, read and check the document. Raises ConfigError with a line for each error."""
-    file = find_file(path, environment, default_paths)
+    file = find_own_file(path, environment, default_paths)
     document = read_document(file) if file is not None else {}
     values = expand_variables(file, document, environment)
     variables = {

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from relay.files import may_be_file
+from relay.errors import ConfigError
+from relay.files import is_planted, may_be_file
 
 SYSTEM_FILE = Path("/etc/imds-relay/relay.yaml")
 """The configuration of the service of a machine."""
@@ -22,3 +23,22 @@ def find_file(
     if environment.get("IMDS_RELAY_CONFIG"):
         return Path(environment["IMDS_RELAY_CONFIG"])
     return next((place for place in default_paths if may_be_file(place)), None)
+
+
+def find_own_file(
+    path: Path | None, environment: Mapping[str, str], default_paths: Sequence[Path] = DEFAULT_PATHS
+) -> Path | None:
+    """Do as `find_file`. Raises ConfigError for a file that nobody named and a stranger planted."""
+    file = find_file(path, environment, default_paths)
+    if file is None or path is not None or environment.get("IMDS_RELAY_CONFIG"):
+        return file
+    try:
+        planted = is_planted(file)
+    except OSError:
+        return file  # whoever reads it gets the reason
+    if planted:
+        raise ConfigError(
+            f"{file} is of another user, in a folder that others can write, so it is not used; "
+            f"to use it all the same: --config {file}"
+        )
+    return file

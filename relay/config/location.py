@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from relay.config.document import expand_variables, override_values, read_document
-from relay.config.file import DEFAULT_PATHS, SYSTEM_FILE, find_file
+from relay.config.file import DEFAULT_PATHS, SYSTEM_FILE, find_own_file
 from relay.errors import ConfigError
 
 _PLACES = ("api.socket", "api.listen", "api.tls", "store.path")
@@ -49,8 +49,11 @@ def locate_relay(
     *,
     default_paths: Sequence[Path] = DEFAULT_PATHS,
 ) -> RelayLocation:
-    """Return where the relay is. Raises ConfigError if the file that ``path`` names is unusable."""
-    file = find_file(path, environment, default_paths)
+    """Return where the relay is.
+
+    Raises ConfigError if the file that ``path`` names is unusable, or a stranger planted the file.
+    """
+    file = find_own_file(path, environment, default_paths)
     document: Any = {}
     problems: list[str] = []
     if file is not None:

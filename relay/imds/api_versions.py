@@ -34,6 +34,11 @@ def has_prefix(api_version: str) -> bool:
     return api_version <= _PREFIX_UNTIL
 
 
+def shows_all_types(api_version: str) -> bool:
+    """Whether documents of this version show events of every type."""
+    return api_version >= max(_TYPE_SINCE.values())
+
+
 def unmet_conditions(match: Match, api_version: str) -> Iterator[str]:
     """Yield why no event of this version can ever meet a condition: one text for each key."""
     if match.event_source is not None and api_version < SOURCE_SINCE:

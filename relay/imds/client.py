@@ -36,7 +36,7 @@ from relay.errors import (
 )
 from relay.events.timestamps import parse_timestamp
 from relay.imds import DISCOVER, SourceSettings
-from relay.imds.document import parse_document
+from relay.imds.document import DocumentReader, parse_document
 from relay.imds.endpoint import VIRTUAL_NETWORK, Candidate, CandidateFinder
 from relay.net.backoff import exponential_backoff
 from relay.net.egress import allow_discovered, refuse_discovered
@@ -188,6 +188,7 @@ class ImdsClient:
         self._found: Candidate | None = None
         self._searching = asyncio.Lock()
         self._failing_since: float | None = None  # monotonic
+        self._usable_body: bytes | None = None  # the last that was a document
         self._budget = CallBudget()
         self._arrivals = asyncio.Lock()
         self._budget_changed = asyncio.Event()
@@ -249,11 +250,13 @@ class ImdsClient:
             return await self._search(self._finder)
         try:
             read = await self._read_document_at(self._found.url)
+            if read.body != self._usable_body:  # another service may answer there by now
+                await DocumentReader().read(read.body)
         except SourceError as error:
             if self._failing_since is None and error.status != 429:  # it works, others poll too
                 self._failing_since = self._clock.monotonic()
             raise
-        self._failing_since = None
+        self._failing_since, self._usable_body = None, read.body
         return read
 
     @property

@@ -21,6 +21,7 @@ from relay.events.build import ReportRelayEvent
 from relay.events.model import Document
 from relay.histogram import Histogram
 from relay.imds import SourceSettings
+from relay.imds.api_versions import shows_all_types
 from relay.imds.client import ImdsClient, retry_delay
 from relay.imds.document import DocumentReader
 from relay.ingest.recorder import PollResult, Recorder
@@ -210,6 +211,8 @@ class Poller:
         """
         if self.last_read_at is None:
             return True
+        if self._last_read_monotonic is None and not shows_all_types(self._settings.api_version):
+            return True  # a newer version may have shown what this one leaves out
         seconds = (now - self.last_read_at).total_seconds()
         if self._last_read_monotonic is not None:
             seconds = max(seconds, monotonic - self._last_read_monotonic)

@@ -166,7 +166,7 @@ class Exporter:
             is_final = response.status not in _RETRYABLE
             reason = f"expected 2xx, got {status_text(response.status)}"
             return _Failure(reason, len(batch) if is_final else None)
-        rejected = _rejected_spans(response.body)
+        rejected = max(0, min(_rejected_spans(response.body), len(batch)))
         return _Failure(f"it rejected {rejected} of {len(batch)}", rejected) if rejected else None
 
     def _note_failure(self, failure: _Failure) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -149,6 +150,34 @@ def test_a_socket_that_somebody_else_put_into_a_folder_is_not_trusted(
     owner: int, folder_owner: int, user: int, *, trusted: bool
 ) -> None:
     assert is_trusted(owner, folder_owner, user) is trusted
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+@pytest.mark.parametrize("what", ["relay.yaml", "relay.db", "relay.sock"])
+async def test_nobody_leads_a_verb_in_a_shared_folder_to_a_relay_of_theirs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """A decision would be lost, and the user would be told that it counts."""
+    theirs, shared = tmp_path / "theirs", tmp_path / "shared"
+    theirs.mkdir()
+    shared.mkdir()
+    shared.chmod(0o1777)
+    async with running_relay(theirs, api={"socket": "auto"}):
+        match what:
+            case "relay.yaml":
+                (shared / what).write_text(f"api: {{socket: {theirs}/relay.sock}}")
+            case _:
+                (shared / what).symlink_to(theirs / what)
+        os.chown(theirs, 65534, 65534)
+        if what != "relay.sock":  # that one leads to the socket of this user until it is asked
+            os.chown(theirs / "relay.sock", 65534, 65534)
+        os.chown(shared / what, 65534, 65534, follow_symlinks=False)
+        monkeypatch.chdir(shared)
+        result = await run_async("events")
+        assert (result.code in (1, 2), result.out) == (True, "")
+        assert "another user" in result.err
+        shared.chmod(0o755)  # so root has put it there
+        assert (await run_async("events")).out == ("" if what == "relay.sock" else "no events\n")
 
 
 @pytest.mark.parametrize(

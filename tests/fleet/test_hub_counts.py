@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, cast
 
+import pytest
 from aiormq.abc import AbstractChannel, DeliveredMessage
 from pamqp.commands import Basic
 from pamqp.header import ContentHeader
@@ -19,11 +20,13 @@ from relay.events.build import (
     determine_outcome,
     event_data,
 )
+from relay.events.cloudevent import CloudEvent
 from relay.events.delta import diff
 from relay.events.model import Document, ScheduledEvent
 from relay.fleet.hub.hub import Hub
-from relay.fleet.hub.link import Settlements
+from relay.fleet.hub.link import HubLink, Settlements
 from relay.fleet.routing import report_key
+from relay.fleet.settings import TrustDomain
 from relay.outbox import StateFileOwner, StoreSettings
 from relay.outbox.sqlite import open_store
 from tests.approvals.builders import build_event
@@ -98,11 +101,15 @@ class WitnessedEvent:
         message = report(self.event, AGENT, is_gone=is_gone, at=self._clock.now())
         await self.hub.take_reports([message], settlements)
 
-    async def pulse(self, number: int, clock_offset: float = 0.0) -> None:
+    async def pulse(
+        self, number: int, clock_offset: float = 0.0, *, name: str = "vm", user: str = "vmss-a"
+    ) -> None:
         """Let an agent send a pulse that shows the event."""
-        origin = Origin(AGENT.scope, f"vm-{number}")
+        origin = Origin(AGENT.scope, f"{name}-{number}")
         seconds = (self._clock.now() - NOON).total_seconds()
-        message = pulse(self.event, seconds=seconds, origin=origin, clock_offset=clock_offset)
+        message = pulse(
+            self.event, seconds=seconds, origin=origin, clock_offset=clock_offset, user=user
+        )
         await self.hub.take_pulses([message])
 
 
@@ -151,3 +158,56 @@ async def test_each_agent_may_object_to_the_end_of_an_event(tmp_path: Path) -> N
         clock.advance(0.1)
         await witnessed.pulse(30)
         assert witnessed.showing == {"vm-1", "vm-2", "vm-3", "vm-30"}
+
+
+async def test_agents_of_another_domain_do_not_hide_an_event_from_the_hub(tmp_path: Path) -> None:
+    """Else three of them could show an event, and end it while the others still show it."""
+    clock = ManualClock()
+    async with witnessed_event(tmp_path, clock) as witnessed:
+        witnessed.hub.use_domains(
+            [
+                TrustDomain(user="vmss-a", scopes=("vmss-a-*",), relays=("vm-*",)),
+                TrustDomain(user="other", scopes=("vmss-a-*",), relays=("db-*",)),
+            ]
+        )
+        for number in range(5):
+            await witnessed.pulse(number, name="db", user="other")
+        assert witnessed.showing == {"vm-0", "db-0", "db-1", "db-2"}
+        for number in range(1, 5):
+            await witnessed.pulse(number)
+        assert witnessed.showing == {"vm-0", "db-0", "db-1", "db-2", "vm-1", "vm-2", "vm-3"}
+
+
+async def test_an_agent_objects_though_the_clock_of_the_hub_was_set_back(tmp_path: Path) -> None:
+    clock = ManualClock()
+    async with witnessed_event(tmp_path, clock) as witnessed:
+        for number in range(1, 4):
+            await witnessed.pulse(number)
+        clock.advance(1)
+        await witnessed.report(is_gone=True)
+        clock.advance(2)
+        clock.set_wall_clock(clock.now() - timedelta(seconds=60))
+        await witnessed.pulse(30)
+        assert witnessed.showing == {"vm-1", "vm-2", "vm-3", "vm-30"}
+
+
+async def test_an_agent_whose_pulse_is_early_is_told_again_that_an_event_may_have_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent that connects pulses at once. It may have missed the state, and may object."""
+    states: list[Any] = []
+
+    def keep(_: HubLink, _key: str, event: CloudEvent) -> None:
+        states.append(list(event.data["ending"]))
+
+    monkeypatch.setattr(HubLink, "send_transient", keep)
+    clock = ManualClock()
+    async with witnessed_event(tmp_path, clock) as witnessed:
+        await witnessed.pulse(1)
+        clock.advance(1)
+        await witnessed.report(is_gone=True)
+        assert states[-1] == [witnessed.event.key]
+        states.clear()
+        clock.advance(0.9)
+        await witnessed.pulse(1)
+        assert states == [[witnessed.event.key]]

@@ -52,6 +52,7 @@ def pulse(
     seconds: float,
     origin: Origin = AGENT,
     clock_offset: float = 0.0,
+    user: str = "vmss-a",
 ) -> DeliveredMessage:
     """A pulse of the agent, sent so many seconds after noon."""
     content = Pulse(
@@ -65,7 +66,7 @@ def pulse(
         clock_offset=clock_offset,
     )
     event = content.to_event(origin, NOON + timedelta(seconds=seconds))
-    properties = Basic.Properties(user_id="vmss-a")
+    properties = Basic.Properties(user_id=user)
     deliver = Basic.Deliver(
         "tag", 1, exchange="azure.scheduledevents.fleet", routing_key=pulse_key(origin)
     )

@@ -193,6 +193,21 @@ async def moved() -> dict[str, Any]:
             }
 
 
+async def replaced() -> dict[str, Any]:
+    """Another program answers 200 at the address where the service was: the search goes on."""
+    clock = LaterClock()
+    async with client(clock) as opened, azure(PRIVATE) as former:
+        async with dhcp(offer_endpoint(PRIVATE)):
+            await opened.read_document()
+            first = opened.url
+        former.add_fault(Fault(kind="malformed", calls=99))
+        async with azure(SHARED, 8080), dhcp(offer_endpoint(SHARED)):
+            at_once = await failure(opened)
+            clock.later += max(SEARCH_AFTER, DHCP_INTERVAL)
+            await opened.read_document()
+            return {"urls": [first, opened.url], "at_once": at_once}
+
+
 async def nothing() -> dict[str, Any]:
     """Nobody answers. Then Azure's host does, though DHCP says nothing of it."""
 
@@ -267,6 +282,7 @@ async def main() -> None:
             "outside": await outside(),
             "public_address": await public_address(),
             "moved": await moved(),
+            "replaced": await replaced(),
             "nothing": await nothing(),
             "whole_relay": await whole_relay(Path(folder)),
         }

@@ -260,6 +260,14 @@ def test_a_service_that_moved_is_found_again(report: dict[str, Any]) -> None:
     assert moved["asked"] == [0, 1]
 
 
+def test_a_service_in_whose_place_another_program_answers_is_searched(
+    report: dict[str, Any],
+) -> None:
+    replaced = report["replaced"]
+    assert replaced["urls"] == ["http://10.9.8.9", "http://100.65.96.130:8080"]
+    assert "expected a Scheduled Events document" in replaced["at_once"]
+
+
 def test_without_an_answer_of_dhcp_azures_host_is_tried(report: dict[str, Any]) -> None:
     nothing = report["nothing"]
     assert nothing["url"] == "http://168.63.129.16"

@@ -22,6 +22,7 @@ import pytest
 from relay.errors import SourceError
 from relay.events.cloudevent import CloudEvent
 from relay.imds import SourceSettings
+from relay.imds.api_versions import NEWEST_API_VERSION
 from relay.imds.client import ImdsClient
 from relay.imds.poller import ANSWER_TIMEOUT, FIRST_ANSWER_TIMEOUT, Poller
 from relay.ingest.recorder import Recorder
@@ -87,13 +88,20 @@ async def rig(
     timeout: str = "30s",  # noqa: ASYNC109  # the setting's own name
     last_read: datetime | None = None,
     chance: Callable[[], float] = lambda: 0.0,
+    api_version: str = NEWEST_API_VERSION,
 ) -> AsyncIterator[Rig]:
     """Run a poller on a store in a folder. A call times out after ``timeout`` of real time.
 
     Only the tests of a hanging call wait for that.
     """
     source = SourceSettings.model_validate(
-        {"url": url, "interval": interval, "timeout": timeout, "first_timeout": timeout}
+        {
+            "url": url,
+            "api_version": api_version,
+            "interval": interval,
+            "timeout": timeout,
+            "first_timeout": timeout,
+        }
     )
     async with (
         open_store(
@@ -648,6 +656,27 @@ async def test_after_a_restart_the_stop_counts_as_the_gap(
             assert running.poller.last_read_at == last_read
             await running.resting()
             assert running.poller.last_read_at == NOON
+            assert await outcome(running) == expected
+
+
+@pytest.mark.parametrize(
+    ("expected", "api_version"), [(UNKNOWN, "2017-11-01"), (CANCELED, "2019-01-01")]
+)
+async def test_an_event_that_an_older_version_leaves_out_is_not_canceled(
+    tmp_path: Path, expected: tuple[str, str], api_version: str
+) -> None:
+    """After a short stop. Who polls with the older version cannot know which it was."""
+    clock = ManualClock()
+    async with Simulator(Setup(vms=(VM("vm-0"),), rate_limit=None), clock=clock) as sim:
+        event = sim.schedule(Plan(type="Terminate", notice=600.0))
+        async with rig(tmp_path, sim.url, clock) as running:
+            await running.resting()
+        if expected == CANCELED:
+            sim.cancel(event)
+        clock.advance(1)
+        again = rig(tmp_path, sim.url, clock, last_read=clock.now(), api_version=api_version)
+        async with again as running:
+            await running.resting()
             assert await outcome(running) == expected
 
 

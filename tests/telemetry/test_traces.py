@@ -330,12 +330,16 @@ async def test_spans_that_a_collector_refuses_for_good_are_not_sent_again(
     assert len(relay_lines(caplog)) == 1
 
 
-async def test_spans_that_a_collector_rejects_are_counted(collecting: Collector) -> None:
-    collecting.rejects = 1
+@pytest.mark.parametrize(("rejects", "lost"), [(1, 1), (2**62, 1), (-5, 0)])
+async def test_spans_that_a_collector_rejects_are_counted(
+    collecting: Collector, rejects: int, lost: int
+) -> None:
+    """It cannot reject more than it got, or fewer than none."""
+    collecting.rejects = rejects
     settings = TracesSettings.model_validate({"url": collecting.url, "allow_http": True})
     async with exporter(settings, ManualClock(), "west/vm-0") as exporting:
         exporting.record(span())
-    assert exporting.lost == 1
+    assert exporting.lost == lost
 
 
 async def test_a_collector_that_hangs_does_not_hold_up_the_end(collecting: Collector) -> None:

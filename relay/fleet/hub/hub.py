@@ -368,17 +368,26 @@ class Hub:
         """Whether a word of a pulse would only delay the end of an event.
 
         The end waits for every agent that has shown the event. So if enough agents show it, the
-        hub does not take the word of another.
+        hub does not take the word of another. Only agents of the same trust domain count: those of
+        another could otherwise hide the event from the hub.
         """
         if history is None or not repeats_last_state(history, word):
             return False
         now, first_gone_at = self._clock.now(), history.first_gone_at
         if first_gone_at is not None:  # later, every word that shows the event counts
-            return now - first_gone_at < OBJECTION_DELAY
+            # Before it, the clock was set back, and nobody knows how long the end has waited.
+            is_early = timedelta(0) <= now - first_gone_at < OBJECTION_DELAY
+            if is_early:  # the agent may have connected after the last state, and must object
+                self._states.request(sender.scope)
+            return is_early
         if sender.relay in history.words:
             return False
         witnesses = (self.roster.agent(sender.scope, relay) for relay in history.current_agents)
-        able = (agent for agent in witnesses if agent and self.roster.can_act(agent, now))
+        able = (
+            agent
+            for agent in witnesses
+            if agent and agent.user == sender.user and self.roster.can_act(agent, now)
+        )
         return len(list(islice(able, ENOUGH_WITNESSES))) == ENOUGH_WITNESSES
 
     def _put_off(self, doubtful: Sequence[Heard]) -> None:
