@@ -1,7 +1,8 @@
 """Runs the mutants of modules: ``python -m tests.mutation [relay/signature.py …]``.
 
-Without a name it runs all modules. ``--only`` and a pattern choose mutants by their names. It prints each survivor, and what was counted for each module.
-The exit code is 1 for a survivor, or for a line of `equivalent.toml` that names no mutant.
+Without a name it runs all modules. ``--only`` and a pattern choose mutants by their names. It
+prints each survivor, and what was counted for each module. The exit code is 1 for a survivor, or
+for a line of `equivalent.toml` that names no mutant.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ _POLICY = (
     "tests/approvals/test_engine.py",
     "tests/approvals/test_holds.py",
     "tests/approvals/test_limits.py",
+    "tests/approvals/test_rules.py",
     "tests/approvals/test_status.py",
     "tests/approvals/test_votes.py",
 )
@@ -35,10 +37,11 @@ _GATE = (
 TESTS: Mapping[str, tuple[str, ...]] = {
     "relay/approvals/transitions.py": (
         "tests/approvals/test_transitions.py",
+        "tests/approvals/test_transition_edges.py",
         "tests/approvals/test_transition_laws.py",
         *_POLICY,
     ),
-    "relay/approvals/gate.py": (*_GATE,),
+    "relay/approvals/gate.py": _GATE,
     "relay/fleet/hub/merge.py": ("tests/fleet/test_merge.py", "tests/fleet/test_merge_laws.py"),
     "relay/signature.py": ("tests/test_signature.py",),
     "relay/events/delta.py": ("tests/events/test_delta.py",),
@@ -50,6 +53,7 @@ TESTS: Mapping[str, tuple[str, ...]] = {
     "relay/approvals/admission.py": ("tests/approvals/test_admission.py", *_POLICY),
     "relay/approvals/status.py": (
         "tests/approvals/test_transitions.py",
+        "tests/approvals/test_transition_edges.py",
         "tests/approvals/test_transition_laws.py",
         *_POLICY,
     ),
