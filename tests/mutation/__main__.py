@@ -42,7 +42,11 @@ TESTS: Mapping[str, tuple[str, ...]] = {
         *_POLICY,
     ),
     "relay/approvals/gate.py": _GATE,
-    "relay/fleet/hub/merge.py": ("tests/fleet/test_merge.py", "tests/fleet/test_merge_laws.py"),
+    "relay/fleet/hub/merge.py": (
+        "tests/fleet/test_merge.py",
+        "tests/fleet/test_merge_edges.py",
+        "tests/fleet/test_merge_laws.py",
+    ),
     "relay/signature.py": ("tests/test_signature.py",),
     "relay/events/delta.py": ("tests/events/test_delta.py",),
     "relay/delivery/retry.py": ("tests/delivery/test_retry.py",),

@@ -265,7 +265,8 @@ def _element_changes(node: ast.AST) -> Iterator[Change]:
     if isinstance(node, ast.BoolOp):
         neutral = isinstance(node.op, ast.And)
         for position, value in enumerate(node.values):
-            yield Change(node, "values", position, _at(ast.Constant(neutral), value))
+            if not isinstance(value, ast.Constant):  # 0 and "" often behave as False does
+                yield Change(node, "values", position, _at(ast.Constant(neutral), value))
         return
     fields: dict[type[ast.AST], str] = {
         ast.List: "elts",
