@@ -233,3 +233,25 @@ def test_an_agent_that_tells_a_state_again_is_at_the_end_of_the_path() -> None:
     hub.silent = "ab"
     assert hub.hear("d", A, 159.5) == Changed(A, at(159.5))
     assert hub.places["d"] == 3
+
+
+def test_an_agent_whose_state_came_too_late_keeps_its_place() -> None:
+    hub = hub_with("a", "b")
+    hub.hear("a", C, 10)
+    hub.hear("a", C, 60)
+    assert hub.hear("b", B, 54, now=61) is None
+    assert hub.places == {"a": 1, "b": 0}
+
+
+def test_a_state_that_was_seen_5_s_before_a_return_belongs_to_it() -> None:
+    hub = hub_with("a")
+    hub.hear("a", GONE, 10)
+    hub.hear("a", A, 20)
+    assert hub.hear("c", B, 15, now=21) == Changed(B, at(15))
+
+
+# --- the facts about an end
+
+
+def test_an_end_that_every_agent_reports_with_a_gap_has_a_gap() -> None:
+    assert hub_with("a").hear("a", Gone(gap=True), 5) == Ended(rebooted=False, gap=True, seen=at(5))

@@ -28,9 +28,9 @@ import pytest
 from tests.mutation.mutants import Mutant, find_mutants
 
 Outcome = Literal["killed", "timed out", "survived"]
-MIN_LIMIT = 20.0
-"""Seconds after which a mutant is taken for one that never ends; more where its tests are slow."""
-BASELINE_LIMIT = 900.0
+MIN_LIMIT = 10.0
+"""Seconds after which a test is taken to hang; ten times what it usually takes come on top."""
+BASELINE_LIMIT = 180.0
 _PACKAGES = ("relay", "tests")
 _FORK = multiprocessing.get_context("fork")
 _Trace: TypeAlias = Callable[[FrameType, str, Any], Any]
@@ -99,19 +99,19 @@ class Session:
         functions = _functions_of(self._file)
         for mutant in filter(self._wanted, self.mutants):
             chosen = _choose_tests(session.items, costs, mutant)
-            limit = MIN_LIMIT + 10 * sum(costs[item.nodeid].seconds for item in chosen)
+            limits = [MIN_LIMIT + 10 * costs[item.nodeid].seconds for item in chosen]
             install = self._installer(mutant, functions)
             outcome: Outcome = "survived"
             if chosen:
-                outcome = _outcome(_run(session, chosen, install, limit))
+                outcome = _outcome(_run(session, chosen, install, limits))
             self._report(mutant, outcome)
         return True
 
     def _measure(self, session: pytest.Session) -> dict[str, TestCost]:
         file = self._file
 
-        def trace_module(result: dict[str, TestCost], item: pytest.Item) -> None:
-            lines = result[item.nodeid].lines
+        def trace_module(cost: TestCost) -> None:
+            lines = cost.lines
 
             def on_line(frame: FrameType, _event: str, _argument: object) -> _Trace:
                 lines.add(frame.f_lineno)
@@ -126,8 +126,8 @@ class Session:
             sys.settrace(on_call)
             threading.settrace(on_call)
 
-        result = _run(session, session.items, lambda: None, BASELINE_LIMIT, trace_module)
-        return result or {}
+        limits = [BASELINE_LIMIT] * len(session.items)
+        return _run(session, session.items, lambda: None, limits, trace_module) or {}
 
     def _installer(self, mutant: Mutant, functions: Sequence[FunctionType]) -> Callable[[], None]:
         undo = mutant.change.apply()
@@ -179,55 +179,63 @@ def _run(
     session: pytest.Session,
     items: Sequence[pytest.Item],
     prepare: Callable[[], None],
-    limit: float,
-    trace: Callable[[dict[str, TestCost], pytest.Item], None] | None = None,
+    limits: Sequence[float],
+    trace: Callable[[TestCost], None] | None = None,
 ) -> dict[str, TestCost] | None:
-    """Run tests in a fork until the first that fails; return what each cost, None: out of time."""
+    """Run tests in a fork until the first that fails; return what each cost, None: one hangs.
+
+    ``limits`` are the seconds that each test may take.
+    """
     receiver, sender = _FORK.Pipe(duplex=False)
     process = _FORK.Process(target=_run_here, args=(session, items, prepare, trace, sender))
     process.start()
     sender.close()
+    result: dict[str, TestCost] = {}
     try:
-        if not receiver.poll(limit):
-            return None
-        result: dict[str, TestCost] = receiver.recv()
-        return result
-    except EOFError:  # the process ended without an answer, for example by a signal
-        return {item.nodeid: TestCost() for item in items}
+        for item, limit in zip(items, limits, strict=True):
+            if not receiver.poll(limit):
+                return None
+            try:
+                cost: TestCost = receiver.recv()
+            except EOFError:  # the process ended without an answer, for example by a signal
+                cost = TestCost()
+            result[item.nodeid] = cost
+            if not cost.passed:
+                break
     finally:
         process.kill()
         process.join()
         receiver.close()
+    return result
 
 
 def _run_here(
     session: pytest.Session,
     items: Sequence[pytest.Item],
     prepare: Callable[[], None],
-    trace: Callable[[dict[str, TestCost], pytest.Item], None] | None,
+    trace: Callable[[TestCost], None] | None,
     sender: Connection,
 ) -> None:
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     os.dup2(null, 2)
-    result: dict[str, TestCost] = {}
     try:
         prepare()
     except Exception:  # noqa: BLE001  # a constant that cannot be computed is noticed by everybody
-        sender.send({item.nodeid: TestCost() for item in items})
         os._exit(1)
     for item, after in zip(items, [*items[1:], None], strict=True):
-        cost = result[item.nodeid] = TestCost()
+        cost = TestCost()
         if trace is not None:
-            trace(result, item)
+            trace(cost)
         began = time.monotonic()
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=after)
         sys.settrace(None)
         cost.seconds = time.monotonic() - began
         cost.passed = session.testsfailed == 0
+        sender.send(cost)
         if not cost.passed:
             break
-    sender.send(result)
+    sender.close()
     os._exit(0)
 
 
