@@ -255,3 +255,22 @@ def test_a_state_that_was_seen_5_s_before_a_return_belongs_to_it() -> None:
 
 def test_an_end_that_every_agent_reports_with_a_gap_has_a_gap() -> None:
     assert hub_with("a").hear("a", Gone(gap=True), 5) == Ended(rebooted=False, gap=True, seen=at(5))
+
+
+def test_an_agent_that_goes_back_from_a_state_that_came_too_late_tells_that() -> None:
+    hub = hub_with("a", "b")
+    hub.hear("a", C, 10)
+    hub.hear("a", C, 60)
+    assert hub.hear("b", B, 54, now=61) is None
+    assert hub.hear("b", A, 70) == Changed(A, at(70))
+
+
+@pytest.mark.parametrize(("seen", "place"), [(1150, 0), (1150.1, 2)])
+def test_a_state_that_was_over_150_s_before_is_the_next_of_its_kind(
+    seen: float, place: int
+) -> None:
+    hub = Hub()
+    for number, word in enumerate([A, B, A, B]):
+        hub.hear("a", word, 1000.0 * number)
+    hub.hear("b", A, seen, now=3000)
+    assert hub.places["b"] == place

@@ -49,7 +49,10 @@ TESTS: Mapping[str, tuple[str, ...]] = {
     ),
     "relay/signature.py": ("tests/test_signature.py",),
     "relay/events/delta.py": ("tests/events/test_delta.py",),
-    "relay/delivery/retry.py": ("tests/delivery/test_retry.py",),
+    "relay/delivery/retry.py": (
+        "tests/delivery/test_retry_values.py",
+        "tests/delivery/test_retry.py",
+    ),
     "relay/approvals/rules.py": (
         "tests/approvals/test_rules.py",
         "tests/approvals/test_settings.py",
