@@ -274,3 +274,11 @@ def test_a_state_that_was_over_150_s_before_is_the_next_of_its_kind(
         hub.hear("a", word, 1000.0 * number)
     hub.hear("b", A, seen, now=3000)
     assert hub.places["b"] == place
+
+
+def test_an_event_that_has_ended_by_time_waits_for_nobody_any_more() -> None:
+    hub = hub_with("a", "b")
+    hub.hear("a", GONE, 5)
+    assert hub.known.is_ending
+    assert hub.wait_until(15) == Ended(rebooted=False, gap=False, seen=at(5))
+    assert not hub.known.is_ending

@@ -114,10 +114,16 @@ def _in_module(statement: ast.stmt) -> Iterator[Mutant]:
 
 
 def _in_class(definition: ast.ClassDef) -> Iterator[Mutant]:
+    # The fields of other classes, such as models of pydantic, are read when they are defined.
+    is_dataclass = any("dataclass" in ast.unparse(each) for each in definition.decorator_list)
     for statement in definition.body:
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
             yield from _in_function(statement, f"{definition.name}.{statement.name}")
-        elif isinstance(statement, ast.AnnAssign) and isinstance(statement.value, ast.Constant):
+        elif (
+            is_dataclass
+            and isinstance(statement, ast.AnnAssign)
+            and isinstance(statement.value, ast.Constant)
+        ):
             assert isinstance(statement.target, ast.Name)
             for child in _changes(statement, statement):
                 yield _mutant(child, definition.name, "field", statement, statement.target.id)
@@ -165,7 +171,11 @@ def _statement_changes(
 ) -> Iterator[tuple[Change, str]]:
     position = getattr(owner, field).index(statement)
     text = ast.unparse(statement)
-    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef) or _is_docstring(statement):
+    if (
+        isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef)
+        or _is_docstring(statement)
+        or _is_logging(statement)
+    ):
         return
     if isinstance(statement, ast.Expr | ast.Raise | ast.AugAssign) or (
         isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Attribute)
@@ -177,8 +187,8 @@ def _statement_changes(
     elif isinstance(statement, ast.Break | ast.Continue):
         other = _at(_SWAPPED[type(statement)][0](), statement)
         yield Change(owner, field, position, other), f"{text} → {ast.unparse(other)}"
-    if isinstance(statement, ast.Raise) or _is_logging(statement):
-        return  # the text of an error or of a log line is no decision
+    if isinstance(statement, ast.Raise):
+        return  # the text of an error is no decision
     yield from _changes(statement, statement)
 
 
