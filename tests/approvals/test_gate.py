@@ -798,7 +798,10 @@ def _set_writable(store: Store, is_writable: bool) -> None:
 async def test_a_decision_that_cannot_be_written_is_503_and_not_taken(tmp_path: Path) -> None:
     async with running_gate(tmp_path, REDEPLOY) as harness:
         _set_writable(harness.store, False)
-        assert (await harness.submit(of=REDEPLOY, request_id="r")).status == 503
+        assert await harness.submit(of=REDEPLOY, request_id="r") == DecisionAnswer(
+            503,
+            {"detail": "the decision cannot be recorded now; nothing was decided, try again"},
+        )
         with pytest.raises(StoreUnavailable):
             await harness.gate.set_mode("off", "local:root")
         _set_writable(harness.store, True)
