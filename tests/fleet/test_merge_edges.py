@@ -282,3 +282,18 @@ def test_an_event_that_has_ended_by_time_waits_for_nobody_any_more() -> None:
     assert hub.known.is_ending
     assert hub.wait_until(15) == Ended(rebooted=False, gap=False, seen=at(5))
     assert not hub.known.is_ending
+
+
+def test_an_end_that_is_reported_twice_with_a_gap_still_has_a_gap() -> None:
+    hub = hub_with("a", "b")
+    for second in (5, 6):
+        hub.hear("a", Gone(gap=True), second)
+    assert hub.hear("b", Gone(gap=True), 7) == Ended(rebooted=False, gap=True, seen=at(7))
+
+
+def test_the_newest_word_that_says_gone_counts_against_the_newest_that_shows_the_event() -> None:
+    hub = hub_with("a", "b", "c")
+    hub.hear("c", A, 100)
+    hub.silent = "c"
+    assert hub.hear("a", GONE, 60, now=100) is None
+    assert hub.hear("b", GONE, 96, now=101) == Ended(rebooted=False, gap=False, seen=at(96))
