@@ -237,7 +237,7 @@ def test_the_changes_of_the_unit_on_the_page_are_valid(tmp_path: Path) -> None:
 
     unit = tmp_path / "imds-relay.service"
     unit.write_text(
-        re.sub(r"^ExecStart=.*$", "ExecStart=/bin/true", UNIT.read_text(), flags=re.MULTILINE)
+        re.sub(r"^(Exec\w+)=.*$", r"\1=/bin/true", UNIT.read_text(), flags=re.MULTILINE)
     )
     parts = tmp_path / "imds-relay.service.d"
     parts.mkdir()

@@ -141,6 +141,7 @@ async def test_a_round_of_a_fault_loses_nothing(
         advance=lambda: rounds.append(name),
     )
     counts = await all_faults()[name].run(place, 1)
-    assert (counts.problems, found(counts), len(rounds)) == ([], {}, 1)
+    assert found(counts).keys() <= {"repeated"}
+    assert (counts.problems, len(rounds)) == ([], 1)
     assert 0 < counts.offered == counts.recorded < counts.delivered
     assert counts.start_requests > 0
