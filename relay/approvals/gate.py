@@ -105,9 +105,11 @@ class Gate:
 
     async def end_standing_hold(self, request: EndRequest) -> DecisionAnswer:
         """End a standing hold early. The answer is as of `submit`."""
-        people = self.engine.settings.people
+        # A reload changes the people in the work that it submits to the store.
         return await self._change_standing_holds(
-            lambda tx: end_standing_hold(tx, self.engine.origin, request, people)
+            lambda tx: end_standing_hold(
+                tx, self.engine.origin, request, self.engine.settings.people
+            )
         )
 
     async def standing_holds(

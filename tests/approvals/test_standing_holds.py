@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -22,9 +24,11 @@ from relay.approvals.standing_hold_admission import (
 )
 from relay.approvals.standing_holds import turns_at
 from relay.approvals.status import approval_state, approval_summary
+from relay.events.timestamps import format_rfc3339
 from relay.outbox import StoreSettings
 from relay.outbox.claim_audit import audit_claims
 from relay.outbox.retention import prune
+from relay.outbox.transaction import Transaction
 from tests.approvals.builders import (
     OPERATOR,
     REBOOT,
@@ -546,3 +550,26 @@ async def test_an_open_grant_goes_on_when_the_hours_of_a_standing_hold_end(
         assert gate.azure.sent == []
         gate.clock.advance(60.0)
         await gate.wait_for_start_requests(1)
+
+
+async def test_the_people_of_a_reload_decide_who_ends_a_standing_hold_after_it(
+    tmp_path: Path,
+) -> None:
+    shared = ApprovalsSettings.model_validate({"people": {"eve": ["client:eve", "client:bob"]}})
+    async with running_gate(tmp_path, settings=shared) as gate:
+        ends = format_rfc3339(NOON + timedelta(hours=1))
+        body = StandingHoldBody.model_validate({"match": {}, "ends": ends, "reason": "freeze"})
+        hold_id = (await gate.hold_ahead(body)).body["holdId"]
+        is_asked = threading.Event()
+
+        def reload(_: Transaction) -> None:
+            assert is_asked.wait(30.0)
+            gate.gate.engine.use(SETTINGS)
+
+        reloaded = gate.store.submit(reload)
+        ended = asyncio.create_task(gate.end_ahead(hold_id, "bob"))
+        await asyncio.sleep(0)  # bob's request is submitted
+        is_asked.set()
+        await reloaded
+        assert (await ended).status == 403
+        assert (await gate.end_ahead(hold_id)).status == 200
