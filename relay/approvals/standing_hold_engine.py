@@ -105,12 +105,17 @@ def _find_expired(tx: Transaction, now: datetime) -> list[StandingHold]:
 def restore_standing_holds(tx: Transaction, now: datetime) -> bool:
     """Correct the table by the journal; return whether they differed.
 
-    Another program can change the table, and so end a hold. This reads all that was decided about
-    standing holds, so it comes only before a grant and before a claim.
+    Another program can change the table, and so end a hold. If the row of a hold in the journal was
+    changed, nobody knows what it said: the hold stays, as the table has it. This reads all that was
+    decided about standing holds, so it comes only before a grant and before a claim.
     """
     in_journal = tx.standing_holds.open_in_journal(now)
     in_table = [hold for hold in tx.standing_holds.open() if hold.ends > now]
-    forged = only_in_first(in_table, in_journal)
+    forged = [
+        hold
+        for hold in only_in_first(in_table, in_journal)
+        if not tx.standing_holds.is_row_changed(hold)
+    ]
     missing = only_in_first(in_journal, in_table)
     if not forged and not missing:
         return False

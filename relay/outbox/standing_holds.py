@@ -121,6 +121,17 @@ class StandingHolds:
                 found.pop(hold.hold_id, None)
         return [hold for hold in found.values() if hold.ends > now]
 
+    def is_row_changed(self, hold: StandingHold) -> bool:
+        """Whether the journal has the row of a standing hold, and the chain does not hold it."""
+        row = self._connection.execute(
+            "SELECT 1 FROM journal WHERE position = ? AND kind = ? "
+            "AND json_extract(CAST(body AS TEXT), '$.data.holdId') = ?",
+            (hold.position, CREATED, hold.hold_id),
+        ).fetchone()
+        if row is None:
+            return False
+        return self._journal.verified_event(hold.position, CREATED, None) is None
+
     def prune(self, before: datetime) -> None:
         """Delete the standing holds that were over before a moment."""
         self._connection.execute(

@@ -34,6 +34,12 @@ EMPTY_ICON = b'<link rel="icon" href="data:,">'
 """The only reference in the page. Without it, browsers ask for /favicon.ico."""
 RUNBOOK_LINK = b'{ href: runbook.url, target: "_blank", rel: "noopener noreferrer" }'
 """The only link that the page makes: to the runbook that the configuration names."""
+KEPT_LINK_USES = (
+    b"sessionStorage.setItem(KEPT_LINK, JSON.stringify({ token, at: Date.now() }));",
+    b"sessionStorage.getItem(KEPT_LINK)",
+    b"sessionStorage.removeItem(KEPT_LINK)",
+)
+"""What the page does with the storage of its tab: it keeps the link while a person signs in."""
 
 
 async def _votes(relay: RunningRelay) -> list[dict[str, Any]]:
@@ -639,6 +645,9 @@ async def test_the_page_is_not_cached_not_framed_and_sends_no_referrer(
     assert page.count(EMPTY_ICON) == 1
     assert page.count(RUNBOOK_LINK) == 1
     page = page.replace(EMPTY_ICON, b"").replace(RUNBOOK_LINK, b"")
+    for use in KEPT_LINK_USES:  # during a sign-in, and never the key
+        assert page.count(use) == 1
+        page = page.replace(use, b"")
     for word in (
         b"http:",
         b"https:",

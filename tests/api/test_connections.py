@@ -337,7 +337,7 @@ async def test_a_peer_that_never_reads_does_not_keep_its_closed_connection(tmp_p
 
             async def ask() -> None:
                 count = responses[200]
-                deaf.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n")
+                deaf.sendall(b"GET /approve HTTP/1.1\r\nHost: x\r\n\r\n")
                 await eventually(lambda: responses[200] > count)
                 await asyncio.sleep(0.01)
 

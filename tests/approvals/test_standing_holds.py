@@ -432,6 +432,22 @@ def test_a_standing_hold_that_somebody_puts_into_the_table_ends_at_the_next_gran
     assert audit_claims(approvals.connection).problems == ()
 
 
+def test_a_standing_hold_stays_where_its_row_of_the_journal_was_changed(
+    approvals: ApprovalFile,
+) -> None:
+    approvals.hold_ahead(match={"resources": ["db-1"]})
+    approvals.record_document(USER_REBOOT)
+    approvals.connection.execute("DROP TRIGGER journal_is_append_only")
+    change = "UPDATE journal SET transition = {} WHERE kind = 'standing-hold.created'"
+    approvals.connection.execute(change.format("'x'"))
+    other = build_event("E-2", event_source="User", resources=("web-1",))
+    approvals.record_document(USER_REBOOT, other)
+    assert [claim.event_id for claim in approvals.claim()] == ["E-2"]
+    assert held(approvals)
+    assert "is not so in the journal" in audit_claims(approvals.connection).problems[0]
+    approvals.connection.execute(change.format("NULL"))  # the fixture verifies the journal
+
+
 def test_a_standing_hold_in_force_stays_in_the_journal_whatever_its_age(
     approvals: ApprovalFile,
 ) -> None:
