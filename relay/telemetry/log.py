@@ -47,12 +47,17 @@ def configure_logging(
     form = JsonFormatter(secrets) if settings.log == "json" else TextFormatter(secrets)
     level = logging.getLevelNamesMapping()[settings.level.upper()]
     root = logging.getLogger()
+    kept: StderrHandler | None = None
     for handler in root.handlers[:]:
+        if isinstance(handler, StderrHandler) and handler.descriptor == sys.stderr.fileno():
+            kept = handler  # lines may wait in it: a second one would write in between
+            continue
         root.removeHandler(handler)
         handler.close()
-    handler = StderrHandler()
-    handler.setFormatter(form)
-    root.addHandler(handler)
+    if kept is None:
+        kept = StderrHandler()
+        root.addHandler(kept)
+    kept.setFormatter(form)
     # Below WARNING, libraries write what they send, which can hold secrets.
     root.setLevel(max(level, logging.WARNING))
     logging.getLogger("relay").setLevel(level)
@@ -110,7 +115,7 @@ class StderrHandler(logging.Handler):
 
     def __init__(self, descriptor: int | None = None) -> None:
         super().__init__()
-        self._descriptor = sys.stderr.fileno() if descriptor is None else descriptor
+        self.descriptor = sys.stderr.fileno() if descriptor is None else descriptor
         self._change = threading.Condition()
         self._lines: list[bytes] = []
         self._size = 0  # bytes of the lines, and of those that are being written
@@ -183,9 +188,9 @@ class StderrHandler(logging.Handler):
         """Write everything, or drop it if nobody can read it any more."""
         while content:
             try:
-                content = content[os.write(self._descriptor, content) :]
+                content = content[os.write(self.descriptor, content) :]
             except BlockingIOError:  # another program made the pipe non-blocking
-                select.select((), (self._descriptor,), ())
+                select.select((), (self.descriptor,), ())
             except OSError:
                 return
 

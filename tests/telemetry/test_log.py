@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -207,6 +208,45 @@ def test_a_reader_that_stalls_holds_nobody_up_and_what_is_lost_is_counted() -> N
     assert lost["level"] == "warning"
     assert int(lost["message"].split()[0]) == count - len(written)
     assert 0 < len(written) < count
+
+
+_RELOADS = """
+import logging, time
+from relay.telemetry import TelemetrySettings
+from relay.telemetry.log import FLUSH_TIMEOUT, configure_logging
+
+configure_logging(TelemetrySettings(log="json"))
+log = logging.getLogger("relay.test")
+for number in range(1000):
+    log.info("%d %s", number, "x" * 500)
+began = time.monotonic()
+for level in ("debug", "info", "debug"):
+    configure_logging(TelemetrySettings(log="json", level=level))
+    log.info("reloaded")
+print(time.monotonic() - began < FLUSH_TIMEOUT, flush=True)
+input()
+"""
+
+
+def test_a_reload_waits_for_no_reader_and_tears_no_line() -> None:
+    program = subprocess.Popen(
+        [sys.executable, "-c", _RELOADS],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    with program:
+        assert program.stdin is not None
+        assert program.stdout is not None
+        assert program.stderr is not None
+        at_once = program.stdout.readline()  # nobody reads the log until here
+        lines = read_lines(program.stderr.fileno(), '"message":"999 ')
+        while sum(line["message"] == "reloaded" for line in lines) < 3:
+            lines += read_lines(program.stderr.fileno(), "reloaded")
+        program.stdin.write(b"\n")
+    assert at_once == b"True\n"
+    numbers = [int(line["message"].split()[0]) for line in lines if line["message"][0].isdigit()]
+    assert numbers == list(range(1000))
 
 
 def test_a_reader_that_has_gone_away_ends_nothing() -> None:
