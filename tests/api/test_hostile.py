@@ -398,7 +398,6 @@ async def test_an_upgrade_is_not_made(relay: RunningRelay, upgrade: bytes) -> No
     ("line", "status"),
     [
         (b"GET /nothing HTTP/1.1", 404),
-        (b"GET /nothing HTTP/1.1", 404),
         (b"GET //healthz HTTP/1.1", 404),
         (b"GET /healthz/ HTTP/1.1", 404),
         (b"GET /v1/../healthz HTTP/1.1", 404),
