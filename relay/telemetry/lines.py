@@ -124,15 +124,23 @@ def _value(value: Any) -> str:
 _VERBS = {"approve": "approves", "hold": "holds", "release": "releases"}
 
 
+def _votes(data: Mapping[str, Any]) -> str:
+    return f"{data['votes']} of {_counted(data['required'])} by rule {data['rule']}"
+
+
+def _counted(votes: int) -> str:
+    return f"{votes} vote" if votes == 1 else f"{votes} votes"
+
+
 def _recorded(data: Mapping[str, Any]) -> str:
     votes = ""
     if data["rule"] is not None:
-        votes = f"; {data['votes']} of {data['required']} votes by rule {data['rule']}"
+        votes = f"; {_votes(data)}"
     return f"{data['principal']} {_VERBS[data['decision']]} {_subject(data)}{votes}{_dry_run(data)}"
 
 
 def _granted(data: Mapping[str, Any]) -> str:
-    votes = f" with {data['votes']} votes" if data["required"] else ""
+    votes = f" with {_counted(data['votes'])}" if data["required"] else ""
     return f"{_subject(data)} is granted by rule {data['rule']}{votes}{_dry_run(data)}"
 
 
@@ -149,8 +157,7 @@ def _voided(data: Mapping[str, Any]) -> str:
 
 
 def _reminder(data: Mapping[str, Any]) -> str:
-    votes = f"{data['votes']} of {data['required']} votes by rule {data['rule']}"
-    return f"{_subject(data)} waits for votes, {votes}: NotBefore is near{_dry_run(data)}"
+    return f"{_subject(data)} waits for votes, {_votes(data)}: NotBefore is near{_dry_run(data)}"
 
 
 def _hold_created(data: Mapping[str, Any]) -> str:
