@@ -100,9 +100,9 @@ def _flip_byte(file: Path, chance: random.Random) -> int:
 FAULTS = (
     Fault(
         name="store-corrupted",
-        text="one bit of the state file is flipped while the relay does not run; the relay must run "
-        "again, pass on what happens then to a webhook, and start nothing; its journals are not "
-        "verified here, as `imds-relay audit` is what names such damage",
+        text="one bit of the state file is flipped while the relay does not run; the relay must "
+        "run again, pass on what happens then to a webhook, and start nothing; its journals are "
+        "not verified here, as `imds-relay audit` is what names such damage",
         quick=10,
         full=200,
         run=_flip_bytes,
