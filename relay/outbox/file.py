@@ -29,6 +29,7 @@ from relay.files import (
     symlinks_leading_to,
 )
 from relay.outbox import Mode, StateFileOwner
+from relay.outbox.contents import DamagedContents, verify_contents
 from relay.outbox.event_keys import SINGLE_SCOPE, EventKeys
 
 SCHEMA_VERSION = 5
@@ -41,12 +42,11 @@ LOCK_TIMEOUT = 1.0
 """Seconds to wait for a lock: ``imds-relay doctor`` reads the lock's database for an instant."""
 _SQLITE_LOCK_BYTES = 0x40000000
 """Where SQLite locks a database (https://www.sqlite.org/lockingv3.html)."""
-_NEWEST_COLUMNS = """
-SELECT decision.position, start_request.position, invitation.code, occurrence.scope, sighting.place,
-standing_hold.position, reminder.at
-FROM decision, start_request, invitation, occurrence, sighting, standing_hold, reminder LIMIT 0
-"""
-"""Fails on the tables of an older version, also if the file says that it has the current one."""
+_SCHEMA_NAMES = (
+    "SELECT type, name, '' FROM sqlite_master UNION "
+    "SELECT 'column of', known.name, info.name FROM sqlite_master AS known, "
+    "pragma_table_info(known.name) AS info WHERE known.type = 'table'"
+)
 _log = logging.getLogger(__name__)
 
 
@@ -271,8 +271,10 @@ def _open_connection(path: Path, identity: StateFileOwner) -> tuple[sqlite3.Conn
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("BEGIN IMMEDIATE")  # all tables appear, or none
         _create_tables(connection, version)  # fails if the tables are not those of the version
-        connection.execute(_NEWEST_COLUMNS)
         corrupt_codes.remove(sqlite3.SQLITE_ERROR)  # from here on it is a mistake in our SQL
+        if version != 0:
+            _verify_schema(connection)
+            verify_contents(connection, EventKeys(with_scope=identity.is_hub))
         if version == 0:
             _write_initial_meta(
                 connection, "off" if _was_set_aside_before(path) else "on", identity
@@ -285,9 +287,14 @@ def _open_connection(path: Path, identity: StateFileOwner) -> tuple[sqlite3.Conn
         connection.execute("COMMIT")
     except Exception as error:
         connection.close()
-        is_corrupt = isinstance(error, UnicodeDecodeError)  # names in a broken schema
+        # A UnicodeDecodeError is about names in a broken schema.
+        is_corrupt = isinstance(error, UnicodeDecodeError | DamagedContents)
         if isinstance(error, sqlite3.Error):
-            is_corrupt = result_code(error) in corrupt_codes or _is_wrongly_read_only(path, error)
+            is_corrupt = (
+                result_code(error) in corrupt_codes
+                or _is_undecodable(error)
+                or _is_wrongly_read_only(path, error)
+            )
         if is_corrupt:
             raise _UnusableFile(f"is corrupt ({error})") from error
         raise
@@ -353,6 +360,19 @@ def _create_tables(connection: sqlite3.Connection, version: int) -> None:
         connection.execute(f"PRAGMA user_version = {later}")
 
 
+def _verify_schema(connection: sqlite3.Connection) -> None:
+    """Return if the file has every table, column, index and trigger, whatever version it names.
+
+    Raises _UnusableFile.
+    """
+    with contextlib.closing(sqlite3.connect(":memory:")) as fresh:
+        _create_tables(fresh, 0)
+        wanted = set(fresh.execute(_SCHEMA_NAMES))
+    if missing := wanted - set(connection.execute(_SCHEMA_NAMES)):
+        kind, name, column = min(missing)
+        raise _UnusableFile(f"is corrupt (it has no {kind} {name} {column}".rstrip() + ")")
+
+
 def _write_initial_meta(
     connection: sqlite3.Connection, mode: Mode, identity: StateFileOwner
 ) -> None:
@@ -382,6 +402,11 @@ def _error_text(error: Exception) -> str:
     if getattr(error, "sqlite_errorcode", None) in full_disk:
         return "the disk is full: make room"
     return describe_os_error(error) if isinstance(error, OSError) else str(error)
+
+
+def _is_undecodable(error: sqlite3.Error) -> bool:
+    # Python's own module raises this, without a result code, for a text that is not UTF-8.
+    return not hasattr(error, "sqlite_errorcode") and "decode" in str(error)
 
 
 def _is_wrongly_read_only(path: Path, error: sqlite3.Error) -> bool:

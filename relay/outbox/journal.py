@@ -360,14 +360,15 @@ def verify_journal(
     ``expected`` is an earlier head, such as a ``journalhead`` that a consumer received. It reveals
     a journal whose end was cut off. Raises StoreError that names the first wrong position.
     """
-    # The savepoint gives one view of the file, even while a relay prunes it.
-    connection.execute("SAVEPOINT verify")
     try:
-        return _verify_rows(connection, expected)
+        # The savepoint gives one view of the file, even while a relay prunes it.
+        connection.execute("SAVEPOINT verify")
+        try:
+            return _verify_rows(connection, expected)
+        finally:
+            connection.execute("RELEASE verify")  # fails, too, if the file is damaged
     except sqlite3.Error as error:
         raise StoreError(f"journal: it cannot be read: {error}") from error
-    finally:
-        connection.execute("RELEASE verify")
 
 
 def _verify_rows(connection: sqlite3.Connection, expected: Head | None) -> tuple[Head, int]:

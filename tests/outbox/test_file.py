@@ -497,7 +497,6 @@ def test_a_file_of_the_first_version_gets_what_it_lacks_and_keeps_what_it_has(
     path = tmp_path / "relay.db"
     with monkeypatch.context() as earlier:
         earlier.setattr(file_module, "SCHEMA_VERSION", 1)
-        earlier.setattr(file_module, "_NEWEST_COLUMNS", "SELECT 1")
         with open_file_in(path) as file:
             append_row(Journal(file.connection))
             assert read_column(path, "PRAGMA user_version") == [1]
@@ -518,7 +517,6 @@ def test_a_file_of_the_last_version_gets_standing_holds_and_keeps_what_it_has(
     path = tmp_path / "relay.db"
     with monkeypatch.context() as earlier:
         earlier.setattr(file_module, "SCHEMA_VERSION", 4)
-        earlier.setattr(file_module, "_NEWEST_COLUMNS", "SELECT 1")
         begin(path)
     with open_file_in(path) as file:
         assert verify_journal(file.connection)[1] == 1
@@ -543,7 +541,6 @@ def test_a_file_with_the_tables_of_another_version_than_it_says_is_corrupt(
     path = tmp_path / "relay.db"
     with monkeypatch.context() as earlier:
         earlier.setattr(file_module, "SCHEMA_VERSION", made)
-        earlier.setattr(file_module, "_NEWEST_COLUMNS", "SELECT 1")
         begin(path)
     with contextlib.closing(sqlite3.connect(path)) as stranger:
         stranger.execute(f"PRAGMA user_version = {said}")

@@ -15,12 +15,14 @@ from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 
+import orjson
 import pytest
 
 from relay.errors import StoreError, StoreLocked
 from relay.outbox.chat_messages import ChatMessages
 from relay.outbox.file import lock_path
 from relay.outbox.journal import Journal, verify_journal
+from tests.builders import DATA
 from tests.outbox.open_store import IDENTITY, NOW, append_row, open_file_in, read_column
 
 LOCK_ALL = """
@@ -129,11 +131,14 @@ def test_the_codes_of_an_older_version_are_removed(tmp_path: Path) -> None:
             older.executescript(script.read_text(encoding="utf-8"))
         older.execute("INSERT INTO meta VALUES ('scope', ?), ('mode', 'on')", (IDENTITY.scope,))
         older.commit()
+        older.execute(
+            "INSERT INTO occurrence VALUES (1, ?, 1, ?, 'r', 1, NULL, '', '', NULL, 't')",
+            (DATA["eventId"].lower(), orjson.dumps(DATA).decode()),
+        )
         older.executescript(
             """
             PRAGMA user_version = 2;
             PRAGMA application_id = 1229800530;
-            INSERT INTO occurrence VALUES (1, 'e', 1, '{}', 'r', 1, NULL, '', '', NULL, 't');
             INSERT INTO message (sink, posted, code, looks, told)
               VALUES ('ops', 1, '421337', 'hash', 1);
             INSERT INTO message_about VALUES ('ops', 1, 1);
