@@ -6,6 +6,8 @@ import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from datetime import datetime
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from relay.errors import StoreError
 from relay.outbox.claim_audit import audit_claims
 from relay.outbox.file import open_for_reading
 from relay.outbox.journal import JournalRow, read_rows, verify_journal
+from relay.simulator.azure import RecordedCall
 
 FAMILIES = ("event.", "approval.", "startrequest.")
 """What must reach each sink. Of the ``relay.*`` that wait, a newer takes the place of an older."""
@@ -42,7 +45,9 @@ class Counts:
     start_requests: int = 0
     """POSTs that Azure got."""
     most_start_requests: int = 0
-    """The most POSTs for one event and revision."""
+    """The most POSTs for one event, whatever its revision was."""
+    most_in_flight: int = 0
+    """The most POSTs for one event that Azure had not answered at the same time."""
     without_grant: int = 0
     """POSTs for events without a quorum, and claims that follow from no votes in the journal."""
     without_claim: int = 0
@@ -60,6 +65,7 @@ class Counts:
             or self.unexpected
             or self.without_grant
             or self.without_claim
+            or self.most_in_flight > 1
             or self.invalid_journals
             or self.problems
         )
@@ -68,7 +74,7 @@ class Counts:
         """Add the counts of more rounds."""
         for each in fields(self):
             mine, theirs = getattr(self, each.name), getattr(other, each.name)
-            if each.name == "most_start_requests":
+            if each.name in ("most_start_requests", "most_in_flight"):
                 setattr(self, each.name, max(mine, theirs))
             else:
                 setattr(self, each.name, mine + theirs)
@@ -148,12 +154,11 @@ def judge(
     offer: Offer,
     journal: Path,
     received: Mapping[str, Sequence[Mapping[str, Any]]],
-    posts: Iterable[Sequence[str]],
+    posts: Sequence[RecordedCall],
 ) -> Counts:
-    """Compare what was offered with the journal, with what sinks got, and with the POSTs.
+    """Compare what was offered with the journal, with what sinks got, and with the StartRequests.
 
-    ``received`` holds the CloudEvents that each sink got, with repeats; ``posts`` the EventIds of
-    each StartRequest.
+    ``received`` holds the CloudEvents that each sink got, with repeats.
     """
     rows = read_journal(journal)
     valid, without_root = audit(journal)
@@ -203,12 +208,17 @@ def _judge_sink(
 
 
 def _judge_posts(
-    counts: Counts, offer: Offer, rows: Sequence[JournalRow], posts: Iterable[Sequence[str]]
+    counts: Counts, offer: Offer, rows: Sequence[JournalRow], posts: Sequence[RecordedCall]
 ) -> None:
-    sent = Counter(event_id.lower() for event_ids in posts for event_id in event_ids)
+    sent = Counter(event_id.lower() for post in posts for event_id in post.event_ids)
     claims = Counter(_event_id(row.event_key) for row in rows if row.kind == "claim")
     counts.start_requests = sent.total()
     counts.most_start_requests = max(sent.values(), default=0)
+    for event_id in sent:
+        in_flight = _most_in_flight(event_id, posts)
+        counts.most_in_flight = max(counts.most_in_flight, in_flight)
+        if in_flight > 1:
+            counts.problems.append(f"{event_id}: {in_flight} StartRequests at the same time")
     for event_id, number in sent.items():
         if event_id not in offer.granted:
             counts.without_grant += number
@@ -218,6 +228,16 @@ def _judge_posts(
             counts.problems.append(
                 f"{event_id}: {number} StartRequests, and {claims[event_id]} claims in the journal"
             )
+
+
+def _most_in_flight(event_id: str, posts: Sequence[RecordedCall]) -> int:
+    changes: list[tuple[datetime, int]] = []
+    for post in posts:
+        if event_id in map(str.lower, post.event_ids):
+            changes.append((post.at, 1))
+            if post.ended_at is not None:
+                changes.append((post.ended_at, -1))  # sorts before a POST of the same moment
+    return max(accumulate(change for _, change in sorted(changes)), default=0)
 
 
 def _event_id(event_key: str | None) -> str:

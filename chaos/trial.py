@@ -132,7 +132,7 @@ class Trial:
             self.load.offer,
             self.process.store,
             {"drain": self.box.events, "bus": self.queue.events},
-            [call.event_ids for call in self.azure.start_requests],
+            self.azure.start_requests,
         )
         counts.dead_letters = dead_letters
         counts.problems = problems + counts.problems

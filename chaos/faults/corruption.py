@@ -3,19 +3,23 @@
 What was in the file may be lost: the relay sets it aside, begins a new one with approvals off, and
 says so. So these trials are judged by what must hold even then: the relay runs again and passes on
 what happens from then on, and nothing is started without a quorum. SQLite does not see damage
-inside a row. If that is a row of the journal, `imds-relay audit` names it.
+inside a row. If that is a row of the journal, the chain of hashes must not hold.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
+import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from chaos.faults import Fault, Place
-from chaos.judge import Counts
-from chaos.load import CLIENTS, RULE
-from relay.simulator import VM, Plan, Setup, Simulator
+from chaos.judge import Counts, read_journal
+from chaos.load import CLIENTS, KEYS, RULE
+from relay.outbox.journal import JournalRow
+from relay.simulator import VM, Event, Plan, Setup, Simulator
 from tests.journey.relay_process import (
     Inbox,
     RelayProcess,
@@ -27,7 +31,7 @@ from tests.journey.relay_process import (
 )
 
 EVENTS = 30
-"""Events that the file holds when it is damaged."""
+"""Events that the file holds when it is damaged. Every second has one of two votes."""
 
 
 async def _flip_bytes(place: Place, rounds: int) -> Counts:
@@ -43,10 +47,15 @@ async def _flip_bytes(place: Place, rounds: int) -> Counts:
         }
         async with relay(place.folder, document) as process:
             await process.start()
-            for _ in range(EVENTS):
+            events = [
                 azure.schedule(Plan(resources=("vm-0",), notice=7 * 86_400.0, lasts=None))
+                for _ in range(EVENTS)
+            ]
             await eventually(lambda: len(box.by_subject()) >= EVENTS)
+            for event in events[::2]:
+                await _vote(process, event)
             await process.stop()
+            rows = read_journal(process.store)
             good = {path: path.read_bytes() for path in _state_files(process)}
             for _ in range(rounds):
                 place.advance()
@@ -55,12 +64,37 @@ async def _flip_bytes(place: Place, rounds: int) -> Counts:
                 for path, content in good.items():
                     path.write_bytes(content)
                 offset = await asyncio.to_thread(_flip_byte, process.store, place.chance)
-                problem = await _judge(process, azure, box, counts)
-                if problem is not None:
-                    counts.problems.append(f"byte {offset}: {problem}")
+                problems = [
+                    await _judge_audit(process.store, rows),
+                    await _judge(process, azure, box, counts),
+                ]
+                counts.problems += [f"byte {offset}: {each}" for each in problems if each]
         counts.start_requests = len(azure.start_requests)
-        counts.without_grant = counts.start_requests  # nobody voted
+        counts.without_grant = counts.start_requests  # no event has both votes
     return counts
+
+
+async def _vote(process: RelayProcess, event: Event) -> None:
+    headers = {"Authorization": f"Bearer {KEYS['alice']}"}
+    _, shown = await process.call("GET", f"/v1/events/{event.event_id}", None, headers)
+    vote = {"eventId": event.event_id, "decision": "approve", "revision": shown["revision"]}
+    status, answer = await process.call("POST", "/v1/approvals", vote, headers)
+    assert status == 202, answer
+
+
+async def _judge_audit(file: Path, rows: Sequence[JournalRow]) -> str | None:
+    """Return what is wrong with the audit of a state file whose journal had these rows."""
+    audit = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "relay", "audit", "--store", str(file)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    output, _ = await audit.communicate()
+    if audit.returncode not in (0, 1) or b"Traceback" in output:
+        return f"the audit failed with {audit.returncode}: {output[-600:]!r}"
+    if audit.returncode == 0 and read_journal(file) != rows:
+        return "the journal was changed, and the audit does not say so"
+    return None
 
 
 async def _judge(process: RelayProcess, azure: Simulator, box: Inbox, counts: Counts) -> str | None:
@@ -101,8 +135,8 @@ FAULTS = (
     Fault(
         name="store-corrupted",
         text="one bit of the state file is flipped while the relay does not run; the relay must "
-        "run again, pass on what happens then to a webhook, and start nothing; its journals are "
-        "not verified here, as `imds-relay audit` is what names such damage",
+        "run again, pass on what happens then to a webhook, and start nothing; and "
+        "`imds-relay audit` must see each change of a row of the journal",
         quick=10,
         full=200,
         run=_flip_bytes,

@@ -42,6 +42,8 @@ class RecordedCall:
     """The status of the answer; None before the answer, and for a connection that was reset."""
     fault: str | None = None
     """The simulated fault."""
+    ended_at: datetime | None = None
+    """When the answer was sent or the connection was lost; None until then."""
 
 
 class SimulatedAzure(Scope):

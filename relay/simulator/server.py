@@ -128,6 +128,14 @@ class Simulator(SimulatedAzure):
         self, request: web.Request, vm: VM, target: Target
     ) -> web.StreamResponse:
         call = await self._record_call(request, vm)
+        try:
+            return await self._answer(request, call, vm, target)
+        finally:
+            call.ended_at = self.clock.now()
+
+    async def _answer(
+        self, request: web.Request, call: RecordedCall, vm: VM, target: Target
+    ) -> web.StreamResponse:
         if self._exceeds_rate_limit(vm):
             call.status = 429
             self.report(

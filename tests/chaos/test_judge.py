@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from chaos.judge import Counts, Offer, judge
 from relay.outbox import StateFileOwner, StoreSettings
 from relay.outbox.sqlite import open_store
 from relay.outbox.transaction import Transaction
+from relay.simulator.azure import RecordedCall
 from tests.approvals.manual_clock import NOON, ManualClock
 from tests.builders import EVENT_ID, cloudevent
 from tests.rabbitmq import Broker
@@ -46,6 +48,22 @@ async def write_journal(file: Path, *names: str) -> list[dict[str, Any]]:
     async with open_store(StoreSettings(path=file), owner, ManualClock(), lambda _: ()) as store:
         await store.transact(work)
     return events
+
+
+def start_request(event_id: str = EVENT_ID, at: int = 0, until: int | None = None) -> RecordedCall:
+    """Return a POST of an EventId from one second after noon until another."""
+    return RecordedCall(
+        at=NOON + timedelta(seconds=at),
+        vm="vm-0",
+        method="POST",
+        path="/metadata/scheduledevents",
+        query="api-version=2020-07-01",
+        peer="127.0.0.1:1",
+        headers={},
+        body=b"",
+        event_ids=(event_id,),
+        ended_at=None if until is None else NOON + timedelta(seconds=until),
+    )
 
 
 def found(counts: Counts) -> dict[str, int]:
@@ -106,13 +124,40 @@ async def test_a_start_request_needs_a_quorum_and_a_claim_that_follows_from_vote
     await write_journal(tmp_path / "none.db", *CHANGES)
     await write_journal(tmp_path / "claim.db", *CHANGES, "claim")
     with_votes = Offer({KEY: CHANGES}, granted={KEY})
-    posts = [(EVENT_ID,)]
+    posts = [start_request()]
     assert found(judge(with_votes, tmp_path / "none.db", {}, posts)) == {"without_claim": 1}
     assert found(judge(with_votes, tmp_path / "claim.db", {}, posts)) == {"without_grant": 1}
     without_votes = Offer({KEY: CHANGES})
     assert found(judge(without_votes, tmp_path / "claim.db", {}, posts)) == {"without_grant": 2}
-    twice = judge(with_votes, tmp_path / "claim.db", {}, [(EVENT_ID,), (EVENT_ID.lower(),)])
+    posts = [start_request(), start_request(EVENT_ID.lower(), at=1)]
+    twice = judge(with_votes, tmp_path / "claim.db", {}, posts)
     assert (twice.without_claim, twice.start_requests, twice.most_start_requests) == (1, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("posts", "in_flight"),
+    [
+        ([], 0),
+        ([(EVENT_ID, 0, 1), (EVENT_ID, 1, 2)], 1),
+        ([(EVENT_ID, 0, 2), (EVENT_ID.lower(), 1, 3), (EVENT_ID, 2, 3)], 2),
+        ([(EVENT_ID, 0, None), (EVENT_ID, 5, 6)], 2),
+        ([(EVENT_ID, 0, 2), ("another", 1, 3)], 1),
+    ],
+    ids=["none", "one after the other", "overlapping", "never answered", "of two events"],
+)
+async def test_two_start_requests_in_flight_for_an_event_are_found(
+    posts: Sequence[tuple[str, int, int | None]], in_flight: int, tmp_path: Path
+) -> None:
+    await write_journal(tmp_path / "relay.db", *CHANGES, "claim", "claim", "claim")
+    counts = judge(
+        Offer({KEY: CHANGES}, granted={KEY}),
+        tmp_path / "relay.db",
+        {},
+        [start_request(event_id, at, until) for event_id, at, until in posts],
+    )
+    assert counts.most_in_flight == in_flight
+    assert ("at the same time" in "".join(counts.problems)) is (in_flight > 1)
+    assert Counts(most_in_flight=in_flight).has_failed is (in_flight > 1)
 
 
 async def test_a_journal_that_was_changed_is_invalid(tmp_path: Path) -> None:
