@@ -86,9 +86,11 @@ class LimitSlots:
             return ()
         return self._line(tx, status.now, status.in_flight).waits_of(status.occurrence.id)
 
-    def can_go(self, tx: Transaction, now: datetime, in_flight: InFlight) -> Iterator[int]:
+    def grantable_occurrences(
+        self, tx: Transaction, now: datetime, in_flight: InFlight
+    ) -> Iterator[int]:
         """Yield the occurrences that could be granted and that have slots, first in line first."""
-        yield from self._line(tx, now, in_flight).can_go()
+        yield from self._line(tx, now, in_flight).grantable_occurrences()
 
     def next_change_at(
         self, tx: Transaction, now: datetime, in_flight: InFlight
@@ -112,22 +114,22 @@ class LimitSlots:
             if not limits:
                 return
         line = self._line(tx, now, in_flight)
-        shown = tx.messages.shown_among(line.limited_by(limits))
+        shown = tx.messages.shown_among(line.occurrences_counted_by(limits))
         waiting = [
             occurrence
             for occurrence in shown
             if self.waiting_for(tx, self._status_of(tx, tx.snapshot.get(occurrence), now))
         ]
         if waiting:
-            tx.messages.refresh(waiting, now)
+            tx.messages.refresh_about(waiting, now)
 
     @contextmanager
-    def slots_given(self, tx: Transaction) -> Iterator[None]:
+    def keep_line_current(self, tx: Transaction) -> Iterator[None]:
         """Inside, an event that has its slots is granted or claimed: nothing else changes."""
-        line, changes = self._newest_line, tx.changes
+        line, changes = self._newest_line, tx.changed_row_count
         yield
         if line is not None and line.tx is tx and line.changes == changes:
-            line.changes = tx.changes
+            line.changes = tx.changed_row_count
 
     def needs_of(self, occurrence: TrackedEvent) -> Needs:
         """Return the machines for which an event needs slots, at any hour."""
@@ -147,16 +149,16 @@ class LimitSlots:
         active = [limit for limit in self._limits if limit.is_active(now)]
         queue = SlotQueue({limit.name: self._capacity(limit) for limit in active})
         rests = {limit.name: timedelta(seconds=limit.rest) for limit in active}
-        self._take_rests(tx, queue, rests, now)
+        self._take_slots_of_ended_events(tx, queue, rests, now)
         events = {
             event.claimant.occurrence: event
             for known in self._read_live(tx)
-            if (event := _limit_to(known, rests)) is not None
+            if (event := _keep_active_limits(known, rests)) is not None
         }
-        grants = tx.decisions.grants_of(list(events))
+        grants = tx.decisions.grants_by_occurrence(list(events))
         for occurrence, event in events.items():
-            if event.is_started or any(map(_may_start, grants.get(occurrence, ()))):
-                queue.take(occurrence, event.claimant.needs)
+            if event.is_started or any(map(_may_be_started_by_azure, grants.get(occurrence, ()))):
+                queue.take_unconditionally(occurrence, event.claimant.needs)
         return _Line(
             tx=tx,
             now=now,
@@ -180,7 +182,7 @@ class LimitSlots:
             return limit.capacity(0)
         return limit.capacity(self._count_machines(limit))
 
-    def _take_rests(
+    def _take_slots_of_ended_events(
         self, tx: Transaction, queue: SlotQueue, rests: Mapping[str, timedelta], now: datetime
     ) -> None:
         """Take slots for the events that were over a while ago."""
@@ -201,7 +203,7 @@ class LimitSlots:
                 for limit, machines in self.needs_of(occurrence).items()
                 if limit in rests and now < ends[limit] and ended_at < now + rests[limit]
             }
-            queue.take(occurrence.id, needs, ends)
+            queue.take_unconditionally(occurrence.id, needs, ends)
 
     def _read_live(self, tx: Transaction) -> Iterator[_LimitedEvent]:
         """Yield the live events that a limit counts. Only states that are new are parsed."""
@@ -247,7 +249,7 @@ class _Line:
     ) -> None:
         """``queue`` holds the slots of those that have them whatever the limits say."""
         self.tx = tx
-        self.changes = tx.changes
+        self.changes = tx.changed_row_count
         """How many rows had changed when the line was made: after another change it is void."""
         self.next_rest_end = queue.next_rest_end()
         self._now = now
@@ -271,7 +273,7 @@ class _Line:
     def is_current(self, tx: Transaction, now: datetime, in_flight: InFlight) -> bool:
         """Whether nothing has changed since the line was made."""
         return self.tx is tx and (self.changes, self._now, self._in_flight) == (
-            tx.changes,
+            tx.changed_row_count,
             now,
             in_flight,
         )
@@ -292,7 +294,7 @@ class _Line:
         # After its turn, nobody has taken slots of the limits for which it waits.
         return self._queue.waits_of(claimant)
 
-    def limited_by(self, limits: Container[str] | None) -> list[int]:
+    def occurrences_counted_by(self, limits: Container[str] | None) -> list[int]:
         """Return the occurrences that one of these limits counts; None: of all limits."""
         return [
             occurrence
@@ -300,7 +302,7 @@ class _Line:
             if limits is None or any(limit in limits for limit in event.claimant.needs)
         ]
 
-    def can_go(self) -> Iterator[int]:
+    def grantable_occurrences(self) -> Iterator[int]:
         """Yield the occurrences that could be granted and that have slots, first in line first."""
         ready = [occurrence for occurrence, is_ready in self._turns if is_ready]
         yield from ready
@@ -323,12 +325,12 @@ class _Line:
             yield occurrence, is_ready and has_slots
 
 
-def _may_start(grant: Grant) -> bool:
+def _may_be_started_by_azure(grant: Grant) -> bool:
     """Whether Azure may start the event because of a StartRequest with a final answer."""
     return grant.state not in ("granted", "sent") and not grant.dry_run and grant.may_be_accepted
 
 
-def _limit_to(event: _LimitedEvent, active: Container[str]) -> _LimitedEvent | None:
+def _keep_active_limits(event: _LimitedEvent, active: Container[str]) -> _LimitedEvent | None:
     """Return the event with the limits that apply now; None if there is none."""
     before = event.claimant.needs
     needs = {limit: machines for limit, machines in before.items() if limit in active}

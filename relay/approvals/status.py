@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from typing import Any, Literal
 
 from relay.approvals.limits import WaitingFor
-from relay.approvals.machines import (
+from relay.approvals.machine_principals import (
     can_be_in_scope,
     is_pattern,
     names_machines,
@@ -28,7 +28,7 @@ from relay.approvals.rules import (
     person_for,
 )
 from relay.approvals.standing_holds import is_in_force, standing_hold_summaries
-from relay.events.match import covers_all
+from relay.events.match import covers_all_resources
 from relay.events.model import ScheduledEvent
 from relay.events.timestamps import format_rfc3339
 from relay.outbox import Decision, Grant, Mode, StandingHold, TrackedEvent
@@ -133,7 +133,7 @@ class ApprovalStatus:
         return tuple(
             decision
             for decision in self.decisions
-            if decision.decision == "hold" and not self.is_expired(decision)
+            if decision.decision == "hold" and not self.is_decision_expired(decision)
         )
 
     @property
@@ -158,7 +158,7 @@ class ApprovalStatus:
         return tuple(
             decision
             for decision in self.decisions
-            if decision.decision == "hold" and self.is_expired(decision)
+            if decision.decision == "hold" and self.is_decision_expired(decision)
         )
 
     @property
@@ -194,14 +194,14 @@ class ApprovalStatus:
         return tuple(
             voter
             for voter in sorted(self.eligible_voters.entries)
-            if self.person_of(voter) not in people_who_voted and self._can_be_about(voter)
+            if self.person_of(voter) not in people_who_voted and self._can_be_about_voter(voter)
         )
 
-    def _can_be_about(self, voter: str) -> bool:
+    def _can_be_about_voter(self, voter: str) -> bool:
         """Whether the event can be about a voter, if that is a machine or a pattern over them."""
         if is_pattern(voter):
             return can_be_in_scope(voter, self.occurrence.scope)
-        return not names_machines(voter) or bool(self.own_resources(voter))
+        return not names_machines(voter) or bool(self.resources_of_machine(voter))
 
     @property
     def vote_summary(self) -> dict[str, Any]:
@@ -220,7 +220,7 @@ class ApprovalStatus:
         resources = self.occurrence.event.resources
         voters = {vote.principal for vote in self.counted_votes}
         covered = frozenset[str]().union(
-            *(self._covered_resources(voter, resources) for voter in voters)
+            *(self._decidable_resources(voter, resources) for voter in voters)
         )
         return tuple(resource for resource in resources if resource not in covered)
 
@@ -254,14 +254,14 @@ class ApprovalStatus:
         """Whether a StartRequest for this occurrence was claimed or accepted."""
         return any(grant.state in ("sent", "accepted") for grant in self.grants)
 
-    def is_in_flight(self, grant: Grant) -> bool:
+    def is_grant_in_flight(self, grant: Grant) -> bool:
         """Whether a StartRequest for this grant was claimed and is being sent now."""
         return (grant.id, grant.attempts) in self.in_flight
 
     @property
     def is_being_sent(self) -> bool:
         """Whether a StartRequest for this occurrence is being sent now."""
-        return any(self.is_in_flight(grant) for grant in self.grants)
+        return any(self.is_grant_in_flight(grant) for grant in self.grants)
 
     @property
     def accepted_by_imds(self) -> bool:
@@ -295,7 +295,7 @@ class ApprovalStatus:
             expiries.append(decision.at + timedelta(seconds=self.quorum.expires))
         return min((expiry for expiry in expiries if expiry is not None), default=None)
 
-    def is_expired(self, decision: Decision) -> bool:
+    def is_decision_expired(self, decision: Decision) -> bool:
         """Whether a decision has expired."""
         expiry = self.expires_at(decision)
         return expiry is not None and expiry <= self.now
@@ -314,7 +314,7 @@ class ApprovalStatus:
     def _is_counted(
         self, vote: Decision, eligible: EligibleVoters, resources: tuple[str, ...]
     ) -> bool:
-        if vote.revision != self.occurrence.revision or self.is_expired(vote):
+        if vote.revision != self.occurrence.revision or self.is_decision_expired(vote):
             return False
         if vote.dry_run and self.mode != "dry-run":
             return False
@@ -324,15 +324,15 @@ class ApprovalStatus:
         if vote.principal not in eligible:
             return False
         if self.quorum.each_resource:
-            return bool(self._covered_resources(vote.principal, resources))
+            return bool(self._decidable_resources(vote.principal, resources))
         return self._may_decide_for(vote.principal, resources)
 
-    def own_resources(self, machine: str) -> frozenset[str]:
+    def resources_of_machine(self, machine: str) -> frozenset[str]:
         """The resources of the event that name a machine. It may decide for no others."""
         resources = self.occurrence.event.resources
         return own_resources(machine, self.occurrence.scope, resources)
 
-    def _covered_resources(self, principal: str, resources: tuple[str, ...]) -> frozenset[str]:
+    def _decidable_resources(self, principal: str, resources: tuple[str, ...]) -> frozenset[str]:
         """Those of the resources of the event for which a principal may decide."""
         if names_machines(principal):
             return own_resources(principal, self.occurrence.scope, resources)
@@ -340,7 +340,7 @@ class ApprovalStatus:
 
     def _may_decide_for(self, principal: str, resources: tuple[str, ...]) -> bool:
         if names_machines(principal):
-            own = self._covered_resources(principal, resources)
+            own = self._decidable_resources(principal, resources)
             return bool(resources) and own.issuperset(resources)
         clients: tuple[str, ...] = ()
         if principal.startswith(_PRINCIPALS_OF_CLIENTS):
@@ -350,7 +350,7 @@ class ApprovalStatus:
         # A client that is not there was removed, or may not approve any more.
         return all(
             client in self.resources_by_client
-            and covers_all(self.resources_by_client[client], resources)
+            and covers_all_resources(self.resources_by_client[client], resources)
             for client in clients
         )
 

@@ -224,7 +224,7 @@ async def _chat(relay: RunningRelay) -> None:
     # A new mode changes what every message says.
     assert (await relay.call("PUT", "/v1/approvals/mode", {"mode": "dry-run"})).status == 200
     assert await chat.messages.next_refresh("ops")
-    await chat.messages.redeliver_due("ops")
+    await chat.messages.enqueue_due_refreshes("ops")
     await render_message(relay, event_id="E-2")
 
 

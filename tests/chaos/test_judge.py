@@ -14,7 +14,7 @@ import pytest
 from chaos import report
 from chaos.faults import Place, all_faults
 from chaos.judge import Counts, Offer, judge
-from relay.outbox import StateFileOwner, StoreSettings
+from relay.outbox import StateFileIdentity, StoreSettings
 from relay.outbox.sqlite import open_store
 from relay.outbox.transaction import Transaction
 from relay.simulator.azure import RecordedCall
@@ -44,7 +44,7 @@ async def write_journal(file: Path, *names: str) -> list[dict[str, Any]]:
                 tx.record(event, NOON)
                 events.append(orjson.loads(event.body))
 
-    owner = StateFileOwner("chaos", "vm-id")
+    owner = StateFileIdentity("chaos", "vm-id")
     async with open_store(StoreSettings(path=file), owner, ManualClock(), lambda _: ()) as store:
         await store.transact(work)
     return events

@@ -203,7 +203,7 @@ def make_roster(relay: RunningRelay) -> Roster:
     ]
     roster = Roster(silent)
     for seconds in range(240, -1, -30):
-        roster.listen(now - timedelta(seconds=seconds))
+        roster.note_hub_listening(now - timedelta(seconds=seconds))
     for number in range(4):
         pulse = Pulse(
             vm_id=f"vm-{number}",

@@ -43,7 +43,7 @@ class SignIn:
         """The origin of the relay's pages, as browsers write it."""
         return str(URL(self._base).origin())
 
-    def location(self, target: str) -> str:
+    def url_of_path(self, target: str) -> str:
         """Return the URL of a path of this relay."""
         return f"{self._base}{target}"
 

@@ -48,9 +48,9 @@ class Settings(AnswerableChatSettings):
 
     @model_validator(mode="after")
     def _check_values(self) -> Settings:
-        self.check_fields({"api_url": self.server_url, "token": self.bot_token})
+        self.run_field_checks({"api_url": self.server_url, "token": self.bot_token})
         if self.approve_in_chat:
-            self.check_fields({"secret": self.signing_key})
+            self.run_field_checks({"secret": self.signing_key})
         return self
 
     @property
