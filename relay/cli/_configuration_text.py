@@ -178,7 +178,7 @@ def _url_origins(sink: SinkSettings) -> str:
     if hasattr(sink, "targets"):
         urls = sink.targets()
     else:
-        urls = (sink.target(),) if hasattr(sink, "target") else ()
+        urls = (sink.receiver_url(),) if hasattr(sink, "receiver_url") else ()
     return ", ".join(str(url.origin()) for url in urls)
 
 
