@@ -56,6 +56,8 @@ TESTS: Mapping[str, tuple[str, ...]] = {
     "relay/approvals/rules.py": (
         "tests/approvals/test_rules.py",
         "tests/approvals/test_settings.py",
+        "tests/approvals/test_reminders.py",
+        "tests/approvals/test_machines.py",
     ),
     "relay/approvals/admission.py": ("tests/approvals/test_admission.py", *_POLICY),
     "relay/approvals/status.py": (
