@@ -27,8 +27,9 @@ _RUNBOOK = re.compile(
     r"https://[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?(?::[0-9]{1,5})?(?:[/?#][A-Za-z0-9._~/?#=&%+:@;,!$*-]*)?"
 )
 """Without characters that end a link in the markup of some chat."""
-_MAX_MINUTES_TO_CHANGE = 8 * 24 * 60
-"""A week, and a day for summer time. Hours that do not change by then never do."""
+_MAX_MINUTES_TO_CHANGE = 15 * 24 * 60
+"""Two weeks and a day: summer time can leave out the hours of a week. Hours that do not change by
+then never do."""
 
 
 def _check_principal(text: str, references: tuple[str, ...] = ()) -> str:

@@ -348,6 +348,8 @@ def downgrade(approvals: ApprovalFile) -> None:
         "INSERT INTO decision SELECT id, approval_id, occurrence, decision, principal, channel, "
         "revision, reason, at, expires, dry_run, counts, told, message_id FROM newer",
         "DROP TABLE newer",
+        "CREATE INDEX decision_of_occurrence ON decision (occurrence)",
+        "CREATE INDEX decision_that_counts ON decision (occurrence) WHERE counts",
         "ALTER TABLE start_request RENAME TO newer",
         "CREATE TABLE start_request (id INTEGER PRIMARY KEY AUTOINCREMENT, occurrence INTEGER NOT "
         "NULL REFERENCES occurrence (id), revision TEXT NOT NULL, rule TEXT NOT NULL, approval_id "
@@ -356,10 +358,15 @@ def downgrade(approvals: ApprovalFile) -> None:
         "INSERT INTO start_request SELECT id, occurrence, revision, rule, approval_id, granted_at, "
         "state, attempts, status, dry_run, cause FROM newer",
         "DROP TABLE newer",
+        "CREATE INDEX start_request_of_occurrence ON start_request (occurrence)",
+        "CREATE INDEX start_request_open ON start_request (state) "
+        "WHERE state IN ('granted', 'sent')",
         "DROP TABLE invitation",
         "CREATE TABLE invitation (token TEXT PRIMARY KEY, message INTEGER NOT NULL, occurrence "
         "INTEGER NOT NULL, revision TEXT NOT NULL, decision TEXT NOT NULL, wrong INTEGER NOT NULL "
         "DEFAULT 0, at TEXT NOT NULL) WITHOUT ROWID",
+        "CREATE INDEX invitation_message ON invitation (message)",
+        "CREATE INDEX invitation_occurrence ON invitation (occurrence)",
         "DROP TABLE agent",
         "DROP TABLE sighting",
         "DROP INDEX occurrence_of_scope",

@@ -59,8 +59,19 @@ TESTS: Mapping[str, tuple[str, ...]] = {
     "relay/approvals/rules.py": (
         "tests/approvals/test_rules.py",
         "tests/approvals/test_settings.py",
+        "tests/approvals/test_reminders.py",
+        "tests/approvals/test_machines.py",
     ),
-    "relay/approvals/admission.py": ("tests/approvals/test_admission.py", *_POLICY),
+    "relay/approvals/admission.py": (
+        "tests/approvals/test_admission.py",
+        "tests/approvals/test_admission_answers.py",
+        "tests/approvals/test_machines.py",
+        "tests/approvals/test_repeats_and_refusals.py",
+        "tests/approvals/test_scopes.py",
+        "tests/approvals/test_standing_holds.py",
+        "tests/fleet/test_hub_votes.py",
+        *_POLICY,
+    ),
     "relay/approvals/status.py": (
         "tests/approvals/test_transitions.py",
         "tests/approvals/test_transition_edges.py",
