@@ -102,6 +102,8 @@ async def test_what_is_lost_repeated_and_made_up_is_counted(tmp_path: Path) -> N
         counts = judge(offer, tmp_path / "relay.db", {sink: events_of_sink}, [])
         assert found(counts) == wanted[sink]
         assert counts.has_failed is (sink not in ("has one twice", "has what need not arrive"))
+        missing = f"{events[0]['id']}: None"  # this journal has no deliveries
+        assert (missing in counts.problems) is (sink == "lacks one")
 
 
 async def test_changes_that_are_missing_or_that_azure_did_not_make_are_counted(
