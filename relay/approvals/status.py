@@ -2,6 +2,12 @@
 
 `ApprovalStatus` holds every fact that a decision depends on and derives from them what counts now.
 `admission` and `transitions` decide by it. Nothing here decides or changes anything.
+
+An occurrence is one stay of an EventId in the document. Its revision is a digest of its state, so it
+changes with each ``event.updated``, and votes count for the revision that the voter saw. A grant
+says that the rule allows this relay to start one revision. It is ``granted`` first. It is claimed,
+in the state ``sent``, before each StartRequest. The answer of IMDS makes it ``accepted`` or
+``refused`` (400). It is ``failed`` if the relay gave up without a final answer.
 """
 
 from __future__ import annotations
@@ -251,7 +257,10 @@ class ApprovalStatus:
 
     @property
     def is_claimed(self) -> bool:
-        """Whether a StartRequest for this occurrence was claimed or accepted."""
+        """Whether a grant was claimed and has no other end than that IMDS accepted it.
+
+        Its StartRequest is being sent, had no answer, waits for its next try, or was accepted.
+        """
         return any(grant.state in ("sent", "accepted") for grant in self.grants)
 
     def is_grant_in_flight(self, grant: Grant) -> bool:
@@ -273,7 +282,10 @@ class ApprovalStatus:
 
     @property
     def may_have_been_started(self) -> bool:
-        """Whether IMDS may have accepted a StartRequest that this relay sent for the event."""
+        """Whether IMDS may have accepted a StartRequest that this relay sent for the event.
+
+        Unlike `is_claimed` this includes StartRequests that failed without an answer.
+        """
         return any(grant.may_be_accepted for grant in self.grants)
 
     @property
@@ -286,7 +298,7 @@ class ApprovalStatus:
         return any(grant.state == "refused" and grant.revision == revision for grant in self.grants)
 
     def expires_at(self, decision: Decision) -> datetime | None:
-        """When a decision stops counting; None: at NotBefore.
+        """When a decision expires; None: it does not expire before voting closes.
 
         Of the rule at the time of a vote and the current rule, the shorter time applies.
         """
@@ -369,7 +381,10 @@ def rule_for(rules: Sequence[Rule], occurrence: TrackedEvent, now: datetime) -> 
 
 
 def approval_state(status: ApprovalStatus) -> ApprovalState:
-    """The state of an event's approval as the API and messages show it."""
+    """The state of an event's approval as the API and messages show it.
+
+    What IMDS accepted stays accepted, also if Azure changes the event afterwards.
+    """
     real_grants = [grant for grant in status.grants if not grant.dry_run]
     newest_state = real_grants[-1].state if real_grants else None
     if newest_state == "accepted":

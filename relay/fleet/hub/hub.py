@@ -1,4 +1,10 @@
-"""The hub: it reads what agents publish, and hands it to the parts that merge and decide."""
+"""The hub: it reads what agents publish, and hands it to the parts that merge and decide.
+
+Agents publish reports, which are events that they recorded, and pulses, which list the events in
+their document at intervals. Either becomes a `Word` about one event: its state, or `Gone`. `merge`
+makes one history of the words of all agents. It ends an event some time after the first agent said
+that it is gone (``first_gone_at``), unless an agent says later that it still sees the event.
+"""
 
 from __future__ import annotations
 
@@ -57,8 +63,10 @@ PULSE_GRACE = 5.0
 ENOUGH_WITNESSES = 3
 """Agents that show an event and can act. The hub awaits the end of the event from each of them."""
 OBJECTION_DELAY = timedelta(seconds=1)
-"""How long after an agent said gone a pulse does not show the event: its VM may poll next.
-Agents that see it after that say so (`relay.fleet.agent.agent.AFFIRM_DELAY`)."""
+"""How long after the first agent said that an event is gone pulses that show it are ignored.
+
+Their documents may be older. An agent that still sees the event then says so again after
+`relay.fleet.agent.agent.AFFIRM_DELAY`, which is longer."""
 MAX_PUT_OFF = 2 * MAX_LIVE_EVENTS
 """Words of an agent that wait for its reports. Of more, the oldest go: the next pulse says them."""
 COMPLAINT_INTERVAL = 60.0
@@ -373,9 +381,10 @@ class Hub:
     ) -> bool:
         """Whether a word of a pulse would only delay the end of an event.
 
-        The end waits for every agent that has shown the event. So if enough agents show it, the
-        hub does not take the word of another. Only agents of the same trust domain count: those of
-        another could otherwise hide the event from the hub.
+        The merge waits with the end for every agent that has shown the event. So if enough agents
+        show it, the hub ignores another that shows the same state. Only agents of the same trust
+        domain count: those of another could otherwise hide the event from the hub. Shortly after
+        the first agent said that the event is gone, a pulse may show an older document.
         """
         if history is None or not repeats_last_state(history, word):
             return False
@@ -441,7 +450,7 @@ class Hub:
                 self._complain(sender, str(error))
             return None
         except Exception:  # noqa: BLE001  # one message must not stop the others
-            _log.exception("internal error: a message of an agent was dead-lettered")
+            _log.exception("internal error: a message of an agent could not be read")
             return None
         self.source.polls += 1
         if not isinstance(received.content, Pulse):
@@ -467,8 +476,8 @@ class Hub:
                 del self._complained_at[next(iter(self._complained_at))]
             self._report(
                 "relay.dead-lettered",
-                f"a message of agent {sender.relay} of scope {sender.scope} cannot be used and was "
-                f"dead-lettered: {reason}",
+                f"a message of agent {sender.relay} of scope {sender.scope} cannot be used: "
+                f"{reason}",
             )
 
     def _extract_report_word(self, report: _Report) -> Heard:

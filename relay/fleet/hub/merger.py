@@ -149,7 +149,7 @@ class EventMerger:
     ) -> list[Heard]:
         """Merge words, and record what is new, and what agents report about themselves.
 
-        ``only_quiet``: merge only words that tell nothing new, and return the others.
+        ``only_quiet``: merge only words from which no event follows, and return the others.
         """
         others: list[Heard] = []
         for first in range(0, max(len(heard), 1), MAX_WORDS):

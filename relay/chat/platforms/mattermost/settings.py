@@ -56,7 +56,7 @@ class Settings(AnswerableChatSettings):
     @property
     @override
     def needs_public_url(self) -> bool:
-        """See `ChatSettings.needs_public_url`."""
+        """Whether Mattermost calls the relay: for each click on a button, never for a link."""
         return self.approve_in_chat
 
     def server_url(self) -> URL:
