@@ -358,7 +358,7 @@ class ApprovalEngine:
             if is_granting and _repair_tables_from_journal(tx, status):
                 continue
             transitions = self._add_waits_to_transitions(tx, status, transitions)
-            with self._keep_slot_line_current(tx, only=len(transitions) == 1 and is_granting):
+            with self._keep_slot_allocation_current(tx, only=len(transitions) == 1 and is_granting):
                 for transition in transitions:
                     cause = apply_transition(tx, self.origin, transition, status, cause)
 
@@ -372,13 +372,13 @@ class ApprovalEngine:
         before = replace(status, now=moment)
         return add_limit_waits(transitions, replace(before, waiting_for=self._waits_of(tx, before)))
 
-    def _keep_slot_line_current(
+    def _keep_slot_allocation_current(
         self, tx: Transaction, *, only: bool = True
     ) -> AbstractContextManager[None]:
         """Inside, an event that has its slots is granted or claimed, and ``only`` that."""
         if self._limits is None or not only:
             return nullcontext()
-        return self._limits.keep_line_current(tx)
+        return self._limits.keep_allocation_current(tx)
 
     # --- StartRequests
 
@@ -415,7 +415,7 @@ class ApprovalEngine:
             }
             if agent is not None:
                 note["agent"] = agent
-            with self._keep_slot_line_current(tx):
+            with self._keep_slot_allocation_current(tx):
                 tx.decisions.claim_grant(grant.id)
                 tx.journal.append_note(now, "claim", note, event_key=occurrence.key)
             trace = granted_context(tx, grant)

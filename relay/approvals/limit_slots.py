@@ -72,7 +72,7 @@ class LimitSlots:
         self._longest_rest = timedelta(seconds=max(limit.rest for limit in limits))
         self._known: dict[int, _LimitedEvent] = {}
         """The live events by occurrence, so that each state is parsed once."""
-        self._newest_line: _Line | None = None
+        self._newest_allocation: _SlotAllocation | None = None
 
     def waiting_for(self, tx: Transaction, status: ApprovalStatus) -> tuple[WaitingFor, ...]:
         """Return for which limits the event waits that ``status`` is about.
@@ -84,19 +84,21 @@ class LimitSlots:
         )
         if not is_wanting or not self.needs_of(status.occurrence):
             return ()
-        return self._line(tx, status.now, status.in_flight).waits_of(status.occurrence.id)
+        return self._current_allocation(tx, status.now, status.in_flight).waits_of(
+            status.occurrence.id
+        )
 
     def grantable_occurrences(
         self, tx: Transaction, now: datetime, in_flight: InFlight
     ) -> Iterator[int]:
         """Yield the occurrences that could be granted and that have slots, first in line first."""
-        yield from self._line(tx, now, in_flight).grantable_occurrences()
+        yield from self._current_allocation(tx, now, in_flight).grantable_occurrences()
 
     def next_change_at(
         self, tx: Transaction, now: datetime, in_flight: InFlight
     ) -> datetime | None:
         """Return when a slot becomes free by time alone; None: never."""
-        return self._line(tx, now, in_flight).next_rest_end
+        return self._current_allocation(tx, now, in_flight).next_rest_end
 
     def refresh_messages(
         self, tx: Transaction, now: datetime, in_flight: InFlight, event_keys: Sequence[str] | None
@@ -113,8 +115,8 @@ class LimitSlots:
             }
             if not limits:
                 return
-        line = self._line(tx, now, in_flight)
-        shown = tx.messages.shown_among(line.occurrences_counted_by(limits))
+        allocation = self._current_allocation(tx, now, in_flight)
+        shown = tx.messages.shown_among(allocation.occurrences_counted_by(limits))
         waiting = [
             occurrence
             for occurrence in shown
@@ -124,12 +126,12 @@ class LimitSlots:
             tx.messages.refresh_about(waiting, now)
 
     @contextmanager
-    def keep_line_current(self, tx: Transaction) -> Iterator[None]:
+    def keep_allocation_current(self, tx: Transaction) -> Iterator[None]:
         """Inside, an event that has its slots is granted or claimed: nothing else changes."""
-        line, changes = self._newest_line, tx.changed_row_count
+        allocation, changes = self._newest_allocation, tx.changed_row_count
         yield
-        if line is not None and line.tx is tx and line.changes == changes:
-            line.changes = tx.changed_row_count
+        if allocation is not None and allocation.tx is tx and allocation.changes == changes:
+            allocation.changes = tx.changed_row_count
 
     def needs_of(self, occurrence: TrackedEvent) -> Needs:
         """Return the machines for which an event needs slots, at any hour."""
@@ -139,13 +141,17 @@ class LimitSlots:
         }
         return {limit: machines for limit, machines in needs.items() if machines}
 
-    def _line(self, tx: Transaction, now: datetime, in_flight: InFlight) -> _Line:
-        line = self._newest_line
-        if line is None or not line.is_current(tx, now, in_flight):
-            line = self._newest_line = self._make_line(tx, now, in_flight)
-        return line
+    def _current_allocation(
+        self, tx: Transaction, now: datetime, in_flight: InFlight
+    ) -> _SlotAllocation:
+        allocation = self._newest_allocation
+        if allocation is None or not allocation.is_current(tx, now, in_flight):
+            allocation = self._newest_allocation = self._make_allocation(tx, now, in_flight)
+        return allocation
 
-    def _make_line(self, tx: Transaction, now: datetime, in_flight: InFlight) -> _Line:
+    def _make_allocation(
+        self, tx: Transaction, now: datetime, in_flight: InFlight
+    ) -> _SlotAllocation:
         active = [limit for limit in self._limits if limit.is_active(now)]
         queue = SlotQueue({limit.name: self._capacity(limit) for limit in active})
         rests = {limit.name: timedelta(seconds=limit.rest) for limit in active}
@@ -159,7 +165,7 @@ class LimitSlots:
         for occurrence, event in events.items():
             if event.is_started or any(map(_may_be_started_by_azure, grants.get(occurrence, ()))):
                 queue.take_unconditionally(occurrence, event.claimant.needs)
-        return _Line(
+        return _SlotAllocation(
             tx=tx,
             now=now,
             in_flight=in_flight,
@@ -211,12 +217,12 @@ class LimitSlots:
         for occurrence, version in tx.snapshot.live_versions():
             known = before.get(occurrence)
             if known is None or known.version != version:
-                known = self._parse(tx.snapshot.get(occurrence))
+                known = self._make_limited_event(tx.snapshot.get(occurrence))
             self._known[occurrence] = known
             if known.claimant.needs:
                 yield known
 
-    def _parse(self, occurrence: TrackedEvent) -> _LimitedEvent:
+    def _make_limited_event(self, occurrence: TrackedEvent) -> _LimitedEvent:
         event = occurrence.event
         return _LimitedEvent(
             claimant=Claimant(
@@ -233,7 +239,7 @@ class LimitSlots:
         )
 
 
-class _Line:
+class _SlotAllocation:
     """Who has slots, and the line of those that want some, at one moment of one transaction."""
 
     def __init__(
@@ -250,7 +256,7 @@ class _Line:
         """``queue`` holds the slots of those that have them whatever the limits say."""
         self.tx = tx
         self.changes = tx.changed_row_count
-        """How many rows had changed when the line was made: after another change it is void."""
+        """How many rows had changed when this was made: after another change it is void."""
         self.next_rest_end = queue.next_rest_end()
         self._now = now
         self._in_flight = in_flight
@@ -271,7 +277,7 @@ class _Line:
         self._turns = self._take_turns()
 
     def is_current(self, tx: Transaction, now: datetime, in_flight: InFlight) -> bool:
-        """Whether nothing has changed since the line was made."""
+        """Whether nothing has changed since it was made."""
         return self.tx is tx and (self.changes, self._now, self._in_flight) == (
             tx.changed_row_count,
             now,

@@ -3,8 +3,8 @@
 `ApprovalStatus` holds every fact that a decision depends on and derives from them what counts now.
 `admission` and `transitions` decide by it. Nothing here decides or changes anything.
 
-An occurrence is one stay of an EventId in the document. Its revision is a digest of its state, so it
-changes with each ``event.updated``, and votes count for the revision that the voter saw. A grant
+An occurrence is one stay of an EventId in the document. Its revision is a digest of its state, so
+it changes with each ``event.updated``, and votes count for the revision that the voter saw. A grant
 says that the rule allows this relay to start one revision. It is ``granted`` first. It is claimed,
 in the state ``sent``, before each StartRequest. The answer of IMDS makes it ``accepted`` or
 ``refused`` (400). It is ``failed`` if the relay gave up without a final answer.

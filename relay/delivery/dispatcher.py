@@ -279,7 +279,7 @@ class Dispatcher:
             oldest_age=None if age is None else max(0.0, age),
         )
 
-    def worker(self, name: str) -> Worker:
+    def get_worker(self, name: str) -> Worker:
         """Return the worker of a sink. Raises KeyError if there is no such sink."""
         return self._workers[name]
 

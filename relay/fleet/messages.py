@@ -504,7 +504,7 @@ def _read_state(envelope: _Envelope, _: Any) -> HubScopeState:
     )
 
 
-def _read_change(model: type[_Data], envelope: _Envelope, fields: Any) -> CloudEvent:
+def _read_change_event(model: type[_Data], envelope: _Envelope, fields: Any) -> CloudEvent:
     """Return an ``event.*`` as an agent recorded it, without fields of a later version."""
     data = _known_fields(model, envelope.data)
     if envelope.source != f"imds://{envelope.scope}":
@@ -589,7 +589,7 @@ _READERS: Mapping[str, Callable[[_Envelope, Any], Content]] = {
     _type(PulseRequest.kind): _read_pulse_request,
     _type(HubScopeState.kind): _read_state,
     **{
-        f"{TYPE_PREFIX}{name}{TYPE_VERSION}": partial(_read_change, model)
+        f"{TYPE_PREFIX}{name}{TYPE_VERSION}": partial(_read_change_event, model)
         for name, model in _CHANGES.items()
     },
     **{

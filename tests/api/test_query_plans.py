@@ -240,7 +240,7 @@ async def _deliver_with_failures(relay: RunningRelay) -> None:
     assert (await relay.call("POST", path)).status == 202
     body = {"sink": "box", "eventId": "E-4"}
     assert (await relay.call("POST", "/v1/dead-letters/redeliver", body)).status == 202
-    worker = relay.dispatcher.worker("box")
+    worker = relay.dispatcher.get_worker("box")
     await eventually(lambda: ("deferred", 503) in worker.tries)
     sink.failure = None
     for verb in ("ping", "pause", "resume"):

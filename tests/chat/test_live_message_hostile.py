@@ -87,7 +87,7 @@ async def test_an_answer_whose_body_is_slow_posts_no_message_twice(tmp_path: Pat
         workspace.failures["chat.postMessage"] = slowly
         relay.reboot("vm-0")
         await eventually(lambda: workspace.call_count("chat.postMessage") > 0)
-        await eventually(lambda: relay.running.relay.dispatcher.worker("ops").waiting == 0)
+        await eventually(lambda: relay.running.relay.dispatcher.get_worker("ops").waiting == 0)
         assert workspace.call_count("chat.postMessage") == 1
 
 
@@ -171,7 +171,7 @@ async def test_an_answer_of_mattermost_that_comes_too_late_makes_no_second_post(
         ) as relay:
             relay.reboot("vm-0")
             await eventually(lambda: ("POST", "posts") in server.calls)
-            await eventually(lambda: relay.running.relay.dispatcher.worker("ops").waiting == 0)
+            await eventually(lambda: relay.running.relay.dispatcher.get_worker("ops").waiting == 0)
             assert server.calls.count(("POST", "posts")) == 2
             (post,) = server.channel_posts
             tokens = re.findall(r"/approve#([A-Za-z0-9_-]+)", json.dumps(post))

@@ -184,7 +184,7 @@ async def test_a_sink_that_its_receiver_disables_during_a_reload_is_disabled_as_
     ):
         gone.status, gone.answers_after = 410, 1.0
         relay.schedule()
-        worker = relay.running.relay.dispatcher.worker("drain")
+        worker = relay.running.relay.dispatcher.get_worker("drain")
         await eventually(lambda: worker.is_trying)
         await relay.reload(sinks=[webhook(other.url)])
         stored = await relay.running.relay.store.read(lambda tx: tx.deliveries.sink_states())

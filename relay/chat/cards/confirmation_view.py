@@ -52,7 +52,7 @@ def blocking_reason(decision: DecisionKind, revision: str, status: ApprovalStatu
         return _conflict_text(decision, revision, status) or (sentence(refusal.reason),)
     if status.mode == "off":
         return ("Approvals are off: nothing can be decided now.",)
-    return _no_vote_needed(status) if decision == "approve" else None
+    return _no_vote_reason(status) if decision == "approve" else None
 
 
 def _conflict_text(decision: DecisionKind, revision: str, status: ApprovalStatus) -> Text | None:
@@ -70,7 +70,7 @@ def _conflict_text(decision: DecisionKind, revision: str, status: ApprovalStatus
     return None
 
 
-def _no_vote_needed(status: ApprovalStatus) -> Text | None:
+def _no_vote_reason(status: ApprovalStatus) -> Text | None:
     if status.rule is None:
         return ("No rule allows this relay to approve it.",)
     if status.quorum is None:
