@@ -62,6 +62,10 @@ TESTS: Mapping[str, tuple[str, ...]] = {
         "tests/approvals/test_transitions.py",
         "tests/approvals/test_transition_edges.py",
         "tests/approvals/test_transition_laws.py",
+        "tests/approvals/test_admission.py",
+        "tests/approvals/test_machines.py",
+        "tests/approvals/test_reminders.py",
+        "tests/approvals/test_status_edges.py",
         *_POLICY,
     ),
 }
