@@ -132,7 +132,7 @@ class Gate:
             answer = await self._store.transact(work)
         except StoreUnavailable:
             return _NOT_RECORDED
-        if answer.status < 300 and not answer.repeat:  # HTTP
+        if answer.status in (200, 201) and not answer.repeat:  # HTTP
             self.wake()
         return answer
 

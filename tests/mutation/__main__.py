@@ -30,6 +30,7 @@ _POLICY = (
 )
 _GATE = (
     "tests/approvals/test_gate.py",
+    "tests/approvals/test_gate_edges.py",
     "tests/approvals/test_gate_limits.py",
     "tests/approvals/test_refusal_flood.py",
     "tests/approvals/test_decision_flood.py",
