@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from relay.approvals.request import Caller
 from relay.approvals.standing_hold_admission import CreateRequest, StandingHoldBody
 from relay.events.build import relay_event
 from relay.events.tracing import Span
+from relay.outbox import RecordedEvent
 from relay.outbox.rows import PageLimit
 from relay.outbox.transaction import Transaction
 from tests.approvals.builders import (
@@ -30,6 +31,9 @@ from tests.approvals.running_gate import GateHarness, running_gate, trace
 from tests.outbox.conftest import LimitedDisk
 
 OTHER_REBOOT = build_event("E-2", event_source="User")
+BY_TWO_VOTES = ApprovalsSettings.model_validate(
+    {"rules": [{"name": "all", "approve": {"votes": 2, "from": ["client:alice", "client:bob"]}}]}
+)
 BY_VOTES = ApprovalsSettings.model_validate(
     {"rules": [{"name": "all", "approve": {"votes": 1, "from": ["client:alice"]}}]}
 )
@@ -91,6 +95,54 @@ async def test_an_event_that_comes_while_the_gate_looks_at_new_rules_is_granted(
         assert harness.azure.sent == [("E-2",)]
 
 
+async def test_a_change_that_comes_while_the_gate_looks_at_the_first_vote_voids_that(
+    tmp_path: Path,
+) -> None:
+    """The vote came during a look that found nothing decided."""
+    async with running_gate(tmp_path, REBOOT, settings=BY_TWO_VOTES) as harness:
+        await harness.settle()
+        is_busy, may_go_on = threading.Event(), threading.Event()
+
+        def block(_: Transaction) -> None:
+            is_busy.set()
+            may_go_on.wait(60)
+
+        def block_next_look(events: Sequence[RecordedEvent]) -> None:
+            if events[0].name == "approval.recorded":
+                harness.store.submit(block)
+
+        harness.store.listeners.recorded.append(block_next_look)
+        async with busy_store(harness):
+            harness.gate.wake()
+            for _ in range(3):
+                await asyncio.sleep(0)  # the look is queued
+            voting = asyncio.create_task(harness.submit(of=REBOOT))
+        await voting
+        await wait_until(is_busy.is_set)
+        recording = asyncio.create_task(harness.record_document(build_event(due=950)))
+        await asyncio.sleep(0)  # the change is queued behind the look at the vote
+        may_go_on.set()
+        await recording
+        await harness.wait_for_events("approval.voided")
+
+
+async def test_an_event_that_came_while_nothing_could_be_written_is_granted_afterwards(
+    tmp_path: Path,
+) -> None:
+    async with running_gate(tmp_path) as harness:
+        await harness.settle()
+        disk = LimitedDisk(tmp_path)
+        disk.fill()
+        try:
+            await harness.record_document(USER_REBOOT)
+            await harness.settle()
+        finally:
+            disk.free()
+        await wait_until(lambda: harness.store.write_error is None)
+        await harness.clock.advance_until(lambda: bool(harness.azure.sent))
+        assert harness.azure.sent == [("E-1",)]
+
+
 async def test_what_came_while_approvals_were_off_is_granted_when_they_are_on(
     tmp_path: Path,
 ) -> None:
@@ -110,6 +162,42 @@ def report_failing_sink(tx: Transaction) -> None:
         "relay.sink-failing", ORIGIN, NOON, sink="bus", reason="503", count=1, head=head
     )
     tx.record(event, NOON)
+
+
+async def test_each_hold_expires_in_its_own_time_and_then_the_gate_waits(tmp_path: Path) -> None:
+    settings = ApprovalsSettings.model_validate(
+        {**BY_TWO_VOTES.model_dump(by_alias=True), "hold_expires": "30s"}
+    )
+    other = build_event("E-2")
+    async with running_gate(tmp_path, REBOOT, other, settings=settings) as harness:
+        await harness.submit("hold", of=REBOOT)
+        await harness.settle()
+        harness.clock.advance(20)
+        await harness.submit("hold", of=other)
+        await harness.settle()
+        harness.clock.advance(10)
+        (*_, released) = await harness.wait_for_events("approval.recorded", 3)
+        assert (released.subject, released.data["principal"]) == ("E-1", "relay")
+        harness.clock.advance(20)
+        (*_, released) = await harness.wait_for_events("approval.recorded", 4)
+        assert (released.subject, released.data["principal"]) == ("E-2", "relay")
+        statements = trace(harness.store)
+        await harness.settle()
+        assert looks(statements) == []
+
+
+async def test_while_a_hold_lasts_only_the_events_that_changed_are_checked(
+    tmp_path: Path,
+) -> None:
+    async with running_gate(tmp_path, REBOOT, OTHER_REBOOT) as harness:
+        await harness.wait_for_events("startrequest.accepted")
+        await harness.submit("hold", of=REBOOT)
+        await harness.settle()
+        statements = trace(harness.store)
+        await harness.record_document(REBOOT, build_event("E-2", event_source="User", due=950))
+        await harness.settle()
+        assert len(looks(statements)) >= 1
+        assert not [text for text in statements if text.endswith("FROM occurrence WHERE id = 1")]
 
 
 async def test_a_report_about_a_sink_costs_no_look_at_the_approvals(tmp_path: Path) -> None:
@@ -138,7 +226,19 @@ async def test_where_nobody_has_decided_anything_a_report_about_a_sink_is_no_dec
         assert looks(statements) == []
 
 
-# --- notices, traces and refusals
+# --- tasks, notices, traces and refusals
+
+
+async def test_the_tasks_of_the_gate_are_named_by_what_they_do(tmp_path: Path) -> None:
+    """Where the log shows a task that failed or hangs, its name says which."""
+    async with running_gate(tmp_path) as harness:
+        await harness.settle()
+        names = {task.get_name() for task in asyncio.all_tasks()}
+        assert {name for name in names if name.startswith("approvals: ")} == {
+            "approvals: transitions",
+            "approvals: StartRequests",
+            "approvals: refusals",
+        }
 
 
 async def test_new_sinks_have_tell_first_again_for_an_open_grant(tmp_path: Path) -> None:
@@ -178,6 +278,42 @@ async def test_a_refusal_that_could_not_be_recorded_takes_no_place_of_the_minute
         for _ in range(MAX_RECORDED_ABOUT_EVENT):
             assert (await harness.submit("approve", "eve", revision="x")).status == 409
         assert len(harness.events("approval.refused")) == MAX_RECORDED_ABOUT_EVENT
+
+
+async def test_counted_refusals_are_tried_once_a_second_until_they_can_be_written(
+    tmp_path: Path,
+) -> None:
+    async with running_gate(tmp_path, REBOOT) as harness:
+        for _ in range(MAX_RECORDED_ABOUT_EVENT + 2):
+            await harness.submit("approve", "eve", revision="x")
+        await harness.settle()
+        statements = trace(harness.store)
+
+        def tries() -> int:
+            return sum("SELECT DISTINCT principal FROM answer" in text for text in statements)
+
+        disk = LimitedDisk(tmp_path)
+        disk.fill()
+        try:
+            harness.clock.advance(60)
+            for number in (1, 2):
+                await wait_until(lambda number=number: tries() >= number)  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+                await harness.settle()
+                assert tries() == number
+                harness.clock.advance(1)
+        finally:
+            disk.free()
+        await wait_until(lambda: harness.store.write_error is None)
+        await harness.clock.advance_until(lambda: len(harness.events("approval.refused")) > 10)
+        assert harness.events("approval.refused")[-1].data["count"] == 2
+
+
+async def test_where_nothing_was_counted_no_refusals_are_written(tmp_path: Path) -> None:
+    async with running_gate(tmp_path, REBOOT) as harness:
+        await harness.settle()
+        statements = trace(harness.store)
+        assert await harness.gate.record_aggregated_refusals()
+        assert statements == []
 
 
 # --- standing holds
