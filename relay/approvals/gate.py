@@ -132,7 +132,7 @@ class Gate:
             answer = await self._store.transact(work)
         except StoreUnavailable:
             return _NOT_RECORDED
-        if answer.status < 300 and not answer.repeat:  # HTTP
+        if answer.status in (200, 201) and not answer.repeat:  # HTTP
             self.wake()
         return answer
 
@@ -224,8 +224,6 @@ class Gate:
                     seconds = (next_change - self._clock.now()).total_seconds()
                     timeout = min(seconds, MAX_TIMER)
             await wait_for_event(self._transitions_wake, self._clock, timeout)
-            if not self._transitions_wake.is_set():
-                self._changed_keys = None  # time has passed for all of them
 
     def _apply_due(self, keys: set[str] | None, tx: Transaction) -> tuple[datetime | None, bool]:
         """Apply the transitions of these events (None: of all) that are due.

@@ -232,8 +232,11 @@ class ApprovalStatus:
 
     @property
     def votes_missing(self) -> int:
-        """How many more votes are needed at least."""
-        return max(0, self.votes_required - self.vote_count, int(self._has_uncovered_resources))
+        """How many more votes are needed at least.
+
+        With ``each_resource``, no vote counts for an event that names no resource.
+        """
+        return max(0, self.votes_required - self.vote_count, int(bool(self.uncovered_resources)))
 
     @property
     def is_satisfied(self) -> bool:
@@ -315,13 +318,6 @@ class ApprovalStatus:
     def person_of(self, principal: str) -> str:
         """The person who has this principal, or the principal itself."""
         return person_for(principal, self.people)
-
-    @property
-    def _has_uncovered_resources(self) -> bool:
-        if self.quorum is None or not self.quorum.each_resource:
-            return False
-        # Nobody can cover an event that names no resource.
-        return bool(self.uncovered_resources) or not self.occurrence.event.resources
 
     def _is_counted(
         self, vote: Decision, eligible: EligibleVoters, resources: tuple[str, ...]

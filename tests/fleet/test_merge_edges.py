@@ -294,9 +294,22 @@ def test_an_end_that_is_reported_twice_with_a_gap_still_has_a_gap() -> None:
     assert hub.hear("b", Gone(gap=True), 7) == Ended(rebooted=False, gap=True, seen=at(7))
 
 
-def test_the_newest_word_that_says_gone_counts_against_the_newest_that_shows_the_event() -> None:
+@pytest.mark.parametrize(
+    ("seen", "news"), [(94.9, None), (95, Ended(rebooted=False, gap=False, seen=at(95)))]
+)
+def test_the_newest_word_that_says_gone_counts_against_the_newest_that_shows_the_event(
+    seen: float, news: Ended | None
+) -> None:
     hub = hub_with("a", "b", "c")
     hub.hear("c", A, 100)
     hub.silent = "c"
     assert hub.hear("a", GONE, 60, now=100) is None
-    assert hub.hear("b", GONE, 96, now=101) == Ended(rebooted=False, gap=False, seen=at(96))
+    assert hub.hear("b", GONE, seen, now=101) == news
+
+
+def test_a_newer_word_that_says_gone_of_an_earlier_occurrence_does_not_show_the_event() -> None:
+    hub = hub_with("a")
+    hub.hear("a", GONE, 10)
+    hub.hear("b", GONE, 100)
+    assert hub.hear("a", A, 20, now=101) == Appeared(A, at(20))
+    assert hub.hear("a", GONE, 30, now=102) == Ended(rebooted=False, gap=False, seen=at(30))

@@ -33,6 +33,7 @@ _POLICY = (
 )
 _GATE = (
     "tests/approvals/test_gate.py",
+    "tests/approvals/test_gate_edges.py",
     "tests/approvals/test_gate_limits.py",
     "tests/approvals/test_refusal_flood.py",
     "tests/approvals/test_decision_flood.py",
@@ -76,6 +77,10 @@ TESTS: Mapping[str, tuple[str, ...]] = {
         "tests/approvals/test_transitions.py",
         "tests/approvals/test_transition_edges.py",
         "tests/approvals/test_transition_laws.py",
+        "tests/approvals/test_admission.py",
+        "tests/approvals/test_machines.py",
+        "tests/approvals/test_reminders.py",
+        "tests/approvals/test_status_edges.py",
         *_POLICY,
     ),
 }

@@ -56,7 +56,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import NamedTuple, TypeAlias
 
 from relay.events.build import state_digest
@@ -71,6 +71,7 @@ CLOCK_TOLERANCE = timedelta(seconds=5)
 """How far the times of two agents may be wrong to each other."""
 NO_PLACE = -1
 """The place of an agent whose word is about an earlier occurrence, or about none that is known."""
+_NEVER = datetime.min.replace(tzinfo=UTC)
 
 IsFresh: TypeAlias = Callable[[str], bool]
 """Whether the hub has heard of an agent of the scope lately. The agent is named by its word."""
@@ -549,19 +550,19 @@ def _end(history: EventHistory, now: datetime) -> Merged:
     return Merged(replace(history, ended_at=news.seen, first_gone_at=None), news)
 
 
-def _newest_gone_time(history: EventHistory) -> datetime | None:
-    return max((word.seen for word in history.words.values() if word.says_gone), default=None)
+def _newest_gone_time(history: EventHistory) -> datetime:
+    """Return when an agent last saw that the event was gone; `_NEVER` if no agent says so."""
+    return max((word.seen for word in history.words.values() if word.says_gone), default=_NEVER)
 
 
-def _was_seen_after_gone(history: EventHistory, newest_gone: datetime | None) -> bool:
+def _was_seen_after_gone(history: EventHistory, newest_gone: datetime) -> bool:
     """Whether an agent, fresh or not, saw the event later than anybody saw that it was gone."""
-    live = (word.seen for word in history.words.values() if word.state is not None)
-    newest_live = max(live, default=None)
-    if newest_live is None or newest_gone is None:
-        return newest_gone is None
-    return newest_live > newest_gone + CLOCK_TOLERANCE
+    return any(
+        word.state is not None and word.seen > newest_gone + CLOCK_TOLERANCE
+        for word in history.words.values()
+    )
 
 
-def _shows(word: LastWord, newest_gone: datetime | None) -> bool:
+def _shows(word: LastWord, newest_gone: datetime) -> bool:
     """Whether a last word shows the event still, and is not much older than the newest gone."""
-    return word.state is not None and (newest_gone is None or word.seen >= newest_gone - MAX_LAG)
+    return word.state is not None and word.seen + MAX_LAG >= newest_gone
