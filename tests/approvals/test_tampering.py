@@ -93,6 +93,19 @@ def test_a_vote_for_one_event_counts_for_no_other(approvals: ApprovalFile) -> No
     assert [occurrence.key for occurrence in page] == ["e-2"]
 
 
+def test_a_removed_hold_stops_the_grant_that_follows_another_transition(
+    approvals: ApprovalFile,
+) -> None:
+    """The grant for the changed event comes with the failure of the one before."""
+    approvals.record_document(USER_REBOOT)
+    approvals.submit("hold", "eve", USER_REBOOT)
+    by_hand(approvals, "DELETE FROM decision")
+    approvals.record_document(build_event(event_source="User", resources=("db-2",)))
+    assert len(approvals.events("approval.granted")) == 1
+    assert len(approvals.events("startrequest.failed")) == 1
+    assert [hold.principal for hold in approvals.status().active_holds] == ["client:eve"]
+
+
 @pytest.mark.parametrize("state", ["granted", "sent"])
 @pytest.mark.parametrize("position", ["NULL", "1", "99"])
 def test_a_grant_that_is_put_into_the_table_is_not_claimed(
