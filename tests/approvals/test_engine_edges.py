@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,11 @@ from typing import Any
 import pytest
 
 from relay.approvals import ApprovalsSettings
+from relay.approvals.limits import Limit
 from relay.approvals.refusals import MAX_RECORDED_ABOUT_EVENT, AggregatedRefusals
 from relay.approvals.request import LinkCredentials
 from relay.events.tracing import SpanContext
+from relay.outbox.journal import read_rows
 from relay.outbox.transaction import Transaction
 from tests.approvals.builders import (
     REBOOT,
@@ -23,6 +26,7 @@ from tests.approvals.builders import (
     build_request,
 )
 from tests.approvals.manual_clock import NOON
+from tests.approvals.running_gate import REFUSED
 
 REDEPLOY_2 = build_event("E-2", event_type="Redeploy")
 VOTE = {"votes": 1, "from": ["client:alice"]}
@@ -50,6 +54,27 @@ def test_a_request_about_an_event_of_several_scopes_decides_nothing_until_it_nam
     assert approvals.submit(of=REDEPLOY, request_id="r", scope="b").body["state"] == "granted"
     (grant,) = approvals.events("approval.granted")
     assert grant.attributes["scope"] == "b"
+    approvals.close()
+
+
+@pytest.mark.parametrize(
+    ("status", "changes"),
+    [
+        (202, {"arrival_scope": "b"}),
+        (202, {"arrival_scope": "b", "scope": "b"}),
+        (404, {"arrival_scope": "b", "scope": "a"}),
+        (404, {"arrival_scope": "c"}),
+        (404, {"scope": "c"}),
+    ],
+)
+def test_a_request_is_about_the_scope_for_which_it_arrived(
+    tmp_path: Path, status: int, changes: dict[str, str]
+) -> None:
+    approvals = ApprovalFile(tmp_path / "hub.db", is_hub=True)
+    approvals.record_in_scopes(REDEPLOY, "a", "b")
+    assert approvals.submit(of=REDEPLOY, **changes).status == status
+    granted = approvals.events("approval.granted")
+    assert [each.attributes["scope"] for each in granted] == ["b"] * (status == 202)
     approvals.close()
 
 
@@ -210,6 +235,37 @@ def test_a_decision_is_traced_to_the_span_of_its_caller(approvals: ApprovalFile)
     assert [(each.event.name, each.caller) for each in tx.recorded] == [("approval.recorded", span)]
 
 
+# --- claims
+
+
+def claim_notes(approvals: ApprovalFile) -> list[dict[str, Any]]:
+    """What the journal says about the claims."""
+    rows = [row for row in read_rows(approvals.connection) if row.kind == "claim"]
+    return [json.loads(row.body) for row in rows]
+
+
+@pytest.mark.parametrize(("agent", "noted"), [(None, {}), ("vm-1", {"agent": "vm-1"})])
+def test_a_claim_notes_the_agent_that_sends_the_start_request(
+    approvals: ApprovalFile, agent: str | None, noted: dict[str, str]
+) -> None:
+    approvals.record_document(USER_REBOOT)
+    now = approvals.clock.now()
+    (claim,) = approvals.transact(
+        lambda tx: approvals.engine.claim_grants(tx, tx.decisions.open_grants(), now, agent=agent)
+    )
+    assert claim.agent == agent
+    (note,) = claim_notes(approvals)
+    assert {key: note[key] for key in note if key == "agent"} == noted
+
+
+def test_the_claim_for_an_automatic_rule_names_no_votes(approvals: ApprovalFile) -> None:
+    approvals.record_document(USER_REBOOT)
+    approvals.submit(of=USER_REBOOT)
+    approvals.claim()
+    (note,) = claim_notes(approvals)
+    assert (note["required"], note["recorded"]) == (0, [])
+
+
 # --- which transitions are due, and when
 
 
@@ -253,3 +309,36 @@ def test_an_event_is_granted_at_the_end_of_a_standing_hold_whatever_event_was_na
     now = approvals.clock.now()
     approvals.transact(lambda tx: approvals.engine.apply_transitions(tx, now, ["e-9"]))
     assert len(approvals.events("approval.granted")) == 1
+
+
+def test_nothing_is_due_for_an_event_about_which_nobody_has_decided(tmp_path: Path) -> None:
+    """Unless a rule is automatic or reminds."""
+    hours = {"time": {"from": "11:00", "to": "13:00"}}
+    approvals = ApprovalFile(tmp_path / "relay.db", rules({"match": hours}))
+    approvals.record_document(REBOOT)
+    assert approvals.apply_transitions() is None
+    approvals.submit()
+    assert approvals.apply_transitions() == NOON + timedelta(minutes=1)
+    approvals.close()
+
+
+def test_a_slot_goes_on_at_once_when_the_start_request_of_its_event_cannot_be_accepted(
+    tmp_path: Path,
+) -> None:
+    freezes = {"match": {"event_type": ["Freeze"]}, "approve": "automatic"}
+    limits = [Limit.model_validate({"name": "one", "match": {"resources": ["db-*"]}, "max": 1})]
+    limited = {"limits": tuple(limits)}
+    everything = rules({"approve": "automatic"}).model_copy(update=limited)
+    approvals = ApprovalFile(tmp_path / "relay.db", everything)
+    waiting = build_event("E-2", event_type="Freeze", resources=("db-2",))
+    other = build_event("E-3", event_type="Freeze", resources=("web-1",))
+    approvals.record_document(REBOOT, waiting, other)
+    claims = approvals.claim()
+    assert [claim.event_id for claim in claims] == ["E-1", "E-3"]
+    approvals.answer(claims, REFUSED)  # IMDS does not say for which of the two
+    approvals.reload(rules(freezes).model_copy(update=limited))
+    approvals.apply_transitions()
+    (failed,) = approvals.events("startrequest.failed")
+    assert failed.subject == "E-1"
+    assert approvals.status("E-2").active_grant is not None
+    approvals.close()
