@@ -68,7 +68,7 @@ def test_a_request_about_an_event_of_several_scopes_decides_nothing_until_it_nam
     ],
 )
 def test_a_request_is_about_the_scope_for_which_it_arrived(
-    tmp_path: Path, status: int, changes: dict[str, str]
+    tmp_path: Path, status: int, changes: dict[str, Any]
 ) -> None:
     approvals = ApprovalFile(tmp_path / "hub.db", is_hub=True)
     approvals.record_in_scopes(REDEPLOY, "a", "b")
@@ -129,7 +129,10 @@ def test_a_wrong_code_is_not_counted_for_somebody_who_may_not_decide(
 @pytest.mark.parametrize("position", [0, 1])
 def test_a_rule_reminds_though_another_does_not(tmp_path: Path, position: int) -> None:
     match = {"event_type": ["Reboot"]}
-    each = [{"match": match, "approve": VOTE | {"remind": "10m"}}, {"match": {"scope": ["x"]}}]
+    each: list[dict[str, Any]] = [
+        {"match": match, "approve": VOTE | {"remind": "10m"}},
+        {"match": {"scope": ["x"]}},
+    ]
     approvals = ApprovalFile(tmp_path / "relay.db", rules(*each[position:], *each[:position]))
     approvals.record_document(build_event())
     assert approvals.apply_transitions() == NOON + timedelta(minutes=5)
@@ -142,7 +145,10 @@ def test_a_rule_reminds_though_another_does_not(tmp_path: Path, position: int) -
 @pytest.mark.parametrize("position", [0, 1])
 def test_a_rule_has_hours_though_another_has_none(tmp_path: Path, position: int) -> None:
     hours = {"time": {"from": "12:01", "to": "12:03"}, "event_type": ["Reboot"]}
-    each = [{"match": hours, "approve": "automatic"}, {"match": {"scope": ["x"]}}]
+    each: list[dict[str, Any]] = [
+        {"match": hours, "approve": "automatic"},
+        {"match": {"scope": ["x"]}},
+    ]
     approvals = ApprovalFile(tmp_path / "relay.db", rules(*each[position:], *each[:position]))
     approvals.clock.advance(1.5)
     approvals.record_document(build_event())
@@ -204,10 +210,8 @@ def test_refusals_that_were_only_counted_become_one_event_with_the_newest_reason
     approvals.record_in_scopes(REDEPLOY_2, "a", "b")
     now = NOON + timedelta(minutes=1)
     counted = [
-        AggregatedRefusals(build_request(by="eve", of=of, **changes), f"reason {count}", count)
-        for count, (of, changes) in enumerate(
-            [(REBOOT, {}), (REDEPLOY_2, {}), (REBOOT, {"event_id": "E-9"})], start=2
-        )
+        AggregatedRefusals(build_request(by="eve", of=of), f"reason {count}", count)
+        for count, of in enumerate([REBOOT, REDEPLOY_2, build_event("E-9")], start=2)
     ]
     approvals.transact(lambda tx: approvals.engine.record_aggregated_refusals(tx, counted, now))
     refused = approvals.events("approval.refused")
@@ -232,7 +236,9 @@ def test_a_decision_is_traced_to_the_span_of_its_caller(approvals: ApprovalFile)
     tx = Transaction(approvals.connection, lambda _: (), traced=True)
     approvals.engine.decide(tx, build_request(trace=span))
     approvals.connection.execute("COMMIT")
-    assert [(each.event.name, each.caller) for each in tx.recorded] == [("approval.recorded", span)]
+    (recorded,) = tx.recorded
+    assert recorded.event is not None
+    assert (recorded.event.name, recorded.caller) == ("approval.recorded", span)
 
 
 # --- claims
