@@ -130,11 +130,6 @@ class ApprovalEngine:
             self._limits is not None and self._limits.have_hours
         )
 
-    @property
-    def has_limits(self) -> bool:
-        """Whether an event can wait for others."""
-        return self._limits is not None
-
     def mode(self, tx: Transaction) -> Mode:
         """Return the mode in force: the stricter of configuration and switch."""
         return effective_approvals_mode(self.settings, tx.mode(), trusted=self._trusted)
