@@ -15,6 +15,7 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import get_args
@@ -354,8 +355,7 @@ def _check_schema(connection: sqlite3.Connection, identity: StateFileOwner) -> i
 def _create_tables(connection: sqlite3.Connection, version: int) -> None:
     """Apply the schema files after this version."""
     for later in range(version + 1, SCHEMA_VERSION + 1):
-        script = files("relay.outbox").joinpath("schema", f"{later}.sql")
-        for statement in _split_statements(script.read_text(encoding="utf-8")):
+        for statement in _schema_statements(later):
             connection.execute(statement)
         connection.execute(f"PRAGMA user_version = {later}")
 
@@ -365,12 +365,17 @@ def _verify_schema(connection: sqlite3.Connection) -> None:
 
     Raises _UnusableFile.
     """
-    with contextlib.closing(sqlite3.connect(":memory:")) as fresh:
-        _create_tables(fresh, 0)
-        wanted = set(fresh.execute(_SCHEMA_NAMES))
-    if missing := wanted - set(connection.execute(_SCHEMA_NAMES)):
+    if missing := _wanted_names() - set(connection.execute(_SCHEMA_NAMES)):
         kind, name, column = min(missing)
         raise _UnusableFile(f"is corrupt (it has no {kind} {name} {column}".rstrip() + ")")
+
+
+@cache
+def _wanted_names() -> frozenset[tuple[str, str, str]]:
+    """Return what `_SCHEMA_NAMES` selects from a file of this version."""
+    with contextlib.closing(sqlite3.connect(":memory:")) as fresh:
+        _create_tables(fresh, 0)
+        return frozenset(fresh.execute(_SCHEMA_NAMES))
 
 
 def _write_initial_meta(
@@ -433,12 +438,14 @@ def _was_set_aside_before(path: Path) -> bool:
     return any(path.parent.glob(f"{glob.escape(path.name)}.set-aside-*"))
 
 
-def _split_statements(script: str) -> list[str]:
+@cache
+def _schema_statements(version: int) -> tuple[str, ...]:
     # executescript would commit first, and then the tables would not appear all at once.
+    script = files("relay.outbox").joinpath("schema", f"{version}.sql").read_text(encoding="utf-8")
     statements, current = [], ""
     for line in script.splitlines(keepends=True):
         current += line
         if sqlite3.complete_statement(current):
             statements.append(current)
             current = ""
-    return statements
+    return tuple(statements)
