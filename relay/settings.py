@@ -99,9 +99,7 @@ class Section(BaseModel):
     read again when it changes.
     """
 
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, hide_input_in_errors=True, use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     _files: dict[str, FileBackedValue[str]] = PrivateAttr(default_factory=dict)
 
