@@ -210,7 +210,10 @@ def chromium() -> Path:
 
 @pytest.fixture(scope="session")
 def _browser_address(chromium: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with serving(chromium, tmp_path_factory.mktemp("browser")) as address:
+    folder = tmp_path_factory.mktemp("browser")
+    with pytest.MonkeyPatch.context() as patch, serving(chromium, folder) as address:
+        # Each test starts a driver: all but the first find it compiled.
+        patch.setenv("NODE_COMPILE_CACHE", str(folder / "compiled"))
         yield address
 
 
