@@ -36,8 +36,10 @@ LOOK_INTERVAL = 0.1
 CALL_INTERVAL = 0.2
 """Seconds until a call is repeated that had no answer."""
 CALL_TIMEOUT = aiohttp.ClientTimeout(total=10)
-START_TIMEOUT = 120.0
-"""Seconds in which Azure must have got the StartRequest of an event that has its quorum."""
+START_TIMEOUT = 600.0
+"""Seconds in which Azure must have got the StartRequest of an event that has its quorum.
+
+While parts of a fleet are killed in turns, several tries can fail."""
 
 
 class Target(Protocol):
@@ -74,26 +76,34 @@ class Load:
         self._stopping = asyncio.Event()
         self._seen: dict[str, list[str]] = {}
         self._looked = asyncio.Event()
+        self._failure: Exception | None = None
         self.finished = 0
         """Events that have ended and were recorded."""
 
     async def run(self) -> None:
         """Let events happen until `stop`; return when the last of them has ended."""
-        async with asyncio.TaskGroup() as group:
-            looking = group.create_task(self._look())
-            async with asyncio.TaskGroup() as lives:
-                for _ in range(LIVES):
-                    lives.create_task(self._live())
-            looking.cancel()
+        try:
+            async with asyncio.TaskGroup() as group:
+                looking = group.create_task(self._look())
+                async with asyncio.TaskGroup() as lives:
+                    for _ in range(LIVES):
+                        lives.create_task(self._live())
+                looking.cancel()
+        except Exception as error:
+            self._failure = error
+            self._looked.set()
+            raise
 
     def stop(self) -> None:
         """Begin no more events."""
         self._stopping.set()
 
     async def wait_until_busy(self, more: int = 3) -> None:
-        """Wait until some more events have ended: the load runs."""
+        """Wait until some more events have ended: the load runs. Raises RuntimeError if not."""
         goal = self.finished + more
         while self.finished < goal:
+            if self._failure is not None:
+                raise RuntimeError("the load has failed") from self._failure
             await self._looked.wait()
 
     # --- one event

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import orjson
 import pytest
@@ -14,9 +16,11 @@ import pytest
 from chaos import report
 from chaos.faults import Place, all_faults
 from chaos.judge import Counts, Offer, judge
+from chaos.load import Load
 from relay.outbox import StateFileIdentity, StoreSettings
 from relay.outbox.sqlite import open_store
 from relay.outbox.transaction import Transaction
+from relay.simulator import VM, Setup, Simulator
 from relay.simulator.azure import RecordedCall
 from tests.approvals.manual_clock import NOON, ManualClock
 from tests.builders import EVENT_ID, cloudevent
@@ -192,3 +196,27 @@ async def test_a_round_of_a_fault_loses_nothing(
     assert (counts.problems, len(rounds)) == ([], 1)
     assert 0 < counts.offered == counts.recorded < counts.delivered
     assert counts.start_requests > 0
+
+
+async def test_a_load_that_has_failed_ends_the_trial_that_waits_for_it(tmp_path: Path) -> None:
+    """Otherwise the trial would wait for ever, and nobody would learn why."""
+
+    @dataclass
+    class Silent:
+        store: Path
+        url: str
+
+    async with Simulator(Setup(vms=(VM("vm-0"),))) as azure:
+        load = Load(azure, Silent(tmp_path / "none.db", "no URL"), random.Random(0))  # noqa: S311  # no secret
+        azure.schedule = fail  # type: ignore[method-assign]  # as a mistake in the load does
+        running = asyncio.create_task(load.run())
+        with pytest.raises(RuntimeError, match="the load has failed") as raised:
+            await load.wait_until_busy()
+        assert "of this test" in str(raised.value.__cause__.exceptions)  # type: ignore[union-attr]  # a group
+        with pytest.raises(ExceptionGroup):
+            await running
+
+
+def fail(*_: object, **__: object) -> NoReturn:
+    """Raise an error."""
+    raise ValueError("of this test")
