@@ -38,6 +38,7 @@ MIN_SQLITE_VERSION = (3, 33)
 """The first with UPDATE … FROM. RHEL 9 has 3.34, so STRICT tables and RETURNING are not used."""
 _APPLICATION_ID = 0x494D4452  # "IMDR"
 _BUSY_TIMEOUT = 5000  # milliseconds
+_READ_SIZE = 2**20  # bytes
 LOCK_TIMEOUT = 1.0
 """Seconds to wait for a lock: ``imds-relay doctor`` reads the lock's database for an instant."""
 _SQLITE_LOCK_BYTES = 0x40000000
@@ -104,7 +105,7 @@ def open_state_file(path: Path, identity: StateFileOwner, now: datetime) -> Stat
     try:
         with _older_relays_kept_out(path):
             try:
-                connection, trusted = _open_connection(path, identity)
+                connection, trusted = _open_twice(path, identity)
             except _UnusableFile as problem:
                 set_aside_as = _set_aside(path, now)
                 _log.warning(
@@ -299,6 +300,22 @@ def _open_connection(path: Path, identity: StateFileOwner) -> tuple[sqlite3.Conn
             raise _UnusableFile(f"is corrupt ({error})") from error
         raise
     return connection, identity.vm_id is not None or owner is None
+
+
+def _open_twice(path: Path, identity: StateFileOwner) -> tuple[sqlite3.Connection, bool]:
+    """Open the file again if it seems unusable: its disk can have failed for a moment.
+
+    SQLite calls a file corrupt if a page cannot be read. Raises what `_open_connection` raises, and
+    OSError if the disk still fails.
+    """
+    try:
+        return _open_connection(path, identity)
+    except _UnusableFile:
+        for part in (path, path.with_name(f"{path.name}-wal")):
+            with contextlib.suppress(FileNotFoundError), part.open("rb") as file:
+                while file.read(_READ_SIZE):
+                    pass
+    return _open_connection(path, identity)
 
 
 def _make_private(path: Path) -> None:
