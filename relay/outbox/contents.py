@@ -21,7 +21,7 @@ _TABLES = (
     *("message", "message_about", "invitation", "reminder", "answer"),
 )
 """Tables whose indexes are compared with their rows. A value that differs shows there."""
-_VALUE_ERRORS = (ValueError, LookupError, TypeError, AttributeError)
+VALUE_ERRORS = (ValueError, LookupError, TypeError, AttributeError)
 """What the readers of the tables raise for a value that is not what was written."""
 
 
@@ -42,7 +42,7 @@ def verify_contents(connection: sqlite3.Connection, keys: EventKeys) -> None:
     try:
         _verify_occurrences(connection, keys)
         _read_all(connection, keys)
-    except _VALUE_ERRORS as error:
+    except VALUE_ERRORS as error:
         raise DamagedContents(f"{type(error).__name__}: {error}") from error
 
 

@@ -142,10 +142,10 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
         )
         try:
             connection.execute("SELECT 1 FROM journal LIMIT 1")
-        except sqlite3.Error:
+        except (sqlite3.Error, UnicodeDecodeError):
             connection.close()
             raise
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter is about a broken schema
         reason = describe_read_error(path) or error
         raise StoreError(f"store.path: expected a relay's state file, {path}: {reason}") from error
     return connection
