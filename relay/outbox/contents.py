@@ -60,6 +60,14 @@ def _verify_occurrences(connection: sqlite3.Connection, keys: EventKeys) -> None
             raise DamagedContents(f"table occurrence: the event {key} is not JSON")
 
 
+def _verify_next(connection: sqlite3.Connection, newest: str, next_id: int) -> None:
+    """Return if the next row of a table is a new one: no row could be added otherwise."""
+    if (connection.execute(f"SELECT {newest}").fetchone()[0] or 0) >= next_id:
+        raise DamagedContents(
+            f"table sqlite_sequence: the next id is {next_id}, not after {newest}"
+        )
+
+
 def _read_all(connection: sqlite3.Connection, keys: EventKeys) -> None:
     for key, value in connection.execute("SELECT key, value FROM meta"):
         if not isinstance(value, str):
@@ -71,8 +79,11 @@ def _read_all(connection: sqlite3.Connection, keys: EventKeys) -> None:
     for occurrence in decisions.unsettled_occurrences(all_live=False):
         decisions.for_occurrence(occurrence, counting=True)
     decisions.open_grants()
-    StandingHolds(connection, journal).open()
+    standing_holds = StandingHolds(connection, journal)
+    standing_holds.open()
     deliveries = Deliveries(connection)
+    _verify_next(connection, "max(id) FROM entry", deliveries.next_id())
+    _verify_next(connection, "max(number) FROM standing_hold", standing_holds.next_number())
     deliveries.waiting()
     deliveries.sink_states()
     connection.execute("SELECT * FROM message").fetchall()

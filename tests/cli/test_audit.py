@@ -360,9 +360,9 @@ def test_a_state_file_with_a_damaged_schema_is_a_sentence(tmp_path: Path) -> Non
     with open_file_in(store):
         pass
     content = store.read_bytes()
-    name = b"INDEX entry_settled ON entry"
+    name = b"CREATE INDEX entry_settled"
     assert content.count(name) == 1
-    store.write_bytes(content.replace(name, name.replace(b"settled", b"s\xe5ttled")))
+    store.write_bytes(content.replace(name, name.replace(b"E INDEX", b"E IND\xc5X")))
     result = run_command("audit", "--store", str(store))
     assert result.code == 1
     assert "expected a relay's state file" in result.err
