@@ -176,7 +176,8 @@ def _open_journal(
         try:
             connection.execute("BEGIN")
             yield connection, path
-        except sqlite3.Error as error:
+        # To print bytes as text is a TypeError, and a broken schema a UnicodeDecodeError.
+        except (sqlite3.Error, TypeError, UnicodeDecodeError) as error:
             raise CommandFailed(f"the journal in {path} cannot be read: {error}") from error
 
 

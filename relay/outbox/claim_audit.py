@@ -14,7 +14,9 @@ from typing import Any
 
 import orjson
 
+from relay.errors import StoreError
 from relay.events.cloudevent import CloudEvent
+from relay.outbox.contents import VALUE_ERRORS
 from relay.outbox.decisions import Decisions
 from relay.outbox.journal import Journal, read_checkpoint
 from relay.outbox.standing_holds import StandingHolds, only_in_first
@@ -47,7 +49,10 @@ class _Unjustified(Exception):
 
 
 def audit_claims(connection: sqlite3.Connection) -> ClaimAuditResult:
-    """Follow every claim, and every vote, hold and open grant of the tables."""
+    """Follow every claim, and every vote, hold and open grant of the tables.
+
+    Raises StoreError if the tables hold what the relay did not write, and sqlite3.Error.
+    """
     claims = pruned = 0
     problems: list[str] = []
     rows = connection.execute(
@@ -62,10 +67,14 @@ def audit_claims(connection: sqlite3.Connection) -> ClaimAuditResult:
         except _Unjustified as problem:
             problems.append(f"the claim at position {position} ({event_key}) {problem}")
     version = connection.execute("PRAGMA user_version").fetchone()[0]
-    if version >= _POSITIONS_SINCE:
-        problems += _table_differences(connection)
-    if version >= _STANDING_HOLDS_SINCE:
-        problems += _standing_hold_differences(connection)
+    try:
+        if version >= _POSITIONS_SINCE:
+            problems += _table_differences(connection)
+        if version >= _STANDING_HOLDS_SINCE:
+            problems += _standing_hold_differences(connection)
+    except VALUE_ERRORS as error:
+        text = " ".join(str(error).split())  # that of pydantic has several lines
+        raise StoreError(f"tables: a value cannot be read: {text}") from error
     return ClaimAuditResult(claims, pruned, tuple(problems))
 
 

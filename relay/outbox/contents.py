@@ -16,9 +16,12 @@ from relay.outbox.journal import Journal
 from relay.outbox.snapshot import Snapshot
 from relay.outbox.standing_holds import StandingHolds
 
-_TABLES = ("occurrence", "decision", "start_request", "standing_hold", "entry", "agent", "sighting")
+_TABLES = (
+    *("occurrence", "decision", "start_request", "standing_hold", "entry", "agent", "sighting"),
+    *("message", "message_about", "invitation", "reminder", "answer"),
+)
 """Tables whose indexes are compared with their rows. A value that differs shows there."""
-_VALUE_ERRORS = (ValueError, LookupError, TypeError, AttributeError)
+VALUE_ERRORS = (ValueError, LookupError, TypeError, AttributeError)
 """What the readers of the tables raise for a value that is not what was written."""
 
 
@@ -29,8 +32,8 @@ class DamagedContents(Exception):
 def verify_contents(connection: sqlite3.Connection, keys: EventKeyFormat) -> None:
     """Read what the relay reads after its start, and return if that is possible.
 
-    The journal is left out, because ``imds-relay audit`` verifies it. Raises DamagedContents and
-    sqlite3.Error.
+    Of the journal only its head is read, because ``imds-relay audit`` verifies it. Raises
+    DamagedContents and sqlite3.Error.
     """
     for table in _TABLES:
         problem = connection.execute(f"PRAGMA integrity_check('{table}')").fetchone()[0]
@@ -39,7 +42,7 @@ def verify_contents(connection: sqlite3.Connection, keys: EventKeyFormat) -> Non
     try:
         _verify_occurrences(connection, keys)
         _verify_rows_readable(connection, keys)
-    except _VALUE_ERRORS as error:
+    except VALUE_ERRORS as error:
         raise DamagedContents(f"{type(error).__name__}: {error}") from error
 
 
@@ -50,23 +53,40 @@ def _verify_occurrences(connection: sqlite3.Connection, keys: EventKeyFormat) ->
             raise DamagedContents(
                 f"table occurrence: the event {occurrence.key} has the EventId {event.event_id}"
             )
-    over = connection.execute(
-        "SELECT key FROM occurrence WHERE NOT live AND NOT json_valid(data) LIMIT 1"
-    ).fetchone()
-    if over is not None:
-        raise DamagedContents(f"table occurrence: the event {over[0]} is not JSON")
+    # SQLite's own functions take text that is not UTF-8. To fetch it fails.
+    over = connection.execute("SELECT key, json_valid(data), * FROM occurrence WHERE NOT live")
+    for key, is_json, *_ in over:
+        if not is_json:
+            raise DamagedContents(f"table occurrence: the event {key} is not JSON")
+
+
+def _verify_next(connection: sqlite3.Connection, newest: str, next_id: int) -> None:
+    """Return if the next row of a table is a new one: no row could be added otherwise."""
+    if (connection.execute(f"SELECT {newest}").fetchone()[0] or 0) >= next_id:
+        raise DamagedContents(
+            f"table sqlite_sequence: the next id is {next_id}, not after {newest}"
+        )
 
 
 def _verify_rows_readable(connection: sqlite3.Connection, keys: EventKeyFormat) -> None:
+    for key, value in connection.execute("SELECT key, value FROM meta"):
+        if not isinstance(value, str):
+            raise DamagedContents(f"table meta: the value of {key} is not text")
     journal = Journal(connection)
+    if not isinstance(journal.head().hash, str):
+        raise DamagedContents("table journal: its last hash is not text")
     decisions = Decisions(connection, journal)
     for occurrence in decisions.unsettled_occurrences(all_live=False):
         decisions.for_occurrence(occurrence, counting=True)
     decisions.open_grants()
-    StandingHolds(connection, journal).open()
+    standing_holds = StandingHolds(connection, journal)
+    standing_holds.open()
     deliveries = Deliveries(connection)
+    _verify_next(connection, "max(id) FROM entry", deliveries.next_id())
+    _verify_next(connection, "max(number) FROM standing_hold", standing_holds.next_number())
     deliveries.waiting()
     deliveries.sink_states()
+    connection.execute("SELECT * FROM message").fetchall()
     if keys.with_scope:
         fleet = FleetTables(connection)
         fleet.agents()

@@ -39,6 +39,7 @@ MIN_SQLITE_VERSION = (3, 33)
 """The first with UPDATE … FROM. RHEL 9 has 3.34, so STRICT tables and RETURNING are not used."""
 _APPLICATION_ID = 0x494D4452  # "IMDR"
 _BUSY_TIMEOUT = 5000  # milliseconds
+_READ_SIZE = 2**20  # bytes
 LOCK_TIMEOUT = 1.0
 """Seconds to wait for a lock: ``imds-relay doctor`` reads the lock's database for an instant."""
 _SQLITE_LOCK_BYTES = 0x40000000
@@ -105,7 +106,7 @@ def open_state_file(path: Path, identity: StateFileIdentity, now: datetime) -> S
     try:
         with _older_relays_kept_out(path):
             try:
-                connection, trusted = _open_connection(path, identity)
+                connection, trusted = _open_twice(path, identity)
             except _UnusableFile as problem:
                 set_aside_as = _set_aside(path, now)
                 _log.warning(
@@ -142,10 +143,10 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
         )
         try:
             connection.execute("SELECT 1 FROM journal LIMIT 1")
-        except sqlite3.Error:
+        except (sqlite3.Error, UnicodeDecodeError):
             connection.close()
             raise
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter is about a broken schema
         reason = describe_read_error(path) or error
         raise StoreError(f"store.path: expected a relay's state file, {path}: {reason}") from error
     return connection
@@ -300,6 +301,22 @@ def _open_connection(path: Path, identity: StateFileIdentity) -> tuple[sqlite3.C
             raise _UnusableFile(f"is corrupt ({error})") from error
         raise
     return connection, identity.vm_id is not None or owner is None
+
+
+def _open_twice(path: Path, identity: StateFileOwner) -> tuple[sqlite3.Connection, bool]:
+    """Open the file again if it seems unusable: its disk can have failed for a moment.
+
+    SQLite calls a file corrupt if a page cannot be read. Raises what `_open_connection` raises, and
+    OSError if the disk still fails.
+    """
+    try:
+        return _open_connection(path, identity)
+    except _UnusableFile:
+        for part in (path, path.with_name(f"{path.name}-wal")):
+            with contextlib.suppress(FileNotFoundError), part.open("rb") as file:
+                while file.read(_READ_SIZE):
+                    pass
+    return _open_connection(path, identity)
 
 
 def _make_private(path: Path) -> None:

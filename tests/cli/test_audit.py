@@ -333,6 +333,42 @@ async def test_a_state_file_that_is_damaged_further_on_is_a_sentence(tmp_path: P
         assert len(result.err.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("statement", "said", "verb"),
+    [
+        ("UPDATE journal SET at = CAST(at AS BLOB)", "is not the one that was written", "verify"),
+        ("UPDATE journal SET at = CAST(at AS BLOB)", "cannot be read: ", "export"),
+        ("UPDATE journal SET body = CAST(body AS TEXT)", "is not the one that was", "verify"),
+        ("UPDATE decision SET decision = 'hole'", "tables: a value cannot be read: ", "verify"),
+        ("UPDATE decision SET at = '2026-19'", "tables: a value cannot be read: ", "verify"),
+    ],
+)
+async def test_a_state_file_with_damaged_values_is_a_sentence(
+    journal_of_a_decision: tuple[str, Path, str], statement: str, said: str, verb: str
+) -> None:
+    """The relay sets such a file aside, and whoever examines it runs the audit."""
+    _, store, _ = journal_of_a_decision
+    tamper(store, statement)
+    result = await run_async("audit", verb, "--store", str(store))
+    assert result.code == 1
+    assert said in result.err
+    assert len(result.err.splitlines()) == 1
+
+
+def test_a_state_file_with_a_damaged_schema_is_a_sentence(tmp_path: Path) -> None:
+    store = tmp_path / "relay.db"
+    with open_file_in(store):
+        pass
+    content = store.read_bytes()
+    name = b"CREATE INDEX entry_settled"
+    assert content.count(name) == 1
+    store.write_bytes(content.replace(name, name.replace(b"E INDEX", b"E IND\xc5X")))
+    result = run_command("audit", "--store", str(store))
+    assert result.code == 1
+    assert "expected a relay's state file" in result.err
+    assert len(result.err.splitlines()) == 1
+
+
 async def test_a_store_named_before_the_verb_is_wrong_usage_and_never_another_file(
     journal_of_a_decision: tuple[str, Path, str],
 ) -> None:

@@ -95,6 +95,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 )
             ]
         )
+        tx.set_last_read(NOW)
+        file.connection.execute(
+            "INSERT INTO message (sink, code, told, stale_at) VALUES ('chat', '', 1, '2026')"
+        )
     return path
 
 
@@ -128,10 +132,18 @@ def test_a_file_with_sound_values_is_kept(path: Path) -> None:
         "UPDATE occurrence SET data = replace(data, '{', '[') WHERE live",
         "UPDATE occurrence SET data = replace(data, ':', ';') WHERE NOT live",
         "UPDATE occurrence SET data = CAST(x'7b80' AS TEXT) WHERE live",
+        "UPDATE occurrence SET data = replace(data, 'Freeze', CAST(x'c6' AS TEXT)) WHERE NOT live",
+        "UPDATE occurrence SET first_seen = CAST(x'b2303236' AS TEXT) WHERE NOT live",
+        "UPDATE meta SET value = CAST(x'b2303236' AS TEXT) WHERE key = 'last_read'",
+        "UPDATE meta SET value = x'32303236' WHERE key = 'last_read'",
+        "UPDATE message SET stale_at = CAST(x'b2303236' AS TEXT)",
         "UPDATE decision SET at = '2026-19-99T00:00:00Z'",
         "UPDATE decision SET decision = 'approvf'",
         "UPDATE start_request SET state = 'sent', attempts = 'x'",
         "UPDATE standing_hold SET ends = '~'",
+        "UPDATE sqlite_sequence SET seq = 0 WHERE name = 'entry'",
+        "UPDATE sqlite_sequence SET name = 'entrx' WHERE name = 'entry'",
+        "UPDATE sqlite_sequence SET seq = 0 WHERE name = 'standing_hold'",
         "UPDATE entry SET recorded = '2026x'",
         "UPDATE entry SET lane = x'00', type = x'00'",
     ],
@@ -141,10 +153,18 @@ def test_a_file_with_sound_values_is_kept(path: Path) -> None:
         "an event is no object",
         "an event that ended is not JSON",
         "an event is not text",
+        "an event that ended has a type that is not text",
+        "an event that ended has a time that is not text",
+        "the last reading has a time that is not text",
+        "the last reading has a time that is bytes",
+        "a message has a time that is not text",
         "a vote has no time",
         "a decision that there is not",
         "a StartRequest has no number of attempts",
         "a standing hold has no end",
+        "the next delivery has the id of another",
+        "the next id of a delivery is missing",
+        "the next standing hold has the number of another",
         "a delivery has no time",
         "a delivery has no type",
     ],
@@ -152,6 +172,21 @@ def test_a_file_with_sound_values_is_kept(path: Path) -> None:
 def test_a_file_with_a_value_that_cannot_be_read_is_set_aside(path: Path, statement: str) -> None:
     with contextlib.closing(sqlite3.connect(path)) as connection:
         assert connection.execute(statement).rowcount > 0
+        connection.commit()
+    assert is_set_aside(path)
+
+
+@pytest.mark.parametrize("value", ["CAST(x'c6' AS TEXT)", "CAST(hash AS BLOB)"])
+@pytest.mark.parametrize("table", ["journal", "checkpoint"])
+def test_a_file_whose_journal_cannot_grow_is_set_aside(path: Path, table: str, value: str) -> None:
+    """The hash of the next row covers the last hash, also where all rows were pruned."""
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("DROP TRIGGER journal_is_append_only")
+        if table == "checkpoint":
+            connection.execute("INSERT INTO checkpoint SELECT 3, hash, at FROM journal LIMIT 1")
+            connection.execute("DELETE FROM journal")
+        changed = connection.execute(f"UPDATE {table} SET hash = {value}")  # noqa: S608  # our own text
+        assert changed.rowcount > 0
         connection.commit()
     assert is_set_aside(path)
 

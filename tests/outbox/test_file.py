@@ -532,6 +532,25 @@ def test_a_file_of_the_last_version_gets_standing_holds_and_keeps_what_it_has(
     assert (path.read_bytes(), set_aside(path)) == (content, [])
 
 
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace lets reads fail")
+@pytest.mark.parametrize("read", [5, 8, 12, 20, 30, 40, 50])
+def test_a_sound_file_is_kept_though_its_disk_fails_for_a_moment(tmp_path: Path, read: int) -> None:
+    """SQLite says of a page that it could not read that the file is malformed."""
+    path = tmp_path / "relay.db"
+    begin(path, StateFileOwner("scope", None))
+    # -D: strace runs detached, so the process that is started is the program itself.
+    strace = ("strace", "-D", "-f", "-qq", "-o", tmp_path / "calls", "-P", path)
+    inject = ("-e", "trace=pread64,read", "-e", f"inject=pread64,read:error=EIO:when={read}")
+    subprocess.run(
+        [*strace, *inject, sys.executable, "-c", HOLD, path],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,  # opening it may fail, too: the service manager tries again
+    )
+    assert "EIO" in (tmp_path / "calls").read_text(encoding="utf-8")
+    assert (set_aside(path), mode(path)) == ([], "on")
+
+
 @pytest.mark.parametrize("made", range(1, SCHEMA_VERSION + 1))
 @pytest.mark.parametrize("said", range(1, SCHEMA_VERSION + 1))
 def test_a_file_with_the_tables_of_another_version_than_it_says_is_corrupt(
