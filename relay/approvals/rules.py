@@ -15,7 +15,7 @@ from zoneinfo import ZoneInfo
 
 from pydantic import AfterValidator, Field, model_validator
 
-from relay.approvals.machines import means
+from relay.approvals.machine_principals import matches_principal
 from relay.approvals.principals import expected_form, is_principal
 from relay.events.match import Match, matches
 from relay.settings import Duration, Name, Section, text_like
@@ -27,8 +27,9 @@ _RUNBOOK = re.compile(
     r"https://[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?(?::[0-9]{1,5})?(?:[/?#][A-Za-z0-9._~/?#=&%+:@;,!$*-]*)?"
 )
 """Without characters that end a link in the markup of some chat."""
-_MAX_MINUTES_TO_CHANGE = 8 * 24 * 60
-"""A week, and a day for summer time. Hours that do not change by then never do."""
+_MAX_MINUTES_TO_CHANGE = 15 * 24 * 60
+"""Two weeks and a day: summer time can leave out the hours of a week. Hours that do not change by
+then never do."""
 
 
 def _check_principal(text: str, references: tuple[str, ...] = ()) -> str:
@@ -210,7 +211,7 @@ class EligibleVoters:
     """Principals, and patterns over machines."""
 
     def __contains__(self, principal: str) -> bool:
-        return any(means(entry, principal) for entry in self.entries)
+        return any(matches_principal(entry, principal) for entry in self.entries)
 
 
 def eligible_voters(
@@ -239,7 +240,7 @@ def person_for(principal: str, people: Mapping[str, Sequence[str]]) -> str:
     A pattern over machines belongs to a person who has the same pattern.
     """
     for name, entries in people.items():
-        if any(means(entry, principal) for entry in entries):
+        if any(matches_principal(entry, principal) for entry in entries):
             return f"person:{name}"
     return principal
 

@@ -26,8 +26,8 @@ from relay.events.build import Origin, event_data
 from relay.events.cloudevent import CloudEvent
 from relay.events.model import Document, ScheduledEvent
 from relay.events.timestamps import format_rfc3339
-from relay.ingest.recorder import PollResult, Recorder
-from relay.outbox import Decision, Grant, GrantState, Mode, StateFileOwner, TrackedEvent
+from relay.ingest.recorder import EventNews, EventSighting, PollResult, Recorder
+from relay.outbox import Decision, Grant, GrantState, Mode, StateFileIdentity, TrackedEvent
 from relay.outbox.file import StateFile, open_state_file
 from relay.outbox.journal import read_rows, verify_journal
 from relay.outbox.transaction import Route, Transaction
@@ -249,8 +249,10 @@ class ApprovalFile:
         *,
         clock: ManualClock | None = None,
         route: Route | None = None,
+        is_hub: bool = False,
     ) -> None:
         self.path = path
+        self.is_hub = is_hub
         self.clock = clock or ManualClock()
         self.settings = settings
         self.client_resources: Mapping[str, tuple[str, ...] | None] = CLIENT_RESOURCES
@@ -262,7 +264,7 @@ class ApprovalFile:
 
     def _open(self) -> None:
         self._opened = open_state_file(
-            self.path, StateFileOwner(ORIGIN.scope, "vm"), self.clock.now()
+            self.path, StateFileIdentity(ORIGIN.scope, "vm", self.is_hub), self.clock.now()
         )
         self.connection.execute("PRAGMA synchronous = OFF")  # no test cuts the power
         self.engine = ApprovalEngine(
@@ -294,7 +296,7 @@ class ApprovalFile:
         """Run one transaction; roll it back if it raises."""
         self.connection.execute("BEGIN IMMEDIATE")
         try:
-            result = work(Transaction(self.connection, self._route))
+            result = work(Transaction(self.connection, self._route, self._opened.keys))
         except BaseException:
             self.connection.execute("ROLLBACK")
             raise
@@ -311,6 +313,13 @@ class ApprovalFile:
         self.transact(lambda tx: self.recorder.record(tx, result))
         if step:
             self.apply_transitions()
+
+    def record_in_scopes(self, event: ScheduledEvent, *scopes: str) -> None:
+        """Record that a hub sees an event in some scopes."""
+        now = self.clock.now()
+        news = [EventNews(scope, now, EventSighting(event, 1)) for scope in scopes]
+        self.transact(lambda tx: self.recorder.record_news(tx, news, now))
+        self.apply_transitions()
 
     def apply_transitions(self) -> datetime | None:
         """Apply every transition that is due; return when the next is due by time alone."""

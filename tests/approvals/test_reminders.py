@@ -11,6 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from relay.approvals import ApprovalsSettings
+from relay.approvals.rules import Rule
 from relay.outbox import StoreSettings
 from relay.outbox.retention import prune
 from tests.approvals.builders import ApprovalFile, build_event
@@ -18,6 +19,7 @@ from tests.approvals.manual_clock import NOON
 from tests.approvals.running_gate import running_gate
 
 RUNBOOK = "https://wiki.example.com/databases#maintenance"
+LONGEST_RUNBOOK = "https://wiki.example.com/".ljust(500, "x")
 
 
 def settings(**approve: Any) -> ApprovalsSettings:
@@ -164,7 +166,7 @@ def test_a_reminder_after_the_end_of_voting_is_an_error(close_before: str) -> No
         "https://wiki.example.com/a|b",
         "https://wiki.example.com/a>b",
         "https://wiki.example.com/\n",
-        f"https://wiki.example.com/{'x' * 500}",
+        f"{LONGEST_RUNBOOK}x",
         "javascript:alert(1)",
     ],
 )
@@ -172,6 +174,21 @@ def test_a_runbook_is_an_https_url(url: str) -> None:
     rule = {"name": "all", "approve": "automatic", "runbook": url}
     with pytest.raises(ValidationError, match="expected an https:// URL"):
         ApprovalsSettings.model_validate({"rules": [rule]})
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://w",
+        "https://wiki-1.example.com:8443",
+        "https://wiki.example.com?page=1",
+        "https://wiki.example.com/a/%20/b?c=d&e=f+g#h-i_j.k~l:m@n;o,p!q$r*",
+        LONGEST_RUNBOOK,
+    ],
+)
+def test_the_url_of_a_runbook_is_taken_as_it_is_written(url: str) -> None:
+    rule = Rule.model_validate({"name": "all", "approve": "automatic", "runbook": url})
+    assert rule.runbook == url
 
 
 async def test_the_gate_reminds_where_nobody_has_decided_anything(tmp_path: Path) -> None:

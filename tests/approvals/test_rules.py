@@ -17,8 +17,9 @@ from pydantic import ValidationError
 from relay.approvals import ApprovalsSettings
 from relay.approvals.admission import Refusal, authorize
 from relay.approvals.request import Caller, Rights
-from relay.approvals.rules import Hours
+from relay.approvals.rules import Hours, Rule, client_principals_of_same_person
 from relay.approvals.transitions import can_claim, next_change_at, next_transitions
+from relay.events.build import event_data
 from tests.approvals.builders import (
     ApprovalFile,
     build_caller,
@@ -112,6 +113,20 @@ def test_hours_do_not_change_before_their_next_change(
         assert rule_hours.are_active(change - timedelta(seconds=1)) == rule_hours.are_active(now)
 
 
+def test_the_next_change_of_hours_is_a_whole_minute() -> None:
+    rule_hours = hours(**{"from": "08:00", "to": "18:00"})
+    morning = datetime(2026, 3, 27, 7, 59, 58, 123456, tzinfo=UTC)
+    assert rule_hours.next_change(morning) == datetime(2026, 3, 27, 8, 0, tzinfo=UTC)
+
+
+def test_hours_that_summer_time_leaves_out_begin_a_week_later() -> None:
+    """The clocks go from two to three on the last Sunday in March."""
+    night = hours(**{"days": ["sun"], "from": "02:00", "to": "03:00", "zone": "Europe/Oslo"})
+    after_the_last_night_of_winter = datetime(2026, 3, 22, 2, 0, tzinfo=UTC)
+    change = night.next_change(after_the_last_night_of_winter)
+    assert change == datetime(2026, 4, 5, 0, 0, tzinfo=UTC)
+
+
 @pytest.mark.parametrize(
     ("words", "fields"),
     [
@@ -129,6 +144,41 @@ def test_hours_do_not_change_before_their_next_change(
 def test_impossible_hours_are_an_error(words: str, fields: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match=words):
         hours(**fields)
+
+
+# --- conditions
+
+_CONDITIONS = {
+    "event_type": ["Reboot"],
+    "event_source": ["Platform"],
+    "duration": {"max": "8s"},
+    "resources": ["db-*"],
+    "scope": ["pro?"],
+    "time": {"from": "12:00", "to": "13:00"},
+}
+
+
+@pytest.mark.parametrize(
+    ("unmet", "changes", "scope", "minutes"),
+    [
+        ([], {}, "prod", 0),
+        (["event_type"], {"event_type": "Freeze"}, "prod", 0),
+        (["event_source"], {"event_source": "User"}, "prod", 0),
+        (["duration"], {"duration": 9}, "prod", 0),
+        (["resources"], {"resources": ("db-1", "web-1")}, "prod", 0),
+        (["scope"], {}, "test", 0),
+        (["time"], {}, "prod", 60),
+        (["event_type", "scope", "time"], {"event_type": "Freeze"}, "test", 60),
+    ],
+)
+def test_a_rule_applies_if_no_condition_is_unmet(
+    unmet: list[str], changes: dict[str, Any], scope: str, minutes: int
+) -> None:
+    rule = Rule.model_validate({"name": "r", "match": _CONDITIONS, "approve": "automatic"})
+    data = event_data(build_event(**{"duration": 8} | changes), 1)
+    now = NOON + timedelta(minutes=minutes)
+    assert sorted(rule.unmet_conditions(data, scope, now)) == unmet
+    assert rule.applies_to(data, scope, now) == (not unmet)
 
 
 @pytest.fixture
@@ -317,6 +367,15 @@ def test_a_limit_of_a_chat_must_cover_every_resource_also_where_others_cover_the
     caller = Caller("slack:T1/U1", "slack", rights)
     assert approvals.submit(by=caller, of=BOTH).status == answer
     approvals.close()
+
+
+def test_the_clients_of_a_person_in_a_chat_are_theirs_alone() -> None:
+    people = {
+        "ann": ("slack:T1/U1", "client:alice", "mtls:alice", "local:ann"),
+        "ben": ("slack:T1/U2", "client:bob"),
+    }
+    assert client_principals_of_same_person("slack:T1/U1", people) == ("client:alice", "mtls:alice")
+    assert client_principals_of_same_person("slack:T1/U3", people) == ()
 
 
 def test_a_person_releases_a_hold_of_their_other_principal(tmp_path: Path) -> None:

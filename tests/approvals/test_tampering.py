@@ -93,6 +93,42 @@ def test_a_vote_for_one_event_counts_for_no_other(approvals: ApprovalFile) -> No
     assert [occurrence.key for occurrence in page] == ["e-2"]
 
 
+def test_a_removed_hold_stops_the_grant_that_follows_another_transition(
+    approvals: ApprovalFile,
+) -> None:
+    """The grant for the changed event comes with the failure of the one before."""
+    approvals.record_document(USER_REBOOT)
+    approvals.submit("hold", "eve", USER_REBOOT)
+    by_hand(approvals, "DELETE FROM decision")
+    approvals.record_document(build_event(event_source="User", resources=("db-2",)))
+    assert len(approvals.events("approval.granted")) == 1
+    assert len(approvals.events("startrequest.failed")) == 1
+    assert [hold.principal for hold in approvals.status().active_holds] == ["client:eve"]
+
+
+def test_a_removed_hold_on_one_event_stops_the_claim_of_no_other(approvals: ApprovalFile) -> None:
+    other = build_event("E-2", event_source="User")
+    approvals.record_document(USER_REBOOT, other)
+    approvals.submit("hold", "eve", USER_REBOOT)
+    by_hand(approvals, "DELETE FROM decision")
+    assert [claim.event_id for claim in approvals.claim()] == ["E-2"]
+
+
+def test_a_vote_that_was_not_needed_stops_no_claim_when_it_counts_again_by_hand(
+    approvals: ApprovalFile,
+) -> None:
+    approvals.record_document(REBOOT)
+    approvals.submit(by="drain")
+    approvals.record_document(REDEPLOY)
+    approvals.record_document(REBOOT)
+    approvals.submit()
+    approvals.submit(by="bob")
+    by_hand(approvals, "UPDATE decision SET counts = 1")
+    assert approvals.status().vote_count == 3
+    assert len(approvals.claim()) == 1
+    assert approvals.status().vote_count == 2
+
+
 @pytest.mark.parametrize("state", ["granted", "sent"])
 @pytest.mark.parametrize("position", ["NULL", "1", "99"])
 def test_a_grant_that_is_put_into_the_table_is_not_claimed(
@@ -348,6 +384,8 @@ def downgrade(approvals: ApprovalFile) -> None:
         "INSERT INTO decision SELECT id, approval_id, occurrence, decision, principal, channel, "
         "revision, reason, at, expires, dry_run, counts, told, message_id FROM newer",
         "DROP TABLE newer",
+        "CREATE INDEX decision_of_occurrence ON decision (occurrence)",
+        "CREATE INDEX decision_that_counts ON decision (occurrence) WHERE counts",
         "ALTER TABLE start_request RENAME TO newer",
         "CREATE TABLE start_request (id INTEGER PRIMARY KEY AUTOINCREMENT, occurrence INTEGER NOT "
         "NULL REFERENCES occurrence (id), revision TEXT NOT NULL, rule TEXT NOT NULL, approval_id "
@@ -356,10 +394,15 @@ def downgrade(approvals: ApprovalFile) -> None:
         "INSERT INTO start_request SELECT id, occurrence, revision, rule, approval_id, granted_at, "
         "state, attempts, status, dry_run, cause FROM newer",
         "DROP TABLE newer",
+        "CREATE INDEX start_request_of_occurrence ON start_request (occurrence)",
+        "CREATE INDEX start_request_open ON start_request (state) "
+        "WHERE state IN ('granted', 'sent')",
         "DROP TABLE invitation",
         "CREATE TABLE invitation (token TEXT PRIMARY KEY, message INTEGER NOT NULL, occurrence "
         "INTEGER NOT NULL, revision TEXT NOT NULL, decision TEXT NOT NULL, wrong INTEGER NOT NULL "
         "DEFAULT 0, at TEXT NOT NULL) WITHOUT ROWID",
+        "CREATE INDEX invitation_message ON invitation (message)",
+        "CREATE INDEX invitation_occurrence ON invitation (occurrence)",
         "DROP TABLE agent",
         "DROP TABLE sighting",
         "DROP INDEX occurrence_of_scope",

@@ -86,7 +86,8 @@ class Mutant:
 
 def find_mutants(tree: ast.Module) -> list[Mutant]:
     """Return all mutants of a module, in the order of the source."""
-    found = [mutant for statement in tree.body for mutant in _in_module(statement)]
+    read = _names_in_functions(tree)
+    found = [mutant for statement in tree.body for mutant in _in_module(statement, read)]
     seen: Counter[str] = Counter()
     unique = []
     for mutant in found:
@@ -101,14 +102,31 @@ def _renamed(mutant: Mutant, name: str) -> Mutant:
     return Mutant(name, mutant.scope, mutant.kind, mutant.target, mutant.lines, mutant.change)
 
 
-def _in_module(statement: ast.stmt) -> Iterator[Mutant]:
+def _names_in_functions(tree: ast.Module) -> frozenset[str]:
+    functions = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+    ]
+    return frozenset(
+        node.id for each in functions for node in ast.walk(each) if isinstance(node, ast.Name)
+    )
+
+
+def _in_module(statement: ast.stmt, read: frozenset[str]) -> Iterator[Mutant]:
+    """Yield the mutants of a statement. ``read`` are the names that functions of the module read.
+
+    A private constant that no function reads is left out: it has its effect at the import alone.
+    """
     if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
         yield from _in_function(statement, statement.name)
     elif isinstance(statement, ast.ClassDef):
         yield from _in_class(statement)
     elif isinstance(statement, ast.Assign | ast.AnnAssign):
         target = statement.target if isinstance(statement, ast.AnnAssign) else statement.targets[0]
-        if isinstance(target, ast.Name) and target.id.isupper():
+        if not isinstance(target, ast.Name) or not target.id.isupper():
+            return
+        if not target.id.startswith("_") or target.id in read:
             for child in _changes(statement, statement):
                 yield _mutant(child, target.id, "constant", statement)
 

@@ -51,6 +51,11 @@ def test_docstrings_annotations_and_texts_of_errors_are_not_changed() -> None:
     assert names(source) == ["f: raise ValueError('text') → pass"]
 
 
+def test_a_private_constant_is_changed_only_if_a_function_reads_it() -> None:
+    source = "_ONE = 1\n_TWO = 2\nTHREE = 3\nclass C:\n    x: g(_ONE)\ndef f():\n    return _TWO"
+    assert names(source)[:2] == ["_TWO: _TWO = 2 → _TWO = 3", "THREE: THREE = 3 → THREE = 4"]
+
+
 def test_the_same_change_twice_in_a_function_has_two_names() -> None:
     source = "def f(a):\n    g(a[0])\n    h(a[0])"
     assert [name for name in names(source) if "a[0]" in name and "a[1]" in name] == [
