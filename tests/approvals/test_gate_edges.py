@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from relay.events.build import relay_event
 from relay.events.tracing import Span
 from relay.outbox import RecordedEvent
 from relay.outbox.rows import PageLimit
+from relay.outbox.sqlite import Store
 from relay.outbox.transaction import Transaction
 from tests.approvals.builders import (
     ORIGIN,
@@ -27,7 +27,7 @@ from tests.approvals.builders import (
     build_event,
 )
 from tests.approvals.manual_clock import NOON, ManualClock, wait_until
-from tests.approvals.running_gate import GateHarness, running_gate, trace
+from tests.approvals.running_gate import running_gate, trace
 from tests.outbox.conftest import LimitedDisk
 
 OTHER_REBOOT = build_event("E-2", event_source="User")
@@ -46,17 +46,28 @@ def until(time: str) -> StandingHoldBody:
     )
 
 
-@asynccontextmanager
-async def busy_store(harness: GateHarness) -> AsyncIterator[None]:
-    """Let work wait in the store until the context ends. Then it is done in one transaction."""
-    may_go_on = threading.Event()
-    blocked = harness.store.submit(lambda _: may_go_on.wait(60))
-    try:
-        yield
+class BusyStore:
+    """Keeps a store busy. What is submitted meanwhile is done in one transaction afterwards."""
+
+    def __init__(self, store: Store) -> None:
+        self._began, self._may_end = threading.Event(), threading.Event()
+        store.submit(self._wait)
+        assert self._began.wait(60)
+
+    def _wait(self, _: Transaction) -> None:
+        self._began.set()
+        self._may_end.wait(60)
+
+    async def end(self) -> None:
+        """Let the store do what was submitted until now."""
         await asyncio.sleep(0)  # the last work is queued
-    finally:
-        may_go_on.set()
-    assert await blocked
+        self._may_end.set()
+
+
+async def look_is_queued() -> None:
+    """Let the gate that is awake ask the store for its look."""
+    for _ in range(3):
+        await asyncio.sleep(0)
 
 
 def looks(statements: list[str]) -> list[str]:
@@ -69,10 +80,10 @@ def looks(statements: list[str]) -> list[str]:
 
 async def test_an_event_that_comes_during_the_first_look_is_granted(tmp_path: Path) -> None:
     async with running_gate(tmp_path) as harness:
-        async with busy_store(harness):
-            for _ in range(3):
-                await asyncio.sleep(0)  # the gate begins, and its first look is queued
-            recording = asyncio.create_task(harness.record_document(USER_REBOOT))
+        busy = BusyStore(harness.store)
+        await look_is_queued()
+        recording = asyncio.create_task(harness.record_document(USER_REBOOT))
+        await busy.end()
         await recording
         await harness.wait_for_events("startrequest.accepted")
 
@@ -83,12 +94,12 @@ async def test_an_event_that_comes_while_the_gate_looks_at_new_rules_is_granted(
     """By the old rules, nothing followed for an event about which nobody had decided."""
     async with running_gate(tmp_path, REBOOT, settings=BY_VOTES) as harness:
         await harness.settle()
-        async with busy_store(harness):
-            used = harness.store.submit(lambda _: harness.gate.engine.use(SETTINGS))
-            harness.gate.wake()
-            for _ in range(3):
-                await asyncio.sleep(0)  # the look is queued
-            recording = asyncio.create_task(harness.record_document(REBOOT, OTHER_REBOOT))
+        busy = BusyStore(harness.store)
+        used = harness.store.submit(lambda _: harness.gate.engine.use(SETTINGS))
+        harness.gate.wake()
+        await look_is_queued()
+        recording = asyncio.create_task(harness.record_document(REBOOT, OTHER_REBOOT))
+        await busy.end()
         await used
         await recording
         await harness.wait_for_events("startrequest.accepted")
@@ -101,27 +112,22 @@ async def test_a_change_that_comes_while_the_gate_looks_at_the_first_vote_voids_
     """The vote came during a look that found nothing decided."""
     async with running_gate(tmp_path, REBOOT, settings=BY_TWO_VOTES) as harness:
         await harness.settle()
-        is_busy, may_go_on = threading.Event(), threading.Event()
+        busy_again: list[BusyStore] = []
 
-        def block(_: Transaction) -> None:
-            is_busy.set()
-            may_go_on.wait(60)
-
-        def block_next_look(events: Sequence[RecordedEvent]) -> None:
+        def keep_busy(events: Sequence[RecordedEvent]) -> None:
             if events[0].name == "approval.recorded":
-                harness.store.submit(block)
+                busy_again.append(BusyStore(harness.store))
 
-        harness.store.listeners.recorded.append(block_next_look)
-        async with busy_store(harness):
-            harness.gate.wake()
-            for _ in range(3):
-                await asyncio.sleep(0)  # the look is queued
-            voting = asyncio.create_task(harness.submit(of=REBOOT))
+        harness.store.listeners.recorded.append(keep_busy)
+        busy = BusyStore(harness.store)
+        harness.gate.wake()
+        await look_is_queued()
+        voting = asyncio.create_task(harness.submit(of=REBOOT))
+        await busy.end()
         await voting
-        await wait_until(is_busy.is_set)
+        await look_is_queued()
         recording = asyncio.create_task(harness.record_document(build_event(due=950)))
-        await asyncio.sleep(0)  # the change is queued behind the look at the vote
-        may_go_on.set()
+        await busy_again[0].end()
         await recording
         await harness.wait_for_events("approval.voided")
 
