@@ -44,6 +44,7 @@ demo: $(VENV)/.run
 
 # Most tests wait for something: four at a time keep two cores busy. ARGS="-n 0" for one after the other.
 WORKERS := -n 4 --dist loadfile --no-loadscope-reorder
+test: export PYTHONDONTWRITEBYTECODE := # pytest keeps the assertions that it has rewritten
 test: $(VENV)/.dev
 	@$(BIN)/python -m compileall -q relay tests # hundreds of processes import them
 	@$(BIN)/python -m tests.prerequisites test $(BIN)/python -m pytest $(WORKERS) $(ARGS)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -27,6 +28,8 @@ from tests.rabbitmq import Broker
 
 FAILED = 1
 PIPE_WIDTH = 160
+ROUNDS_PER_LINE = 10
+"""Where there is no terminal for a progress bar, a line says how far the rounds are."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -117,14 +120,13 @@ def _progress(rounds: int) -> Iterator[Callable[[str], None]]:
     )
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task("starting", total=rounds)
-        said = ""
+        begun: Counter[str] = Counter()
 
         def advance(name: str) -> None:
-            nonlocal said
+            begun[name] += 1
             bar.update(task, description=name, advance=1)
-            if not console.is_terminal and name != said:
-                said = name
-                print(f"{name} …", file=sys.stderr, flush=True)
+            if not console.is_terminal and begun[name] % ROUNDS_PER_LINE == 1:
+                print(f"{name}: round {begun[name]} …", file=sys.stderr, flush=True)
 
         yield advance
 

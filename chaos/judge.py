@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,6 +20,8 @@ from relay.outbox.file import open_for_reading
 from relay.outbox.journal import JournalRow, read_rows, verify_journal
 from relay.simulator.azure import RecordedCall
 
+MOST_DESCRIBED = 5
+"""Events that did not arrive of which the problems tell more."""
 FAMILIES = ("event.", "approval.", "startrequest.")
 """What must reach each sink. Of the ``relay.*`` that wait, a newer takes the place of an older."""
 
@@ -145,6 +148,21 @@ def audit(file: Path) -> tuple[bool, Sequence[str]]:
         connection.close()
 
 
+def describe_undelivered(file: Path, sink: str, ids: Iterable[str]) -> list[str]:
+    """Return what the relay says of the deliveries of these events to a sink, for people."""
+    found = []
+    with contextlib.closing(open_for_reading(file)) as connection:
+        for event_id in ids:
+            row = connection.execute(
+                "SELECT entry.id, type, state, attempts, reason FROM entry "
+                "JOIN journal USING (position) WHERE sink = ? "
+                "AND json_extract(CAST(body AS TEXT), '$.id') = ?",
+                (sink, event_id),
+            ).fetchone()
+            found.append(f"{event_id}: {row}")
+    return found
+
+
 def events_to_deliver(rows: Iterable[JournalRow]) -> set[str]:
     """Return the ids of the events that each sink must get."""
     return {orjson.loads(row.body)["id"] for row in rows if row.kind.startswith(FAMILIES)}
@@ -170,7 +188,8 @@ def judge(
     _judge_changes(counts, offer, rows)
     wanted = events_to_deliver(rows)
     for sink, events in received.items():
-        _judge_sink(counts, sink, wanted, events)
+        missing = _judge_sink(counts, sink, wanted, events)
+        counts.problems += describe_undelivered(journal, sink, sorted(missing)[:MOST_DESCRIBED])
     _judge_posts(counts, offer, rows, posts)
     return counts
 
@@ -194,7 +213,8 @@ def _judge_changes(counts: Counts, offer: Offer, rows: Sequence[JournalRow]) -> 
 
 def _judge_sink(
     counts: Counts, sink: str, wanted: set[str], events: Iterable[Mapping[str, Any]]
-) -> None:
+) -> set[str]:
+    """Count what arrived, and return the ids of the events that did not."""
     got = [str(each["id"]) for each in events if _family(each).startswith(FAMILIES)]
     counts.delivered += len(set(got) & wanted)
     counts.repeated += len(got) - len(set(got))
@@ -205,6 +225,7 @@ def _judge_sink(
             f"sink {sink}: {len(wanted - set(got))} events did not arrive, and "
             f"{len(set(got) - wanted)} are not in the journal"
         )
+    return wanted - set(got)
 
 
 def _judge_posts(

@@ -28,6 +28,7 @@ from docs.reference import (
     slack,
     with_generated_part,
 )
+from fuzz import report as fuzzing
 from relay.approvals.admission import HOLD_NOTICE
 from relay.cli.init import agent_configuration, initial_configuration
 from relay.events.build import (
@@ -43,6 +44,7 @@ from relay.events.catalog import CATALOG, EventData, EventDefinition, event_sche
 from relay.events.cloudevent import CloudEvent
 from relay.events.delta import Change, diff
 from relay.events.model import Document, ScheduledEvent
+from tests.mutation import report as mutation
 
 ROOT = Path(__file__).parent.parent
 SCHEMAS = ROOT / "relay" / "events" / "schemas"
@@ -51,6 +53,12 @@ CONFIGURATION = ROOT / "config" / "relay.yaml"
 """The output of `imds-relay init`."""
 AGENT_CONFIGURATION = ROOT / "config" / "agent.yaml"
 """The output of `imds-relay init --agent`."""
+
+
+def what_was_proved() -> str:
+    """Return the results of chaos, fuzzing and mutation testing."""
+    return f"{proof.page()}\n{fuzzing.section()}\n\n{mutation.section()}"
+
 
 PAGES = {
     ROOT / "docs" / "configuration.md": configuration,
@@ -61,7 +69,7 @@ PAGES = {
     ROOT / "docs" / "metrics.md": metrics,
     ROOT / "docs" / "chat" / "slack.md": slack,
     report.PAGE: report.page,
-    proof.PAGE: proof.page,
+    proof.PAGE: what_was_proved,
 }
 """Pages with a generated part, and the function that generates it; see also `EVENTS_PAGE`."""
 

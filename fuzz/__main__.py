@@ -1,6 +1,7 @@
 """Fuzzes each target for some minutes, and keeps what covers more: ``python -m fuzz``.
 
-Inputs that crash a target are written to ``fuzz/crashes``. The exit code is 1 if there are any.
+The results are stored for docs/proof.md, which `make docs` writes. Inputs that crash a target are
+written to ``fuzz/crashes``. The exit code is 1 if there are any.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from datetime import UTC, datetime
 from pathlib import Path
 
+from fuzz.report import TargetResult, store
 from fuzz.targets import TARGETS
 
 FOLDER = Path(__file__).parent
@@ -48,6 +51,15 @@ def fuzz(name: str, seconds: int) -> bool:
     runs, branches, _ = lines[-1] if lines else ("0", "0", "0")
     files = len(list(kept.iterdir()))
     print(f"{name}: {runs} runs, {branches} branches, {files} files in the corpus", flush=True)
+    result = TargetResult(
+        date=f"{datetime.now(UTC):%Y-%m-%d}",
+        minutes=round(seconds / 60, 1),
+        runs=int(runs),
+        branches=int(branches),
+        files=files,
+        crashes=len(list(CRASHES.glob(f"{name}-*"))),
+    )
+    store(name, result)
     if done.returncode != 0:
         print(done.stdout[-3000:], done.stderr[-1500:], sep="\n", flush=True)
     return done.returncode == 0

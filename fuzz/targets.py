@@ -36,7 +36,7 @@ from relay.events.delta import diff
 from relay.events.timestamps import format_rfc3339, format_sortable, parse_timestamp
 from relay.fleet.messages import read_message
 from relay.imds.api_versions import API_VERSIONS
-from relay.imds.dhcp import read_lease, read_reply
+from relay.imds.dhcp import parse_lease_file, read_reply
 from relay.imds.discovery import derive_scope, parse_instance, resource_names
 from relay.imds.document import parse_document
 from relay.net.egress import is_refused, parse_address_literal, parse_receiver_url
@@ -180,7 +180,7 @@ def dhcp(data: bytes) -> None:
     """The answer of a DHCP server, and leases."""
     with suppress(ValueError):
         read_reply(data, data[4:8], data[28:34])
-    read_lease(data.decode("ascii", "replace"))
+    parse_lease_file(data.decode("ascii", "replace"))
 
 
 def stream(data: bytes) -> None:

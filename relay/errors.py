@@ -5,7 +5,7 @@
     ├── ReloadRefused          the changed configuration was not taken over
     ├── SourceError            the metadata service gave no usable answer
     │   ├── SourceUnavailable  a later call may work: 404, 410, 429, 5xx, resets, timeouts
-    │   │   └── NotDelivered   a StartRequest reached nobody who could execute it
+    │   │   └── StartRequestNotDelivered   a StartRequest reached nobody who could execute it
     │   ├── SourceRefused      400: the relay's request is wrong
     │   ├── SourceTooLate      the call was not sent, because its time was over
     │   └── DocumentError      200 with a body that is not a Scheduled Events document
@@ -75,7 +75,7 @@ class SourceUnavailable(SourceError):
     """A later call may work."""
 
 
-class NotDelivered(SourceUnavailable):
+class StartRequestNotDelivered(SourceUnavailable):
     """A StartRequest reached nobody who could execute it. Another may get it at once."""
 
 

@@ -94,7 +94,7 @@ def open_private(path: Path) -> int:
     return descriptor
 
 
-def create_private(path: Path) -> None:
+def ensure_private_file(path: Path) -> None:
     """Create an empty file for this user alone, or narrow the rights of the one that is there.
 
     An existing file is not opened: to close it would release the locks that this process has on it.

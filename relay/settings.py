@@ -95,13 +95,11 @@ class Section(BaseModel):
     """A part of the YAML document. Unknown keys are errors, and it does not change after loading.
 
     A field ``x`` of type ``SecretStr``, or a tuple of them, may have a second field ``x_file``.
-    `reveal` and `reveal_all` return the current secret from whichever of the two is set. A file is
+    `reveal` and `reveal_list` return the current secret from whichever of the two is set. A file is
     read again when it changes.
     """
 
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, hide_input_in_errors=True, use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     _files: dict[str, FileBackedValue[str]] = PrivateAttr(default_factory=dict)
 
@@ -135,7 +133,7 @@ class Section(BaseModel):
         """Whether a secret of this section is in a file, and so can change."""
         return bool(self._files)
 
-    def check_fields(self, checks: Mapping[str, Callable[[], object]]) -> None:
+    def run_field_checks(self, checks: Mapping[str, Callable[[], object]]) -> None:
         """Call the check of each field. Raises its ValueError with the key that is configured.
 
         That key is the field's name, or the name of the field for its file.
@@ -154,20 +152,20 @@ class Section(BaseModel):
         value: SecretStr | None = getattr(self, field)
         return value.get_secret_value() if value is not None else None
 
-    def reveal_all(self, field: str) -> tuple[str, ...]:
+    def reveal_list(self, field: str) -> tuple[str, ...]:
         """Return all current secrets of a field that holds several. A file has one per line."""
         if field in self._files:
-            return self.reveal_lines(field)
+            return self.reveal_file_lines(field)
         values: tuple[SecretStr, ...] = getattr(self, field)
         return tuple(value.get_secret_value() for value in values)
 
-    def reveal_everything(self) -> Iterator[str]:
+    def iter_secrets(self) -> Iterator[str]:
         """Yield every current secret of this section and of the sections inside it."""
         for field in type(self).model_fields:
-            yield from self.reveal_lines(field) if field in self._files else ()
+            yield from self.reveal_file_lines(field) if field in self._files else ()
             yield from _secrets_in(getattr(self, field))
 
-    def reveal_lines(self, field: str) -> tuple[str, ...]:
+    def reveal_file_lines(self, field: str) -> tuple[str, ...]:
         """Return the current lines of a field's file, without empty lines."""
         lines = (line.strip() for line in self._files[field].get().splitlines())
         return tuple(line for line in lines if line)
@@ -179,7 +177,7 @@ def _secrets_in(value: object) -> Iterator[str]:
         case SecretStr():
             yield value.get_secret_value()
         case Section():
-            yield from value.reveal_everything()
+            yield from value.iter_secrets()
         case Mapping():
             for inner in value.values():
                 yield from _secrets_in(inner)

@@ -68,7 +68,7 @@ def sign(secrets: Iterable[str], message_id: str, timestamp: int, body: bytes) -
         raise ValueError(
             "expected an id of at most 256 visible ASCII characters without a full stop"
         )
-    signatures = _parse_signatures(secrets, message_id, str(timestamp), body)
+    signatures = _compute_signatures(secrets, message_id, str(timestamp), body)
     if not signatures:
         raise ValueError("expected at least one secret to sign with, got none")
     return " ".join(signatures)
@@ -85,7 +85,7 @@ def verify(secrets: Iterable[str], headers: Mapping[str, str], body: bytes, now:
     received = _require_header(headers, "webhook-signature").encode("utf-8", "replace").split(b" ")
     _check_age(now.timestamp() - int(timestamp))
     try:
-        signatures = _parse_signatures(secrets, message_id, timestamp, body)
+        signatures = _compute_signatures(secrets, message_id, timestamp, body)
     except ValueError as error:
         raise SignatureRefused(f"the secrets to verify with cannot be used: {error}") from None
     # Texts are compared, not decoded bytes: a signature has only one spelling. All pairs are
@@ -115,7 +115,7 @@ def _check_age(age: float) -> None:
         )
 
 
-def _parse_signatures(
+def _compute_signatures(
     secrets: Iterable[str], message_id: str, timestamp: str, body: bytes
 ) -> list[str]:
     content = b".".join((message_id.encode(), timestamp.encode(), body))

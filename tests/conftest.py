@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import faulthandler
 import functools
+import gc
 import os
 import re
 import secrets
@@ -45,6 +46,9 @@ Each has a pattern for the parameters of its tests, and the folder of its files,
 """
 _stderr = pytest.StashKey[int]()
 
+RECORDS_TRACEBACKS = "PYTHONASYNCIODEBUG" in os.environ
+"""Asyncio asks a loop several times for each callback: it is read once."""
+
 
 class DebugLoop(asyncio.SelectorEventLoop):
     """An event loop in debug mode that records no traceback for each future and task.
@@ -59,7 +63,7 @@ class DebugLoop(asyncio.SelectorEventLoop):
 
         The checks of debug mode read the attribute that `set_debug` sets instead.
         """
-        return "PYTHONASYNCIODEBUG" in os.environ
+        return RECORDS_TRACEBACKS
 
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
@@ -101,6 +105,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         )
 
     items.sort(key=position)
+
+
+def pytest_collection_finish() -> None:
+    """Leave the modules and the tests out of garbage collections: all of them stay to the end."""
+    gc.collect()
+    gc.freeze()
 
 
 @functools.cache

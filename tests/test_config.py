@@ -426,7 +426,7 @@ def test_secrets_come_from_files_and_follow_them(file: Path, tmp_path: Path) -> 
     )
     sink = config.sinks[0]
     assert sink.reveal("url") == "https://a.example/x"
-    assert sink.reveal_all("secrets") == (SECRET, SECRET)
+    assert sink.reveal_list("secrets") == (SECRET, SECRET)
     url.write_text("https://b.example/longer")
     assert sink.reveal("url") == "https://b.example/longer"
     url.unlink()  # it is being replaced

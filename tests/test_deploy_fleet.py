@@ -20,7 +20,7 @@ from ruamel.yaml import YAML
 from yarl import URL
 
 from relay.api.local_socket import SERVICE_SOCKET
-from relay.approvals.machines import machine_principal, means
+from relay.approvals.machine_principals import machine_principal, matches_principal
 from relay.approvals.rules import Quorum
 from relay.cli.audit import SERVICE_STORE
 from relay.config import Config, load
@@ -298,7 +298,7 @@ def test_the_documented_rule_lets_each_machine_vote_for_itself(tmp_path: Path) -
     assert isinstance(drained.approve, Quorum)
     assert drained.approve.each_resource
     machine = machine_principal("vmss-web-1f0c33ab", "vmss-web_0")
-    assert any(means(entry, machine) for entry in drained.approve.from_)
+    assert any(matches_principal(entry, machine) for entry in drained.approve.from_)
 
 
 def test_the_documented_limits_are_valid_on_the_hub(tmp_path: Path) -> None:

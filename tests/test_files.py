@@ -11,7 +11,7 @@ import pytest
 from relay.cli._exit_codes import CommandFailed
 from relay.cli._local_relay import find_socket
 from relay.config import load
-from relay.config.location import locate_relay
+from relay.config.relay_location import locate_relay
 from relay.errors import ConfigError, StoreError
 from relay.files import current_user, may_be_file, may_be_folder, may_exist
 from relay.outbox import StoreSettings

@@ -29,13 +29,13 @@ from relay.amqp.connection import (
     Connection,
     keep_connected,
 )
-from relay.amqp.deliveries import Deliveries, open_consuming_channel, watch_channel
+from relay.amqp.deliveries import Deliveries, make_delivery_buffer, open_consuming_channel
 from relay.amqp.failures import ConnectionFailure, broker_message
-from relay.amqp.fair_queue import FairQueue, Submission, WaitingMessage
+from relay.amqp.fair_queue import FairQueue, ReceivedDecision, WaitingMessage
 from relay.amqp.topology import (
     ApprovalsQueue,
     declare_topology,
-    unknown_parts,
+    describe_unchecked_parts,
 )
 from relay.clock import Clock, wait_for_event
 from relay.errors import Deferred
@@ -76,7 +76,7 @@ class ApprovalHandler(Protocol):
     async def blocking_reason(self) -> str | None:
         """Return why no message can be decided now; None if messages can be decided."""
 
-    def read(self, message: ApprovalMessage) -> Submission:
+    def read(self, message: ApprovalMessage) -> ReceivedDecision:
         """Return the decision in a message. Raises UnusableMessage."""
 
 
@@ -164,7 +164,7 @@ class ApprovalConsumer:
         A queue that was made before there were limits stays in use. Raises Deferred.
         """
         try:
-            return unknown_parts(
+            return describe_unchecked_parts(
                 await declare_topology(connection, self._queue.topology, self._declare)
             )
         except Deferred as error:
@@ -181,7 +181,7 @@ class ApprovalConsumer:
 
         Raises Deferred.
         """
-        deliveries = watch_channel(channel, self._queue.name)
+        deliveries = make_delivery_buffer(channel, self._queue.name)
         await channel.basic_qos(prefetch_count=PREFETCH)
         try:
             await channel.basic_consume(

@@ -33,7 +33,7 @@ async def open_consuming_channel(connection: Connection, messages_per_turn: int)
     )
 
 
-def watch_channel(channel: AbstractChannel, queue: str) -> Deliveries:
+def make_delivery_buffer(channel: AbstractChannel, queue: str) -> Deliveries:
     """Return where a consumer of the queue puts messages. It gets the error at the end by itself.
 
     Call this before the consumer begins: the channel can close at any time.

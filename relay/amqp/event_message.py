@@ -85,11 +85,11 @@ def content_header(
             _LONG.pack(len(headers)),
             headers,
             _PERSISTENT if persistent else _TRANSIENT,
-            _short(correlation_id) if correlation_id else b"",
-            _short(event.id.encode()),
+            _encode_short_string(correlation_id) if correlation_id else b"",
+            _encode_short_string(event.id.encode()),
             _TIMESTAMP.pack(int(time.timestamp())),
-            _short(event.type.encode()),
-            _short(user_id.encode()) if user_id else b"",
+            _encode_short_string(event.type.encode()),
+            _encode_short_string(user_id.encode()) if user_id else b"",
             _APP_ID,
         )
     )
@@ -98,16 +98,16 @@ def content_header(
 @lru_cache(maxsize=128)
 def _header_name(attribute: str) -> bytes:
     """Return the name of the header for this attribute, and that its value is a long string."""
-    return _short(f"ce-{attribute}".encode()) + b"S"
+    return _encode_short_string(f"ce-{attribute}".encode()) + b"S"
 
 
-def _short(text: bytes) -> bytes:
+def _encode_short_string(text: bytes) -> bytes:
     """Encode a short string. Raises ValueError if it is too long."""
     return bytes((len(text),)) + text
 
 
-_TRACEPARENT = _short(b"traceparent") + b"S"
-_CONTENT_TYPE = _short(CONTENT_TYPE.encode())
+_TRACEPARENT = _encode_short_string(b"traceparent") + b"S"
+_CONTENT_TYPE = _encode_short_string(CONTENT_TYPE.encode())
 _PERSISTENT = bytes((DeliveryMode.PERSISTENT,))
 _TRANSIENT = bytes((DeliveryMode.NOT_PERSISTENT,))
-_APP_ID = _short(b"imds-relay")
+_APP_ID = _encode_short_string(b"imds-relay")

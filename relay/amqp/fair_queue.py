@@ -15,7 +15,7 @@ from relay.rate_limits import TokenBuckets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Submission:
+class ReceivedDecision:
     """A decision of a known client, in a message that is not acknowledged yet."""
 
     user: str
@@ -27,7 +27,7 @@ class Submission:
     decide: Callable[[], Awaitable[bool]]
     """Decides; returns False if the decision cannot be recorded now."""
 
-    def is_about_same_event(self, other: Submission) -> bool:
+    def is_about_same_event(self, other: ReceivedDecision) -> bool:
         """Whether two decisions are about the same event."""
         return (self.scope, self.event_id.lower()) == (other.scope, other.event_id.lower())
 
@@ -37,7 +37,7 @@ class WaitingMessage:
     """A submission and the tag of its message. Tags grow in the order of arrival."""
 
     tag: int
-    submission: Submission
+    submission: ReceivedDecision
 
 
 @dataclass(slots=True)
@@ -50,7 +50,7 @@ class _ClientBacklog:
     def __len__(self) -> int:
         return len(self.urgent) + len(self.votes)
 
-    def lane(self, submission: Submission) -> deque[WaitingMessage]:
+    def lane(self, submission: ReceivedDecision) -> deque[WaitingMessage]:
         return self.votes if submission.decision == "approve" else self.urgent
 
 

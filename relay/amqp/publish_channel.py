@@ -121,7 +121,9 @@ class PublishChannel:
         self._connection.write(frames)
         return publish
 
-    async def wait(self, publish: asyncio.Future[PublishResult], deadline: float) -> bool:
+    async def wait_for_result(
+        self, publish: asyncio.Future[PublishResult], deadline: float
+    ) -> bool:
         """Wait until a publish is done, or until this time of the loop. Return whether it is done.
 
         With `asyncio.wait` in `asyncio.timeout` a delivery would cost a sixth more.
@@ -141,7 +143,7 @@ class PublishChannel:
             publish.remove_done_callback(on_end)
         return publish.done()
 
-    def leave(self, message_id: str, publish: asyncio.Future[PublishResult]) -> None:
+    def stop_waiting(self, message_id: str, publish: asyncio.Future[PublishResult]) -> None:
         """Stop waiting for a publish. Its result is kept for the next delivery of the event."""
         publish.add_done_callback(lambda _: self._keep_result(message_id, publish))
 
@@ -157,7 +159,7 @@ class PublishChannel:
         del self._publishes[message_id]
         self._aiormq_channel.message_id_delivery_tag.pop(message_id, None)
 
-    def take_result(self, message_id: str, publish: asyncio.Future[PublishResult]) -> PublishResult:
+    def pop_result(self, message_id: str, publish: asyncio.Future[PublishResult]) -> PublishResult:
         """Return the result of a publish that is done. The next publish sends the message again."""
         if self._publishes.get(message_id) is publish:
             self._forget(message_id)
@@ -169,7 +171,7 @@ class PublishChannel:
         """Wait until the channel is closed."""
         await self._channel.closed()
 
-    def end(self) -> None:
+    def cancel_publishes(self) -> None:
         """End the publishes in flight: the channel gets no more answers."""
         self._has_ended = True
         for publish in self._publishes.values():

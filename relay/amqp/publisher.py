@@ -52,18 +52,18 @@ class ConfirmedPublisher:
                 message_id, body, key, header()
             )
         try:
-            is_done = await channel.wait(publish, deadline)
+            is_done = await channel.wait_for_result(publish, deadline)
         except asyncio.CancelledError:
-            channel.leave(message_id, publish)
+            channel.stop_waiting(message_id, publish)
             raise
         if not is_done:
-            channel.leave(message_id, publish)
+            channel.stop_waiting(message_id, publish)
             raise Deferred(
                 f"within {self._timeout:g} s the broker did not confirm. "
                 "The message may be stored, and is sent again with the same id",
                 unanswered=True,
             )
-        return channel.take_result(message_id, publish)
+        return channel.pop_result(message_id, publish)
 
     async def use(self, channel: PublishChannel, broker: str) -> None:
         """Publish over this channel until it closes. Raises Deferred if the connection was lost.
@@ -77,7 +77,7 @@ class ConfirmedPublisher:
         finally:
             self._forget_channel()
             # In the next turn of the loop, after aiormq has handled answers that came before.
-            asyncio.get_running_loop().call_soon(channel.end)
+            asyncio.get_running_loop().call_soon(channel.cancel_publishes)
         reason = channel.close_reason
         if reason is not None and not isinstance(reason, amqp.ChannelClosed):
             raise Deferred(

@@ -186,7 +186,7 @@ class ApprovalsQueue:
     """The same with a queue that was made before there were limits."""
 
 
-def approvals_of_scope(exchange: str, scope: str) -> ApprovalsQueue:
+def approvals_queue_of_scope(exchange: str, scope: str) -> ApprovalsQueue:
     """Return the queue of a relay without a fleet."""
     key = approvals_routing_key(scope)
     return ApprovalsQueue(
@@ -254,7 +254,7 @@ def _different_error(part: Part, error: amqp.ChannelPreconditionFailed) -> Defer
     )
 
 
-def unknown_parts(parts: Sequence[Part]) -> str:
+def describe_unchecked_parts(parts: Sequence[Part]) -> str:
     """Return the end of a sentence that names the unchecked parts; empty without any."""
     if not parts:
         return ""

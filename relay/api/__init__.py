@@ -56,13 +56,13 @@ class PollMeasurements(Protocol):
         """The seconds that our clock is certainly ahead of the service's; None: not known."""
 
 
-class ApprovalsLink(Protocol):
+class AmqpApprovalsLink(Protocol):
     """The connection over which approvals arrive from RabbitMQ."""
 
     is_connected: bool
 
 
-class ConfigurationChange(Protocol):
+class ChangedConfigurationKey(Protocol):
     """A key of the configuration whose value has changed."""
 
     @property
@@ -82,7 +82,7 @@ class ConfigurationReloader(Protocol):
     loaded_at: datetime
     """When the configuration in force was read."""
 
-    async def reload(self, by: str, /) -> Sequence[ConfigurationChange]:
+    async def reload(self, by: str, /) -> Sequence[ChangedConfigurationKey]:
         """Take over the configuration as it is now. Raises ReloadRefused."""
 
 
@@ -93,7 +93,7 @@ class HubCounts(Protocol):
     pulses: int
 
     @property
-    def copies(self) -> int:
+    def redundant_reports(self) -> int:
         """Reports that said nothing new."""
 
 
@@ -118,5 +118,5 @@ class Relay:
     """How the start orders of a hub ended."""
     polling: PollMeasurements | None = None
     """None on a hub, which does not poll."""
-    approvals_link: ApprovalsLink | None = None
+    approvals_link: AmqpApprovalsLink | None = None
     """None without approvals over RabbitMQ."""

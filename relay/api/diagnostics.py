@@ -18,7 +18,7 @@ from relay.api.local_socket import (
     SERVICE_SOCKET,
     STATE_FILE_HEADER,
     automatic_places,
-    own_sockets,
+    sockets_of_state_file,
     state_file_id,
     supports_local_sockets,
 )
@@ -109,7 +109,7 @@ class _AnotherRelay(Exception):
 
 def _endpoints(settings: ApiSettings, state_file: Path) -> Iterator[_Endpoint]:
     if settings.socket == "auto":
-        sockets = [*own_sockets(state_file, os.environ), SERVICE_SOCKET]
+        sockets = [*sockets_of_state_file(state_file, os.environ), SERVICE_SOCKET]
     else:
         sockets = [] if settings.socket is None else [settings.socket]
     for path in filter(may_exist, sockets if supports_local_sockets() else []):

@@ -47,13 +47,15 @@ def automatic_places(
     The folder of the service decides by its own rights who can reach the socket in it. Elsewhere
     the socket is for the user of the relay alone: the group of a user may have many members.
     """
-    places = [SocketPlace(path, _USER_MODE) for path in own_sockets(state_file, environment)]
+    places = [
+        SocketPlace(path, _USER_MODE) for path in sockets_of_state_file(state_file, environment)
+    ]
     if _may_use_folder(service_socket.parent):
         places.insert(0, SocketPlace(service_socket))
     return places
 
 
-def own_sockets(state_file: Path, environment: Mapping[str, str]) -> list[Path]:
+def sockets_of_state_file(state_file: Path, environment: Mapping[str, str]) -> list[Path]:
     """Return where only a relay with this state file makes its socket."""
     state_file = Path(os.path.realpath(state_file))
     places = [state_file.with_name(f"{state_file.stem}.sock")]

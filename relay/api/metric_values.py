@@ -125,7 +125,7 @@ def _read_store(tx: Transaction, relay: Relay, now: datetime) -> _StoreValues:
         live=live,
         dead_letters=tx.deliveries.dead_letters_by_sink(),
     )
-    for occurrence in tx.snapshot.next_scheduled(MAX_EXAMINED):
+    for occurrence in tx.snapshot.earliest_scheduled(MAX_EXAMINED):
         status = relay.gate.engine.status(tx, occurrence, now)
         state = approval_state(status)
         values.by_approval[state] += 1
@@ -208,6 +208,6 @@ def _add_hub(samples: _Samples, relay: Relay, now: datetime) -> None:
         samples.add("hub_scopes", silent, "silent")
     if relay.hub is not None:
         samples.add("hub_reports_total", relay.hub.reports)
-        samples.add("hub_copies_total", relay.hub.copies)
+        samples.add("hub_copies_total", relay.hub.redundant_reports)
         samples.add("hub_pulses_total", relay.hub.pulses)
         samples.add_counts("hub_orders_total", relay.order_results, _ORDER_RESULTS)

@@ -132,7 +132,7 @@ class Client(Section):
     @model_validator(mode="after")
     def _check_plain_key(self) -> Client:
         if self.key is not None or self.key_file is not None:
-            self.check_fields({"key": self._load_strong_key})
+            self.run_field_checks({"key": self._load_strong_key})
         return self
 
     def _load_strong_key(self) -> str:
@@ -187,7 +187,7 @@ class Client(Section):
     def signing_keys(self) -> tuple[bytes, ...]:
         """Return the keys in the client's secrets. Raises ValueError for an invalid secret."""
         try:
-            return tuple(decode_secret(secret) for secret in self.reveal_all("secrets"))
+            return tuple(decode_secret(secret) for secret in self.reveal_list("secrets"))
         except ValueError as error:
             field = "secrets" if self.secrets_file is None else "secrets_file"
             raise ValueError(f"clients: {self.name}: {field}: {error}") from None

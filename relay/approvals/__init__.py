@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 
 from relay.amqp.broker_url import BrokerSettings, Declare
 from relay.approvals.limits import Limit
-from relay.approvals.machines import most_votes, names_machines, overlap
+from relay.approvals.machine_principals import max_possible_votes, names_machines, overlap
 from relay.approvals.rules import (
     BoundedDuration,
     Member,
@@ -97,7 +97,7 @@ class ApprovalsSettings(Section):
                 )
         for group, members in self.groups.items():
             for index, member in enumerate(members):
-                self._check_person(member, ("groups", group, index))
+                self._check_person_exists(member, ("groups", group, index))
         return self
 
     @model_validator(mode="after")
@@ -131,12 +131,12 @@ class ApprovalsSettings(Section):
                     f"expected a group of approvals.groups, {voter} is none; "
                     f"{describe_choices(name, self.groups, prefix='group:')}",
                 )
-            self._check_person(voter, (*path, index))
+            self._check_person_exists(voter, (*path, index))
 
     def _check_quorum(self, quorum: Quorum, path: str) -> None:
         voters = eligible_voters(quorum, self.groups, self.people).entries
         people = {person_for(voter, self.people) for voter in voters}
-        if most_votes(people, each_resource=quorum.each_resource) < quorum.votes:
+        if max_possible_votes(people, each_resource=quorum.each_resource) < quorum.votes:
             note = "; each person counts once" if self.people else ""
             if not quorum.each_resource and any(map(names_machines, people)):
                 note += f"; {ONE_MACHINE_VOTES}"
@@ -144,7 +144,7 @@ class ApprovalsSettings(Section):
                 f"{path}: {quorum.votes} votes can never come from {len(people)} principals{note}"
             )
 
-    def _check_person(self, member: str, path: KeyPath) -> None:
+    def _check_person_exists(self, member: str, path: KeyPath) -> None:
         kind, _, name = member.partition(":")
         if kind == "person" and name not in self.people:
             raise WrongValue(
@@ -163,7 +163,7 @@ class ClaimedGrant:
     event_id: str
     """The EventId in the case that Azure wrote."""
     agent: str | None
-    """Who executes the StartRequest, as `StartRequestPort.choose` named it."""
+    """Who executes the StartRequest, as `StartRequestPort.choose_agent` named it."""
     journal_head: Head
     """The row of the claim in the journal."""
     trace: SpanContext | None = None
@@ -178,8 +178,8 @@ class ClaimedGrant:
 class StartRequestPort(Protocol):
     """How StartRequests reach IMDS. Only `start_requests` may call it.
 
-    For each StartRequest, `read_fresh`, `choose` and `start` are called in this order. The calls
-    for one scope never overlap. Those for different scopes do.
+    For each StartRequest, `read_fresh`, `choose_agent` and `start` are called in this order. The
+    calls for one scope never overlap. Those for different scopes do.
     """
 
     @property
@@ -192,7 +192,7 @@ class StartRequestPort(Protocol):
         The read begins now. Raises SourceError, and logs it.
         """
 
-    def choose(self, scope: str, grants: Sequence[Grant], /) -> str | None:
+    def choose_agent(self, scope: str, grants: Sequence[Grant], /) -> str | None:
         """Return who will execute a StartRequest for these grants; None if there is no choice.
 
         The name becomes ``agent`` of the claims. Raises SourceUnavailable if there is nobody: then
@@ -202,7 +202,7 @@ class StartRequestPort(Protocol):
     async def start(self, scope: str, claims: Sequence[ClaimedGrant], /) -> None:
         """Send one StartRequest for these claims; return if IMDS answers 200.
 
-        Raises SourceRefused if it answers 400, NotDelivered if the StartRequest certainly reached
-        nobody, and SourceUnavailable for another answer or none. From then on the StartRequest must
-        not be executed any more, because the next one can follow.
+        Raises SourceRefused if it answers 400, StartRequestNotDelivered if the StartRequest
+        certainly reached nobody, and SourceUnavailable for another answer or none. From then on the
+        StartRequest must not be executed any more, because the next one can follow.
         """

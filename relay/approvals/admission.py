@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from relay.approvals.limits import waits_field
-from relay.approvals.machines import names_machines, scope_of_machine
+from relay.approvals.machine_principals import names_machines, scope_of_machine
 from relay.approvals.request import DecisionAnswer, DecisionRequest
 from relay.approvals.standing_holds import describe_standing_hold, holds_field, last_to_end
 from relay.approvals.status import ApprovalStatus, is_scheduled
-from relay.events.match import covers_all
+from relay.events.match import covers_all_resources
 from relay.events.timestamps import format_rfc3339
 from relay.outbox import Decision, TrackedEvent
 
@@ -58,7 +58,7 @@ def ambiguous_event(occurrences: Sequence[TrackedEvent]) -> Refusal:
     )
 
 
-def hold_notice(status: ApprovalStatus) -> str:
+def hold_caveat(status: ApprovalStatus) -> str:
     """Return what a hold on this event does not stop."""
     return f"{SENT_BEFORE_NOTICE}; {HOLD_NOTICE}" if status.may_have_been_started else HOLD_NOTICE
 
@@ -95,9 +95,9 @@ def _conflict(request: DecisionRequest, status: ApprovalStatus) -> str | None:
         case "release":
             return None if status.active_holds else _nothing_to_release(status)
         case "hold":
-            return _hold_conflict(status)
+            return _hold_blocking_reason(status)
         case "approve":
-            return _vote_conflict(request, status)
+            return _vote_blocking_reason(request, status)
 
 
 def _nothing_to_release(status: ApprovalStatus) -> str:
@@ -108,7 +108,7 @@ def _nothing_to_release(status: ApprovalStatus) -> str:
     return f"only {described} is on this event: end it with imds-relay holds end; {HOLD_NOTICE}"
 
 
-def _hold_conflict(status: ApprovalStatus) -> str | None:
+def _hold_blocking_reason(status: ApprovalStatus) -> str | None:
     not_before = status.not_before
     if not_before is not None and status.now >= not_before:
         return _too_late(not_before, status.now)
@@ -118,7 +118,7 @@ def _hold_conflict(status: ApprovalStatus) -> str | None:
     return None
 
 
-def _vote_conflict(request: DecisionRequest, status: ApprovalStatus) -> str | None:
+def _vote_blocking_reason(request: DecisionRequest, status: ApprovalStatus) -> str | None:
     closes_at = status.voting_closes_at
     if closes_at is not None and status.now >= closes_at:
         return _too_late(closes_at, status.now)
@@ -142,7 +142,7 @@ def _missing_permission(request: DecisionRequest, status: ApprovalStatus) -> str
     """Why the caller may not take the decision."""
     problem = (
         _missing_right(request, status)
-        or _foreign_machines(request, status)
+        or _missing_machine_right(request, status)
         or _uncovered_resources(request, status)
     )
     if problem is not None or request.decision != "approve":
@@ -166,7 +166,7 @@ def _missing_right(request: DecisionRequest, status: ApprovalStatus) -> str | No
         return None
     if "hold" not in can:
         return "you may not release: neither hold nor operate is in your rights (can)"
-    if any(_is_own(hold, request, status) for hold in status.active_holds):
+    if any(_is_own_hold(hold, request, status) for hold in status.active_holds):
         return None
     return (
         "somebody else took the hold; they can release it, and so can anybody with the right "
@@ -174,7 +174,7 @@ def _missing_right(request: DecisionRequest, status: ApprovalStatus) -> str | No
     )
 
 
-def _is_own(hold: Decision, request: DecisionRequest, status: ApprovalStatus) -> bool:
+def _is_own_hold(hold: Decision, request: DecisionRequest, status: ApprovalStatus) -> bool:
     """Whether the caller took a hold, with this principal or another of the same person.
 
     Even if machines are one person, none of them releases the hold of another.
@@ -185,7 +185,7 @@ def _is_own(hold: Decision, request: DecisionRequest, status: ApprovalStatus) ->
     return status.person_of(hold.principal) == status.person_of(principal)
 
 
-def _foreign_machines(request: DecisionRequest, status: ApprovalStatus) -> str | None:
+def _missing_machine_right(request: DecisionRequest, status: ApprovalStatus) -> str | None:
     """Why a machine may not decide about the event: it speaks for itself alone.
 
     It may release its own hold even if the event does not name it any more.
@@ -197,7 +197,7 @@ def _foreign_machines(request: DecisionRequest, status: ApprovalStatus) -> str |
         return f"{machine} may not decide about an event of scope {status.occurrence.scope}"
     if request.decision == "release":
         return None
-    own = status.own_resources(machine)
+    own = status.resources_of_machine(machine)
     if not own:
         return f"{machine} may decide for itself only, and the event does not name it"
     others = [name for name in status.occurrence.event.resources if name not in own]
@@ -219,13 +219,14 @@ def _uncovered_resources(request: DecisionRequest, status: ApprovalStatus) -> st
     has_limit = rights.resources is not None or bool(rights.limits)
     if not resources and (must_cover_each or has_limit):
         return "you may not decide for an event that names no resource"
-    uncovered = [name for name in resources if not covers_all(rights.resources, (name,))]
+    uncovered = [name for name in resources if not covers_all_resources(rights.resources, (name,))]
     if must_cover_each and len(uncovered) < len(resources):
         uncovered = []  # others can cover the rest
     uncovered = [
         name
         for name in resources
-        if name in uncovered or not all(covers_all(limit, (name,)) for limit in rights.limits)
+        if name in uncovered
+        or not all(covers_all_resources(limit, (name,)) for limit in rights.limits)
     ]
     if not uncovered:
         return None
@@ -280,7 +281,7 @@ def build_decision(
     )
 
 
-def find_ended_decisions(request: DecisionRequest, status: ApprovalStatus) -> list[Decision]:
+def find_decisions_to_end(request: DecisionRequest, status: ApprovalStatus) -> list[Decision]:
     """Return the decisions that the request replaces or releases.
 
     A principal has one hold, and one vote for each revision. A release ends the holds of the
@@ -297,7 +298,7 @@ def find_ended_decisions(request: DecisionRequest, status: ApprovalStatus) -> li
 def _is_ended_by(request: DecisionRequest, decision: Decision, status: ApprovalStatus) -> bool:
     caller = request.caller
     if request.decision == "release":
-        may_release = "operate" in caller.rights.can or _is_own(decision, request, status)
+        may_release = "operate" in caller.rights.can or _is_own_hold(decision, request, status)
         return may_release and decision in status.active_holds
     if (decision.decision, decision.principal) != (request.decision, caller.principal):
         return False

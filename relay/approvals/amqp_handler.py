@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from relay.amqp.approval_message import ApprovalMessage, UnusableMessage
-from relay.amqp.fair_queue import Submission
+from relay.amqp.fair_queue import ReceivedDecision
 from relay.approvals.decision_handler import DecisionHandler
 from relay.approvals.request import (
     Caller,
@@ -46,7 +46,7 @@ class AmqpApprovalHandler:
             return "the state file cannot be read"
         return "approvals are off" if mode == "off" else None
 
-    def read(self, message: ApprovalMessage) -> Submission:
+    def read(self, message: ApprovalMessage) -> ReceivedDecision:
         """Return the decision in a message. A refused decision is recorded too.
 
         Raises UnusableMessage, as the decision does if its client is gone by then.
@@ -59,7 +59,7 @@ class AmqpApprovalHandler:
             answer = await self.gate.submit(replace(request, caller=caller, at=self.clock.now()))
             return answer.status != 503
 
-        return Submission(
+        return ReceivedDecision(
             user=message.user,
             decision=request.decision,
             scope=message.scope,

@@ -27,7 +27,7 @@ def check_confirmation_link(
     can neither guess codes nor use the link up. Only an approval needs the code: the person who
     reads the message has it, and a program that follows links does not.
     """
-    link = tx.messages.find_link(link_use.token)
+    link = tx.messages.find_confirmation_link(link_use.token)
     wanted = (occurrence.id, request.revision, request.decision)
     if link is None or (link.occurrence, link.revision, link.decision) != wanted:
         return Refusal(

@@ -11,7 +11,7 @@ from relay.outbox import Mode, StandingHold
 from relay.outbox.rows import PageLimit
 
 
-class DecidedElsewhere(Exception):
+class NotDecidedHere(Exception):
     """Another relay decides this. The text names it."""
 
 
@@ -25,23 +25,23 @@ class DecisionHandler(Protocol):
         """Return the answer to a request; 503 if it cannot be decided now."""
 
     async def create_standing_hold(self, request: CreateRequest, /) -> DecisionAnswer:
-        """Return the answer: 201, or why not. Raises DecidedElsewhere."""
+        """Return the answer: 201, or why not. Raises NotDecidedHere."""
 
     async def end_standing_hold(self, request: EndRequest, /) -> DecisionAnswer:
-        """Return the answer: 200, or why not. Raises DecidedElsewhere."""
+        """Return the answer: 200, or why not. Raises NotDecidedHere."""
 
     async def standing_holds(
         self, before: int | None, limit: PageLimit, *, only_open: bool
     ) -> tuple[list[StandingHold], bool]:
         """Return the newest standing holds with a number less than ``before``, newest first.
 
-        The second value says whether there are more. Raises StoreUnavailable, DecidedElsewhere.
+        The second value says whether there are more. Raises StoreUnavailable, NotDecidedHere.
         """
 
     async def find_standing_hold(self, hold_id: str, /) -> StandingHold | None:
         """Return a standing hold, also one that is over.
 
-        Raises StoreUnavailable, DecidedElsewhere.
+        Raises StoreUnavailable, NotDecidedHere.
         """
 
     async def mode(self) -> Mode:
@@ -50,5 +50,5 @@ class DecisionHandler(Protocol):
     async def set_mode(self, mode: Mode, principal: str, /) -> Mode:
         """Set and remember the switch; return the mode then in force.
 
-        Raises StoreUnavailable, and DecidedElsewhere if another relay has the switch.
+        Raises StoreUnavailable, and NotDecidedHere if another relay has the switch.
         """

@@ -71,7 +71,7 @@ def record_decision(
     releases. ``waiting_for``: the limits for which the event waits after it.
     """
     for earlier in ended:
-        tx.decisions.stop_counting(earlier.approval_id)
+        tx.decisions.end_decision(earlier.approval_id)
     status_with_decision = replace(status, decisions=(*status.decisions, decision))
     details = {
         "approvalId": decision.approval_id,
@@ -82,7 +82,7 @@ def record_decision(
         **status_with_decision.vote_summary,
         **late_hold_notice(decision.decision, status),
         "expires": format_rfc3339(decision.expires) if decision.expires is not None else None,
-        **_ended_field(ended),
+        **_ended_decisions_field(ended),
         **waits_field("waitingFor", waiting_for),
         **holds_field(status.active_standing_holds),
     }
@@ -190,10 +190,10 @@ def record_start_answer(
 
     ``sent`` is not final: the StartRequest will be sent again.
     """
-    tx.decisions.record_answer(grant.id, state, http_status)
+    tx.decisions.set_grant_state(grant.id, state, http_status)
     if grant.dry_run or state == "sent":
         return
-    answered = tx.decisions.grant(grant.id)
+    answered = tx.decisions.get_grant(grant.id)
     occurrence = tx.snapshot.get(grant.occurrence)
     granted = _granted_event(tx, grant)
     _record_event(
@@ -229,7 +229,7 @@ def _void_votes(
 ) -> None:
     decisions, reason = transition.decisions, transition.reason
     for decision in decisions:
-        tx.decisions.stop_counting(decision.approval_id)
+        tx.decisions.end_decision(decision.approval_id)
     if reason is None:
         return
     occurrence = status.occurrence
@@ -241,7 +241,7 @@ def _void_votes(
         occurrence.data,
         {
             "why": reason,
-            **_ended_field(decisions),
+            **_ended_decisions_field(decisions),
             **waits_field("waitedFor", transition.waited_for),
         },
         cause=cause,
@@ -370,7 +370,7 @@ def _record_event(
     return tx.recorded[-1]
 
 
-def _ended_field(decisions: Sequence[Decision]) -> dict[str, list[str]]:
+def _ended_decisions_field(decisions: Sequence[Decision]) -> dict[str, list[str]]:
     """Return ``ended`` of an event: the decisions that count no more because of it."""
     ids = [decision.approval_id for decision in decisions]
     return {"ended": ids} if ids else {}

@@ -20,7 +20,7 @@ from relay.approvals.admission import (
     authorize,
     build_answer,
     build_decision,
-    find_ended_decisions,
+    find_decisions_to_end,
     find_same_decision,
 )
 from relay.approvals.confirmation_link import check_confirmation_link
@@ -44,17 +44,20 @@ from relay.approvals.refusals import (
 )
 from relay.approvals.request import DecisionAnswer, DecisionRequest
 from relay.approvals.rules import Quorum, Rule
-from relay.approvals.standing_hold_engine import expire_standing_holds, restore_standing_holds
+from relay.approvals.standing_hold_engine import (
+    expire_standing_holds,
+    restore_standing_holds_from_journal,
+)
 from relay.approvals.standing_holds import has_hours, is_about
 from relay.approvals.status import ApprovalStatus, rule_for
 from relay.approvals.transitions import (
     CreateGrant,
     Transition,
+    add_limit_waits,
     can_claim,
     last_chance_at,
     next_change_at,
     next_transitions,
-    with_waits,
 )
 from relay.errors import SourceError, SourceRefused
 from relay.events.build import Origin
@@ -113,7 +116,7 @@ class ApprovalEngine:
         """
         self.settings = settings
         self._client_resources = client_resources
-        self._have_reminders = any(_reminds(rule) for rule in settings.rules)
+        self._have_reminders = any(_rule_has_reminder(rule) for rule in settings.rules)
         self.acts_unasked = self._have_reminders or any(
             rule.approve == "automatic" for rule in settings.rules
         )
@@ -129,7 +132,7 @@ class ApprovalEngine:
 
     def mode(self, tx: Transaction) -> Mode:
         """Return the mode in force: the stricter of configuration and switch."""
-        return effective_mode(self.settings, tx.mode(), trusted=self._trusted)
+        return effective_approvals_mode(self.settings, tx.mode(), trusted=self._trusted)
 
     def status(self, tx: Transaction, occurrence: TrackedEvent, now: datetime) -> ApprovalStatus:
         """Collect every fact that a decision about an event depends on."""
@@ -144,7 +147,7 @@ class ApprovalEngine:
         self, tx: Transaction, occurrence: TrackedEvent, now: datetime
     ) -> ApprovalStatus:
         # A hold belongs to the EventId: it is in force again when the event comes back.
-        earlier_holds = tx.decisions.holds_before(occurrence.key, occurrence.id)
+        earlier_holds = tx.decisions.holds_of_earlier_occurrences(occurrence.key, occurrence.id)
         decisions = tx.decisions.for_occurrence(occurrence.id, counting=True)
         holds = tx.standing_holds.open() if occurrence.live else ()
         return ApprovalStatus(
@@ -272,7 +275,7 @@ class ApprovalEngine:
             hold_expires=self.settings.hold_expires,
         )
         cause = request.message_id or status.occurrence.last_event_id
-        ended = find_ended_decisions(request, status)
+        ended = find_decisions_to_end(request, status)
         left = (earlier for earlier in status.decisions if earlier not in ended)
         recorded = record_decision(
             tx,
@@ -320,7 +323,7 @@ class ApprovalEngine:
 
     def _grant_free_slots(self, tx: Transaction, limits: LimitSlots, now: datetime) -> None:
         """Grant what waited for slots that are free now, first in line first."""
-        for occurrence_id in limits.can_go(tx, now, self.in_flight):
+        for occurrence_id in limits.grantable_occurrences(tx, now, self.in_flight):
             self._apply_event_transitions(tx, tx.snapshot.get(occurrence_id), now)
 
     def unsettled_occurrences(
@@ -347,14 +350,14 @@ class ApprovalEngine:
             if not transitions:
                 return status
             is_granting = any(isinstance(transition, CreateGrant) for transition in transitions)
-            if is_granting and _restore(tx, status):
+            if is_granting and _repair_tables_from_journal(tx, status):
                 continue
-            transitions = self._with_waits(tx, status, transitions)
-            with self._slots_given(tx, only=len(transitions) == 1 and is_granting):
+            transitions = self._add_waits_to_transitions(tx, status, transitions)
+            with self._keep_slot_allocation_current(tx, only=len(transitions) == 1 and is_granting):
                 for transition in transitions:
                     cause = apply_transition(tx, self.origin, transition, status, cause)
 
-    def _with_waits(
+    def _add_waits_to_transitions(
         self, tx: Transaction, status: ApprovalStatus, transitions: list[Transition]
     ) -> list[Transition]:
         """Say in transitions by time for which limits the event waited until then."""
@@ -362,13 +365,15 @@ class ApprovalEngine:
         if moment is None:
             return transitions
         before = replace(status, now=moment)
-        return with_waits(transitions, replace(before, waiting_for=self._waits_of(tx, before)))
+        return add_limit_waits(transitions, replace(before, waiting_for=self._waits_of(tx, before)))
 
-    def _slots_given(self, tx: Transaction, *, only: bool = True) -> AbstractContextManager[None]:
+    def _keep_slot_allocation_current(
+        self, tx: Transaction, *, only: bool = True
+    ) -> AbstractContextManager[None]:
         """Inside, an event that has its slots is granted or claimed, and ``only`` that."""
         if self._limits is None or not only:
             return nullcontext()
-        return self._limits.slots_given(tx)
+        return self._limits.keep_allocation_current(tx)
 
     # --- StartRequests
 
@@ -387,7 +392,7 @@ class ApprovalEngine:
             status = self.status(tx, occurrence, now)
             if not can_claim(grant, status):
                 continue
-            if _restore(tx, status):
+            if _repair_tables_from_journal(tx, status):
                 status = self.status(tx, occurrence, now)
                 if not can_claim(grant, status):
                     continue
@@ -405,7 +410,7 @@ class ApprovalEngine:
             }
             if agent is not None:
                 note["agent"] = agent
-            with self._slots_given(tx):
+            with self._keep_slot_allocation_current(tx):
                 tx.decisions.claim_grant(grant.id)
                 tx.journal.append_note(now, "claim", note, event_key=occurrence.key)
             trace = granted_context(tx, grant)
@@ -441,17 +446,17 @@ class ApprovalEngine:
             )
 
 
-def _restore(tx: Transaction, status: ApprovalStatus) -> bool:
+def _repair_tables_from_journal(tx: Transaction, status: ApprovalStatus) -> bool:
     """Correct what the tables say about an event by the journal; return whether it differed."""
-    is_changed = restore_standing_holds(tx, status.now)
+    is_changed = restore_standing_holds_from_journal(tx, status.now)
     return restore_from_journal(tx, status) or is_changed
 
 
-def _reminds(rule: Rule) -> bool:
+def _rule_has_reminder(rule: Rule) -> bool:
     return isinstance(rule.approve, Quorum) and rule.approve.remind is not None
 
 
-def effective_mode(settings: ApprovalsSettings, switch: Mode, *, trusted: bool) -> Mode:
+def effective_approvals_mode(settings: ApprovalsSettings, switch: Mode, *, trusted: bool) -> Mode:
     """Return the stricter of configuration and switch; "off" if the store is not trusted."""
     configured: Mode = "on"
     if not settings.enabled or not trusted:

@@ -70,7 +70,7 @@ class Gate:
         """The events for which a transition can be due now; None: all."""
         self._no_transition_possible = False
         """Whether no transition can be due before somebody decides something."""
-        store.listeners.recorded.append(self._on_recorded)
+        store.listeners.recorded.append(self._check_recorded_events)
 
     async def submit(self, request: DecisionRequest) -> DecisionAnswer:
         """Decide one request; the decision is on disk when this returns.
@@ -91,7 +91,7 @@ class Gate:
     ) -> None:
         """Count a refusal that has no event of its own."""
         if decided.exception() is not None:
-            self.engine.refusals.forget(request)
+            self.engine.refusals.undo_admit(request)
         elif decided.result().is_aggregated:
             answer = decided.result()
             self.engine.refusals.count(request, answer.body["detail"], answer.event_key)
@@ -132,7 +132,7 @@ class Gate:
             answer = await self._store.transact(work)
         except StoreUnavailable:
             return _NOT_RECORDED
-        if answer.status < 300 and not answer.repeat:  # HTTP
+        if answer.status in (200, 201) and not answer.repeat:  # HTTP
             self.wake()
         return answer
 
@@ -170,7 +170,7 @@ class Gate:
         """Wait for the notices of every open grant as after a start: there are new sinks."""
         self._sender.restart_waits()
 
-    def _on_recorded(self, events: Sequence[RecordedEvent]) -> None:
+    def _check_recorded_events(self, events: Sequence[RecordedEvent]) -> None:
         """Check the events that changed. Where nobody has decided anything, none needs a check."""
         if any(not event.name.startswith(("event.", "relay.")) for event in events):
             self._no_transition_possible = False
@@ -184,12 +184,12 @@ class Gate:
             self._changed_keys.update(keys)
         self._transitions_wake.set()
 
-    async def wait_until_idle(self, within: float) -> None:
+    async def drain_start_requests(self, within: float) -> None:
         """Claim no grant any more, and return when no StartRequest is in flight.
 
         Return after ``within`` seconds in any case.
         """
-        await self._sender.wait_until_idle(within)
+        await self._sender.drain_start_requests(within)
 
     async def run(self) -> None:
         """Apply transitions and send StartRequests until cancelled."""
@@ -224,8 +224,6 @@ class Gate:
                     seconds = (next_change - self._clock.now()).total_seconds()
                     timeout = min(seconds, MAX_TIMER)
             await wait_for_event(self._transitions_wake, self._clock, timeout)
-            if not self._transitions_wake.is_set():
-                self._changed_keys = None  # time has passed for all of them
 
     def _apply_due(self, keys: set[str] | None, tx: Transaction) -> tuple[datetime | None, bool]:
         """Apply the transitions of these events (None: of all) that are due.

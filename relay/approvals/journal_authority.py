@@ -37,7 +37,7 @@ def restore_from_journal(tx: Transaction, status: ApprovalStatus) -> bool:
         if decision.decision == "hold" and decision.approval_id not in known
     ]
     for decision in revived:
-        tx.decisions.stop_counting(decision.approval_id)
+        tx.decisions.end_decision(decision.approval_id)
     for decision in removed:
         tx.decisions.restore(decision)
     if revived or removed:

@@ -72,7 +72,7 @@ class LimitSlots:
         self._longest_rest = timedelta(seconds=max(limit.rest for limit in limits))
         self._known: dict[int, _LimitedEvent] = {}
         """The live events by occurrence, so that each state is parsed once."""
-        self._newest_line: _Line | None = None
+        self._newest_allocation: _SlotAllocation | None = None
 
     def waiting_for(self, tx: Transaction, status: ApprovalStatus) -> tuple[WaitingFor, ...]:
         """Return for which limits the event waits that ``status`` is about.
@@ -84,17 +84,21 @@ class LimitSlots:
         )
         if not is_wanting or not self.needs_of(status.occurrence):
             return ()
-        return self._line(tx, status.now, status.in_flight).waits_of(status.occurrence.id)
+        return self._current_allocation(tx, status.now, status.in_flight).waits_of(
+            status.occurrence.id
+        )
 
-    def can_go(self, tx: Transaction, now: datetime, in_flight: InFlight) -> Iterator[int]:
+    def grantable_occurrences(
+        self, tx: Transaction, now: datetime, in_flight: InFlight
+    ) -> Iterator[int]:
         """Yield the occurrences that could be granted and that have slots, first in line first."""
-        yield from self._line(tx, now, in_flight).can_go()
+        yield from self._current_allocation(tx, now, in_flight).grantable_occurrences()
 
     def next_change_at(
         self, tx: Transaction, now: datetime, in_flight: InFlight
     ) -> datetime | None:
         """Return when a slot becomes free by time alone; None: never."""
-        return self._line(tx, now, in_flight).next_rest_end
+        return self._current_allocation(tx, now, in_flight).next_rest_end
 
     def refresh_messages(
         self, tx: Transaction, now: datetime, in_flight: InFlight, event_keys: Sequence[str] | None
@@ -111,23 +115,23 @@ class LimitSlots:
             }
             if not limits:
                 return
-        line = self._line(tx, now, in_flight)
-        shown = tx.messages.shown_among(line.limited_by(limits))
+        allocation = self._current_allocation(tx, now, in_flight)
+        shown = tx.messages.shown_among(allocation.occurrences_counted_by(limits))
         waiting = [
             occurrence
             for occurrence in shown
             if self.waiting_for(tx, self._status_of(tx, tx.snapshot.get(occurrence), now))
         ]
         if waiting:
-            tx.messages.refresh(waiting, now)
+            tx.messages.refresh_about(waiting, now)
 
     @contextmanager
-    def slots_given(self, tx: Transaction) -> Iterator[None]:
+    def keep_allocation_current(self, tx: Transaction) -> Iterator[None]:
         """Inside, an event that has its slots is granted or claimed: nothing else changes."""
-        line, changes = self._newest_line, tx.changes
+        allocation, changes = self._newest_allocation, tx.changed_row_count
         yield
-        if line is not None and line.tx is tx and line.changes == changes:
-            line.changes = tx.changes
+        if allocation is not None and allocation.tx is tx and allocation.changes == changes:
+            allocation.changes = tx.changed_row_count
 
     def needs_of(self, occurrence: TrackedEvent) -> Needs:
         """Return the machines for which an event needs slots, at any hour."""
@@ -137,27 +141,31 @@ class LimitSlots:
         }
         return {limit: machines for limit, machines in needs.items() if machines}
 
-    def _line(self, tx: Transaction, now: datetime, in_flight: InFlight) -> _Line:
-        line = self._newest_line
-        if line is None or not line.is_current(tx, now, in_flight):
-            line = self._newest_line = self._make_line(tx, now, in_flight)
-        return line
+    def _current_allocation(
+        self, tx: Transaction, now: datetime, in_flight: InFlight
+    ) -> _SlotAllocation:
+        allocation = self._newest_allocation
+        if allocation is None or not allocation.is_current(tx, now, in_flight):
+            allocation = self._newest_allocation = self._make_allocation(tx, now, in_flight)
+        return allocation
 
-    def _make_line(self, tx: Transaction, now: datetime, in_flight: InFlight) -> _Line:
+    def _make_allocation(
+        self, tx: Transaction, now: datetime, in_flight: InFlight
+    ) -> _SlotAllocation:
         active = [limit for limit in self._limits if limit.is_active(now)]
         queue = SlotQueue({limit.name: self._capacity(limit) for limit in active})
         rests = {limit.name: timedelta(seconds=limit.rest) for limit in active}
-        self._take_rests(tx, queue, rests, now)
+        self._take_slots_of_ended_events(tx, queue, rests, now)
         events = {
             event.claimant.occurrence: event
             for known in self._read_live(tx)
-            if (event := _limit_to(known, rests)) is not None
+            if (event := _keep_active_limits(known, rests)) is not None
         }
-        grants = tx.decisions.grants_of(list(events))
+        grants = tx.decisions.grants_by_occurrence(list(events))
         for occurrence, event in events.items():
-            if event.is_started or any(map(_may_start, grants.get(occurrence, ()))):
-                queue.take(occurrence, event.claimant.needs)
-        return _Line(
+            if event.is_started or any(map(_may_be_started_by_azure, grants.get(occurrence, ()))):
+                queue.take_unconditionally(occurrence, event.claimant.needs)
+        return _SlotAllocation(
             tx=tx,
             now=now,
             in_flight=in_flight,
@@ -180,7 +188,7 @@ class LimitSlots:
             return limit.capacity(0)
         return limit.capacity(self._count_machines(limit))
 
-    def _take_rests(
+    def _take_slots_of_ended_events(
         self, tx: Transaction, queue: SlotQueue, rests: Mapping[str, timedelta], now: datetime
     ) -> None:
         """Take slots for the events that were over a while ago."""
@@ -201,7 +209,7 @@ class LimitSlots:
                 for limit, machines in self.needs_of(occurrence).items()
                 if limit in rests and now < ends[limit] and ended_at < now + rests[limit]
             }
-            queue.take(occurrence.id, needs, ends)
+            queue.take_unconditionally(occurrence.id, needs, ends)
 
     def _read_live(self, tx: Transaction) -> Iterator[_LimitedEvent]:
         """Yield the live events that a limit counts. Only states that are new are parsed."""
@@ -209,12 +217,12 @@ class LimitSlots:
         for occurrence, version in tx.snapshot.live_versions():
             known = before.get(occurrence)
             if known is None or known.version != version:
-                known = self._parse(tx.snapshot.get(occurrence))
+                known = self._make_limited_event(tx.snapshot.get(occurrence))
             self._known[occurrence] = known
             if known.claimant.needs:
                 yield known
 
-    def _parse(self, occurrence: TrackedEvent) -> _LimitedEvent:
+    def _make_limited_event(self, occurrence: TrackedEvent) -> _LimitedEvent:
         event = occurrence.event
         return _LimitedEvent(
             claimant=Claimant(
@@ -231,7 +239,7 @@ class LimitSlots:
         )
 
 
-class _Line:
+class _SlotAllocation:
     """Who has slots, and the line of those that want some, at one moment of one transaction."""
 
     def __init__(
@@ -247,8 +255,8 @@ class _Line:
     ) -> None:
         """``queue`` holds the slots of those that have them whatever the limits say."""
         self.tx = tx
-        self.changes = tx.changes
-        """How many rows had changed when the line was made: after another change it is void."""
+        self.changes = tx.changed_row_count
+        """How many rows had changed when this was made: after another change it is void."""
         self.next_rest_end = queue.next_rest_end()
         self._now = now
         self._in_flight = in_flight
@@ -269,9 +277,9 @@ class _Line:
         self._turns = self._take_turns()
 
     def is_current(self, tx: Transaction, now: datetime, in_flight: InFlight) -> bool:
-        """Whether nothing has changed since the line was made."""
+        """Whether nothing has changed since it was made."""
         return self.tx is tx and (self.changes, self._now, self._in_flight) == (
-            tx.changes,
+            tx.changed_row_count,
             now,
             in_flight,
         )
@@ -292,7 +300,7 @@ class _Line:
         # After its turn, nobody has taken slots of the limits for which it waits.
         return self._queue.waits_of(claimant)
 
-    def limited_by(self, limits: Container[str] | None) -> list[int]:
+    def occurrences_counted_by(self, limits: Container[str] | None) -> list[int]:
         """Return the occurrences that one of these limits counts; None: of all limits."""
         return [
             occurrence
@@ -300,7 +308,7 @@ class _Line:
             if limits is None or any(limit in limits for limit in event.claimant.needs)
         ]
 
-    def can_go(self) -> Iterator[int]:
+    def grantable_occurrences(self) -> Iterator[int]:
         """Yield the occurrences that could be granted and that have slots, first in line first."""
         ready = [occurrence for occurrence, is_ready in self._turns if is_ready]
         yield from ready
@@ -323,12 +331,12 @@ class _Line:
             yield occurrence, is_ready and has_slots
 
 
-def _may_start(grant: Grant) -> bool:
+def _may_be_started_by_azure(grant: Grant) -> bool:
     """Whether Azure may start the event because of a StartRequest with a final answer."""
     return grant.state not in ("granted", "sent") and not grant.dry_run and grant.may_be_accepted
 
 
-def _limit_to(event: _LimitedEvent, active: Container[str]) -> _LimitedEvent | None:
+def _keep_active_limits(event: _LimitedEvent, active: Container[str]) -> _LimitedEvent | None:
     """Return the event with the limits that apply now; None if there is none."""
     before = event.claimant.needs
     needs = {limit: machines for limit, machines in before.items() if limit in active}

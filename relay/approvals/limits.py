@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from relay.approvals.rules import BoundedDuration, Hours, RuleConditions
-from relay.events.match import Match, matches, matches_any
+from relay.events.match import Match, matches, matches_any_pattern
 from relay.events.timestamps import format_rfc3339
 from relay.settings import Name, Section
 
@@ -80,8 +80,8 @@ class Limit(Section):
     def selects(self, scope: str, name: str) -> bool:
         """Whether a machine of a scope is one of those of which a share is taken."""
         conditions = self.match
-        return (conditions.scope is None or matches_any(conditions.scope, scope)) and (
-            conditions.resources is None or matches_any(conditions.resources, name)
+        return (conditions.scope is None or matches_any_pattern(conditions.scope, scope)) and (
+            conditions.resources is None or matches_any_pattern(conditions.resources, name)
         )
 
     def machines_of(self, data: Mapping[str, Any], scope: str) -> frozenset[Machine]:
@@ -107,7 +107,7 @@ class Limit(Section):
         return frozenset(
             Machine(scope, name.lower(), name)
             for name in names
-            if conditions.resources is None or matches_any(conditions.resources, name)
+            if conditions.resources is None or matches_any_pattern(conditions.resources, name)
         )
 
 
@@ -115,7 +115,7 @@ CountMachines = Callable[[Limit], int]
 """Returns how many known machines a limit selects. Only a hub has one: it knows its machines."""
 
 
-def count_selected(limit: Limit, machines: Iterable[tuple[str, Iterable[str]]]) -> int:
+def count_selected_machines(limit: Limit, machines: Iterable[tuple[str, Iterable[str]]]) -> int:
     """Return how many machines a limit selects. Each is given as its scope and its names."""
     return sum(any(limit.selects(scope, name) for name in names) for scope, names in machines)
 
@@ -203,7 +203,7 @@ class SlotQueue:
         other._first_waiting = dict(self._first_waiting)
         return other
 
-    def take(
+    def take_unconditionally(
         self, occurrence: int, needs: Needs, rests: Mapping[str, datetime] | None = None
     ) -> None:
         """Take slots whatever the limits say. ``rests``: when the rest of an ended event ends."""
@@ -220,13 +220,13 @@ class SlotQueue:
         """
         blocked = self._blocking_limits(claimant)
         if keeps or not blocked:
-            self.take(claimant.occurrence, claimant.needs)
+            self.take_unconditionally(claimant.occurrence, claimant.needs)
             return not blocked
         if not any(limit in self._first_waiting for limit in blocked):
             # The first in line keeps what it can have, so that later events do not take turns
             # in passing it.
             rest = {limit: all_ for limit, all_ in claimant.needs.items() if limit not in blocked}
-            self.take(claimant.occurrence, rest)
+            self.take_unconditionally(claimant.occurrence, rest)
         for limit in blocked:
             self._first_waiting.setdefault(limit, claimant.reference)
         return False

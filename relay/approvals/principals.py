@@ -18,7 +18,7 @@ from relay.errors import ConfigError
 ENTRA_ID_PATTERN = r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 """The ids of Entra ID in principals: in lower case, as its tokens have them."""
 VM_PREFIX = "vm"
-"""The prefix of the machines of a fleet: see `relay.approvals.machines`."""
+"""The prefix of the machines of a fleet: see `relay.approvals.machine_principals`."""
 _RESERVED_PREFIXES = frozenset({"group", "person", "rule"})
 _PREFIX = re.compile(r"[a-z][a-z0-9-]*")
 
@@ -58,7 +58,7 @@ _forms = {form.prefix: form for form in _BUILT_IN_FORMS}
 _chat_prefixes: set[str] = set()
 
 
-def declare_chat_principals(form: PrincipalForm) -> None:
+def declare_chat_principal_form(form: PrincipalForm) -> None:
     """Accept the principals of a chat platform in rules, groups and people.
 
     Raises ConfigError if the prefix is malformed, reserved, or declared with another form.

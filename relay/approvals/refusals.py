@@ -120,7 +120,7 @@ class RefusalAggregator:
             recorded.append((event_key, request))
             return True
 
-    def forget(self, request: DecisionRequest) -> None:
+    def undo_admit(self, request: DecisionRequest) -> None:
         """Take back that a refusal was admitted: it could not be recorded."""
         with self._lock:
             minute = self._minutes.get(request.caller.principal)

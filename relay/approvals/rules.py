@@ -15,7 +15,7 @@ from zoneinfo import ZoneInfo
 
 from pydantic import AfterValidator, Field, model_validator
 
-from relay.approvals.machines import means
+from relay.approvals.machine_principals import matches_principal
 from relay.approvals.principals import expected_form, is_principal
 from relay.events.match import Match, matches
 from relay.settings import Duration, Name, Section, text_like
@@ -211,7 +211,7 @@ class EligibleVoters:
     """Principals, and patterns over machines."""
 
     def __contains__(self, principal: str) -> bool:
-        return any(means(entry, principal) for entry in self.entries)
+        return any(matches_principal(entry, principal) for entry in self.entries)
 
 
 def eligible_voters(
@@ -240,7 +240,7 @@ def person_for(principal: str, people: Mapping[str, Sequence[str]]) -> str:
     A pattern over machines belongs to a person who has the same pattern.
     """
     for name, entries in people.items():
-        if any(means(entry, principal) for entry in entries):
+        if any(matches_principal(entry, principal) for entry in entries):
             return f"person:{name}"
     return principal
 

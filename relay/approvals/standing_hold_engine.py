@@ -88,7 +88,7 @@ def end_standing_hold(
 def expire_standing_holds(tx: Transaction, origin: Origin, now: datetime) -> list[StandingHold]:
     """Expire the standing holds whose time is over; return them."""
     expired = _find_expired(tx, now)
-    if expired and restore_standing_holds(tx, now):  # somebody may have shortened one
+    if expired and restore_standing_holds_from_journal(tx, now):  # somebody may have shortened one
         expired = _find_expired(tx, now)
     for hold in expired:
         data, head = hold_to_json(hold), str(tx.head())
@@ -102,7 +102,7 @@ def _find_expired(tx: Transaction, now: datetime) -> list[StandingHold]:
     return [hold for hold in tx.standing_holds.open() if hold.ends <= now]
 
 
-def restore_standing_holds(tx: Transaction, now: datetime) -> bool:
+def restore_standing_holds_from_journal(tx: Transaction, now: datetime) -> bool:
     """Correct the table by the journal; return whether they differed.
 
     Another program can change the table, and so end a hold. If the row of a hold in the journal was
@@ -114,7 +114,7 @@ def restore_standing_holds(tx: Transaction, now: datetime) -> bool:
     forged = [
         hold
         for hold in only_in_first(in_table, in_journal)
-        if not tx.standing_holds.is_row_changed(hold)
+        if not tx.standing_holds.is_journal_row_damaged(hold)
     ]
     missing = only_in_first(in_journal, in_table)
     if not forged and not missing:
@@ -186,4 +186,4 @@ def _refresh_messages(tx: Transaction, hold: StandingHold, now: datetime) -> Non
     about = [occurrence.id for occurrence in tx.snapshot.live() if is_about(hold, occurrence)]
     shown = tx.messages.shown_among(about)
     if shown:
-        tx.messages.refresh(shown, now)
+        tx.messages.refresh_about(shown, now)

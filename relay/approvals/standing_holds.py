@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 
 from relay.approvals.rules import RuleConditions
-from relay.events.match import can_match, covers_all
+from relay.events.match import covers_all_resources, matches_leniently
 from relay.events.timestamps import format_rfc3339
 from relay.outbox import StandingHold, TrackedEvent
 
@@ -30,7 +30,7 @@ def parse_conditions(text: str) -> RuleConditions:
 
 
 @lru_cache(maxsize=512)
-def _parse_lists(text: str) -> tuple[tuple[str, ...], ...]:
+def _parse_within(text: str) -> tuple[tuple[str, ...], ...]:
     return tuple(map(tuple, orjson.loads(text)))
 
 
@@ -41,8 +41,9 @@ def is_about(hold: StandingHold, occurrence: TrackedEvent) -> bool:
     resources, every resource of the event must be covered.
     """
     conditions = parse_conditions(hold.conditions)
-    return can_match(conditions, occurrence.data, occurrence.scope) and all(
-        covers_all(patterns, occurrence.event.resources) for patterns in _parse_lists(hold.within)
+    return matches_leniently(conditions, occurrence.data, occurrence.scope) and all(
+        covers_all_resources(patterns, occurrence.event.resources)
+        for patterns in _parse_within(hold.within)
     )
 
 

@@ -24,7 +24,7 @@ from functools import partial
 from relay.approvals import ClaimedGrant, StartRequestPort
 from relay.approvals.engine import ApprovalEngine
 from relay.clock import Clock, wait_for_event
-from relay.errors import NotDelivered, SourceError, SourceRefused, StoreUnavailable
+from relay.errors import SourceError, SourceRefused, StartRequestNotDelivered, StoreUnavailable
 from relay.events.tracing import RecordSpan, Span, SpanContext
 from relay.log_fields import with_fields
 from relay.outbox import Grant, RecordedEvent, TrackedEvent
@@ -81,13 +81,13 @@ class _Scope:
     unreached_agents: set[str | None] = field(default_factory=set)
     """To whom a StartRequest could not be delivered, without a pause since then."""
 
-    def remember(self, grants: Iterable[Grant], monotonic: float) -> None:
+    def keep_only_grants(self, grants: Iterable[Grant], monotonic: float) -> None:
         """Keep what is known of these grants, and forget all others."""
         self.grants = {
             grant.id: self.grants.get(grant.id) or _GrantMemory(monotonic) for grant in grants
         }
 
-    def take_turn(self, ready: Sequence[_OpenGrant], max_shared: int) -> list[_OpenGrant]:
+    def take_next_grants(self, ready: Sequence[_OpenGrant], max_shared: int) -> list[_OpenGrant]:
         """Return those of the grants for which the next StartRequest goes.
 
         Those that waited longest since their last try come first. So a grant that fails again and
@@ -181,7 +181,7 @@ class StartRequestSender:
         if scopes:
             self.check(scopes)
 
-    async def wait_until_idle(self, within: float) -> None:
+    async def drain_start_requests(self, within: float) -> None:
         """Claim nothing more, and return when no StartRequest is in flight.
 
         Return after ``within`` seconds in any case.
@@ -197,7 +197,7 @@ class StartRequestSender:
             while True:
                 self._wake.clear()
                 try:
-                    waiting = await self._start_turns(group)
+                    waiting = await self._start_sending_turns(group)
                 except StoreUnavailable:
                     await self._clock.sleep(RETRY_DELAY)
                     continue
@@ -205,7 +205,7 @@ class StartRequestSender:
                 await wait_for_event(self._wake, self._clock, timeout)
                 self.check(waiting)
 
-    async def _start_turns(self, group: asyncio.TaskGroup) -> set[str]:
+    async def _start_sending_turns(self, group: asyncio.TaskGroup) -> set[str]:
         """Start a task for each scope to check where a StartRequest is due.
 
         Return the scopes where grants only wait for their notices. Raises StoreUnavailable.
@@ -233,7 +233,9 @@ class StartRequestSender:
         for name, open_grants in grants_by_scope.items():
             if name not in sending:
                 scope = self._scopes.setdefault(name, _Scope(name))
-                scope.remember((each.grant for each in open_grants), self._clock.monotonic())
+                scope.keep_only_grants(
+                    (each.grant for each in open_grants), self._clock.monotonic()
+                )
                 if not self._start_turn(scope, open_grants, group):
                     waiting.add(name)
         return waiting
@@ -251,7 +253,7 @@ class StartRequestSender:
         if ready and not self._is_stopping:
             scope.is_sending = True
             group.create_task(
-                self._take_turn(scope, scope.take_turn(ready, self._port.max_shared)),
+                self._run_sending_turn(scope, scope.take_next_grants(ready, self._port.max_shared)),
                 name=f"approvals: StartRequest in scope {scope.name}",
             )
             return True
@@ -268,7 +270,7 @@ class StartRequestSender:
                 status.waiting_for or status.active_standing_holds
             )
             is_stopped = status is None or can_be_freed or bool(status.active_holds)
-            has_waiting_notices = not is_stopped and self._has_waiting_notices(tx, occurrence)
+            has_waiting_notices = not is_stopped and self._has_undelivered_notices(tx, occurrence)
             found.append(
                 _OpenGrant(
                     grant=grant,
@@ -280,7 +282,7 @@ class StartRequestSender:
             )
         return found
 
-    def _has_waiting_notices(self, tx: Transaction, occurrence: TrackedEvent) -> bool:
+    def _has_undelivered_notices(self, tx: Transaction, occurrence: TrackedEvent) -> bool:
         """Whether an event of this VM has notices that are not delivered yet.
 
         Events of other machines wait for none
@@ -296,7 +298,7 @@ class StartRequestSender:
 
     # --- one scope
 
-    async def _take_turn(self, scope: _Scope, batch: Sequence[_OpenGrant]) -> None:
+    async def _run_sending_turn(self, scope: _Scope, batch: Sequence[_OpenGrant]) -> None:
         """Send one StartRequest for the grants that still hold, and pause if it failed."""
         try:
             pause = await self._read_and_send(scope, batch)
@@ -315,7 +317,7 @@ class StartRequestSender:
             return RETRY_DELAY  # the port logs the error
         agent: str | None = None
         try:
-            agent = self._port.choose(scope.name, grants)
+            agent = self._port.choose_agent(scope.name, grants)
             is_sent = await self._claim_and_send(scope, batch, agent)
         except SourceError as error:
             return _pause_after(error, scope, agent)
@@ -354,7 +356,7 @@ class StartRequestSender:
             each.grant
             for each in batch
             if self._has_waited(scope, each.grant)
-            or not self._has_waiting_notices(tx, tx.snapshot.get(each.grant.occurrence))
+            or not self._has_undelivered_notices(tx, tx.snapshot.get(each.grant.occurrence))
         ]
         return self._engine.claim_grants(tx, ready, self._clock.now(), agent=agent)
 
@@ -364,7 +366,7 @@ class StartRequestSender:
         Raises SourceError if IMDS neither accepted nor refused it.
         """
         for claim in claims:
-            _log_start(scope.name, claim)
+            _log_sending_start_request(scope.name, claim)
         answer: SourceError | None = None
         began = self._clock.now()
         sent = [
@@ -376,7 +378,7 @@ class StartRequestSender:
         except SourceError as error:
             answer = error
         for claim, its_span in zip(claims, sent, strict=True):
-            self._trace(scope.name, claim, its_span.trace, began, answer)
+            self._record_start_request_span(scope.name, claim, its_span.trace, began, answer)
         if answer is None or (isinstance(answer, SourceRefused) and len(claims) == 1):
             scope.reset_failures()
         elif isinstance(answer, SourceRefused):
@@ -391,7 +393,7 @@ class StartRequestSender:
         if answer is not None and not isinstance(answer, SourceRefused):
             raise answer
 
-    def _trace(
+    def _record_start_request_span(
         self,
         scope: str,
         claim: ClaimedGrant,
@@ -423,7 +425,7 @@ class StartRequestSender:
         )
 
 
-def _log_start(scope: str, claim: ClaimedGrant) -> None:
+def _log_sending_start_request(scope: str, claim: ClaimedGrant) -> None:
     by = f" by agent {claim.agent}" if claim.agent is not None else ""
     _log.info(
         "sending the StartRequest for event %s%s, granted by rule %s",
@@ -445,7 +447,7 @@ def _log_start(scope: str, claim: ClaimedGrant) -> None:
 
 def _pause_after(error: SourceError, scope: _Scope, agent: str | None) -> float:
     """Return how many seconds a scope pauses after a StartRequest that failed."""
-    if isinstance(error, NotDelivered) and agent not in scope.unreached_agents:
+    if isinstance(error, StartRequestNotDelivered) and agent not in scope.unreached_agents:
         scope.unreached_agents.add(agent)
         return 0.0
     scope.unreached_agents.clear()

@@ -2,6 +2,12 @@
 
 `ApprovalStatus` holds every fact that a decision depends on and derives from them what counts now.
 `admission` and `transitions` decide by it. Nothing here decides or changes anything.
+
+An occurrence is one stay of an EventId in the document. Its revision is a digest of its state, so
+it changes with each ``event.updated``, and votes count for the revision that the voter saw. A grant
+says that the rule allows this relay to start one revision. It is ``granted`` first. It is claimed,
+in the state ``sent``, before each StartRequest. The answer of IMDS makes it ``accepted`` or
+``refused`` (400). It is ``failed`` if the relay gave up without a final answer.
 """
 
 from __future__ import annotations
@@ -12,7 +18,7 @@ from datetime import datetime, timedelta
 from typing import Any, Literal
 
 from relay.approvals.limits import WaitingFor
-from relay.approvals.machines import (
+from relay.approvals.machine_principals import (
     can_be_in_scope,
     is_pattern,
     names_machines,
@@ -28,7 +34,7 @@ from relay.approvals.rules import (
     person_for,
 )
 from relay.approvals.standing_holds import is_in_force, standing_hold_summaries
-from relay.events.match import covers_all
+from relay.events.match import covers_all_resources
 from relay.events.model import ScheduledEvent
 from relay.events.timestamps import format_rfc3339
 from relay.outbox import Decision, Grant, Mode, StandingHold, TrackedEvent
@@ -133,7 +139,7 @@ class ApprovalStatus:
         return tuple(
             decision
             for decision in self.decisions
-            if decision.decision == "hold" and not self.is_expired(decision)
+            if decision.decision == "hold" and not self.is_decision_expired(decision)
         )
 
     @property
@@ -158,7 +164,7 @@ class ApprovalStatus:
         return tuple(
             decision
             for decision in self.decisions
-            if decision.decision == "hold" and self.is_expired(decision)
+            if decision.decision == "hold" and self.is_decision_expired(decision)
         )
 
     @property
@@ -194,14 +200,14 @@ class ApprovalStatus:
         return tuple(
             voter
             for voter in sorted(self.eligible_voters.entries)
-            if self.person_of(voter) not in people_who_voted and self._can_be_about(voter)
+            if self.person_of(voter) not in people_who_voted and self._can_be_about_voter(voter)
         )
 
-    def _can_be_about(self, voter: str) -> bool:
+    def _can_be_about_voter(self, voter: str) -> bool:
         """Whether the event can be about a voter, if that is a machine or a pattern over them."""
         if is_pattern(voter):
             return can_be_in_scope(voter, self.occurrence.scope)
-        return not names_machines(voter) or bool(self.own_resources(voter))
+        return not names_machines(voter) or bool(self.resources_of_machine(voter))
 
     @property
     def vote_summary(self) -> dict[str, Any]:
@@ -220,14 +226,17 @@ class ApprovalStatus:
         resources = self.occurrence.event.resources
         voters = {vote.principal for vote in self.counted_votes}
         covered = frozenset[str]().union(
-            *(self._covered_resources(voter, resources) for voter in voters)
+            *(self._decidable_resources(voter, resources) for voter in voters)
         )
         return tuple(resource for resource in resources if resource not in covered)
 
     @property
     def votes_missing(self) -> int:
-        """How many more votes are needed at least."""
-        return max(0, self.votes_required - self.vote_count, int(self._has_uncovered_resources))
+        """How many more votes are needed at least.
+
+        With ``each_resource``, no vote counts for an event that names no resource.
+        """
+        return max(0, self.votes_required - self.vote_count, int(bool(self.uncovered_resources)))
 
     @property
     def is_satisfied(self) -> bool:
@@ -251,17 +260,20 @@ class ApprovalStatus:
 
     @property
     def is_claimed(self) -> bool:
-        """Whether a StartRequest for this occurrence was claimed or accepted."""
+        """Whether a grant was claimed and has no other end than that IMDS accepted it.
+
+        Its StartRequest is being sent, had no answer, waits for its next try, or was accepted.
+        """
         return any(grant.state in ("sent", "accepted") for grant in self.grants)
 
-    def is_in_flight(self, grant: Grant) -> bool:
+    def is_grant_in_flight(self, grant: Grant) -> bool:
         """Whether a StartRequest for this grant was claimed and is being sent now."""
         return (grant.id, grant.attempts) in self.in_flight
 
     @property
     def is_being_sent(self) -> bool:
         """Whether a StartRequest for this occurrence is being sent now."""
-        return any(self.is_in_flight(grant) for grant in self.grants)
+        return any(self.is_grant_in_flight(grant) for grant in self.grants)
 
     @property
     def accepted_by_imds(self) -> bool:
@@ -273,7 +285,10 @@ class ApprovalStatus:
 
     @property
     def may_have_been_started(self) -> bool:
-        """Whether IMDS may have accepted a StartRequest that this relay sent for the event."""
+        """Whether IMDS may have accepted a StartRequest that this relay sent for the event.
+
+        Unlike `is_claimed` this includes StartRequests that failed without an answer.
+        """
         return any(grant.may_be_accepted for grant in self.grants)
 
     @property
@@ -286,7 +301,7 @@ class ApprovalStatus:
         return any(grant.state == "refused" and grant.revision == revision for grant in self.grants)
 
     def expires_at(self, decision: Decision) -> datetime | None:
-        """When a decision stops counting; None: at NotBefore.
+        """When a decision expires; None: it does not expire before voting closes.
 
         Of the rule at the time of a vote and the current rule, the shorter time applies.
         """
@@ -295,7 +310,7 @@ class ApprovalStatus:
             expiries.append(decision.at + timedelta(seconds=self.quorum.expires))
         return min((expiry for expiry in expiries if expiry is not None), default=None)
 
-    def is_expired(self, decision: Decision) -> bool:
+    def is_decision_expired(self, decision: Decision) -> bool:
         """Whether a decision has expired."""
         expiry = self.expires_at(decision)
         return expiry is not None and expiry <= self.now
@@ -304,17 +319,10 @@ class ApprovalStatus:
         """The person who has this principal, or the principal itself."""
         return person_for(principal, self.people)
 
-    @property
-    def _has_uncovered_resources(self) -> bool:
-        if self.quorum is None or not self.quorum.each_resource:
-            return False
-        # Nobody can cover an event that names no resource.
-        return bool(self.uncovered_resources) or not self.occurrence.event.resources
-
     def _is_counted(
         self, vote: Decision, eligible: EligibleVoters, resources: tuple[str, ...]
     ) -> bool:
-        if vote.revision != self.occurrence.revision or self.is_expired(vote):
+        if vote.revision != self.occurrence.revision or self.is_decision_expired(vote):
             return False
         if vote.dry_run and self.mode != "dry-run":
             return False
@@ -324,15 +332,15 @@ class ApprovalStatus:
         if vote.principal not in eligible:
             return False
         if self.quorum.each_resource:
-            return bool(self._covered_resources(vote.principal, resources))
+            return bool(self._decidable_resources(vote.principal, resources))
         return self._may_decide_for(vote.principal, resources)
 
-    def own_resources(self, machine: str) -> frozenset[str]:
+    def resources_of_machine(self, machine: str) -> frozenset[str]:
         """The resources of the event that name a machine. It may decide for no others."""
         resources = self.occurrence.event.resources
         return own_resources(machine, self.occurrence.scope, resources)
 
-    def _covered_resources(self, principal: str, resources: tuple[str, ...]) -> frozenset[str]:
+    def _decidable_resources(self, principal: str, resources: tuple[str, ...]) -> frozenset[str]:
         """Those of the resources of the event for which a principal may decide."""
         if names_machines(principal):
             return own_resources(principal, self.occurrence.scope, resources)
@@ -340,7 +348,7 @@ class ApprovalStatus:
 
     def _may_decide_for(self, principal: str, resources: tuple[str, ...]) -> bool:
         if names_machines(principal):
-            own = self._covered_resources(principal, resources)
+            own = self._decidable_resources(principal, resources)
             return bool(resources) and own.issuperset(resources)
         clients: tuple[str, ...] = ()
         if principal.startswith(_PRINCIPALS_OF_CLIENTS):
@@ -350,7 +358,7 @@ class ApprovalStatus:
         # A client that is not there was removed, or may not approve any more.
         return all(
             client in self.resources_by_client
-            and covers_all(self.resources_by_client[client], resources)
+            and covers_all_resources(self.resources_by_client[client], resources)
             for client in clients
         )
 
@@ -369,7 +377,10 @@ def rule_for(rules: Sequence[Rule], occurrence: TrackedEvent, now: datetime) -> 
 
 
 def approval_state(status: ApprovalStatus) -> ApprovalState:
-    """The state of an event's approval as the API and messages show it."""
+    """The state of an event's approval as the API and messages show it.
+
+    What IMDS accepted stays accepted, also if Azure changes the event afterwards.
+    """
     real_grants = [grant for grant in status.grants if not grant.dry_run]
     newest_state = real_grants[-1].state if real_grants else None
     if newest_state == "accepted":

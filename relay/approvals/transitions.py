@@ -69,21 +69,23 @@ def next_transitions(status: ApprovalStatus) -> list[Transition]:
     # Holds outlive the event: the same EventId can come back.
     expired_holds = status.expired_holds if status.occurrence.live else ()
     return [
-        *_void_votes(status),
+        *_plan_voided_votes(status),
         *(ExpireHold(hold) for hold in expired_holds),
-        *_fail_grants(status),
-        *_create_grant(status),
-        *_remind(status),
+        *_plan_grant_failures(status),
+        *_plan_grant(status),
+        *_plan_reminders(status),
     ]
 
 
-def _void_votes(status: ApprovalStatus) -> Iterator[VoidVotes]:
-    sending_revisions = {grant.revision for grant in status.grants if status.is_in_flight(grant)}
+def _plan_voided_votes(status: ApprovalStatus) -> Iterator[VoidVotes]:
+    sending_revisions = {
+        grant.revision for grant in status.grants if status.is_grant_in_flight(grant)
+    }
     accepted_revisions = {grant.revision for grant in status.grants if grant.state == "accepted"}
     by_reason: dict[VoidReason | None, list[Decision]] = {}
     for decision in status.decisions:
         if decision.decision == "approve" and decision.revision not in sending_revisions:
-            reason = _void_reason(decision, status)
+            reason = _vote_void_reason(decision, status)
             if reason is not None:
                 key = None if decision.revision in accepted_revisions else reason
                 by_reason.setdefault(key, []).append(decision)
@@ -91,12 +93,12 @@ def _void_votes(status: ApprovalStatus) -> Iterator[VoidVotes]:
         yield VoidVotes(tuple(decisions), void_reason)
 
 
-def _void_reason(vote: Decision, status: ApprovalStatus) -> VoidReason | None:
+def _vote_void_reason(vote: Decision, status: ApprovalStatus) -> VoidReason | None:
     if not status.occurrence.live:
         return "ended"
     if vote.revision != status.occurrence.revision:
         return "changed"
-    if status.is_expired(vote) or status.is_past_not_before:
+    if status.is_decision_expired(vote) or status.is_past_not_before:
         return "expired"
     # The votes of a grant that was not sent in time must not grant again.
     if not vote.dry_run and any(
@@ -107,9 +109,9 @@ def _void_reason(vote: Decision, status: ApprovalStatus) -> VoidReason | None:
     return None
 
 
-def _fail_grants(status: ApprovalStatus) -> Iterator[FailGrant]:
+def _plan_grant_failures(status: ApprovalStatus) -> Iterator[FailGrant]:
     for grant in status.grants:
-        if grant.state in _OPEN_GRANT_STATES and not status.is_in_flight(grant):
+        if grant.state in _OPEN_GRANT_STATES and not status.is_grant_in_flight(grant):
             reason = failure_reason(grant, status)
             if reason is not None:
                 yield FailGrant(grant, reason)
@@ -154,12 +156,12 @@ def _is_grant_expired(grant: Grant, status: ApprovalStatus) -> bool:
     return expiry is not None and status.now >= expiry
 
 
-def _create_grant(status: ApprovalStatus) -> Iterator[CreateGrant]:
+def _plan_grant(status: ApprovalStatus) -> Iterator[CreateGrant]:
     if status.rule is not None and is_ready_for_grant(status) and not status.waiting_for:
         yield CreateGrant(status.rule)
 
 
-def _remind(status: ApprovalStatus) -> Iterator[Remind]:
+def _plan_reminders(status: ApprovalStatus) -> Iterator[Remind]:
     moment = remind_at(status)
     if moment is not None and moment <= status.now:
         yield Remind()
@@ -241,17 +243,17 @@ def last_chance_at(status: ApprovalStatus) -> datetime | None:
         return None
 
 
-def with_waits(transitions: list[Transition], before: ApprovalStatus) -> list[Transition]:
+def add_limit_waits(transitions: list[Transition], before: ApprovalStatus) -> list[Transition]:
     """Add to transitions by time for which limits the event waited.
 
     ``before`` is the status at the last moment before them.
     """
     if not before.waiting_for:
         return transitions
-    return [_with_wait(transition, before) for transition in transitions]
+    return [_add_limit_wait(transition, before) for transition in transitions]
 
 
-def _with_wait(transition: Transition, before: ApprovalStatus) -> Transition:
+def _add_limit_wait(transition: Transition, before: ApprovalStatus) -> Transition:
     match transition:
         case VoidVotes(reason="expired"):
             return replace(transition, waited_for=before.waiting_for)

@@ -30,7 +30,7 @@ from relay.chat import AnswerableChatSettings
 from relay.chat.cards.card import Card
 from relay.chat.cards.event_card import event_card
 from relay.chat.links import ConfirmationLinks
-from relay.chat.message_planner import MessagePlanner, usable_in
+from relay.chat.message_planner import MessagePlanner, keep_usable_buttons
 from relay.clock import Clock
 from relay.events.match import matches
 from relay.outbox import TrackedEvent
@@ -53,9 +53,11 @@ class ChatDecisionSubmitter:
         """Every caller that was returned, with its sink: no more than there are principals."""
         self._outdated: frozenset[Caller] = frozenset()
         """Those that would be others by the settings of now."""
-        self.use(settings, rights_by_client)
+        self.use_callers(settings, rights_by_client)
 
-    def use(self, settings: ApprovalsSettings, rights_by_client: Mapping[str, Rights]) -> None:
+    def use_callers(
+        self, settings: ApprovalsSettings, rights_by_client: Mapping[str, Rights]
+    ) -> None:
         """Take callers and their rights from these settings from now on."""
         self._people = settings.people
         self._rights_by_client = rights_by_client
@@ -179,7 +181,7 @@ class EventStatusReader:
 
         def work(tx: Transaction) -> ApprovalStatus | None:
             for occurrence in tx.snapshot.find_referenced(reference):
-                if tx.messages.shows(sink, ref, occurrence.id):
+                if tx.messages.shows_occurrence(sink, ref, occurrence.id):
                     return self._read_status(tx, occurrence)
             return None
 
@@ -203,7 +205,7 @@ class EventStatusReader:
             link = self.links.make_recorded(tx, message, nonce=nonce, in_chat=in_chat)
             code = self.links.confirmation_code(message) if message is not None else None
             card = event_card(self._read_status(tx, occurrence), link=link, code=code)
-            return usable_in(sink, card, in_chat=in_chat)
+            return keep_usable_buttons(sink, card, in_chat=in_chat)
 
         return await self.store.transact(work)
 

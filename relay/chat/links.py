@@ -48,7 +48,7 @@ class ConfirmationLinks:
             token = self._make_token(
                 message.id, nonce, occurrence.id, occurrence.revision, decision
             )
-            tx.messages.add_link(
+            tx.messages.add_confirmation_link(
                 message.id, token, code, occurrence.id, occurrence.revision, decision, status.now
             )
             return f"{self._public_url}/approve#{token}"

@@ -165,7 +165,7 @@ class LiveMessageSink:
                 if refresh_at is not None:
                     seconds = (refresh_at - self._clock.now()).total_seconds()
                     if seconds <= 0:
-                        await self._messages.redeliver_due(self._settings.name)
+                        await self._messages.enqueue_due_refreshes(self._settings.name)
                         continue
                     pause = min(seconds, MAX_REFRESH_INTERVAL)
             except StoreUnavailable:

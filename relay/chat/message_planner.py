@@ -14,15 +14,15 @@ from datetime import datetime
 
 from relay.approvals.engine import ApprovalEngine
 from relay.chat import AnswerableChatSettings
-from relay.chat.cards.buttons import limit_buttons
+from relay.chat.cards.buttons import keep_permitted_buttons
 from relay.chat.cards.card import Card, Text
-from relay.chat.cards.event_card import message_card, next_refresh_time
+from relay.chat.cards.event_card import next_refresh_time, single_or_grouped_card
 from relay.chat.cards.timeline import history_lines, reminder_sentence, voting_closed_lines
 from relay.chat.cards.wording import message_subject
 from relay.chat.links import ConfirmationLinks
 from relay.clock import Clock
 from relay.events.cloudevent import CloudEvent
-from relay.events.match import matches, matches_any
+from relay.events.match import matches, matches_any_pattern
 from relay.events.timestamps import parse_timestamp
 from relay.outbox import TrackedEvent
 from relay.outbox.chat_messages import ChatMessage
@@ -109,7 +109,7 @@ class MessagePlanner:
         """Return when time alone changes what a message of a sink should show."""
         return parse_timestamp(await self.store.read(lambda tx: tx.messages.next_refresh(sink)))
 
-    async def redeliver_due(self, sink: str) -> None:
+    async def enqueue_due_refreshes(self, sink: str) -> None:
         """Put an entry into the outbox for each message that time alone has changed."""
         now = self.clock.now()
 
@@ -126,33 +126,34 @@ class MessagePlanner:
         self, tx: Transaction, sink: SinkSettings, message: ChatMessage, *, in_chat: bool
     ) -> MessageUpdate:
         occurrences = [
-            tx.snapshot.get(occurrence_id) for occurrence_id in tx.messages.occurrences(message.id)
+            tx.snapshot.get(occurrence_id)
+            for occurrence_id in tx.messages.occurrences_of_message(message.id)
         ]
         now = self.clock.now()
         statuses = [self.approvals.status(tx, occurrence, now) for occurrence in occurrences]
         code = self.links.confirmation_code(message)
         placeholder = self.links.make_placeholder(in_chat=in_chat)  # each edit has new URLs
-        content = message_card(statuses, link=placeholder, code="")
-        content = usable_in(sink, content, in_chat=in_chat)
+        content = single_or_grouped_card(statuses, link=placeholder, code="")
+        content = keep_usable_buttons(sink, content, in_chat=in_chat)
         content_hash = hashlib.sha256(repr(content).encode()).hexdigest()
         card = None
         if content_hash != message.content_hash:
             # The number grows with each edit, so a link that is void never comes back.
             nonce = f"edit {message.times_shown}"
             link = self.links.make_recorded(tx, message, nonce=nonce, in_chat=in_chat)
-            card = message_card(statuses, link=link, code=code)
-            card = usable_in(sink, card, in_chat=in_chat)
+            card = single_or_grouped_card(statuses, link=link, code=code)
+            card = keep_usable_buttons(sink, card, in_chat=in_chat)
         history, is_cut = _unposted_history(tx, sink, message, occurrences)
         if card is not None and not message.is_posted:
-            card, history = _with_reminders(card, history)
+            card, history = _fold_reminders_into_card(card, history)
         keys = [occurrence.key for occurrence in occurrences]
         is_event_changed = any(event.name == "event.updated" for _, event in history) or (
             is_cut
-            and matches_any(sink.events, "event.updated")
-            and tx.journal.updated_after(keys, message.history_position)
+            and matches_any_pattern(sink.events, "event.updated")
+            and tx.journal.has_update_after(keys, message.history_position)
         )
         lines = history_lines(history, is_grouped=len(statuses) > 1, is_cut=is_cut)
-        is_told = matches_any(sink.events, "approval.recorded")
+        is_told = matches_any_pattern(sink.events, "approval.recorded")
         if is_told and message.is_posted and message.ref is None and len(statuses) == 1:
             lines += voting_closed_lines(statuses[0], since=message.refresh_at)
         return MessageUpdate(
@@ -179,7 +180,7 @@ class MessagePlanner:
         ]
         shown = together if len(together) > MAX_SEPARATE_MESSAGES else [occurrence]
         first_position = min(
-            tx.journal.first_position(other.key, other.first_seen) for other in shown
+            tx.journal.first_change_position(other.key, other.first_seen) for other in shown
         )
         for other in shown:
             self._redeliver_end_of_previous(tx, sink, other)
@@ -192,7 +193,7 @@ class MessagePlanner:
     def _needs_message(self, tx: Transaction, sink: SinkSettings, occurrence: TrackedEvent) -> bool:
         return (
             tx.messages.find(sink.name, occurrence.id) is None
-            and matches_any(sink.events, "event.scheduled")
+            and matches_any_pattern(sink.events, "event.scheduled")
             and matches(sink.match, occurrence.data, occurrence.scope, every_resource=False)
         )
 
@@ -203,43 +204,45 @@ class MessagePlanner:
 
         The entry of that end may have been superseded by the one that is delivered now.
         """
-        previous_id = tx.messages.previous_occurrence(sink.name, occurrence.key, occurrence.number)
+        previous_id = tx.messages.previous_shown_occurrence(
+            sink.name, occurrence.key, occurrence.number
+        )
         if previous_id is None:
             return
         message = tx.messages.find(sink.name, previous_id)
         if message is None or not message.is_posted:
             return
-        successor = tx.snapshot.find_next(tx.snapshot.get(previous_id)) or occurrence
+        successor = tx.snapshot.find_next_occurrence(tx.snapshot.get(previous_id)) or occurrence
         end = tx.journal.last_change_position(occurrence.key, successor.first_seen)
         if end is not None and end > message.history_position:
             tx.redeliver(end, sink.name, self.clock.now())
 
 
-def usable_in(sink: SinkSettings, card: Card, *, in_chat: bool) -> Card:
+def keep_usable_buttons(sink: SinkSettings, card: Card, *, in_chat: bool) -> Card:
     """Return the card without buttons that the sink refuses to everybody.
 
     The page behind links knows the rights of its callers alone.
     """
     if in_chat and isinstance(sink, AnswerableChatSettings):
-        return limit_buttons(card, sink.can)
+        return keep_permitted_buttons(card, sink.can)
     return card
 
 
 def _occurrence_of(tx: Transaction, event: CloudEvent) -> TrackedEvent | None:
     at = parse_timestamp(event.attributes["time"])
-    key = tx.keys.key(event.scope, event.subject or "")
-    return tx.snapshot.find_at(key, at) if at is not None else None
+    key = tx.keys.make_key(event.scope, event.subject or "")
+    return tx.snapshot.find_occurrence_at(key, at) if at is not None else None
 
 
 def _is_up_to_date(tx: Transaction, message: ChatMessage, occurrence: TrackedEvent) -> bool:
     """Return whether an earlier delivery has told what is delivered now."""
     return (
         message.content_hash is not None
-        and tx.journal.newest_position(occurrence.key) <= message.history_position
+        and tx.journal.last_position_about(occurrence.key) <= message.history_position
     )
 
 
-def _with_reminders(
+def _fold_reminders_into_card(
     card: Card, history: list[tuple[TrackedEvent, CloudEvent]]
 ) -> tuple[Card, list[tuple[TrackedEvent, CloudEvent]]]:
     """Let a message that is posted now say by itself that it reminds.
@@ -267,7 +270,7 @@ def _unposted_history(
         list(by_key), message.history_position, PageLimit(MAX_UNPOSTED_EVENTS)
     )
     for event in events:
-        if event.name == "event.scheduled" or not matches_any(sink.events, event.name):
+        if event.name == "event.scheduled" or not matches_any_pattern(sink.events, event.name):
             continue
         occurrence = _occurrence_of(tx, event)
         if occurrence is not None and by_key[occurrence.key] == occurrence:

@@ -22,7 +22,7 @@ from relay.cli._exit_codes import (
     exit_code,
     unwrap_exception_group,
 )
-from relay.cli._output import print_status
+from relay.cli._output import print_to_stderr
 
 VERBS: Mapping[str, Sequence[str]] = {
     "Begin": ("demo", "init", "check", "doctor", "keys", "run", "reload"),
@@ -100,7 +100,7 @@ def main() -> None:
     except typer.TyperException as error:
         problem = error.format_message().rstrip(".")
         end = "" if problem.endswith("?") else "."
-        print_status(f"imds-relay: {problem}{end} See imds-relay --help")
+        print_to_stderr(f"imds-relay: {problem}{end} See imds-relay --help")
         code = EXIT_USAGE
     except typer.Abort:
         code = EXIT_FAILED
@@ -121,5 +121,5 @@ def _completed_words(environment: Mapping[str, str]) -> list[str]:
 
 def _print_error(error: Exception) -> int:
     for line in error_text(error).splitlines():
-        print_status(f"imds-relay: {line}")
+        print_to_stderr(f"imds-relay: {line}")
     return exit_code(error)

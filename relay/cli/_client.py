@@ -83,7 +83,7 @@ class Client:
         return await self._call("PUT", path, body=body)
 
     @asynccontextmanager
-    async def stream(
+    async def stream_chunks(
         self, *path: str, headers: Mapping[str, str]
     ) -> AsyncIterator[AsyncIterator[bytes]]:
         """Yield the chunks of an endless response. Raises ConnectionError when it breaks."""
@@ -96,7 +96,7 @@ class Client:
                     raise error_from_response(response.status, await response.read())
                 yield response.content.iter_any()
         except _CONNECTION_ERRORS as error:
-            raise ConnectionError(self._describe_error(error)) from error
+            raise ConnectionError(self._describe_connection_error(error)) from error
 
     async def _call(
         self,
@@ -121,7 +121,7 @@ class Client:
                     return self._parse(response.status, await response.read())
             except _CONNECTION_ERRORS as error:
                 if not attempts_left or isinstance(error, aiohttp.ClientConnectorError):
-                    raise CommandFailed(self._describe_error(error)) from error
+                    raise CommandFailed(self._describe_connection_error(error)) from error
                 await asyncio.sleep(_RETRY_DELAY)
         raise AssertionError
 
@@ -143,7 +143,7 @@ class Client:
             query or None
         )
 
-    def _describe_error(self, error: BaseException) -> str:
+    def _describe_connection_error(self, error: BaseException) -> str:
         if isinstance(error, TimeoutError):
             return f"no answer came from {self._address} in time"
         if not isinstance(error, aiohttp.ClientConnectorError):

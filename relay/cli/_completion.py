@@ -19,7 +19,7 @@ from relay.cli._connection import connect_locally
 from relay.cli._profile import has_default_profile, profile_folder
 from relay.config.document import read_document
 from relay.config.file import find_file
-from relay.config.location import locate_relay
+from relay.config.relay_location import locate_relay
 from relay.events.catalog import CATALOG
 from relay.simulator import list_playbooks
 
@@ -52,7 +52,7 @@ def event_ids(context: typer.Context) -> Iterable[str]:
     """Return the EventIds of current and recent events."""
     if context.params.get("url") or context.params.get("profile"):
         return []
-    location = locate_relay(_config_file(context))
+    location = locate_relay(_config_option(context))
     if not location.is_own and has_default_profile():
         return []
 
@@ -67,7 +67,7 @@ def event_ids(context: typer.Context) -> Iterable[str]:
 @_quiet
 def sinks(context: typer.Context) -> Iterable[str]:
     """Return the names of the sinks in the configuration, if this user may read it."""
-    file = find_file(_config_file(context), os.environ)
+    file = find_file(_config_option(context), os.environ)
     document = {} if file is None else read_document(file)
     return [sink["name"] for sink in document["sinks"]]
 
@@ -96,6 +96,6 @@ def profiles(_: typer.Context) -> Iterable[str]:
     return sorted(file.stem for file in profile_folder().glob("*.yaml"))
 
 
-def _config_file(context: typer.Context) -> Path | None:
+def _config_option(context: typer.Context) -> Path | None:
     value = context.params.get("config")
     return None if value is None else Path(value)

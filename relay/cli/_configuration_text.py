@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from relay.amqp.broker_url import host_port
 from relay.api import Client
 from relay.api.auth.entra_settings import redirect_uri
-from relay.approvals.engine import effective_mode
+from relay.approvals.engine import effective_approvals_mode
 from relay.approvals.limits import Limit
 from relay.approvals.rules import Hours, Quorum, Rule, RuleConditions
 from relay.cli._output import format_duration, join_names, pluralize, print_output
@@ -39,7 +39,7 @@ def print_configuration(loaded: LoadedConfig) -> None:
                 number,
                 rule.name,
                 _describe_match(rule.match) or "every event",
-                describe_approval(rule),
+                describe_rule_approval(rule),
             )
             for number, rule in enumerate(config.approvals.rules, start=1)
         ],
@@ -112,7 +112,7 @@ def _describe_voter(voter: Voter) -> str:
     return f"{voter.name} ({', '.join(voter.principals)})"
 
 
-def describe_approval(rule: Rule) -> str:
+def describe_rule_approval(rule: Rule) -> str:
     """Return how the events of a rule get approved."""
     quorum = rule.approve
     if not isinstance(quorum, Quorum):
@@ -147,7 +147,7 @@ def _overview_rows(loaded: LoadedConfig) -> Iterator[tuple[str, object]]:
     retain = f"deliveries kept {format_duration(store.retain)}"
     audit_retain = f"the journal {format_duration(store.audit_retain)}"
     yield "store", f"{store.path}; {retain}, {audit_retain}"
-    mode = effective_mode(approvals, "on", trusted=True)
+    mode = effective_approvals_mode(approvals, "on", trusted=True)
     rule_count = pluralize(len(approvals.rules), "rule")
     hold_duration = format_duration(approvals.hold_expires)
     yield "approvals", f"{mode}, {rule_count}; a hold lasts {hold_duration}"
@@ -178,7 +178,7 @@ def _url_origins(sink: SinkSettings) -> str:
     if hasattr(sink, "targets"):
         urls = sink.targets()
     else:
-        urls = (sink.target(),) if hasattr(sink, "target") else ()
+        urls = (sink.receiver_url(),) if hasattr(sink, "receiver_url") else ()
     return ", ".join(str(url.origin()) for url in urls)
 
 

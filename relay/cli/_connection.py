@@ -20,9 +20,9 @@ from yarl import URL
 
 from relay.cli._client import Client
 from relay.cli._local_relay import find_socket
-from relay.cli._options import completed_by
+from relay.cli._options import completion_named
 from relay.cli._profile import DEFAULT_PROFILE, check_private, has_default_profile, read_profile
-from relay.config.location import RelayLocation, locate_relay
+from relay.config.relay_location import RelayLocation, locate_relay
 from relay.errors import ConfigError
 from relay.files import describe_os_error
 from relay.net.tls_context import client_context, default_context
@@ -66,7 +66,7 @@ ProfileName = Annotated[
         "--profile",
         metavar="NAME",
         help="A file of yours with url, key_file and ca_file: ~/.config/imds-relay/NAME.yaml.",
-        autocompletion=completed_by("profiles"),
+        autocompletion=completion_named("profiles"),
     ),
 ]
 SocketConfigFile = Annotated[

@@ -83,11 +83,11 @@ def cloudevent_row(event: Mapping[str, Any]) -> tuple[object, object, object, st
     data = event["data"]
     name = event_name(event["type"])
     family = name.partition(".")[0]
-    details = ", ".join(str(detail) for detail in _details(family, data) if detail)
+    details = ", ".join(str(detail) for detail in _cloudevent_details(family, data) if detail)
     return format_local_time(event["time"], relative=False), name, data.get("principal"), details
 
 
-def _details(family: str, data: Mapping[str, Any]) -> Iterator[object]:
+def _cloudevent_details(family: str, data: Mapping[str, Any]) -> Iterator[object]:
     """Yield the details that the event's name does not tell. Some are empty."""
     match family:
         case "relay":

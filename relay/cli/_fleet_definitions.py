@@ -11,15 +11,15 @@ import typer
 from yarl import URL
 
 from relay.cli._options import ConfigFile
-from relay.cli._output import print_json, print_output, print_status
+from relay.cli._output import print_json, print_output, print_to_stderr
 from relay.cli._tables import print_table
 from relay.config import Config, load
 from relay.errors import ConfigError
 from relay.files import describe_os_error
 from relay.fleet.definitions import (
     SALT_BYTES,
-    ExchangeUse,
     HubAccount,
+    HubExchange,
     fleet_definitions,
     hash_password,
     is_password_hash,
@@ -95,7 +95,7 @@ def definitions(
     answer = fleet_definitions(
         settings,
         _hub_account(loaded, user, url),
-        _vhost(url),
+        _vhost_name(url),
         hashes,
         all_users=all_users,
     )
@@ -104,9 +104,9 @@ def definitions(
     else:
         _print_tables(answer)
     for warning in settings.overlap_warnings():
-        print_status(f"warning: {warning}")
+        print_to_stderr(f"warning: {warning}")
     if settings.declare is True:
-        print_status(
+        print_to_stderr(
             "the hub may make exchanges and queues, because fleet.declare is true: "
             "after the import it needs only declare: passive, and fewer rights"
         )
@@ -118,36 +118,36 @@ def _hub_account(config: Config, user: str, url: URL) -> HubAccount:
     A user has its rights in one place, so the import must not take these away.
     """
     sinks = tuple(
-        ExchangeUse(exchange=sink.exchange, declare=sink.declare)
+        HubExchange(exchange=sink.exchange, declare=sink.declare)
         for sink in config.sinks
         if isinstance(sink, RabbitMQSettings) and _is_same_account(sink.targets()[0], url)
     )
     amqp = config.approvals.amqp
     approvals = None
     if amqp is not None and _is_same_account(amqp.targets()[0], url):
-        approvals = ExchangeUse(exchange=config.approvals_exchange, declare=amqp.declare)
+        approvals = HubExchange(exchange=config.approvals_exchange, declare=amqp.declare)
     return HubAccount(user=user, sinks=sinks, approvals=approvals)
 
 
 def _is_same_account(one: URL, other: URL) -> bool:
-    return (one.host, one.user, _vhost(one)) == (other.host, other.user, _vhost(other))
+    return (one.host, one.user, _vhost_name(one)) == (other.host, other.user, _vhost_name(other))
 
 
-def _vhost(url: URL) -> str:
+def _vhost_name(url: URL) -> str:
     return url.path[1:] or "/"
 
 
 def _password_hashes(hashes: list[str] | tuple[()], files: list[str] | tuple[()]) -> dict[str, str]:
     found: dict[str, str] = {}
     for option in hashes:
-        user, value = _split("--password-hash", option)
+        user, value = _split_user_option("--password-hash", option)
         if not is_password_hash(value):
             raise ConfigError(
                 f"--password-hash: expected a hash that RabbitMQ made for {user}, got another text"
             )
-        _add(found, user, value)
+        _add_password_hash(found, user, value)
     for option in files:
-        user, value = _split("--password-file", option)
+        user, value = _split_user_option("--password-file", option)
         try:
             password = Path(value).read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
@@ -155,18 +155,18 @@ def _password_hashes(hashes: list[str] | tuple[()], files: list[str] | tuple[()]
             raise ConfigError(f"--password-file: {value}: {problem}") from None
         if not password:
             raise ConfigError(f"--password-file: {value}: expected a password, it is empty")
-        _add(found, user, hash_password(password, secrets.token_bytes(SALT_BYTES)))
+        _add_password_hash(found, user, hash_password(password, secrets.token_bytes(SALT_BYTES)))
     return found
 
 
-def _split(name: str, option: str) -> tuple[str, str]:
+def _split_user_option(name: str, option: str) -> tuple[str, str]:
     user, equals, value = option.partition("=")
     if not (user and equals and value):
         raise ConfigError(f"{name}: expected USER and a value with = between them")
     return user, value
 
 
-def _add(found: dict[str, str], user: str, value: str) -> None:
+def _add_password_hash(found: dict[str, str], user: str, value: str) -> None:
     if found.setdefault(user, value) != value:
         raise ConfigError(f"expected one password for {user}, got two")
 

@@ -15,9 +15,9 @@ import typer
 from pydantic import ValidationError
 
 from relay.cli._options import AsJson
-from relay.cli._output import pluralize, print_json, print_status
+from relay.cli._output import pluralize, print_json, print_to_stderr
 from relay.cli._signals import run_until_stopped
-from relay.cli._tables import print_table, progress_bar
+from relay.cli._tables import print_table, show_progress_bar
 from relay.errors import ConfigError
 from relay.fleet.settings import AgentSettings
 from relay.roles.simulated_fleet import (
@@ -93,7 +93,7 @@ def simulate(
     settings = _settings(url, url_file, exchange, hub_user)
     allowed = raise_open_files_limit()
     if agents > allowed:
-        print_status(
+        print_to_stderr(
             f"{pluralize(allowed, 'agent')} instead of {agents}: each needs a connection, and this "
             "process may not open more files (ulimit -n)"
         )
@@ -115,7 +115,7 @@ def simulate(
             "running, and has the user the rights that `imds-relay fleet definitions` prints?"
         ) from None
     if counters:
-        _print(counters[0], as_json=as_json)
+        _print_counters(counters[0], as_json=as_json)
 
 
 def _settings(url: str | None, url_file: Path | None, exchange: str, user: str) -> AgentSettings:
@@ -138,7 +138,7 @@ async def _simulate(
     settings: AgentSettings, plan: FleetPlan, duration: float | None, counters: list[Counters]
 ) -> None:
     async with contextlib.AsyncExitStack() as stack:
-        with progress_bar("connected") as show:
+        with show_progress_bar("connected") as show:
             numbers = count(1)
             fleet = await stack.enter_async_context(
                 simulated_fleet(
@@ -157,7 +157,7 @@ async def _progress(duration: float | None) -> AsyncIterator[None]:
     if duration is None:
         yield
         return
-    with progress_bar("seconds") as show:
+    with show_progress_bar("seconds") as show:
         task = asyncio.create_task(_show_progress(show, duration))
         try:
             yield
@@ -173,7 +173,7 @@ async def _show_progress(show: Callable[[int, int], None], duration: float) -> N
         await asyncio.sleep(_PROGRESS_INTERVAL)
 
 
-def _print(counters: Counters, *, as_json: bool) -> None:
+def _print_counters(counters: Counters, *, as_json: bool) -> None:
     values = {
         **asdict(counters),
         "waiting": counters.waiting,

@@ -13,7 +13,7 @@ from relay.cli._client import Client
 from relay.cli._connection import with_client
 from relay.cli._decision import AZURE_PROCEEDS
 from relay.cli._options import AsJson
-from relay.cli._output import format_local_time, print_json, print_output, print_status
+from relay.cli._output import format_local_time, print_json, print_output, print_to_stderr
 from relay.errors import ConfigError
 from relay.events.timestamps import format_rfc3339
 from relay.settings import parse_duration
@@ -110,7 +110,7 @@ async def add(
         )
     times = _hold_times(starts, ends, duration)
     hold = await relay.post("standing-holds", body={"match": conditions, "reason": reason, **times})
-    print_status(AZURE_PROCEEDS)
+    print_to_stderr(AZURE_PROCEEDS)
     if as_json:
         print_json(hold)
         return

@@ -12,7 +12,7 @@ from relay.cli._client import Client
 from relay.cli._connection import with_client
 from relay.cli._decision import AZURE_PROCEEDS
 from relay.cli._options import AllPages, AsJson
-from relay.cli._output import format_local_time, print_status
+from relay.cli._output import format_local_time, print_to_stderr
 from relay.cli._tables import print_page
 
 Over = Annotated[bool, typer.Option("--over", help="Also those that were ended or expired.")]
@@ -31,7 +31,7 @@ async def list_holds(
     columns = ("hold", "state", "from", "until", "by", "events", "reason")
     print_page(page, columns, _row, empty="no standing holds", as_json=as_json)
     if page["items"] and not as_json:
-        print_status(AZURE_PROCEEDS)
+        print_to_stderr(AZURE_PROCEEDS)
 
 
 def _row(hold: Mapping[str, Any]) -> tuple[object, ...]:

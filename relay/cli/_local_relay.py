@@ -20,12 +20,12 @@ import aiohttp
 from relay.api.local_socket import (
     SERVICE_SOCKET,
     STATE_FILE_HEADER,
-    own_sockets,
+    sockets_of_state_file,
     state_file_id,
     supports_local_sockets,
 )
 from relay.cli._exit_codes import CommandFailed
-from relay.config.location import RelayLocation
+from relay.config.relay_location import RelayLocation
 from relay.errors import ConfigError
 from relay.files import describe_os_error, is_planted, may_exist, symlinks_leading_to
 
@@ -61,7 +61,7 @@ async def find_socket(
         raise ConfigError(f"this system has no local sockets: {_other_ways(location)}")
     problems: list[tuple[Path, str]] = []
     for place in _places(location, service_socket):
-        problem = await _reach(place)
+        problem = await _unreachable_reason(place)
         if problem is None:
             return place
         problems.append((place.path, problem))
@@ -76,7 +76,7 @@ def _places(location: RelayLocation, service_socket: Path) -> Iterator[LocalSock
     for state_file in state_files:
         _refuse_planted_links(state_file)
     sockets = dict.fromkeys(
-        path for state_file in state_files for path in own_sockets(state_file, os.environ)
+        path for state_file in state_files for path in sockets_of_state_file(state_file, os.environ)
     )
     for path in sockets:
         yield LocalSocket(path)
@@ -101,7 +101,7 @@ def _refuse_planted_links(state_file: Path) -> None:
             )
 
 
-async def _reach(place: LocalSocket) -> str | None:
+async def _unreachable_reason(place: LocalSocket) -> str | None:
     """Return why there is no relay for these calls; None if there is one."""
     try:
         # A link is of whoever made it: others can change where it leads.

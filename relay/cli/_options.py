@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 
-def completed_by(name: str) -> Callable[[typer.Context, str], list[str]]:
+def completion_named(name: str) -> Callable[[typer.Context, str], list[str]]:
     """Return the completion of that name in `relay.cli._completion`.
 
     That module is imported when a shell completes, not by each verb.
@@ -31,7 +31,7 @@ EventId = Annotated[
         metavar="EVENT",
         help="An EventId or a unique beginning of it; upper and lower case are the same. "
         "On a hub also EVENTID@SCOPE.",
-        autocompletion=completed_by("event_ids"),
+        autocompletion=completion_named("event_ids"),
     ),
 ]
 Scope = Annotated[
@@ -43,7 +43,7 @@ SinkName = Annotated[
     typer.Argument(
         metavar="SINK",
         help="The sink's name in the configuration.",
-        autocompletion=completed_by("sinks"),
+        autocompletion=completion_named("sinks"),
     ),
 ]
 ConfigFile = Annotated[

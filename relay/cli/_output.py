@@ -22,7 +22,7 @@ def print_output(*lines: str) -> None:
         print(strip_control(line), flush=True)  # noqa: T201  # the output of the command
 
 
-def print_status(line: str) -> None:
+def print_to_stderr(line: str) -> None:
     """Print a line to standard error, so that a program that reads the output does not see it."""
     print(strip_control(line), file=sys.stderr, flush=True)  # noqa: T201  # the output of the command
 

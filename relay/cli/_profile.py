@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from relay.cli._output import print_status
+from relay.cli._output import print_to_stderr
 from relay.config.document import location_prefix, read_document
 from relay.errors import ConfigError
 from relay.files import describe_os_error, may_be_file
@@ -93,7 +93,7 @@ def check_private(file: Path, what: str, *, holds_secret: bool) -> None:
             f"chmod o-rwx {file}"
         )
     if mode & stat.S_IROTH and holds_secret:
-        print_status(
+        print_to_stderr(
             f"warning: everybody on this machine can read {what} {file}: chmod o-rwx {file}"
         )
 

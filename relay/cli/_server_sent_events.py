@@ -35,16 +35,16 @@ class EventStream:
         self.is_broken = False
         *lines, self._unfinished_line = (self._unfinished_line + chunk).split(b"\n")
         for line in lines:
-            yield from self._read_line(line.removesuffix(b"\r"))
+            yield from self._process_line(line.removesuffix(b"\r"))
 
-    def disconnect(self) -> None:
+    def on_disconnected(self) -> None:
         """Drop the unfinished event: the next connection sends it again."""
         self.has_connected = self.is_broken = True
         self._unfinished_line = b""
         self._id = None
         self._data = []
 
-    def _read_line(self, line: bytes) -> Iterator[bytes]:
+    def _process_line(self, line: bytes) -> Iterator[bytes]:
         name, _, value = line.partition(b":")
         value = value.removeprefix(b" ")
         if name == b"id":

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from relay.cli._output import print_json, print_output, print_status, strip_control
+from relay.cli._output import print_json, print_output, print_to_stderr, strip_control
 
 _PIPE_WIDTH = 500
 """Characters in a line where no terminal sets a width: a row is then one line for grep."""
@@ -35,7 +35,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, emp
         print_output(empty)
         return
     cells = [["–" if cell is None else strip_control(str(cell)) for cell in row] for row in rows]
-    widths = _column_widths(list(zip(columns, *cells, strict=True)), _width())
+    widths = _column_widths(list(zip(columns, *cells, strict=True)), _terminal_width())
     if widths is None:
         for row in cells:
             print_output("")
@@ -60,14 +60,14 @@ def _column_widths(columns: Sequence[Sequence[str]], available: int) -> list[int
     for index in sorted(range(len(widths)), key=lambda index: (index != last, -widths[index])):
         if excess <= 0:
             break
-        narrowest = _narrowest(columns[index], is_last=index == last)
+        narrowest = _min_column_width(columns[index], is_last=index == last)
         cut = min(excess, max(0, widths[index] - narrowest))
         widths[index] -= cut
         excess -= cut
     return widths if excess <= 0 else None
 
 
-def _narrowest(column: Sequence[str], *, is_last: bool) -> int:
+def _min_column_width(column: Sequence[str], *, is_last: bool) -> int:
     """Return how narrow a column may be: its words stay whole, but for those of the last one."""
     if is_last:
         return _MIN_LAST_COLUMN_WIDTH
@@ -88,7 +88,7 @@ def print_page(
         return
     print_table(columns, [row(item) for item in page["items"]], empty=empty)
     if page["next"] is not None:
-        print_status("there are more: --all")
+        print_to_stderr("there are more: --all")
 
 
 def print_fields(pairs: Iterable[tuple[str, object]]) -> None:
@@ -103,7 +103,7 @@ def print_fields(pairs: Iterable[tuple[str, object]]) -> None:
 
 
 @contextmanager
-def progress_bar(label: str) -> Iterator[Callable[[int, int], None]]:
+def show_progress_bar(label: str) -> Iterator[Callable[[int, int], None]]:
     """Show a progress bar if standard error is a terminal. Yield a function of done and total."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
@@ -117,12 +117,12 @@ def _new_table(*, show_header: bool) -> Table:
     )
 
 
-def _width() -> int:
+def _terminal_width() -> int:
     return Console().width if sys.stdout.isatty() else _PIPE_WIDTH
 
 
 def _print(table: Table) -> None:
-    console = Console(width=_width(), highlight=False)
+    console = Console(width=_terminal_width(), highlight=False)
     with console.capture() as capture:
         console.print(table)
     # Rich pads each row to the width of its columns. A pipe should not see the padding.

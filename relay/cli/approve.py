@@ -16,7 +16,7 @@ from relay.cli._event_lookup import get_event
 from relay.cli._event_text import describe_waits, event_fields, vote_count
 from relay.cli._exit_codes import CommandFailed
 from relay.cli._options import AsJson, EventId
-from relay.cli._output import print_json, print_output, print_status
+from relay.cli._output import print_json, print_output, print_to_stderr
 from relay.cli._standing_hold_text import describe_holds_in_force
 from relay.errors import ConfigError
 
@@ -71,10 +71,10 @@ async def approve(
 def _print_question(event: Mapping[str, Any]) -> None:
     for name, value in event_fields(event):
         if value is not None:
-            print_status(f"{name:<11} {value}")
+            print_to_stderr(f"{name:<11} {value}")
     machines = len(event["resources"])
     scope = f", for all {machines} machines" if machines > 1 else ""
-    print_status(
+    print_to_stderr(
         f"Approval lets Azure start it at once{scope}. "
         "Without it Azure proceeds at NotBefore regardless."
     )
@@ -86,7 +86,7 @@ def _is_confirmed() -> bool:
     try:
         return typer.confirm("Approve this?", err=True)
     except typer.Abort:
-        print_status("")  # ends the line of the question
+        print_to_stderr("")  # ends the line of the question
         return False
     finally:
         signal.signal(signal.SIGINT, loop_handler)

@@ -26,7 +26,7 @@ from relay.cli._output import (
     print_output,
 )
 from relay.cli._tables import print_table
-from relay.config.location import locate_relay
+from relay.config.relay_location import locate_relay
 from relay.errors import ConfigError
 from relay.files import may_exist
 from relay.outbox import Head
@@ -171,7 +171,7 @@ def _open_journal(
 
     Raises StoreError if the file is no store, and CommandFailed if reading it fails.
     """
-    path = store or configured_store(config)
+    path = store or configured_state_file(config)
     with closing(open_for_reading(path)) as connection:
         try:
             connection.execute("BEGIN")
@@ -180,7 +180,7 @@ def _open_journal(
             raise CommandFailed(f"the journal in {path} cannot be read: {error}") from error
 
 
-def configured_store(config: Path | None, *, service_store: Path = SERVICE_STORE) -> Path:
+def configured_state_file(config: Path | None, *, service_store: Path = SERVICE_STORE) -> Path:
     """Return the state file of the configuration, or else that of the service if it exists."""
     path = locate_relay(config).state_file
     return service_store if not may_exist(path) and may_exist(service_store) else path

@@ -12,13 +12,19 @@ import typer
 
 from relay.api.diagnostics import static_findings
 from relay.api.server.tls import make_server_context
-from relay.approvals.engine import effective_mode
+from relay.approvals.engine import effective_approvals_mode
 from relay.approvals.limits import Limit
 from relay.approvals.status import ApprovalStatus, rule_for
 from relay.approvals.transitions import next_transitions
-from relay.cli._configuration_text import describe_approval, describe_max, print_configuration
+from relay.cli._configuration_text import describe_max, describe_rule_approval, print_configuration
 from relay.cli._options import AsJson, ConfigFile
-from relay.cli._output import format_local_time, join_names, print_json, print_output, print_status
+from relay.cli._output import (
+    format_local_time,
+    join_names,
+    print_json,
+    print_output,
+    print_to_stderr,
+)
 from relay.cli._tables import print_table
 from relay.config import Config, load
 from relay.config.warnings import config_warnings
@@ -73,12 +79,12 @@ def check(
     if events is not None:
         _print_decisions(events)
     for warning in warnings:
-        print_status(f"warning: {warning}")
+        print_to_stderr(f"warning: {warning}")
 
 
 def evaluate_rules(config: Config, document: Document, now: datetime) -> Iterator[dict[str, Any]]:
     """Yield what the rules would decide about each event of a document without any vote."""
-    mode = effective_mode(config.approvals, "on", trusted=True)
+    mode = effective_approvals_mode(config.approvals, "on", trusted=True)
     for event in document.events:
         occurrence = _new_occurrence(event, document.incarnation, config.scope)
         rule = rule_for(config.approvals.rules, occurrence, now)
@@ -142,7 +148,7 @@ def _describe_consequence(status: ApprovalStatus, limits: Sequence[Limit]) -> st
         return "nothing, NotBefore has passed"
     if status.rule is None:
         return "nothing: no rule, no approval"
-    parts = [describe_approval(status.rule)]
+    parts = [describe_rule_approval(status.rule)]
     closes_at = status.voting_closes_at
     if closes_at is not None and status.quorum is not None:
         verb = "closes" if status.now < closes_at else "closed"

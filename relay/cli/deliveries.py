@@ -17,7 +17,7 @@ from relay.cli._output import (
     pluralize,
     print_json,
     print_output,
-    print_status,
+    print_to_stderr,
 )
 from relay.cli._tables import print_fields, print_page, print_table
 from relay.events.cloudevent import event_name
@@ -68,7 +68,7 @@ async def deliveries(
     columns = ("tried", "took", "outcome", "status", "answer")
     print_table(columns, rows, empty="it was not tried yet")
     if details.get("next") is not None:
-        print_status("there were more tries before: --all")
+        print_to_stderr("there were more tries before: --all")
 
 
 def print_deliveries(page: Mapping[str, Any], *, empty: str, as_json: bool) -> None:

@@ -9,11 +9,11 @@ from typing import Annotated, Any
 import typer
 
 from relay.amqp.diagnostics import diagnose as diagnose_broker
-from relay.amqp.topology import approvals_of_scope
+from relay.amqp.topology import approvals_queue_of_scope
 from relay.api.diagnostics import diagnose as diagnose_api
 from relay.cli._exit_codes import EXIT_DONE, EXIT_FAILED
 from relay.cli._options import AsJson, ConfigFile
-from relay.cli._output import pluralize, print_json, print_output, print_status
+from relay.cli._output import pluralize, print_json, print_output, print_to_stderr
 from relay.cli._tables import print_table
 from relay.clock import Clock, SystemClock
 from relay.config import Config, LoadedConfig, load, sink_modules
@@ -83,7 +83,7 @@ async def _diagnose(loaded: LoadedConfig, clock: Clock, *, poll: bool) -> list[F
             required="auto" in (config.scope, config.relay),
             poll=poll,
             running=is_running,
-            progress=print_status,
+            progress=print_to_stderr,
         )
     scope = _effective_scope(config, instance)
     vm_id = instance.vm_id if instance is not None else None
@@ -100,7 +100,7 @@ async def _diagnose(loaded: LoadedConfig, clock: Clock, *, poll: bool) -> list[F
         ),
         *api_findings,
         *source_findings,
-        *_diagnose_vm_names(config, instance),
+        *_report_vm_names(config, instance),
         *store_findings,
         *(finding for findings in sink_findings for finding in findings),
         *await _diagnose_fleet(config, scope, instance),
@@ -126,7 +126,7 @@ async def _diagnose_sink(settings: SinkSettings, clock: Clock, scope: str) -> li
     return findings
 
 
-def _diagnose_vm_names(config: Config, instance: Instance | None) -> list[Finding]:
+def _report_vm_names(config: Config, instance: Instance | None) -> list[Finding]:
     if instance is None:
         return []
     names = resource_names(instance, socket.gethostname())
@@ -158,7 +158,7 @@ async def _diagnose_approvals_over_amqp(config: Config, scope: str) -> list[Find
         return []
     exchange = config.approvals_exchange
     is_hub = isinstance(config.fleet, HubSettings)
-    queue = hub_approvals(exchange) if is_hub else approvals_of_scope(exchange, scope)
+    queue = hub_approvals(exchange) if is_hub else approvals_queue_of_scope(exchange, scope)
     return await diagnose_broker(
         "approvals.amqp", amqp.targets(), queue.topology, amqp.declare, reads=(queue.name,)
     )

@@ -29,7 +29,7 @@ async def explain(
     print_fields(_decision_fields(explanation))
     print_output("")
     rows = [
-        (rule["name"], _rule_effect(rule), format_local_time(rule["turns"]))
+        (rule["name"], _describe_rule_match(rule), format_local_time(rule["turns"]))
         for rule in explanation["rules"]
     ]
     print_table(("rule", "why", "hours turn"), rows, empty="no rules: nothing is approved")
@@ -75,7 +75,7 @@ def _votes_and_holds(explanation: Mapping[str, Any]) -> Iterator[tuple[str, obje
         yield "held by", f"{hold['principal']} until {hold_until}; {explanation['holdMeans']}"
 
 
-def _rule_effect(rule: Mapping[str, Any]) -> str:
+def _describe_rule_match(rule: Mapping[str, Any]) -> str:
     if rule["decides"]:
         return "decides"
     if rule["unmet"]:

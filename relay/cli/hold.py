@@ -12,7 +12,7 @@ from relay.cli._output import (
     join_names,
     print_json,
     print_output,
-    print_status,
+    print_to_stderr,
 )
 
 
@@ -32,9 +32,9 @@ async def hold(
     """
     shown = await get_event(relay, event)
     answer = await decide(relay, shown, "hold", revision=revision, reason=reason)
-    print_status(AZURE_PROCEEDS)
+    print_to_stderr(AZURE_PROCEEDS)
     if "notice" in answer:
-        print_status(f"Note: {answer['notice']}.")
+        print_to_stderr(f"Note: {answer['notice']}.")
     if as_json:
         print_json(answer)
         return

@@ -10,9 +10,9 @@ import typer
 from relay.cli._client import Client
 from relay.cli._connection import with_client
 from relay.cli._event_lookup import event_id_of
-from relay.cli._options import completed_by
+from relay.cli._options import completion_named
 from relay.cli._output import pluralize, print_output
-from relay.cli._tables import progress_bar
+from relay.cli._tables import show_progress_bar
 from relay.events.catalog import CATALOG
 from relay.events.cloudevent import event_name
 from relay.events.timestamps import format_rfc3339, parse_timestamp
@@ -36,7 +36,7 @@ async def redeliver(
             "--sink",
             metavar="SINK",
             help="Those of this sink.",
-            autocompletion=completed_by("sinks"),
+            autocompletion=completion_named("sinks"),
         ),
     ] = None,
     event_type: Annotated[
@@ -45,7 +45,7 @@ async def redeliver(
             "--type",
             metavar="TYPE",
             help="Such as event.scheduled.",
-            autocompletion=completed_by("event_types"),
+            autocompletion=completion_named("event_types"),
         ),
     ] = None,
     event: Annotated[
@@ -54,7 +54,7 @@ async def redeliver(
             "--event",
             metavar="EVENT",
             help="Those about this EventId, or a unique beginning of it.",
-            autocompletion=completed_by("event_ids"),
+            autocompletion=completion_named("event_ids"),
         ),
     ] = None,
     since: Annotated[
@@ -95,7 +95,7 @@ async def redeliver(
 async def _redeliver_in_batches(relay: Client, selection: dict[str, Any]) -> int:
     """Redeliver in batches, which keeps each call short and shows progress. Return the number."""
     count, has_more = 0, True
-    with progress_bar("sent again") as show_progress:
+    with show_progress_bar("sent again") as show_progress:
         while has_more:
             batch = await relay.post("dead-letters", "redeliver", body=selection)
             count += int(batch["redelivered"])

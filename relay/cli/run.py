@@ -14,7 +14,7 @@ import typer
 from relay import app
 from relay.cli._exit_codes import CommandFailed, error_text, exit_code, unwrap_exception_group
 from relay.cli._options import ConfigFile
-from relay.config import LoadedConfig, find_log_form, load
+from relay.config import LoadedConfig, find_log_format, load
 from relay.errors import ConfigError, RelayError
 from relay.log_fields import with_fields
 from relay.telemetry import TelemetrySettings
@@ -30,7 +30,7 @@ def run(config: ConfigFile = None) -> None:
     The log goes to standard error. SIGHUP and `imds-relay reload` read the configuration again.
     """
     app.hold_hangups()
-    form = find_log_form(config)
+    form = find_log_format(config)
     if form == "json":
         configure_logging(TelemetrySettings(log=form))
     try:
@@ -55,7 +55,7 @@ class _ConfigSource:
         """Load it for the first time. Raises ConfigError."""
         self._file = file
         self.in_force = self._newest = load(file)
-        configure_logging(self.in_force.config.telemetry, self._secrets)
+        configure_logging(self.in_force.config.telemetry, self._secrets_to_hide)
 
     def load(self) -> LoadedConfig:
         """Load it again. Raises ConfigError.
@@ -69,13 +69,13 @@ class _ConfigSource:
         """Log from now on as this configuration says."""
         before, self.in_force = self.in_force, loaded
         if loaded.config.telemetry != before.config.telemetry:
-            configure_logging(loaded.config.telemetry, self._secrets)
+            configure_logging(loaded.config.telemetry, self._secrets_to_hide)
 
-    def _secrets(self) -> Iterator[str]:
+    def _secrets_to_hide(self) -> Iterator[str]:
         """Yield the secrets in force, and those of a configuration that is being taken over."""
-        yield from self.in_force.config.reveal_everything()
+        yield from self.in_force.config.iter_secrets()
         if self._newest is not self.in_force:
-            yield from self._newest.config.reveal_everything()
+            yield from self._newest.config.iter_secrets()
 
 
 def _run(source: _ConfigSource) -> None:

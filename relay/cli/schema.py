@@ -8,7 +8,7 @@ import typer
 
 from relay.api.schema.asyncapi import asyncapi_document
 from relay.chat.platforms.slack.manifest import manifest
-from relay.cli._options import completed_by
+from relay.cli._options import completion_named
 from relay.cli._output import print_json
 from relay.cli._tables import print_table
 from relay.errors import ConfigError
@@ -22,7 +22,7 @@ def schema(
         typer.Argument(
             metavar="TYPE",
             help="Such as event.scheduled, or asyncapi, or slack-manifest. Default: all types.",
-            autocompletion=completed_by("schemas"),
+            autocompletion=completion_named("schemas"),
         ),
     ] = None,
     *,

@@ -7,7 +7,7 @@ from relay.cli._connection import with_client
 from relay.cli._event_lookup import call_about_event
 from relay.cli._event_text import cloudevent_row, event_fields
 from relay.cli._options import AllPages, AsJson, EventId, Scope
-from relay.cli._output import format_local_time, print_json, print_output, print_status
+from relay.cli._output import format_local_time, print_json, print_output, print_to_stderr
 from relay.cli._tables import print_fields, print_table
 from relay.events.cloudevent import event_name
 
@@ -71,4 +71,4 @@ async def show(
         empty="nothing was sent: no sink wants it",
     )
     if details.get("next") is not None:
-        print_status("more happened before: --all")
+        print_to_stderr("more happened before: --all")

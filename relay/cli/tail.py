@@ -12,7 +12,7 @@ from relay.cli._client import Client
 from relay.cli._connection import with_client
 from relay.cli._event_text import cloudevent_row
 from relay.cli._options import AsJson
-from relay.cli._output import join_names, print_json_line, print_output, print_status
+from relay.cli._output import join_names, print_json_line, print_output, print_to_stderr
 from relay.cli._server_sent_events import EventStream
 from relay.cli._signals import run_until_stopped
 
@@ -31,9 +31,9 @@ async def _follow(relay: Client, *, as_json: bool) -> None:
     delay = _MIN_RECONNECT_DELAY
     while True:
         try:
-            async with relay.stream("stream", headers=stream.request_headers()) as chunks:
+            async with relay.stream_chunks("stream", headers=stream.request_headers()) as chunks:
                 if stream.is_broken:
-                    print_status("connected again; no event is missing")
+                    print_to_stderr("connected again; no event is missing")
                 async for chunk in chunks:
                     delay = _MIN_RECONNECT_DELAY
                     for data in stream.feed(chunk):
@@ -44,8 +44,8 @@ async def _follow(relay: Client, *, as_json: bool) -> None:
                 raise
             reason = str(error)
         if not stream.is_broken:
-            print_status(f"{reason}; trying again until the relay answers")
-        stream.disconnect()
+            print_to_stderr(f"{reason}; trying again until the relay answers")
+        stream.on_disconnected()
         await asyncio.sleep(delay)
         delay = min(2 * delay, _MAX_RECONNECT_DELAY)
 

@@ -24,11 +24,11 @@ from relay.config.document import (
     override_values,
     read_document,
 )
-from relay.config.file import DEFAULT_PATHS, find_own_file
+from relay.config.file import DEFAULT_PATHS, find_trusted_file
 from relay.config.kinds import load_kinds, sink_modules
-from relay.config.log_form import find_log_form
+from relay.config.log_format import find_log_format
 from relay.config.model import NO_RULE_FOR_USER_EVENTS, Config
-from relay.config.problems import ConfigInput, describe_errors
+from relay.config.problems import ConfigInputs, describe_errors
 from relay.errors import ConfigError
 
 __all__ = [
@@ -37,7 +37,7 @@ __all__ = [
     "NO_RULE_FOR_USER_EVENTS",
     "Config",
     "LoadedConfig",
-    "find_log_form",
+    "find_log_format",
     "load",
     "sink_modules",
 ]
@@ -69,7 +69,7 @@ def load(
     default_paths: Sequence[Path] = DEFAULT_PATHS,
 ) -> LoadedConfig:
     """Find, read and check the document. Raises ConfigError with a line for each error."""
-    file = find_own_file(path, environment, default_paths)
+    file = find_trusted_file(path, environment, default_paths)
     document = read_document(file) if file is not None else {}
     values = expand_variables(file, document, environment)
     variables = {
@@ -86,7 +86,7 @@ def load(
             config, file, is_empty, {key: line for key, line in lines.items() if line is not None}
         )
     except ValidationError as error:
-        config_input = ConfigInput(
+        config_input = ConfigInputs(
             file=file,
             document=document if file is not None else None,
             values=values,

@@ -55,7 +55,7 @@ def read_document(file: Traversable) -> Any:
         if isinstance(error, DuplicateKeyError):
             first = _describe_first_key(text, error)
         raise ConfigError(
-            f"{file}{line}: expected YAML: {_redact_values(problem)}{first}"
+            f"{file}{line}: expected YAML: {_redact_parser_message(problem)}{first}"
         ) from None
     except RecursionError:
         raise ConfigError(f"{file}: expected YAML with less nesting") from None
@@ -106,7 +106,7 @@ def _mappings(node: Any) -> Iterator[MappingNode]:
             nodes += node.value
 
 
-def _redact_values(problem: str) -> str:
+def _redact_parser_message(problem: str) -> str:
     """Remove values from a parser's message: any of them may be a secret.
 
     Examples are 'found duplicate key "url" with value "amqp://user:password@…"', and undefined
@@ -176,7 +176,7 @@ def override_values(values: dict[str, Any], variables: Mapping[str, str]) -> Non
         twin = last.removesuffix("_file") if last.endswith("_file") else f"{last}_file"
         if f"{VARIABLE_PREFIX}{'__'.join((*path, twin)).upper()}" not in variables:
             section.pop(twin, None)
-        section[last] = _parse_variable(name, variables[name])
+        section[last] = _parse_variable_value(name, variables[name])
 
 
 def path_of_variable(name: str) -> list[str]:
@@ -184,7 +184,7 @@ def path_of_variable(name: str) -> list[str]:
     return name.removeprefix(VARIABLE_PREFIX).lower().split("__")
 
 
-def _parse_variable(name: str, text: str) -> Any:
+def _parse_variable_value(name: str, text: str) -> Any:
     if text in _KEYWORDS:
         return _KEYWORDS[text]
     if not text.lstrip().startswith(("[", "{")):

@@ -25,7 +25,7 @@ def find_file(
     return next((place for place in default_paths if may_be_file(place)), None)
 
 
-def find_own_file(
+def find_trusted_file(
     path: Path | None, environment: Mapping[str, str], default_paths: Sequence[Path] = DEFAULT_PATHS
 ) -> Path | None:
     """Do as `find_file`. Raises ConfigError for a file that nobody named and a stranger planted."""

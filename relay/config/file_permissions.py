@@ -18,7 +18,7 @@ _PUBLIC_FILES = frozenset({"cert_file", "ca_file", "client_ca_file"})
 
 def diagnose_secret_files(loaded: LoadedConfig) -> list[Finding]:
     """Return a finding for each secret file that others can read or write; else one that is ok."""
-    values = list(_values_in("", loaded.config))
+    values = list(_leaf_values("", loaded.config))
     files = {
         value: key_path
         for key_path, value in values
@@ -61,7 +61,7 @@ def _names_secret_file(key_path: str) -> bool:
     return key.endswith("_file") and key not in _PUBLIC_FILES
 
 
-def _values_in(key_path: str, value: Any) -> Iterator[tuple[str, Any]]:
+def _leaf_values(key_path: str, value: Any) -> Iterator[tuple[str, Any]]:
     """Yield each value without parts that is in a section, with its key path."""
     parts: Iterable[tuple[str | int, Any]]
     if isinstance(value, BaseModel):
@@ -74,4 +74,4 @@ def _values_in(key_path: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield key_path, value
         return
     for name, part in parts:
-        yield from _values_in(f"{key_path}.{name}".removeprefix("."), part)
+        yield from _leaf_values(f"{key_path}.{name}".removeprefix("."), part)

@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any, get_args
 
 from relay import plugins, sinks
-from relay.approvals.principals import declare_chat_principals
+from relay.approvals.principals import declare_chat_principal_form
 from relay.chat import ChatSettings, platforms
 from relay.errors import ConfigError
 from relay.plugins import BrokenPlugin
@@ -55,7 +55,7 @@ def _check_platform(name: str, module: ModuleType) -> None:
 
 def _declare_principals(module: ModuleType) -> None:
     if module.Settings.principals is not None:
-        declare_chat_principals(module.Settings.principals)
+        declare_chat_principal_form(module.Settings.principals)
 
 
 def _check_module(name: str, module: ModuleType, base: type[SinkSettings]) -> None:

@@ -24,7 +24,7 @@ def describe_unknown_key(root: type[BaseModel], location: Sequence[str | int]) -
     elsewhere = [
         f"{name}.{key}"
         for name, field in root.model_fields.items()
-        for section in _sections_in(field.annotation)
+        for section in _sections_in_annotation(field.annotation)
         if name != location[0] and key in _keys_of(section)
     ]
     if elsewhere:
@@ -38,25 +38,27 @@ def _keys_at(root: type[BaseModel], location: Sequence[str | int]) -> list[str]:
     for part in location:
         if isinstance(part, int):
             continue
-        fields = [_field(section, part) for section in sections]
+        fields = [_find_field(section, part) for section in sections]
         inner = [
             found
             for field in fields
             if field is not None
-            for found in _sections_in(field.annotation)
+            for found in _sections_in_annotation(field.annotation)
         ]
         # Else the part is the name of an alternative, such as the kind of a sink.
-        sections = inner or [each for each in sections if _is_alternative(each, part)] or sections
+        sections = (
+            inner or [each for each in sections if _is_union_member_named(each, part)] or sections
+        )
     return list(dict.fromkeys(key for section in sections for key in _keys_of(section)))
 
 
-def _field(section: type[BaseModel], key: str) -> Any:
+def _find_field(section: type[BaseModel], key: str) -> Any:
     return next(
         (field for name, field in section.model_fields.items() if key in (field.alias, name)), None
     )
 
 
-def _is_alternative(section: type[BaseModel], name: str) -> bool:
+def _is_union_member_named(section: type[BaseModel], name: str) -> bool:
     if section.__name__ == name:
         return True
     return any(
@@ -69,8 +71,8 @@ def _keys_of(section: type[BaseModel]) -> list[str]:
     return [field.alias or name for name, field in section.model_fields.items()]
 
 
-def _sections_in(annotation: Any) -> Iterator[type[BaseModel]]:
+def _sections_in_annotation(annotation: Any) -> Iterator[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for inner in get_args(annotation):
-        yield from _sections_in(inner)
+        yield from _sections_in_annotation(inner)

@@ -10,14 +10,14 @@ from pydantic import Field, model_validator
 
 from relay.api import ApiSettings
 from relay.approvals import ONE_MACHINE_VOTES, ApprovalsSettings
-from relay.approvals.machines import most_votes, names_machines
+from relay.approvals.machine_principals import max_possible_votes, names_machines
 from relay.approvals.rules import Quorum, Rule, eligible_voters, person_for
 from relay.chat import ChatSettings
 from relay.config.fleet_roles import check_agent, check_hub
 from relay.config.kinds import sink_modules
 from relay.config.shared_secrets import check_secrets_not_shared
 from relay.config.voters import Voter, check_principals, voters_by_rule
-from relay.events.match import matches_any
+from relay.events.match import matches_any_pattern
 from relay.fleet.settings import AgentSettings, FleetSettings, HubSettings
 from relay.imds import SourceSettings
 from relay.imds.api_versions import SOURCE_SINCE
@@ -121,7 +121,7 @@ class Config(Section):
         return isinstance(self.fleet, HubSettings)
 
     @model_validator(mode="after")
-    def _check_secrets(self) -> Config:
+    def _check_secrets_not_shared(self) -> Config:
         check_secrets_not_shared(self.sinks, self.api.clients)
         return self
 
@@ -130,7 +130,7 @@ class Config(Section):
         check_principals(self.approvals, self.api, self.fleet)
         for rule, quorum, able in self.voters_by_rule:
             names = [voter.name for voter in able]
-            if most_votes(names, each_resource=quorum.each_resource) < quorum.votes:
+            if max_possible_votes(names, each_resource=quorum.each_resource) < quorum.votes:
                 has_machines = any(map(names_machines, names)) and not quorum.each_resource
                 raise ValueError(
                     f"approvals.rules.{rule.name}.approve: expected {quorum.votes} who may vote, "
@@ -193,5 +193,5 @@ class Config(Section):
 
 def _delivers_approval_answers(sink: SinkSettings) -> bool:
     return sink.kind == "rabbitmq" and all(
-        matches_any(sink.events, event_type) for event_type in _APPROVAL_ANSWER_TYPES
+        matches_any_pattern(sink.events, event_type) for event_type in _APPROVAL_ANSWER_TYPES
     )

@@ -58,7 +58,7 @@ _TAGS: Mapping[str | int, str] = {"fleet": "role"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConfigInput:
+class ConfigInputs:
     """Everything that a configuration was read from."""
 
     file: Path | None
@@ -77,7 +77,7 @@ class ConfigInput:
     """The section that is the whole document."""
 
 
-def describe_errors(error: ValidationError, config_input: ConfigInput) -> Iterator[str]:
+def describe_errors(error: ValidationError, config_input: ConfigInputs) -> Iterator[str]:
     """Yield one line for each place with an error."""
     errors_by_path: dict[KeyPath, list[ErrorDetails]] = {}
     for details in error.errors(include_url=False):
@@ -121,7 +121,7 @@ def _path_of_error(error: ErrorDetails, values: Any) -> KeyPath:
     node = values
     for index, part in enumerate(error["loc"]):
         is_sink_kind = index == 2 and error["loc"][0] == "sinks"
-        if part in _keys(node) and not is_sink_kind:
+        if part in _keys_of_node(node) and not is_sink_kind:
             path.append(part)
             node = node[part]
     if error["type"] == "missing":
@@ -132,25 +132,25 @@ def _path_of_error(error: ErrorDetails, values: Any) -> KeyPath:
         path.extend(wrong_value.path)
     elif error["type"] == "value_error":
         key = _error_message(error).partition(": ")[0]
-        if key in _keys(node):
+        if key in _keys_of_node(node):
             path.append(key)
     return tuple(path)
 
 
-def _keys(node: Any) -> Collection[str | int]:
+def _keys_of_node(node: Any) -> Collection[str | int]:
     if isinstance(node, dict):
         return node
     return range(len(node)) if isinstance(node, list) else ()
 
 
-def _location(path: KeyPath, config_input: ConfigInput) -> str:
+def _location(path: KeyPath, config_input: ConfigInputs) -> str:
     variable = _variable_of(path, config_input)
     if variable is not None:
         return f"environment variable {variable}: {format_path(path)}: "
     return location_prefix(config_input.file, config_input.document, path)
 
 
-def _variable_of(path: KeyPath, config_input: ConfigInput) -> str | None:
+def _variable_of(path: KeyPath, config_input: ConfigInputs) -> str | None:
     """Return the environment variable that a value comes from; None if it is the document."""
     for name in config_input.variables:
         pairs = zip(path, path_of_variable(name), strict=False)
@@ -160,7 +160,7 @@ def _variable_of(path: KeyPath, config_input: ConfigInput) -> str | None:
 
 
 def _describe_problem(
-    errors: Sequence[ErrorDetails], path: KeyPath, config_input: ConfigInput
+    errors: Sequence[ErrorDetails], path: KeyPath, config_input: ConfigInputs
 ) -> str:
     first = errors[0]
     if first["type"] == "extra_forbidden":
@@ -179,11 +179,11 @@ def _describe_problem(
         return sentence
     text = f"{sentence}; got {_shown_value(first, path, config_input)}"
     if first["type"] == "union_tag_invalid":
-        text += _describe_wrong_kind(first, config_input)
+        text += _describe_unknown_sink_kind(first, config_input)
     return text
 
 
-def _describe_wrong_kind(error: ErrorDetails, config_input: ConfigInput) -> str:
+def _describe_unknown_sink_kind(error: ErrorDetails, config_input: ConfigInputs) -> str:
     """Return what may be meant by a kind of sink that is unknown, as the end of a sentence."""
     kind = str(error["ctx"]["tag"])
     if kind in config_input.broken_kinds:
@@ -192,7 +192,7 @@ def _describe_wrong_kind(error: ErrorDetails, config_input: ConfigInput) -> str:
     return f"; did you mean {close}?" if close else ""
 
 
-def _describe_expectation(error: ErrorDetails, path: KeyPath, config_input: ConfigInput) -> str:
+def _describe_expectation(error: ErrorDetails, path: KeyPath, config_input: ConfigInputs) -> str:
     if isinstance(wrong_value := error.get("ctx", {}).get("error"), WrongValue):
         return wrong_value.problem + _describe_other_place(wrong_value, path, config_input)
     if error["type"] == "union_tag_not_found":
@@ -205,7 +205,7 @@ def _describe_expectation(error: ErrorDetails, path: KeyPath, config_input: Conf
     return _error_message(error).removeprefix(f"{path[-1]}: " if path else "")
 
 
-def _describe_other_place(error: WrongValue, path: KeyPath, config_input: ConfigInput) -> str:
+def _describe_other_place(error: WrongValue, path: KeyPath, config_input: ConfigInputs) -> str:
     """Return where the first one of two equal values is, as the end of a sentence."""
     if error.other is None:
         return ""
@@ -218,7 +218,7 @@ def _error_message(error: ErrorDetails) -> str:
     return error["msg"].removeprefix("Value error, ")
 
 
-def _shown_value(error: ErrorDetails, path: KeyPath, config_input: ConfigInput) -> str:
+def _shown_value(error: ErrorDetails, path: KeyPath, config_input: ConfigInputs) -> str:
     """Return a short value as it was written, and only the type of a long one. Hides secrets.
 
     Examples: ``timeout: 0s`` gives ``'0s'``, ``sinks: {}`` gives ``a mapping``.

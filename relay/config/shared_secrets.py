@@ -28,7 +28,7 @@ def check_secrets_not_shared(sinks: Sequence[SinkSettings], clients: Sequence[Cl
 
     The values are compared, also those in files and behind digests, and never shown.
     """
-    for index, problem in _shared_secrets(sinks, clients):
+    for index, problem in _clients_sharing_secrets(sinks, clients):
         raise WrongValue(("api", "clients", index), problem)
 
 
@@ -46,7 +46,7 @@ async def watch_secrets(
     state_log = LogOnce(_log)
     while True:
         await clock.sleep(CHECK_INTERVAL)
-        problems = dict(_shared_secrets(sinks, clients))
+        problems = dict(_clients_sharing_secrets(sinks, clients))
         suspend({clients[index].name for index in problems})
         if problems:
             state_log.log(
@@ -58,7 +58,7 @@ async def watch_secrets(
             state_log.log(logging.DEBUG, "no client has a secret of a sink or another client")
 
 
-def _shared_secrets(
+def _clients_sharing_secrets(
     sinks: Sequence[SinkSettings], clients: Sequence[Client]
 ) -> Iterator[tuple[int, str]]:
     """Yield the index of each client that shares a secret, and what is wrong."""
@@ -87,7 +87,7 @@ def _shared_secrets(
 
 def _fingerprints(sink: SinkSettings) -> Iterator[bytes]:
     """Yield everything that a credential of a client would equal if it were a secret of a sink."""
-    for secret in sink.reveal_everything():
+    for secret in sink.iter_secrets():
         for text in {secret, *secret.split(), *_SEPARATORS.split(secret)}:
             yield hashlib.sha256(text.encode()).digest()
             with suppress(ValueError):  # most are no signing secrets

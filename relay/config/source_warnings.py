@@ -8,7 +8,7 @@ from relay.config.model import Config
 from relay.events.match import Match
 from relay.fleet.settings import AgentSettings, HubSettings
 from relay.imds import DISCOVER
-from relay.imds.api_versions import API_VERSIONS, NEWEST_API_VERSION, unmet_conditions
+from relay.imds.api_versions import API_VERSIONS, NEWEST_API_VERSION, find_impossible_conditions
 
 
 def source_warnings(config: Config) -> Iterator[str]:
@@ -31,15 +31,15 @@ def source_warnings(config: Config) -> Iterator[str]:
         )
     if isinstance(config.fleet, AgentSettings):
         return
-    for place, match in conditions_by_place(config):
-        for reason in unmet_conditions(match, source.api_version):
+    for place, match in all_match_conditions(config):
+        for reason in find_impossible_conditions(match, source.api_version):
             yield (
                 f"{place} never matches with source.api_version {source.api_version}: {reason}. "
                 f"Remedy: api_version: {NEWEST_API_VERSION}"
             )
 
 
-def conditions_by_place(config: Config) -> Iterator[tuple[str, Match]]:
+def all_match_conditions(config: Config) -> Iterator[tuple[str, Match]]:
     """Yield the conditions of the configuration, each with what has them."""
     for rule in config.approvals.rules:
         yield f"rule {rule.name}", rule.match

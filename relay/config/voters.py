@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from relay.api import ApiSettings
 from relay.approvals import ApprovalsSettings
-from relay.approvals.machines import names_machines, overlap
+from relay.approvals.machine_principals import names_machines, overlap
 from relay.approvals.principals import VM_PREFIX, is_chat_principal
 from relay.approvals.rules import (
     Quorum,

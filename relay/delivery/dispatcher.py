@@ -17,7 +17,7 @@ from relay.delivery.circuit_breaker import CircuitState
 from relay.delivery.result_recorder import ResultRecorder
 from relay.delivery.routing import wants
 from relay.delivery.worker import Worker
-from relay.events.build import ReportRelayEvent
+from relay.events.build import RecordRelayEvent
 from relay.events.tracing import RecordSpan
 from relay.histogram import Histogram
 from relay.outbox import AttemptOutcome, Entry, EntryState, RecordedEvent, SinkState
@@ -85,7 +85,7 @@ class Dispatcher:
         sinks: Mapping[str, tuple[SinkSettings, Sink]],
         store: Store,
         clock: Clock,
-        report: ReportRelayEvent,
+        report: RecordRelayEvent,
         record_span: RecordSpan | None = None,
     ) -> None:
         self._store = store
@@ -279,7 +279,7 @@ class Dispatcher:
             oldest_age=None if age is None else max(0.0, age),
         )
 
-    def worker(self, name: str) -> Worker:
+    def get_worker(self, name: str) -> Worker:
         """Return the worker of a sink. Raises KeyError if there is no such sink."""
         return self._workers[name]
 
@@ -354,7 +354,7 @@ def redeliver_matching(
         )
         tx.redelivered.extend(entries)
         ids = [entry.id for entry in entries]
-        remaining = tx.deliveries.count_dead_letters(
+        remaining = tx.deliveries.count_matching_dead_letters(
             dead_letters, after=max(ids, default=after), until=until
         )
         return ids, remaining
@@ -386,4 +386,4 @@ def _add_sink(tx: Transaction, sink: SinkSettings, now: datetime) -> None:
     for occurrence in tx.snapshot.live():
         position = tx.journal.last_change_position(occurrence.key)
         if position is not None and wants(sink, tx.journal.event(position)):
-            tx.add_entry(position, sink.name, now)
+            tx.add_entry_for_new_sink(position, sink.name, now)

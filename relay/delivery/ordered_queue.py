@@ -45,7 +45,7 @@ class _KeyQueue:
     is_individual: bool = False
 
     @property
-    def priority(self) -> int:
+    def highest_priority(self) -> int:
         """The highest priority of its entries: the less important before it make way for it."""
         priority = 0
         while not self.counts[priority]:  # the last one is never reached: a key has entries
@@ -53,13 +53,13 @@ class _KeyQueue:
         return priority
 
     @property
-    def ready_item(self) -> tuple[int, int, str]:
+    def heap_item(self) -> tuple[int, int, str]:
         """Its item in the heap of ready keys."""
         head = self.entries[0]
-        return (self.priority, head.id, head.ordering_key)
+        return (self.highest_priority, head.id, head.ordering_key)
 
 
-class _Moments:
+class _SortedTimes:
     """A sorted collection of moments, in which each can be several times."""
 
     def __init__(self) -> None:
@@ -96,7 +96,7 @@ class OrderedQueue:
         self._delayed: list[tuple[float, str]] = []  # heap of (release_at, ordering key)
         self._count = 0
         self._in_memory = [0] * PRIORITIES  # entries with their event, by priority
-        self._not_befores = _Moments()  # of the entries that have one
+        self._not_befores = _SortedTimes()  # of the entries that have one
 
     def __len__(self) -> int:
         return self._count
@@ -123,7 +123,7 @@ class OrderedQueue:
         key_queue.entries.append(entry)
         if len(key_queue.entries) == 1:
             self._make_ready(key_queue)
-        elif key_queue.state == "ready" and key_queue.priority == entry.priority:
+        elif key_queue.state == "ready" and key_queue.highest_priority == entry.priority:
             self._push_ready(key_queue)  # perhaps with a higher priority than before
 
     def remove_superseded(self, entry: Entry) -> list[Entry]:
@@ -167,7 +167,7 @@ class OrderedQueue:
         with one of these ids. For each entry that was taken, call `remove_head` or `delay_head`.
         """
         if least_tried or among is not None:
-            return self._take_from_all(least_tried=least_tried, among=among)
+            return self._take_best_ranked(least_tried=least_tried, among=among)
         return self._take_first()
 
     def upcoming(self, limit: int) -> list[Entry]:
@@ -177,7 +177,7 @@ class OrderedQueue:
         ready.
         """
         ready: dict[str, _KeyQueue] = {}
-        while len(ready) < limit and (key_queue := self._pop_ready()) is not None:
+        while len(ready) < limit and (key_queue := self._pop_ready_queue()) is not None:
             ready[key_queue.entries[0].ordering_key] = key_queue
         for key_queue in ready.values():
             self._push_ready(key_queue)
@@ -189,16 +189,16 @@ class OrderedQueue:
         return list(islice((entry for entry in entries if entry and not entry.event), limit))
 
     def _take_first(self) -> Entry | None:
-        key_queue = self._pop_ready()
+        key_queue = self._pop_ready_queue()
         return self._mark_in_flight(key_queue) if key_queue is not None else None
 
-    def _pop_ready(self) -> _KeyQueue | None:
+    def _pop_ready_queue(self) -> _KeyQueue | None:
         while self._ready:
             priority, entry_id, key = heapq.heappop(self._ready)
             key_queue = self._queues.get(key)
             if key_queue is None or key_queue.state != "ready":
                 continue
-            if key_queue.entries[0].id == entry_id and key_queue.priority == priority:
+            if key_queue.entries[0].id == entry_id and key_queue.highest_priority == priority:
                 return key_queue
         return None
 
@@ -208,12 +208,12 @@ class OrderedQueue:
         self._in_flight[head.ordering_key] = key_queue
         return head
 
-    def _take_from_all(self, *, least_tried: bool, among: Container[int] | None) -> Entry | None:
+    def _take_best_ranked(self, *, least_tried: bool, among: Container[int] | None) -> Entry | None:
         ready = (key_queue for key_queue in self._queues.values() if key_queue.state == "ready")
 
         def rank(key_queue: _KeyQueue) -> tuple[int, int, int]:
             head = key_queue.entries[0]
-            return (head.attempts if least_tried else 0, key_queue.priority, head.id)
+            return (head.attempts if least_tried else 0, key_queue.highest_priority, head.id)
 
         allowed = (queue for queue in ready if among is None or queue.entries[0].id in among)
         first = min(allowed, key=rank, default=None)
@@ -267,10 +267,10 @@ class OrderedQueue:
         if len(self._ready) >= 2 * len(self._queues) + MAX_OUTDATED_ITEMS:
             # A sink that is paused takes nothing, so nothing else removes outdated items.
             queues = self._queues.values()
-            self._ready = [queue.ready_item for queue in queues if queue.state == "ready"]
+            self._ready = [queue.heap_item for queue in queues if queue.state == "ready"]
             heapq.heapify(self._ready)
         else:
-            heapq.heappush(self._ready, key_queue.ready_item)
+            heapq.heappush(self._ready, key_queue.heap_item)
 
     def _count_entry(self, key_queue: _KeyQueue, entry: Entry, change: Literal[1, -1]) -> None:
         priority = entry.priority
@@ -284,4 +284,4 @@ class OrderedQueue:
 
 
 def _supersedes(newer: Entry, entry: Entry) -> bool:
-    return newer.position >= entry.position and newer.family == entry.family
+    return newer.position >= entry.position and newer.type_family == entry.type_family

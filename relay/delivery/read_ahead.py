@@ -65,5 +65,5 @@ class ReadAhead:
 
 
 def _read_bodies(tx: Transaction, positions: Collection[int]) -> _Bodies:
-    bodies = tx.journal.bodies(positions)
+    bodies = tx.journal.bodies_at(positions)
     return {position: bodies.get(position) for position in positions}

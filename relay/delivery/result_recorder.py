@@ -53,7 +53,7 @@ class ResultRecorder:
         """A try failed, and the next one is due at ``until``."""
         self._submit_after_batch(lambda tx: tx.deliveries.defer(entry_id, attempt, until))
 
-    def record_settlement(
+    def record_undelivered(
         self, entry_id: int, state: EntryState, reason: str, at: datetime, attempt: Attempt | None
     ) -> None:
         """An entry ended undelivered. ``attempt`` is the try that failed, if there was one."""

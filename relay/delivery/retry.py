@@ -81,7 +81,7 @@ def plan_retry(
     """
     if failure == "disabled":
         return DisableSink()
-    seconds_left = _seconds_until(not_before, now)
+    seconds_left = _seconds_to_not_before(not_before, now)
     if failure == "slow" and seconds_left <= 0:
         return DeadLetter("refused, and no NotBefore ahead to keep trying for")
     may_give_up = seconds_left <= 0 or give_up_after < DAY
@@ -107,8 +107,8 @@ def probe_delay(
     The most urgent waiting entry determines them: ``next_not_before`` is the first NotBefore that
     is ahead. ``failed`` was tried last; the sink has had ``failures`` failures in a row.
     """
-    seconds_left = _seconds_until(next_not_before, now)
-    is_urgent = _seconds_until(failed.not_before, now) > 0
+    seconds_left = _seconds_to_not_before(next_not_before, now)
+    is_urgent = _seconds_to_not_before(failed.not_before, now) > 0
     tries = min(failures, failed.attempts + 1) if is_urgent else failures
     return _adjusted_pause(backoff(tries, seconds_left), seconds_left, longest_pause, jitter)
 
@@ -126,7 +126,7 @@ def backoff(tries: int, seconds_left: float) -> float:
     return min(doubled, MAX_URGENT_PAUSE)
 
 
-def _seconds_until(not_before: datetime | None, now: datetime) -> float:
+def _seconds_to_not_before(not_before: datetime | None, now: datetime) -> float:
     return (not_before - now).total_seconds() if not_before is not None else 0.0
 
 

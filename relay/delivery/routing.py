@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from relay.events.cloudevent import CloudEvent, is_about_event
-from relay.events.match import matches, matches_any
+from relay.events.match import matches, matches_any_pattern
 from relay.sinks import SinkSettings
 
 
@@ -21,7 +21,7 @@ def wants(sink: SinkSettings, event: CloudEvent) -> bool:
     ``standing-hold.*`` nor ``relay.*``, which never goes to the sink that it is about. No sink
     wants ``relay.ping``: it is sent to one sink by name.
     """
-    if event.name == "relay.ping" or not matches_any(sink.events, event.name):
+    if event.name == "relay.ping" or not matches_any_pattern(sink.events, event.name):
         return False
     if event.name.startswith("relay."):
         return event.subject != sink.name

@@ -22,7 +22,7 @@ from relay.delivery.retry import (
     probe_delay,
 )
 from relay.errors import Deferred, Rejected
-from relay.events.build import ReportRelayEvent
+from relay.events.build import RecordRelayEvent
 from relay.log_fields import with_fields
 from relay.outbox import Entry, SinkState
 from relay.sinks import Sink
@@ -48,7 +48,7 @@ class SinkHealth:
         sink: Sink,
         waiting: OrderedQueue,
         clock: Clock,
-        report: ReportRelayEvent,
+        report: RecordRelayEvent,
     ) -> None:
         self.state: SinkState = "on"
         self.circuit = CircuitBreaker()

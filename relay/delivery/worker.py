@@ -22,7 +22,7 @@ from relay.delivery.result_recorder import ResultRecorder
 from relay.delivery.retry import DeadLetter, DisableSink, RetryAfter, RetryDecision
 from relay.delivery.sink_health import SinkHealth, error_name
 from relay.errors import Deferred, DeliveryError, Rejected, StoreUnavailable, Superseded
-from relay.events.build import ReportRelayEvent
+from relay.events.build import RecordRelayEvent
 from relay.events.cloudevent import CloudEvent
 from relay.events.tracing import RecordSpan, Span, SpanContext, context_of
 from relay.histogram import Histogram
@@ -60,7 +60,7 @@ class Worker:
         store: Store,
         results: ResultRecorder,
         clock: Clock,
-        report: ReportRelayEvent,
+        report: RecordRelayEvent,
         record_span: RecordSpan | None = None,
     ) -> None:
         """``record_span``: takes the span of each try of a traced event; None: tracing is off."""
@@ -175,7 +175,7 @@ class Worker:
         return open_deliveries >= MAX_OPEN_DELIVERIES
 
     @property
-    def _is_full(self) -> bool:
+    def _cannot_begin_try(self) -> bool:
         """Whether no try may begin."""
         max_in_flight = 1 if self._circuit.is_probing else self.sink.concurrency
         if self._in_flight >= max_in_flight or not self._begins_tries:
@@ -189,7 +189,7 @@ class Worker:
     def _take_next(self) -> Entry | None:
         """Return the next entry that may be tried now, which is then in flight."""
         now = self._clock.monotonic()
-        if self.health.state != "on" or now < self._allowed_at or self._is_full:
+        if self.health.state != "on" or now < self._allowed_at or self._cannot_begin_try:
             return None
         if self._circuit.is_probing:
             self._queue.release_all(include_individual=False)
@@ -232,7 +232,7 @@ class Worker:
             return None
         now, allowed_at = self._clock.monotonic(), self._allowed_at
         moments = [self._circuit.stalls_at]
-        if not self._is_full:
+        if not self._cannot_begin_try:
             moments.append(allowed_at if now < allowed_at else self._queue.next_release_at())
         return min((moment for moment in moments if moment is not None), default=None)
 
@@ -280,7 +280,7 @@ class Worker:
             self._finish_entry(entry, "superseded", result.reason)
             self._release_after_success(entry)
             return True
-        attempt = _describe_attempt(result, at, self._clock.monotonic() - began)
+        attempt = _build_attempt(result, at, self._clock.monotonic() - began)
         self.tries[attempt.outcome, attempt.status] += 1
         self.try_seconds.observe(attempt.elapsed)
         self._log_attempt(entry, attempt)
@@ -352,9 +352,9 @@ class Worker:
             try:
                 receipt = await self.sink.deliver(event)
             except DeliveryError as error:
-                return _check_error(error)
+                return _make_error_storable(error)
             # What is no receipt, such as None, fails here: that is a bug of the sink too.
-            return _check_receipt(receipt)
+            return _make_receipt_storable(receipt)
         except asyncio.CancelledError:
             if self._is_stopping:
                 raise
@@ -410,7 +410,7 @@ class Worker:
 
     def _make_dead_letter(self, entry: Entry, reason: str, attempt: Attempt | None) -> None:
         self._queue.remove_head(entry)
-        if entry.family == "relay":
+        if entry.type_family == "relay":
             # A dead letter is reported as relay.*, so one of relay.* would report itself forever.
             self._finish_entry(entry, "superseded", f"dropped: {reason}", attempt)
             return
@@ -423,16 +423,16 @@ class Worker:
         self._unanswered.discard(entry.id)
         self.ends[state] += 1
         self.health.forget_entry(entry)
-        self._results.record_settlement(entry.id, state, reason, self._clock.now(), attempt)
+        self._results.record_undelivered(entry.id, state, reason, self._clock.now(), attempt)
 
     def _is_replaceable(self, entry: Entry) -> bool:
         """Whether a newer entry of the same ordering key and family replaces this one."""
-        if entry.family == "event":
+        if entry.type_family == "event":
             return self.settings.stale == "drop"
-        return entry.family == "relay"
+        return entry.type_family == "relay"
 
 
-def _check_receipt(receipt: Receipt) -> Receipt:
+def _make_receipt_storable(receipt: Receipt) -> Receipt:
     """Return a receipt that the store can hold. Raises TypeError or ValueError if it cannot.
 
     The store records it together with the deliveries of other sinks.
@@ -445,8 +445,8 @@ def _check_receipt(receipt: Receipt) -> Receipt:
     )
 
 
-def _check_error(error: DeliveryError) -> DeliveryError:
-    """Return the error with details that the store can hold, as `_check_receipt` does."""
+def _make_error_storable(error: DeliveryError) -> DeliveryError:
+    """Return the error with details that the store can hold, as `_make_receipt_storable` does."""
     _check_status(error.status)
     _check_seconds(error.skew)
     if isinstance(error, Deferred):
@@ -473,7 +473,7 @@ def _encodable(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
-def _describe_attempt(result: Receipt | Exception, at: datetime, elapsed: float) -> Attempt:
+def _build_attempt(result: Receipt | Exception, at: datetime, elapsed: float) -> Attempt:
     """Return the row in the log of attempts, where "parked" stands for a rejection."""
     match result:
         case Receipt():

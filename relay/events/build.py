@@ -14,7 +14,7 @@ from relay.events.model import ScheduledEvent
 from relay.events.timestamps import format_rfc3339, parse_timestamp
 
 
-class ReportRelayEvent(Protocol):
+class RecordRelayEvent(Protocol):
     """A function that records a ``relay.*`` event."""
 
     def __call__(self, name: str, reason: str, *, sink: str | None = None, count: int = 1) -> None:

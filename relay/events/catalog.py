@@ -304,7 +304,7 @@ class ReminderData(_AboutEvent):
 
 
 @_Strict
-class HoldDuration(TypedDict, total=False):
+class DurationCondition(TypedDict, total=False):
     """Bounds on the announced length, both included."""
 
     min: Annotated[str, _described_field("such as 8s")]
@@ -330,7 +330,7 @@ class HoldConditions(TypedDict, total=False):
 
     event_type: list[str]
     event_source: list[str]
-    duration: HoldDuration
+    duration: DurationCondition
     resources: Annotated[list[str], _described_field("patterns; one matching resource is enough")]
     scope: Annotated[list[str], _described_field("patterns over the scope's name")]
     time: HoldHours

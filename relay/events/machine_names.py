@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 
 
-def scale_set_names(name: str, scale_set: str | None = None) -> Iterator[str]:
+def other_instance_names(name: str, scale_set: str | None = None) -> Iterator[str]:
     """Yield the name of an instance in the other notation: ``set_18`` and ``set00000i``.
 
     A uniform scale set numbers its instances in decimal in VM names, and with six digits of base 36
@@ -25,7 +25,7 @@ def scale_set_names(name: str, scale_set: str | None = None) -> Iterator[str]:
         yield f"{digits[1]}_{int(digits[2], 36)}"
 
 
-def with_prefix(names: frozenset[str]) -> frozenset[str]:
+def add_underscored_names(names: frozenset[str]) -> frozenset[str]:
     """Return the names, each also with the prefix ``_`` of old versions of the API."""
     return names | {f"_{name}" for name in names}
 

@@ -48,7 +48,7 @@ class Match(Section):
     """Patterns over the scope's name."""
 
 
-def matches_any(patterns: Iterable[str], name: str) -> bool:
+def matches_any_pattern(patterns: Iterable[str], name: str) -> bool:
     """Whether a name matches one of the patterns (``*``, ``?``, ``[…]``), without case."""
     return any(_matches_pattern(pattern, name) for pattern in patterns)
 
@@ -58,7 +58,7 @@ def _matches_pattern(pattern: str, name: str) -> bool:
     return fnmatchcase(name.lower(), pattern.lower())
 
 
-def covers_all(patterns: tuple[str, ...] | None, resources: Iterable[str]) -> bool:
+def covers_all_resources(patterns: tuple[str, ...] | None, resources: Iterable[str]) -> bool:
     """Whether every resource matches a pattern.
 
     Without patterns (None) everything is covered. An empty list of resources is never covered by
@@ -67,7 +67,7 @@ def covers_all(patterns: tuple[str, ...] | None, resources: Iterable[str]) -> bo
     if patterns is None:
         return True
     names = tuple(resources)
-    return bool(names) and all(matches_any(patterns, name) for name in names)
+    return bool(names) and all(matches_any_pattern(patterns, name) for name in names)
 
 
 def matches(
@@ -83,29 +83,29 @@ def matches(
         _is_one_of(match.event_type, data.get("eventType"))
         and _is_one_of(match.event_source, data.get("eventSource"))
         and _is_within(match.duration, data.get("durationSeconds"))
-        and (match.scope is None or matches_any(match.scope, scope))
+        and (match.scope is None or matches_any_pattern(match.scope, scope))
         and _resources_match(
             match.resources, data.get("resources") or (), every_resource=every_resource
         )
     )
 
 
-def can_match(match: Match, data: Mapping[str, Any], scope: str) -> bool:
+def matches_leniently(match: Match, data: Mapping[str, Any], scope: str) -> bool:
     """Whether an event meets the conditions, where what Azure does not say counts as met.
 
     For whoever would rather stop too much than too little (standing holds): an unknown type, source
     or duration matches, one matching resource is enough, and so is an event without resources.
     """
     return (
-        _can_be_one_of(match.event_type, data.get("eventType"))
-        and _can_be_one_of(match.event_source, data.get("eventSource"))
-        and _can_be_within(match.duration, data.get("durationSeconds"))
-        and (match.scope is None or matches_any(match.scope, scope))
+        _is_unknown_or_one_of(match.event_type, data.get("eventType"))
+        and _is_unknown_or_one_of(match.event_source, data.get("eventSource"))
+        and _is_unknown_or_within(match.duration, data.get("durationSeconds"))
+        and (match.scope is None or matches_any_pattern(match.scope, scope))
         and _resources_match(match.resources, data.get("resources") or (), every_resource=False)
     )
 
 
-def _can_be_one_of(allowed: tuple[str, ...] | None, value: str | None) -> bool:
+def _is_unknown_or_one_of(allowed: tuple[str, ...] | None, value: str | None) -> bool:
     return value is None or _is_one_of(allowed, value)
 
 
@@ -115,7 +115,7 @@ def _is_one_of(allowed: tuple[str, ...] | None, value: str | None) -> bool:
     return value is not None and value.lower() in {name.lower() for name in allowed}
 
 
-def _can_be_within(bounds: DurationRange | None, seconds: float | None) -> bool:
+def _is_unknown_or_within(bounds: DurationRange | None, seconds: float | None) -> bool:
     return seconds is None or _is_within(bounds, seconds)
 
 
@@ -129,6 +129,6 @@ def _resources_match(
     patterns: tuple[str, ...] | None, resources: Iterable[str], *, every_resource: bool
 ) -> bool:
     if patterns is None or every_resource:
-        return covers_all(patterns, resources)
+        return covers_all_resources(patterns, resources)
     names = tuple(resources)
-    return not names or any(matches_any(patterns, name) for name in names)
+    return not names or any(matches_any_pattern(patterns, name) for name in names)

@@ -78,17 +78,17 @@ def trace_id_of(scope: str, event_id: str, number: int) -> str:
     return digest_id("trace", scope, event_id.lower(), number)
 
 
-def make_context(event: CloudEvent, number: int) -> SpanContext:
+def make_event_context(event: CloudEvent, number: int) -> SpanContext:
     """Return the context of an event. ``number`` is that of its occurrence.
 
     An event that is about no event of Azure, such as ``relay.*``, has a trace of its own.
     """
     event_id = event.attributes.get("correlationid")
     trace_id = event.id if event_id is None else trace_id_of(event.scope, event_id, number)
-    return SpanContext(trace_id, span_id_of(event, event.id))
+    return SpanContext(trace_id, span_id_of_event(event, event.id))
 
 
-def span_id_of(event: CloudEvent, about: str) -> str:
+def span_id_of_event(event: CloudEvent, about: str) -> str:
     """Return the id of the span of an event that the relay of ``event`` recorded.
 
     ``about`` is the id of that event. Relays with the same history make the same ids of events, so

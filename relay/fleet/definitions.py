@@ -43,7 +43,7 @@ _WORD_CHARACTERS = {"scopes": "[a-z0-9-]", "relays": "[a-z0-9_-]"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExchangeUse:
+class HubExchange:
     """That the hub's user also needs an exchange, and whether the hub makes what belongs to it."""
 
     exchange: str
@@ -55,9 +55,9 @@ class HubAccount:
     """The hub's RabbitMQ user, and what the hub does with it besides the fleet."""
 
     user: str
-    sinks: tuple[ExchangeUse, ...] = ()
+    sinks: tuple[HubExchange, ...] = ()
     """The rabbitmq sinks that send in the same virtual host as the same user."""
-    approvals: ExchangeUse | None = None
+    approvals: HubExchange | None = None
     """Approvals over AMQP in the same virtual host by the same user."""
 
 
@@ -69,7 +69,7 @@ class _Rights:
     write: list[str] = field(default_factory=list)
     read: list[str] = field(default_factory=list)
 
-    def add_all(self, parts: Iterable[Part]) -> None:
+    def add_declare_rights(self, parts: Iterable[Part]) -> None:
         """Add what it takes to make these parts."""
         for part in parts:
             for names in (self.configure, self.write, self.read):
@@ -98,7 +98,7 @@ def fleet_definitions(
     exist before the import.
     """
     domains = settings.domains
-    parts = tuple({part.title: part for part in _parts(settings, hub)}.values())
+    parts = tuple({part.title: part for part in _topology_parts(settings, hub)}.values())
     return {
         "vhosts": [{"name": vhost}],
         "users": [
@@ -134,7 +134,7 @@ def fleet_definitions(
     }
 
 
-def _parts(settings: HubSettings, hub: HubAccount) -> Iterator[Part]:
+def _topology_parts(settings: HubSettings, hub: HubAccount) -> Iterator[Part]:
     for sink in hub.sinks:
         yield from events_topology(sink.exchange)
     yield from fleet_topology(settings.exchange)
@@ -148,15 +148,15 @@ def _hub_rights(settings: HubSettings, hub: HubAccount) -> _Rights:
     rights.write.append(_literal(command_exchange(exchange)))
     rights.read += map(_literal, (report_queue(exchange), pulse_queue(exchange)))
     if settings.declare is True:
-        rights.add_all(fleet_topology(exchange))
+        rights.add_declare_rights(fleet_topology(exchange))
     for sink in hub.sinks:
         rights.write.append(_literal(sink.exchange))
         if sink.declare is True:
-            rights.add_all(events_topology(sink.exchange))
+            rights.add_declare_rights(events_topology(sink.exchange))
     if hub.approvals is not None:
         rights.read.append(_literal(approvals_queue(hub.approvals.exchange, HUB)))
         if hub.approvals.declare is True:
-            rights.add_all(hub_approvals_topology(hub.approvals.exchange))
+            rights.add_declare_rights(hub_approvals_topology(hub.approvals.exchange))
     return rights
 
 

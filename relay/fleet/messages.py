@@ -228,7 +228,7 @@ class PulseRequest(_Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HubState(_Message):
+class HubScopeState(_Message):
     """What the hub knows about one scope."""
 
     kind: ClassVar[str] = "state"
@@ -251,7 +251,7 @@ class HubState(_Message):
 
 
 Message: TypeAlias = (
-    Pulse | VoteMessage | StartOrder | StartResult | VoteAnswer | PulseRequest | HubState
+    Pulse | VoteMessage | StartOrder | StartResult | VoteAnswer | PulseRequest | HubScopeState
 )
 Content: TypeAlias = Message | CloudEvent
 """What a message says. A CloudEvent is an ``event.*`` or ``relay.*`` that an agent recorded."""
@@ -268,7 +268,7 @@ class ReceivedMessage:
     """When the sender made the message, by its own clock."""
     content: Content
 
-    def require_key(self, key: ReportKey) -> None:
+    def require_matching_key(self, key: ReportKey) -> None:
         """Raise UnusableMessage if the message is not what its routing key says."""
         if (self.origin.scope, relay_word(self.origin.relay)) != (key.scope, key.relay):
             raise UnusableMessage("its body names another relay than its routing key")
@@ -392,7 +392,7 @@ class _AnswerData(_Data):
     body: dict[str, Any]
 
 
-class _StateData(_Data):
+class _HubStateData(_Data):
     hubTime: str  # noqa: N815
     told: Annotated[list[_MessageId], Field(max_length=MAX_TOLD)]
     ending: Annotated[list[_EventId], Field(max_length=MAX_ENDING)]
@@ -419,7 +419,7 @@ class _ChangedFields(_EventFields):
     changed: dict[str, Any]
 
 
-class _StartedFields(_ChangedFields):
+class _StartedEventFields(_ChangedFields):
     approvedByRelay: bool  # noqa: N815
 
 
@@ -429,7 +429,7 @@ class _EndedFields(_EventFields):
     approvedByRelay: bool  # noqa: N815
 
 
-class _RelayFields(_Data):
+class _RelayEventFields(_Data):
     sink: Annotated[str | None, Field(max_length=128, pattern=_PRINTABLE)]
     reason: Annotated[str, Field(max_length=10_000)]
     count: _Number
@@ -494,9 +494,9 @@ def _read_pulse_request(_: _Envelope, __: Any) -> PulseRequest:
     return PulseRequest()
 
 
-def _read_state(envelope: _Envelope, _: Any) -> HubState:
-    data = _StateData.model_validate(envelope.data)
-    return HubState(
+def _read_state(envelope: _Envelope, _: Any) -> HubScopeState:
+    data = _HubStateData.model_validate(envelope.data)
+    return HubScopeState(
         hub_time=_parse_time("hubTime", data.hubTime),
         told=tuple(data.told),
         ending=tuple(data.ending),
@@ -504,7 +504,7 @@ def _read_state(envelope: _Envelope, _: Any) -> HubState:
     )
 
 
-def _read_change(model: type[_Data], envelope: _Envelope, fields: Any) -> CloudEvent:
+def _read_change_event(model: type[_Data], envelope: _Envelope, fields: Any) -> CloudEvent:
     """Return an ``event.*`` as an agent recorded it, without fields of a later version."""
     data = _known_fields(model, envelope.data)
     if envelope.source != f"imds://{envelope.scope}":
@@ -523,7 +523,7 @@ def _read_relay_event(envelope: _Envelope, _: Any) -> CloudEvent:
     So the id must be that of its content: an agent that chose it could choose the id that an event
     of another scope will have, and consumers would drop that event as a repeat.
     """
-    data = _RelayFields.model_validate(envelope.data)
+    data = _RelayEventFields.model_validate(envelope.data)
     if envelope.journalhead is None:
         raise UnusableMessage("it has no journalhead")
     expected = relay_event(
@@ -577,7 +577,7 @@ _CHANGE_ATTRIBUTES = frozenset(
 _CHANGES: Mapping[str, type[_Data]] = {
     "event.scheduled": _EventFields,
     "event.updated": _ChangedFields,
-    "event.started": _StartedFields,
+    "event.started": _StartedEventFields,
     "event.ended": _EndedFields,
 }
 _READERS: Mapping[str, Callable[[_Envelope, Any], Content]] = {
@@ -587,9 +587,9 @@ _READERS: Mapping[str, Callable[[_Envelope, Any], Content]] = {
     _type(StartResult.kind): _read_result,
     _type(VoteAnswer.kind): _read_answer,
     _type(PulseRequest.kind): _read_pulse_request,
-    _type(HubState.kind): _read_state,
+    _type(HubScopeState.kind): _read_state,
     **{
-        f"{TYPE_PREFIX}{name}{TYPE_VERSION}": partial(_read_change, model)
+        f"{TYPE_PREFIX}{name}{TYPE_VERSION}": partial(_read_change_event, model)
         for name, model in _CHANGES.items()
     },
     **{

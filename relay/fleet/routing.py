@@ -133,7 +133,7 @@ def check_report(
     if message.exchange != exchange:
         raise UnusableMessage(f"it was not published to {exchange}")
     user = publisher(message)
-    _refuse_copies(message)
+    _refuse_cc_header(message)
     key = parse_report_key(message.routing_key or "")
     return key, authorize_sender(user, key, domains)
 
@@ -151,13 +151,13 @@ def check_command(
             f"it was not published to {exchange} with a routing key of this agent"
         )
     user = publisher(message)
-    _refuse_copies(message)
+    _refuse_cc_header(message)
     if user != hub_user:
         raise UnusableMessage(f"its user {user!r:.140} is not the hub's")
     return key
 
 
-def _refuse_copies(message: DeliveredMessage) -> None:
+def _refuse_cc_header(message: DeliveredMessage) -> None:
     # Nobody in a fleet has a use for the header. RabbitMQ removes BCC itself.
     if "CC" in (message.header.properties.headers or {}):
         raise UnusableMessage("it has a CC header, whose keys RabbitMQ 3.10 does not check")

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from relay.amqp.broker_url import BrokerSettings, Declare, ExchangeName
-from relay.events.match import matches_any
+from relay.events.match import matches_any_pattern
 from relay.settings import Section, WrongValue, text_like
 
 UserName = Annotated[
@@ -51,17 +51,19 @@ class TrustDomain(Section):
 
     def speaks_for(self, scope: str, relay_word: str) -> bool:
         """Whether messages of this user may be about this relay of this scope."""
-        return matches_any(self.scopes, scope) and matches_any(self.relays, relay_word)
+        return matches_any_pattern(self.scopes, scope) and matches_any_pattern(
+            self.relays, relay_word
+        )
 
 
 def overlapping_patterns(one: TrustDomain, other: TrustDomain) -> tuple[str, str] | None:
     """Return a pattern of each domain over scopes if both users can speak for the same relay."""
-    if not any(_overlap(a, b) for a in one.relays for b in other.relays):
+    if not any(_patterns_overlap(a, b) for a in one.relays for b in other.relays):
         return None
-    return next(((a, b) for a in one.scopes for b in other.scopes if _overlap(a, b)), None)
+    return next(((a, b) for a in one.scopes for b in other.scopes if _patterns_overlap(a, b)), None)
 
 
-def _overlap(one: str, other: str) -> bool:
+def _patterns_overlap(one: str, other: str) -> bool:
     """Whether a text can match both patterns."""
 
     @cache
@@ -98,7 +100,7 @@ class AgentSettings(FleetBrokerSettings):
     """The RabbitMQ user of the hub. The agent obeys nobody else."""
 
     @model_validator(mode="after")
-    def _check_user(self) -> Self:
+    def _check_hub_user_differs(self) -> Self:
         if self.url_user == self.hub_user:
             raise ValueError(
                 f"hub_user: expected the hub's user, which no agent has, got {self.hub_user}, "

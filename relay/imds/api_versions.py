@@ -29,7 +29,7 @@ _PREFIX_UNTIL: Final = "2017-03-01"
 _TYPE_SINCE: Final[Mapping[str, str]] = {"preempt": "2017-11-01", "terminate": "2019-01-01"}
 
 
-def has_prefix(api_version: str) -> bool:
+def prefixes_resource_names(api_version: str) -> bool:
     """Whether names in ``Resources`` begin with an additional ``_``."""
     return api_version <= _PREFIX_UNTIL
 
@@ -39,7 +39,7 @@ def shows_all_types(api_version: str) -> bool:
     return api_version >= max(_TYPE_SINCE.values())
 
 
-def unmet_conditions(match: Match, api_version: str) -> Iterator[str]:
+def find_impossible_conditions(match: Match, api_version: str) -> Iterator[str]:
     """Yield why no event of this version can ever meet a condition: one text for each key."""
     if match.event_source is not None and api_version < SOURCE_SINCE:
         yield f"event_source: the source is not known before {SOURCE_SINCE}"

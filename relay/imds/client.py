@@ -39,7 +39,7 @@ from relay.imds import DISCOVER, SourceSettings
 from relay.imds.document import DocumentReader, parse_document
 from relay.imds.endpoint import VIRTUAL_NETWORK, Candidate, CandidateFinder
 from relay.net.backoff import exponential_backoff
-from relay.net.egress import allow_discovered, refuse_discovered
+from relay.net.egress import refuse_imds_address, stop_refusing_discovered
 from relay.net.http import measure_clock_skew
 from relay.net.retry_after import parse_retry_after
 
@@ -197,37 +197,37 @@ class ImdsClient:
         self.clock_skew: float | None = None
         """Seconds that the service's clock is certainly ahead of ours; None if it is not known."""
 
-    def use(self, settings: SourceSettings) -> None:
+    def use_source_settings(self, settings: SourceSettings) -> None:
         """Take the timeouts from these settings from now on. The URL must be the same."""
         self._settings = settings
 
     async def __aenter__(self) -> Self:
         tracing = aiohttp.TraceConfig()
         tracing.on_request_headers_sent.append(self._on_headers_sent)
-        tracing.on_request_chunk_sent.append(_before_body)
+        tracing.on_request_chunk_sent.append(_check_deadline_before_body)
         self._session = aiohttp.ClientSession(
             headers=_HEADERS,
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
             trust_env=False,  # no proxies: docs/protocol.md#no-proxies
             trace_configs=[tracing],
-            connector=aiohttp.TCPConnector(socket_factory=_make_socket),
+            connector=aiohttp.TCPConnector(socket_factory=_make_abortive_socket),
             middlewares=(_send_once,),
         )
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._take(None)
+        self._use_candidate(None)
         if self._session is not None:
             await self._session.close()
             self._session = None
 
     @property
-    def url(self) -> str | None:
+    def base_url(self) -> str | None:
         """The URL of the service without a path; None if it is not found yet."""
         if self._finder is None:
             return self._settings.url
-        return self._found.url if self._found is not None else None
+        return self._found.base_url if self._found is not None else None
 
     @property
     def is_outside_virtual_network(self) -> bool:
@@ -249,7 +249,7 @@ class ImdsClient:
         if self._found is None or self._must_search_again:
             return await self._search(self._finder)
         try:
-            read = await self._read_document_at(self._found.url)
+            read = await self._read_document_at(self._found.base_url)
             if read.body != self._usable_body:  # another service may answer there by now
                 await DocumentReader().read(read.body)
         except SourceError as error:
@@ -272,31 +272,33 @@ class ImdsClient:
         """
         async with self._searching:
             problems = []
-            async with contextlib.aclosing(finder.find()) as candidates:
+            async with contextlib.aclosing(finder.find_candidates()) as candidates:
                 async for candidate in candidates:
                     try:
-                        read = await self._read_document_at(candidate.url, CONNECT_TIMEOUT)
+                        read = await self._read_document_at(candidate.base_url, CONNECT_TIMEOUT)
                         parse_document(read.body)
                     except SourceError as error:
-                        problems.append(f"{candidate.url} ({candidate.reason}): {error.reason}")
+                        problems.append(
+                            f"{candidate.base_url} ({candidate.reason}): {error.reason}"
+                        )
                         continue
-                    self._take(candidate)
+                    self._use_candidate(candidate)
                     return read
             self._failing_since = self._clock.monotonic()
         raise SourceUnavailable(
             f"found no metadata service: {'; '.join([*problems, *finder.problems])}"
         )
 
-    def _take(self, candidate: Candidate | None) -> None:
+    def _use_candidate(self, candidate: Candidate | None) -> None:
         """Call this candidate from now on; None: none."""
         self._failing_since = None
         if candidate == self._found:
             return
         if self._found is not None:
-            allow_discovered(self._found.address)
+            stop_refusing_discovered(self._found.address)
         if candidate is not None:
-            refuse_discovered(candidate.address)
-            _log.info("the metadata service is at %s, %s", candidate.url, candidate.reason)
+            refuse_imds_address(candidate.address)
+            _log.info("the metadata service is at %s, %s", candidate.base_url, candidate.reason)
         self._found = candidate
 
     async def _read_document_at(
@@ -325,9 +327,9 @@ class ImdsClient:
         """
         body = orjson.dumps({"StartRequests": [{"EventId": event_id} for event_id in event_ids]})
         timeout = self._settings.timeout
-        if self.url is None:
+        if self.base_url is None:
             raise SourceUnavailable("expected a metadata service, none is found yet")
-        call = self._new_call(self.url, seconds_left)
+        call = self._new_call(self.base_url, seconds_left)
         if seconds_left is None:
             await self._call("POST", _EVENTS_PATH, self._events_query, timeout, call, body)
             return
@@ -337,7 +339,7 @@ class ImdsClient:
                 await self._call("POST", _EVENTS_PATH, self._events_query, timeout, call, body)
         except TimeoutError:
             if not call.sent:
-                raise _too_late_error() from None
+                raise _deadline_passed_error() from None
             raise SourceUnavailable(
                 f"expected an answer from {call.origin} before the deadline of the call"
             ) from None
@@ -346,7 +348,7 @@ class ImdsClient:
         """Return the body of instance metadata. Raises DocumentError as `read_document` does."""
         if self._finder is not None and self._found is None:
             await self._search(self._finder)
-        call = self._new_call(self.url or self._settings.url)
+        call = self._new_call(self.base_url or self._settings.url)
         timeout = self._settings.timeout
         return await self._call("GET", _INSTANCE_PATH, _INSTANCE_QUERY, timeout, call)
 
@@ -403,8 +405,10 @@ class ImdsClient:
                 f"expected a complete answer from {call.origin} within {timeout:g}s"
             ) from error
         except (aiohttp.ClientError, OSError) as error:
-            if isinstance(error.__cause__, SourceTooLate):  # raised in `_before_body`
-                raise _too_late_error() from None
+            if isinstance(
+                error.__cause__, SourceTooLate
+            ):  # raised in `_check_deadline_before_body`
+                raise _deadline_passed_error() from None
             raise _unavailable_error(error) from error
         finally:
             if not call.sent:
@@ -429,7 +433,7 @@ class ImdsClient:
     ) -> None:
         call: _Call = context.trace_request_ctx
         if call.is_too_late:
-            raise _too_late_error()
+            raise _deadline_passed_error()
         call.sent = True
         call.sent_at, call.sent_monotonic = self._clock.now(), self._clock.monotonic()
         self._budget.mark_sent(call.sent_monotonic)
@@ -460,7 +464,7 @@ class ImdsClient:
         )
 
 
-async def _before_body(
+async def _check_deadline_before_body(
     _session: aiohttp.ClientSession,
     context: SimpleNamespace,
     _: aiohttp.TraceRequestChunkSentParams,
@@ -472,10 +476,10 @@ async def _before_body(
     """
     call: _Call = context.trace_request_ctx
     if call.is_too_late:
-        raise _too_late_error()
+        raise _deadline_passed_error()
 
 
-def _make_socket(info: AddrInfoType) -> socket.socket:
+def _make_abortive_socket(info: AddrInfoType) -> socket.socket:
     """Return a socket that sends nothing after it was closed.
 
     A call that is given up must not reach the service later. Without this, the kernel would go on
@@ -498,7 +502,7 @@ async def _send_once(
         raise _unavailable_error(error) from error
 
 
-def _too_late_error() -> SourceTooLate:
+def _deadline_passed_error() -> SourceTooLate:
     return SourceTooLate("the deadline of the call passed before it was sent")
 
 

@@ -89,7 +89,7 @@ def _options(data: bytes) -> Iterator[tuple[int, bytes]]:
         at += 2 + len(value)
 
 
-def read_lease(text: str) -> IPv4Address | None:
+def parse_lease_file(text: str) -> IPv4Address | None:
     """Return the address in option 245 of the newest lease in a file; None without one.
 
     Reads the form of systemd-networkd (``OPTION_245=64416082``) and those of dhclient, which
@@ -122,7 +122,7 @@ def read_leases(patterns: Iterable[str] = LEASE_FILES) -> Iterator[IPv4Address]:
                     text = stream.read(MAX_LEASE_BYTES).decode("ascii", "replace")
             except OSError:
                 continue  # another user's, or gone
-            if (address := read_lease(text)) is not None:
+            if (address := parse_lease_file(text)) is not None:
                 yield address
 
 

@@ -60,12 +60,12 @@ async def diagnose(
         except SourceError as error:
             if client.is_outside_virtual_network and not required:
                 message = "it has no instance metadata, as is usual outside virtual networks"
-                findings.append(ok(f"metadata service {client.url}", message))
+                findings.append(ok(f"metadata service {client.base_url}", message))
             else:
                 findings.append(_instance_finding(subject, error, required=required))
         else:
             message = f"this is VM {instance.name}, vmId {instance.vm_id}"
-            findings.append(ok(f"metadata service {client.url}", message))
+            findings.append(ok(f"metadata service {client.base_url}", message))
             findings += _check_clock(client.clock_skew)
         if poll:
             findings.append(await _check_events(client, settings.api_version, progress))

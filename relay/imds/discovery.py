@@ -19,7 +19,7 @@ from pydantic.alias_generators import to_camel
 
 from relay.clock import Clock
 from relay.errors import DocumentError, SourceError, SourceUnavailable
-from relay.events.machine_names import scale_set_names, with_prefix
+from relay.events.machine_names import add_underscored_names, other_instance_names
 from relay.imds.client import ImdsClient, retry_delay
 from relay.log_once import LogOnce
 from relay.validation import first_error
@@ -66,7 +66,7 @@ class _Wire(BaseModel):
     )
 
 
-class _WireProfile(_Wire):
+class _WireOsProfile(_Wire):
     computer_name: _Text = ""
 
 
@@ -78,7 +78,7 @@ class _WireCompute(_Wire):
     vm_scale_set_name: _Text = ""
     placement_group_id: _Text = ""
     zone: _Text = ""
-    os_profile: _WireProfile | None = None
+    os_profile: _WireOsProfile | None = None
 
 
 class _WireInstance(_Wire):
@@ -138,8 +138,10 @@ def resource_names(instance: Instance, hostname: str) -> frozenset[str]:
     """
     names = {instance.name, instance.computer_name, hostname, hostname.partition(".")[0]}
     if instance.scale_set:
-        names |= {other for name in names for other in scale_set_names(name, instance.scale_set)}
-    return with_prefix(frozenset(name.lower() for name in names if name))
+        names |= {
+            other for name in names for other in other_instance_names(name, instance.scale_set)
+        }
+    return add_underscored_names(frozenset(name.lower() for name in names if name))
 
 
 def read_boot_id() -> str | None:

@@ -18,7 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter,
 from relay.errors import DocumentError
 from relay.events.model import Document, ScheduledEvent
 from relay.events.timestamps import format_rfc3339, parse_timestamp
-from relay.imds.api_versions import NEWEST_API_VERSION, has_prefix
+from relay.imds.api_versions import NEWEST_API_VERSION, prefixes_resource_names
 from relay.validation import first_error
 
 ENTRIES_PER_TURN = 250
@@ -105,7 +105,7 @@ def parse_document(body: bytes, api_version: str = NEWEST_API_VERSION) -> Docume
     or a malformed event. None of these means "no events" (docs/protocol.md#an-empty-answer).
     """
     content, entries = _load(body)
-    read = _read_entries(content, entries, {}, prefixed=has_prefix(api_version))
+    read = _read_entries(content, entries, {}, prefixed=prefixes_resource_names(api_version))
     return _build_document(content, [event for _, event in read])
 
 
@@ -116,7 +116,7 @@ class DocumentReader:
     """
 
     def __init__(self, api_version: str = NEWEST_API_VERSION) -> None:
-        self._prefixed = has_prefix(api_version)
+        self._prefixed = prefixes_resource_names(api_version)
         self._known: dict[str | None, ScheduledEvent] = {}  # of the document before, by their JSON
 
     async def read(self, body: bytes) -> Document:
@@ -158,7 +158,7 @@ def _read_entries(
     prefixed: bool,
 ) -> list[tuple[str | None, ScheduledEvent]]:
     """Return the events of these entries of a document, each with the JSON of its entry."""
-    texts = [_json(entry) for entry in entries]
+    texts = [_dump_json(entry) for entry in entries]
     new = [entry for text, entry in zip(texts, entries, strict=True) if text not in known]
     try:
         wire_events = _WIRE_EVENTS.validate_python(new)
@@ -168,7 +168,7 @@ def _read_entries(
     return [(text, known.get(text) or next(new_events)) for text in texts]
 
 
-def _json(entry: object) -> str | None:
+def _dump_json(entry: object) -> str | None:
     try:
         return orjson.dumps(entry).decode()
     except orjson.JSONEncodeError:  # nested too deep to be written, but not to be read

@@ -48,7 +48,7 @@ class Candidate:
     """Why it may be there."""
 
     @property
-    def url(self) -> str:
+    def base_url(self) -> str:
         """The URL without a path."""
         return f"http://{self.address}" + (f":{self.port}" if self.port != 80 else "")
 
@@ -86,14 +86,14 @@ class CandidateFinder:
         self._ask = ask
         self._next_request_at: float | None = None
 
-    async def find(self) -> AsyncGenerator[Candidate, None]:
+    async def find_candidates(self) -> AsyncGenerator[Candidate, None]:
         """Yield each candidate once. DHCP is asked only if the search goes on until there."""
         self.problems = []
         seen = {VIRTUAL_NETWORK}
         yield Candidate(VIRTUAL_NETWORK, 80, "the address in a virtual network")
         sources: dict[str, Callable[[], Awaitable[list[IPv4Address]]]] = {
             "option 245 of a DHCP lease": self._leases,
-            "option 245 of DHCP": self._request,
+            "option 245 of DHCP": self._ask_dhcp_server,
         }
         for reason, addresses in sources.items():
             for address in await addresses():
@@ -113,7 +113,7 @@ class CandidateFinder:
     async def _leases(self) -> list[IPv4Address]:
         return await asyncio.to_thread(lambda: list(self._read_leases()))
 
-    async def _request(self) -> list[IPv4Address]:
+    async def _ask_dhcp_server(self) -> list[IPv4Address]:
         now = self._clock.monotonic()
         if self._next_request_at is not None and now < self._next_request_at:
             self.problems.append("DHCP was asked a moment ago")

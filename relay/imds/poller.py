@@ -17,7 +17,7 @@ from relay.errors import (
     SourceUnavailable,
     StoreUnavailable,
 )
-from relay.events.build import ReportRelayEvent
+from relay.events.build import RecordRelayEvent
 from relay.events.model import Document
 from relay.histogram import Histogram
 from relay.imds import SourceSettings
@@ -53,7 +53,7 @@ class FreshRead:
     """What a read returned that began after somebody asked for it. `DatedBody` has the times."""
 
     document: Document
-    date: datetime | None
+    imds_time: datetime | None
     asked_at: datetime
     asked_monotonic: float
 
@@ -71,7 +71,7 @@ class Poller:
         store: Store,
         clock: Clock,
         *,
-        report: ReportRelayEvent,
+        report: RecordRelayEvent,
         last_read_at: datetime | None,
         jitter: Callable[[], float] = random.random,
         on_read: Callable[[datetime, datetime], None] | None = None,
@@ -112,9 +112,9 @@ class Poller:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._poll_forever(), name="source: poll")
-                group.create_task(self._watch_forever(), name="source: watch")
+                group.create_task(self._watch_for_source_loss(), name="source: watch")
         finally:
-            self._end_fresh_reads(SourceUnavailable("the relay stops, and reads no more"))
+            self._fail_pending_fresh_reads(SourceUnavailable("the relay stops, and reads no more"))
 
     @property
     def read_age(self) -> float | None:
@@ -129,7 +129,7 @@ class Poller:
         skew = self._client.clock_skew
         return None if skew is None else 0.0 - skew  # no -0.0
 
-    def use(self, settings: SourceSettings) -> None:
+    def use_source_settings(self, settings: SourceSettings) -> None:
         """Poll from now on at the interval of these settings."""
         if settings.interval != self._settings.interval:
             self._fresh_read_requested.set()  # the pause that goes on has the earlier interval
@@ -154,7 +154,7 @@ class Poller:
         self._fresh_read_requested.set()
         return await future
 
-    def _end_fresh_reads(self, error: SourceError) -> None:
+    def _fail_pending_fresh_reads(self, error: SourceError) -> None:
         """Nobody reads any more: tell those who wait for it."""
         self._has_ended = True
         for future in [*self._current_fresh_reads, *self._fresh_reads]:
@@ -258,7 +258,7 @@ class Poller:
             self.lost = False
             self._report("relay.source-recovered", "the metadata service answers again")
 
-    async def _watch_forever(self) -> None:
+    async def _watch_for_source_loss(self) -> None:
         """Report the loss of the source, even while a call hangs."""
         while True:
             if self._last_read_monotonic is None:

@@ -28,7 +28,7 @@ class ImdsPort:
         """Read the document with a call that begins now, and record it. Raises SourceError."""
         await self._poller.read_fresh()
 
-    def choose(self, _scope: str, _grants: Sequence[Grant]) -> None:
+    def choose_agent(self, _scope: str, _grants: Sequence[Grant]) -> None:
         """Return None: this relay sends its StartRequests itself."""
 
     async def start(self, _scope: str, claims: Sequence[ClaimedGrant]) -> None:

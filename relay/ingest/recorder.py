@@ -26,7 +26,7 @@ from relay.events.cloudevent import CloudEvent
 from relay.events.delta import Change, compare_event, diff
 from relay.events.model import Document, ScheduledEvent
 from relay.outbox import Grant
-from relay.outbox.event_keys import EventKeys
+from relay.outbox.event_keys import EventKeyFormat
 from relay.outbox.snapshot import ChangedRow, EndedRow, LiveRow, NewRow
 from relay.outbox.transaction import Transaction
 
@@ -101,16 +101,18 @@ class Recorder:
     def record(self, tx: Transaction, poll: PollResult) -> int:
         """Work for the store: record every change and the new snapshot. Return the change count."""
         live = tx.snapshot.live_rows()
-        events = self._take_events(live)
+        events = self._parse_live_rows(live)
         changes = diff(events.values(), poll.document)
         rows = {row.key: row for row in live}
 
         def outcome(row: LiveRow, event: ScheduledEvent, grants: Sequence[Grant]) -> EndOutcome:
-            return determine_outcome(event, self._end_evidence(row, event, grants, poll), poll.at)
+            return determine_outcome(
+                event, self._gather_end_evidence(row, event, grants, poll), poll.at
+            )
 
         for first in range(0, len(changes), CHANGES_PER_STEP):
             found = [
-                _Found(change, self.origin, poll.at, poll.document.incarnation, outcome)
+                _FoundChange(change, self.origin, poll.at, poll.document.incarnation, outcome)
                 for change in changes[first : first + CHANGES_PER_STEP]
             ]
             self._record_changes(tx, found, rows, poll.at)
@@ -124,7 +126,7 @@ class Recorder:
     def record_news(self, tx: Transaction, news: Sequence[EventNews], now: datetime) -> int:
         """Work for the store: record news of events in their order. Return the change count."""
         count = 0
-        for step in _split_by_event(tx.keys, news):
+        for step in _batch_distinct_events(tx.keys, news):
             rows = {row.key: row for row in tx.snapshot.live_rows_of(list(step))}
             found = [
                 change
@@ -137,18 +139,18 @@ class Recorder:
         self._events_by_data.clear()  # only `record` uses it
         return count
 
-    def _take_events(self, live: Sequence[LiveRow]) -> dict[str, ScheduledEvent]:
+    def _parse_live_rows(self, live: Sequence[LiveRow]) -> dict[str, ScheduledEvent]:
         """Return the events of these rows by key. Only those that are not known are parsed."""
         known = self._events_by_data.copy()
         self._events_by_data.clear()
         for row in live:
-            self._events_by_data[row.data] = known.get(row.data) or _parse(row.data)
+            self._events_by_data[row.data] = known.get(row.data) or _parse_stored_event(row.data)
         return {row.key: self._events_by_data[row.data] for row in live}
 
     def _record_changes(
         self,
         tx: Transaction,
-        found: Sequence[_Found],
+        found: Sequence[_FoundChange],
         live: Mapping[str, LiveRow],
         now: datetime,
     ) -> None:
@@ -157,10 +159,10 @@ class Recorder:
         ``live`` holds the rows of the events by their keys.
         """
         transitions = [transition_id(item.change, item.origin) for item in found]
-        keys = [tx.keys.key(item.origin.scope, item.change.event.key) for item in found]
+        keys = [tx.keys.make_key(item.origin.scope, item.change.event.key) for item in found]
         counts = tx.journal.count_transitions(transitions)
         known = [live[key].id for key in keys if key in live]
-        grants = tx.decisions.grants_of(known) if known else {}
+        grants = tx.decisions.grants_by_occurrence(known) if known else {}
         new: list[NewRow] = []
         changed: list[ChangedRow] = []
         ended: list[EndedRow] = []
@@ -204,7 +206,7 @@ class Recorder:
             tx.snapshot.mark_ended(ended)
         tx.record_all(events, now)
 
-    def _end_evidence(
+    def _gather_end_evidence(
         self, row: LiveRow, event: ScheduledEvent, grants: Sequence[Grant], poll: PollResult
     ) -> EndEvidence:
         start_sent = any(grant.may_be_accepted for grant in grants)
@@ -215,7 +217,7 @@ class Recorder:
             and (event.event_type or "").lower() in _REBOOT_TYPES
             and self.resource_names is not None
             and names_this_vm(event.resources, self.resource_names)
-            and (start_sent or _is_due(event, poll.at)),
+            and (start_sent or _has_not_before_passed(event, poll.at)),
         )
 
     def _has_rebooted(self, row: LiveRow) -> bool:
@@ -225,7 +227,7 @@ class Recorder:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _FoundChange:
     """A change that a source found at a time. ``outcome`` says how the event ended, if it has."""
 
     change: Change
@@ -235,11 +237,13 @@ class _Found:
     outcome: Callable[[LiveRow, ScheduledEvent, Sequence[Grant]], EndOutcome] | None = None
 
 
-def _split_by_event(keys: EventKeys, news: Sequence[EventNews]) -> Iterator[dict[str, EventNews]]:
+def _batch_distinct_events(
+    keys: EventKeyFormat, news: Sequence[EventNews]
+) -> Iterator[dict[str, EventNews]]:
     """Yield the news by event key, in steps that hold each event at most once."""
     step: dict[str, EventNews] = {}
     for item in news:
-        key = keys.key(item.scope, item.what.key)
+        key = keys.make_key(item.scope, item.what.key)
         if key in step or len(step) == CHANGES_PER_STEP:
             yield step
             step = {}
@@ -248,13 +252,13 @@ def _split_by_event(keys: EventKeys, news: Sequence[EventNews]) -> Iterator[dict
         yield step
 
 
-def _find_change(news: EventNews, row: LiveRow | None, origin: Origin) -> _Found | None:
+def _find_change(news: EventNews, row: LiveRow | None, origin: Origin) -> _FoundChange | None:
     """Return what news changes; None if the snapshot says the same already."""
     origin, at = origin.in_scope(news.scope), news.at
-    before = _parse(row.data) if row is not None else None
+    before = _parse_stored_event(row.data) if row is not None else None
     if isinstance(news.what, EventSighting):
         change = compare_event(before, news.what.event)
-        return None if change is None else _Found(change, origin, at, news.what.incarnation)
+        return None if change is None else _FoundChange(change, origin, at, news.what.incarnation)
     if before is None:
         return None
     departure = news.what
@@ -267,7 +271,7 @@ def _find_change(news: EventNews, row: LiveRow | None, origin: Origin) -> _Found
         )
         return determine_outcome(event, evidence, at)
 
-    return _Found(Change("ended", before, {}), origin, at, outcome=outcome)
+    return _FoundChange(Change("ended", before, {}), origin, at, outcome=outcome)
 
 
 def names_this_vm(resources: Iterable[str], resource_names: frozenset[str]) -> bool:
@@ -281,14 +285,14 @@ def _may_explain_reboot(
     """Whether this event can be the cause of a reboot: it has started, is due, or was approved."""
     return (
         event.is_started
-        or _is_due(event, now)
+        or _has_not_before_passed(event, now)
         or any(grant.may_be_accepted for grant in tx.decisions.grants(occurrence))
     )
 
 
-def _parse(data: str) -> ScheduledEvent:
+def _parse_stored_event(data: str) -> ScheduledEvent:
     return ScheduledEvent.from_fields(orjson.loads(data))
 
 
-def _is_due(event: ScheduledEvent, now: datetime) -> bool:
+def _has_not_before_passed(event: ScheduledEvent, now: datetime) -> bool:
     return event.not_before_time is not None and event.not_before_time <= now

@@ -1,6 +1,6 @@
 """The egress guard: no sink connects to a metadata or host address.
 
-An address at which the relay found the metadata service (`refuse_discovered`) is such an address.
+An address at which the relay found the metadata service (`refuse_imds_address`) is such an address.
 
 Loopback and private addresses are allowed, because receivers are there. The guard creates the
 sockets. A guarded resolver would not see addresses in URLs, and a check before the request would
@@ -66,13 +66,13 @@ class AddressRefused(OSError):
         super().__init__(errno.EACCES, "a metadata or host address, which no sink may reach")
 
 
-def refuse_discovered(address: Address) -> None:
+def refuse_imds_address(address: Address) -> None:
     """Refuse an address from now on, in this process: the metadata service was found there."""
     _discovered.add(address)
 
 
-def allow_discovered(address: Address) -> None:
-    """Take back `refuse_discovered`: the metadata service is not there any more."""
+def stop_refusing_discovered(address: Address) -> None:
+    """Take back `refuse_imds_address`: the metadata service is not there any more."""
     _discovered.discard(address)
 
 

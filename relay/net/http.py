@@ -56,7 +56,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Transport:
+class ConnectionOptions:
     """The proxy, its ``Proxy-Authorization`` header, and TLS other than that of the session."""
 
     proxy: URL | None = None
@@ -64,7 +64,7 @@ class Transport:
     tls: ssl.SSLContext | None = None
 
 
-DIRECT = Transport()
+DIRECT = ConnectionOptions()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,7 +179,7 @@ async def post(
     request: Request,
     *,
     seconds: float,
-    transport: Transport = DIRECT,
+    transport: ConnectionOptions = DIRECT,
 ) -> Response:
     """POST the request and return the response. Raises Deferred if there is none in time.
 
@@ -201,7 +201,7 @@ async def send(
     request: Request,
     *,
     seconds: float,
-    transport: Transport = DIRECT,
+    transport: ConnectionOptions = DIRECT,
     body_timeout: float | None = None,
 ) -> Response:
     """Send the request and return the response. Raises Deferred if there is none in ``seconds``.

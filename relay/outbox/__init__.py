@@ -44,7 +44,7 @@ class StoreSettings(Section):
 
 
 @dataclass(frozen=True, slots=True)
-class StateFileOwner:
+class StateFileIdentity:
     """The owner of a state file.
 
     ``vm_id`` is None if the metadata service knows none. ``is_hub``: the file holds the events of
@@ -204,7 +204,7 @@ class Entry:
     event: CloudEvent | None = None
 
     @property
-    def family(self) -> str:
+    def type_family(self) -> str:
         """The first part of the type, such as ``event`` or ``approval``."""
         return self.type.partition(".")[0]
 

@@ -85,7 +85,7 @@ class ChatMessages:
         )
         return next(read_as(_CHAT_MESSAGE, rows), None)
 
-    def previous_occurrence(self, sink: str, event_key: str, number: int) -> int | None:
+    def previous_shown_occurrence(self, sink: str, event_key: str, number: int) -> int | None:
         """Return the newest occurrence of an EventId before ``number`` that a sink shows."""
         row = self._connection.execute(
             "SELECT id FROM message_about JOIN occurrence ON id = occurrence "
@@ -94,14 +94,14 @@ class ChatMessages:
         ).fetchone()
         return int(row[0]) if row is not None else None
 
-    def occurrences(self, message: int) -> list[int]:
+    def occurrences_of_message(self, message: int) -> list[int]:
         """Return the occurrences that a message shows, in order of appearance."""
         rows = self._connection.execute(
             "SELECT occurrence FROM message_about WHERE message = ? ORDER BY occurrence", (message,)
         )
         return [occurrence for (occurrence,) in rows]
 
-    def shows(self, sink: str, ref: str, occurrence: int) -> bool:
+    def shows_occurrence(self, sink: str, ref: str, occurrence: int) -> bool:
         """Return whether the message that the platform calls ``ref`` shows an event of a sink."""
         row = self._connection.execute(
             "SELECT 1 FROM message JOIN message_about ON message.id = message "
@@ -180,7 +180,7 @@ class ChatMessages:
         )
         return [occurrence for (occurrence,) in rows]
 
-    def refresh(self, occurrences: Sequence[int], now: datetime) -> None:
+    def refresh_about(self, occurrences: Sequence[int], now: datetime) -> None:
         """Make every message about these occurrences due for refresh."""
         self._connection.execute(
             "UPDATE message SET stale_at = ?, looks = coalesce(looks, '') WHERE posted AND id IN "
@@ -199,7 +199,7 @@ class ChatMessages:
         ).fetchone()[0]
         return str(time) if time is not None else None
 
-    def add_link(
+    def add_confirmation_link(
         self,
         message: int,
         token: str,
@@ -218,7 +218,7 @@ class ChatMessages:
             (token_digest(token), code_digest(token, code), *about),
         )
 
-    def find_link(self, token: str) -> ConfirmationLink | None:
+    def find_confirmation_link(self, token: str) -> ConfirmationLink | None:
         """Return what a link stands for."""
         rows = self._connection.execute(
             "SELECT token, occurrence, revision, decision, code, wrong AS wrong_codes "

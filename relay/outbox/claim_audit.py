@@ -106,7 +106,7 @@ class _Claim:
         Raises _Unjustified, _PrunedError.
         """
         position = self._note.get("granted") or self._find_grant()
-        granted = self._event(position, "approval.granted")
+        granted = self._verified_event_before(position, "approval.granted")
         if granted is None:
             raise _Unjustified("follows from no approval.granted")
         facts = ("approvalId", "revision", "rule")
@@ -165,7 +165,7 @@ class _Claim:
         return {vote.data["principal"] for vote in votes}
 
     def _voter(self, position: int) -> str:
-        event = self._event(position, "approval.recorded")
+        event = self._verified_event_before(position, "approval.recorded")
         if event is None or not self._is_vote(event):
             raise _Unjustified(f"counts a vote at position {position}, where there is none")
         return str(event.data["principal"])
@@ -175,7 +175,7 @@ class _Claim:
         vote = (data["decision"], data["revision"], "dryRun" in data)
         return vote == ("approve", self._note["revision"], False)
 
-    def _event(self, position: int | None, kind: str) -> CloudEvent | None:
+    def _verified_event_before(self, position: int | None, kind: str) -> CloudEvent | None:
         if position is None or position >= self._position:
             return None
         if position <= self._checkpoint:
@@ -191,7 +191,7 @@ def _table_differences(connection: sqlite3.Connection) -> Iterator[str]:
         # This reads the table, and leaves out each vote that the journal does not hold.
         held = decisions.for_occurrence(occurrence, counting=True)
         # This reads the table, with the holds of earlier occurrences. A hold is never left out.
-        held += decisions.holds_before(key, occurrence)
+        held += decisions.holds_of_earlier_occurrences(key, occurrence)
         rooted = {decision.approval_id for decision in held}
         rows = connection.execute(
             "SELECT approval_id, principal FROM decision WHERE counts AND occurrence = ?",

@@ -10,7 +10,7 @@ import sqlite3
 
 from relay.outbox.decisions import Decisions
 from relay.outbox.deliveries import Deliveries
-from relay.outbox.event_keys import EventKeys
+from relay.outbox.event_keys import EventKeyFormat
 from relay.outbox.fleet import FleetTables
 from relay.outbox.journal import Journal
 from relay.outbox.snapshot import Snapshot
@@ -26,7 +26,7 @@ class DamagedContents(Exception):
     """A table holds something that the relay did not write. The text says what."""
 
 
-def verify_contents(connection: sqlite3.Connection, keys: EventKeys) -> None:
+def verify_contents(connection: sqlite3.Connection, keys: EventKeyFormat) -> None:
     """Read what the relay reads after its start, and return if that is possible.
 
     The journal is left out, because ``imds-relay audit`` verifies it. Raises DamagedContents and
@@ -38,15 +38,15 @@ def verify_contents(connection: sqlite3.Connection, keys: EventKeys) -> None:
             raise DamagedContents(f"table {table}: {problem}")
     try:
         _verify_occurrences(connection, keys)
-        _read_all(connection, keys)
+        _verify_rows_readable(connection, keys)
     except _VALUE_ERRORS as error:
         raise DamagedContents(f"{type(error).__name__}: {error}") from error
 
 
-def _verify_occurrences(connection: sqlite3.Connection, keys: EventKeys) -> None:
+def _verify_occurrences(connection: sqlite3.Connection, keys: EventKeyFormat) -> None:
     for occurrence in Snapshot(connection, keys).live():
         event = occurrence.event
-        if occurrence.key != keys.key(occurrence.scope, event.event_id):
+        if occurrence.key != keys.make_key(occurrence.scope, event.event_id):
             raise DamagedContents(
                 f"table occurrence: the event {occurrence.key} has the EventId {event.event_id}"
             )
@@ -57,7 +57,7 @@ def _verify_occurrences(connection: sqlite3.Connection, keys: EventKeys) -> None
         raise DamagedContents(f"table occurrence: the event {over[0]} is not JSON")
 
 
-def _read_all(connection: sqlite3.Connection, keys: EventKeys) -> None:
+def _verify_rows_readable(connection: sqlite3.Connection, keys: EventKeyFormat) -> None:
     journal = Journal(connection)
     decisions = Decisions(connection, journal)
     for occurrence in decisions.unsettled_occurrences(all_live=False):

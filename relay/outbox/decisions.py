@@ -68,7 +68,7 @@ class Decisions:
         ).fetchone()
         return int(row[0])
 
-    def holds_before(self, event_key: str, occurrence: int) -> list[Decision]:
+    def holds_of_earlier_occurrences(self, event_key: str, occurrence: int) -> list[Decision]:
         """Return the holds that count from earlier occurrences of the same EventId."""
         return self._select_decisions(
             "counts AND decision = 'hold' "
@@ -98,7 +98,7 @@ class Decisions:
         )
         self.add_decision(decision)
 
-    def stop_counting(self, approval_id: str) -> None:
+    def end_decision(self, approval_id: str) -> None:
         """A vote no longer counts, or a hold is no longer in force."""
         self._connection.execute(
             "UPDATE decision SET counts = 0 WHERE approval_id = ?", (approval_id,)
@@ -124,7 +124,7 @@ class Decisions:
                 if data["decision"] == "approve" or (
                     data["decision"] == "hold" and "expires" in data
                 ):
-                    found[data["approvalId"]] = _recorded_decision(position, event)
+                    found[data["approvalId"]] = _decision_from_event(position, event)
             elif event.name != "approval.voided":
                 # An accepted StartRequest used the votes on the state that was claimed. The event
                 # can have changed since: then the answer shows a newer state, with votes of its
@@ -147,11 +147,11 @@ class Decisions:
             values,
         )
         return [
-            self._as_recorded(decision) if decision.counts else decision
+            self._verified_decision(decision) if decision.counts else decision
             for decision in read_as(_DECISION, rows)
         ]
 
-    def _as_recorded(self, decision: Decision) -> Decision:
+    def _verified_decision(self, decision: Decision) -> Decision:
         """Return a decision with what the journal says about it.
 
         A vote that the journal does not hold does not count. Such a hold stays, until somebody
@@ -164,7 +164,7 @@ class Decisions:
             is_hold = decision.decision == "hold"
             return replace(decision, counts=is_hold, expires=None)
         data = event.data
-        recorded = _recorded_decision(decision.position, event)
+        recorded = _decision_from_event(decision.position, event)
         return replace(
             recorded,
             occurrence=decision.occurrence,
@@ -186,7 +186,7 @@ class Decisions:
         """Return every grant of an occurrence, oldest first."""
         return self._select_grants("occurrence = ?", occurrence)
 
-    def grants_of(self, occurrences: Sequence[int]) -> dict[int, list[Grant]]:
+    def grants_by_occurrence(self, occurrences: Sequence[int]) -> dict[int, list[Grant]]:
         """Return every grant of these occurrences, oldest first, by occurrence."""
         found: dict[int, list[Grant]] = {}
         grants = self._select_grants(
@@ -196,7 +196,7 @@ class Decisions:
             found.setdefault(grant.occurrence, []).append(grant)
         return found
 
-    def grant(self, grant_id: int) -> Grant:
+    def get_grant(self, grant_id: int) -> Grant:
         """Return one grant. Raises IndexError if there is none."""
         return self._select_grants("id = ?", grant_id)[0]
 
@@ -287,7 +287,7 @@ class Decisions:
             (grant_id,),
         )
 
-    def record_answer(self, grant_id: int, state: GrantState, status: int | None) -> None:
+    def set_grant_state(self, grant_id: int, state: GrantState, status: int | None) -> None:
         """Store the state of a grant. The last HTTP status stays if ``status`` is None."""
         self._connection.execute(
             "UPDATE start_request SET state = ?, status = coalesce(?, status) WHERE id = ?",
@@ -299,9 +299,9 @@ class Decisions:
             f"SELECT * FROM start_request WHERE {condition} ORDER BY id",  # noqa: S608  # our own text
             values,
         )
-        return list(self._with_roots(read_as(_GRANT, rows)))
+        return list(self._verified_grants(read_as(_GRANT, rows)))
 
-    def _with_roots(self, grants: Iterator[Grant]) -> Iterator[Grant]:
+    def _verified_grants(self, grants: Iterator[Grant]) -> Iterator[Grant]:
         """Yield all grants but those that are open and not in the journal."""
         for grant in grants:
             if grant.state not in ("granted", "sent"):
@@ -310,7 +310,7 @@ class Decisions:
             event = self._journal.verified_event(
                 grant.position, "approval.granted", self._event_key(grant.occurrence)
             )
-            if event is not None and _is_grant_of(event, grant):
+            if event is not None and _is_origin_of_grant(event, grant):
                 yield replace(grant, granted_at=_recorded_at(event))
 
     # --- reminders
@@ -374,7 +374,7 @@ class Decisions:
         self._connection.execute("DELETE FROM answer WHERE at < ?", (format_sortable(before),))
 
 
-def _recorded_decision(position: int | None, event: CloudEvent) -> Decision:
+def _decision_from_event(position: int | None, event: CloudEvent) -> Decision:
     """Return the decision that an ``approval.recorded`` tells of; its occurrence is not in it."""
     data = event.data
     return Decision(
@@ -395,7 +395,7 @@ def _recorded_decision(position: int | None, event: CloudEvent) -> Decision:
     )
 
 
-def _is_grant_of(event: CloudEvent, grant: Grant) -> bool:
+def _is_origin_of_grant(event: CloudEvent, grant: Grant) -> bool:
     """Whether an ``approval.granted`` is the one that a grant claims to come from."""
     data = event.data
     granted = (data["approvalId"], data["revision"], data["rule"], "dryRun" in data)

@@ -261,18 +261,18 @@ class Deliveries:
         """
         rows = self._connection.execute(
             f"SELECT id FROM entry WHERE {_DEAD_LETTER_CONDITION} ORDER BY id LIMIT :limit",  # noqa: S608  # our own text
-            _dead_letter_values(dead_letters, after, until) | {"limit": limit},
+            _dead_letter_query_params(dead_letters, after, until) | {"limit": limit},
         ).fetchall()
         entries = [self.redeliver(entry_id, at) for (entry_id,) in rows]
         return [entry for entry in entries if entry is not None]
 
-    def count_dead_letters(
+    def count_matching_dead_letters(
         self, dead_letters: DeadLetterFilter, *, after: int, until: datetime
     ) -> int:
         """Return how many dead letters `redeliver_matching` would redeliver without a limit."""
         row = self._connection.execute(
             f"SELECT count(*) FROM entry WHERE {_DEAD_LETTER_CONDITION}",  # noqa: S608  # our own text
-            _dead_letter_values(dead_letters, after, until),
+            _dead_letter_query_params(dead_letters, after, until),
         ).fetchone()
         return int(row[0])
 
@@ -405,7 +405,7 @@ def _read_entries(rows: Iterable[tuple[Any, ...]]) -> Iterator[Entry]:
         )
 
 
-def _dead_letter_values(
+def _dead_letter_query_params(
     dead_letters: DeadLetterFilter, after: int, until: datetime
 ) -> dict[str, object]:
     since = format_sortable(dead_letters.since) if dead_letters.since is not None else None

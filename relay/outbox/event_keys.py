@@ -13,12 +13,12 @@ _SEPARATOR = "@"
 
 
 @dataclass(frozen=True, slots=True)
-class EventKeys:
+class EventKeyFormat:
     """Makes keys. ``with_scope``: the state file is that of a hub."""
 
     with_scope: bool = False
 
-    def key(self, scope: str, event_id: str) -> str:
+    def make_key(self, scope: str, event_id: str) -> str:
         """Return the key of an event: ``<eventid>``, on a hub ``<eventid>@<scope>``."""
         key = event_id.lower()
         return f"{key}{_SEPARATOR}{scope}" if self.with_scope else key
@@ -37,5 +37,5 @@ class EventKeys:
         return f"{key}{_SEPARATOR}" if self.with_scope else key
 
 
-SINGLE_SCOPE = EventKeys()
+SINGLE_SCOPE = EventKeyFormat()
 """The keys of a relay that is no hub."""

@@ -15,22 +15,23 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import get_args
 
 from relay.errors import StoreError, StoreLocked, StoreTooNew
 from relay.files import (
-    create_private,
     create_private_folder,
     describe_os_error,
+    ensure_private_file,
     may_exist,
     narrow,
     symlinks_leading_to,
 )
-from relay.outbox import Mode, StateFileOwner
+from relay.outbox import Mode, StateFileIdentity
 from relay.outbox.contents import DamagedContents, verify_contents
-from relay.outbox.event_keys import SINGLE_SCOPE, EventKeys
+from relay.outbox.event_keys import SINGLE_SCOPE, EventKeyFormat
 
 SCHEMA_VERSION = 5
 """Each version is a file in ``schema/``. An older state file gets what it lacks."""
@@ -43,7 +44,7 @@ LOCK_TIMEOUT = 1.0
 _SQLITE_LOCK_BYTES = 0x40000000
 """Where SQLite locks a database (https://www.sqlite.org/lockingv3.html)."""
 _SCHEMA_NAMES = (
-    "SELECT type, name, '' FROM sqlite_master UNION "
+    "SELECT type, name, '' FROM sqlite_master WHERE type != 'trigger' UNION "
     "SELECT 'column of', known.name, info.name FROM sqlite_master AS known, "
     "pragma_table_info(known.name) AS info WHERE known.type = 'table'"
 )
@@ -61,7 +62,7 @@ class StateFile:
     connection: sqlite3.Connection
     lock: sqlite3.Connection
     trusted: bool
-    keys: EventKeys = SINGLE_SCOPE
+    keys: EventKeyFormat = SINGLE_SCOPE
 
     def close(self) -> None:
         """Close the file, so that another relay can open it, even on a full disk."""
@@ -86,7 +87,7 @@ class _UnusableFile(Exception):
     """The file is set aside. The text continues the sentence "the state file x"."""
 
 
-def open_state_file(path: Path, identity: StateFileOwner, now: datetime) -> StateFile:
+def open_state_file(path: Path, identity: StateFileIdentity, now: datetime) -> StateFile:
     """Open or create the state file; blocking.
 
     A corrupt or foreign file is set aside under a new name, with a warning. The fresh file begins
@@ -126,7 +127,7 @@ def open_state_file(path: Path, identity: StateFileOwner, now: datetime) -> Stat
         connection=connection,
         lock=lock,
         trusted=trusted,
-        keys=EventKeys(with_scope=identity.is_hub),
+        keys=EventKeyFormat(with_scope=identity.is_hub),
     )
 
 
@@ -191,7 +192,7 @@ def _take_lock(path: Path) -> sqlite3.Connection:
     # still read the state file itself. Nobody else can open the database, so nobody can lock it.
     try:
         create_private_folder(path.parent)
-        create_private(lock_path(path))
+        ensure_private_file(lock_path(path))
         lock = sqlite3.connect(
             lock_path(path), isolation_level=None, timeout=LOCK_TIMEOUT, check_same_thread=False
         )
@@ -252,7 +253,7 @@ def _folder_error(path: Path, text: str) -> StoreError:
     return StoreError(f"store.path: expected a folder that can be written, {path.parent}: {text}")
 
 
-def _open_connection(path: Path, identity: StateFileOwner) -> tuple[sqlite3.Connection, bool]:
+def _open_connection(path: Path, identity: StateFileIdentity) -> tuple[sqlite3.Connection, bool]:
     """Open and check the file and create its tables; return also whether it is trusted.
 
     Raises _UnusableFile, StoreTooNew, sqlite3.Error.
@@ -270,11 +271,11 @@ def _open_connection(path: Path, identity: StateFileOwner) -> tuple[sqlite3.Conn
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("BEGIN IMMEDIATE")  # all tables appear, or none
-        _create_tables(connection, version)  # fails if the tables are not those of the version
+        _apply_schema_files(connection, version)  # fails if the tables are not those of the version
         corrupt_codes.remove(sqlite3.SQLITE_ERROR)  # from here on it is a mistake in our SQL
         if version != 0:
             _verify_schema(connection)
-            verify_contents(connection, EventKeys(with_scope=identity.is_hub))
+            verify_contents(connection, EventKeyFormat(with_scope=identity.is_hub))
         if version == 0:
             _write_initial_meta(
                 connection, "off" if _was_set_aside_before(path) else "on", identity
@@ -293,7 +294,7 @@ def _open_connection(path: Path, identity: StateFileOwner) -> tuple[sqlite3.Conn
             is_corrupt = (
                 result_code(error) in corrupt_codes
                 or _is_undecodable(error)
-                or _is_wrongly_read_only(path, error)
+                or _is_read_only_by_damage(path, error)
             )
         if is_corrupt:
             raise _UnusableFile(f"is corrupt ({error})") from error
@@ -306,7 +307,7 @@ def _make_private(path: Path) -> None:
 
     Raises OSError if a part belongs to another user, who could have written anything into it.
     """
-    create_private(path)
+    ensure_private_file(path)
     index = path.with_name(f"{path.name}-shm")
     for part in (path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-journal")):
         if os.path.lexists(part):
@@ -318,7 +319,7 @@ def _make_private(path: Path) -> None:
             narrow(older)
 
 
-def _check_schema(connection: sqlite3.Connection, identity: StateFileOwner) -> int:
+def _check_schema(connection: sqlite3.Connection, identity: StateFileIdentity) -> int:
     """Return the schema version; 0 if the file is still empty.
 
     Raises _UnusableFile, StoreTooNew, sqlite3.Error, UnicodeDecodeError.
@@ -351,30 +352,38 @@ def _check_schema(connection: sqlite3.Connection, identity: StateFileOwner) -> i
     return int(version)
 
 
-def _create_tables(connection: sqlite3.Connection, version: int) -> None:
+def _apply_schema_files(connection: sqlite3.Connection, version: int) -> None:
     """Apply the schema files after this version."""
     for later in range(version + 1, SCHEMA_VERSION + 1):
-        script = files("relay.outbox").joinpath("schema", f"{later}.sql")
-        for statement in _split_statements(script.read_text(encoding="utf-8")):
+        for statement in _schema_statements(later):
             connection.execute(statement)
         connection.execute(f"PRAGMA user_version = {later}")
 
 
 def _verify_schema(connection: sqlite3.Connection) -> None:
-    """Return if the file has every table, column, index and trigger, whatever version it names.
+    """Return if the file has every table, column and index, whatever version it names.
+
+    The relay works without its triggers, too: they only forbid it to change the journal.
 
     Raises _UnusableFile.
     """
-    with contextlib.closing(sqlite3.connect(":memory:")) as fresh:
-        _create_tables(fresh, 0)
-        wanted = set(fresh.execute(_SCHEMA_NAMES))
-    if missing := wanted - set(connection.execute(_SCHEMA_NAMES)):
+    if missing := _names_of_version(SCHEMA_VERSION) - set(connection.execute(_SCHEMA_NAMES)):
         kind, name, column = min(missing)
         raise _UnusableFile(f"is corrupt (it has no {kind} {name} {column}".rstrip() + ")")
 
 
+@cache
+def _names_of_version(version: int) -> frozenset[tuple[str, str, str]]:
+    """Return what `_SCHEMA_NAMES` selects from a file of a version."""
+    with contextlib.closing(sqlite3.connect(":memory:")) as fresh:
+        for earlier in range(1, version + 1):
+            for statement in _schema_statements(earlier):
+                fresh.execute(statement)
+        return frozenset(fresh.execute(_SCHEMA_NAMES))
+
+
 def _write_initial_meta(
-    connection: sqlite3.Connection, mode: Mode, identity: StateFileOwner
+    connection: sqlite3.Connection, mode: Mode, identity: StateFileIdentity
 ) -> None:
     connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
     connection.execute("INSERT INTO meta VALUES ('mode', ?)", (mode,))
@@ -409,7 +418,7 @@ def _is_undecodable(error: sqlite3.Error) -> bool:
     return not hasattr(error, "sqlite_errorcode") and "decode" in str(error)
 
 
-def _is_wrongly_read_only(path: Path, error: sqlite3.Error) -> bool:
+def _is_read_only_by_damage(path: Path, error: sqlite3.Error) -> bool:
     # SQLite can call a file read-only because its header is broken.
     return (
         result_code(error) == sqlite3.SQLITE_READONLY
@@ -433,12 +442,14 @@ def _was_set_aside_before(path: Path) -> bool:
     return any(path.parent.glob(f"{glob.escape(path.name)}.set-aside-*"))
 
 
-def _split_statements(script: str) -> list[str]:
+@cache
+def _schema_statements(version: int) -> tuple[str, ...]:
     # executescript would commit first, and then the tables would not appear all at once.
+    script = files("relay.outbox").joinpath("schema", f"{version}.sql").read_text(encoding="utf-8")
     statements, current = [], ""
     for line in script.splitlines(keepends=True):
         current += line
         if sqlite3.complete_statement(current):
             statements.append(current)
             current = ""
-    return statements
+    return tuple(statements)

@@ -111,7 +111,7 @@ class FleetTables:
             map(_values, sightings),
         )
 
-    def prune_sightings(self) -> None:
+    def prune_orphaned_sightings(self) -> None:
         """Delete what was said about events that the state file does not hold any more."""
         self._connection.execute(
             "DELETE FROM sighting WHERE event_key NOT IN (SELECT key FROM occurrence)"

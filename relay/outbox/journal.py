@@ -111,7 +111,7 @@ class Journal:
             raise KeyError(position)
         return CloudEvent.parse(row[0])
 
-    def bodies(self, positions: Iterable[int]) -> dict[int, bytes]:
+    def bodies_at(self, positions: Iterable[int]) -> dict[int, bytes]:
         """Return the bodies at these positions, as far as they were not pruned.
 
         It is one statement with one row, because each row releases the interpreter lock:
@@ -206,7 +206,7 @@ class Journal:
         page, has_more = take_page(rows, lambda row: len(row[2]), limit)
         return [HistoryRow(*row) for row in page], has_more
 
-    def changes(self, event_key: str, since: str, limit: PageLimit) -> list[CloudEvent]:
+    def event_changes_since(self, event_key: str, since: str, limit: PageLimit) -> list[CloudEvent]:
         """Return the newest ``event.*`` about an EventId from a time on, oldest first."""
         rows = self._connection.execute(
             f"SELECT body FROM journal WHERE event_key = ? AND {_CHANGE} AND at >= ? "  # noqa: S608  # our own text
@@ -236,7 +236,7 @@ class Journal:
             CloudEvent.parse(body) for kind, body in reversed(page) if kind != "claim"
         ], has_more
 
-    def updated_after(self, event_keys: Sequence[str], position: int) -> bool:
+    def has_update_after(self, event_keys: Sequence[str], position: int) -> bool:
         """Whether Azure changed one of these EventIds after a position."""
         row = self._connection.execute(
             "SELECT 1 FROM journal WHERE event_key IN (SELECT value FROM json_each(?)) "  # noqa: S608  # our own text
@@ -245,14 +245,14 @@ class Journal:
         ).fetchone()
         return row is not None
 
-    def newest_position(self, event_key: str) -> int:
+    def last_position_about(self, event_key: str) -> int:
         """Return the position of the newest row about an EventId; 0 if there is none."""
         row = self._connection.execute(
             "SELECT max(position) FROM journal WHERE event_key = ?", (event_key,)
         ).fetchone()
         return int(row[0] or 0)
 
-    def first_position(self, event_key: str, since: str) -> int:
+    def first_change_position(self, event_key: str, since: str) -> int:
         """Return the position of the first ``event.*`` about an EventId from a time on.
 
         If that row was pruned, return the position of the head.

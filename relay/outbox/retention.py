@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 
 from relay.clock import Clock
 from relay.errors import StoreUnavailable
-from relay.events.build import ReportRelayEvent
+from relay.events.build import RecordRelayEvent
 from relay.outbox import StoreSettings
 from relay.outbox.sqlite import Store
 from relay.outbox.transaction import Transaction
@@ -43,11 +43,11 @@ def prune(tx: Transaction, settings: StoreSettings, now: datetime) -> PruneResul
     tx.snapshot.prune(audit_limit)
     tx.standing_holds.prune(audit_limit)
     tx.messages.prune()
-    tx.fleet.prune_sightings()
+    tx.fleet.prune_orphaned_sightings()
     return PruneResult(journal_rows, dead_letters)
 
 
-async def prune_forever(store: Store, clock: Clock, report: ReportRelayEvent) -> None:
+async def prune_forever(store: Store, clock: Clock, report: RecordRelayEvent) -> None:
     """Prune at once and then every `PRUNE_INTERVAL`, until canceled.
 
     Dead letters that are lost are reported, all those since the start with each report: a later

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 
 from relay.events.timestamps import format_sortable
 from relay.outbox import TrackedEvent
-from relay.outbox.event_keys import SINGLE_SCOPE, EventKeys
+from relay.outbox.event_keys import SINGLE_SCOPE, EventKeyFormat
 from relay.outbox.rows import PageLimit, bulk_insert, read_as, take_page
 
 _OCCURRENCE = TypeAdapter(TrackedEvent)
@@ -63,7 +63,7 @@ class EndedRow(NamedTuple):
 class Snapshot:
     """Reads and writes the table of occurrences, inside a transaction."""
 
-    def __init__(self, connection: sqlite3.Connection, keys: EventKeys = SINGLE_SCOPE) -> None:
+    def __init__(self, connection: sqlite3.Connection, keys: EventKeyFormat = SINGLE_SCOPE) -> None:
         self._connection = connection
         self._keys = keys
 
@@ -91,7 +91,7 @@ class Snapshot:
             "count(*) FROM occurrence INDEXED BY occurrence_live WHERE live GROUP BY 1, 2"
         ).fetchall()
 
-    def next_scheduled(self, limit: int) -> list[TrackedEvent]:
+    def earliest_scheduled(self, limit: int) -> list[TrackedEvent]:
         """Return the live Scheduled events with the earliest NotBefore, those without one last."""
         return self._select(
             "INDEXED BY occurrence_live WHERE live "
@@ -136,7 +136,7 @@ class Snapshot:
         one of them, it means that one.
         """
         if scope is not None:
-            found = [self.find(self._keys.key(scope, reference))]
+            found = [self.find(self._keys.make_key(scope, reference))]
         else:
             found = [self.find(reference.lower())]
         known = [
@@ -159,7 +159,7 @@ class Snapshot:
         live = [occurrence for occurrence in newest if occurrence.live]
         return live if len(live) == 1 else newest
 
-    def find_at(self, event_key: str, moment: datetime) -> TrackedEvent | None:
+    def find_occurrence_at(self, event_key: str, moment: datetime) -> TrackedEvent | None:
         """Return the occurrence of an event at a moment."""
         occurrence = self._select_first(
             "WHERE key = ? AND first_seen <= ? ORDER BY number DESC LIMIT 1",
@@ -170,7 +170,7 @@ class Snapshot:
             return self._select_first("WHERE key = ? ORDER BY number LIMIT 1", event_key)
         return occurrence
 
-    def find_next(self, occurrence: TrackedEvent) -> TrackedEvent | None:
+    def find_next_occurrence(self, occurrence: TrackedEvent) -> TrackedEvent | None:
         """Return the next occurrence of the same event."""
         return self._select_first(
             "WHERE key = ? AND number = ?", occurrence.key, occurrence.number + 1
@@ -219,7 +219,7 @@ class Snapshot:
 
     def add_all(self, rows: Sequence[NewRow], boot_id: str | None) -> None:
         """Add events that appeared, in their order."""
-        numbers = self.numbers([row.key for row in rows])
+        numbers = self.newest_occurrence_numbers([row.key for row in rows])
         bulk_insert(
             self._connection,
             "occurrence "
@@ -241,7 +241,7 @@ class Snapshot:
             ],
         )
 
-    def numbers(self, keys: Sequence[str]) -> dict[str, int]:
+    def newest_occurrence_numbers(self, keys: Sequence[str]) -> dict[str, int]:
         """Return the number of the newest occurrence of each event that is known."""
         # The keys are not passed as JSON: json_each cuts a text at a NUL.
         return dict(

@@ -26,7 +26,7 @@ from relay.clock import Clock
 from relay.errors import StoreUnavailable
 from relay.events.cloudevent import CloudEvent
 from relay.histogram import Histogram
-from relay.outbox import Entry, RecordedEvent, StateFileOwner, StoreSettings
+from relay.outbox import Entry, RecordedEvent, StateFileIdentity, StoreSettings
 from relay.outbox.file import StateFile, open_state_file, result_code
 from relay.outbox.transaction import Route, Transaction
 
@@ -34,7 +34,7 @@ T = TypeVar("T")
 Work = Callable[[Transaction], T]
 """What is done in one transaction. It may run more than once, and must have no other effect.
 
-Only `Store.switch` has one.
+Only `Store.apply_with_undo` has one.
 """
 MAX_JOBS_PER_COMMIT = 512
 MIN_RECOVERY_INTERVAL = 1.0
@@ -70,7 +70,7 @@ class Listeners:
 
 
 @dataclass(frozen=True, slots=True)
-class _Switch:
+class _UndoableChange:
     """What work changed outside the file."""
 
     apply: Callable[[], object]
@@ -144,8 +144,8 @@ class Store:
         self._is_closed = False
         self._memory: sqlite3.Connection | None = None
         self._done_in_memory: list[Work[Any]] = []  # still to be done on the file
-        self._switched_in_memory: list[_Switch] = []  # by that work
-        self._switches: list[_Switch] = []  # by the transaction that runs, or ran last
+        self._changed_beside_memory: list[_UndoableChange] = []  # by that work
+        self._changes: list[_UndoableChange] = []  # by the transaction that runs, or ran last
         self._recover_at = 0.0
         self._thread = threading.Thread(target=self._run_thread, name="store", daemon=True)
         self._thread.start()
@@ -153,18 +153,18 @@ class Store:
     def use_route(self, route: Route) -> None:
         """Let this function say from now on which sinks want an event.
 
-        Once the store is in use, only a `switch` may call it.
+        Once the store is in use, only an `apply_with_undo` may call it.
         """
         self._route = route
 
-    def switch(self, apply: Callable[[], object], *, undo: Callable[[], object]) -> None:
+    def apply_with_undo(self, apply: Callable[[], object], *, undo: Callable[[], object]) -> None:
         """Change what work depends on, for the work that comes after. Only work may call this.
 
         Work can run more than once. Before the work that came earlier runs again, ``undo`` is
         called, so that it runs as it did the first time.
         """
         apply()
-        self._switches.append(_Switch(apply, undo))
+        self._changes.append(_UndoableChange(apply, undo))
 
     def submit(self, work: Work[T], *, fail_open: bool = False) -> asyncio.Future[T]:
         """Queue work; jobs run in the order of submission.
@@ -257,12 +257,12 @@ class Store:
 
     def _execute_jobs(self, jobs: list[StoreJob], *, is_last: bool) -> None:
         if self.write_error is not None and (is_last or time.monotonic() >= self._recover_at):
-            self._recover_file()
+            self._replay_memory_to_file()
         if self._memory is not None or not self._commit_jobs(jobs):
-            self._run_in_memory(jobs)
+            self._run_on_memory_copy(jobs)
         self._publish_results(jobs)
 
-    def _recover_file(self) -> None:
+    def _replay_memory_to_file(self) -> None:
         """If the file can be written again, repeat on it what was done in memory."""
         began = time.monotonic()
         repeated = [StoreJob(work, "open") for work in self._done_in_memory]
@@ -275,26 +275,26 @@ class Store:
                     )
             if self._memory is not None:
                 self._memory.close()
-            self._memory, self._done_in_memory, self._switched_in_memory = None, [], []
+            self._memory, self._done_in_memory, self._changed_beside_memory = None, [], []
             self._set_write_error(None)
         elapsed = time.monotonic() - began
         self._recover_at = time.monotonic() + max(MIN_RECOVERY_INTERVAL, 10 * elapsed)
 
     def _commit_again(self, jobs: Sequence[StoreJob]) -> bool:
         """Commit what was done in memory, with what it depended on then."""
-        for switch in reversed(self._switched_in_memory):
-            switch.undo()
+        for change in reversed(self._changed_beside_memory):
+            change.undo()
         if self._commit_jobs(jobs):
             return True
-        for switch in self._switched_in_memory:
-            switch.apply()
+        for change in self._changed_beside_memory:
+            change.apply()
         return False
 
     def _commit_jobs(self, jobs: Sequence[StoreJob]) -> bool:
         """Run jobs in one transaction on the file. Return whether it could be written."""
         connection = self._state_file.connection
         began = time.monotonic()
-        self._switches = []
+        self._changes = []
         try:
             connection.execute("BEGIN IMMEDIATE")
             # Try without a savepoint for each job: those are a third of the statements, and jobs
@@ -302,7 +302,7 @@ class Store:
             transaction = self._make_transaction(connection)
             if not all(job.attempt(transaction) for job in jobs):
                 connection.execute("ROLLBACK")
-                self._undo_switches()
+                self._undo_changes()
                 connection.execute("BEGIN IMMEDIATE")
                 for job in jobs:
                     job.run(connection, self._make_transaction(connection))
@@ -311,15 +311,15 @@ class Store:
             with contextlib.suppress(sqlite3.Error):
                 if connection.in_transaction:  # SQLite rolls back by itself after some errors
                     connection.execute("ROLLBACK")
-            self._undo_switches()
+            self._undo_changes()
             self._set_write_error(str(error))
             return False
         self.commit_seconds.observe(time.monotonic() - began)
         return True
 
-    def _undo_switches(self) -> None:
-        while self._switches:
-            self._switches.pop().undo()
+    def _undo_changes(self) -> None:
+        while self._changes:
+            self._changes.pop().undo()
 
     def _make_transaction(self, connection: sqlite3.Connection) -> Transaction:
         return Transaction(connection, self._find_sinks, self._state_file.keys, traced=self.traced)
@@ -328,9 +328,9 @@ class Store:
         # The route can change between two pieces of work in one transaction.
         return self._route(event)
 
-    def _run_in_memory(self, jobs: list[StoreJob]) -> None:
+    def _run_on_memory_copy(self, jobs: list[StoreJob]) -> None:
         """Refuse jobs that fail closed. Run the others on a copy in memory."""
-        self._switches = []
+        self._changes = []
         for job in jobs:
             if job.fail_mode == "closed":
                 reason = f"the state file cannot be written: {self.write_error}"
@@ -346,7 +346,7 @@ class Store:
                 )
             if job.fail_mode == "open" and job.error is None:
                 self._done_in_memory.append(job.work)
-        self._switched_in_memory += self._switches
+        self._changed_beside_memory += self._changes
 
     def _copy_to_memory(self) -> sqlite3.Connection:
         memory = sqlite3.connect(":memory:", isolation_level=None)
@@ -411,7 +411,7 @@ def _write_probe(transaction: Transaction) -> None:
 @contextlib.asynccontextmanager
 async def open_store(
     settings: StoreSettings,
-    identity: StateFileOwner,
+    identity: StateFileIdentity,
     clock: Clock,
     route: Route,
     *,

@@ -114,14 +114,14 @@ class StandingHolds:
             event = self._journal.verified_event(position, kind, None)
             if event is None:
                 continue
-            hold = _recorded_hold(position, event)
+            hold = _hold_from_event(position, event)
             if kind == CREATED:
                 found[hold.hold_id] = hold
             else:
                 found.pop(hold.hold_id, None)
         return [hold for hold in found.values() if hold.ends > now]
 
-    def is_row_changed(self, hold: StandingHold) -> bool:
+    def is_journal_row_damaged(self, hold: StandingHold) -> bool:
         """Whether the journal has the row of a standing hold, and the chain does not hold it."""
         row = self._connection.execute(
             "SELECT 1 FROM journal WHERE position = ? AND kind = ? "
@@ -156,16 +156,16 @@ def only_in_first(
     first: Iterable[StandingHold], second: Iterable[StandingHold]
 ) -> list[StandingHold]:
     """Return the standing holds that are not the same in the second."""
-    known = set(map(_facts, second))
-    return [hold for hold in first if _facts(hold) not in known]
+    known = set(map(_comparison_key, second))
+    return [hold for hold in first if _comparison_key(hold) not in known]
 
 
-def _facts(hold: StandingHold) -> tuple[object, ...]:
+def _comparison_key(hold: StandingHold) -> tuple[object, ...]:
     """Return what decides which events a standing hold is about, and when."""
     return (hold.hold_id, hold.conditions, hold.within, hold.created, hold.starts, hold.ends)
 
 
-def _recorded_hold(position: int, event: CloudEvent) -> StandingHold:
+def _hold_from_event(position: int, event: CloudEvent) -> StandingHold:
     """Return the standing hold that one of its events tells of."""
     data = event.data
     starts, ends, created = (parse_timestamp(data[key]) for key in ("starts", "ends", "created"))

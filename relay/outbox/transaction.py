@@ -13,12 +13,12 @@ from itertools import count
 
 from relay.events.cloudevent import CloudEvent, is_about_event
 from relay.events.timestamps import format_sortable, parse_timestamp
-from relay.events.tracing import SpanContext, context_of, make_context
+from relay.events.tracing import SpanContext, context_of, make_event_context
 from relay.outbox import Entry, Head, Mode, RecordedEvent
 from relay.outbox.chat_messages import ChatMessages
 from relay.outbox.decisions import Decisions
 from relay.outbox.deliveries import Deliveries
-from relay.outbox.event_keys import SINGLE_SCOPE, EventKeys
+from relay.outbox.event_keys import SINGLE_SCOPE, EventKeyFormat
 from relay.outbox.file import get_meta
 from relay.outbox.fleet import FleetTables
 from relay.outbox.journal import Journal
@@ -47,7 +47,7 @@ class Transaction:
         self,
         connection: sqlite3.Connection,
         route: Route,
-        keys: EventKeys = SINGLE_SCOPE,
+        keys: EventKeyFormat = SINGLE_SCOPE,
         *,
         traced: bool = False,
     ) -> None:
@@ -73,7 +73,7 @@ class Transaction:
         return results
 
     @property
-    def changes(self) -> int:
+    def changed_row_count(self) -> int:
         """How many rows have changed so far. While it stays, a read returns the same."""
         return self._connection.total_changes
 
@@ -127,16 +127,16 @@ class Transaction:
     ) -> list[tuple[CloudEvent, str | None]]:
         """Return the events with their ``traceparent``. Their ids do not depend on it."""
         keys = {key for event, _ in events if (key := self._event_key(event)) is not None}
-        numbers = self.snapshot.numbers(sorted(keys))
+        numbers = self.snapshot.newest_occurrence_numbers(sorted(keys))
         traced = []
         for event, transition in events:
             if context_of(event) is None:  # a hub records what agents have traced
-                context = make_context(event, numbers.get(self._event_key(event) or "", 0))
+                context = make_event_context(event, numbers.get(self._event_key(event) or "", 0))
                 event = event.with_attribute("traceparent", str(context))  # noqa: PLW2901  # the same one
             traced.append((event, transition))
         return traced
 
-    def add_entry(self, position: int, sink: str, at: datetime) -> None:
+    def add_entry_for_new_sink(self, position: int, sink: str, at: datetime) -> None:
         """Make an entry for a sink that is new, about an event that was recorded earlier.
 
         No listener hears of it: nothing has happened. The sink's worker reads what waits.
@@ -160,7 +160,7 @@ class Transaction:
         ids = count(self.deliveries.next_id())
         room = MAX_EVENTS_IN_MEMORY - len(self.recorded)
         recorded = [
-            _make_entries(
+            _make_recorded_event(
                 event,
                 self._event_key(event),
                 self._ordering_prefix(event),
@@ -179,7 +179,7 @@ class Transaction:
         """Return the key of the event of Azure that a CloudEvent is about; None for no event."""
         if not is_about_event(event.name):
             return None
-        return self.keys.key(event.scope, event.subject or "")
+        return self.keys.make_key(event.scope, event.subject or "")
 
     def _ordering_prefix(self, event: CloudEvent) -> str:
         """Return what the ordering key of a CloudEvent that is about no event begins with.
@@ -220,7 +220,7 @@ class Transaction:
             self._connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
 
 
-def _make_entries(
+def _make_recorded_event(
     event: CloudEvent,
     key: str | None,
     about: str,

@@ -21,7 +21,7 @@ from relay.fleet.settings import AgentSettings
 from relay.imds.client import ImdsClient
 from relay.imds.poller import Poller
 from relay.ingest.recorder import Recorder
-from relay.outbox import StateFileOwner
+from relay.outbox import StateFileIdentity
 from relay.roles import RunningRelay
 from relay.roles.live_parts import LiveParts
 from relay.roles.parts import (
@@ -53,7 +53,7 @@ async def start(
         origin, boot_id = identity.origin, boot()
 
         sink = ReportSinkSettings()
-        owner = StateFileOwner(origin.scope, identity.vm_id)
+        owner = StateFileIdentity(origin.scope, identity.vm_id)
         traces = await open_traces(config, origin, clock, stack)
         record_span = traces.record if traces is not None else None
         store, record = await open_relay_store(config, owner, origin, [sink], clock, stack, traces)
@@ -105,7 +105,7 @@ async def start(
         )
         parts = LiveParts(config, server=server, store=store, clock=clock, report=record)
         parts.polling = (poller, client)
-        inputs = {"source": poller.run(), **parts.first_inputs()}
+        inputs = {"source": poller.run(), **parts.initial_input_tasks()}
         async with run_tasks(inputs, agent.run(), dispatcher, finish) as parts.inputs:
             server.state.attach(relay)
             yield RunningRelay(relay=relay, api_port=server.port, live=parts)

@@ -17,12 +17,12 @@ from relay.config import Config
 from relay.config.warnings import start_warnings
 from relay.events.build import Origin
 from relay.fleet.hub.hub import Hub
-from relay.fleet.hub.machine_counts import MachineCounts
+from relay.fleet.hub.machine_counts import LimitMachineCounter
 from relay.fleet.hub.start_orders import OrderPort
 from relay.fleet.hub.votes import MachineVotes
 from relay.fleet.settings import HubSettings
 from relay.fleet.topology import HUB
-from relay.outbox import StateFileOwner
+from relay.outbox import StateFileIdentity
 from relay.roles import RunningRelay
 from relay.roles.live_parts import DecidingParts
 from relay.roles.parts import (
@@ -50,7 +50,7 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
         server = await stack.enter_async_context(
             Server(config.api, clock, state_file=config.store.path)
         )
-        owner = StateFileOwner(origin.scope, None, is_hub=True)
+        owner = StateFileIdentity(origin.scope, None, is_hub=True)
         traces = await open_traces(config, origin, clock, stack)
         record_span = traces.record if traces is not None else None
         store, record = await open_relay_store(
@@ -67,7 +67,7 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
             origin,
             trusted=store.trusted,
             client_resources=config.api.resources_by_client,
-            count_machines=MachineCounts(hub.roster, clock).count,
+            count_machines=LimitMachineCounter(hub.roster, clock).count_for_limit,
         )
 
         def use_domains(changed: Config) -> None:
@@ -113,7 +113,7 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
             hub=hub,
             order_results=port.results,
         )
-        relay = parts.attach(gate, relay)
+        relay = parts.attach_gate(gate, relay)
 
         async def serve() -> None:
             # The results of orders arrive until the gate is idle.
@@ -122,7 +122,7 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
                 group.create_task(gate.run(), name="approvals")
 
         async def finish(service: asyncio.Task[object]) -> None:
-            await gate.wait_until_idle(DRAIN_TIMEOUT / 2)
+            await gate.drain_start_requests(DRAIN_TIMEOUT / 2)
             service.cancel()
             await gate.record_aggregated_refusals()
             hub.save()
@@ -133,7 +133,9 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
             fleet.exchange,
             server.address,
         )
-        async with run_tasks(parts.first_inputs(), serve(), dispatcher, finish) as parts.inputs:
+        async with run_tasks(
+            parts.initial_input_tasks(), serve(), dispatcher, finish
+        ) as parts.inputs:
             server.state.attach(relay)
             yield RunningRelay(relay=relay, api_port=server.port, live=parts)
             server.state.detach()

@@ -1,8 +1,8 @@
 """The parts of a running relay that a reload changes, and how it changes them.
 
-A reload has two halves. `LiveParts.prepare` makes everything that is new, and may fail: then
-nothing has changed. What it returns takes everything over, and cannot be refused: if it fails, the
-relay ends, and its service manager starts it with the new configuration.
+A reload has two halves. `LiveParts.prepare_take_over` makes everything that is new, and may fail:
+then nothing has changed. What it returns takes everything over, and cannot be refused: if it fails,
+the relay ends, and its service manager starts it with the new configuration.
 
 Decisions change at one moment. In one step of the event loop the credentials, the callers and the
 sinks change, and one piece of work is submitted to the store, which runs work in the order of its
@@ -35,7 +35,7 @@ from relay.config.shared_secrets import watch_secrets
 from relay.config.warnings import start_warnings
 from relay.delivery.dispatcher import Dispatcher, Handover, SinkStates
 from relay.delivery.routing import matching_sinks
-from relay.events.build import ReportRelayEvent
+from relay.events.build import RecordRelayEvent
 from relay.events.tracing import RecordSpan
 from relay.outbox.retention import prune_forever
 from relay.outbox.sqlite import Store
@@ -66,7 +66,7 @@ class LiveParts:
         server: Server,
         store: Store,
         clock: Clock,
-        report: ReportRelayEvent,
+        report: RecordRelayEvent,
     ) -> None:
         self.config = config
         """The configuration in force."""
@@ -79,16 +79,16 @@ class LiveParts:
         self.polling: tuple[Poller, ImdsClient] | None = None
         """None on a hub."""
 
-    def first_inputs(self) -> dict[str, Coroutine[Any, Any, object]]:
+    def initial_input_tasks(self) -> dict[str, Coroutine[Any, Any, object]]:
         """Return the tasks that a reload may replace, by name."""
         return {"retention": prune_forever(self.store, self.clock, self.report)}
 
-    async def prepare(self, config: Config) -> TakeOver:
+    async def prepare_take_over(self, config: Config) -> TakeOver:
         """Make what another configuration needs; return what takes it over.
 
         Raises ConfigError, or what a sink raises; then nothing has changed.
         """
-        use_api = self.server.prepare(config.api)
+        use_api = self.server.prepare_reload(config.api)
 
         async def take_over() -> None:
             use_api()
@@ -97,23 +97,23 @@ class LiveParts:
         return take_over
 
     @property
-    def _running_inputs(self) -> Inputs:
+    def _started_inputs(self) -> Inputs:
         if self.inputs is None:
             raise RuntimeError("expected the relay to run before a reload")
         return self.inputs
 
     async def run(self, take_over: TakeOver) -> None:
         """Take a configuration over. If that fails, the relay ends."""
-        await self._running_inputs.run_once("reload", take_over())
+        await self._started_inputs.run_once("reload", take_over())
 
     async def _use(self, config: Config) -> None:
         before, self.config = self.config, config
         if self.polling is not None:
             for part in self.polling:
-                part.use(config.source)
+                part.use_source_settings(config.source)
         if config.store != before.store:
             self.store.settings = config.store
-            await self._running_inputs.replace(
+            await self._started_inputs.replace_task(
                 "retention", prune_forever(self.store, self.clock, self.report)
             )
 
@@ -128,7 +128,7 @@ class DecidingParts(LiveParts):
         server: Server,
         store: Store,
         clock: Clock,
-        report: ReportRelayEvent,
+        report: RecordRelayEvent,
         record_span: RecordSpan | None,
         engine: ApprovalEngine,
         connections: SinkConnections,
@@ -155,7 +155,7 @@ class DecidingParts(LiveParts):
 
     async def start_sinks(self) -> Dispatcher:
         """Connect the sinks, and return the dispatcher to them, which has read what waits."""
-        self._sinks = await self._connect(self.config, self._chat)
+        self._sinks = await self._connect_sinks(self.config, self._chat)
         self._dispatcher = Dispatcher(
             _by_name(self._sinks), self.store, self.clock, self.report, self._record_span
         )
@@ -171,7 +171,7 @@ class DecidingParts(LiveParts):
             if connected.decisions is not None
         }
 
-    def attach(self, gate: Gate, relay: Relay) -> Relay:
+    def attach_gate(self, gate: Gate, relay: Relay) -> Relay:
         """Let chats and RabbitMQ decide at this gate; return the relay with its approvals link."""
         self._gate = gate
         self._use_callers(self.config)
@@ -180,8 +180,8 @@ class DecidingParts(LiveParts):
         return self._relay
 
     @override
-    def first_inputs(self) -> dict[str, Coroutine[Any, Any, object]]:
-        inputs = {**super().first_inputs(), "secrets": self._watch_secrets()}
+    def initial_input_tasks(self) -> dict[str, Coroutine[Any, Any, object]]:
+        inputs = {**super().initial_input_tasks(), "secrets": self._watch_shared_secrets()}
         if self._consumer is not None:
             inputs[_APPROVALS_INPUT] = self._run_consumer(self._consumer)
         return inputs
@@ -189,25 +189,25 @@ class DecidingParts(LiveParts):
     # --- a reload
 
     @override
-    async def prepare(self, config: Config) -> TakeOver:
-        use_api = self.server.prepare(config.api)
+    async def prepare_take_over(self, config: Config) -> TakeOver:
+        use_api = self.server.prepare_reload(config.api)
         chat = self._chat
         if config.api.public_url != self.config.api.public_url:
             chat = make_chat_context(self.store, self._engine, self.clock, config.api.public_url)
         async with asyncio.timeout(CONNECT_TIMEOUT):
-            sinks = await self._connect(config, chat)
+            sinks = await self._connect_sinks(config, chat)
 
         async def take_over() -> None:
             self._chat = chat
             before, old_sinks = self.config, self._sinks
             leaving = [each for each in old_sinks.values() if each not in sinks.values()]
-            handover, states = self._take_over_decisions(config, sinks, leaving, use_api)
+            handover, states = self._switch_decision_configuration(config, sinks, leaving, use_api)
             sink_states = await states
             self._attached_gate.wake()
             await self._dispatcher.end_handover(handover, sink_states)
             for connected in leaving:
                 connected.close()
-            await self._replace_inputs(before, config)
+            await self._replace_input_tasks(before, config)
             await self._use(config)
             earlier = set(start_warnings(before))
             for warning in start_warnings(config):
@@ -216,7 +216,7 @@ class DecidingParts(LiveParts):
 
         return take_over
 
-    def _take_over_decisions(
+    def _switch_decision_configuration(
         self,
         config: Config,
         sinks: dict[str, ConnectedSink],
@@ -237,7 +237,7 @@ class DecidingParts(LiveParts):
             if connected.decisions is not None:
                 connected.decisions.detach_gate()
         self._use_callers(config)
-        self._show(replace(self._attached_relay, chats=self.chats))
+        self._replace_api_relay(replace(self._attached_relay, chats=self.chats))
         handover = self._dispatcher.begin_handover(_by_name(sinks))
         now = self.clock.now()
         reconcile = self._dispatcher.reconcile(now)
@@ -247,14 +247,15 @@ class DecidingParts(LiveParts):
             states = reconcile(tx)
             if has_changed_rules:
                 tx.messages.refresh_all(now)
-            self.store.switch(
-                partial(self._use_decisions, config), undo=partial(self._use_decisions, before)
+            self.store.apply_with_undo(
+                partial(self._use_route_and_rules, config),
+                undo=partial(self._use_route_and_rules, before),
             )
             return states
 
         return handover, self.store.submit(change, fail_open=True)
 
-    def _use_decisions(self, config: Config) -> None:
+    def _use_route_and_rules(self, config: Config) -> None:
         """Change the route and the rules. Only the work of the store calls this."""
         self.store.use_route(partial(matching_sinks, sinks=config.sinks))
         self._engine.use(config.approvals, config.api.resources_by_client)
@@ -263,24 +264,24 @@ class DecidingParts(LiveParts):
         """Take the callers of chats and of RabbitMQ from a configuration."""
         for connected in self._sinks.values():
             if connected.decisions is not None:
-                connected.decisions.use(config.approvals, config.api.rights_by_client)
+                connected.decisions.use_callers(config.approvals, config.api.rights_by_client)
                 connected.decisions.attach_gate(self._attached_gate.submit)
         self._amqp_callers.clear()
         self._amqp_callers.update(callers_by_amqp_user(config.api.clients))
 
-    async def _replace_inputs(self, before: Config, after: Config) -> None:
-        inputs = self._running_inputs
-        await inputs.replace("secrets", self._watch_secrets(after))
+    async def _replace_input_tasks(self, before: Config, after: Config) -> None:
+        inputs = self._started_inputs
+        await inputs.replace_task("secrets", self._watch_shared_secrets(after))
         if _approvals_queue(before) != _approvals_queue(after):
-            await inputs.stop(_APPROVALS_INPUT)
+            await inputs.stop_task(_APPROVALS_INPUT)
             self._consumer = self._make_consumer(after, self._attached_relay)
-            self._show(replace(self._attached_relay, approvals_link=self._consumer))
+            self._replace_api_relay(replace(self._attached_relay, approvals_link=self._consumer))
             if self._consumer is not None:
-                inputs.start(_APPROVALS_INPUT, self._run_consumer(self._consumer))
+                inputs.start_task(_APPROVALS_INPUT, self._run_consumer(self._consumer))
 
     # --- parts
 
-    async def _connect(self, config: Config, chat: ChatContext) -> dict[str, ConnectedSink]:
+    async def _connect_sinks(self, config: Config, chat: ChatContext) -> dict[str, ConnectedSink]:
         """Return the sinks of a configuration. Those that are connected already stay."""
         sinks: dict[str, ConnectedSink] = {}
         new: list[ConnectedSink] = []
@@ -306,13 +307,13 @@ class DecidingParts(LiveParts):
             await self._before_approvals()
         await consumer.run()
 
-    def _watch_secrets(self, config: Config | None = None) -> Coroutine[Any, Any, object]:
+    def _watch_shared_secrets(self, config: Config | None = None) -> Coroutine[Any, Any, object]:
         config = config or self.config
         return watch_secrets(
             config.sinks, config.api.clients, self.clock, self.server.suspend_clients
         )
 
-    def _show(self, relay: Relay) -> None:
+    def _replace_api_relay(self, relay: Relay) -> None:
         """Let the API use these parts."""
         self._relay = relay
         self.server.state.replace_relay(relay)

@@ -27,7 +27,7 @@ from relay.clock import Clock
 from relay.config import Config
 from relay.delivery.dispatcher import Dispatcher
 from relay.delivery.routing import matching_sinks
-from relay.events.build import Origin, ReportRelayEvent, relay_event
+from relay.events.build import Origin, RecordRelayEvent, relay_event
 from relay.events.cloudevent import CloudEvent
 from relay.fleet.settings import HubSettings
 from relay.imds.client import ImdsClient
@@ -39,11 +39,11 @@ from relay.imds.discovery import (
 )
 from relay.imds.poller import Poller
 from relay.ingest.recorder import names_this_vm
-from relay.outbox import Head, StateFileOwner
+from relay.outbox import Head, StateFileIdentity
 from relay.outbox.journal import GENESIS
 from relay.outbox.sqlite import Store, open_store
 from relay.sinks import SinkSettings
-from relay.telemetry.story import Story, tell_event
+from relay.telemetry.event_log import EventLog, tell_event
 from relay.telemetry.traces import Traces
 
 if TYPE_CHECKING:
@@ -108,27 +108,27 @@ async def open_traces(
 
 async def open_relay_store(
     config: Config,
-    owner: StateFileOwner,
+    owner: StateFileIdentity,
     origin: Origin,
     sinks: Iterable[SinkSettings],
     clock: Clock,
     stack: AsyncExitStack,
     traces: Traces | None = None,
-) -> tuple[Store, ReportRelayEvent]:
+) -> tuple[Store, RecordRelayEvent]:
     """Return the store of a relay with these sinks, and what records ``relay.*`` events in it."""
     route = partial(matching_sinks, sinks=tuple(sinks))
-    story = Story(traces.trace if traces is not None else None)
-    stack.callback(story.finish)  # after the store is closed
+    event_log = EventLog(traces.record_spans if traces is not None else None)
+    stack.callback(event_log.finish)  # after the store is closed
     store = await stack.enter_async_context(
         open_store(config.store, owner, clock, route, traced=traces is not None)
     )
-    story.attach(store)
+    event_log.attach_store(store)
     record = relay_event_recorder(store, origin, clock)
     store.listeners.write_error_changed.append(lambda reason: _report_write_error(reason, record))
     return store, record
 
 
-def relay_event_recorder(store: Store, origin: Origin, clock: Clock) -> ReportRelayEvent:
+def relay_event_recorder(store: Store, origin: Origin, clock: Clock) -> RecordRelayEvent:
     """Return what records ``relay.*`` events. It does not wait until they are on disk."""
 
     def record(name: str, reason: str, *, sink: str | None = None, count: int = 1) -> None:
@@ -149,7 +149,7 @@ def relay_event_recorder(store: Store, origin: Origin, clock: Clock) -> ReportRe
     return record
 
 
-def _report_write_error(reason: str | None, record: ReportRelayEvent) -> None:
+def _report_write_error(reason: str | None, record: RecordRelayEvent) -> None:
     """Report that the store cannot be written (``reason``), or can be written again (None)."""
     if reason is None:
         _log.info("the state file can be written again; it holds what happened meanwhile")
@@ -172,7 +172,7 @@ def make_approval_consumer(
         return None
     # A relay without this section saves the memory of the AMQP libraries.
     from relay.amqp.approval_consumer import ApprovalConsumer  # noqa: PLC0415
-    from relay.amqp.topology import approvals_of_scope  # noqa: PLC0415
+    from relay.amqp.topology import approvals_queue_of_scope  # noqa: PLC0415
     from relay.approvals.amqp_handler import AmqpApprovalHandler  # noqa: PLC0415
     from relay.fleet.topology import hub_approvals  # noqa: PLC0415
 
@@ -186,7 +186,9 @@ def make_approval_consumer(
         urls=settings.targets,
         declare=settings.declare,
         queue=(
-            hub_approvals(exchange) if is_hub else approvals_of_scope(exchange, relay.origin.scope)
+            hub_approvals(exchange)
+            if is_hub
+            else approvals_queue_of_scope(exchange, relay.origin.scope)
         ),
         relay=relay.origin.relay,
         handler=AmqpApprovalHandler(
@@ -216,21 +218,21 @@ class Inputs:
         self._group = group
         self._tasks: dict[str, asyncio.Task[object]] = {}
 
-    def start(self, name: str, work: Coroutine[Any, Any, object]) -> None:
+    def start_task(self, name: str, work: Coroutine[Any, Any, object]) -> None:
         """Run a task of this name. If it fails, the relay ends."""
         self._tasks[name] = self._group.create_task(work, name=name)
 
-    async def stop(self, name: str) -> None:
+    async def stop_task(self, name: str) -> None:
         """End the task of this name, if there is one."""
         task = self._tasks.pop(name, None)
         if task is not None:
             task.cancel()
             await asyncio.wait({task})
 
-    async def replace(self, name: str, work: Coroutine[Any, Any, object]) -> None:
+    async def replace_task(self, name: str, work: Coroutine[Any, Any, object]) -> None:
         """Run another task in the place of that of this name."""
-        await self.stop(name)
-        self.start(name, work)
+        await self.stop_task(name)
+        self.start_task(name, work)
 
     async def run_once(self, name: str, work: Coroutine[Any, Any, object]) -> None:
         """Return when some work is done. If it fails, the relay ends. Raises what it raises."""
@@ -262,7 +264,7 @@ async def run_tasks(
     async with asyncio.TaskGroup() as group:
         running_inputs = Inputs(group)
         for name, work in inputs.items():
-            running_inputs.start(name, work)
+            running_inputs.start_task(name, work)
         service_task = group.create_task(service, name="service")
         delivery = group.create_task(dispatcher.run(), name="delivery")
         try:

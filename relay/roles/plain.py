@@ -18,7 +18,7 @@ from relay.imds.client import ImdsClient
 from relay.imds.poller import Poller
 from relay.imds.start_request_port import ImdsPort
 from relay.ingest.recorder import Recorder
-from relay.outbox import StateFileOwner
+from relay.outbox import StateFileIdentity
 from relay.roles import RunningRelay
 from relay.roles.live_parts import DecidingParts
 from relay.roles.parts import (
@@ -50,7 +50,7 @@ async def start(
         identity = await identify(config, client, clock)
         origin = identity.origin
 
-        owner = StateFileOwner(origin.scope, identity.vm_id)
+        owner = StateFileIdentity(origin.scope, identity.vm_id)
         traces = await open_traces(config, origin, clock, stack)
         record_span = traces.record if traces is not None else None
         store, record = await open_relay_store(
@@ -108,11 +108,11 @@ async def start(
             clock=clock,
             chats=parts.chats,
         )
-        relay = parts.attach(gate, relay)
-        inputs = {"source": poller.run(), **parts.first_inputs()}
+        relay = parts.attach_gate(gate, relay)
+        inputs = {"source": poller.run(), **parts.initial_input_tasks()}
 
         async def finish(approvals_task: asyncio.Task[object]) -> None:
-            await gate.wait_until_idle(DRAIN_TIMEOUT / 2)
+            await gate.drain_start_requests(DRAIN_TIMEOUT / 2)
             approvals_task.cancel()
             await gate.record_aggregated_refusals()
             remember_last_read(store, poller)

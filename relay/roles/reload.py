@@ -63,7 +63,7 @@ class Reloader:
             raise ReloadRefused("the relay is stopping", is_stopping=True)
         task = asyncio.create_task(self._reload(by), name="reload")
         self._tasks.add(task)
-        task.add_done_callback(self._forget)
+        task.add_done_callback(self._discard_task)
         return await asyncio.shield(task)
 
     async def end(self) -> None:
@@ -75,7 +75,7 @@ class Reloader:
         if tasks:
             await asyncio.wait(tasks)
 
-    def _forget(self, task: asyncio.Task[list[Change]]) -> None:
+    def _discard_task(self, task: asyncio.Task[list[Change]]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # whoever asked may be gone
@@ -158,7 +158,7 @@ class Reloader:
             return loaded, changes, None
         try:
             await self._parts.store.read(lambda tx: tx.head())
-            return loaded, changes, await self._parts.prepare(loaded.config)
+            return loaded, changes, await self._parts.prepare_take_over(loaded.config)
         except (ConfigError, StoreUnavailable) as error:
             raise ReloadRefused(str(error)) from error
         except Exception as error:

@@ -40,7 +40,7 @@ from relay.events.model import Document, ScheduledEvent
 from relay.events.tracing import SpanContext
 from relay.fleet.agent.agent import Agent, Machine
 from relay.fleet.agent.report_sink import ReportSink
-from relay.fleet.messages import HubState, Pulse, StartOrder, StartResult, VoteAnswer
+from relay.fleet.messages import HubScopeState, Pulse, StartOrder, StartResult, VoteAnswer
 from relay.fleet.settings import AgentSettings
 from relay.imds.document import parse_document
 from relay.ingest.recorder import names_this_vm
@@ -159,7 +159,7 @@ class LightRecorder:
     the agents of a scope, who record the same.
     """
 
-    def __init__(self, origin: Origin, known: KnownStates) -> None:
+    def __init__(self, origin: Origin, known: StateCache) -> None:
         self._origin = origin
         self._known = known
         self._events: dict[str, ScheduledEvent] = {}
@@ -184,7 +184,7 @@ class LightRecorder:
                     self._origin,
                     at,
                     data=data,
-                    transition=self._known.transition(change, self._origin),
+                    transition=self._known.transition_id(change, self._origin),
                     previous_count=0,
                     approved_by_relay=False,
                     outcome=outcome,
@@ -195,14 +195,14 @@ class LightRecorder:
         return recorded
 
 
-class KnownStates:
+class StateCache:
     """What has been computed about the states of the events of one scope."""
 
     def __init__(self) -> None:
         self.data = lru_cache(MAX_KNOWN_STATES)(event_data)
         self._transitions: dict[tuple[str, ScheduledEvent], str] = {}
 
-    def transition(self, change: Change, origin: Origin) -> str:
+    def transition_id(self, change: Change, origin: Origin) -> str:
         """Return `transition_id` of a change, for any agent of the scope."""
         key = (change.kind, change.event)
         if key not in self._transitions:
@@ -212,7 +212,7 @@ class KnownStates:
         return self._transitions[key]
 
 
-class _Reports:
+class _AgentOutbox:
     """The outbox of one agent, in memory: in order per event, and again after a failure."""
 
     def __init__(self, sink: ReportSink, clock: Clock, counters: Counters) -> None:
@@ -231,17 +231,17 @@ class _Reports:
             self._waiting[key].append(event)
             return
         self._waiting[key] = deque([event])
-        task = asyncio.create_task(self._publish_all(key))
+        task = asyncio.create_task(self._publish_in_order(key))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def close(self) -> None:
+    async def drop_unpublished(self) -> None:
         """Drop what was not published."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _publish_all(self, key: str) -> None:
+    async def _publish_in_order(self, key: str) -> None:
         waiting = self._waiting[key]
         while waiting:
             try:
@@ -288,9 +288,9 @@ class _CountingAgent(Agent):
         super().take_order(order, trace)
 
     @override
-    def take_state(self, state: HubState) -> None:
+    def take_hub_state(self, state: HubScopeState) -> None:
         self._counters.states += 1
-        super().take_state(state)
+        super().take_hub_state(state)
 
     @override
     def take_answer(self, answer: VoteAnswer) -> None:
@@ -313,7 +313,7 @@ class _Read:
     """A document with the time of the simulated Azure."""
 
     document: Document
-    date: datetime | None
+    imds_time: datetime | None
     asked_at: datetime
     asked_monotonic: float
 
@@ -345,7 +345,7 @@ class SimulatedAgent:
         machine = Machine(vm_id=str(uuid4()), boot_id=str(uuid4()), zone="1", names=self._names)
         self._agent = _CountingAgent(settings, self.origin, machine, clock, counters)
         self._agent.attach_source(self, self)
-        self._reports = _Reports(self._agent.report_sink, clock, counters)
+        self._reports = _AgentOutbox(self._agent.report_sink, clock, counters)
 
     async def connect(self, group: asyncio.TaskGroup) -> None:
         """Start the agent; return once it hears the hub. Raises TimeoutError."""
@@ -358,7 +358,7 @@ class SimulatedAgent:
         """Look no more, and drop what was not published."""
         if self._timer is not None:
             self._timer.cancel()
-        await self._reports.close()
+        await self._reports.drop_unpublished()
 
     def look_soon(self) -> None:
         """The document has changed: look at it with the next poll."""
@@ -436,7 +436,7 @@ class SimulatedScope:
         self.name = name
         self.agents: list[SimulatedAgent] = []
         self.poll_interval = poll_interval
-        self.known = KnownStates()
+        self.known = StateCache()
         self._clock = clock
         self._counters = counters
         self._document: Document | None = None
@@ -473,7 +473,7 @@ class SimulatedScope:
         made = self.azure.schedule(Plan(resources=(vm,), lasts=None))
         return next(event for event in self.document.events if event.event_id == made.event_id)
 
-    def agent_of(self, event: ScheduledEvent) -> SimulatedAgent | None:
+    def find_agent_named_in(self, event: ScheduledEvent) -> SimulatedAgent | None:
         """Return the agent of the VM that an event names."""
         return next((agent for agent in self.agents if agent.origin.relay in event.resources), None)
 
@@ -524,7 +524,7 @@ class SimulatedFleet:
 
         try:
             async with asyncio.TaskGroup() as connecting:
-                for agent in self._agents():
+                for agent in self._all_agents():
                     connecting.create_task(connect(agent))
         except* TimeoutError:
             raise TimeoutError("some agents did not connect in time") from None
@@ -544,17 +544,17 @@ class SimulatedFleet:
     async def settle(self, within: float) -> bool:
         """Wait until no report waits; return whether that was so within so many seconds."""
         end = self._clock.monotonic() + within
-        while (busy := self._is_busy) and self._clock.monotonic() < end:
+        while (busy := self._has_unreported_changes) and self._clock.monotonic() < end:
             await self._clock.sleep(_TICK)
         return not busy
 
     async def close(self) -> None:
         """Let the agents look no more."""
-        for agent in self._agents():
+        for agent in self._all_agents():
             await agent.close()
 
     @property
-    def _is_busy(self) -> bool:
+    def _has_unreported_changes(self) -> bool:
         """Whether agents have not seen the last change, or not reported what they saw."""
         return bool(self.counters.waiting) or any(
             agent.last_document is not scope.document
@@ -562,7 +562,7 @@ class SimulatedFleet:
             for agent in scope.agents
         )
 
-    def _agents(self) -> list[SimulatedAgent]:
+    def _all_agents(self) -> list[SimulatedAgent]:
         return [agent for scope in self._scopes for agent in scope.agents]
 
     async def _make_changes(self, group: asyncio.TaskGroup, changes: int | None) -> None:
@@ -580,7 +580,7 @@ class SimulatedFleet:
 
     async def _vote(self, scope: SimulatedScope, event: ScheduledEvent) -> None:
         await self._clock.sleep(scope.poll_interval)  # the hub must know of the event first
-        agent = scope.agent_of(event)
+        agent = scope.find_agent_named_in(event)
         if agent is not None:
             await agent.vote(event)
 

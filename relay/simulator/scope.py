@@ -153,7 +153,7 @@ class Scope:
                 self._remove(event, "Completed", at)
         return now
 
-    def register_call(self) -> timedelta:
+    def enable_by_call(self) -> timedelta:
         """Switch the service on, as each call does. Return how long the answer must wait."""
         now = self.tick()
         disabled_after = self.scale_duration(self.setup.disabled_after)
@@ -272,11 +272,11 @@ class Scope:
         plan = replace(event.plan, **changes)  # type: ignore[arg-type]  # the types are those above
         event = replace(event, plan=plan)
         if notice is not None:
-            event = self._reschedule(event, notice, now)
+            event = self._move_not_before(event, notice, now)
         self._store_event(event, now, "updated")
         return self.event(event)
 
-    def _reschedule(self, event: Event, notice: float, now: datetime) -> Event:
+    def _move_not_before(self, event: Event, notice: float, now: datetime) -> Event:
         if event.status != "Scheduled":
             raise InvalidTransition(
                 "expected a Scheduled event to give a new notice, "

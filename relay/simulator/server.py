@@ -229,7 +229,7 @@ class Simulator(SimulatedAzure):
             return 400, _error_body(text, **{"newest-versions": known_versions[:-4:-1]})
         if target == "instance":
             return self._answer_instance(vm, whole=request.path.endswith("/instance"))
-        await self.clock.sleep(self.register_call().total_seconds())
+        await self.clock.sleep(self.enable_by_call().total_seconds())
         if target == "approval":
             return self._answer_start_request(call, vm)
         return 200, orjson.dumps(self.document(version, vm.name))

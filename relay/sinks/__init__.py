@@ -28,19 +28,19 @@ from pydantic import AfterValidator, Field
 
 from relay.events.catalog import CATALOG
 from relay.events.cloudevent import CloudEvent
-from relay.events.match import Match, matches_any
+from relay.events.match import Match, matches_any_pattern
 from relay.settings import Name, Section
 from relay.suggestions import closest
 
 _EVENT_PATTERN = re.compile(r"\*|[a-z*][a-z-*]*\.[a-z*][a-z-*]*")
 
 
-def _event_pattern(text: str) -> str:
+def _check_event_pattern(text: str) -> str:
     if _EVENT_PATTERN.fullmatch(text) is None:
         raise ValueError(
             "expected a pattern over <family>.<change> such as event.scheduled, approval.* or *"
         )
-    if not any(matches_any((text,), definition.name) for definition in CATALOG):
+    if not any(matches_any_pattern((text,), definition.name) for definition in CATALOG):
         close = closest(text, (definition.name for definition in CATALOG))
         meant = f"did you mean {close}? " if close else ""
         raise ValueError(
@@ -57,7 +57,7 @@ class SinkSettings(Section):
     """Which sink it is: the name of its module or entry point."""
     name: Name
     """Identifies the sink in the store, in routing keys and on the command line."""
-    events: tuple[Annotated[str, AfterValidator(_event_pattern)], ...] = Field(
+    events: tuple[Annotated[str, AfterValidator(_check_event_pattern)], ...] = Field(
         default=("*",), min_length=1
     )
     """Patterns over the event type between prefix and version: event.scheduled, approval.*, *."""

@@ -26,8 +26,8 @@ from relay.events.cloudevent import CONTENT_TYPE, CloudEvent
 from relay.net.connectivity import check_connectivity
 from relay.net.egress import parse_receiver_url
 from relay.net.http import (
+    ConnectionOptions,
     Request,
-    Transport,
     basic_authorization,
     interpret_response,
     measure_clock_skew,
@@ -121,9 +121,9 @@ class Settings(SinkSettings):
     def _check_values(self) -> Settings:
         if self.url is None and self.url_file is None:
             raise ValueError("expected url or url_file, got neither")
-        self.check_fields(
+        self.run_field_checks(
             {
-                "url": self.target,
+                "url": self.receiver_url,
                 "secrets": self.signing_secrets,
                 "bearer": self.authorization,
                 "headers": self.extra_headers,
@@ -132,13 +132,13 @@ class Settings(SinkSettings):
         )
         return self
 
-    def target(self) -> URL:
+    def receiver_url(self) -> URL:
         """Return the current URL of the receiver. Raises ValueError if it is unusable."""
         return parse_receiver_url(self.reveal("url") or "", allow_http=self.allow_http)
 
     def signing_secrets(self) -> tuple[str, ...]:
         """Return the current secrets, one at least. Raises ValueError if one is unusable."""
-        secrets = self.reveal_all("secrets")
+        secrets = self.reveal_list("secrets")
         if not secrets:
             raise ValueError(
                 "expected at least one secret, whsec_ and 24 to 64 random bytes in base64, got none"
@@ -169,7 +169,7 @@ class Settings(SinkSettings):
     def extra_headers(self) -> dict[str, str]:
         """Return the current fixed headers. Raises ValueError if one is unusable."""
         if "headers" in self._files:
-            lines = [line.partition(":") for line in self.reveal_lines("headers")]
+            lines = [line.partition(":") for line in self.reveal_file_lines("headers")]
             headers = {name.strip(): value.strip() for name, _, value in lines}
         else:
             headers = {name: value.get_secret_value() for name, value in self.headers.items()}
@@ -209,7 +209,7 @@ class Settings(SinkSettings):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RequestParts:
+class RequestTemplate:
     """What all requests of a sink have in common.
 
     ``headers`` are those besides the headers of Standard Webhooks. ``hidden_texts`` are secrets
@@ -224,7 +224,7 @@ class RequestParts:
     proxy_authorization: str | None = None
 
 
-def read_request_parts(settings: Settings) -> RequestParts:
+def read_url_headers_and_secrets(settings: Settings) -> RequestTemplate:
     """Read the settings and their files. Raises ValueError if they are unusable."""
     secrets = settings.signing_secrets()
     headers = settings.extra_headers()
@@ -240,8 +240,8 @@ def read_request_parts(settings: Settings) -> RequestParts:
     if credentials is not None:
         proxy_authorization = basic_authorization(*credentials)
         hidden_texts += [credentials[1], proxy_authorization.partition(" ")[2]]
-    return RequestParts(
-        url=settings.target(),
+    return RequestTemplate(
+        url=settings.receiver_url(),
         secrets=secrets,
         headers=headers,
         hidden_texts=tuple(hidden_texts),
@@ -250,7 +250,7 @@ def read_request_parts(settings: Settings) -> RequestParts:
     )
 
 
-def build_request(parts: RequestParts, event: CloudEvent, now: datetime) -> Request:
+def build_request(parts: RequestTemplate, event: CloudEvent, now: datetime) -> Request:
     """Return the request of a try that begins ``now``. Pure. Raises ValueError if it is unusable.
 
     Source of the headers: Standard Webhooks, see `relay.signature`.
@@ -284,19 +284,19 @@ class Webhook:
         can_change = settings.has_secret_files or (
             settings.basic is not None and settings.basic.has_secret_files
         )
-        self._fixed_parts = None if can_change else read_request_parts(settings)
+        self._fixed_parts = None if can_change else read_url_headers_and_secrets(settings)
 
     async def deliver(self, event: CloudEvent) -> Receipt:
         """Return when the receiver has answered 2xx. Raises Deferred, as no failure is final."""
         try:
-            parts = self._fixed_parts or read_request_parts(self._settings)
+            parts = self._fixed_parts or read_url_headers_and_secrets(self._settings)
             request = build_request(parts, event, self._clock.now())
         except ValueError as error:
             raise Deferred(
                 f"the url, secrets or credentials of this sink cannot be used any more: {error}",
                 failure="slow",
             ) from None
-        transport = Transport(
+        transport = ConnectionOptions(
             proxy=parts.proxy,
             proxy_authorization=parts.proxy_authorization,
             tls=self._tls.get() if self._tls is not None else None,
@@ -322,7 +322,7 @@ async def connect(settings: Settings, clock: Clock) -> AsyncIterator[Webhook]:
 async def diagnose(settings: Settings, clock: Clock, scope: str) -> list[Finding]:  # noqa: ARG001  # the signature is the same for all sinks
     """Check whether the receiver, or its proxy, can be reached. Nothing is posted."""
     subject = f"sink {settings.name}"
-    url = settings.target()
+    url = settings.receiver_url()
     proxy = settings.proxy_target()
     if proxy is not None:
         subject = f"{subject}, its proxy"

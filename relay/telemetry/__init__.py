@@ -15,7 +15,7 @@ from relay.net.egress import parse_receiver_url
 from relay.net.tls_settings import ClientTlsSettings
 from relay.settings import Duration, Section
 
-LogForm = Literal["text", "json"]
+LogFormat = Literal["text", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 TRACES_PATH = "/v1/traces"
 """Where collectors take traces, by the OTLP specification."""
@@ -48,7 +48,7 @@ class TracesSettings(Section):
     def _check_values(self) -> TracesSettings:
         if self.url is None and self.url_file is None:
             raise ValueError("expected url or url_file, got neither")
-        self.check_fields({"url": self.target, "headers": self.extra_headers})
+        self.run_field_checks({"url": self.target, "headers": self.extra_headers})
         if not all(map(_is_installed, _PACKAGES)):
             raise ValueError(
                 "expected the packages of the extra otel (OpenTelemetry), they are not installed: "
@@ -64,7 +64,7 @@ class TracesSettings(Section):
     def extra_headers(self) -> dict[str, str]:
         """Return the current headers. Raises ValueError if one is unusable."""
         if "headers" in self._files:
-            lines = [line.partition(":") for line in self.reveal_lines("headers")]
+            lines = [line.partition(":") for line in self.reveal_file_lines("headers")]
             headers = {name.strip(): value.strip() for name, _, value in lines}
         else:
             headers = {name: value.get_secret_value() for name, value in self.headers.items()}
@@ -91,7 +91,7 @@ def _is_installed(module: str) -> bool:
 class TelemetrySettings(Section):
     """How the relay reports to its operator."""
 
-    log: LogForm = "text"
+    log: LogFormat = "text"
     """text for people, json for programs; both on standard error, one line for each record."""
     level: LogLevel = "info"
     """The least level that is logged: debug, info, warning or error."""

@@ -68,10 +68,10 @@ def _subject(data: Mapping[str, Any]) -> str:
     kind = data["eventType"] or "event"
     if not names:
         return f"{kind} {data['eventId']}" if data["eventType"] else f"event {data['eventId']}"
-    return f"{kind} of {_join(names)}"
+    return f"{kind} of {_join_names(names)}"
 
 
-def _join(names: Sequence[str]) -> str:
+def _join_names(names: Sequence[str]) -> str:
     listed = ", ".join(names[:_MAX_NAMES])
     others = len(names) - _MAX_NAMES
     return f"{listed} and {others} more" if others > 0 else listed
@@ -92,32 +92,33 @@ def _scheduled(data: Mapping[str, Any]) -> str:
 
 def _updated(data: Mapping[str, Any]) -> str:
     changes = [
-        f"{name} was {_value(old)}, is {_value(data.get(name))}" for name, old in _changed(data)
+        f"{name} was {_value(old)}, is {_value(data.get(name))}"
+        for name, old in _changed_fields(data)
     ]
     return f"{_subject(data)} has changed: {'; '.join(changes)}"
 
 
 def _started(data: Mapping[str, Any]) -> str:
-    others = [name for name, _ in _changed(data) if name not in ("eventStatus", "notBefore")]
+    others = [name for name, _ in _changed_fields(data) if name not in ("eventStatus", "notBefore")]
     also = f"; also changed: {', '.join(others)}" if others else ""
-    return f"{_subject(data)} has started{_approved(data)}{also}"
+    return f"{_subject(data)} has started{_own_approval_clause(data)}{also}"
 
 
 def _ended(data: Mapping[str, Any]) -> str:
-    return f"{_subject(data)} has ended: {data['outcome']}{_approved(data)}"
+    return f"{_subject(data)} has ended: {data['outcome']}{_own_approval_clause(data)}"
 
 
-def _approved(data: Mapping[str, Any]) -> str:
+def _own_approval_clause(data: Mapping[str, Any]) -> str:
     return ", approved by this relay" if data["approvedByRelay"] else ""
 
 
-def _changed(data: Mapping[str, Any]) -> list[tuple[str, Any]]:
+def _changed_fields(data: Mapping[str, Any]) -> list[tuple[str, Any]]:
     return list(data["changed"].items())
 
 
 def _value(value: Any) -> str:
     if isinstance(value, list):
-        return _join(value)
+        return _join_names(value)
     return "none" if value is None else str(value)
 
 
@@ -125,23 +126,24 @@ _VERBS = {"approve": "approves", "hold": "holds", "release": "releases"}
 
 
 def _votes(data: Mapping[str, Any]) -> str:
-    return f"{data['votes']} of {_counted(data['required'])} by rule {data['rule']}"
+    return f"{data['votes']} of {_vote_count_text(data['required'])} by rule {data['rule']}"
 
 
-def _counted(votes: int) -> str:
+def _vote_count_text(votes: int) -> str:
     return f"{votes} vote" if votes == 1 else f"{votes} votes"
 
 
-def _recorded(data: Mapping[str, Any]) -> str:
+def _decision_recorded(data: Mapping[str, Any]) -> str:
     votes = ""
     if data["rule"] is not None:
         votes = f"; {_votes(data)}"
-    return f"{data['principal']} {_VERBS[data['decision']]} {_subject(data)}{votes}{_dry_run(data)}"
+    verb = _VERBS[data["decision"]]
+    return f"{data['principal']} {verb} {_subject(data)}{votes}{_dry_run_suffix(data)}"
 
 
 def _granted(data: Mapping[str, Any]) -> str:
-    votes = f" with {_counted(data['votes'])}" if data["required"] else ""
-    return f"{_subject(data)} is granted by rule {data['rule']}{votes}{_dry_run(data)}"
+    votes = f" with {_vote_count_text(data['votes'])}" if data["required"] else ""
+    return f"{_subject(data)} is granted by rule {data['rule']}{votes}{_dry_run_suffix(data)}"
 
 
 def _refused(data: Mapping[str, Any]) -> str:
@@ -157,7 +159,8 @@ def _voided(data: Mapping[str, Any]) -> str:
 
 
 def _reminder(data: Mapping[str, Any]) -> str:
-    return f"{_subject(data)} waits for votes, {_votes(data)}: NotBefore is near{_dry_run(data)}"
+    missing = f"waits for votes, {_votes(data)}: NotBefore is near"
+    return f"{_subject(data)} {missing}{_dry_run_suffix(data)}"
 
 
 def _hold_created(data: Mapping[str, Any]) -> str:
@@ -175,7 +178,7 @@ def _hold_expired(data: Mapping[str, Any]) -> str:
     return f"the standing hold of {data['principal']} on {describe_conditions(data)} has expired"
 
 
-def _dry_run(data: Mapping[str, Any]) -> str:
+def _dry_run_suffix(data: Mapping[str, Any]) -> str:
     return " (dry run)" if data.get("dryRun") else ""
 
 
@@ -223,7 +226,7 @@ LINES: Mapping[str, LineDefinition] = {
         fields=(*_EVENT_FIELDS, "outcome", "evidence", "approvedByRelay"),
     ),
     "approval.recorded": LineDefinition(
-        level=logging.INFO, sentence=_recorded, fields=_DECISION_FIELDS
+        level=logging.INFO, sentence=_decision_recorded, fields=_DECISION_FIELDS
     ),
     "approval.granted": LineDefinition(
         level=logging.INFO, sentence=_granted, fields=_DECISION_FIELDS

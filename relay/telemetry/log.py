@@ -202,7 +202,7 @@ class _Formatter(logging.Formatter):
         super().__init__()
         self._secrets = secrets
 
-    def parts(self, record: logging.LogRecord) -> tuple[str, str | None]:
+    def message_and_traceback(self, record: logging.LogRecord) -> tuple[str, str | None]:
         """Return the message and the traceback, if there is one, without secrets."""
         message = record.getMessage()
         traceback = self.formatException(record.exc_info) if record.exc_info else None
@@ -221,7 +221,7 @@ class TextFormatter(_Formatter):
 
     @override
     def format(self, record: logging.LogRecord) -> str:
-        message, traceback = self.parts(record)
+        message, traceback = self.message_and_traceback(record)
         level = record.levelname.lower()
         line = f"{_timestamp(record)} {level:8} {record.name}: {escape(message)}"
         fields = _fields(record)
@@ -239,7 +239,7 @@ class JsonFormatter(_Formatter):
 
     @override
     def format(self, record: logging.LogRecord) -> str:
-        message, traceback = self.parts(record)
+        message, traceback = self.message_and_traceback(record)
         fields: dict[str, Any] = {
             "time": _timestamp(record),
             "level": record.levelname.lower(),

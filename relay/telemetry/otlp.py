@@ -29,7 +29,7 @@ from relay.errors import Deferred
 from relay.events.tracing import Span, SpanContext
 from relay.log_fields import with_fields
 from relay.net.backoff import exponential_backoff
-from relay.net.http import Request, Transport, open_session, post
+from relay.net.http import ConnectionOptions, Request, open_session, post
 from relay.net.http_errors import status_text
 from relay.telemetry import TracesSettings
 
@@ -57,7 +57,7 @@ class _Failure:
     lost: int | None
 
 
-class Exporter:
+class SpanExporter:
     """Keeps spans and sends them in batches. A collector that is away costs one line of the log."""
 
     def __init__(
@@ -147,7 +147,9 @@ class Exporter:
             request = Request(
                 url=self._settings.target(),
                 headers={**headers, "Content-Type": "application/x-protobuf"},
-                body=encode_spans([self._readable(span) for span in batch]).SerializeToString(),
+                body=encode_spans(
+                    [self._to_readable_span(span) for span in batch]
+                ).SerializeToString(),
                 secrets=tuple(headers.values()),
             )
         except ValueError as error:
@@ -158,7 +160,7 @@ class Exporter:
         tls = self._tls.get() if self._tls is not None else None
         try:
             response = await post(
-                self._session, request, seconds=seconds, transport=Transport(tls=tls)
+                self._session, request, seconds=seconds, transport=ConnectionOptions(tls=tls)
             )
         except Deferred as error:
             return _Failure(error.reason, None)
@@ -186,16 +188,16 @@ class Exporter:
             _log.info("the collector takes traces again; %d spans were lost", lost)
         self.failures = 0
 
-    def _readable(self, span: Span) -> ReadableSpan:
+    def _to_readable_span(self, span: Span) -> ReadableSpan:
         return ReadableSpan(
             name=span.name,
-            context=_context(span.context),
-            parent=_context(span.parent) if span.parent is not None else None,
+            context=_otel_span_context(span.context),
+            parent=_otel_span_context(span.parent) if span.parent is not None else None,
             resource=self._resource,
             attributes={
                 name: value for name, value in span.attributes.items() if value is not None
             },
-            links=[trace.Link(_context(link, is_remote=True)) for link in span.links],
+            links=[trace.Link(_otel_span_context(link, is_remote=True)) for link in span.links],
             kind=trace.SpanKind[span.kind.upper()],
             status=(
                 trace.Status(trace.StatusCode.ERROR, span.error)
@@ -208,7 +210,7 @@ class Exporter:
         )
 
 
-def _context(context: SpanContext, *, is_remote: bool = False) -> trace.SpanContext:
+def _otel_span_context(context: SpanContext, *, is_remote: bool = False) -> trace.SpanContext:
     return trace.SpanContext(
         int(context.trace_id, 16),
         int(context.span_id, 16),
@@ -233,10 +235,10 @@ def _rejected_spans(body: bytes) -> int:
 @asynccontextmanager
 async def exporter(
     settings: TracesSettings, clock: Clock, instance: str
-) -> AsyncIterator[Exporter]:
+) -> AsyncIterator[SpanExporter]:
     """Send spans of a relay for the time of this context, and the last ones at its end."""
     async with open_session() as session:
-        exporting = Exporter(settings, session, clock, instance)
+        exporting = SpanExporter(settings, session, clock, instance)
         async with asyncio.TaskGroup() as group:
             running = group.create_task(exporting.run(), name="traces")
             try:

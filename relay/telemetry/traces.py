@@ -22,7 +22,7 @@ from relay.events.tracing import (
     SpanContext,
     SpanKind,
     context_of,
-    span_id_of,
+    span_id_of_event,
 )
 from relay.outbox import RecordedEvent
 from relay.telemetry.lines import line_of
@@ -50,7 +50,7 @@ class Traces:
         if len(self._reads) > _MAX_READS:
             self._reads.popitem(last=False)
 
-    def trace(self, recorded: RecordedEvent, event: CloudEvent) -> None:
+    def record_spans(self, recorded: RecordedEvent, event: CloudEvent) -> None:
         """Record the spans of an event."""
         context = context_of(event)
         if context is None or event.attributes["relay"] != self._relay:
@@ -81,7 +81,7 @@ class Traces:
             return caller, []  # the caller has gone on with the trace of the event
         parent = None
         if recorded.follows is not None:
-            parent = context.child(span_id_of(event, recorded.follows))
+            parent = context.child(span_id_of_event(event, recorded.follows))
         return parent, [caller] if caller is not None else []
 
     def _trace_poll(self, event: CloudEvent, context: SpanContext) -> SpanContext:

@@ -17,7 +17,7 @@ from pamqp.header import ContentHeader
 
 from relay.amqp.approval_message import UnusableMessage, parse_message
 from relay.amqp.frames import MAX_BODY_BYTES
-from relay.amqp.topology import approvals_of_scope
+from relay.amqp.topology import approvals_queue_of_scope
 from relay.api import Client
 from relay.approvals.amqp_handler import read_request
 from relay.approvals.request import DecisionRequest
@@ -25,7 +25,7 @@ from relay.fleet.topology import hub_approvals
 from relay.roles.parts import callers_by_amqp_user
 
 EXCHANGE, KEY = "azure.scheduledevents.approvals", "approve.prod"
-QUEUE = approvals_of_scope("azure.scheduledevents", "prod")
+QUEUE = approvals_queue_of_scope("azure.scheduledevents", "prod")
 CALLERS = callers_by_amqp_user(
     (
         Client(name="db-drain", amqp_user="drain", can=("approve",)),

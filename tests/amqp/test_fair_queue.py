@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from relay.amqp.fair_queue import FairQueue, Submission, WaitingMessage
+from relay.amqp.fair_queue import FairQueue, ReceivedDecision, WaitingMessage
 from relay.rate_limits import TokenBuckets
 
 
@@ -26,7 +26,7 @@ class Lane:
         """Add a message; return the name of the one that is given up."""
         tag = len(self._names) + 1
         self._names[tag] = f"{user} {tag}"
-        submission = Submission(
+        submission = ReceivedDecision(
             user=user, decision=decision, scope=scope, event_id=event_id, decide=_decide
         )
         given_up = self._queue.add(WaitingMessage(tag, submission))

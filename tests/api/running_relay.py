@@ -36,7 +36,7 @@ from relay.events.cloudevent import CloudEvent
 from relay.events.model import Document, ScheduledEvent
 from relay.events.timestamps import format_rfc3339
 from relay.ingest.recorder import EventNews, EventSighting, PollResult, Recorder
-from relay.outbox import Grant, StateFileOwner, StoreSettings
+from relay.outbox import Grant, StateFileIdentity, StoreSettings
 from relay.outbox.sqlite import Store, open_store
 from relay.roles.parts import relay_event_recorder
 from relay.sinks import Receipt, SinkSettings
@@ -154,7 +154,7 @@ class ScriptedAzure:
     async def read_fresh(self, _scope: str, _grants: Sequence[Grant]) -> None:
         """Return: the document has not changed."""
 
-    def choose(self, _scope: str, _grants: Sequence[Grant]) -> None:
+    def choose_agent(self, _scope: str, _grants: Sequence[Grant]) -> None:
         """IMDS itself executes each StartRequest."""
 
     async def start(self, scope: str, claims: Sequence[ClaimedGrant]) -> None:
@@ -373,7 +373,7 @@ async def run_relay(
         store = await stack.enter_async_context(
             open_store(
                 StoreSettings(path=folder / "relay.db"),
-                StateFileOwner(SCOPE, "vm", is_hub=is_hub),
+                StateFileIdentity(SCOPE, "vm", is_hub=is_hub),
                 clock,
                 lambda event: tuple(matching_sinks(event, sink_settings)),
             )

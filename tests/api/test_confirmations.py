@@ -48,7 +48,7 @@ async def _votes(relay: RunningRelay) -> list[dict[str, Any]]:
 
 async def _wrong(relay: RunningRelay, token: str) -> int:
     def work(tx: Transaction) -> int:
-        link = tx.messages.find_link(token)
+        link = tx.messages.find_confirmation_link(token)
         assert link is not None
         return link.wrong_codes
 

@@ -20,7 +20,7 @@ from relay.api.local_socket import (
     STATE_FILE_HEADER,
     SocketPlace,
     automatic_places,
-    own_sockets,
+    sockets_of_state_file,
     state_file_id,
 )
 from relay.api.server.http_server import Server
@@ -70,16 +70,16 @@ def test_root_does_not_take_the_place_of_the_service_of_another_user(
 def test_a_path_that_is_too_long_gives_way_to_the_folder_of_the_user() -> None:
     state_file = Path("/tmp") / ("x" * MAX_PATH_BYTES) / "relay.db"  # noqa: S108  # it is not made
     environment = {"XDG_RUNTIME_DIR": "/run/user/1000"}
-    (only,) = own_sockets(state_file, environment)
+    (only,) = sockets_of_state_file(state_file, environment)
     assert only.parent == Path("/run/user/1000")
-    assert own_sockets(state_file, {}) == []
-    other = own_sockets(state_file.with_name("other.db"), environment)
+    assert sockets_of_state_file(state_file, {}) == []
+    other = sockets_of_state_file(state_file.with_name("other.db"), environment)
     assert other != [only]
 
 
 def test_two_state_files_in_one_folder_have_two_sockets(tmp_path: Path) -> None:
-    assert own_sockets(tmp_path / "a.db", {}) == [tmp_path / "a.sock"]
-    assert own_sockets(tmp_path / "b.db", {}) == [tmp_path / "b.sock"]
+    assert sockets_of_state_file(tmp_path / "a.db", {}) == [tmp_path / "a.sock"]
+    assert sockets_of_state_file(tmp_path / "b.db", {}) == [tmp_path / "b.sock"]
 
 
 async def test_the_socket_beside_the_state_file_is_for_the_user_of_the_relay_alone(

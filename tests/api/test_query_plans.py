@@ -224,7 +224,7 @@ async def _chat(relay: RunningRelay) -> None:
     # A new mode changes what every message says.
     assert (await relay.call("PUT", "/v1/approvals/mode", {"mode": "dry-run"})).status == 200
     assert await chat.messages.next_refresh("ops")
-    await chat.messages.redeliver_due("ops")
+    await chat.messages.enqueue_due_refreshes("ops")
     await render_message(relay, event_id="E-2")
 
 
@@ -240,7 +240,7 @@ async def _deliver_with_failures(relay: RunningRelay) -> None:
     assert (await relay.call("POST", path)).status == 202
     body = {"sink": "box", "eventId": "E-4"}
     assert (await relay.call("POST", "/v1/dead-letters/redeliver", body)).status == 202
-    worker = relay.dispatcher.worker("box")
+    worker = relay.dispatcher.get_worker("box")
     await eventually(lambda: ("deferred", 503) in worker.tries)
     sink.failure = None
     for verb in ("ping", "pause", "resume"):

@@ -24,7 +24,7 @@ from relay.api.auth.entra_endpoints import ENDPOINTS_RETRY_INTERVAL, MAX_ENDPOIN
 from relay.api.auth.pending_sign_in import PENDING_LIFETIME
 from relay.api.auth.session_cookie import PENDING_COOKIE, SESSION_COOKIE
 from relay.api.auth.sessions import MAX_SESSIONS_OF_PRINCIPAL, SESSION_LIFETIME
-from relay.api.schema.problem_page import PageProblem, problem_page
+from relay.api.schema.problem_page import ProblemWithLink, problem_page
 from relay.approvals.request import Caller, Rights
 from tests.api.entra import (
     ACCOUNTS,
@@ -584,7 +584,7 @@ async def test_endpoints_are_looked_up_once_a_day_and_soon_after_a_failure(desk:
 
 
 def test_a_page_of_a_problem_shows_the_texts_of_others_as_text() -> None:
-    problem = PageProblem(
+    problem = ProblemWithLink(
         403, "<b>no</b>", title="<u>", link='/"><script>', link_text="<i>back</i>"
     )
     page = bytes(problem_page(problem).body or b"").decode()  # type: ignore[arg-type]
@@ -967,15 +967,15 @@ async def test_sessions_end_when_a_reload_changes_who_may_sign_in(tmp_path: Path
         browser = desk.browser()
         await browser.sign_in()
         settings = desk.relay.server.settings
-        desk.relay.server.prepare(settings.model_copy(update={"clients": ()}))()
+        desk.relay.server.prepare_reload(settings.model_copy(update={"clients": ()}))()
         assert (await browser.session())["can"] == ["read", "approve", "hold"]
         assert settings.oidc is not None
         oidc = settings.oidc.model_copy(update={"roles": {"Approver": ("read",)}})
-        desk.relay.server.prepare(settings.model_copy(update={"oidc": oidc}))()
+        desk.relay.server.prepare_reload(settings.model_copy(update={"oidc": oidc}))()
         assert (await browser.session())["principal"] is None
         await browser.sign_in()
         assert (await browser.session())["can"] == ["read"]
-        desk.relay.server.prepare(settings.model_copy(update={"oidc": None}))()
+        desk.relay.server.prepare_reload(settings.model_copy(update={"oidc": None}))()
         assert await browser.session() == {
             "signIn": None,
             "principal": None,

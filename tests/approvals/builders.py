@@ -27,7 +27,7 @@ from relay.events.cloudevent import CloudEvent
 from relay.events.model import Document, ScheduledEvent
 from relay.events.timestamps import format_rfc3339
 from relay.ingest.recorder import EventNews, EventSighting, PollResult, Recorder
-from relay.outbox import Decision, Grant, GrantState, Mode, StateFileOwner, TrackedEvent
+from relay.outbox import Decision, Grant, GrantState, Mode, StateFileIdentity, TrackedEvent
 from relay.outbox.file import StateFile, open_state_file
 from relay.outbox.journal import read_rows, verify_journal
 from relay.outbox.transaction import Route, Transaction
@@ -264,7 +264,7 @@ class ApprovalFile:
 
     def _open(self) -> None:
         self._opened = open_state_file(
-            self.path, StateFileOwner(ORIGIN.scope, "vm", self.is_hub), self.clock.now()
+            self.path, StateFileIdentity(ORIGIN.scope, "vm", self.is_hub), self.clock.now()
         )
         self.connection.execute("PRAGMA synchronous = OFF")  # no test cuts the power
         self.engine = ApprovalEngine(

@@ -19,12 +19,13 @@ from relay.approvals.gate import Gate
 from relay.approvals.limits import CountMachines
 from relay.approvals.request import DecisionAnswer
 from relay.approvals.standing_hold_admission import CreateRequest, EndRequest, StandingHoldBody
-from relay.errors import NotDelivered, SourceError, SourceRefused, SourceUnavailable
+from relay.errors import SourceError, SourceRefused, SourceUnavailable, StartRequestNotDelivered
 from relay.events.build import Origin
 from relay.events.cloudevent import CloudEvent
 from relay.events.model import Document, ScheduledEvent
+from relay.events.tracing import RecordSpan
 from relay.ingest.recorder import EventDeparture, EventNews, EventSighting, PollResult, Recorder
-from relay.outbox import Grant, StateFileOwner, StoreSettings
+from relay.outbox import Grant, StateFileIdentity, StoreSettings
 from relay.outbox.file import open_for_reading
 from relay.outbox.journal import JournalRow, read_rows, verify_journal
 from relay.outbox.sqlite import Store, open_store
@@ -42,7 +43,7 @@ REFUSED = SourceRefused("expected 200, got 400", status=400)
 UNAVAILABLE = SourceUnavailable("expected 200, got 503", status=503)
 TIMEOUT = SourceUnavailable("expected an answer within 10s, none came whole")
 NOBODY = SourceUnavailable("no agent of the scope answers")
-RETURNED = NotDelivered("the broker returned the StartRequest: no queue takes it")
+RETURNED = StartRequestNotDelivered("the broker returned the StartRequest: no queue takes it")
 
 
 class Azure:
@@ -89,7 +90,7 @@ class Azure:
         result = PollResult(Document(1, self.document), self._clock.now(), gap=False)
         await self.store.transact(lambda tx: self._recorder.record(tx, result), fail_open=True)
 
-    def choose(self, _scope: str, _grants: Sequence[Grant]) -> str | None:
+    def choose_agent(self, _scope: str, _grants: Sequence[Grant]) -> str | None:
         """Return the first agent."""
         if self.agents is None:
             return None
@@ -108,7 +109,7 @@ class Azure:
         finally:
             self.in_flight_count -= 1
         answer = self.answers.popleft() if self.answers else None
-        if isinstance(answer, NotDelivered) and self.agents and self.agents[1:]:
+        if isinstance(answer, StartRequestNotDelivered) and self.agents and self.agents[1:]:
             del self.agents[0]  # it is not chosen again, unless there is nobody else
         if answer is not None:
             raise answer
@@ -158,9 +159,9 @@ class Fleet:
         """Read the events of a scope."""
         await self.scopes[scope].read_fresh(scope, grants)
 
-    def choose(self, scope: str, grants: Sequence[Grant]) -> str | None:
+    def choose_agent(self, scope: str, grants: Sequence[Grant]) -> str | None:
         """Return the first agent of a scope."""
-        return self.scopes[scope].choose(scope, grants)
+        return self.scopes[scope].choose_agent(scope, grants)
 
     async def start(self, scope: str, claims: Sequence[ClaimedGrant]) -> None:
         """Answer a StartRequest in a scope."""
@@ -271,20 +272,28 @@ async def running_gate(
     names_us: bool = True,
     azure: Azure | None = None,
     count_machines: CountMachines | None = None,
+    record_span: RecordSpan | None = None,
 ) -> AsyncIterator[GateHarness]:
-    """Run a gate on the store in a folder. Leaving the context kills it."""
+    """Run a gate on the store in a folder. Leaving the context kills it.
+
+    The gate has not begun to run yet. With ``record_span``, tracing is on.
+    """
     clock = clock or ManualClock()
     path = folder / "relay.db"
     azure = azure or Azure(clock, *events)
     async with open_store(
-        StoreSettings(path=path), StateFileOwner(ORIGIN.scope, "vm"), clock, lambda _: sinks
+        StoreSettings(path=path),
+        StateFileIdentity(ORIGIN.scope, "vm"),
+        clock,
+        lambda _: sinks,
+        traced=record_span is not None,
     ) as store:
         azure.store = store
         await azure.poll()
         engine = ApprovalEngine(
             settings, ORIGIN, client_resources=CLIENT_RESOURCES, count_machines=count_machines
         )
-        gate = Gate(engine, store, azure, clock, lambda _: names_us)
+        gate = Gate(engine, store, azure, clock, lambda _: names_us, record_span)
         async with _running(gate) as task:
             yield GateHarness(path, clock, azure, store, gate, task)
 
@@ -300,7 +309,7 @@ async def running_hub(
     """Run the gate of a hub on the store in a folder. Leaving the context kills it."""
     path = folder / "relay.db"
     async with open_store(
-        StoreSettings(path=path), StateFileOwner("hub", "vm", is_hub=True), clock, lambda _: ()
+        StoreSettings(path=path), StateFileIdentity("hub", "vm", is_hub=True), clock, lambda _: ()
     ) as store:
         for scope in scopes:
             scope.store = store

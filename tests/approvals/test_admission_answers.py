@@ -16,8 +16,8 @@ from relay.approvals.admission import (
     ambiguous_event,
     authorize,
     build_answer,
-    find_ended_decisions,
-    hold_notice,
+    find_decisions_to_end,
+    hold_caveat,
 )
 from relay.approvals.request import Caller, DecisionKind, DecisionRequest, Rights
 from relay.approvals.status import ApprovalStatus
@@ -336,7 +336,7 @@ TRIED_HOLD = build_decision("hold", approval_id="tried hold", dry_run=True)
 def test_a_decision_replaces_what_the_caller_decided_and_a_release_ends_holds_alone(
     ended: list[Decision], decision_request: DecisionRequest, decisions: tuple[Decision, ...]
 ) -> None:
-    assert find_ended_decisions(decision_request, build_status(None, *decisions)) == ended
+    assert find_decisions_to_end(decision_request, build_status(None, *decisions)) == ended
 
 
 @pytest.mark.parametrize(
@@ -353,7 +353,7 @@ def test_a_dry_run_ends_no_decision_that_counts_outside_of_it(
 ) -> None:
     decisions = VOTE, HOLD, TRIED_VOTE, TRIED_HOLD
     assert (
-        find_ended_decisions(decision_request, build_status(None, *decisions, mode="dry-run"))
+        find_decisions_to_end(decision_request, build_status(None, *decisions, mode="dry-run"))
         == ended
     )
 
@@ -361,7 +361,7 @@ def test_a_dry_run_ends_no_decision_that_counts_outside_of_it(
 @pytest.mark.parametrize("mode", ["on", "off"])
 def test_outside_of_dry_runs_the_decisions_of_dry_runs_end_too(mode: Mode) -> None:
     status = build_status(None, HOLD, TRIED_HOLD, mode=mode)
-    assert find_ended_decisions(build_request("release"), status) == [HOLD, TRIED_HOLD]
+    assert find_decisions_to_end(build_request("release"), status) == [HOLD, TRIED_HOLD]
 
 
 @pytest.mark.parametrize(
@@ -397,8 +397,8 @@ def test_the_answer_to_a_hold_alone_says_that_it_may_come_too_late(
 
 
 def test_what_a_hold_does_not_stop_depends_on_what_was_sent() -> None:
-    assert hold_notice(build_status()) == HOLD_NOTICE
-    assert hold_notice(build_status(grants=SENT)) == f"{SENT_BEFORE_NOTICE}; {HOLD_NOTICE}"
+    assert hold_caveat(build_status()) == HOLD_NOTICE
+    assert hold_caveat(build_status(grants=SENT)) == f"{SENT_BEFORE_NOTICE}; {HOLD_NOTICE}"
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,9 @@ def add_link(approvals: ApprovalFile) -> None:
         tx.messages.begin("ops", [occurrence], 0)
         message = tx.messages.find("ops", occurrence)
         assert message is not None
-        tx.messages.add_link(message.id, TOKEN, CODE, occurrence, REBOOT.revision, "approve", now)
+        tx.messages.add_confirmation_link(
+            message.id, TOKEN, CODE, occurrence, REBOOT.revision, "approve", now
+        )
 
     approvals.transact(add)
 
@@ -119,7 +121,7 @@ def test_a_wrong_code_is_not_counted_for_somebody_who_may_not_decide(
     add_link(approvals)
     refused = approvals.submit(by="eve", link=LinkCredentials(TOKEN, "000000"))
     assert (refused.status, "takes votes from others only" in refused.body["detail"]) == (403, True)
-    link = approvals.transact(lambda tx: tx.messages.find_link(TOKEN))
+    link = approvals.transact(lambda tx: tx.messages.find_confirmation_link(TOKEN))
     assert link is not None
     assert link.wrong_codes == 0
 

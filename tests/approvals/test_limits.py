@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from relay.approvals import ApprovalsSettings
 from relay.approvals.engine import ApprovalEngine
-from relay.approvals.limits import Limit, count_selected
+from relay.approvals.limits import Limit, count_selected_machines
 from relay.approvals.status import approval_state, approval_summary
 from relay.errors import SourceRefused, SourceUnavailable
 from relay.events.catalog import CATALOG, event_schema
@@ -634,7 +634,7 @@ def test_a_share_counts_the_machines_that_match() -> None:
         ("prod", ["web-1"]),
         ("prod", []),
     ]
-    assert count_selected(limit, machines) == 2
+    assert count_selected_machines(limit, machines) == 2
 
 
 def test_a_share_is_one_of_what_the_counter_says(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from relay.approvals import ApprovalsSettings
-from relay.approvals.engine import effective_mode
+from relay.approvals.engine import effective_approvals_mode
 from relay.outbox import Mode
 from tests.approvals.builders import REBOOT, USER_REBOOT, ApprovalFile, build_caller, build_event
 
@@ -39,7 +39,9 @@ def test_the_stricter_of_configuration_and_switch_is_in_force(
     expected: Mode, configured: dict[str, Any], switch: Mode, trusted: bool
 ) -> None:
     assert (
-        effective_mode(ApprovalsSettings.model_validate(configured), switch, trusted=trusted)
+        effective_approvals_mode(
+            ApprovalsSettings.model_validate(configured), switch, trusted=trusted
+        )
         == expected
     )
 

@@ -6,7 +6,7 @@ import pytest
 
 from relay.approvals.principals import (
     PrincipalForm,
-    declare_chat_principals,
+    declare_chat_principal_form,
     expected_form,
     is_chat_principal,
     is_principal,
@@ -63,6 +63,6 @@ def test_a_chat_vouches_for_the_principals_of_chats_alone() -> None:
 def test_a_chat_cannot_declare_a_prefix_that_is_taken_reserved_or_malformed(prefix: str) -> None:
     forms = expected_form("")
     with pytest.raises(ConfigError):
-        declare_chat_principals(PrincipalForm(prefix, "<anything>"))
+        declare_chat_principal_form(PrincipalForm(prefix, "<anything>"))
     assert expected_form("") == forms
     assert not is_chat_principal("client:alice")

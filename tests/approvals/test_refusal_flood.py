@@ -183,7 +183,7 @@ def test_a_transaction_that_runs_twice_uses_one_place() -> None:
     aggregator, request = RefusalAggregator(), build_request()
     for _ in range(MAX_RECORDED_ABOUT_EVENT + 1):
         assert aggregator.admit(request, "e-1")
-    aggregator.forget(request)
+    aggregator.undo_admit(request)
     assert all(aggregator.admit(build_request(), "e-1") for _ in range(MAX_RECORDED_ABOUT_EVENT))
     assert not aggregator.admit(request, "e-1")
 

@@ -15,6 +15,7 @@ from relay.approvals.transitions import (
     FailGrant,
     Transition,
     VoidVotes,
+    add_limit_waits,
     can_claim,
     can_keep_slot,
     failure_reason,
@@ -22,7 +23,6 @@ from relay.approvals.transitions import (
     last_chance_at,
     next_change_at,
     next_transitions,
-    with_waits,
 )
 from relay.outbox import Decision, Grant, Mode
 from tests.approvals.builders import (
@@ -197,22 +197,22 @@ def test_what_ends_by_time_says_for_what_the_event_waited() -> None:
         VoidVotes(VOTES, None),
         ExpireHold(HOLD),
     ]
-    assert with_waits([VoidVotes(VOTES, "expired"), FailGrant(grant, EXPIRED)], before) == [
+    assert add_limit_waits([VoidVotes(VOTES, "expired"), FailGrant(grant, EXPIRED)], before) == [
         VoidVotes(VOTES, "expired", (WAIT,)),
         FailGrant(grant, f"{EXPIRED}; {WAIT_TEXT}"),
     ]
-    assert with_waits([*untouched], before) == untouched
+    assert add_limit_waits([*untouched], before) == untouched
 
 
 def test_a_grant_that_could_not_be_sent_before_either_says_nothing_of_waiting() -> None:
     failed = FailGrant(build_grant(revision="x"), "the event changed")
     before = replace(build_status(None, *VOTES), waiting_for=(WAIT,))
-    assert with_waits([failed], before) == [failed]
+    assert add_limit_waits([failed], before) == [failed]
 
 
 def test_an_event_that_waited_for_nothing_says_nothing_of_waiting() -> None:
     transitions: list[Transition] = [VoidVotes(VOTES, "expired"), FailGrant(build_grant(), EXPIRED)]
-    assert with_waits(transitions, build_status(None, *VOTES)) == transitions
+    assert add_limit_waits(transitions, build_status(None, *VOTES)) == transitions
 
 
 # --- what a grant that expired takes with it

@@ -14,7 +14,7 @@ import pytest
 from chaos import report
 from chaos.faults import Place, all_faults
 from chaos.judge import Counts, Offer, judge
-from relay.outbox import StateFileOwner, StoreSettings
+from relay.outbox import StateFileIdentity, StoreSettings
 from relay.outbox.sqlite import open_store
 from relay.outbox.transaction import Transaction
 from relay.simulator.azure import RecordedCall
@@ -44,7 +44,7 @@ async def write_journal(file: Path, *names: str) -> list[dict[str, Any]]:
                 tx.record(event, NOON)
                 events.append(orjson.loads(event.body))
 
-    owner = StateFileOwner("chaos", "vm-id")
+    owner = StateFileIdentity("chaos", "vm-id")
     async with open_store(StoreSettings(path=file), owner, ManualClock(), lambda _: ()) as store:
         await store.transact(work)
     return events
@@ -102,6 +102,8 @@ async def test_what_is_lost_repeated_and_made_up_is_counted(tmp_path: Path) -> N
         counts = judge(offer, tmp_path / "relay.db", {sink: events_of_sink}, [])
         assert found(counts) == wanted[sink]
         assert counts.has_failed is (sink not in ("has one twice", "has what need not arrive"))
+        missing = f"{events[0]['id']}: None"  # this journal has no deliveries
+        assert (missing in counts.problems) is (sink == "lacks one")
 
 
 async def test_changes_that_are_missing_or_that_azure_did_not_make_are_counted(

@@ -335,7 +335,7 @@ async def test_buttons_go_when_approvals_are_turned_off_and_come_back(tmp_path: 
 
 
 def find_link(token: str, tx: Transaction) -> ConfirmationLink | None:
-    return tx.messages.find_link(token)
+    return tx.messages.find_confirmation_link(token)
 
 
 async def test_the_file_holds_only_digests_of_the_tokens_and_codes_of_links(tmp_path: Path) -> None:

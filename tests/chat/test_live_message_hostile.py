@@ -87,7 +87,7 @@ async def test_an_answer_whose_body_is_slow_posts_no_message_twice(tmp_path: Pat
         workspace.failures["chat.postMessage"] = slowly
         relay.reboot("vm-0")
         await eventually(lambda: workspace.call_count("chat.postMessage") > 0)
-        await eventually(lambda: relay.running.relay.dispatcher.worker("ops").waiting == 0)
+        await eventually(lambda: relay.running.relay.dispatcher.get_worker("ops").waiting == 0)
         assert workspace.call_count("chat.postMessage") == 1
 
 
@@ -113,7 +113,7 @@ async def test_a_link_that_wrong_codes_have_voided_never_comes_back(tmp_path: Pa
         tokens = relay.wall.tokens("m1")
 
         def void_and_refresh(tx: Transaction) -> None:
-            link = tx.messages.find_link(tokens[-2])
+            link = tx.messages.find_confirmation_link(tokens[-2])
             assert link is not None
             for _ in range(MAX_WRONG_CODES):
                 tx.messages.count_wrong_code(link)
@@ -171,14 +171,16 @@ async def test_an_answer_of_mattermost_that_comes_too_late_makes_no_second_post(
         ) as relay:
             relay.reboot("vm-0")
             await eventually(lambda: ("POST", "posts") in server.calls)
-            await eventually(lambda: relay.running.relay.dispatcher.worker("ops").waiting == 0)
+            await eventually(lambda: relay.running.relay.dispatcher.get_worker("ops").waiting == 0)
             assert server.calls.count(("POST", "posts")) == 2
             (post,) = server.channel_posts
             tokens = re.findall(r"/approve#([A-Za-z0-9_-]+)", json.dumps(post))
             store = relay.running.relay.store
             assert len(tokens) == (0 if fields else 2)
             valid = await store.read(
-                lambda tx: [tx.messages.find_link(token) is not None for token in tokens]
+                lambda tx: [
+                    tx.messages.find_confirmation_link(token) is not None for token in tokens
+                ]
             )
             assert all(valid)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from relay.chat.cards.card import Button, Card, EventLine, PrincipalRef, Text
 from relay.chat.platforms.slack.blocks import card_message, text_message
-from relay.chat.platforms.slack.payloads import button_value
+from relay.chat.platforms.slack.payloads import format_button_value
 from tests.chat.slack_block_kit import is_valid_block_kit, rich_text_elements, text_of_blocks
 from tests.chat.slack_server import ALICE, TEAM, PostedMessage, SlackServer, encode_form
 
@@ -60,7 +60,7 @@ cards = st.builds(
 
 def text_of_card(card: Card) -> str:
     """Return what a reader sees."""
-    return text_of_blocks(card_message(card, TEAM, button_value).blocks)
+    return text_of_blocks(card_message(card, TEAM, format_button_value).blocks)
 
 
 @settings(max_examples=50)
@@ -69,7 +69,7 @@ def test_every_card_is_within_every_limit_and_mentions_only_principals(
     card: Card, has_interactions: bool
 ) -> None:
     """Slack repeats the message in each click, and the relay reads 64 KiB of a request."""
-    message = card_message(card, TEAM, button_value if has_interactions else None)
+    message = card_message(card, TEAM, format_button_value if has_interactions else None)
     assert is_valid_block_kit(message.blocks)
     assert 0 < len(message.text) <= 10_000
     posted = PostedMessage("1700000000.000001", message.text, list(message.blocks))  # type: ignore[arg-type]  # they are only read
@@ -114,7 +114,7 @@ def test_every_text_message_is_within_the_limits(lines: list[Text]) -> None:
 )
 def test_a_notification_contains_no_markup_from_a_text(text: str) -> None:
     card = Card(title=text, tone="waiting", summary=(text,))
-    message = card_message(card, TEAM, button_value)
+    message = card_message(card, TEAM, format_button_value)
     assert "<" not in message.text
     assert message.text.count("&") >= 2
     header = message.blocks[0]["text"]
@@ -134,7 +134,7 @@ def test_times_are_in_the_readers_time_zone_and_members_are_mentioned() -> None:
         PrincipalRef("slack:T0OTHER/U1"),
     )
     card = Card(title="Reboot", tone="waiting", summary=summary)
-    message = card_message(card, TEAM, button_value)
+    message = card_message(card, TEAM, format_button_value)
     timestamp = int(NOON.timestamp())
     date_format = "{time_secs} on {date_short}"
     assert message.text == (
@@ -181,7 +181,7 @@ def test_a_button_asks_for_confirmation_and_returns_its_decision() -> None:
         question=question,
     )
     card = Card(title="Reboot", tone="waiting", summary=("So.",), buttons=(button,))
-    message = card_message(card, TEAM, button_value)
+    message = card_message(card, TEAM, format_button_value)
     (element,) = message.blocks[-1]["elements"]
     assert (element["value"], element["style"], element["action_id"]) == (
         "approve 3f3f - E-1 with spaces",
@@ -232,7 +232,7 @@ def test_long_texts_leave_room_for_the_warning_and_the_buttons() -> None:
         notes=(("Azure proceeds at NotBefore regardless.",),),
         footer="prod",
     )
-    message = card_message(card, TEAM, button_value)
+    message = card_message(card, TEAM, format_button_value)
     posted = PostedMessage("", message.text, list(message.blocks))  # type: ignore[arg-type]  # they are only read
     assert sum(block["type"] == "actions" for block in message.blocks) == 10
     click = SlackServer(port=65535).button_payload(

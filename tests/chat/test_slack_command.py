@@ -18,7 +18,7 @@ from relay.chat.platforms.slack.action_token import (
     is_action_token_valid,
     make_action_token,
 )
-from relay.chat.platforms.slack.payloads import ButtonAction, SlashCommand, parse_payload
+from relay.chat.platforms.slack.payloads import ButtonDecision, SlashCommand, parse_payload
 from relay.simulator import Event
 from tests.approvals.manual_clock import NOON
 from tests.chat.running_relay import Stage, rule, stage
@@ -217,7 +217,7 @@ def test_an_action_token_expires_after_a_quarter_of_an_hour(
     command = parse_payload(encode_form(SlackServer(port=80).command_payload("list")))
     assert isinstance(command, SlashCommand)
     button = Button(decision="approve", label="Approve", event_id="E-1", revision="3f", question=())
-    action = ButtonAction(
+    action = ButtonDecision(
         decision="approve",
         revision="3f",
         event_id="E-1",

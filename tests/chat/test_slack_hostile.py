@@ -25,12 +25,12 @@ from slack_sdk.signature import SignatureVerifier
 from relay.chat import CallbackRefused
 from relay.chat.cards.card import Button
 from relay.chat.platforms.slack.payloads import (
-    ButtonAction,
     ButtonClick,
+    ButtonDecision,
     IgnoredCall,
     SlashCommand,
     UrlVerification,
-    button_value,
+    format_button_value,
     parse_payload,
 )
 from relay.chat.platforms.slack.request_signature import verify_signature
@@ -146,7 +146,7 @@ def test_a_click_is_parsed() -> None:
     click = parse_payload(encode_form(click_payload()))
     assert isinstance(click, ButtonClick)
     assert (click.message_ref, click.is_ephemeral) == (f"{CHANNEL}/{MESSAGE.ts}", False)
-    assert click.action == ButtonAction(decision="approve", revision="3f", event_id="E-1")
+    assert click.action == ButtonDecision(decision="approve", revision="3f", event_id="E-1")
     actor = click.actor
     assert (actor.user_id, actor.team_id, actor.home_team_id) == (ALICE, TEAM, TEAM)
     assert (actor.app_id, actor.channel_id) == (APP, CHANNEL)
@@ -194,10 +194,10 @@ def test_a_click_returns_the_decision_of_its_button(event_id: str) -> None:
     button = Button(
         decision="hold", label="Hold", event_id=event_id, revision="3f" * 16, question=()
     )
-    action = {**click_payload()["actions"][0], "value": button_value(button)}
+    action = {**click_payload()["actions"][0], "value": format_button_value(button)}
     click = parse_payload(encode_form(click_payload(actions=[action])))
     assert isinstance(click, ButtonClick)
-    assert click.action == ButtonAction(decision="hold", revision="3f" * 16, event_id=event_id)
+    assert click.action == ButtonDecision(decision="hold", revision="3f" * 16, event_id=event_id)
 
 
 def click_with_action(**changes: Any) -> bytes:

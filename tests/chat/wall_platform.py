@@ -25,7 +25,7 @@ from relay.delivery.routing import matching_sinks
 from relay.errors import Deferred
 from relay.events.model import Document, ScheduledEvent
 from relay.ingest.recorder import PollResult, Recorder
-from relay.outbox import StateFileOwner, StoreSettings
+from relay.outbox import StateFileIdentity, StoreSettings
 from relay.outbox.sqlite import Store, open_store
 from tests.approvals.builders import BOOT_ID, CLIENT_RESOURCES, ORIGIN, SETTINGS, build_request
 from tests.approvals.manual_clock import ManualClock
@@ -161,7 +161,7 @@ class WallRelay(RecordingRelay):
     async def are_links_valid(self, tokens: Sequence[str]) -> list[bool]:
         """Return for each token whether the relay knows its link."""
         return await self.store.read(
-            lambda tx: [tx.messages.find_link(token) is not None for token in tokens]
+            lambda tx: [tx.messages.find_confirmation_link(token) is not None for token in tokens]
         )
 
 
@@ -184,7 +184,7 @@ async def relay_with_wall(
     settings = WallSettings.model_validate({"name": "wall", **fields})
     async with open_store(
         StoreSettings(path=directory / "relay.db"),
-        StateFileOwner(ORIGIN.scope, "vm"),
+        StateFileIdentity(ORIGIN.scope, "vm"),
         clock,
         lambda event: tuple(matching_sinks(event, [settings])),
     ) as store:

@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 import pytest
 
-from relay.cli.audit import configured_store
+from relay.cli.audit import configured_state_file
 from relay.outbox.journal import Journal, read_rows
 from tests.approvals.builders import REDEPLOY, ApprovalFile
 from tests.cli.command import run_async, run_command
@@ -289,11 +289,11 @@ async def test_a_copy_is_audited_where_it_lies_without_a_configuration(
 def test_the_state_file_of_the_service_is_found(tmp_path: Path) -> None:
     config, configured, service = (tmp_path / name for name in ("relay.yaml", "a.db", "b.db"))
     config.write_text(f"store: {{path: {configured}}}")
-    assert configured_store(config, service_store=service) == configured
+    assert configured_state_file(config, service_store=service) == configured
     service.touch()
-    assert configured_store(config, service_store=service) == service
+    assert configured_state_file(config, service_store=service) == service
     configured.touch()
-    assert configured_store(config, service_store=service) == configured
+    assert configured_state_file(config, service_store=service) == configured
 
 
 @pytest.mark.parametrize(

@@ -533,7 +533,7 @@ def test_what_keys_prints_can_be_pasted_into_the_configuration_and_the_shell(
     match = re.search(r"^#   export IMDS_RELAY_KEY=(\S+)$", printed, re.MULTILINE)
     assert match is not None
     assert client.key_digests() == (hashlib.sha256(match[1].encode()).digest(),)
-    assert f"#   secret: {client.reveal_all('secrets')[0]}\n" in printed
+    assert f"#   secret: {client.reveal_list('secrets')[0]}\n" in printed
 
 
 # --- schema

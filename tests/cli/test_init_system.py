@@ -14,7 +14,7 @@ from relay.cli import init
 from relay.cli.audit import SERVICE_STORE
 from relay.cli.init import for_service, initial_configuration
 from relay.config import load
-from relay.config.location import locate_relay
+from relay.config.relay_location import locate_relay
 from tests.cli.command import file_names, run_command
 
 

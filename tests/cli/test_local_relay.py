@@ -11,7 +11,7 @@ from relay.api.local_socket import STATE_FILE_HEADER, state_file_id
 from relay.cli._exit_codes import CommandFailed
 from relay.cli._local_relay import find_socket, is_trusted
 from relay.config import Config
-from relay.config.location import locate_relay
+from relay.config.relay_location import locate_relay
 from tests.cli.command import run_async, run_command
 from tests.cli.running_relay import running_relay
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.events.machine_names import scale_set_names, with_prefix
+from relay.events.machine_names import add_underscored_names, other_instance_names
 
 
 @pytest.mark.parametrize(
@@ -25,14 +25,14 @@ from relay.events.machine_names import scale_set_names, with_prefix
 def test_a_name_of_a_scale_set_has_another_notation(
     name: str, scale_set: str | None, others: list[str]
 ) -> None:
-    assert list(scale_set_names(name, scale_set)) == others
+    assert list(other_instance_names(name, scale_set)) == others
 
 
 @given(st.integers(0, 36**5))
 def test_the_two_notations_lead_to_each_other(number: int) -> None:
-    (computer_name,) = scale_set_names(f"web_{number}")
-    assert f"web_{number}" in scale_set_names(computer_name)
+    (computer_name,) = other_instance_names(f"web_{number}")
+    assert f"web_{number}" in other_instance_names(computer_name)
 
 
 def test_old_versions_of_the_api_put_a_prefix_before_a_name() -> None:
-    assert with_prefix(frozenset({"a", "b"})) == {"a", "_a", "b", "_b"}
+    assert add_underscored_names(frozenset({"a", "b"})) == {"a", "_a", "b", "_b"}

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from relay.events.match import Match, covers_all, matches, matches_any
+from relay.events.match import Match, covers_all_resources, matches, matches_any_pattern
 
 TYPES, SOURCES = ["Freeze", "Reboot", "Redeploy"], ["Platform", "User"]
 NAMES = ["db-1", "DB-2", "web-1"]
@@ -169,18 +169,18 @@ def test_a_match_is_the_same_as_all_its_conditions_one_by_one(
 @given(st.lists(st.sampled_from(NAMES)))
 def test_a_limit_to_resources_needs_every_resource_and_at_least_one(names: list[str]) -> None:
     """What a client may touch: an event of its own machines and another's is not its own."""
-    assert covers_all(None, names)
-    assert covers_all(("db-*",), names) == (
+    assert covers_all_resources(None, names)
+    assert covers_all_resources(("db-*",), names) == (
         names != [] and all(name.lower().startswith("db-") for name in names)
     )
 
 
 def test_patterns() -> None:
-    assert matches_any(["db-[12]"], "DB-2")
-    assert not matches_any(["db-[12]"], "db-3")
-    assert not matches_any(["db"], "db-1")
-    assert not matches_any([], "db-1")
-    assert matches_any(["*"], "")
+    assert matches_any_pattern(["db-[12]"], "DB-2")
+    assert not matches_any_pattern(["db-[12]"], "db-3")
+    assert not matches_any_pattern(["db"], "db-1")
+    assert not matches_any_pattern([], "db-1")
+    assert matches_any_pattern(["*"], "")
 
 
 @pytest.mark.parametrize(

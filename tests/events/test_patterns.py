@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.events.match import matches_any
+from relay.events.match import matches_any_pattern
 from relay.events.patterns import are_inside, is_inside
 
 _PATTERNS = st.text("ab*?[!]-", max_size=7)
@@ -61,5 +61,5 @@ def test_each_pattern_needs_a_cover() -> None:
 def test_what_a_pattern_inside_another_matches_the_other_matches(
     pattern: str, cover: str, name: str
 ) -> None:
-    if matches_any([pattern], name) and is_inside(pattern, cover):
-        assert matches_any([cover], name)
+    if matches_any_pattern([pattern], name) and is_inside(pattern, cover):
+        assert matches_any_pattern([cover], name)

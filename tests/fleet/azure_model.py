@@ -22,14 +22,14 @@ from relay.fleet.hub.merge import (
     News,
     Word,
     apply_report,
-    apply_timer,
+    document_times_of_pulse,
+    end_if_still_gone,
     estimate_seen,
     forget_agent,
     next_timer,
-    pulse_times,
-    pulse_words,
-    restart_wait,
     restore_history,
+    split_pulse_by_event,
+    wait_again_for_agents,
 )
 from relay.fleet.messages import Pulse
 from tests.events.strategies import make_event
@@ -175,9 +175,9 @@ class Fleet:
         pulse = message.pulse
         if pulse.clock_offset is not None:
             self.offsets[vm.name] = pulse.clock_offset
-        observed, seen = pulse_times(pulse, message.sent, self.now)
+        observed, seen = document_times_of_pulse(pulse, message.sent, self.now)
         histories = {} if self.history is None else {make_state("A").key: self.history}
-        for _, word in pulse_words(vm.name, pulse, histories):
+        for _, word in split_pulse_by_event(vm.name, pulse, histories):
             self._apply(vm.name, word, observed, seen)
 
     def pass_time(self, seconds: float) -> None:
@@ -197,7 +197,7 @@ class Fleet:
         self.listening_since = self.now
         self.history = self.restored()
         if self.history is not None:
-            self.history = restart_wait(self.history, self.now)
+            self.history = wait_again_for_agents(self.history, self.now)
 
     def restored(self) -> EventHistory | None:
         """Return the history as the state file gives it back."""
@@ -258,7 +258,7 @@ class Fleet:
 
     def _apply_timer(self) -> None:
         if self.history is not None:
-            self._take(*apply_timer(self.history, self.now, self.is_fresh))
+            self._take(*end_if_still_gone(self.history, self.now, self.is_fresh))
 
     def _apply(self, agent: str, word: Word, observed: datetime, seen: datetime) -> None:
         self._take(

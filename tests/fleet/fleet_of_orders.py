@@ -30,7 +30,7 @@ from relay.fleet.hub.merge import (
     EventHistory,
     News,
     apply_report,
-    pulse_words,
+    split_pulse_by_event,
 )
 from relay.fleet.hub.roster import Roster
 from relay.fleet.hub.start_orders import OrderPort
@@ -44,7 +44,7 @@ from relay.fleet.messages import (
 )
 from relay.fleet.routing import Sender
 from relay.ingest.recorder import EventDeparture, EventNews, EventSighting, Recorder
-from relay.outbox import StateFileOwner, StoreSettings
+from relay.outbox import StateFileIdentity, StoreSettings
 from relay.outbox.file import open_for_reading
 from relay.outbox.journal import JournalRow, read_rows, verify_journal
 from relay.outbox.sqlite import Store, open_store
@@ -367,7 +367,7 @@ class Hub:
         self.path, self.fleet, self.store = path, fleet, store
         clock = fleet.clock
         self.roster: Roster = Roster(earlier.roster if earlier is not None else ())
-        self.roster.listen(clock.now())
+        self.roster.note_hub_listening(clock.now())
         self.histories: dict[str, dict[str, EventHistory]] = (
             earlier.histories if earlier is not None else {}
         )
@@ -416,7 +416,7 @@ class Hub:
         self.roster.note_pulse(agent.sender, agent.relay, pulse, now)
         histories = self.histories.setdefault(scope, {})
         news: list[EventNews] = []
-        for key, word in list(pulse_words(agent.relay, pulse, histories)):
+        for key, word in list(split_pulse_by_event(agent.relay, pulse, histories)):
             history, found = apply_report(
                 histories.get(key),
                 agent.relay,
@@ -433,7 +433,7 @@ class Hub:
             lambda tx: self.recorder.record_news(tx, news, now), fail_open=True
         )
         self.fleet.recorded_at[scope] = self.fleet.clock.monotonic()
-        self.port.on_heard(scope, agent.relay)
+        self.port.on_agent_message_recorded(scope, agent.relay)
 
     # --- what is on disk
 
@@ -502,7 +502,7 @@ async def running_hub(path: Path, fleet: Fleet, earlier: Hub | None = None) -> A
         store = await stack.enter_async_context(
             open_store(
                 StoreSettings(path=path),
-                StateFileOwner(HUB.scope, None, is_hub=True),
+                StateFileIdentity(HUB.scope, None, is_hub=True),
                 fleet.clock,
                 lambda _: (),
             )

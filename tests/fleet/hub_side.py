@@ -23,7 +23,7 @@ from relay.config import Config
 from relay.events.build import Origin
 from relay.events.cloudevent import CloudEvent
 from relay.fleet.messages import (
-    HubState,
+    HubScopeState,
     Message,
     Pulse,
     StartOrder,
@@ -173,7 +173,7 @@ class HubSide:
     async def send(self, message: Message, *, relay: str = "vm-0", scope: str = SCOPE) -> None:
         """Send a message of the hub to one agent; a state to its scope."""
         event = message.to_event(HUB, datetime.now(UTC))
-        key = state_key(scope) if isinstance(message, HubState) else command_key(scope, relay)
+        key = state_key(scope) if isinstance(message, HubScopeState) else command_key(scope, relay)
         exchange = await self.channel.get_exchange(command_exchange(self.exchange), ensure=False)
         await exchange.publish(
             aio_pika.Message(event.body, message_id=event.id, user_id=HUB_USER),
@@ -208,7 +208,9 @@ class HubSide:
         """Tell the scope what the hub knows."""
         now = datetime.now(UTC)
         await self.send(
-            HubState(hub_time=now, told=tuple(told), ending=tuple(ending), awaited=tuple(awaited))
+            HubScopeState(
+                hub_time=now, told=tuple(told), ending=tuple(ending), awaited=tuple(awaited)
+            )
         )
 
     async def answer_vote(

@@ -17,7 +17,7 @@ from relay.app import RunningRelay, start_relay
 from relay.clock import SystemClock
 from relay.config import Config
 from relay.fleet.hub.roster import Roster
-from relay.fleet.hub.source import FleetSource
+from relay.fleet.hub.source_health import FleetSourceHealth
 from relay.fleet.topology import fleet_exchange, report_queue
 from relay.simulator import VM, Setup, Simulator
 from tests.fleet.hub_side import AGENT_USER, HUB_USER, define_users, unused_exchange
@@ -174,7 +174,7 @@ class RunningFleet:
     async def wait_until_connected(self) -> None:
         """Wait until the hub has made its queues and hears agents."""
         source = self.running_hub.relay.source
-        assert isinstance(source, FleetSource)
+        assert isinstance(source, FleetSourceHealth)
         await eventually(lambda: source.is_connected, what="the hub is connected")
 
     async def wait_until_heard(self) -> None:

@@ -26,7 +26,7 @@ from relay.fleet.agent.link import (
     AgentLink,
     spread_reconnect_delay,
 )
-from relay.fleet.messages import HubState, PulseRequest, StartOrder, VoteAnswer
+from relay.fleet.messages import HubScopeState, PulseRequest, StartOrder, VoteAnswer
 from relay.fleet.settings import AgentSettings
 from relay.fleet.topology import command_exchange, fleet_exchange, report_queue
 from tests.builders import cloudevent
@@ -54,7 +54,7 @@ class Handler:
     listens: int = 0
     orders: list[StartOrder] = field(default_factory=list)
     answers: list[VoteAnswer] = field(default_factory=list)
-    states: list[HubState] = field(default_factory=list)
+    states: list[HubScopeState] = field(default_factory=list)
     pulse_requests: int = 0
     fails: bool = False
 
@@ -76,7 +76,7 @@ class Handler:
         """Count it."""
         self.pulse_requests += 1
 
-    def take_state(self, state: HubState) -> None:
+    def take_hub_state(self, state: HubScopeState) -> None:
         """Note it."""
         self.states.append(state)
 

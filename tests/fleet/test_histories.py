@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from relay.fleet.hub import histories
-from relay.fleet.hub.histories import Histories, changed_words
-from relay.fleet.hub.merge import EventHistory, LastWord, Step
+from relay.fleet.hub.histories import Histories, find_changed_last_words
+from relay.fleet.hub.merge import EventHistory, LastWord, ToldState
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 SCOPE = "vmss-a-1f0c33ab"
@@ -22,7 +22,7 @@ def word(state: str | None = "s", place: int = 0, seconds: float = 0) -> LastWor
 
 def history(*, ended: bool = False, ending: bool = False) -> EventHistory:
     return EventHistory(
-        path=(Step("s", NOON),),
+        path=(ToldState("s", NOON),),
         started=False,
         ended_at=NOON if ended else None,
         first_gone_at=NOON if ending else None,
@@ -52,10 +52,10 @@ def test_the_events_that_may_have_ended_are_known_by_scope() -> None:
     known = Histories()
     for name in ((SCOPE, "b"), (SCOPE, "a"), ("other", "c")):
         known.put(name, history(ending=True))
-    assert known.ending_in(SCOPE) == ["a", "b"]
+    assert known.ending_event_ids(SCOPE) == ["a", "b"]
     known.put((SCOPE, "a"), history(ended=True))
     known.put((SCOPE, "b"), history())
-    assert known.ending_in(SCOPE) == []
+    assert known.ending_event_ids(SCOPE) == []
     assert known.ending == {("other", "c")}
 
 
@@ -66,8 +66,8 @@ def test_the_agents_that_still_show_an_event_that_may_have_ended_are_known() -> 
     known.put((SCOPE, "b"), replace(shown, words={"vm-2": word(), "vm-1": word("other")}))
     known.put((SCOPE, "c"), replace(history(), words={"vm-3": word()}))
     known.put(("other", "a"), replace(shown, words={"vm-4": word()}))
-    assert known.awaited_in(SCOPE) == ["vm-1", "vm-2"]
-    assert known.awaited_in("unknown") == []
+    assert known.agents_awaited_in(SCOPE) == ["vm-1", "vm-2"]
+    assert known.agents_awaited_in("unknown") == []
 
 
 def test_a_word_that_was_only_repeated_is_not_stored() -> None:
@@ -75,7 +75,7 @@ def test_a_word_that_was_only_repeated_is_not_stored() -> None:
     repeated = EventHistory(
         path=before.path, started=False, words={"vm-0": word(seconds=9), "vm-1": word()}
     )
-    assert set(changed_words(before, repeated)) == {"vm-1"}
+    assert set(find_changed_last_words(before, repeated)) == {"vm-1"}
     moved = EventHistory(path=before.path, started=False, words={"vm-0": word(place=1)})
-    assert set(changed_words(before, moved)) == {"vm-0"}
-    assert set(changed_words(None, moved)) == {"vm-0"}
+    assert set(find_changed_last_words(before, moved)) == {"vm-0"}
+    assert set(find_changed_last_words(None, moved)) == {"vm-0"}

@@ -27,7 +27,7 @@ from relay.fleet.hub.hub import Hub
 from relay.fleet.hub.link import HubLink, Settlements
 from relay.fleet.routing import report_key
 from relay.fleet.settings import TrustDomain
-from relay.outbox import StateFileOwner, StoreSettings
+from relay.outbox import StateFileIdentity, StoreSettings
 from relay.outbox.sqlite import open_store
 from tests.approvals.builders import build_event
 from tests.approvals.manual_clock import NOON, ManualClock
@@ -62,7 +62,7 @@ def report(
 
 async def test_reports_copies_and_pulses_are_counted(tmp_path: Path) -> None:
     clock = ManualClock()
-    owner = StateFileOwner("hub", None, is_hub=True)
+    owner = StateFileIdentity("hub", None, is_hub=True)
     async with open_store(
         StoreSettings(path=tmp_path / "hub.db"), owner, clock, lambda _: ()
     ) as store:
@@ -70,16 +70,16 @@ async def test_reports_copies_and_pulses_are_counted(tmp_path: Path) -> None:
         await hub.load()
         settlements = Settlements(cast("Any", None), cast("Any", None))
         await hub.take_pulses([pulse(seconds=0), pulse(seconds=1)])
-        assert (hub.reports, hub.copies, hub.pulses) == (0, 0, 2)
+        assert (hub.reports, hub.redundant_reports, hub.pulses) == (0, 0, 2)
         await hub.take_reports([report(build_event(), AGENT)], settlements)
-        assert (hub.reports, hub.copies) == (1, 0)
+        assert (hub.reports, hub.redundant_reports) == (1, 0)
         other = Origin(AGENT.scope, "vm-1")
         await hub.take_reports(
             [report(build_event(), other), report(build_event("E-2"), other)], settlements
         )
-        assert (hub.reports, hub.copies) == (3, 1)
+        assert (hub.reports, hub.redundant_reports) == (3, 1)
         await hub.take_pulses([pulse(build_event(), build_event("E-2"), seconds=2)])
-        assert (hub.reports, hub.copies, hub.pulses) == (3, 1, 3)
+        assert (hub.reports, hub.redundant_reports, hub.pulses) == (3, 1, 3)
 
 
 class WitnessedEvent:
@@ -116,7 +116,7 @@ class WitnessedEvent:
 @asynccontextmanager
 async def witnessed_event(directory: Path, clock: ManualClock) -> AsyncIterator[WitnessedEvent]:
     """Run a hub to which vm-0 has reported an event."""
-    owner = StateFileOwner("hub", None, is_hub=True)
+    owner = StateFileIdentity("hub", None, is_hub=True)
     settings = StoreSettings(path=directory / "hub.db")
     async with open_store(settings, owner, clock, lambda _: ()) as store:
         hub = Hub(SETTINGS, Origin("hub", "hub-0"), store, clock, ignore, ignore)

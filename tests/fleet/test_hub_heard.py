@@ -18,7 +18,7 @@ from relay.fleet.hub.hub import MAX_PUT_OFF, Hub
 from relay.fleet.messages import MAX_LIVE_EVENTS, Pulse, StartResult
 from relay.fleet.routing import Sender, pulse_key
 from relay.fleet.settings import HubSettings, TrustDomain
-from relay.outbox import StateFileOwner, StoreSettings
+from relay.outbox import StateFileIdentity, StoreSettings
 from relay.outbox.sqlite import open_store
 from tests.approvals.builders import build_event
 from tests.approvals.manual_clock import NOON, ManualClock
@@ -42,7 +42,7 @@ class Heard:
     def on_result(self, _sender: Sender, _result: StartResult) -> None:
         """An agent has answered an order."""
 
-    def on_heard(self, _scope: str, relay: str) -> None:
+    def on_agent_message_recorded(self, _scope: str, relay: str) -> None:
         """What an agent said is merged and recorded."""
         self.relays.append(relay)
 
@@ -81,7 +81,7 @@ def ignore(*_: Any, **__: Any) -> None:
 
 async def test_a_pulse_with_news_that_are_put_off_is_not_heard_yet(tmp_path: Path) -> None:
     clock, heard = ManualClock(), Heard()
-    owner = StateFileOwner("hub", None, is_hub=True)
+    owner = StateFileIdentity("hub", None, is_hub=True)
     async with open_store(
         StoreSettings(path=tmp_path / "hub.db"), owner, clock, lambda _: ()
     ) as store:
@@ -97,7 +97,7 @@ async def test_a_pulse_with_news_that_are_put_off_is_not_heard_yet(tmp_path: Pat
 async def test_an_agent_that_invents_events_in_its_pulses_fills_no_memory(tmp_path: Path) -> None:
     """What waits for reports is bounded, and the newest is kept."""
     clock, heard = ManualClock(), Heard()
-    owner = StateFileOwner("hub", None, is_hub=True)
+    owner = StateFileIdentity("hub", None, is_hub=True)
     async with open_store(
         StoreSettings(path=tmp_path / "hub.db"), owner, clock, lambda _: ()
     ) as store:
@@ -119,7 +119,7 @@ async def test_nobody_reports_in_the_name_of_the_hub(tmp_path: Path) -> None:
     clock, heard = ManualClock(), Heard()
     domain = TrustDomain(user="vmss-a", scopes=("*",))
     settings = SETTINGS.model_copy(update={"domains": (domain,)})
-    owner, origin = StateFileOwner("hub", None, is_hub=True), Origin("hub", "hub-0")
+    owner, origin = StateFileIdentity("hub", None, is_hub=True), Origin("hub", "hub-0")
     async with open_store(
         StoreSettings(path=tmp_path / "hub.db"), owner, clock, lambda _: ()
     ) as store:

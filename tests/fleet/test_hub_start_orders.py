@@ -302,7 +302,9 @@ async def test_what_an_agent_said_before_it_was_asked_is_not_fresh(tmp_path: Pat
         await hub.advance(1)  # the hub asks now
         asked = len(hub.fleet.pulse_requests)
         assert asked == 2
-        hub.port.on_heard("a", "vm-1")  # it was recorded now, but the roster knows it from before
+        hub.port.on_agent_message_recorded(
+            "a", "vm-1"
+        )  # it was recorded now, but the roster knows it from before
         await hub.settle()
         assert len(hub.fleet.orders) == 1
 

@@ -26,14 +26,14 @@ from relay.fleet.hub.merge import (
     News,
     Word,
     apply_report,
-    apply_timer,
+    document_times_of_pulse,
+    end_if_still_gone,
     estimate_seen,
     forget_agent,
     next_timer,
-    pulse_times,
-    pulse_words,
-    restart_wait,
     restore_history,
+    split_pulse_by_event,
+    wait_again_for_agents,
 )
 from relay.fleet.messages import Pulse
 from tests.events.strategies import EVENTS, make_event
@@ -97,7 +97,7 @@ class Hub:
 
     def wait_until(self, now: float) -> News | None:
         """Let time pass."""
-        return self._take(*apply_timer(self.known, at(now), self._is_fresh))
+        return self._take(*end_if_still_gone(self.known, at(now), self._is_fresh))
 
     def forget(self, agent: str, now: float) -> News | None:
         return self._take(*forget_agent(self.known, agent, at(now)))
@@ -637,7 +637,7 @@ def test_times_of_an_agent_are_put_right_by_what_its_pulse_said() -> None:
     assert estimate_seen(at(100), at(200), -60.0) == at(160)
     assert estimate_seen(at(100), at(200), -600.0) == at(200)
     pulse = make_pulse(poll_age=5.0, clock_offset=-600.0)
-    assert pulse_times(pulse, at(100), at(200)) == (at(95), at(195))
+    assert document_times_of_pulse(pulse, at(100), at(200)) == (at(95), at(195))
 
 
 # --- pulses
@@ -653,7 +653,7 @@ def test_a_pulse_stands_for_a_word_about_each_event_that_the_agent_knew_or_knows
     hubs["over"].hear("a", GONE, 1)
     histories = {name: hub.known for name, hub in hubs.items()}
     pulse = make_pulse(events["kept"], events["new"])
-    assert dict(pulse_words("a", pulse, histories)) == {
+    assert dict(split_pulse_by_event("a", pulse, histories)) == {
         "new": events["new"],
         "kept": events["kept"],
         "lost": Gone(),
@@ -665,8 +665,8 @@ def test_a_pulse_that_does_not_know_the_document_says_nothing() -> None:
     hub = Hub()
     hub.hear("a", A, 0)
     histories = {A.key: hub.known}
-    assert not dict(pulse_words("a", make_pulse(poll_age=None), histories))
-    assert not dict(pulse_words("a", make_pulse(live=None), histories))
+    assert not dict(split_pulse_by_event("a", make_pulse(poll_age=None), histories))
+    assert not dict(split_pulse_by_event("a", make_pulse(live=None), histories))
 
 
 # --- restarts
@@ -691,9 +691,9 @@ def test_after_a_restart_the_hub_waits_again_for_those_that_show_the_event() -> 
     hub = Hub()
     for agent in "ab":
         hub.hear(agent, A, 0)
-    assert restart_wait(hub.known, at(1)) == hub.history
+    assert wait_again_for_agents(hub.known, at(1)) == hub.history
     hub.hear("a", GONE, 5)
-    hub.history = restart_wait(hub.known, at(3600))
+    hub.history = wait_again_for_agents(hub.known, at(3600))
     assert hub.wait_until(3609) is None
     alone = replace(hub)
     assert alone.wait_until(3610) == Ended(rebooted=False, gap=False, seen=at(5))
@@ -701,4 +701,4 @@ def test_after_a_restart_the_hub_waits_again_for_those_that_show_the_event() -> 
     assert hub.wait_until(3610) is None
     hub.hear("a", GONE, 3611)
     hub.hear("b", GONE, 3612)
-    assert restart_wait(hub.known, at(4000)).first_gone_at is None
+    assert wait_again_for_agents(hub.known, at(4000)).first_gone_at is None

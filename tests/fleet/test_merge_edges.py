@@ -12,11 +12,11 @@ from relay.fleet.hub.merge import (
     Ended,
     Gone,
     LastWord,
+    document_times_of_pulse,
     next_timer,
-    pulse_times,
-    pulse_words,
     repeats_last_state,
     restore_history,
+    split_pulse_by_event,
 )
 from tests.fleet.test_merge import GONE, STARTED, A, B, C, Hub, at, make_pulse
 
@@ -61,7 +61,7 @@ def test_only_the_last_state_of_a_live_event_is_repeated() -> None:
 
 
 def test_a_pulse_without_an_event_admits_a_gap_and_knows_of_no_reboot() -> None:
-    words = dict(pulse_words("a", make_pulse(), {A.key: hub_with("a").known}))
+    words = dict(split_pulse_by_event("a", make_pulse(), {A.key: hub_with("a").known}))
     assert words == {A.key: Gone(rebooted=False, gap=True)}
 
 
@@ -70,8 +70,8 @@ def test_a_pulse_says_gone_of_an_event_that_has_ended_if_the_agent_still_showed_
     hub.silent = "b"
     hub.hear("a", GONE, 5)
     histories = {A.key: hub.known}
-    assert dict(pulse_words("b", make_pulse(), histories)) == {A.key: Gone()}
-    assert dict(pulse_words("a", make_pulse(), histories)) == {}
+    assert dict(split_pulse_by_event("b", make_pulse(), histories)) == {A.key: Gone()}
+    assert dict(split_pulse_by_event("a", make_pulse(), histories)) == {}
 
 
 def test_an_event_that_has_ended_waits_for_no_agent_after_a_restart() -> None:
@@ -88,7 +88,10 @@ def test_started_is_known_after_a_restart_whatever_was_told_after_it() -> None:
 
 @pytest.mark.parametrize("poll_age", [None, 0.0])
 def test_a_pulse_without_an_age_is_as_old_as_its_message(poll_age: float | None) -> None:
-    assert pulse_times(make_pulse(poll_age=poll_age), at(100), at(200)) == (at(100), at(100))
+    assert document_times_of_pulse(make_pulse(poll_age=poll_age), at(100), at(200)) == (
+        at(100),
+        at(100),
+    )
 
 
 # --- clocks
@@ -291,9 +294,22 @@ def test_an_end_that_is_reported_twice_with_a_gap_still_has_a_gap() -> None:
     assert hub.hear("b", Gone(gap=True), 7) == Ended(rebooted=False, gap=True, seen=at(7))
 
 
-def test_the_newest_word_that_says_gone_counts_against_the_newest_that_shows_the_event() -> None:
+@pytest.mark.parametrize(
+    ("seen", "news"), [(94.9, None), (95, Ended(rebooted=False, gap=False, seen=at(95)))]
+)
+def test_the_newest_word_that_says_gone_counts_against_the_newest_that_shows_the_event(
+    seen: float, news: Ended | None
+) -> None:
     hub = hub_with("a", "b", "c")
     hub.hear("c", A, 100)
     hub.silent = "c"
     assert hub.hear("a", GONE, 60, now=100) is None
-    assert hub.hear("b", GONE, 96, now=101) == Ended(rebooted=False, gap=False, seen=at(96))
+    assert hub.hear("b", GONE, seen, now=101) == news
+
+
+def test_a_newer_word_that_says_gone_of_an_earlier_occurrence_does_not_show_the_event() -> None:
+    hub = hub_with("a")
+    hub.hear("a", GONE, 10)
+    hub.hear("b", GONE, 100)
+    assert hub.hear("a", A, 20, now=101) == Appeared(A, at(20))
+    assert hub.hear("a", GONE, 30, now=102) == Ended(rebooted=False, gap=False, seen=at(30))

@@ -20,8 +20,8 @@ from relay.fleet.hub import histories, merge, merger
 from relay.fleet.hub.histories import Histories
 from relay.fleet.hub.merge import Gone, Word
 from relay.fleet.hub.merger import EventMerger, Heard
-from relay.outbox import StateFileOwner, fleet
-from relay.outbox.event_keys import EventKeys
+from relay.outbox import StateFileIdentity, fleet
+from relay.outbox.event_keys import EventKeyFormat
 from relay.outbox.file import open_for_reading
 from relay.outbox.fleet import AgentRow
 from relay.outbox.rows import PageLimit
@@ -32,8 +32,8 @@ from tests.journey.relay_process import eventually
 from tests.outbox.open_store import open_store_in
 
 SCOPE = "vmss-a-1f0c33ab"
-HUB = StateFileOwner("hub", None, is_hub=True)
-KEYS = EventKeys(with_scope=True)
+HUB = StateFileIdentity("hub", None, is_hub=True)
+KEYS = EventKeyFormat(with_scope=True)
 EVENT = make_event(event_id="E-1")
 """An event in its first state."""
 MOVED = make_event(event_id="E-1", description="it was moved")
@@ -62,9 +62,11 @@ class Rig:
 
     async def told(self, event_id: str = "e-1") -> list[str]:
         """Return the names of the events in the journal about an event, oldest first."""
-        key = KEYS.key(SCOPE, event_id)
+        key = KEYS.make_key(SCOPE, event_id)
         return await self.store.read(
-            lambda tx: [event.name for event in tx.journal.changes(key, "", PageLimit(1000))]
+            lambda tx: [
+                event.name for event in tx.journal.event_changes_since(key, "", PageLimit(1000))
+            ]
         )
 
 
@@ -114,16 +116,16 @@ async def held(store: Store) -> AsyncIterator[None]:
 async def test_messages_that_come_again_after_a_lost_connection_are_no_news(tmp_path: Path) -> None:
     """The connection ends while the store writes a batch in which the event changes twice."""
     async with merging(tmp_path) as rig:
-        await rig.merger.take([rig.word("vm-0", EVENT, 1)])
+        await rig.merger.merge_heard([rig.word("vm-0", EVENT, 1)])
         batch = [rig.word("vm-0", MOVED, 2), rig.word("vm-0", EVENT, 3)]
         async with held(rig.store):
-            taking = asyncio.create_task(rig.merger.take(batch))
+            taking = asyncio.create_task(rig.merger.merge_heard(batch))
             await asyncio.sleep(0)  # the store has the work now
             taking.cancel()
             await asyncio.sleep(0)
         with pytest.raises(asyncio.CancelledError):
             await taking
-        await rig.merger.take(batch)
+        await rig.merger.merge_heard(batch)
         assert await rig.told() == ["event.scheduled", "event.updated", "event.updated"]
 
 
@@ -132,11 +134,11 @@ async def test_an_agent_that_was_forgotten_does_not_keep_an_event_alive_after_a_
 ) -> None:
     async with merging(tmp_path) as rig:
         await rig.store.transact(lambda tx: tx.fleet.save_agents(map(agent_row, ("vm-0", "vm-1"))))
-        await rig.merger.take([rig.word("vm-0", EVENT, 1), rig.word("vm-1", EVENT, 1)])
-        await rig.merger.forget(SCOPE, "vm-0", lambda: None)
+        await rig.merger.merge_heard([rig.word("vm-0", EVENT, 1), rig.word("vm-1", EVENT, 1)])
+        await rig.merger.forget_agent(SCOPE, "vm-0", lambda: None)
         assert await rig.told() == ["event.scheduled"]
     async with merging(tmp_path) as rig:
-        await rig.merger.forget(SCOPE, "vm-1", lambda: None)
+        await rig.merger.forget_agent(SCOPE, "vm-1", lambda: None)
         assert await rig.told() == ["event.scheduled", "event.ended"]
         assert rig.ended == [(SCOPE, "e-1")]
         assert await rig.store.read(lambda tx: tx.fleet.agents()) == []
@@ -150,8 +152,8 @@ async def test_a_batch_can_name_more_events_than_the_memory_holds(
     async with merging(tmp_path) as rig:
         names = [f"e-{number}" for number in range(100)]
         words = [rig.word("vm-0", Gone(), 1, event_id=name) for name in names]
-        await rig.merger.take(words)
-        await rig.merger.take([rig.word("vm-0", EVENT, 2)])
+        await rig.merger.merge_heard(words)
+        await rig.merger.merge_heard([rig.word("vm-0", EVENT, 2)])
         assert await rig.told() == ["event.scheduled"]
 
 
@@ -161,11 +163,11 @@ async def test_an_event_that_is_read_takes_the_place_of_none_that_the_batch_name
     monkeypatch.setattr(histories, "MAX_ENDED", 3)
     async with merging(tmp_path) as rig:
         for name in ("e-1", "e-2", "e-3"):
-            await rig.merger.take([rig.word("vm-0", Gone(), 1, event_id=name)])
+            await rig.merger.merge_heard([rig.word("vm-0", Gone(), 1, event_id=name)])
         other = make_event(event_id="E-4")
-        await rig.merger.take([rig.word("vm-0", other, 2, event_id="e-4")] * 2)
+        await rig.merger.merge_heard([rig.word("vm-0", other, 2, event_id="e-4")] * 2)
         batch = [rig.word("vm-0", Gone(), 3, event_id="e-5"), rig.word("vm-0", EVENT, 3)]
-        await rig.merger.take(batch)
+        await rig.merger.merge_heard(batch)
         assert await rig.told() == ["event.scheduled"]
         names = [(SCOPE, f"e-{number}") for number in range(1, 6)]
         assert rig.histories.missing(names) == set()  # three that ended, and two that are live
@@ -178,10 +180,10 @@ async def test_a_hub_with_more_events_than_a_query_of_sqlite_takes_starts(
     async with merging(tmp_path) as rig:
         for number in range(25):
             event = make_event(event_id=f"E-{number}")
-            await rig.merger.take([rig.word("vm-0", event, 1, event_id=event.key)])
+            await rig.merger.merge_heard([rig.word("vm-0", event, 1, event_id=event.key)])
     with contextlib.closing(open_for_reading(tmp_path / "relay.db")) as connection:
         connection.setlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER, 20)
-        keys = [KEYS.key(SCOPE, f"e-{number}") for number in range(25)]
+        keys = [KEYS.make_key(SCOPE, f"e-{number}") for number in range(25)]
         assert len(fleet.FleetTables(connection).sightings(keys)) == 25
 
 
@@ -190,15 +192,15 @@ async def test_agents_that_disagree_have_their_time_again_when_the_hub_was_deaf(
 ) -> None:
     """The agents are asked at once whether the event is still there."""
     async with merging(tmp_path) as rig:
-        await rig.merger.take([rig.word("vm-0", EVENT, 1), rig.word("vm-1", EVENT, 1)])
-        await rig.merger.take([rig.word("vm-0", Gone(), 2)])
+        await rig.merger.merge_heard([rig.word("vm-0", EVENT, 1), rig.word("vm-1", EVENT, 1)])
+        await rig.merger.merge_heard([rig.word("vm-0", Gone(), 2)])
         before = rig.histories.get((SCOPE, "e-1"))
         assert before is not None
         assert before.first_gone_at is not None
         async with asyncio.TaskGroup() as group:
-            running = group.create_task(rig.merger.run())
+            running = group.create_task(rig.merger.end_events_when_due())
             rig.changed.clear()
-            rig.merger.wait_again()
+            rig.merger.request_wait_restart()
             await eventually(lambda: rig.changed == [SCOPE])
             running.cancel()
         after = rig.histories.get((SCOPE, "e-1"))
@@ -212,16 +214,16 @@ async def test_a_hub_that_restarts_while_an_event_ends_still_waits_for_the_other
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with merging(tmp_path) as rig:
-        await rig.merger.take([rig.word("vm-0", EVENT, 1), rig.word("vm-1", EVENT, 1)])
-        await rig.merger.take([rig.word("vm-0", Gone(), 2)])
+        await rig.merger.merge_heard([rig.word("vm-0", EVENT, 1), rig.word("vm-1", EVENT, 1)])
+        await rig.merger.merge_heard([rig.word("vm-0", Gone(), 2)])
     monkeypatch.setattr(merge, "END_WAIT", timedelta(milliseconds=200))
     async with merging(tmp_path) as rig, asyncio.TaskGroup() as group:
-        running = group.create_task(rig.merger.run())
-        rig.merger.wait_again()
+        running = group.create_task(rig.merger.end_events_when_due())
+        rig.merger.request_wait_restart()
         await eventually(lambda: rig.ended == [(SCOPE, "e-1")])
         running.cancel()
         assert await rig.told() == ["event.scheduled", "event.ended"]
-        await rig.merger.take([rig.word("vm-1", Gone(), 3), rig.word("vm-0", EVENT, 1)])
+        await rig.merger.merge_heard([rig.word("vm-1", Gone(), 3), rig.word("vm-0", EVENT, 1)])
         assert await rig.told() == ["event.scheduled", "event.ended"]
 
 

@@ -26,7 +26,7 @@ from relay.fleet.messages import (
     MAX_NAMES,
     MAX_REASON,
     MAX_TOLD,
-    HubState,
+    HubScopeState,
     Message,
     Pulse,
     PulseRequest,
@@ -83,7 +83,9 @@ MESSAGES: list[Message] = [
     StartResult(grant=7, attempt=2, result="stale", status=None, reason=None),
     VoteAnswer(request_id="r-1", status=202, body={"approvalId": "5f0c", "state": "waiting"}),
     PulseRequest(),
-    HubState(hub_time=NOW, told=("ab" * 16, "cd" * 16), ending=("C7061BAC",), awaited=("vm-0",)),
+    HubScopeState(
+        hub_time=NOW, told=("ab" * 16, "cd" * 16), ending=("C7061BAC",), awaited=("vm-0",)
+    ),
 ]
 BODIES = [
     *(message.to_event(ORIGIN, NOW).body for message in MESSAGES),
@@ -144,7 +146,7 @@ def test_what_an_agent_recorded_arrives_with_the_same_bytes(event: CloudEvent) -
     assert received.content.body == event.body
     assert received.content.attributes == event.attributes
     assert received.content.data == event.data
-    received.require_key(parse_report_key(report_key(event, received.origin)))
+    received.require_matching_key(parse_report_key(report_key(event, received.origin)))
 
 
 def test_a_pulse_gives_the_events_that_it_lists() -> None:
@@ -209,7 +211,7 @@ def test_a_pulse_may_list_as_many_events_as_fit() -> None:
 
 
 def test_a_sender_shortens_what_the_receiver_would_refuse() -> None:
-    state = HubState(
+    state = HubScopeState(
         hub_time=NOW,
         told=tuple(f"{number:032x}" for number in range(MAX_TOLD + 1)),
         ending=tuple(f"e{number}" for number in range(MAX_ENDING + 1)),
@@ -390,14 +392,14 @@ def test_a_body_that_contradicts_its_routing_key_is_unusable(
     body: bytes, key: ReportKey, reason: str
 ) -> None:
     with pytest.raises(UnusableMessage, match=reason):
-        read_message(body).require_key(key)
+        read_message(body).require_matching_key(key)
 
 
 @pytest.mark.parametrize(
     ("body", "kind"), [(BODIES[0], "pulse"), (BODIES[2], "vote"), (BODIES[5], "start")]
 )
 def test_a_body_that_says_what_its_routing_key_says_is_accepted(body: bytes, kind: Any) -> None:
-    read_message(body).require_key(ReportKey(kind, "vmss-a-1f0c33ab", "vmss-a_0"))
+    read_message(body).require_matching_key(ReportKey(kind, "vmss-a-1f0c33ab", "vmss-a_0"))
 
 
 # --- any bytes at all

@@ -17,7 +17,7 @@ import pytest
 
 from relay.approvals.request import Caller, DecisionRequest, Rights
 from relay.fleet.agent import link, start_orders
-from relay.fleet.hub.source import FleetSource
+from relay.fleet.hub.source_health import FleetSourceHealth
 from relay.outbox.file import open_for_reading
 from relay.outbox.journal import verify_journal
 from relay.outbox.rows import PageLimit
@@ -80,7 +80,7 @@ async def until_agents_have_recorded(fleet: RunningFleet, event: Event, name: st
     async def have_recorded() -> bool:
         for agent in fleet.relays.values():
             events = await agent.relay.store.read(
-                lambda tx: tx.journal.changes(event.event_id.lower(), "", PAGE)
+                lambda tx: tx.journal.event_changes_since(event.event_id.lower(), "", PAGE)
             )
             if name not in {each.name for each in events}:
                 return False
@@ -185,7 +185,7 @@ async def test_a_hub_that_stops_while_it_records_an_end_tells_it_once(
         await eventually(lambda: fleet.told(event.event_id) == ["event.scheduled"])
         hub = fleet.running_hub.relay
         source = hub.source
-        assert isinstance(source, FleetSource)
+        assert isinstance(source, FleetSourceHealth)
         async with held(hub.store):
             heard = source.polls
             fleet.azures[SCOPE].cancel(event)

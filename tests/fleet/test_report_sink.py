@@ -18,7 +18,7 @@ from relay.fleet.agent.report_sink import (
     STATE_TIMEOUT,
     ReportSink,
 )
-from relay.fleet.messages import HubState
+from relay.fleet.messages import HubScopeState
 from tests.approvals.manual_clock import NOON, ManualClock
 from tests.builders import DATA, EVENT_ID, cloudevent
 
@@ -67,8 +67,8 @@ class Rig:
         awaited: tuple[str, ...] = (),
     ) -> None:
         """The hub tells its state."""
-        self.sink.take_state(
-            HubState(hub_time=self.clock.now(), told=told, ending=ending, awaited=awaited)
+        self.sink.take_hub_state(
+            HubScopeState(hub_time=self.clock.now(), told=told, ending=ending, awaited=awaited)
         )
 
     async def begin(self, event: CloudEvent) -> asyncio.Task[object]:

@@ -31,8 +31,8 @@ from relay.amqp.event_message import content_header
 from relay.amqp.publish_channel import PublishChannel
 from relay.amqp.topology import declare_topology, events_topology
 from relay.events.build import Origin
-from relay.fleet.definitions import ExchangeUse, HubAccount, fleet_definitions, hash_password
-from relay.fleet.messages import HubState, PulseRequest, VoteMessage, read_message
+from relay.fleet.definitions import HubAccount, HubExchange, fleet_definitions, hash_password
+from relay.fleet.messages import HubScopeState, PulseRequest, VoteMessage, read_message
 from relay.fleet.routing import (
     Sender,
     check_command,
@@ -81,8 +81,8 @@ SETTINGS = HubSettings(
 )
 ACCOUNT = HubAccount(
     user=HUB_USER,
-    sinks=(ExchangeUse(exchange=MAIN, declare="passive"),),
-    approvals=ExchangeUse(exchange=MAIN, declare="passive"),
+    sinks=(HubExchange(exchange=MAIN, declare="passive"),),
+    approvals=HubExchange(exchange=MAIN, declare="passive"),
 )
 PASSWORD = "p"
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -206,7 +206,7 @@ async def test_the_relays_own_channel_publishes_with_a_user_and_is_confirmed(nod
     received = await arrived(node, REPORTS)
     key, _ = check_report(received, FLEET, DOMAINS)
     read = read_message(received.body)
-    read.require_key(key)
+    read.require_matching_key(key)
     assert (read.id, received.header.properties.message_id) == (message.id, message.id)
 
 
@@ -228,7 +228,7 @@ async def test_an_agent_gets_what_the_hub_sends_to_it_and_to_its_scope(
     async with channel_of(node, user) as agent, channel_of(node, HUB_USER) as hub:
         queue = await agent_queue(agent, *keys)
         assert queue.name.startswith("amq.gen-")
-        messages = (PulseRequest(), HubState(hub_time=NOW, told=(), ending=(), awaited=()))
+        messages = (PulseRequest(), HubScopeState(hub_time=NOW, told=(), ending=(), awaited=()))
         for key, content in zip(keys, messages, strict=True):
             body = content.to_event(Origin("hub", "h"), NOW).body
             await publish(hub, COMMANDS, key, user=HUB_USER, body=body)
@@ -255,8 +255,8 @@ async def test_the_definitions_make_what_a_hub_makes_that_declares_itself(node: 
     settings = SETTINGS.model_copy(update={"declare": True})
     account = HubAccount(
         user=HUB_USER,
-        sinks=(ExchangeUse(exchange=MAIN, declare=True),),
-        approvals=ExchangeUse(exchange=MAIN, declare=True),
+        sinks=(HubExchange(exchange=MAIN, declare=True),),
+        approvals=HubExchange(exchange=MAIN, declare=True),
     )
     node.define(fleet_definitions(settings, account, VHOST, hashes()))
     connection = Connection(url_of(node, HUB_USER), "test")

@@ -42,9 +42,9 @@ def listening(roster: Roster, until: float, since: float = 0.0) -> None:
     """Have the hub listen without a pause."""
     moment = since
     while moment < until:
-        roster.listen(at(moment))
+        roster.note_hub_listening(at(moment))
         moment += 30.0
-    roster.listen(at(until))
+    roster.note_hub_listening(at(until))
 
 
 def pulse(roster: Roster, relay: str, now: float, **fields: Any) -> Agent:
@@ -52,7 +52,7 @@ def pulse(roster: Roster, relay: str, now: float, **fields: Any) -> Agent:
 
 
 def chosen(roster: Roster, resources: list[str], now: float, **options: Any) -> list[str]:
-    return [agent.relay for agent in roster.choose(SCOPE, resources, at(now), **options)]
+    return [agent.relay for agent in roster.choose_agents(SCOPE, resources, at(now), **options)]
 
 
 def test_a_pulse_says_who_an_agent_is_and_a_report_only_that_it_is_there() -> None:
@@ -75,7 +75,7 @@ def test_a_pulse_says_who_an_agent_is_and_a_report_only_that_it_is_there() -> No
     )
     agent = roster.note_report(sender("web_1"), "WEB_1", at(9))
     assert (agent.last_report, agent.last_pulse, agent.vm_id) == (at(9), NOON, "b1c8")
-    assert roster.agents_of(SCOPE) == [agent]
+    assert roster.agents_of_scope(SCOPE) == [agent]
     moved = Sender(scope=SCOPE, relay="web_1", user="other-user")
     agent = roster.note_report(moved, "Web_1", at(10))
     assert (agent.user, agent.name, agent.first_heard) == ("other-user", "Web_1", NOON)
@@ -101,45 +101,45 @@ def test_silence_counts_only_while_the_hub_listens() -> None:
     roster = Roster()
     agent = pulse(roster, "web_1", 0)
     assert not roster.is_silent(agent, at(10_000)), "the hub has not listened"
-    roster.listen(at(10_000))
+    roster.note_hub_listening(at(10_000))
     assert not roster.is_silent(agent, at(10_000))
     listening(roster, 10_150, since=10_000)
     assert not roster.is_silent(agent, at(10_150))
     assert not roster.is_fresh(agent, at(10_150))
-    roster.listen(at(10_151))
+    roster.note_hub_listening(at(10_151))
     assert roster.is_silent(agent, at(10_151))
-    roster.stop_listening()
+    roster.note_connection_lost()
     assert not roster.is_silent(agent, at(10_151))
 
 
 def test_a_hub_listens_while_it_is_connected_and_its_process_runs() -> None:
     roster = Roster()
-    assert not roster.listens(at(0))
-    roster.listen(at(0))
-    assert roster.listens(at(60))
-    assert not roster.listens(at(60.001))
-    assert not roster.listens(at(-1))
-    roster.stop_listening()
-    assert not roster.listens(at(0))
+    assert not roster.is_hub_listening(at(0))
+    roster.note_hub_listening(at(0))
+    assert roster.is_hub_listening(at(60))
+    assert not roster.is_hub_listening(at(60.001))
+    assert not roster.is_hub_listening(at(-1))
+    roster.note_connection_lost()
+    assert not roster.is_hub_listening(at(0))
 
 
 def test_a_hub_that_stood_still_knows_nothing_about_silence() -> None:
     roster = Roster()
     agent = pulse(roster, "web_1", 0)
-    assert roster.listen(at(0))
-    assert not roster.listen(at(60))
+    assert roster.note_hub_listening(at(0))
+    assert not roster.note_hub_listening(at(60))
     # The machine of the hub was frozen for two days. What is asked first must not be wrong either.
     assert not roster.is_silent(agent, at(200_000))
-    assert roster.lost(at(200_000)) == []
-    assert roster.listen(at(200_000))
-    assert roster.lost(at(200_000)) == []
+    assert roster.agents_to_forget(at(200_000)) == []
+    assert roster.note_hub_listening(at(200_000))
+    assert roster.agents_to_forget(at(200_000)) == []
 
 
 def test_a_clock_of_the_hub_that_is_set_back_makes_no_agent_fresh_for_longer() -> None:
     roster = Roster()
-    roster.listen(at(10_000))
+    roster.note_hub_listening(at(10_000))
     pulse(roster, "web_1", 10_000)
-    assert roster.listen(at(0))
+    assert roster.note_hub_listening(at(0))
     agent = roster.agent(SCOPE, "web_1")
     assert agent is not None
     assert agent.last_heard == at(0)
@@ -149,7 +149,7 @@ def test_a_clock_of_the_hub_that_is_set_back_makes_no_agent_fresh_for_longer() -
 
 def test_a_scope_is_silent_when_all_of_its_agents_are() -> None:
     roster = Roster()
-    roster.listen(at(0))
+    roster.note_hub_listening(at(0))
     for name in ("web_1", "web_2"):
         pulse(roster, name, 0)
     roster.note_report(sender("db", "other"), "db", at(0))
@@ -165,13 +165,13 @@ def test_a_scope_is_silent_when_all_of_its_agents_are() -> None:
 
 def test_an_agent_that_is_silent_for_a_day_is_to_be_forgotten() -> None:
     roster = Roster()
-    roster.listen(at(0))
+    roster.note_hub_listening(at(0))
     agent = pulse(roster, "web_1", 0)
     day = FORGOTTEN_AFTER.total_seconds()
     listening(roster, day - 1)
-    assert roster.lost(at(day - 1)) == []
-    roster.listen(at(day))
-    assert roster.lost(at(day)) == [agent]
+    assert roster.agents_to_forget(at(day - 1)) == []
+    roster.note_hub_listening(at(day))
+    assert roster.agents_to_forget(at(day)) == [agent]
     roster.forget(agent)
     assert list(roster) == []
     assert roster.scopes == frozenset()
@@ -181,9 +181,12 @@ def test_the_end_of_a_terminate_event_names_the_agents_to_forget() -> None:
     roster = Roster()
     agents = [pulse(roster, f"web_{number}", 0) for number in range(3)]
     event = make_event(event_type="Terminate", resources=("WEB_1", "web000002"))
-    assert roster.terminated(SCOPE, event) == agents[1:]
-    assert roster.terminated("other", event) == []
-    assert roster.terminated(SCOPE, make_event(event_type="Reboot", resources=("WEB_1",))) == []
+    assert roster.agents_terminated_by(SCOPE, event) == agents[1:]
+    assert roster.agents_terminated_by("other", event) == []
+    assert (
+        roster.agents_terminated_by(SCOPE, make_event(event_type="Reboot", resources=("WEB_1",)))
+        == []
+    )
 
 
 @pytest.mark.parametrize(
@@ -265,11 +268,11 @@ def test_after_a_restart_the_merge_waits_for_agents_that_were_not_heard_of_yet()
     before = Roster()
     agents = [pulse(before, name, 0) for name in ("web_1", "web_2")]
     roster = Roster(agents)
-    roster.listen(at(10_000))
+    roster.note_hub_listening(at(10_000))
     pulse(roster, "web_1", 10_010)
-    may_speak = roster.may_speak(SCOPE, at(10_010))
+    may_speak = roster.make_freshness_check(SCOPE, at(10_010))
     assert [may_speak(name) for name in ("web_1", "web_2", "unknown")] == [True, True, False]
     listening(roster, 10_151, since=10_000)
-    may_speak = roster.may_speak(SCOPE, at(10_151))
+    may_speak = roster.make_freshness_check(SCOPE, at(10_151))
     assert [may_speak(name) for name in ("web_1", "web_2")] == [True, False]
     assert chosen(roster, [], 10_151) == ["web_1"]

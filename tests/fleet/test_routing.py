@@ -15,7 +15,7 @@ from pydantic import SecretStr
 
 from relay.amqp.approval_message import UnusableMessage
 from relay.events.build import Origin
-from relay.events.match import matches_any
+from relay.events.match import matches_any_pattern
 from relay.fleet.definitions import HubAccount, fleet_definitions
 from relay.fleet.routing import (
     ReportKey,
@@ -173,7 +173,7 @@ def test_the_broker_and_the_hub_let_the_same_pass(
     for key in (vote_key(Origin(scope, relay)), report_key(cloudevent(), Origin(scope, relay))):
         assert bool(re.search(may_report, key)) is speaks
     assert bool(re.search(may_bind, command_key(scope, relay))) is speaks
-    in_domain = matches_any(scopes, scope)
+    in_domain = matches_any_pattern(scopes, scope)
     assert bool(re.search(may_bind, state_key(scope))) is in_domain
     assert bool(re.search(may_order, state_key(scope))) is in_domain
     assert bool(re.search(may_order, command_key(scope, relay))) is in_domain

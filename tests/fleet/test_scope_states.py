@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 from relay.events.build import Origin
 from relay.events.cloudevent import CloudEvent
-from relay.fleet.hub.scope_states import STATE_INTERVAL, TOLD_FOR, ScopeStates
-from relay.fleet.messages import MAX_TOLD, HubState, parse_message
+from relay.fleet.hub.scope_states import STATE_INTERVAL, TOLD_FOR, HubStateSender
+from relay.fleet.messages import MAX_TOLD, HubScopeState, parse_message
 from relay.outbox import RecordedEvent
-from relay.outbox.event_keys import EventKeys
+from relay.outbox.event_keys import EventKeyFormat
 from tests.approvals.manual_clock import ManualClock, wait_until
 
 SCOPE = "vmss-a-1f0c33ab"
@@ -36,15 +36,15 @@ class Rig:
     """States that are sent nowhere."""
 
     clock: ManualClock = field(default_factory=ManualClock)
-    sent: list[tuple[str, HubState]] = field(default_factory=list)
+    sent: list[tuple[str, HubScopeState]] = field(default_factory=list)
     ending: list[str] = field(default_factory=list)
     awaited: list[str] = field(default_factory=list)
-    states: ScopeStates = field(init=False)
+    states: HubStateSender = field(init=False)
 
     def __post_init__(self) -> None:
-        self.states = ScopeStates(
+        self.states = HubStateSender(
             Origin("hub", "hub-0"),
-            EventKeys(with_scope=True),
+            EventKeyFormat(with_scope=True),
             self.clock,
             self.take,
             lambda _: self.ending,
@@ -54,7 +54,7 @@ class Rig:
     def take(self, key: str, event: CloudEvent) -> None:
         """Take a state."""
         state = parse_message(event.body)
-        assert isinstance(state, HubState)
+        assert isinstance(state, HubScopeState)
         self.sent.append((key, state))
 
     @asynccontextmanager
@@ -68,12 +68,14 @@ class Rig:
 
 def test_a_state_names_what_was_told_lately_in_its_scope() -> None:
     rig = Rig()
-    rig.states.note_told([recorded(1), recorded(2, OTHER), recorded(3, name="approval.granted")])
+    rig.states.note_recorded_events(
+        [recorded(1), recorded(2, OTHER), recorded(3, name="approval.granted")]
+    )
     rig.clock.advance(TOLD_FOR - 1)
-    rig.states.note_told([recorded(4)])
-    rig.states.request(SCOPE)
+    rig.states.note_recorded_events([recorded(4)])
+    rig.states.send_soon(SCOPE)
     rig.clock.advance(2)
-    rig.states.request(SCOPE)
+    rig.states.send_soon(SCOPE)
     assert [(key, state.told) for key, state in rig.sent] == [
         (f"scope.{SCOPE}", (f"{1:032x}", f"{4:032x}")),
         (f"scope.{SCOPE}", (f"{4:032x}",)),
@@ -82,8 +84,8 @@ def test_a_state_names_what_was_told_lately_in_its_scope() -> None:
 
 def test_a_state_names_the_newest_of_too_many_ids_and_what_may_have_ended() -> None:
     rig = Rig(ending=["e-1"], awaited=["vm-0"])
-    rig.states.note_told([recorded(number) for number in range(MAX_TOLD + 5)])
-    rig.states.request(SCOPE)
+    rig.states.note_recorded_events([recorded(number) for number in range(MAX_TOLD + 5)])
+    rig.states.send_soon(SCOPE)
     ((_, state),) = rig.sent
     assert (state.ending, state.awaited) == (("e-1",), ("vm-0",))
     assert (len(state.told), state.told[-1]) == (MAX_TOLD, f"{MAX_TOLD + 4:032x}")
@@ -93,7 +95,7 @@ async def test_states_that_are_requested_together_are_sent_as_one() -> None:
     rig = Rig()
     async with rig.running():
         for _ in range(100):
-            rig.states.request(SCOPE)
+            rig.states.send_soon(SCOPE)
         assert len(rig.sent) == 1
         await rig.clock.advance_until(lambda: len(rig.sent) == 2, step=0.1)
         rig.clock.advance(5)

@@ -107,7 +107,7 @@ def test_a_restored_order_takes_the_result_that_came_before_it() -> None:
     orders.take_result(AGENT, make_result(outcome="stale"))
     order = make_order()
     orders.restore(order)
-    assert order.is_accepted
+    assert order.is_accepted_by_imds
 
 
 def test_a_restored_order_takes_no_result_of_another_agent() -> None:
@@ -127,4 +127,4 @@ def test_unknown_results_of_one_user_push_out_none_of_another() -> None:
     assert kept == 1 + MAX_UNKNOWN_RESULTS
     order = make_order()
     orders.restore(order)
-    assert order.is_accepted
+    assert order.is_accepted_by_imds

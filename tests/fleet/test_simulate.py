@@ -21,13 +21,13 @@ from relay.events.model import Document
 from relay.fleet.settings import AgentSettings
 from relay.imds.document import parse_document
 from relay.ingest.recorder import PollResult, Recorder
-from relay.outbox import StateFileOwner, StoreSettings
+from relay.outbox import StateFileIdentity, StoreSettings
 from relay.outbox.sqlite import open_store
 from relay.roles.simulated_fleet import (
     FleetPlan,
-    KnownStates,
     LightRecorder,
     SimulatedFleet,
+    StateCache,
     simulated_fleet,
 )
 from relay.simulator import VM, Plan, Setup
@@ -78,13 +78,13 @@ async def test_a_light_recorder_makes_the_events_of_the_recorder(tmp_path: Path)
     azure.end(second)
     azure.cancel(first)
     documents.append(document())
-    light = LightRecorder(origin, KnownStates())
+    light = LightRecorder(origin, StateCache())
     made = [
         event
         for number, each in enumerate(documents)
         for event in light.record(each, at + timedelta(seconds=number))
     ]
-    owner = StateFileOwner(origin.scope, None)
+    owner = StateFileIdentity(origin.scope, None)
     settings = StoreSettings(path=tmp_path / "relay.db")
     recorder = Recorder(origin, None, None)
     async with open_store(settings, owner, SystemClock(), lambda _: ()) as store:

@@ -9,21 +9,21 @@ from contextlib import asynccontextmanager
 from relay.events.build import Origin
 from relay.events.cloudevent import CloudEvent
 from relay.fleet.hub.histories import Histories
-from relay.fleet.hub.merge import EventHistory, Step
-from relay.fleet.hub.scope_states import MIN_STATE_INTERVAL, ScopeStates
-from relay.outbox.event_keys import EventKeys
+from relay.fleet.hub.merge import EventHistory, ToldState
+from relay.fleet.hub.scope_states import MIN_STATE_INTERVAL, HubStateSender
+from relay.outbox.event_keys import EventKeyFormat
 from tests.approvals.manual_clock import NOON, ManualClock
 
 SCOPE = "vmss-a"
 
 
 @asynccontextmanager
-async def states(clock: ManualClock) -> AsyncIterator[tuple[ScopeStates, list[CloudEvent]]]:
+async def states(clock: ManualClock) -> AsyncIterator[tuple[HubStateSender, list[CloudEvent]]]:
     """Run the states of one scope. The list holds those that were sent."""
     sent: list[CloudEvent] = []
-    told = ScopeStates(
+    told = HubStateSender(
         Origin("hub", "hub-0"),
-        EventKeys(with_scope=True),
+        EventKeyFormat(with_scope=True),
         clock,
         lambda _, event: sent.append(event),
         lambda _: [],
@@ -50,10 +50,10 @@ async def test_the_first_state_goes_at_once_and_many_become_a_few() -> None:
     async with states(clock) as (told, sent):
         await pass_time(clock, 1)
         before = len(sent)
-        told.request(SCOPE)
+        told.send_soon(SCOPE)
         assert len(sent) == before + 1
         for _ in range(20):
-            told.request(SCOPE)
+            told.send_soon(SCOPE)
             await pass_time(clock, 0.1)
         await pass_time(clock, 1)
         expected = 2 / MIN_STATE_INTERVAL
@@ -67,7 +67,7 @@ def test_an_event_that_nobody_told_of_is_not_asked_for_again() -> None:
     assert histories.missing([name]) == set()
     assert histories.get(name) is None
     assert histories.of_scope(SCOPE) == {}
-    known = EventHistory(path=(Step("s", NOON),), started=False)
+    known = EventHistory(path=(ToldState("s", NOON),), started=False)
     histories.put(name, known)
     assert histories.get(name) is known
     assert histories.of_scope(SCOPE) == {"e": known}

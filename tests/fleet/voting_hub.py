@@ -23,7 +23,7 @@ from relay.fleet.hub.votes import MachineVotes
 from relay.fleet.messages import VoteAnswer, VoteMessage
 from relay.fleet.routing import Sender
 from relay.ingest.recorder import EventNews, EventSighting, Recorder
-from relay.outbox import Grant, StateFileOwner, StoreSettings
+from relay.outbox import Grant, StateFileIdentity, StoreSettings
 from relay.outbox.file import open_for_reading
 from relay.outbox.journal import read_rows, verify_journal
 from relay.outbox.sqlite import Store, open_store
@@ -58,7 +58,7 @@ class Agents:
     async def read_fresh(self, _scope: str, _grants: Sequence[Grant]) -> None:
         """Return: nothing has changed."""
 
-    def choose(self, _scope: str, _grants: Sequence[Grant]) -> str:
+    def choose_agent(self, _scope: str, _grants: Sequence[Grant]) -> str:
         """Return the only agent."""
         return "agent"
 
@@ -166,7 +166,7 @@ async def voting_hub(
 ) -> AsyncIterator[VotingHub]:
     """Run a hub on the store in a folder."""
     clock, agents, path = ManualClock(), Agents(), folder / "hub.db"
-    owner = StateFileOwner(HUB.scope, None, is_hub=True)
+    owner = StateFileIdentity(HUB.scope, None, is_hub=True)
     async with open_store(StoreSettings(path=path), owner, clock, lambda _: ()) as store:
         engine = ApprovalEngine(settings or rules(EACH), HUB, client_resources={"client:ops": None})
         gate = Gate(engine, store, agents, clock, lambda _: False)

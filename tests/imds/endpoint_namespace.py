@@ -113,7 +113,7 @@ async def in_a_virtual_network() -> dict[str, Any]:
         ):
             await opened.read_document()
             return {
-                "url": opened.url,
+                "url": opened.base_url,
                 "outside": opened.is_outside_virtual_network,
                 "asked": len(requests),
                 "others": len(other.calls),
@@ -133,7 +133,7 @@ async def redirected() -> dict[str, Any]:
             redirecting.add_fault(Fault(kind="redirect", location=f"{public.url}/", calls=9))
             await opened.read_document()
             return {
-                "url": opened.url,
+                "url": opened.base_url,
                 "redirected": [call.status for call in redirecting.calls],
                 "followed": len(public.calls),
             }
@@ -150,7 +150,7 @@ async def outside() -> dict[str, Any]:
             document = parse_document(await opened.read_document())
             guarded.append(is_refused(address))
             await opened.send_start_request([document.events[0].event_id])
-            url = opened.url
+            url = opened.base_url
         guarded.append(is_refused(address))
         return {
             "url": url,
@@ -169,7 +169,7 @@ async def public_address() -> dict[str, Any]:
         return {
             "reason": await failure(opened),
             "calls": len(public.calls),
-            "url": opened.url,
+            "url": opened.base_url,
         }
 
 
@@ -179,14 +179,14 @@ async def moved() -> dict[str, Any]:
     async with client(clock) as opened:
         async with azure(PRIVATE), dhcp(offer_endpoint(PRIVATE)):
             await opened.read_document()
-            first = opened.url
+            first = opened.base_url
         async with azure(SHARED, 8080), dhcp(offer_endpoint(SHARED)) as requests:
             at_once = await failure(opened)
             asked_at_once = len(requests)
             clock.later += max(SEARCH_AFTER, DHCP_INTERVAL)
             await opened.read_document()
             return {
-                "urls": [first, opened.url],
+                "urls": [first, opened.base_url],
                 "at_once": at_once,
                 "asked": [asked_at_once, len(requests)],
                 "guarded": [is_refused(IPv4Address(at)) for at in (PRIVATE, SHARED)],
@@ -199,13 +199,13 @@ async def replaced() -> dict[str, Any]:
     async with client(clock) as opened, azure(PRIVATE) as former:
         async with dhcp(offer_endpoint(PRIVATE)):
             await opened.read_document()
-            first = opened.url
+            first = opened.base_url
         former.add_fault(Fault(kind="malformed", calls=99))
         async with azure(SHARED, 8080), dhcp(offer_endpoint(SHARED)):
             at_once = await failure(opened)
             clock.later += max(SEARCH_AFTER, DHCP_INTERVAL)
             await opened.read_document()
-            return {"urls": [first, opened.url], "at_once": at_once}
+            return {"urls": [first, opened.base_url], "at_once": at_once}
 
 
 async def nothing() -> dict[str, Any]:
@@ -219,7 +219,7 @@ async def nothing() -> dict[str, Any]:
         with address_of(WIRE_SERVER):
             async with azure(WIRE_SERVER):
                 await opened.read_document()
-                return {"reason": reason, "url": opened.url, "asked": len(requests)}
+                return {"reason": reason, "url": opened.base_url, "asked": len(requests)}
 
 
 async def delivery_reasons(config: Path) -> list[str]:

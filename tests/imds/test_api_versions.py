@@ -13,7 +13,11 @@ from relay.errors import SourceRefused
 from relay.events.match import Match
 from relay.events.model import ScheduledEvent
 from relay.imds import SourceSettings
-from relay.imds.api_versions import API_VERSIONS, has_prefix, unmet_conditions
+from relay.imds.api_versions import (
+    API_VERSIONS,
+    find_impossible_conditions,
+    prefixes_resource_names,
+)
 from relay.imds.client import ImdsClient
 from relay.imds.document import parse_document
 from relay.simulator import VM, Plan, Setup, Simulator
@@ -150,7 +154,9 @@ def test_one_underscore_is_removed_in_the_oldest_version_only(
     for api_version in API_VERSIONS[1:]:
         event = parse_document(body, api_version).events[0]
         assert event.resources == tuple(dict.fromkeys(names))
-    assert [version for version in API_VERSIONS if has_prefix(version)] == ["2017-03-01"]
+    assert [version for version in API_VERSIONS if prefixes_resource_names(version)] == [
+        "2017-03-01"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -172,7 +178,7 @@ def test_a_condition_that_no_event_of_a_version_can_meet_is_named(
 ) -> None:
     conditions = Match.model_validate(match)
     for api_version in API_VERSIONS:
-        reasons = list(unmet_conditions(conditions, api_version))
+        reasons = list(find_impossible_conditions(conditions, api_version))
         assert len(reasons) == (api_version < since)
         assert all(since in reason and next(iter(match)) in reason for reason in reasons)
 
@@ -181,7 +187,9 @@ def test_each_condition_has_a_reason_of_its_own() -> None:
     conditions = Match.model_validate(
         {"event_type": ["Terminate"], "event_source": ["User"], "duration": {"max": "8s"}}
     )
-    assert [reason.partition(":")[0] for reason in unmet_conditions(conditions, "2017-03-01")] == [
+    assert [
+        reason.partition(":")[0] for reason in find_impossible_conditions(conditions, "2017-03-01")
+    ] == [
         "event_source",
         "duration",
         "event_type",

@@ -16,7 +16,7 @@ from relay.imds.dhcp import (
     ask_dhcp,
     find_mac,
     make_discover,
-    read_lease,
+    parse_lease_file,
     read_leases,
     read_reply,
 )
@@ -149,10 +149,10 @@ def test_any_packet_is_an_address_nothing_or_an_error(packet: bytes, options: by
 
 
 def test_the_newest_lease_of_each_dhcp_client_is_read() -> None:
-    assert read_lease(NETWORKD) == ADDRESS
-    assert read_lease(DHCLIENT) == ADDRESS
-    assert read_lease('  option unknown-245 "dA`c";') == IPv4Address("100.65.96.99")
-    assert read_lease(r'  option unknown-245 "d\"\\c";') == IPv4Address("100.34.92.99")
+    assert parse_lease_file(NETWORKD) == ADDRESS
+    assert parse_lease_file(DHCLIENT) == ADDRESS
+    assert parse_lease_file('  option unknown-245 "dA`c";') == IPv4Address("100.65.96.99")
+    assert parse_lease_file(r'  option unknown-245 "d\"\\c";') == IPv4Address("100.34.92.99")
 
 
 @pytest.mark.parametrize(
@@ -171,12 +171,12 @@ def test_the_newest_lease_of_each_dhcp_client_is_read() -> None:
     ],
 )
 def test_a_lease_without_a_whole_address_is_none(text: str) -> None:
-    assert read_lease(text) is None
+    assert parse_lease_file(text) is None
 
 
 @given(st.text(max_size=200) | st.from_regex(r"option unknown-245 [\x20-\x7e]{0,30};"))
 def test_any_text_is_an_address_or_nothing(text: str) -> None:
-    address = read_lease(text)
+    address = parse_lease_file(text)
     assert address is None or "245" in text
 
 

@@ -38,7 +38,7 @@ def answering(address: IPv4Address | Exception | None) -> Callable[[], Awaitable
 
 
 async def found(finder: CandidateFinder) -> list[str]:
-    return [candidate.url async for candidate in finder.find()]
+    return [candidate.base_url async for candidate in finder.find_candidates()]
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ async def test_dhcp_is_not_asked_where_the_search_ends_before() -> None:
         raise AssertionError("expected no request")
 
     finder = CandidateFinder(ManualClock(), leases=lambda: [PRIVATE], ask=ask)
-    async for candidate in finder.find():
+    async for candidate in finder.find_candidates():
         if candidate.address == PRIVATE:
             break
     assert candidate == Candidate(PRIVATE, 80, "option 245 of a DHCP lease")
@@ -170,13 +170,13 @@ async def test_a_start_request_is_sent_nowhere_before_the_service_is_found() -> 
     async with ImdsClient(SourceSettings(url="discover"), clock, finder) as client:
         with pytest.raises(SourceUnavailable, match="none is found yet"):
             await client.send_start_request(["A"])
-        assert client.url is None
+        assert client.base_url is None
 
 
 async def test_a_url_is_called_as_it_is(unused_tcp_port: int) -> None:
     url = f"http://127.0.0.1:{unused_tcp_port}"
     async with ImdsClient(SourceSettings(url=url), ManualClock()) as client:
-        assert client.url == url
+        assert client.base_url == url
         with pytest.raises(SourceError):
             await client.read_document()
         assert not client.is_outside_virtual_network

@@ -26,7 +26,7 @@ from relay.imds.api_versions import NEWEST_API_VERSION
 from relay.imds.client import ImdsClient
 from relay.imds.poller import ANSWER_TIMEOUT, FIRST_ANSWER_TIMEOUT, Poller
 from relay.ingest.recorder import Recorder
-from relay.outbox import StateFileOwner, StoreSettings
+from relay.outbox import StateFileIdentity, StoreSettings
 from relay.outbox.sqlite import Store, open_store
 from relay.simulator import VM, Fault, Plan, Setup, Simulator
 from tests.approvals.builders import BOOT_ID, ORIGIN
@@ -106,7 +106,7 @@ async def rig(
     async with (
         open_store(
             StoreSettings(path=folder / "relay.db"),
-            StateFileOwner(ORIGIN.scope, "vm"),
+            StateFileIdentity(ORIGIN.scope, "vm"),
             clock,
             lambda _: (),
         ) as store,
@@ -381,7 +381,7 @@ async def test_a_fresh_read_gives_the_document_and_its_time_even_if_nothing_chan
         assert len(server.requests) == 2
         assert [event.event_status for event in read.document.events] == ["Scheduled"]
         assert read.document is running.poller.last_document
-        assert read.date == NOON + timedelta(seconds=2)
+        assert read.imds_time == NOON + timedelta(seconds=2)
         assert (read.asked_at, read.asked_monotonic) == (NOON + timedelta(seconds=4), 1004.0)
 
 
@@ -535,7 +535,7 @@ async def test_the_source_is_lost_also_while_a_call_hangs(tmp_path: Path) -> Non
         async with (
             open_store(
                 StoreSettings(path=tmp_path / "relay.db"),
-                StateFileOwner("s", None),
+                StateFileIdentity("s", None),
                 clock,
                 lambda _: (),
             ) as store,

@@ -208,7 +208,7 @@ def add_grant(
         grant = tx.decisions.grants(occurrence.id)[-1].id
         for _ in range(attempts):
             tx.decisions.claim_grant(grant)
-        tx.decisions.record_answer(grant, state, status)
+        tx.decisions.set_grant_state(grant, state, status)
 
     approval_file.transact(work)
 

@@ -27,10 +27,10 @@ from relay.amqp.approval_consumer import (
     ApprovalHandler,
 )
 from relay.amqp.approval_message import ApprovalMessage, UnusableMessage
-from relay.amqp.fair_queue import Submission
+from relay.amqp.fair_queue import ReceivedDecision
 from relay.amqp.topology import (
     MAX_APPROVALS,
-    approvals_of_scope,
+    approvals_queue_of_scope,
     approvals_topology,
     declare_topology,
 )
@@ -89,7 +89,7 @@ def consumer_of(node: Broker, bus: Bus, handler: ApprovalHandler) -> ApprovalCon
     return ApprovalConsumer(
         urls=lambda: [URL(node.amqp_url())],
         declare=True,
-        queue=approvals_of_scope(bus.exchange, SCOPE),
+        queue=approvals_queue_of_scope(bus.exchange, SCOPE),
         relay="vm-0",
         handler=handler,
         on_unusable=lambda *_: None,
@@ -112,7 +112,7 @@ class SlowHandler:
     async def blocking_reason(self) -> str | None:
         return None
 
-    def read(self, message: ApprovalMessage) -> Submission:
+    def read(self, message: ApprovalMessage) -> ReceivedDecision:
         self.read_messages += 1
 
         async def decide() -> bool:
@@ -125,7 +125,7 @@ class SlowHandler:
             self.decided += 1
             return True
 
-        return Submission(
+        return ReceivedDecision(
             user=message.user, decision=self.decision, scope=None, event_id="e", decide=decide
         )
 
@@ -163,7 +163,7 @@ class CountingHandler:
     async def blocking_reason(self) -> str | None:
         return None
 
-    def read(self, _: ApprovalMessage) -> Submission:
+    def read(self, _: ApprovalMessage) -> ReceivedDecision:
         self.read_messages += 1
         raise UnusableMessage("the test refuses it")
 

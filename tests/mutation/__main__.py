@@ -1,8 +1,9 @@
 """Runs the mutants of modules: ``python -m tests.mutation [relay/signature.py …]``.
 
 Without a name it runs all modules. ``--only`` and a pattern choose mutants by their names. It
-prints each survivor, and what was counted for each module. The exit code is 1 for a survivor, or
-for a line of `equivalent.toml` that names no mutant.
+prints each survivor, and stores what was counted for each module for docs/proof.md, which
+`make docs` writes. The exit code is 1 for a survivor, or for a line of `equivalent.toml` that names
+no mutant.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ import sys
 import tomllib
 from collections import Counter
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 
 from tests.mutation.mutants import Mutant
+from tests.mutation.report import ModuleResult, store
 from tests.mutation.runner import Outcome, run_mutants
 
 EQUIVALENT = Path(__file__).parent / "equivalent.toml"
@@ -30,6 +33,7 @@ _POLICY = (
 )
 _GATE = (
     "tests/approvals/test_gate.py",
+    "tests/approvals/test_gate_edges.py",
     "tests/approvals/test_gate_limits.py",
     "tests/approvals/test_refusal_flood.py",
     "tests/approvals/test_decision_flood.py",
@@ -71,12 +75,12 @@ TESTS: Mapping[str, tuple[str, ...]] = {
         "tests/approvals/test_rules.py",
         "tests/approvals/test_settings.py",
         "tests/approvals/test_reminders.py",
-        "tests/approvals/test_machines.py",
+        "tests/approvals/test_machine_principals.py",
     ),
     "relay/approvals/admission.py": (
         "tests/approvals/test_admission.py",
         "tests/approvals/test_admission_answers.py",
-        "tests/approvals/test_machines.py",
+        "tests/approvals/test_machine_principals.py",
         "tests/approvals/test_repeats_and_refusals.py",
         "tests/approvals/test_scopes.py",
         "tests/approvals/test_standing_holds.py",
@@ -87,6 +91,10 @@ TESTS: Mapping[str, tuple[str, ...]] = {
         "tests/approvals/test_transitions.py",
         "tests/approvals/test_transition_edges.py",
         "tests/approvals/test_transition_laws.py",
+        "tests/approvals/test_admission.py",
+        "tests/approvals/test_machine_principals.py",
+        "tests/approvals/test_reminders.py",
+        "tests/approvals/test_status_edges.py",
         *_POLICY,
     ),
 }
@@ -127,6 +135,15 @@ def run_module(path: str, only: str = "") -> bool:
         f"{outcomes['survived']} survived",
         flush=True,
     )
+    if not only:
+        result = ModuleResult(
+            date=f"{datetime.now(UTC):%Y-%m-%d}",
+            mutants=len(session.mutants),
+            killed=killed,
+            equivalent=len(equivalents) - len(stale),
+            survived=outcomes["survived"],
+        )
+        store(path, result)
     return not stale and not outcomes["survived"]
 
 

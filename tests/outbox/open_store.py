@@ -15,7 +15,7 @@ import orjson
 
 from relay.clock import SystemClock
 from relay.events.cloudevent import CloudEvent
-from relay.outbox import StateFileOwner, StoreSettings
+from relay.outbox import StateFileIdentity, StoreSettings
 from relay.outbox.file import StateFile, open_state_file
 from relay.outbox.journal import Journal
 from relay.outbox.snapshot import ChangedRow, EndedRow, NewRow
@@ -25,7 +25,7 @@ from tests.builders import DATA, cloudevent
 
 BUS: Route = lambda _: ("bus",)  # noqa: E731  # a route is a function
 """Everything goes to one sink."""
-IDENTITY = StateFileOwner("prod-vmss-a-1f0c33ab", "5d7b8a9e-0000-4000-8000-00000000c0de")
+IDENTITY = StateFileIdentity("prod-vmss-a-1f0c33ab", "5d7b8a9e-0000-4000-8000-00000000c0de")
 NOW = datetime(2026, 4, 11, 22, 26, 58, tzinfo=UTC)
 
 
@@ -51,7 +51,7 @@ def record_event(number: int, at: datetime = NOW, **given: Any) -> Work[int]:
 
 @asynccontextmanager
 async def open_store_in(
-    folder: Path, route: Route = BUS, identity: StateFileOwner = IDENTITY
+    folder: Path, route: Route = BUS, identity: StateFileIdentity = IDENTITY
 ) -> AsyncIterator[Store]:
     """Open the store ``relay.db`` in a folder."""
     async with open_store(
@@ -62,7 +62,7 @@ async def open_store_in(
 
 @contextlib.contextmanager
 def open_file_in(
-    path: Path, identity: StateFileOwner = IDENTITY, now: datetime = NOW
+    path: Path, identity: StateFileIdentity = IDENTITY, now: datetime = NOW
 ) -> Iterator[StateFile]:
     """Open a state file without a store."""
     file = open_state_file(path, identity, now)

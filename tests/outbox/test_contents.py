@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from relay.outbox import Decision, StandingHold
-from relay.outbox.event_keys import EventKeys
+from relay.outbox.event_keys import EventKeyFormat
 from relay.outbox.fleet import FleetTables, SightingRow
 from relay.outbox.transaction import Transaction
 from tests.builders import DATA
@@ -31,7 +31,7 @@ LATER = NOW + timedelta(hours=1)
 
 def make_transaction(connection: sqlite3.Connection) -> Transaction:
     """Return a transaction on a state file that sends everything to one sink."""
-    return Transaction(connection, lambda _: (SINK,), EventKeys())
+    return Transaction(connection, lambda _: (SINK,), EventKeyFormat())
 
 
 @pytest.fixture(scope="module")

@@ -393,7 +393,9 @@ def test_dead_letters_are_taken_up_by_what_is_asked_for_the_oldest_first_and_eac
             )
         ]
         tx.deliveries._connection.execute("ROLLBACK TO before")  # noqa: SLF001  # the same
-        assert tx.deliveries.count_dead_letters(letter_filter, after=0, until=until) == len(ids)
+        assert tx.deliveries.count_matching_dead_letters(
+            letter_filter, after=0, until=until
+        ) == len(ids)
         return ids
 
     assert redelivered_ids() == [1, 2, 3, 4, 5, 6, 7, 8]

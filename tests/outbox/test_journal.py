@@ -367,10 +367,10 @@ def test_many_bodies_are_read_byte_for_byte_though_one_is_broken(
 ) -> None:
     with filled(tmp_path / "relay.db") as (connection, _):
         connection.execute("UPDATE journal SET body = ? WHERE position = 2", (broken,))
-        bodies = Journal(connection).bodies([1, 2, 4, ROWS + 1])
+        bodies = Journal(connection).bodies_at([1, 2, 4, ROWS + 1])
         assert bodies.pop(2) == (broken if isinstance(broken, bytes) else broken.encode())
         assert bodies == {1: numbered_event(0).body, 4: numbered_event(3).body}
-        assert Journal(connection).bodies([ROWS + 1]) == {}
+        assert Journal(connection).bodies_at([ROWS + 1]) == {}
 
 
 def test_a_journal_on_broken_pages_is_named_as_one_that_cannot_be_read(tmp_path: Path) -> None:

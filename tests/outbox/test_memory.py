@@ -184,7 +184,7 @@ def test_decisions_are_read_back_and_count_until_they_do_not(tx: Transaction) ->
     )
     first, second = record_vote(tx, first), record_vote(tx, second)
     assert tx.decisions.for_occurrence(1) == [first, second]
-    tx.decisions.stop_counting(first.approval_id)
+    tx.decisions.end_decision(first.approval_id)
     assert tx.decisions.for_occurrence(1, counting=True) == [second]
     assert tx.decisions.for_occurrence(1)[0] == replace(first, counts=False)
     assert tx.decisions.for_occurrence(2) == []
@@ -206,13 +206,13 @@ def test_a_grant_is_claimed_answered_and_closed(tx: Transaction) -> None:
         NOW,
     )
     tx.decisions.claim_grant(grant.id)
-    tx.decisions.record_answer(grant.id, "sent", 503)
+    tx.decisions.set_grant_state(grant.id, "sent", 503)
     tx.decisions.claim_grant(grant.id)
     assert [
         (grant.state, grant.attempts, grant.status) for grant in tx.decisions.open_grants()
     ] == [("sent", 2, None)]
-    tx.decisions.record_answer(grant.id, "sent", 503)
-    tx.decisions.record_answer(grant.id, "failed", None)
+    tx.decisions.set_grant_state(grant.id, "sent", 503)
+    tx.decisions.set_grant_state(grant.id, "failed", None)
     assert tx.decisions.open_grants() == []
     assert [(grant.state, grant.status, grant.dry_run) for grant in tx.decisions.grants(1)] == [
         ("failed", 503, False),

@@ -254,7 +254,7 @@ async def test_work_that_runs_again_finds_what_it_depends_on_as_it_was_the_first
         release = threading.Event()
         blocked = store.submit_read(lambda _: release.wait())
         before = store.submit(lambda _: rules[-1])
-        store.submit(lambda _: store.switch(lambda: rules.append("new"), undo=rules.pop))
+        store.submit(lambda _: store.apply_with_undo(lambda: rules.append("new"), undo=rules.pop))
         failing = store.submit(fail)  # so that all run again
         after = store.submit(lambda _: rules[-1])
         release.set()

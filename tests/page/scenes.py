@@ -167,13 +167,13 @@ async def break_sinks(relay: RunningRelay) -> None:
     await relay.observe(
         make_event(event_id="DEAD-1"), make_event(event_id="DEAD-2", resources=("db-9",))
     )
-    await eventually(lambda: not relay.dispatcher.worker("drain").waiting)
+    await eventually(lambda: not relay.dispatcher.get_worker("drain").waiting)
     relay.sinks["bus"].failure = Deferred(
         "the broker does not answer: 10.0.0.4:5671, connection refused", after=0.01
     )
     await relay.call("POST", "/v1/sinks/ops/pause")
     await relay.observe(make_event(event_id="LATER-1", event_type="Redeploy"))
-    failing = relay.dispatcher.worker("bus").health.circuit
+    failing = relay.dispatcher.get_worker("bus").health.circuit
     await eventually(lambda: failing.is_failing)
 
 
@@ -203,7 +203,7 @@ def make_roster(relay: RunningRelay) -> Roster:
     ]
     roster = Roster(silent)
     for seconds in range(240, -1, -30):
-        roster.listen(now - timedelta(seconds=seconds))
+        roster.note_hub_listening(now - timedelta(seconds=seconds))
     for number in range(4):
         pulse = Pulse(
             vm_id=f"vm-{number}",

@@ -87,7 +87,9 @@ async def test_sinks_show_what_waits_and_send_again(page: Page, tmp_path: Path) 
         bus = page.get_by_role("article", name="Sink bus")
         await expect(bus).to_contain_text("failing")
         await expect(bus).to_contain_text("connection refused")
-        await expect(bus).to_contain_text(f"Waiting{relay.dispatcher.worker('bus').waiting}, the")
+        await expect(bus).to_contain_text(
+            f"Waiting{relay.dispatcher.get_worker('bus').waiting}, the"
+        )
         await expect(bus.locator("dd").nth(1)).to_contain_text("open")
         letters = page.locator("#dead tr")
         await expect(letters).to_have_count(5)

@@ -184,7 +184,7 @@ async def test_a_sink_that_its_receiver_disables_during_a_reload_is_disabled_as_
     ):
         gone.status, gone.answers_after = 410, 1.0
         relay.schedule()
-        worker = relay.running.relay.dispatcher.worker("drain")
+        worker = relay.running.relay.dispatcher.get_worker("drain")
         await eventually(lambda: worker.is_trying)
         await relay.reload(sinks=[webhook(other.url)])
         stored = await relay.running.relay.store.read(lambda tx: tx.deliveries.sink_states())
@@ -285,18 +285,18 @@ async def test_a_sink_that_cannot_be_made_leaves_everything_as_it_was(
         good, bad = BreakingSettings(name="good"), BreakingSettings(name="broken")
         broken = config.model_copy(update={"sinks": (good, bad)})
         with pytest.raises(LookupError):
-            await relay.running.live.prepare(broken)
+            await relay.running.live.prepare_take_over(broken)
         await eventually(lambda: Box.open_boxes == 0)
         assert [sink.name for sink in relay.running.relay.dispatcher.status()] == ["drain"]
         event = relay.schedule()
         await eventually(lambda: drain.types_of(event.event_id) == ["event.scheduled"])
 
-        take_over = await relay.running.live.prepare(
+        take_over = await relay.running.live.prepare_take_over(
             config.model_copy(update={"sinks": (*config.sinks, good)})
         )
         assert Box.open_boxes == 1
         await relay.running.live.run(take_over)
-        take_over = await relay.running.live.prepare(config)
+        take_over = await relay.running.live.prepare_take_over(config)
         await relay.running.live.run(take_over)
         await eventually(lambda: Box.open_boxes == 0)
 
@@ -330,12 +330,12 @@ async def test_a_sink_that_refuses_to_be_canceled_does_not_hold_up_reloads(
         live = relay.running.live
         config = live.config
         stubborn = (BreakingSettings(name="drain"),)
-        await live.run(await live.prepare(config.model_copy(update={"sinks": stubborn})))
+        await live.run(await live.prepare_take_over(config.model_copy(update={"sinks": stubborn})))
         event = relay.schedule()
         try:
             await eventually(lambda: tries == 1)
             async with asyncio.timeout(10):
-                await live.run(await live.prepare(config))
+                await live.run(await live.prepare_take_over(config))
                 await relay.reload(sinks=[webhook(drain.url)])
             assert "sink drain: its tries do not end" in caplog.text
             await eventually(lambda: drain.types_of(event.event_id) == ["event.scheduled"])

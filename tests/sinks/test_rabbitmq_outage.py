@@ -256,10 +256,10 @@ async def test_a_message_for_a_channel_that_has_ended_is_not_sent(broker: Reacha
         event, later = cloudevent(), cloudevent("event.updated")
         first = publishes.start_publish(event.id, event.body, queue.name, content_header(event))
         await asyncio.wait({first})
-        assert isinstance(publishes.take_result(event.id, first), Basic.Ack)
-        publishes.end()
+        assert isinstance(publishes.pop_result(event.id, first), Basic.Ack)
+        publishes.cancel_publishes()
         second = publishes.start_publish(later.id, later.body, queue.name, content_header(later))
-        result = publishes.take_result(later.id, second)
+        result = publishes.pop_result(later.id, second)
         assert isinstance(result, amqp.ChannelInvalidStateError)
         assert await waiting(queue) == [event.body]
 

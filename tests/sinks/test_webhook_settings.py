@@ -44,7 +44,7 @@ def test_defaults_are_those_of_the_documentation() -> None:
         None,
     )
     assert settings.events == ("*",)
-    assert str(settings.target()) == URL
+    assert str(settings.receiver_url()) == URL
 
 
 def test_the_section_has_these_keys_and_no_others() -> None:
@@ -74,7 +74,7 @@ def test_url_and_secrets_may_live_in_files_and_are_read_again_when_these_change(
     assert settings.signing_secrets() == (SECRET, OTHER_SECRET)
     url.write_text("https://other.example.com/")
     secrets.write_text(OTHER_SECRET)
-    assert str(settings.target()) == "https://other.example.com/"
+    assert str(settings.receiver_url()) == "https://other.example.com/"
     assert settings.signing_secrets() == (OTHER_SECRET,)
 
 
@@ -242,13 +242,13 @@ def test_other_addresses_are_taken_in_their_usual_form_only(host: str) -> None:
     ],
 )
 def test_loopback_private_ranges_and_names_of_every_kind_are_where_receivers_live(url: str) -> None:
-    assert Settings.model_validate({**LEAST, "url": url}).target().host
+    assert Settings.model_validate({**LEAST, "url": url}).receiver_url().host
 
 
 def test_plain_http_is_taken_when_asked_for() -> None:
     assert (
         Settings.model_validate({**LEAST, "url": "http://drain/", "allow_http": True})
-        .target()
+        .receiver_url()
         .scheme
         == "http"
     )

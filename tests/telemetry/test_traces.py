@@ -19,7 +19,7 @@ from relay.events.tracing import Span, SpanContext, parse_traceparent
 from relay.net.http import open_session
 from relay.simulator import Plan
 from relay.telemetry import TelemetrySettings, TracesSettings
-from relay.telemetry.otlp import FINAL_TIMEOUT, MAX_WAITING, Exporter, exporter
+from relay.telemetry.otlp import FINAL_TIMEOUT, MAX_WAITING, SpanExporter, exporter
 from tests.approvals.manual_clock import NOON, ManualClock
 from tests.cli.running_relay import ALICE_KEY, RunningRelay, running_relay
 from tests.journey.relay_process import eventually, name_of
@@ -286,7 +286,7 @@ def relay_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     ]
 
 
-async def fail(exporting: Exporter, clock: ManualClock, times: int) -> None:
+async def fail(exporting: SpanExporter, clock: ManualClock, times: int) -> None:
     """Let time pass until the export has failed so often."""
     for _ in range(times):
         before = exporting.failures
@@ -392,7 +392,7 @@ async def test_a_name_that_leads_to_a_metadata_address_is_not_dialled(
         {"url": "http://collector.example.com:4318", "allow_http": True}
     )
     async with open_session(resolver=MetadataResolver()) as session:
-        exporting = Exporter(settings, session, ManualClock(), "west/vm-0")
+        exporting = SpanExporter(settings, session, ManualClock(), "west/vm-0")
         exporting.record(span())
         await exporting.finish()
     (line,) = [text for text in relay_lines(caplog) if "did not take" in text]

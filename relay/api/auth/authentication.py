@@ -119,7 +119,7 @@ class Authenticator:
         """Return the client of this name if it signed the content. Raises NotAuthenticated."""
         client = self._clients_by_name.get(name)
         # Of every client, so that the duration does not say whose secrets are in a file.
-        secrets_by_name = {other.name: other.reveal_all("secrets") for other in self._clients}
+        secrets_by_name = {other.name: other.reveal_list("secrets") for other in self._clients}
         client_secrets = secrets_by_name.get(name, ())
         count = max(map(len, secrets_by_name.values()), default=1)
         decoys = (self._decoy_secret,) * max(count - len(client_secrets), not client_secrets)
@@ -131,7 +131,7 @@ class Authenticator:
             raise NotAuthenticated("no client with secrets has this name")
         return self._client_caller(client, "callback")
 
-    def agrees_with(self, other: Authenticator, principal: str) -> bool:
+    def agrees_on_principal(self, other: Authenticator, principal: str) -> bool:
         """Whether the settings that make somebody this principal are the same in both."""
         if self is other:
             return True

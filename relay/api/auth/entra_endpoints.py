@@ -111,7 +111,7 @@ class EntraEndpoints:
 
 def _refusal_of_exchange(error: object, description: object) -> SignInRefused:
     """Return what an error of the token endpoint means. It alone knows of the client secret."""
-    codes = describe_error_codes(error, description)
+    codes = extract_error_codes(error, description)
     if error == _CREDENTIALS_REFUSED:
         return SignInRefused(
             f"Entra ID refused the client secret of api.oidc.sign_in ({codes})",
@@ -127,7 +127,7 @@ def refusal_by_entra(error: object, description: object) -> SignInRefused:
 
     Only codes are repeated: the description can contain anything.
     """
-    codes = describe_error_codes(error, description)
+    codes = extract_error_codes(error, description)
     return SignInRefused(
         f"Entra ID refused the sign-in ({codes})",
         f"Entra ID refused the sign-in ({codes}). Begin again, with an account that may use this "
@@ -135,7 +135,7 @@ def refusal_by_entra(error: object, description: object) -> SignInRefused:
     )
 
 
-def describe_error_codes(error: object, description: object) -> str:
+def extract_error_codes(error: object, description: object) -> str:
     """Return the codes of an error: that of OAuth, and that of Entra ID."""
     codes = []
     if isinstance(error, str) and _ERROR.fullmatch(error):
@@ -177,7 +177,7 @@ async def check_client_secret(settings: OidcSettings, endpoints: Endpoints) -> s
     status, answer = await _post_form(endpoints.token, form, settings)
     if status == HTTPStatus.OK:
         return None
-    codes = describe_error_codes(answer.get("error"), answer.get("error_description"))
+    codes = extract_error_codes(answer.get("error"), answer.get("error_description"))
     if answer.get("error") == _CREDENTIALS_REFUSED:
         return codes
     raise EntraUnavailable(codes)

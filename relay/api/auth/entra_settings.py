@@ -66,7 +66,7 @@ class SignInSettings(Section):
                 "expected client_secret or client_secret_file, the value of the application's "
                 "client secret, got neither"
             )
-        self.check_fields({"client_secret": partial(_check_is_no_id, secret)})
+        self.run_field_checks({"client_secret": partial(_check_is_no_id, secret)})
         return self
 
 

@@ -82,7 +82,7 @@ class TokenVerifier:
                 f"{caller.principal} has none of the application roles of api.oidc.roles"
                 + _groups_hint(claims)
             )
-        return Person(caller, _display_name(claims.get("name")), claims["exp"])
+        return Person(caller, _clean_display_name(claims.get("name")), claims["exp"])
 
     async def _verified_claims(self, token: str, audience: str) -> Mapping[str, Any]:
         """Return the claims after the checks that all tokens need. Raises NotAuthenticated."""
@@ -174,7 +174,7 @@ def _groups_hint(claims: Mapping[str, Any]) -> str:
     return ""
 
 
-def _display_name(name: object) -> str | None:
+def _clean_display_name(name: object) -> str | None:
     """Return the name on one line, without characters that nobody sees."""
     if not isinstance(name, str):
         return None

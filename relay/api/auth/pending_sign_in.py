@@ -75,7 +75,9 @@ class PendingSignIns:
         if len(target) > MAX_TARGET_LENGTH or _TARGET.fullmatch(target) is None:
             raise ValueError("expected a path of this relay that starts with one /")
         random = secrets.token_urlsafe(32)
-        return self._pending(f"{int(now)}.{random}.{_encode(target.encode())}", target)
+        return self._derive_pending_sign_in(
+            f"{int(now)}.{random}.{_encode(target.encode())}", target
+        )
 
     def finish(self, cookie: str | None, state: str, now: float) -> PendingSignIn:
         """Return the sign-in of the browser with this cookie, once. Raises SignInRefused.
@@ -93,9 +95,9 @@ class PendingSignIns:
             raise _begin_again("the sign-in began too long ago")
         if self._unused.take(expected, now):
             raise _begin_again("the state was used before")
-        return self._pending(cookie, _decode(encoded_target).decode())
+        return self._derive_pending_sign_in(cookie, _decode_base64url(encoded_target).decode())
 
-    def _pending(self, cookie: str, target: str) -> PendingSignIn:
+    def _derive_pending_sign_in(self, cookie: str, target: str) -> PendingSignIn:
         state, nonce, verifier = (
             self._mac(use, cookie) for use in ("state", "nonce", "code verifier")
         )
@@ -118,5 +120,5 @@ def _encode(content: bytes) -> str:
     return base64.urlsafe_b64encode(content).decode().rstrip("=")
 
 
-def _decode(text: str) -> bytes:
+def _decode_base64url(text: str) -> bytes:
     return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))

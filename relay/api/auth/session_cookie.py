@@ -20,17 +20,17 @@ PAGE_HEADER_VALUE = "imds-relay"
 """No page of another origin can add this header without asking, and the relay allows it to none."""
 
 
-def session_cookie(request: web.Request) -> str | None:
+def read_session_cookie(request: web.Request) -> str | None:
     """Return the cookie of a session; None if the browser sent none."""
-    return _cookie(request, SESSION_COOKIE)
+    return _read_cookie(request, SESSION_COOKIE)
 
 
-def pending_cookie(request: web.Request) -> str | None:
+def read_pending_cookie(request: web.Request) -> str | None:
     """Return the cookie of a sign-in that has begun; None if the browser sent none."""
-    return _cookie(request, PENDING_COOKIE)
+    return _read_cookie(request, PENDING_COOKIE)
 
 
-def _cookie(request: web.Request, name: str) -> str | None:
+def _read_cookie(request: web.Request, name: str) -> str | None:
     """Return the value of a cookie, split as a browser joins it (RFC 6265bis, section 5.8.3).
 
     `request.cookies` also ends a value at a space, and strips other spaces from a name. So a

@@ -43,7 +43,7 @@ class SignIn:
         """The origin of the relay's pages, as browsers write it."""
         return str(URL(self._base).origin())
 
-    def location(self, target: str) -> str:
+    def url_of_path(self, target: str) -> str:
         """Return the URL of a path of this relay."""
         return f"{self._base}{target}"
 
@@ -75,11 +75,11 @@ class SignIn:
     async def finish(
         self, cookie: str | None, answer: URL, old_session: str | None
     ) -> tuple[str, str]:
-        """End a sign-in. Return the cookie of the new session, and the target.
+        """End a sign-in. Return the cookie of the new session, and the path to open next.
 
         `cookie` is that of the sign-in, and `answer` the URL that Entra ID made the browser open.
-        Raises SignInRefused. The session that the browser had is over, so nobody's session becomes
-        that of another person.
+        Raises SignInRefused. If the answer belongs to the cookie, the session that the browser had
+        is over, so nobody's session becomes that of another person.
         """
         state = _only(answer, "state") or ""
         pending = self._pending.finish(cookie, state, self._clock.monotonic())

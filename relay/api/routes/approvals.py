@@ -14,7 +14,7 @@ from typing_extensions import TypedDict
 from relay.api.schema.responses import Problem
 from relay.api.schema.route import Call, Parameter, Route
 from relay.approvals.admission import HOLD_NOTICE
-from relay.approvals.decision_handler import DecidedElsewhere
+from relay.approvals.decision_handler import NotDecidedHere
 from relay.approvals.request import DecisionAnswer, DecisionBody, DecisionKind
 from relay.events.catalog import LimitWait, StandingHoldInForce
 from relay.outbox import Mode
@@ -111,7 +111,7 @@ async def _submit(
             traceparent=single_header(call.request, "traceparent"),
         )
     )
-    return recorded_decision(answer)
+    return decision_body_if_accepted(answer)
 
 
 def single_header(request: web.Request, name: str) -> str | None:
@@ -120,7 +120,7 @@ def single_header(request: web.Request, name: str) -> str | None:
     return values[0] if len(values) == 1 else None
 
 
-def recorded_decision(answer: DecisionAnswer) -> DecisionRecorded:
+def decision_body_if_accepted(answer: DecisionAnswer) -> DecisionRecorded:
     """Return the body of the gate's answer. Raises Problem if the decision was refused."""
     if not answer.accepted:
         raise Problem(answer.status, **answer.body)
@@ -146,7 +146,7 @@ async def _set_mode(call: Call) -> ApprovalMode:
     body: ApprovalModeRequest = call.body
     try:
         mode = await call.relay.gate.set_mode(body.mode, call.caller.principal)
-    except DecidedElsewhere as error:
+    except NotDecidedHere as error:
         raise Problem(409, str(error)) from None
     return ApprovalMode(mode=mode)
 

@@ -13,7 +13,7 @@ from importlib import resources
 from aiohttp import web
 
 from relay.api.schema.html import page_headers
-from relay.api.schema.responses import raw_response
+from relay.api.schema.responses import bytes_response
 from relay.api.schema.route import Call, Route
 
 _PAGE = resources.files("relay.api.routes").joinpath("confirm_page.html").read_bytes()
@@ -36,7 +36,7 @@ _HEADERS = page_headers(
 
 
 async def _show_page(_call: Call) -> web.Response:
-    return raw_response(200, _PAGE, "text/html; charset=utf-8", _HEADERS)
+    return bytes_response(200, _PAGE, "text/html; charset=utf-8", _HEADERS)
 
 
 ROUTES = (

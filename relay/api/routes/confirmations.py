@@ -12,7 +12,7 @@ from datetime import datetime
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from relay.api.routes.approvals import DecisionRecorded, recorded_decision
+from relay.api.routes.approvals import DecisionRecorded, decision_body_if_accepted
 from relay.api.schema.responses import Problem
 from relay.api.schema.route import Call, Route
 from relay.approvals.confirmation_link import MAX_WRONG_CODES
@@ -104,14 +104,14 @@ class ConfirmationRecorded(DecisionRecorded):
     """The result, for people."""
 
 
-class ConfirmationLinkRequest(RequestBody):
+class ConfirmationPreviewRequest(RequestBody):
     """Names a link."""
 
     token: str = Field(min_length=1, max_length=256)
     """The link's fragment."""
 
 
-class ConfirmationRequest(ConfirmationLinkRequest):
+class ConfirmationRequest(ConfirmationPreviewRequest):
     """Takes the decision of a link about the link's event and revision."""
 
     code: str | None = Field(default=None, max_length=64)
@@ -121,7 +121,7 @@ class ConfirmationRequest(ConfirmationLinkRequest):
 
 
 async def _show_preview(call: Call) -> ConfirmationPreview:
-    body: ConfirmationLinkRequest = call.body
+    body: ConfirmationPreviewRequest = call.body
     preview = await call.run_long_read(lambda tx: _find_preview(tx, call, body.token))
     if preview is None:
         call.server.reject_credentials(call.request, "an invalid link was looked at")
@@ -133,7 +133,7 @@ async def _show_preview(call: Call) -> ConfirmationPreview:
 
 def _find_preview(tx: Transaction, call: Call, token: str) -> ConfirmationPreview | None:
     """Return the preview of a link; None if the link is invalid."""
-    link = tx.messages.find_link(token)
+    link = tx.messages.find_confirmation_link(token)
     if link is None or link.wrong_codes >= MAX_WRONG_CODES:
         return None
     service, now = call.relay.gate.engine, call.server.clock.now()
@@ -142,7 +142,9 @@ def _find_preview(tx: Transaction, call: Call, token: str) -> ConfirmationPrevie
     # The page has its own form, so the card's buttons need no links.
     card = event_card(status, link=lambda *_: "", code=None)
     reason = blocking_reason(link.decision, link.revision, status)
-    changes = tx.journal.changes(occurrence.key, occurrence.first_seen, PageLimit(_MAX_CHANGES))
+    changes = tx.journal.event_changes_since(
+        occurrence.key, occurrence.first_seen, PageLimit(_MAX_CHANGES)
+    )
     return ConfirmationPreview(
         decision=link.decision,
         label=LABELS[link.decision],
@@ -166,7 +168,7 @@ async def _find_link(call: Call) -> tuple[ConfirmationLink, str]:
     body: ConfirmationRequest = call.body
 
     def find(tx: Transaction) -> tuple[ConfirmationLink, str] | None:
-        link = tx.messages.find_link(body.token)
+        link = tx.messages.find_confirmation_link(body.token)
         if link is None:
             return None
         return link, tx.snapshot.get(link.occurrence).reference
@@ -196,7 +198,7 @@ async def _confirm(call: Call) -> ConfirmationRecorded:
             link=LinkCredentials(body.token, body.code),
         )
     )
-    recorded = recorded_decision(answer)
+    recorded = decision_body_if_accepted(answer)
     is_dry_run = await relay.gate.mode() == "dry-run"
     outcome = decision_outcome(recorded, dry_run=is_dry_run, repeat=answer.repeat)
     return ConfirmationRecorded(**recorded, repeat=answer.repeat, said=_rich_text(outcome))
@@ -222,7 +224,7 @@ ROUTES = (
         handler=_show_preview,
         access="handler",
         is_large=True,
-        body=ConfirmationLinkRequest,
+        body=ConfirmationPreviewRequest,
         problem_statuses=(404,),
     ),
     Route(

@@ -26,7 +26,7 @@ from relay.validation import RequestBody
 _NO_SUCH_DEAD_LETTER = "no such dead letter; see GET /v1/dead-letters, or `imds-relay dead-letters`"
 
 
-class Redelivery(TypedDict):
+class RedeliveredDeadLetter(TypedDict):
     """The dead letter is sent again now."""
 
     id: int
@@ -34,7 +34,7 @@ class Redelivery(TypedDict):
     state: EntryState
 
 
-class BulkRedelivery(TypedDict):
+class BulkRedeliveryResult(TypedDict):
     """The number of dead letters that are sent again now.
 
     To send more, call again with this `until`, and with `next` as `after`.
@@ -55,7 +55,7 @@ def _parse_time(value: object) -> datetime:
     return time
 
 
-def _parse_whole_number(value: object) -> object:
+def _accept_whole_float(value: object) -> object:
     # JSON Schema and writers with one type of number regard 1.0 as an integer.
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
@@ -78,7 +78,7 @@ class BulkRedeliveryRequest(RequestBody):
 
     Repeat the time of the first call in later calls, so that nothing is sent twice.
     """
-    after: Annotated[int, BeforeValidator(_parse_whole_number)] = Field(default=0, ge=0, lt=2**63)
+    after: Annotated[int, BeforeValidator(_accept_whole_float)] = Field(default=0, ge=0, lt=2**63)
     """`next` of the call before."""
 
 
@@ -93,17 +93,17 @@ async def _find_dead_letter(call: Call) -> Delivery:
     return delivery
 
 
-async def _redeliver(call: Call) -> Redelivery:
+async def _redeliver(call: Call) -> RedeliveredDeadLetter:
     relay = call.relay
     dead_letter: Delivery = call.resource
     if dead_letter.sink not in {sink.name for sink in relay.dispatcher.status()}:
         raise Problem(409, f"the sink {dead_letter.sink} is not in the configuration any more")
     if not await relay.store.transact(redeliver(dead_letter.id, relay.clock.now())):
         raise Problem(404, _NO_SUCH_DEAD_LETTER)
-    return Redelivery(id=dead_letter.id, sink=dead_letter.sink, state="waiting")
+    return RedeliveredDeadLetter(id=dead_letter.id, sink=dead_letter.sink, state="waiting")
 
 
-async def _redeliver_matching(call: Call) -> BulkRedelivery:
+async def _redeliver_matching(call: Call) -> BulkRedeliveryResult:
     relay, now = call.relay, call.relay.clock.now()
     body: BulkRedeliveryRequest = call.body
     sinks = [sink.name for sink in relay.dispatcher.status()]
@@ -130,7 +130,7 @@ async def _redeliver_matching(call: Call) -> BulkRedelivery:
     ids, left = await relay.store.transact(
         redeliver_matching(condition, now, after=body.after, until=until, limit=PAGE_SIZE)
     )
-    return BulkRedelivery(
+    return BulkRedeliveryResult(
         redelivered=len(ids),
         left=left,
         until=format_rfc3339(until),

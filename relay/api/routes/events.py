@@ -163,14 +163,14 @@ def _parse_page(request: web.Request) -> _PageOfScope:
     return _PageOfScope(parse_cursor(request), parse_scope(request))
 
 
-def _parse_list(request: web.Request) -> _PageOfScope:
+def _parse_page_and_live(request: web.Request) -> _PageOfScope:
     values = request.query.getall(_LIVE.name, ["false"])
     if len(values) > 1 or values[0] not in ("true", "false"):
         raise Problem(422, "live: expected true or false, once", field=_LIVE.name)
     return replace(_parse_page(request), live=values[0] == "true")
 
 
-async def read_event(
+async def run_event_read(
     call: Call, scope: str | None, read: Callable[[Transaction, TrackedEvent], T]
 ) -> T:
     """Return what `read` finds about the event that the path names.
@@ -216,7 +216,7 @@ async def _list_events(call: Call) -> EventPage:
 
 async def _find_event(call: Call) -> EventDetails:
     query: _PageOfScope = call.parameters
-    return await read_event(
+    return await run_event_read(
         call,
         query.scope,
         lambda tx, occurrence: _event_details(tx, call, occurrence, query.cursor),
@@ -304,7 +304,7 @@ ROUTES = (
         "current and recent events",
         _list_events,
         filters=(SCOPE, _LIVE),
-        parse_parameters=_parse_list,
+        parse_parameters=_parse_page_and_live,
     ),
     page_route(
         "/v1/events/{eventId}",

@@ -12,7 +12,7 @@ from importlib import resources
 from aiohttp import web
 
 from relay.api.schema.html import page_headers
-from relay.api.schema.responses import Problem, raw_response
+from relay.api.schema.responses import Problem, bytes_response
 from relay.api.schema.route import Call, Route
 
 _DIRECTORY = resources.files("relay.api").joinpath("page")
@@ -42,7 +42,7 @@ async def _find_file(call: Call) -> str:
 
 async def _send_file(name: str) -> web.Response:
     content = await asyncio.to_thread(_DIRECTORY.joinpath(name).read_bytes)
-    return raw_response(200, content, _CONTENT_TYPES[name.rpartition(".")[2]], _HEADERS)
+    return bytes_response(200, content, _CONTENT_TYPES[name.rpartition(".")[2]], _HEADERS)
 
 
 ROUTES = (

@@ -11,11 +11,11 @@ from relay.api.routes.events import (
     SCOPE,
     VoteInForce,
     parse_scope,
-    read_event,
+    run_event_read,
     votes_in_force,
 )
 from relay.api.schema.route import Call, Route
-from relay.approvals.admission import hold_notice
+from relay.approvals.admission import hold_caveat
 from relay.approvals.limits import LIMIT_NOTICE
 from relay.approvals.rules import Rule
 from relay.approvals.standing_holds import standing_hold_summaries
@@ -75,7 +75,7 @@ class ApprovalEvaluation(TypedDict):
 
 async def _find_evaluation(call: Call) -> ApprovalEvaluation:
     scope: str | None = call.parameters
-    return await read_event(call, scope, lambda tx, occurrence: _evaluate(tx, call, occurrence))
+    return await run_event_read(call, scope, lambda tx, occurrence: _evaluate(tx, call, occurrence))
 
 
 async def _show_evaluation(call: Call) -> ApprovalEvaluation:
@@ -94,7 +94,7 @@ def _evaluate(tx: Transaction, call: Call, occurrence: TrackedEvent) -> Approval
         state=approval_state(status),
         mode=status.mode,
         rule=status.rule.name if status.rule is not None else None,
-        rules=[_evaluate_rule(rule, status) for rule in approvals.settings.rules],
+        rules=[_rule_evaluation(rule, status) for rule in approvals.settings.rules],
         votes=status.vote_count,
         required=status.votes_required,
         missing=status.votes_missing if status.is_open else 0,
@@ -106,7 +106,7 @@ def _evaluate(tx: Transaction, call: Call, occurrence: TrackedEvent) -> Approval
         standingHolds=cast(
             "list[StandingHoldInForce]", standing_hold_summaries(status.active_standing_holds)
         ),
-        holdMeans=hold_notice(status),
+        holdMeans=hold_caveat(status),
         lapses=_format_time(grant_expires_at(grant, status) if grant is not None else None),
         waitingFor=[cast("LimitWait", wait.to_json()) for wait in status.waiting_for],
         limitMeans=LIMIT_NOTICE,
@@ -115,7 +115,7 @@ def _evaluate(tx: Transaction, call: Call, occurrence: TrackedEvent) -> Approval
     )
 
 
-def _evaluate_rule(rule: Rule, status: ApprovalStatus) -> RuleEvaluation:
+def _rule_evaluation(rule: Rule, status: ApprovalStatus) -> RuleEvaluation:
     occurrence, hours = status.occurrence, rule.match.time
     return RuleEvaluation(
         name=rule.name,

@@ -19,14 +19,14 @@ from relay.api.auth.session_cookie import (
     check_sent_by_own_page,
     clear_pending_cookie,
     clear_session_cookie,
-    pending_cookie,
-    session_cookie,
+    read_pending_cookie,
+    read_session_cookie,
     set_pending_cookie,
     set_session_cookie,
 )
 from relay.api.auth.sessions import SESSION_LIFETIME
-from relay.api.schema.problem_page import PageProblem
-from relay.api.schema.responses import Problem, json_response, raw_response
+from relay.api.schema.problem_page import ProblemWithLink
+from relay.api.schema.responses import Problem, bytes_response, json_response
 from relay.api.schema.route import SESSION, Call, Parameter, Route
 from relay.approvals.request import Right
 from relay.log_fields import with_fields
@@ -76,15 +76,15 @@ async def _begin(call: Call) -> web.Response:
 
 
 def _check_begins_here(request: web.Request, sign_in: SignIn) -> None:
-    """Raise PageProblem 403 for a sign-in that a page of another site begins."""
+    """Raise ProblemWithLink 403 for a sign-in that a page of another site begins."""
     site = request.headers.get("Sec-Fetch-Site", "none")
     destination = request.headers.get("Sec-Fetch-Dest", "document")
     if site not in ("same-origin", "none") or destination != "document":
-        raise PageProblem(
+        raise ProblemWithLink(
             403,
             "a page of another site sent you here to sign in. Begin on the relay's own page",
             title=_NOT_SIGNED_IN,
-            link=sign_in.location("/"),
+            link=sign_in.url_of_path("/"),
             link_text="The relay's page",
         )
 
@@ -93,13 +93,13 @@ async def _finish(call: Call) -> web.Response:
     sign_in, request = _sign_in_of(call), call.request
     try:
         cookie, target = await sign_in.finish(
-            pending_cookie(request), request.rel_url, session_cookie(request)
+            read_pending_cookie(request), request.rel_url, read_session_cookie(request)
         )
     except SignInRefused as error:
         raise _refused(call, error, sign_in) from None
     _log_person(sign_in, cookie, "signed in")
     call.server.accept_credentials(request)
-    response = _redirect(sign_in.location(target))
+    response = _redirect(sign_in.url_of_path(target))
     clear_pending_cookie(response)
     set_session_cookie(response, cookie, seconds=SESSION_LIFETIME)
     return response
@@ -108,18 +108,18 @@ async def _finish(call: Call) -> web.Response:
 def _refused(call: Call, error: SignInRefused, sign_in: SignIn) -> Problem:
     """Return the problem of a sign-in that failed, and log its reason."""
     call.server.reject_credentials(call.request, f"sign-in: {error}")
-    return PageProblem(
+    return ProblemWithLink(
         error.status,
         error.advice,
         title=_NOT_SIGNED_IN,
-        link=sign_in.location(error.target or "/"),
+        link=sign_in.url_of_path(error.target or "/"),
         link_text="Back to the relay's page",
     )
 
 
 def _redirect(url: str) -> web.Response:
     headers = {"Location": url, "Referrer-Policy": "no-referrer"}
-    return raw_response(303, b"", "text/html; charset=utf-8", headers)
+    return bytes_response(303, b"", "text/html; charset=utf-8", headers)
 
 
 async def _show_session(call: Call) -> SessionInfo | web.Response:
@@ -131,7 +131,7 @@ async def _show_session(call: Call) -> SessionInfo | web.Response:
         name=None if session is None else session.name,
         can=[right for right in _RIGHTS if right in caller.rights.can],
     )
-    cookie, sign_in = session_cookie(call.request), call.server.sign_in
+    cookie, sign_in = read_session_cookie(call.request), call.server.sign_in
     if cookie is None or sign_in is None or sign_in.sessions.find(cookie) is not None:
         return info
     response = json_response(200, info)
@@ -140,7 +140,7 @@ async def _show_session(call: Call) -> SessionInfo | web.Response:
 
 
 async def _sign_out(call: Call) -> SessionInfo | web.Response:
-    sign_in, cookie = _sign_in_of(call), session_cookie(call.request)
+    sign_in, cookie = _sign_in_of(call), read_session_cookie(call.request)
     check_sent_by_own_page(call.request, sign_in.origin)
     if cookie is not None:
         _log_person(sign_in, cookie, "signed out")

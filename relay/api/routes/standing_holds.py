@@ -15,7 +15,7 @@ from relay.api.schema.paging import PAGE_SIZE, page_route, parse_cursor
 from relay.api.schema.responses import Problem
 from relay.api.schema.route import Call, Parameter, Route
 from relay.approvals.admission import HOLD_NOTICE
-from relay.approvals.decision_handler import DecidedElsewhere
+from relay.approvals.decision_handler import NotDecidedHere
 from relay.approvals.request import DecisionAnswer
 from relay.approvals.standing_hold_admission import (
     CreateRequest,
@@ -58,22 +58,22 @@ class StandingHoldPage(TypedDict):
 
 
 @dataclass(frozen=True, slots=True)
-class _Page:
+class _PageQuery:
     cursor: int | None
     only_open: bool
 
 
-def _parse_page(request: web.Request) -> _Page:
+def _parse_page(request: web.Request) -> _PageQuery:
     values = request.query.getall(_OVER.name, [])
     if len(values) > 1 or any(value not in ("true", "false") for value in values):
         raise Problem(422, "over: expected true or false, once", field=_OVER.name)
-    return _Page(parse_cursor(request), only_open=values != ["true"])
+    return _PageQuery(parse_cursor(request), only_open=values != ["true"])
 
 
 async def _list(call: Call) -> StandingHoldPage:
-    page: _Page = call.parameters
+    page: _PageQuery = call.parameters
     async with call.server.long_reads:
-        holds, has_more = await _decided_here(
+        holds, has_more = await _result_if_decided_here(
             call.relay.gate.standing_holds(
                 page.cursor, PageLimit(PAGE_SIZE), only_open=page.only_open
             )
@@ -86,7 +86,7 @@ async def _list(call: Call) -> StandingHoldPage:
 
 async def _find(call: Call) -> StandingHold:
     gate = call.relay.gate
-    hold = await _decided_here(gate.find_standing_hold(call.request.match_info["holdId"]))
+    hold = await _result_if_decided_here(gate.find_standing_hold(call.request.match_info["holdId"]))
     if hold is None:
         raise Problem(404, "no such standing hold; see GET /v1/standing-holds")
     return hold
@@ -98,7 +98,7 @@ async def _show(call: Call) -> StandingHoldDetails:
 
 async def _create(call: Call) -> StandingHoldData:
     body: StandingHoldBody = call.body
-    answer = await _decided_here(
+    answer = await _result_if_decided_here(
         call.relay.gate.create_standing_hold(
             CreateRequest(
                 caller=call.caller,
@@ -109,12 +109,12 @@ async def _create(call: Call) -> StandingHoldData:
             )
         )
     )
-    return cast("StandingHoldData", _accepted(answer))
+    return cast("StandingHoldData", _body_if_accepted(answer))
 
 
 async def _end(call: Call) -> EndedStandingHoldData:
     body: EndBody = call.body
-    answer = await _decided_here(
+    answer = await _result_if_decided_here(
         call.relay.gate.end_standing_hold(
             EndRequest(
                 caller=call.caller,
@@ -126,18 +126,18 @@ async def _end(call: Call) -> EndedStandingHoldData:
             )
         )
     )
-    return cast("EndedStandingHoldData", _accepted(answer))
+    return cast("EndedStandingHoldData", _body_if_accepted(answer))
 
 
-async def _decided_here(work: Awaitable[T]) -> T:
+async def _result_if_decided_here(work: Awaitable[T]) -> T:
     """Return the result. Raises Problem 409 if another relay has the standing holds."""
     try:
         return await work
-    except DecidedElsewhere as error:
+    except NotDecidedHere as error:
         raise Problem(409, str(error)) from None
 
 
-def _accepted(answer: DecisionAnswer) -> dict[str, object]:
+def _body_if_accepted(answer: DecisionAnswer) -> dict[str, object]:
     if answer.status >= 400:  # HTTP
         raise Problem(answer.status, **answer.body)
     return dict(answer.body)

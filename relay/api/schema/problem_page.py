@@ -11,7 +11,7 @@ from typing import Any
 
 from aiohttp import web
 
-from relay.api.schema.responses import Problem, raw_response
+from relay.api.schema.responses import Problem, bytes_response
 
 _STYLE = """
 :root { color-scheme: light dark; --page: #f2f4f7; --card: #fff; --ink: #1b1f24; --line: #d5dae1;
@@ -55,7 +55,7 @@ _PAGE = """<!doctype html>
 """
 
 
-class PageProblem(Problem):
+class ProblemWithLink(Problem):
     """A problem with a heading and a link for the person who reads it."""
 
     def __init__(self, status: int, detail: str, *, title: str, link: str, link_text: str) -> None:
@@ -68,7 +68,7 @@ class PageProblem(Problem):
 def problem_page(problem: Problem) -> web.Response:
     """Return the problem as a page. Its texts are escaped: they may contain what others wrote."""
     link, title = "", HTTPStatus(problem.status).phrase
-    if isinstance(problem, PageProblem):
+    if isinstance(problem, ProblemWithLink):
         title = problem.title
         link = f'<p><a href="{escape(problem.link)}">{escape(problem.link_text)}</a></p>\n'
     page = _PAGE.format(
@@ -78,7 +78,7 @@ def problem_page(problem: Problem) -> web.Response:
         link=link,
     )
     headers: dict[str, Any] = {**_HEADERS, **problem.headers}
-    response = raw_response(problem.status, page.encode(), "text/html; charset=utf-8", headers)
+    response = bytes_response(problem.status, page.encode(), "text/html; charset=utf-8", headers)
     if problem.closes:
         response.force_close()
     return response

@@ -26,10 +26,10 @@ def json_response(
     headers: Mapping[str, str] | None = None,
 ) -> web.Response:
     """Return a JSON response. `orjson.Fragment` marks parts of the body that are JSON already."""
-    return raw_response(status, orjson.dumps(body), media_type, headers)
+    return bytes_response(status, orjson.dumps(body), media_type, headers)
 
 
-def raw_response(
+def bytes_response(
     status: int, body: bytes, content_type: str, headers: Mapping[str, str] | None = None
 ) -> web.Response:
     """Return a response with this body and complete Content-Type."""

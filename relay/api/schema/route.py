@@ -127,9 +127,9 @@ class Route:
         """
         returned = get_type_hints(self.handler)["return"]
         members = get_args(returned) if isinstance(returned, UnionType) else (returned,)
-        bodies = [member for member in members if not _is_complete_response(member)]
+        bodies = [member for member in members if not _is_response_class(member)]
         return bodies[0] if bodies else str
 
 
-def _is_complete_response(returned: Any) -> bool:
+def _is_response_class(returned: Any) -> bool:
     return isinstance(returned, type) and issubclass(returned, web.StreamResponse)

@@ -29,7 +29,7 @@ from relay.api.server.connection import UNTIL_SENT, Connection, connection_of
 from relay.api.server.limits import MAX_BODY_BYTES, ServerLimits
 from relay.api.server.listener import Listener
 from relay.api.server.pipeline import RequestPipeline, check_content_length
-from relay.api.server.sockets import automatic_socket, local_socket, open_tcp_sockets
+from relay.api.server.sockets import listen_on_automatic_socket, local_socket, open_tcp_sockets
 from relay.api.server.state import ServerState
 from relay.api.server.tls import reloading_server_context
 from relay.api.settings import ApiSettings
@@ -80,7 +80,7 @@ class Server:
         """From now on refuse the keys and signatures of these clients, and of no others."""
         self._pipeline.authenticator.suspended = names
 
-    def prepare(self, settings: ApiSettings) -> Callable[[], None]:
+    def prepare_reload(self, settings: ApiSettings) -> Callable[[], None]:
         """Return what makes the server use other clients, tokens and certificates.
 
         Connections and streams stay, except the streams of callers whose client has changed. The
@@ -103,8 +103,8 @@ class Server:
             self.state.tls_context = tls_context
             for listener in self._tcp_listeners:
                 listener.tls_context = tls_context
-            self.state.end_streams(
-                lambda principal: not authenticator.agrees_with(before, principal)
+            self.state.end_streams_of(
+                lambda principal: not authenticator.agrees_on_principal(before, principal)
             )
 
         return use
@@ -184,7 +184,7 @@ class Server:
         if path == "auto":
             if state_file is None:
                 return None
-            return stack.enter_context(automatic_socket(state_file))
+            return stack.enter_context(listen_on_automatic_socket(state_file))
         if path is None:
             return None
         return stack.enter_context(local_socket(SocketPlace(path))), path
@@ -247,7 +247,7 @@ async def _run_handler(
 ) -> web.StreamResponse:
     """Return the response of the handler, or the problem that it raises."""
     try:
-        _check_state_file(request, own_id)
+        _check_intended_relay(request, own_id)
         check_content_length(request)
         return await handler(request)
     except Problem as problem:
@@ -265,7 +265,7 @@ async def _run_handler(
         return internal_error().to_response()
 
 
-def _check_state_file(request: web.Request, own_id: str | None) -> None:
+def _check_intended_relay(request: web.Request, own_id: str | None) -> None:
     """Raise Problem 421 if a call on the local socket is meant for another relay."""
     meant = request.headers.get(STATE_FILE_HEADER)
     if meant is None or own_id is None or meant == own_id:

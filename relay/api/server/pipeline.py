@@ -24,7 +24,7 @@ from relay.api.auth.authentication import (
     NotAuthenticated,
     local_socket_caller,
 )
-from relay.api.auth.session_cookie import check_sent_by_own_page, session_cookie
+from relay.api.auth.session_cookie import check_sent_by_own_page, read_session_cookie
 from relay.api.auth.sessions import Session
 from relay.api.schema.problem_page import problem_page
 from relay.api.schema.responses import Problem, json_response
@@ -33,7 +33,7 @@ from relay.api.server.connection import UNTIL_SENT, connection_of
 from relay.api.server.limits import MAX_BODY_BYTES
 from relay.api.server.loopback import is_direct_loopback_call
 from relay.api.server.state import ServerState
-from relay.api.server.tls import still_trusts_all_cas
+from relay.api.server.tls import trusts_all_cas_of
 from relay.approvals.request import Caller, MalformedBody, read_json
 from relay.validation import first_error
 
@@ -84,7 +84,7 @@ class RequestPipeline:
                 await request[UNTIL_SENT].enter_async_context(slot)
         if route.find_resource is not None:
             call = replace(call, resource=await route.find_resource(call))
-        if not self.authenticator.agrees_with(authenticator, caller.principal):
+        if not self.authenticator.agrees_on_principal(authenticator, caller.principal):
             raise Problem(
                 503,
                 "the configuration has just changed: nothing was done, try again",
@@ -109,7 +109,7 @@ class RequestPipeline:
             self.state.charge_slow_check(request)
             return ANONYMOUS
         if peer.uid is not None and route.access != "signature":
-            caller = local_socket_caller(await asyncio.to_thread(_user_name, peer.uid))
+            caller = local_socket_caller(await asyncio.to_thread(_user_name_from_uid, peer.uid))
             connection_of(request).mark_authenticated(caller.principal)
             return caller
         allows_loopback = route.access in ("key or loopback", "key, loopback or public")
@@ -162,7 +162,7 @@ class RequestPipeline:
             return session.caller
         certificate = request.get_extra_info("peercert")  # the TLS handshake has verified it
         if certificate and not authorization:
-            self._check_authorities(request)
+            self._check_cas_still_trusted(request)
         return await self.authenticator.caller_from_bearer(
             authorization, certificate, before_token=lambda: self.state.charge_slow_check(request)
         )
@@ -181,12 +181,12 @@ class RequestPipeline:
         return (
             self.state.sign_in is not None
             and "Authorization" not in request.headers
-            and session_cookie(request) is not None
+            and read_session_cookie(request) is not None
         )
 
     def _find_session(self, request: web.Request) -> Session:
         """Return the session of a call. Raises Problem 403, NotAuthenticated."""
-        sign_in, cookie = self.state.sign_in, session_cookie(request)
+        sign_in, cookie = self.state.sign_in, read_session_cookie(request)
         assert sign_in is not None  # noqa: S101  # `_has_session`
         assert cookie is not None  # noqa: S101  # the same
         try:
@@ -199,14 +199,14 @@ class RequestPipeline:
             raise NotAuthenticated("the session has ended, or there was none")
         return session
 
-    def _check_authorities(self, request: web.Request) -> None:
+    def _check_cas_still_trusted(self, request: web.Request) -> None:
         """Close a connection that was opened while a CA was trusted that no longer is.
 
         Nobody knows whether that CA signed this certificate. Raises Problem 401.
         """
         context = request.get_extra_info("sslcontext")
         current = self.state.tls_context
-        if context is None or current is None or still_trusts_all_cas(current(), context):
+        if context is None or current is None or trusts_all_cas_of(current(), context):
             return
         self.state.reject_credentials(request, "client_ca_file has lost a CA since the handshake")
         problem = Problem(
@@ -309,7 +309,7 @@ def _concurrency_key(caller: Caller, request: web.Request) -> str:
     return connection_of(request).peer.network if caller is ANONYMOUS else caller.principal
 
 
-def _user_name(uid: int) -> str:
+def _user_name_from_uid(uid: int) -> str:
     import pwd  # noqa: PLC0415  # missing on Windows, like local sockets with known users
 
     try:

@@ -49,7 +49,7 @@ async def open_tcp_sockets(host: str, port: int) -> list[socket.socket]:
 
 
 @contextlib.contextmanager
-def automatic_socket(state_file: Path) -> Iterator[tuple[socket.socket, Path] | None]:
+def listen_on_automatic_socket(state_file: Path) -> Iterator[tuple[socket.socket, Path] | None]:
     """Listen on a local socket in the first place of `automatic_places` where one can be made.
 
     Yield the socket and its path. Yield None if there is no such place, and log what to do: without

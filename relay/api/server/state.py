@@ -127,7 +127,7 @@ class ServerState:
         if self.relay is not None:
             self.relay = relay
 
-    def end_streams(self, is_over: Callable[[str], bool]) -> None:
+    def end_streams_of(self, is_over: Callable[[str], bool]) -> None:
         """End the streams of the principals for whom this is true. They can connect again."""
         for wakeup, principal in list(self.stream_wakeups.items()):
             if is_over(principal):

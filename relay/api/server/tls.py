@@ -53,7 +53,7 @@ def make_server_context(settings: ServerTlsSettings) -> ssl.SSLContext:
     return context
 
 
-def still_trusts_all_cas(current: ssl.SSLContext, earlier: ssl.SSLContext) -> bool:
+def trusts_all_cas_of(current: ssl.SSLContext, earlier: ssl.SSLContext) -> bool:
     """Return whether the current context trusts every CA that an earlier one trusted."""
     return current is earlier or set(earlier.get_ca_certs(binary_form=True)) <= set(
         current.get_ca_certs(binary_form=True)

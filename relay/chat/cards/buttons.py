@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
-from relay.approvals.admission import authorize, hold_notice
+from relay.approvals.admission import authorize, hold_caveat
 from relay.approvals.request import Caller, DecisionKind, DecisionRequest, Right
 from relay.approvals.status import ApprovalStatus
 from relay.chat.cards.card import Button, Card, Link, Text
@@ -68,7 +68,7 @@ def _can_be_approved(status: ApprovalStatus) -> bool:
     return status.quorum is not None and not status.is_voting_closed and not is_settled
 
 
-def limit_buttons(card: Card, can: Collection[Right]) -> Card:
+def keep_permitted_buttons(card: Card, can: Collection[Right]) -> Card:
     """Return the card with the buttons for which these rights are enough."""
 
     def limited(buttons: Iterable[Button]) -> tuple[Button, ...]:
@@ -105,7 +105,7 @@ def confirmation_question(decision: DecisionKind, status: ApprovalStatus) -> Tex
         case "approve":
             return (f"{title}: it may begin within seconds, and cannot be taken back.",)
         case "hold":
-            return (f"{title}: {hold_notice(status)}.",)
+            return (f"{title}: {hold_caveat(status)}.",)
         case "release":
             return (
                 f"{title}: votes and rules are weighed again, and it may begin within seconds.",

@@ -15,7 +15,7 @@ from relay.approvals.request import Caller, DecisionKind, DecisionRequest, Right
 from relay.approvals.status import ApprovalStatus
 from relay.chat.cards.card import Text
 from relay.chat.cards.timeline import standing_holds_text
-from relay.chat.cards.wording import join_names, outcome_text, sentence
+from relay.chat.cards.wording import event_outcome_text, join_names, sentence
 from relay.events.cloudevent import CloudEvent
 from relay.events.timestamps import parse_timestamp
 
@@ -52,13 +52,13 @@ def blocking_reason(decision: DecisionKind, revision: str, status: ApprovalStatu
         return _conflict_text(decision, revision, status) or (sentence(refusal.reason),)
     if status.mode == "off":
         return ("Approvals are off: nothing can be decided now.",)
-    return _no_vote_needed(status) if decision == "approve" else None
+    return _no_vote_reason(status) if decision == "approve" else None
 
 
 def _conflict_text(decision: DecisionKind, revision: str, status: ApprovalStatus) -> Text | None:
     """Return what says more to a reader of the page than the reason of the refusal."""
     if not status.occurrence.live:
-        return (outcome_text(status.occurrence.outcome),)
+        return (event_outcome_text(status.occurrence.outcome),)
     if status.occurrence.event.is_started:
         return None
     closes_at = status.voting_closes_at if decision == "approve" else status.not_before
@@ -70,7 +70,7 @@ def _conflict_text(decision: DecisionKind, revision: str, status: ApprovalStatus
     return None
 
 
-def _no_vote_needed(status: ApprovalStatus) -> Text | None:
+def _no_vote_reason(status: ApprovalStatus) -> Text | None:
     if status.rule is None:
         return ("No rule allows this relay to approve it.",)
     if status.quorum is None:

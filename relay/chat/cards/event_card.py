@@ -1,6 +1,6 @@
 """The card of a message: what it says about one event, in the same words on every platform. Pure.
 
-`relay.chat.cards.grouped_card` makes the card for several events; `message_card` chooses.
+`relay.chat.cards.grouped_card` makes the card for several events; `single_or_grouped_card` chooses.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from relay.chat.cards.card import Card, Link, PrincipalRef, Text
 from relay.chat.cards.grouped_card import grouped_card
 from relay.chat.cards.wording import (
     MAX_NAMES,
+    event_outcome_text,
     event_title,
     event_tone,
     impact_text,
     join_names,
-    outcome_text,
     proceeds_notice,
     runbooks_of,
     time_left,
@@ -43,7 +43,7 @@ _STATE_NOTES = {
 }
 
 
-def message_card(
+def single_or_grouped_card(
     statuses: Sequence[ApprovalStatus], *, link: Link | None, code: str | None
 ) -> Card:
     """Return the card of a message about one event or several."""
@@ -58,13 +58,13 @@ def next_refresh_time(statuses: Iterable[ApprovalStatus]) -> datetime | None:
         time
         for status in statuses
         if status.occurrence.live
-        for time in _times_shown(status)
+        for time in _content_change_times(status)
         if time is not None and time > status.now
     ]
     return min(times, default=None)
 
 
-def _times_shown(status: ApprovalStatus) -> Iterator[datetime | None]:
+def _content_change_times(status: ApprovalStatus) -> Iterator[datetime | None]:
     """Yield the times at which what a message says about a live event becomes wrong."""
     if status.is_open:
         yield status.voting_closes_at
@@ -99,7 +99,7 @@ def event_card(status: ApprovalStatus, *, link: Link | None, code: str | None) -
     return Card(
         title=event_title(status),
         tone=event_tone(status),
-        summary=_summary_text(status),
+        summary=_begin_or_outcome_text(status),
         facts=(*_event_facts(status), *_approval_facts(status)),
         notes=tuple(notes),
         buttons=buttons,
@@ -109,10 +109,10 @@ def event_card(status: ApprovalStatus, *, link: Link | None, code: str | None) -
     )
 
 
-def _summary_text(status: ApprovalStatus) -> Text:
+def _begin_or_outcome_text(status: ApprovalStatus) -> Text:
     not_before = status.not_before
     if not status.occurrence.live:
-        return (outcome_text(status.occurrence.outcome),)
+        return (event_outcome_text(status.occurrence.outcome),)
     if status.occurrence.event.is_started:
         return ("Azure has begun.",)
     if not_before is None:

@@ -13,8 +13,8 @@ from relay.chat.cards.card import PrincipalRef, Text
 from relay.chat.cards.wording import (
     MAX_NAMES,
     UNNAMED_MACHINES,
+    event_outcome_text,
     join_names,
-    outcome_text,
     sentence,
 )
 from relay.events.cloudevent import CloudEvent
@@ -106,12 +106,12 @@ def _event_sentence(name: str, data: Mapping[str, Any]) -> Text:
             approved = ", as this relay had approved" if data["approvedByRelay"] else ""
             return (f"Azure began{approved}.",)
         case "event.ended":
-            return (outcome_text(data["outcome"]),)
+            return (event_outcome_text(data["outcome"]),)
         case "approval.recorded" | "approval.granted" | "approval.refused":
             return _decision_sentence(name, data)
         case "approval.voided":
             reason = _VOID_REASONS.get(data["why"], data["why"])
-            return (f"The votes count no more: {reason}{_waits(data, 'waitedFor')}.",)
+            return (f"The votes count no more: {reason}{_limit_waits_clause(data, 'waitedFor')}.",)
         case "approval.reminder":
             return reminder_sentence(data)
         case "standing-hold.created" | "standing-hold.ended" | "standing-hold.expired":
@@ -189,7 +189,9 @@ def _decision_sentence(name: str, data: Mapping[str, Any]) -> Text:
     count = f", {votes}" if data["decision"] == "approve" and data["required"] else ""
     reason = f" (“{data['reason']}”)" if data["reason"] else ""
     notice = f" {sentence(data['notice'])}" if "notice" in data else ""
-    waits = f" It is approved{_waits(data, 'waitingFor')}." if "waitingFor" in data else ""
+    waits = (
+        f" It is approved{_limit_waits_clause(data, 'waitingFor')}." if "waitingFor" in data else ""
+    )
     text = f" {_DECISIONS[data['decision']]}{count}{reason}.{waits}{notice}"
     return (principal, text, *standing_holds_text(data), dry_run)
 
@@ -204,7 +206,7 @@ def standing_holds_text(data: Mapping[str, Any]) -> Text:
     return (*text, " (standing hold).") if text else ()
 
 
-def _waits(data: Mapping[str, Any], field: str) -> str:
+def _limit_waits_clause(data: Mapping[str, Any], field: str) -> str:
     """Return for which limits an event waits, or waited, as the end of a sentence."""
     limits = join_names([wait["limit"] for wait in data.get(field, ())])
     if not limits:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 
-from relay.approvals.admission import hold_notice
+from relay.approvals.admission import hold_caveat
 from relay.approvals.limits import LIMIT_NOTICE, describe_waits
 from relay.approvals.status import ApprovalStatus
 from relay.chat.cards.card import Text, Tone
@@ -78,7 +78,7 @@ def runbooks_of(statuses: Iterable[ApprovalStatus]) -> tuple[tuple[str, str], ..
     return tuple(dict.fromkeys((name, url) for name, url in found if url is not None))
 
 
-def outcome_text(outcome: str | None) -> str:
+def event_outcome_text(outcome: str | None) -> str:
     """Return how an event ended; ``outcome`` is that of ``event.ended``."""
     return _OUTCOMES.get(outcome or "unknown", _UNKNOWN_OUTCOME)
 
@@ -110,7 +110,7 @@ def time_left(status: ApprovalStatus, until: datetime | None) -> str | None:
     it is edited then. None if no time is known, or nobody need answer: what is approved is over
     before the time matters.
     """
-    deadline = _deadline(status)
+    deadline = _answer_deadline(status)
     if deadline is None or until is None or not status.is_open or status.is_approved:
         return None
     seconds = (deadline - status.now).total_seconds()
@@ -132,7 +132,7 @@ def _minutes_text(minutes: int) -> str:
 
 def time_left_changes_at(status: ApprovalStatus) -> datetime | None:
     """Return when `time_left` changes next; None: it does not."""
-    deadline = _deadline(status)
+    deadline = _answer_deadline(status)
     if deadline is None or time_left(status, deadline) is None:
         return None
     days = range(2 * _DAY, (deadline - status.now).days * _DAY + 1, _DAY)
@@ -140,7 +140,7 @@ def time_left_changes_at(status: ApprovalStatus) -> datetime | None:
     return min((moment for moment in moments if moment > status.now), default=None)
 
 
-def _deadline(status: ApprovalStatus) -> datetime | None:
+def _answer_deadline(status: ApprovalStatus) -> datetime | None:
     """Return until when people can answer: while votes are missing, until voting closes."""
     if status.votes_missing and not status.is_voting_closed:
         return status.voting_closes_at
@@ -155,7 +155,7 @@ def proceeds_notice(statuses: Iterable[ApprovalStatus], *, can_hold: bool) -> It
     open_statuses = [status for status in statuses if status.is_open]
     held = [status for status in open_statuses if status.is_held]
     if held:
-        yield from dict.fromkeys((sentence(hold_notice(status)),) for status in held)
+        yield from dict.fromkeys((sentence(hold_caveat(status)),) for status in held)
     elif can_hold:
         yield (WHAT_HOLD_DOES,)
     if any(status.waiting_for for status in open_statuses):

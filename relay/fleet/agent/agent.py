@@ -21,7 +21,7 @@ from relay.fleet.agent.report_sink import NamesThisVm, ReportSink
 from relay.fleet.agent.start_orders import DocumentReader, StartOrders, StartRequestSender
 from relay.fleet.agent.votes import Votes
 from relay.fleet.messages import (
-    HubState,
+    HubScopeState,
     Pulse,
     StartOrder,
     StartResult,
@@ -37,7 +37,7 @@ AFFIRM_SPREAD = 1.0
 """Seconds over which agents spread what they affirm."""
 
 
-class AgentSource(DocumentReader, Protocol):
+class AgentPoller(DocumentReader, Protocol):
     """The poller of this VM, as an agent uses it."""
 
     last_document: Document | None
@@ -84,7 +84,7 @@ class Agent(CommandHandler):
         self._machine = machine
         self._clock = clock
         self._chance = chance
-        self._source: AgentSource | None = None
+        self._source: AgentPoller | None = None
         self._orders: StartOrders | None = None
         self._disputed: set[str] = set()
         """EventIds that this VM showed when the hub said that somebody says gone."""
@@ -94,7 +94,7 @@ class Agent(CommandHandler):
         self.votes = Votes(self._publish_vote)
         self._pulses = Pulses(self._make_pulse, self._send_pulse, clock, chance=chance)
 
-    def attach_source(self, source: AgentSource, sender: StartRequestSender) -> None:
+    def attach_source(self, source: AgentPoller, sender: StartRequestSender) -> None:
         """From now on pulses tell what the source sees, and orders can be carried out."""
         self._source = source
         self._orders = StartOrders(
@@ -142,8 +142,8 @@ class Agent(CommandHandler):
         self._pulses.request()
 
     @override
-    def take_state(self, state: HubState) -> None:
-        self.report_sink.take_state(state)
+    def take_hub_state(self, state: HubScopeState) -> None:
+        self.report_sink.take_hub_state(state)
         disputed = self._live_among(state.ending)
         if disputed:
             self._disputed.update(disputed)

@@ -25,8 +25,8 @@ from relay.amqp.connection import HEARTBEAT, SETUP_TIMEOUT, Connection, keep_con
 from relay.amqp.deliveries import (
     QUEUE_DELETED,
     Deliveries,
+    make_delivery_buffer,
     open_consuming_channel,
-    watch_channel,
 )
 from relay.amqp.event_message import content_header
 from relay.amqp.failures import ConnectionFailure, broker_message
@@ -41,7 +41,7 @@ from relay.events.tracing import SpanContext, parse_traceparent
 from relay.fleet.messages import (
     MAX_BODY_BYTES,
     Content,
-    HubState,
+    HubScopeState,
     PulseRequest,
     StartOrder,
     VoteAnswer,
@@ -89,7 +89,7 @@ class CommandHandler(Protocol):
     def take_pulse_request(self) -> None:
         """The hub wants a pulse now."""
 
-    def take_state(self, state: HubState) -> None:
+    def take_hub_state(self, state: HubScopeState) -> None:
         """The hub tells the scope what it knows."""
 
 
@@ -179,7 +179,7 @@ class AgentLink:
             connection, channel, exchange=self._exchange, key=key, event=event, user=self._user
         )
 
-    async def _keep_publishing(self, connection: Connection) -> NoReturn:
+    async def _keep_publish_channel_open(self, connection: Connection) -> NoReturn:
         broker = host_port(connection.url)
         while True:
             async with asyncio.timeout(SETUP_TIMEOUT):
@@ -190,9 +190,9 @@ class AgentLink:
     # --- the connection
 
     async def _serve(self, connection: Connection) -> NoReturn:
-        self._user = _user_of(connection.url)
+        self._user = _user_of_url(connection.url)
         tasks = [
-            asyncio.create_task(self._keep_publishing(connection), name="agent: publish"),
+            asyncio.create_task(self._keep_publish_channel_open(connection), name="agent: publish"),
             asyncio.create_task(self._keep_listening(connection), name="agent: listen"),
         ]
         try:
@@ -261,7 +261,7 @@ class AgentLink:
 
         Raises Deferred.
         """
-        deliveries = watch_channel(channel, queue)
+        deliveries = make_delivery_buffer(channel, queue)
         try:
             for key in self._keys:
                 await channel.queue_bind(queue, self._commands, key)
@@ -294,14 +294,14 @@ class AgentLink:
         """Return what the hub says. Raises UnusableMessage if the message is not the hub's."""
         key = check_command(message, self._commands, self._keys, self._settings.hub_user)
         content = parse_message(message.body)
-        if isinstance(content, HubState) is not (key == state_key(self._origin.scope)):
+        if isinstance(content, HubScopeState) is not (key == state_key(self._origin.scope)):
             raise UnusableMessage(f"it is of another kind than its routing key {key}")
         return content
 
     def _hand_over(self, content: Content, trace: SpanContext | None) -> None:
         match content:
-            case HubState():
-                self._handler.take_state(content)
+            case HubScopeState():
+                self._handler.take_hub_state(content)
             case StartOrder():
                 self._handler.take_order(content, trace)
             case VoteAnswer():
@@ -332,7 +332,7 @@ async def _make_queue(channel: AbstractChannel) -> str:
     return str(declared.queue)
 
 
-def _user_of(url: URL) -> str:
+def _user_of_url(url: URL) -> str:
     """Return the user whom the messages name. Raises Deferred if the URL does not name it."""
     if url.user:
         return url.user

@@ -17,7 +17,7 @@ from relay.errors import Rejected, Superseded
 from relay.events.build import Origin
 from relay.events.cloudevent import CloudEvent
 from relay.events.timestamps import parse_timestamp
-from relay.fleet.messages import HubState
+from relay.fleet.messages import HubScopeState
 from relay.fleet.routing import relay_word, report_key
 from relay.sinks import Receipt, SinkSettings
 
@@ -87,7 +87,7 @@ class ReportSink:
         """States of the hub arrive from now on."""
         self._listening_since = self._clock.monotonic()
 
-    def take_state(self, state: HubState) -> None:
+    def take_hub_state(self, state: HubScopeState) -> None:
         """Remember what the hub knows. It replaces what the hub said before."""
         self._told = frozenset(state.told)
         self._ending = frozenset(event_id.lower() for event_id in state.ending)
@@ -96,7 +96,10 @@ class ReportSink:
                 self.mark_reported(event_id)
         self._state_at = self._clock.monotonic()
         for event, wait_is_over in self._copies.values():
-            if not self._may_be_copy(event) or self._reason_to_leave_out(event) is not None:
+            if (
+                not self._may_be_reported_by_others(event)
+                or self._reason_to_leave_out(event) is not None
+            ):
                 wait_is_over.set()
 
     def mark_reported(self, event_id: str) -> None:
@@ -114,8 +117,8 @@ class ReportSink:
         if not event.name.startswith(("event.", "relay.")):
             # A relay without a fleet recorded it here for a sink with the same name.
             raise Rejected("an agent reports no decisions: the hub makes them")
-        if self._may_be_copy(event):
-            await self._wait_for_copy(event)
+        if self._may_be_reported_by_others(event):
+            await self._let_others_report_first(event)
         if event.name.startswith("event."):
             # Before the message is out: the hub may have it even if no confirm comes.
             self.mark_reported(_event_id(event))
@@ -124,14 +127,14 @@ class ReportSink:
             self._reported.pop(_event_id(event).lower(), None)
         return Receipt()
 
-    def _may_be_copy(self, event: CloudEvent) -> bool:
+    def _may_be_reported_by_others(self, event: CloudEvent) -> bool:
         """Whether the hub may have the same from another agent of the scope."""
         if not event.name.startswith("event.") or self._names_this_vm(event.data["resources"]):
             return False
         # The hub waits for the end from each agent from which it has heard of the event.
         return event.name != "event.ended" or _event_id(event).lower() not in self._reported
 
-    async def _wait_for_copy(self, event: CloudEvent) -> None:
+    async def _let_others_report_first(self, event: CloudEvent) -> None:
         """Return after a random time. Raises Superseded once the hub has the event."""
         if not self._hears_hub:
             return
@@ -139,7 +142,7 @@ class ReportSink:
         self._copies[event.id] = event, wait_is_over
         try:
             reason = self._reason_to_leave_out(event)
-            seconds = self._copy_wait(event)
+            seconds = self._seconds_to_wait_for_others(event)
             if reason is None and seconds > 0:
                 await wait_for_event(wait_is_over, self._clock, seconds)
                 reason = self._reason_to_leave_out(event)
@@ -148,7 +151,7 @@ class ReportSink:
         if reason is not None:
             raise Superseded(reason)
 
-    def _copy_wait(self, event: CloudEvent) -> float:
+    def _seconds_to_wait_for_others(self, event: CloudEvent) -> float:
         """Return the seconds that this agent waits for others.
 
         They count from when the agent recorded the event and could hear the hub. So an event that
@@ -173,7 +176,7 @@ class ReportSink:
         if event.id in self._told:
             return "the hub has it from another agent"
         if event.name == "event.ended" and _event_id(event).lower() in self._ending:
-            if not self._may_be_copy(event):
+            if not self._may_be_reported_by_others(event):
                 return None  # the hub waits for the word of this agent
             return "the hub knows from another agent that the event is gone"
         return None

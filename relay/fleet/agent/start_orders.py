@@ -62,7 +62,7 @@ class DatedRead(Protocol):
         """The events."""
 
     @property
-    def date(self) -> datetime | None:
+    def imds_time(self) -> datetime | None:
         """The time of IMDS, without the fraction of its second; None if it gave none."""
 
     @property
@@ -159,7 +159,7 @@ class StartOrders:
             return
         received = _ReceivedOrder(order, self._clock.now(), self._clock.monotonic(), trace)
         if received.key in self._results:
-            self._send(self._results[received.key])
+            self._queue_result(self._results[received.key])
             return
         pending = [*self._waiting, *filter(None, [self._current])]
         if any(other.key == received.key for other in pending):
@@ -202,7 +202,7 @@ class StartOrders:
                 self._remember(self._current, result)
                 self._trace(self._current, result)
                 self._current = None
-                self._send(result)
+                self._queue_result(result)
             await self._order_came.wait()
 
     def _remember(self, received: _ReceivedOrder, result: StartResult) -> None:
@@ -251,7 +251,7 @@ class StartOrders:
         except SourceError as error:
             reason = f"the document could not be read, nothing was sent: {error.reason}"
             return _result(received, "failed", reason)
-        if read.date is None:
+        if read.imds_time is None:
             reason = "IMDS gave no Date with the document, nothing was sent"
             return _result(received, "failed", reason)
         key = received.order.event_id.lower()
@@ -260,11 +260,11 @@ class StartOrders:
             return _result(received, "changed", "the event is not in the document any more")
         if reason := _difference(received.order, event):
             return _result(received, "changed", reason)
-        early = (received.order.deadline - read.date).total_seconds() - MAX_LIFETIME
+        early = (received.order.deadline - read.imds_time).total_seconds() - MAX_LIFETIME
         if early > MAX_HUB_AHEAD:
             reason = f"by the clock of IMDS the deadline is {early:.1f} s too far away"
             return _result(received, "stale", reason)
-        return await self._start(received, event, read, read.date)
+        return await self._start(received, event, read, read.imds_time)
 
     async def _start(
         self, received: _ReceivedOrder, event: ScheduledEvent, read: DatedRead, date: datetime
@@ -309,7 +309,7 @@ class StartOrders:
 
     # --- results
 
-    def _send(self, result: StartResult) -> None:
+    def _queue_result(self, result: StartResult) -> None:
         self._unsent.append(result)
         self._result_came.set()
 

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Any
 
-from relay.approvals.decision_handler import DecidedElsewhere
+from relay.approvals.decision_handler import NotDecidedHere
 from relay.approvals.engine import ApprovalEngine
 from relay.approvals.request import DecisionAnswer, DecisionRequest
 from relay.approvals.standing_hold_admission import CreateRequest, EndRequest
@@ -116,12 +116,12 @@ class HubDecisions:
         return await self._votes.submit(request)
 
     async def create_standing_hold(self, _request: CreateRequest) -> DecisionAnswer:
-        """Raise DecidedElsewhere."""
-        raise DecidedElsewhere(_STANDING_HOLDS)
+        """Raise NotDecidedHere."""
+        raise NotDecidedHere(_STANDING_HOLDS)
 
     async def end_standing_hold(self, _request: EndRequest) -> DecisionAnswer:
-        """Raise DecidedElsewhere."""
-        raise DecidedElsewhere(_STANDING_HOLDS)
+        """Raise NotDecidedHere."""
+        raise NotDecidedHere(_STANDING_HOLDS)
 
     async def standing_holds(
         self,
@@ -130,17 +130,17 @@ class HubDecisions:
         *,
         only_open: bool,  # noqa: ARG002  # of the protocol
     ) -> tuple[list[StandingHold], bool]:
-        """Raise DecidedElsewhere."""
-        raise DecidedElsewhere(_STANDING_HOLDS)
+        """Raise NotDecidedHere."""
+        raise NotDecidedHere(_STANDING_HOLDS)
 
     async def find_standing_hold(self, _hold_id: str) -> StandingHold | None:
-        """Raise DecidedElsewhere."""
-        raise DecidedElsewhere(_STANDING_HOLDS)
+        """Raise NotDecidedHere."""
+        raise NotDecidedHere(_STANDING_HOLDS)
 
     async def mode(self) -> Mode:
         """Return off: this relay decides nothing."""
         return "off"
 
     async def set_mode(self, _mode: Mode, _principal: str) -> Mode:
-        """Raise DecidedElsewhere."""
-        raise DecidedElsewhere("this relay is an agent: set the mode of approvals on the hub")
+        """Raise NotDecidedHere."""
+        raise NotDecidedHere("this relay is an agent: set the mode of approvals on the hub")

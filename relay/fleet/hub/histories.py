@@ -92,17 +92,17 @@ class Histories:
                 if history.ended_at is None:
                     yield (scope, key), history
 
-    def ending_in(self, scope: str) -> list[str]:
+    def ending_event_ids(self, scope: str) -> list[str]:
         """Return the EventIds of a scope that may have ended."""
         return sorted(key for of_scope, key in self.ending if of_scope == scope)
 
-    def awaited_in(self, scope: str) -> list[str]:
+    def agents_awaited_in(self, scope: str) -> list[str]:
         """Return the agents whose last words still show events of a scope that may have ended."""
         of_scope = self.of_scope(scope)
         return sorted(
             {
                 agent
-                for key in self.ending_in(scope)
+                for key in self.ending_event_ids(scope)
                 for agent, word in of_scope[key].words.items()
                 if word.state is not None
             }
@@ -121,7 +121,7 @@ class Histories:
 
 def read_histories(tx: Transaction, names: Collection[EventName]) -> list[StoredHistory]:
     """Work for the store: return what it holds about these events."""
-    keys = {tx.keys.key(scope, event_id): (scope, event_id) for scope, event_id in names}
+    keys = {tx.keys.make_key(scope, event_id): (scope, event_id) for scope, event_id in names}
     sightings = tx.fleet.sightings(list(keys))
     # Of most events that are asked for, nobody has said anything yet. A fleet has many agents.
     known = tx.fleet.agents() if sightings else []
@@ -155,7 +155,9 @@ def sighting_row(event_key: str, relay: str, word: LastWord) -> SightingRow:
     )
 
 
-def changed_words(before: EventHistory | None, after: EventHistory) -> Mapping[str, LastWord]:
+def find_changed_last_words(
+    before: EventHistory | None, after: EventHistory
+) -> Mapping[str, LastWord]:
     """Return the words that say something new. A word that was only repeated is not stored."""
     old = before.words if before is not None else {}
     return {
@@ -182,7 +184,9 @@ def _word(row: SightingRow, agent: AgentRow | None) -> LastWord:
 
 
 def _steps(tx: Transaction, event_key: str) -> Iterator[tuple[ScheduledEvent, datetime] | datetime]:
-    for event in tx.journal.changes(event_key, "", PageLimit(_MAX_CHANGES, _MAX_CHANGES_BYTES)):
+    for event in tx.journal.event_changes_since(
+        event_key, "", PageLimit(_MAX_CHANGES, _MAX_CHANGES_BYTES)
+    ):
         at = _time(event)
         yield at if event.name == "event.ended" else (ScheduledEvent.from_fields(event.data), at)
 

@@ -1,4 +1,10 @@
-"""The hub: it reads what agents publish, and hands it to the parts that merge and decide."""
+"""The hub: it reads what agents publish, and hands it to the parts that merge and decide.
+
+Agents publish reports, which are events that they recorded, and pulses, which list the events in
+their document at intervals. Either becomes a `Word` about one event: its state, or `Gone`. `merge`
+makes one history of the words of all agents. It ends an event some time after the first agent said
+that it is gone (``first_gone_at``), unless an agent says later that it still sees the event.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +21,7 @@ from aiormq.abc import DeliveredMessage
 from relay.amqp.approval_message import UnusableMessage
 from relay.clock import Clock
 from relay.errors import DeliveryError, StoreUnavailable
-from relay.events.build import Origin, ReportRelayEvent
+from relay.events.build import Origin, RecordRelayEvent
 from relay.events.cloudevent import CloudEvent
 from relay.events.model import ScheduledEvent
 from relay.fleet.hub.histories import EventName, Histories
@@ -25,16 +31,16 @@ from relay.fleet.hub.merge import (
     Gone,
     IsFresh,
     Word,
+    document_times_of_pulse,
     estimate_seen,
-    pulse_times,
-    pulse_words,
     repeats_last_state,
+    split_pulse_by_event,
 )
 from relay.fleet.hub.merger import EventMerger, Heard
 from relay.fleet.hub.roster import Agent, Roster
 from relay.fleet.hub.roster_keeper import RosterKeeper
-from relay.fleet.hub.scope_states import ScopeStates
-from relay.fleet.hub.source import FleetSource
+from relay.fleet.hub.scope_states import HubStateSender
+from relay.fleet.hub.source_health import FleetSourceHealth
 from relay.fleet.messages import (
     MAX_LIVE_EVENTS,
     Pulse,
@@ -47,7 +53,7 @@ from relay.fleet.messages import (
 from relay.fleet.routing import Sender, check_report, command_key
 from relay.fleet.settings import HubSettings, TrustDomain
 from relay.fleet.topology import fleet_exchange
-from relay.outbox.event_keys import EventKeys
+from relay.outbox.event_keys import EventKeyFormat
 from relay.outbox.sqlite import Store
 
 MAX_VOTES_AT_ONCE = 200
@@ -57,8 +63,10 @@ PULSE_GRACE = 5.0
 ENOUGH_WITNESSES = 3
 """Agents that show an event and can act. The hub awaits the end of the event from each of them."""
 OBJECTION_DELAY = timedelta(seconds=1)
-"""How long after an agent said gone a pulse does not show the event: its VM may poll next.
-Agents that see it after that say so (`relay.fleet.agent.agent.AFFIRM_DELAY`)."""
+"""How long after the first agent said that an event is gone pulses that show it are ignored.
+
+Their documents may be older. An agent that still sees the event then says so again after
+`relay.fleet.agent.agent.AFFIRM_DELAY`, which is longer."""
 MAX_PUT_OFF = 2 * MAX_LIVE_EVENTS
 """Words of an agent that wait for its reports. Of more, the oldest go: the next pulse says them."""
 COMPLAINT_INTERVAL = 60.0
@@ -66,7 +74,7 @@ COMPLAINT_INTERVAL = 60.0
 MAX_COMPLAINTS = 10_000
 """Agents whose last such event is remembered."""
 
-_KEYS = EventKeys(with_scope=True)
+_KEYS = EventKeyFormat(with_scope=True)
 _log = logging.getLogger(__name__)
 
 
@@ -76,7 +84,7 @@ class StartResultHandler(Protocol):
     def on_result(self, sender: Sender, result: StartResult) -> None:
         """An agent has answered a start order."""
 
-    def on_heard(self, scope: str, relay: str) -> None:
+    def on_agent_message_recorded(self, scope: str, relay: str) -> None:
         """What an agent said has been merged and recorded."""
 
 
@@ -106,7 +114,7 @@ class _Report:
 
 
 @dataclass(frozen=True, slots=True)
-class _DoubtfulPulse:
+class _PostponedPulseWords:
     """What pulses of an agent say and its reports did not say; ``due`` is monotonic."""
 
     due: float
@@ -123,27 +131,27 @@ class Hub:
         origin: Origin,
         store: Store,
         clock: Clock,
-        report: ReportRelayEvent,
+        report: RecordRelayEvent,
         on_unusable: Callable[[str | None, str], None],
     ) -> None:
         """``on_unusable`` counts and logs a message: its RabbitMQ user, and why it is unusable."""
         self.link = HubLink(settings, origin, self, clock)
-        self.source = FleetSource(clock, report)
+        self.source = FleetSourceHealth(clock, report)
         self.reports = 0
         """Reports about events that were read, copies included."""
         self.pulses = 0
         """Pulses that were read."""
         self._keeper = RosterKeeper(
-            origin, store, clock, on_upkeep=self._listen, on_lost=self.forget
+            origin, store, clock, on_upkeep=self._note_listening, on_lost=self.forget
         )
         self._histories = Histories()
-        self._states = ScopeStates(
+        self._states = HubStateSender(
             origin,
             _KEYS,
             clock,
             self.link.send_transient,
-            self._histories.ending_in,
-            self._histories.awaited_in,
+            self._histories.ending_event_ids,
+            self._histories.agents_awaited_in,
         )
         self._merger = EventMerger(
             origin,
@@ -151,10 +159,10 @@ class Hub:
             _KEYS,
             clock,
             self._histories,
-            freshness=self._freshness,
+            freshness=self._make_freshness_check,
             listens=self._is_listening,
-            on_change=self._states.request,
-            on_ended=self._on_ended,
+            on_change=self._states.send_soon,
+            on_ended=self._on_merged_event_ended,
         )
         self._exchange = fleet_exchange(settings.exchange)
         self._domains: Sequence[TrustDomain] = settings.domains
@@ -168,10 +176,10 @@ class Hub:
         self._vote_slots = asyncio.Semaphore(MAX_VOTES_AT_ONCE)
         self._tasks: asyncio.TaskGroup | None = None
         self._complained_at: dict[tuple[str, str], float] = {}
-        self._doubtful: dict[tuple[str, str], _DoubtfulPulse] = {}
+        self._doubtful: dict[tuple[str, str], _PostponedPulseWords] = {}
         self._unsaved: list[tuple[Settlements, int]] = []
         """Messages whose content is only in memory: the state file cannot be written."""
-        store.listeners.recorded.append(self._states.note_told)
+        store.listeners.recorded.append(self._states.note_recorded_events)
         store.listeners.write_error_changed.append(self._on_write_error_changed)
 
     def use_domains(self, domains: Sequence[TrustDomain]) -> None:
@@ -179,7 +187,7 @@ class Hub:
         self._domains = domains
 
     @property
-    def copies(self) -> int:
+    def redundant_reports(self) -> int:
         """Reports that said nothing new: other agents had said it before."""
         return self._merger.copies
 
@@ -189,10 +197,10 @@ class Hub:
         return self._keeper.roster
 
     def _is_listening(self, now: datetime) -> bool:
-        return self.roster.listens(now)
+        return self.roster.is_hub_listening(now)
 
-    def _freshness(self, scope: str, now: datetime) -> IsFresh:
-        return self.roster.may_speak(scope, now)
+    def _make_freshness_check(self, scope: str, now: datetime) -> IsFresh:
+        return self.roster.make_freshness_check(scope, now)
 
     def attach(
         self,
@@ -222,8 +230,8 @@ class Hub:
         async with asyncio.TaskGroup() as group:
             self._tasks = group
             group.create_task(self.link.run(), name="hub: link")
-            group.create_task(self.source.watch(), name="hub: source")
-            group.create_task(self._merger.run(), name="hub: ends of events")
+            group.create_task(self.source.watch_connection(), name="hub: source")
+            group.create_task(self._merger.end_events_when_due(), name="hub: ends of events")
             group.create_task(self._states.run(lambda: self.roster.scopes), name="hub: states")
             group.create_task(self._keeper.run(), name="hub: roster")
             group.create_task(self._merge_doubtful_pulses(), name="hub: doubtful pulses")
@@ -234,26 +242,28 @@ class Hub:
 
     async def forget(self, agent: Agent) -> None:
         """Remove an agent that is gone for good. Events that only it shows end."""
-        await self._merger.forget(agent.scope, agent.relay, lambda: self._keeper.forget(agent))
+        await self._merger.forget_agent(
+            agent.scope, agent.relay, lambda: self._keeper.forget(agent)
+        )
 
     # --- messages of agents
 
     def on_connected(self) -> None:
         """The hub hears its agents from now on."""
         self.source.on_connected()
-        self._listen()
+        self._note_listening()
         for scope in self.roster.scopes:
-            self._states.request(scope)
+            self._states.send_soon(scope)
 
     def on_disconnected(self) -> None:
         """The hub does not hear its agents any more."""
         self.source.on_disconnected()
-        self.roster.stop_listening()
+        self.roster.note_connection_lost()
 
-    def _listen(self) -> None:
+    def _note_listening(self) -> None:
         """Note that the hub listens; after a pause, let agents that disagree have their time."""
-        if self.link.is_connected and self.roster.listen(self._clock.now()):
-            self._merger.wait_again()
+        if self.link.is_connected and self.roster.note_hub_listening(self._clock.now()):
+            self._merger.request_wait_restart()
 
     async def take_reports(
         self, messages: Sequence[DeliveredMessage], settlements: Settlements
@@ -278,19 +288,21 @@ class Hub:
                 settlements.acknowledge(tag)
         if reports:
             await self._merge_reports(reports)
-            self._settle(reports, settlements)
+            self._acknowledge_when_saved(reports, settlements)
         for tag, sender, vote in votes:  # the event that it is about is recorded now
             await self._start_vote(sender, vote, tag, settlements)
 
     async def _merge_reports(self, reports: Sequence[_Report]) -> None:
         about_relays = [report.event for report in reports if report.is_about_relay]
-        heard = [self._hear_report(report) for report in reports if not report.is_about_relay]
+        heard = [
+            self._extract_report_word(report) for report in reports if not report.is_about_relay
+        ]
         self.reports += len(heard)
-        await self._merger.take(heard, about_relays)
+        await self._merger.merge_heard(heard, about_relays)
         for report in reports:
             self._on_recorded_word(report.sender.scope, report.sender.relay)
 
-    def _settle(self, reports: Sequence[_Report], settlements: Settlements) -> None:
+    def _acknowledge_when_saved(self, reports: Sequence[_Report], settlements: Settlements) -> None:
         """Acknowledge what is on disk. The rest stays in the queue until it is."""
         for report in reports:
             if self._store.write_error is None:
@@ -298,19 +310,19 @@ class Hub:
             else:
                 self._unsaved.append((settlements, report.tag))
 
-    def _on_ended(self, name: EventName) -> None:
+    def _on_merged_event_ended(self, name: EventName) -> None:
         self._spawn(self._forget_terminated(name), "hub: terminated agents")
 
     async def _forget_terminated(self, name: EventName) -> None:
         """Forget the agents whose VMs Azure has deleted. One that is heard again comes back."""
         scope, event_id = name
-        key = _KEYS.key(scope, event_id)
+        key = _KEYS.make_key(scope, event_id)
         try:
             ended = await self._store.read(lambda tx: tx.snapshot.find(key))
         except StoreUnavailable:
             return  # the agents are forgotten after they were silent for long
         if ended is not None and ended.outcome == "completed":
-            for agent in self.roster.terminated(scope, ended.event):
+            for agent in self.roster.agents_terminated_by(scope, ended.event):
                 await self.forget(agent)
 
     async def take_pulses(self, messages: Sequence[DeliveredMessage]) -> None:
@@ -329,9 +341,9 @@ class Hub:
             agent = self.roster.note_pulse(sender, received.origin.relay, received.content, now)
             self._keeper.note_changed(agent)
             senders.append(sender)
-            heard += self._hear_pulse(sender, received, received.content)
-        doubtful = await self._merger.take(heard, only_quiet=True) if heard else []
-        self._put_off(doubtful)
+            heard += self._extract_pulse_words(sender, received, received.content)
+        doubtful = await self._merger.merge_heard(heard, only_quiet=True) if heard else []
+        self._defer_doubtful_pulses(doubtful)
         put_off = {(word.name[0], word.relay) for word in doubtful}
         for sender in senders:
             if (sender.scope, sender.relay) not in put_off:
@@ -339,9 +351,9 @@ class Hub:
 
     def _on_recorded_word(self, scope: str, relay: str) -> None:
         if self._results is not None:
-            self._results.on_heard(scope, relay)
+            self._results.on_agent_message_recorded(scope, relay)
 
-    def _hear_pulse(
+    def _extract_pulse_words(
         self, sender: Sender, received: ReceivedMessage, pulse: Pulse
     ) -> Iterator[Heard]:
         """Yield the words that a pulse stands for."""
@@ -351,9 +363,9 @@ class Hub:
         incarnations = {
             event["eventId"].lower(): event["documentIncarnation"] for event in pulse.live or ()
         }
-        observed_at, seen = pulse_times(pulse, received.at, self._clock.now())
-        for event_id, word in pulse_words(sender.relay, pulse, histories):
-            if self._is_superfluous(sender, word, histories.get(event_id)):
+        observed_at, seen = document_times_of_pulse(pulse, received.at, self._clock.now())
+        for event_id, word in split_pulse_by_event(sender.relay, pulse, histories):
+            if self._would_only_delay_end(sender, word, histories.get(event_id)):
                 continue
             yield Heard(
                 name=(sender.scope, event_id),
@@ -364,12 +376,15 @@ class Hub:
                 incarnation=incarnations.get(event_id),
             )
 
-    def _is_superfluous(self, sender: Sender, word: Word, history: EventHistory | None) -> bool:
+    def _would_only_delay_end(
+        self, sender: Sender, word: Word, history: EventHistory | None
+    ) -> bool:
         """Whether a word of a pulse would only delay the end of an event.
 
-        The end waits for every agent that has shown the event. So if enough agents show it, the
-        hub does not take the word of another. Only agents of the same trust domain count: those of
-        another could otherwise hide the event from the hub.
+        The merge waits with the end for every agent that has shown the event. So if enough agents
+        show it, the hub ignores another that shows the same state. Only agents of the same trust
+        domain count: those of another could otherwise hide the event from the hub. Shortly after
+        the first agent said that the event is gone, a pulse may show an older document.
         """
         if history is None or not repeats_last_state(history, word):
             return False
@@ -378,7 +393,7 @@ class Hub:
             # Before it, the clock was set back, and nobody knows how long the end has waited.
             is_early = timedelta(0) <= now - first_gone_at < OBJECTION_DELAY
             if is_early:  # the agent may have connected after the last state, and must object
-                self._states.request(sender.scope)
+                self._states.send_soon(sender.scope)
             return is_early
         if sender.relay in history.words:
             return False
@@ -390,7 +405,7 @@ class Hub:
         )
         return len(list(islice(able, ENOUGH_WITNESSES))) == ENOUGH_WITNESSES
 
-    def _put_off(self, doubtful: Sequence[Heard]) -> None:
+    def _defer_doubtful_pulses(self, doubtful: Sequence[Heard]) -> None:
         """Merge what pulses know and reports did not say only after reports had time to arrive.
 
         Pulses overtake reports, and a report says more: each state, and how an event ended.
@@ -398,7 +413,7 @@ class Hub:
         due = self._clock.monotonic() + PULSE_GRACE
         for word in doubtful:
             agent = (word.name[0], word.relay)
-            words = self._doubtful.setdefault(agent, _DoubtfulPulse(due)).words
+            words = self._doubtful.setdefault(agent, _PostponedPulseWords(due)).words
             words.pop(word.name, None)
             words[word.name] = word
             if len(words) > MAX_PUT_OFF:
@@ -415,7 +430,7 @@ class Hub:
             words = {agent: list(self._doubtful.pop(agent).words.values()) for agent in due}
             for agent, heard in words.items():
                 try:
-                    await self._merger.take(heard)
+                    await self._merger.merge_heard(heard)
                 except Exception:  # noqa: BLE001  # the next pulse of the agent says the same
                     _log.exception("internal error: a pulse of %s was dropped", "/".join(agent))
                 else:
@@ -427,7 +442,7 @@ class Hub:
         try:
             key, sender = check_report(message, self._exchange, self._domains)
             received = read_message(message.body)
-            received.require_key(key)
+            received.require_matching_key(key)
             self._refuse_own_origin(received)
         except UnusableMessage as error:
             self._on_unusable(message.header.properties.user_id, str(error))
@@ -435,7 +450,7 @@ class Hub:
                 self._complain(sender, str(error))
             return None
         except Exception:  # noqa: BLE001  # one message must not stop the others
-            _log.exception("internal error: a message of an agent was dead-lettered")
+            _log.exception("internal error: a message of an agent could not be read")
             return None
         self.source.polls += 1
         if not isinstance(received.content, Pulse):
@@ -461,11 +476,11 @@ class Hub:
                 del self._complained_at[next(iter(self._complained_at))]
             self._report(
                 "relay.dead-lettered",
-                f"a message of agent {sender.relay} of scope {sender.scope} cannot be used and was "
-                f"dead-lettered: {reason}",
+                f"a message of agent {sender.relay} of scope {sender.scope} cannot be used: "
+                f"{reason}",
             )
 
-    def _hear_report(self, report: _Report) -> Heard:
+    def _extract_report_word(self, report: _Report) -> Heard:
         """Return the word that a reported change stands for."""
         sender, data = report.sender, report.event.data
         agent = self.roster.agent(sender.scope, sender.relay)

@@ -20,12 +20,12 @@ from pamqp.commands import Basic
 from relay.amqp.broker_url import host_port
 from relay.amqp.cancellation import raise_if_cancelled
 from relay.amqp.connection import HEARTBEAT, SETUP_TIMEOUT, Connection, keep_connected
-from relay.amqp.deliveries import Deliveries, open_consuming_channel, watch_channel
+from relay.amqp.deliveries import Deliveries, make_delivery_buffer, open_consuming_channel
 from relay.amqp.event_message import content_header
 from relay.amqp.failures import ConnectionFailure, broker_message
 from relay.amqp.publish_channel import PublishChannel
 from relay.amqp.publisher import ConfirmedPublisher
-from relay.amqp.topology import declare_topology, unknown_parts
+from relay.amqp.topology import declare_topology, describe_unchecked_parts
 from relay.amqp.transient import is_open, publish_transient
 from relay.clock import Clock
 from relay.errors import Deferred, DeliveryError
@@ -199,7 +199,7 @@ class HubLink:
             topology = fleet_topology(self._settings.exchange)
             unknown = await declare_topology(connection, topology, self._settings.declare)
             publish_channel = await PublishChannel.open(connection, self._commands)
-            pulses = await self._start_pulses(connection)
+            pulses = await self._start_consuming_pulses(connection)
         raise_if_cancelled()
         broker = host_port(connection.url)
         tasks = [
@@ -209,7 +209,7 @@ class HubLink:
         ]
         try:
             self._state_log.log(
-                logging.INFO, "fleet: connected to %s%s", broker, unknown_parts(unknown)
+                logging.INFO, "fleet: connected to %s%s", broker, describe_unchecked_parts(unknown)
             )
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -264,7 +264,7 @@ class HubLink:
             for message in batch:
                 await self._take_reports([message], settlements)
 
-    async def _start_pulses(self, connection: Connection) -> Deliveries:
+    async def _start_consuming_pulses(self, connection: Connection) -> Deliveries:
         """Take pulses from now on, and nobody else. So a fleet has one hub. Raises Deferred."""
         queue = pulse_queue(self._settings.exchange)
         channel = await open_consuming_channel(connection, MAX_BATCH)
@@ -297,7 +297,7 @@ async def _start_consuming(
     ``prefetch`` is None if messages need no acknowledgement. Then the queue is for this consumer
     alone. Raises Deferred.
     """
-    deliveries = watch_channel(channel, queue)
+    deliveries = make_delivery_buffer(channel, queue)
     is_exclusive = prefetch is None
     if prefetch is not None:
         await channel.basic_qos(prefetch_count=prefetch)

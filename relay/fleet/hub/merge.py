@@ -56,7 +56,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import NamedTuple, TypeAlias
 
 from relay.events.build import state_digest
@@ -71,6 +71,7 @@ CLOCK_TOLERANCE = timedelta(seconds=5)
 """How far the times of two agents may be wrong to each other."""
 NO_PLACE = -1
 """The place of an agent whose word is about an earlier occurrence, or about none that is known."""
+_NEVER = datetime.min.replace(tzinfo=UTC)
 
 IsFresh: TypeAlias = Callable[[str], bool]
 """Whether the hub has heard of an agent of the scope lately. The agent is named by its word."""
@@ -112,7 +113,7 @@ class LastWord:
         return self.state is None and self.place != NO_PLACE
 
 
-class Step(NamedTuple):
+class ToldState(NamedTuple):
     """A state that was told. ``seen`` is when the agent that reported it saw it."""
 
     state: str
@@ -129,7 +130,7 @@ class EventHistory:
     gone and the hub waits for those that show it.
     """
 
-    path: tuple[Step, ...]
+    path: tuple[ToldState, ...]
     started: bool
     returned: bool = False
     ended_at: datetime | None = None
@@ -211,17 +212,17 @@ def apply_report(
         return _begin(agent, word, observed_at, seen, earlier=None)
     last = history.words.get(agent)
     if last is not None:
-        if _is_repeat(last, observed_at, seen, now):
+        if _is_older_than_last(last, observed_at, seen, now):
             return history, None
         seen = max(seen, last.seen)  # the order of one agent's words is known
     if isinstance(word, Gone):
         return _apply_gone(history, agent, word, observed_at, seen, now, fresh)
     if history.ended_at is not None and _has_returned(history, last, seen):
         return _begin(agent, word, observed_at, seen, earlier=history)
-    return _apply_live(history, agent, word, observed_at, seen, now, fresh)
+    return _apply_live_event(history, agent, word, observed_at, seen, now, fresh)
 
 
-def pulse_words(
+def split_pulse_by_event(
     agent: str, pulse: Pulse, histories: Mapping[str, EventHistory]
 ) -> Iterator[tuple[str, Word]]:
     """Yield the words that a pulse stands for, with the EventId in lower case of each.
@@ -254,7 +255,9 @@ def repeats_last_state(history: EventHistory, word: Word) -> bool:
     )
 
 
-def pulse_times(pulse: Pulse, sent_at: datetime, now: datetime) -> tuple[datetime, datetime]:
+def document_times_of_pulse(
+    pulse: Pulse, sent_at: datetime, now: datetime
+) -> tuple[datetime, datetime]:
     """Return ``observed_at`` and ``seen`` of the words of a pulse: when its document was read."""
     poll_age = timedelta(seconds=pulse.poll_age or 0.0)
     seen = estimate_seen(sent_at, now, pulse.clock_offset)
@@ -280,24 +283,25 @@ def forget_agent(
 
 
 def next_timer(history: EventHistory) -> datetime | None:
-    """Return when `apply_timer` is due, by the clock of the hub; None: never."""
+    """Return when `end_if_still_gone` is due, by the clock of the hub; None: never."""
     if history.first_gone_at is None or history.ended_at is not None:
         return None
     return history.first_gone_at + END_WAIT
 
 
-def apply_timer(
+def end_if_still_gone(
     history: EventHistory, now: datetime, fresh: IsFresh
 ) -> tuple[EventHistory, News | None]:
     """End the event if nobody has shown it for `END_WAIT` since an agent said that it is gone.
 
-    Only a hub that listens may call this (`Roster.listens`): agents may say what it does not hear.
+    Only a hub that listens may call this (`Roster.is_hub_listening`): agents may say what it does
+    not hear.
     """
     due = next_timer(history)
     if due is None or now < due:
         return history, None
     gone = [agent for agent, word in history.words.items() if word.says_gone]
-    if not any(map(fresh, gone)) or _is_outdated(history, _newest_gone(history)):
+    if not any(map(fresh, gone)) or _was_seen_after_gone(history, _newest_gone_time(history)):
         return replace(history, first_gone_at=None), None
     return _end(history, now)
 
@@ -313,8 +317,8 @@ def restore_history(
     """Make the history from what the state file holds. Return None if it holds nothing.
 
     ``steps`` are the ``event.*`` about the EventId in the journal, oldest first: the state and its
-    time, or for ``event.ended`` the time alone. ``first_gone_at`` is only in memory. `restart_wait`
-    sets it if that is lost.
+    time, or for ``event.ended`` the time alone. ``first_gone_at`` is only in memory.
+    `wait_again_for_agents` sets it if that is lost.
     """
     history: EventHistory | None = None
     for step in steps:
@@ -322,7 +326,7 @@ def restore_history(
             history = None if history is None else replace(history, ended_at=step)
             continue
         event, seen = step
-        new = Step(state_digest(event), seen)
+        new = ToldState(state_digest(event), seen)
         if history is None or history.ended_at is not None:
             returned = history is not None
             history = EventHistory(path=(new,), started=event.is_started, returned=returned)
@@ -334,7 +338,7 @@ def restore_history(
     return replace(history, words=dict(words), first_gone_at=first_gone_at)
 
 
-def restart_wait(history: EventHistory, now: datetime) -> EventHistory:
+def wait_again_for_agents(history: EventHistory, now: datetime) -> EventHistory:
     """Wait once more for the agents that show the event, if others say that it is gone.
 
     Do this after each time without a connection to the broker: they could not say so then.
@@ -367,7 +371,7 @@ def _begin(
     state = state_digest(event)
     words = {} if earlier is None else earlier.words
     history = EventHistory(
-        path=(Step(state, seen),),
+        path=(ToldState(state, seen),),
         started=event.is_started,
         returned=earlier is not None,
         words={
@@ -378,7 +382,9 @@ def _begin(
     return Merged(history, Appeared(event, seen))
 
 
-def _is_repeat(last: LastWord, observed_at: datetime, seen: datetime, now: datetime) -> bool:
+def _is_older_than_last(
+    last: LastWord, observed_at: datetime, seen: datetime, now: datetime
+) -> bool:
     """Whether a word is older than the last one of its agent."""
     if observed_at >= last.at:
         return False
@@ -397,7 +403,7 @@ def _has_returned(history: EventHistory, last: LastWord | None, seen: datetime) 
     return seen > history.ended_at + MAX_LAG
 
 
-def _apply_live(
+def _apply_live_event(
     history: EventHistory,
     agent: str,
     event: ScheduledEvent,
@@ -411,7 +417,7 @@ def _apply_live(
     if (
         history.ended_at is not None
         or state == history.state
-        or _is_about_earlier(history, last, state, seen)
+        or _is_about_earlier_occurrence(history, last, state, seen)
     ):
         return _note_live(history, agent, state, observed_at, seen)
     showing = {
@@ -430,7 +436,7 @@ def _apply_live(
     is_overtaken = shown > seen + CLOCK_TOLERANCE
     if not is_overdue and (is_ahead or is_overtaken):
         return _note_live(history, agent, state, observed_at, seen)
-    path = (*history.path, Step(state, seen))
+    path = (*history.path, ToldState(state, seen))
     history = replace(history, path=path, started=history.started or event.is_started)
     after, _ = _note_live(history, agent, state, observed_at, seen, place=len(path) - 1)
     return Merged(after, Changed(event, seen))
@@ -446,18 +452,20 @@ def _note_live(
 ) -> Merged:
     """Take down a live word. ``place`` is known if it is news."""
     if place is None:
-        place = _new_place(history, history.words.get(agent), state, seen)
+        place = _agent_place_on_path(history, history.words.get(agent), state, seen)
     word = LastWord(state=state, place=place, at=observed_at, seen=seen)
     history = replace(history, words={**history.words, agent: word})
-    if history.is_ending and _shows(word, _newest_gone(history)):
+    if history.is_ending and _shows(word, _newest_gone_time(history)):
         history = replace(history, first_gone_at=None)
     return Merged(history, None)
 
 
-def _new_place(history: EventHistory, last: LastWord | None, state: str, seen: datetime) -> int:
+def _agent_place_on_path(
+    history: EventHistory, last: LastWord | None, state: str, seen: datetime
+) -> int:
     """Return the place of an agent after a live word that is no news."""
     place = NO_PLACE if last is None else last.place
-    if _is_about_earlier(history, last, state, seen):
+    if _is_about_earlier_occurrence(history, last, state, seen):
         return place
     found = _find_place(history, last, state, seen)
     return place if found is None else found
@@ -482,7 +490,7 @@ def _find_place(
     return found[-1] if found else None
 
 
-def _is_about_earlier(
+def _is_about_earlier_occurrence(
     history: EventHistory, last: LastWord | None, state: str, seen: datetime
 ) -> bool:
     """Whether a live word is about an earlier occurrence of the event."""
@@ -520,8 +528,8 @@ def _apply_gone(
     history = replace(history, words={**history.words, agent: word})
     if history.ended_at is not None or not word.says_gone:
         return Merged(history, None)
-    newest = _newest_gone(history)
-    if _is_outdated(history, newest):
+    newest = _newest_gone_time(history)
+    if _was_seen_after_gone(history, newest):
         return Merged(history, None)
     live = [(name, word) for name, word in history.words.items() if word.state is not None]
     if not any(fresh(name) for name, _ in live):
@@ -542,19 +550,19 @@ def _end(history: EventHistory, now: datetime) -> Merged:
     return Merged(replace(history, ended_at=news.seen, first_gone_at=None), news)
 
 
-def _newest_gone(history: EventHistory) -> datetime | None:
-    return max((word.seen for word in history.words.values() if word.says_gone), default=None)
+def _newest_gone_time(history: EventHistory) -> datetime:
+    """Return when an agent last saw that the event was gone; `_NEVER` if no agent says so."""
+    return max((word.seen for word in history.words.values() if word.says_gone), default=_NEVER)
 
 
-def _is_outdated(history: EventHistory, newest_gone: datetime | None) -> bool:
+def _was_seen_after_gone(history: EventHistory, newest_gone: datetime) -> bool:
     """Whether an agent, fresh or not, saw the event later than anybody saw that it was gone."""
-    live = (word.seen for word in history.words.values() if word.state is not None)
-    newest_live = max(live, default=None)
-    if newest_live is None or newest_gone is None:
-        return newest_gone is None
-    return newest_live > newest_gone + CLOCK_TOLERANCE
+    return any(
+        word.state is not None and word.seen > newest_gone + CLOCK_TOLERANCE
+        for word in history.words.values()
+    )
 
 
-def _shows(word: LastWord, newest_gone: datetime | None) -> bool:
+def _shows(word: LastWord, newest_gone: datetime) -> bool:
     """Whether a last word shows the event still, and is not much older than the newest gone."""
-    return word.state is not None and (newest_gone is None or word.seen >= newest_gone - MAX_LAG)
+    return word.state is not None and word.seen + MAX_LAG >= newest_gone

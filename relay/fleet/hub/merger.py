@@ -19,7 +19,7 @@ from relay.events.cloudevent import CloudEvent
 from relay.fleet.hub.histories import (
     EventName,
     Histories,
-    changed_words,
+    find_changed_last_words,
     live_names,
     read_histories,
     sighting_row,
@@ -32,13 +32,13 @@ from relay.fleet.hub.merge import (
     News,
     Word,
     apply_report,
-    apply_timer,
+    end_if_still_gone,
     forget_agent,
     next_timer,
-    restart_wait,
+    wait_again_for_agents,
 )
 from relay.ingest.recorder import EventDeparture, EventNews, EventSighting, Recorder
-from relay.outbox.event_keys import EventKeys
+from relay.outbox.event_keys import EventKeyFormat
 from relay.outbox.fleet import SightingRow
 from relay.outbox.sqlite import Store
 from relay.outbox.transaction import Transaction
@@ -67,7 +67,7 @@ class Heard:
 
 
 @dataclass(slots=True)
-class _Batch:
+class _MergeResults:
     """New histories, and what is to be recorded because of them."""
 
     histories: dict[EventName, EventHistory] = field(default_factory=dict)
@@ -76,7 +76,7 @@ class _Batch:
     forgotten: tuple[str, str] | None = None
     """The scope and relay word of an agent that is gone for good."""
 
-    def add(
+    def add_merge_result(
         self,
         name: EventName,
         history: EventHistory,
@@ -104,7 +104,7 @@ class EventMerger:
         self,
         origin: Origin,
         store: Store,
-        keys: EventKeys,
+        keys: EventKeyFormat,
         clock: Clock,
         histories: Histories,
         *,
@@ -140,7 +140,7 @@ class EventMerger:
         for item in stored:
             self._histories.put(item.name, item.history)
 
-    async def take(
+    async def merge_heard(
         self,
         heard: Sequence[Heard],
         relay_events: Sequence[CloudEvent] = (),
@@ -149,7 +149,7 @@ class EventMerger:
     ) -> list[Heard]:
         """Merge words, and record what is new, and what agents report about themselves.
 
-        ``only_quiet``: merge only words that tell nothing new, and return the others.
+        ``only_quiet``: merge only words from which no event follows, and return the others.
         """
         others: list[Heard] = []
         for first in range(0, max(len(heard), 1), MAX_WORDS):
@@ -163,7 +163,7 @@ class EventMerger:
         others: list[Heard] = []
         async with self._lock:
             await self._load_missing({word.name for word in heard})
-            now, batch = self._clock.now(), _Batch(relay_events=relay_events)
+            now, batch = self._clock.now(), _MergeResults(relay_events=relay_events)
             for word in heard:
                 before = batch.histories.get(word.name) or self._histories.get(word.name)
                 after, news = apply_report(
@@ -180,26 +180,26 @@ class EventMerger:
                     continue
                 self.copies += word.is_report and news is None
                 if after is not None:
-                    batch.add(word.name, after, news, word.incarnation)
+                    batch.add_merge_result(word.name, after, news, word.incarnation)
             await self._write(batch)
         return others
 
-    async def forget(self, scope: str, relay: str, on_forgotten: Callable[[], None]) -> None:
+    async def forget_agent(self, scope: str, relay: str, on_forgotten: Callable[[], None]) -> None:
         """Remove an agent that is gone for good. Events that only it shows end."""
         async with self._lock:
-            now, batch = self._clock.now(), _Batch(forgotten=(scope, relay))
+            now, batch = self._clock.now(), _MergeResults(forgotten=(scope, relay))
             for event_id, history in self._histories.of_scope(scope).items():
                 if relay in history.words:
-                    batch.add((scope, event_id), *forget_agent(history, relay, now))
+                    batch.add_merge_result((scope, event_id), *forget_agent(history, relay, now))
             on_forgotten()
             await self._write(batch)
 
-    def wait_again(self) -> None:
+    def request_wait_restart(self) -> None:
         """Let the agents that disagree about an end have their time again: nobody heard them."""
         self._must_wait_again = True
         self._timer_wake.set()
 
-    async def run(self) -> NoReturn:
+    async def end_events_when_due(self) -> NoReturn:
         """End the events whose agents agree, or have had their time to disagree."""
         while True:
             self._timer_wake.clear()
@@ -214,10 +214,10 @@ class EventMerger:
             await wait_for_event(self._timer_wake, self._clock, seconds)
 
     def _restart_waits(self, now: datetime) -> None:
-        batch = _Batch()
+        batch = _MergeResults()
         for name, history in self._histories.live():
-            batch.add(name, restart_wait(history, now), None)
-        self._remember(batch)
+            batch.add_merge_result(name, wait_again_for_agents(history, now), None)
+        self._apply_batch_in_memory(batch)
         for scope in {scope for scope, _ in self._histories.ending}:
             self._on_change(scope)  # it asks the agents whether the event is still there
 
@@ -225,18 +225,18 @@ class EventMerger:
         """Apply the timers that are due. Return when the next is due.
 
         None is due while nobody can be heard: agents could not say that an event is still there.
-        `wait_again` follows.
+        `request_wait_restart` follows.
         """
-        batch, due = _Batch(), []
+        batch, due = _MergeResults(), []
         if not self._listens(now):
             return None
         for name in self._histories.ending:
             history = self._histories.get(name)
             if history is None:
                 continue
-            after, news = apply_timer(history, now, self._freshness(name[0], now))
+            after, news = end_if_still_gone(history, now, self._freshness(name[0], now))
             if after is not history:
-                batch.add(name, after, news)
+                batch.add_merge_result(name, after, news)
             moment = next_timer(after)
             if moment is not None:
                 due.append(moment)
@@ -244,11 +244,11 @@ class EventMerger:
             await self._write(batch)
         return min(due, default=None)
 
-    async def _write(self, batch: _Batch) -> None:
+    async def _write(self, batch: _MergeResults) -> None:
         """Store the result of a merge, then take it into the memory."""
         sightings = list(self._changed_sightings(batch))
         if not (sightings or batch.news or batch.relay_events or batch.forgotten):
-            self._remember(batch)
+            self._apply_batch_in_memory(batch)
             return
         now = self._clock.now()
 
@@ -261,9 +261,9 @@ class EventMerger:
             if batch.forgotten is not None:
                 tx.fleet.forget_agent(*batch.forgotten)
 
-        await self._transact(work, lambda: self._remember(batch))
+        await self._transact(work, lambda: self._apply_batch_in_memory(batch))
 
-    def _remember(self, batch: _Batch) -> None:
+    def _apply_batch_in_memory(self, batch: _MergeResults) -> None:
         """Take the result of a merge into the memory, and say which scopes it concerns."""
         scopes = {news.scope for news in batch.news}
         for name, history in batch.histories.items():
@@ -280,10 +280,10 @@ class EventMerger:
         if self._histories.ending:
             self._timer_wake.set()
 
-    def _changed_sightings(self, batch: _Batch) -> Iterable[SightingRow]:
+    def _changed_sightings(self, batch: _MergeResults) -> Iterable[SightingRow]:
         for name, after in batch.histories.items():
-            for relay, word in changed_words(self._histories.get(name), after).items():
-                yield sighting_row(self._keys.key(*name), relay, word)
+            for relay, word in find_changed_last_words(self._histories.get(name), after).items():
+                yield sighting_row(self._keys.make_key(*name), relay, word)
 
     async def _transact(
         self, work: Callable[[Transaction], None], then: Callable[[], None]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Literal
 
-from relay.events.machine_names import scale_set_names, with_prefix
+from relay.events.machine_names import add_underscored_names, other_instance_names
 from relay.events.model import ScheduledEvent
 from relay.fleet.messages import Pulse
 from relay.fleet.routing import Sender, relay_word
@@ -70,7 +70,7 @@ class Agent:
         """Whether ``Resources`` names the VM of this agent."""
         if self.names is not None:
             return any(resource.lower() in self.names for resource in resources)
-        names = with_prefix(frozenset({self.relay, *scale_set_names(self.relay)}))
+        names = add_underscored_names(frozenset({self.relay, *other_instance_names(self.relay)}))
         return any(relay_word(resource) in names for resource in resources)
 
 
@@ -91,27 +91,27 @@ class Roster:
 
     # --- what the hub hears
 
-    def listen(self, now: datetime) -> bool:
+    def note_hub_listening(self, now: datetime) -> bool:
         """Note that the hub listens. Call this at least twice a minute while it is connected.
 
         Return True if it did not listen before: agents may have said what nobody heard. Silence
-        counts from then on, and the merge has to wait once more (`merge.restart_wait`).
+        counts from then on, and the merge has to wait once more (`merge.wait_again_for_agents`).
         """
-        listened = self.listens(now)
+        listened = self.is_hub_listening(now)
         self._listened_at = now
         if listened:
             return False
         self._listening_since = now
         for agent in self:  # the clock may have been set back
-            self._put(_heard_at_most(agent, now))
+            self._put(_clamp_heard_times(agent, now))
         return True
 
-    def listens(self, now: datetime) -> bool:
+    def is_hub_listening(self, now: datetime) -> bool:
         """Whether the hub has listened without a pause until now."""
         before = self._listened_at
         return before is not None and before <= now <= before + MAX_LISTEN_PAUSE
 
-    def stop_listening(self) -> None:
+    def note_connection_lost(self) -> None:
         """Note that the hub has lost its connection."""
         self._listening_since = self._listened_at = None
 
@@ -153,7 +153,7 @@ class Roster:
         """Return what is known about an agent."""
         return self._agents.get(scope, {}).get(relay)
 
-    def agents_of(self, scope: str) -> list[Agent]:
+    def agents_of_scope(self, scope: str) -> list[Agent]:
         """Return the agents of a scope."""
         return list(self._agents.get(scope, {}).values())
 
@@ -174,7 +174,7 @@ class Roster:
             return "fresh"
         return "silent" if self.is_silent(agent, now) else "unknown"
 
-    def may_speak(self, scope: str, now: datetime) -> Callable[[str], bool]:
+    def make_freshness_check(self, scope: str, now: datetime) -> Callable[[str], bool]:
         """Return the test of freshness for `merge`: whether an agent is known and not silent.
 
         An agent that the hub has not heard of since it connected may still show an event.
@@ -194,21 +194,23 @@ class Roster:
             if all(self.is_silent(agent, now) for agent in agents.values())
         )
 
-    def lost(self, now: datetime) -> list[Agent]:
+    def agents_to_forget(self, now: datetime) -> list[Agent]:
         """Return the agents to forget because they were silent for `FORGOTTEN_AFTER`."""
         return [agent for agent in self if self._silence(agent, now) >= FORGOTTEN_AFTER]
 
-    def terminated(self, scope: str, event: ScheduledEvent) -> list[Agent]:
+    def agents_terminated_by(self, scope: str, event: ScheduledEvent) -> list[Agent]:
         """Return the agents to forget because an event that has ended deleted their VMs."""
         if (event.event_type or "").lower() != "terminate":
             return []
-        return [agent for agent in self.agents_of(scope) if agent.is_named_in(event.resources)]
+        return [
+            agent for agent in self.agents_of_scope(scope) if agent.is_named_in(event.resources)
+        ]
 
     def with_wrong_clocks(self, now: datetime) -> list[Agent]:
         """Return the fresh agents whose clocks are wrong."""
         return [agent for agent in self if self.is_fresh(agent, now) and agent.is_clock_wrong]
 
-    def choose(
+    def choose_agents(
         self,
         scope: str,
         resources: Collection[str],
@@ -223,7 +225,7 @@ class Roster:
         """
         able = [
             agent
-            for agent in self.agents_of(scope)
+            for agent in self.agents_of_scope(scope)
             if self.can_act(agent, now) and (among is None or agent.relay in among)
         ]
         return sorted(able, key=lambda agent: _rank(agent, resources))
@@ -242,7 +244,7 @@ class Roster:
     # --- inside
 
     def _silence(self, agent: Agent, now: datetime) -> timedelta:
-        if self._listening_since is None or not self.listens(now):
+        if self._listening_since is None or not self.is_hub_listening(now):
             return timedelta(0)
         return now - max(agent.last_heard, self._listening_since)
 
@@ -274,7 +276,7 @@ def _rank(agent: Agent, resources: Collection[str]) -> tuple[bool, float, float,
     )
 
 
-def _heard_at_most(agent: Agent, now: datetime) -> Agent:
+def _clamp_heard_times(agent: Agent, now: datetime) -> Agent:
     return replace(
         agent,
         first_heard=min(agent.first_heard, now),

@@ -70,7 +70,7 @@ class RosterKeeper:
             now = self._clock.now()
             self._report_silence(now)
             self._report_wrong_clocks(now)
-            for agent in self.roster.lost(now):
+            for agent in self.roster.agents_to_forget(now):
                 await self._on_lost(agent)
             known = frozenset((agent.scope, agent.relay) for agent in self.roster)
             if known != self._known_agents:
@@ -91,21 +91,23 @@ class RosterKeeper:
     def _report_silence(self, now: datetime) -> None:
         silent = self.roster.silent_scopes(now)
         for scope in sorted(silent - self._silent_scopes):
-            count = len(self.roster.agents_of(scope))
+            count = len(self.roster.agents_of_scope(scope))
             reason = (
                 f"no agent of scope {scope} has been heard of for "
                 f"{FRESH_FOR.total_seconds():g} s: none of its events starts or ends, until one is"
             )
             self._record_about_scope("relay.silent", scope, reason, count, now)
         # A scope is not silent either if the hub hears nobody now, or has forgotten all its agents.
-        heard = {scope for scope in self._silent_scopes - silent if self._hears(scope, now)}
+        heard = {
+            scope for scope in self._silent_scopes - silent if self._is_scope_heard(scope, now)
+        }
         for scope in sorted(heard):
             reason = f"an agent of scope {scope} is heard of again"
             self._record_about_scope("relay.source-recovered", scope, reason, 1, now)
         self._silent_scopes = (self._silent_scopes - heard) & self.roster.scopes | silent
 
-    def _hears(self, scope: str, now: datetime) -> bool:
-        return any(self.roster.is_fresh(agent, now) for agent in self.roster.agents_of(scope))
+    def _is_scope_heard(self, scope: str, now: datetime) -> bool:
+        return any(self.roster.is_fresh(agent, now) for agent in self.roster.agents_of_scope(scope))
 
     def _report_wrong_clocks(self, now: datetime) -> None:
         agents = self.roster.with_wrong_clocks(now)

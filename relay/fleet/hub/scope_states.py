@@ -10,10 +10,10 @@ from typing import NoReturn
 from relay.clock import Clock, wait_for_event
 from relay.events.build import Origin
 from relay.events.cloudevent import CloudEvent
-from relay.fleet.messages import MAX_TOLD, HubState
+from relay.fleet.messages import MAX_TOLD, HubScopeState
 from relay.fleet.routing import state_key
 from relay.outbox import RecordedEvent
-from relay.outbox.event_keys import EventKeys
+from relay.outbox.event_keys import EventKeyFormat
 
 STATE_INTERVAL = 60.0
 """Seconds between two states of a scope in which nothing happens."""
@@ -24,35 +24,35 @@ TOLD_FOR = 15.0
 _IDLE_CHECK_INTERVAL = 5.0
 
 
-class ScopeStates:
+class HubStateSender:
     """Sends a state to a scope soon after something was told there, and else each minute."""
 
     def __init__(
         self,
         origin: Origin,
-        keys: EventKeys,
+        keys: EventKeyFormat,
         clock: Clock,
         send: Callable[[str, CloudEvent], None],
-        ending_in: Callable[[str], Sequence[str]],
-        awaited_in: Callable[[str], Sequence[str]],
+        ending_event_ids: Callable[[str], Sequence[str]],
+        agents_awaited_in: Callable[[str], Sequence[str]],
     ) -> None:
         """``send`` publishes with a routing key; a state may be lost.
 
-        ``ending_in`` returns the EventIds of a scope that may have ended, ``awaited_in`` the agents
-        that still show one of them.
+        ``ending_event_ids`` returns the EventIds of a scope that may have ended,
+        ``agents_awaited_in`` the agents that still show one of them.
         """
         self._origin = origin
         self._keys = keys
         self._clock = clock
         self._send = send
-        self._ending_in = ending_in
-        self._awaited_in = awaited_in
+        self._ending_event_ids = ending_event_ids
+        self._agents_awaited_in = agents_awaited_in
         self._told: dict[str, deque[tuple[float, str]]] = {}
         self._sent_at: dict[str, float] = {}
         self._due: set[str] = set()
         self._wake = asyncio.Event()
 
-    def note_told(self, events: Sequence[RecordedEvent]) -> None:
+    def note_recorded_events(self, events: Sequence[RecordedEvent]) -> None:
         """Remember the ids of events that were recorded."""
         now = self._clock.monotonic()
         for event in events:
@@ -60,7 +60,7 @@ class ScopeStates:
             if scope is not None and event.name.startswith("event."):
                 self._told.setdefault(scope, deque(maxlen=MAX_TOLD)).append((now, event.id))
 
-    def request(self, scope: str) -> None:
+    def send_soon(self, scope: str) -> None:
         """Send a state to the agents of a scope soon."""
         if self._may_send(scope, self._clock.monotonic()):
             self._send_now(scope)
@@ -93,11 +93,11 @@ class ScopeStates:
     def _send_now(self, scope: str) -> None:
         now, at = self._clock.monotonic(), self._clock.now()
         self._sent_at[scope] = now
-        state = HubState(
+        state = HubScopeState(
             hub_time=at,
             told=self._told_ids(scope, now),
-            ending=tuple(self._ending_in(scope)),
-            awaited=tuple(self._awaited_in(scope)),
+            ending=tuple(self._ending_event_ids(scope)),
+            awaited=tuple(self._agents_awaited_in(scope)),
         )
         self._send(state_key(scope), state.to_event(self._origin, at))
 

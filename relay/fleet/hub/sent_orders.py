@@ -72,12 +72,12 @@ class SentOrder:
         return self.result.result if self.result is not None else "unanswered"
 
     @property
-    def is_accepted(self) -> bool:
+    def is_accepted_by_imds(self) -> bool:
         """Whether IMDS accepted the StartRequest."""
         return self.result is not None and self.result.result == "accepted"
 
     @property
-    def is_unexecuted(self) -> bool:
+    def is_confirmed_unexecuted(self) -> bool:
         """Whether the agent says that it sent nothing."""
         return self.result is not None and self.result.result in ("changed", "stale")
 
@@ -131,7 +131,9 @@ class SentOrders:
 
     def accepted(self, event_key: str, grant: int) -> SentOrder | None:
         """Return the order for a grant whose StartRequest IMDS accepted."""
-        return next((order for order in self.of_grant(event_key, grant) if order.is_accepted), None)
+        return next(
+            (order for order in self.of_grant(event_key, grant) if order.is_accepted_by_imds), None
+        )
 
     def executable_until(self, event_key: str, monotonic: float) -> float | None:
         """Return until when an order about an event can be carried out; None: none can."""
@@ -156,7 +158,7 @@ class SentOrders:
             key = (order.scope, order.agent, order.grant, order.attempt)
             result = results.pop(key, None)
             if result is not None:
-                self._end_late(order, result)
+                self._end_with_late_result(order, result)
 
     def take_result(self, sender: Sender, result: StartResult) -> None:
         """Take the result of an order. Only that of the agent that got the order counts."""
@@ -171,11 +173,11 @@ class SentOrders:
         elif order.is_awaited:
             order.end(result)
         else:
-            self._end_late(order, result)
+            self._end_with_late_result(order, result)
 
-    def _end_late(self, order: SentOrder, result: StartResult) -> None:
+    def _end_with_late_result(self, order: SentOrder, result: StartResult) -> None:
         order.end(result)
-        if order.is_accepted:
+        if order.is_accepted_by_imds:
             _log.warning(
                 "fleet: IMDS accepted a StartRequest, but the answer came late (%s). "
                 "No other is sent for the grant",

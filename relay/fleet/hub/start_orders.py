@@ -29,9 +29,9 @@ from relay.approvals import ClaimedGrant
 from relay.clock import Clock, wait_for_event
 from relay.errors import (
     DeliveryError,
-    NotDelivered,
     SourceRefused,
     SourceUnavailable,
+    StartRequestNotDelivered,
     StoreUnavailable,
 )
 from relay.events.build import Origin
@@ -97,7 +97,7 @@ class _GrantedEvent:
 
 
 @dataclass(slots=True)
-class _Question:
+class _AwaitedPulse:
     """A request to agents to say what they see.
 
     ``suffices`` says whether it is enough if this agent shows the event.
@@ -112,8 +112,8 @@ class _Question:
 class OrderPort:
     """The `StartRequestPort` of a hub.
 
-    The intake of the hub calls `on_result` for each result, and `on_heard` for each other message
-    once what it says is recorded.
+    The intake of the hub calls `on_result` for each result, and `on_agent_message_recorded` for
+    each other message once what it says is recorded.
     """
 
     max_shared = 1
@@ -147,7 +147,7 @@ class OrderPort:
         self._earlier_settled_at = clock.monotonic() + SETTLED_AFTER
         """When nobody can carry out an order any more that an earlier process sent."""
         self._events: dict[str, _GrantedEvent] = {}
-        self._questions: dict[str, _Question] = {}
+        self._questions: dict[str, _AwaitedPulse] = {}
         self._returned: dict[str, set[str]] = {}
         """The agents of each scope that an order did not reach, until they are heard again."""
         self._failed_at: dict[str, dict[str, float]] = {}
@@ -161,7 +161,7 @@ class OrderPort:
         """Take the result of an order. The sender is checked by its routing key and user."""
         self.orders.take_result(sender, result)
 
-    def on_heard(self, scope: str, relay: str) -> None:
+    def on_agent_message_recorded(self, scope: str, relay: str) -> None:
         """Note that a pulse or report of an agent came, and that what it says is recorded.
 
         The roster knows of the message already.
@@ -172,10 +172,10 @@ class OrderPort:
             if not returned:
                 del self._returned[scope]
         question = self._questions.get(scope)
-        if question is not None and self._answers(question, scope, relay):
+        if question is not None and self._is_answered_by(question, scope, relay):
             question.answered.set()
 
-    def _answers(self, question: _Question, scope: str, relay: str) -> bool:
+    def _is_answered_by(self, question: _AwaitedPulse, scope: str, relay: str) -> bool:
         """Whether a message of an agent that shows the event came after the question."""
         return any(
             agent.relay == relay
@@ -195,14 +195,14 @@ class OrderPort:
         """
         (grant,) = grants
         try:
-            event = await self._find_event(scope, grant)
+            event = await self._load_granted_event(scope, grant)
             self._events[scope] = event
             if self.orders.accepted(event.key, grant.id) is None:
                 await self._wait_until_settled(event.key)
             if self.orders.accepted(event.key, grant.id) is None:  # the result may have come
                 if self._needs_word(event, grant):
-                    await self._wait_for_word(scope, event)
-                await self._look_for_others(scope, event)
+                    await self._request_pulse_and_wait(scope, event)
+                await self._ask_unnamed_agents(scope, event)
         except SourceUnavailable as error:
             if scope not in self._read_failures:
                 self._read_failures.add(scope)
@@ -210,7 +210,7 @@ class OrderPort:
             raise
         self._read_failures.discard(scope)
 
-    def choose(self, scope: str, grants: Sequence[Grant], /) -> str:
+    def choose_agent(self, scope: str, grants: Sequence[Grant], /) -> str:
         """Return the relay word of the agent that will get the order.
 
         This is the agent whose StartRequest was accepted, if its answer came late. Raises
@@ -235,12 +235,12 @@ class OrderPort:
     async def start(self, scope: str, claims: Sequence[ClaimedGrant], /) -> None:
         """Order one agent to send the StartRequest; return if IMDS accepted it.
 
-        Raises SourceRefused if IMDS answered 400, NotDelivered if the agent sent nothing, and
-        SourceUnavailable otherwise.
+        Raises SourceRefused if IMDS answered 400, StartRequestNotDelivered if the agent sent
+        nothing, and SourceUnavailable otherwise.
         """
         (claim,) = claims
         event = self._event_of(scope, claim.grant)
-        if self._take_late_acceptance(event):
+        if self._is_grant_already_accepted(event):
             return
         agent = self._find_chosen(scope, claim, event)
         began = self._clock.monotonic()
@@ -260,25 +260,27 @@ class OrderPort:
             await self._send_and_wait(order, claim, agent.vm_id)
         finally:
             order.is_awaited = False
-        if not order.is_accepted and self._take_late_acceptance(event):
+        if not order.is_accepted_by_imds and self._is_grant_already_accepted(event):
             return
         self._raise_unless_accepted(order)
 
     # --- before an order
 
-    async def _find_event(self, scope: str, grant: Grant) -> _GrantedEvent:
+    async def _load_granted_event(self, scope: str, grant: Grant) -> _GrantedEvent:
         """Return the event of a grant, and restore the orders about it that were sent earlier."""
         try:
-            event, claims = await self._store.read(lambda tx: _read_event(tx, grant))
+            event, claims = await self._store.read(lambda tx: _read_event_and_claims(tx, grant))
         except StoreUnavailable as error:
             raise SourceUnavailable(str(error)) from None
         if grant.attempts > 0:
-            claims.append(_Claim(grant.id, grant.attempts, agent=""))  # the journal was pruned
+            claims.append(
+                _JournalClaim(grant.id, grant.attempts, agent="")
+            )  # the journal was pruned
         for claim in claims:
             self._restore_order(scope, event.key, claim)
         return event
 
-    def _restore_order(self, scope: str, event_key: str, claim: _Claim) -> None:
+    def _restore_order(self, scope: str, event_key: str, claim: _JournalClaim) -> None:
         if self.orders.find(claim.grant, claim.attempt) is not None:
             return
         order = SentOrder(
@@ -320,26 +322,26 @@ class OrderPort:
             for order in self.orders.of_grant(event.key, grant.id)
         )
 
-    async def _wait_for_word(self, scope: str, event: _GrantedEvent) -> None:
+    async def _request_pulse_and_wait(self, scope: str, event: _GrantedEvent) -> None:
         """Ask agents for a pulse, and wait until what one of them says is recorded."""
         now = self._clock.now()
         agents = [
             *self._find_reachable(scope, event),
-            *self._roster.choose(scope, event.resources, now),
+            *self._roster.choose_agents(scope, event.resources, now),
             *(
                 agent
-                for agent in self._roster.agents_of(scope)
+                for agent in self._roster.agents_of_scope(scope)
                 if self._roster.is_fresh(agent, now)
             ),
         ]
-        if not await self._ask(scope, event, agents, (WORD_TIMEOUT,), lambda _: True):
+        if not await self._request_pulses(scope, event, agents, (WORD_TIMEOUT,), lambda _: True):
             raise SourceUnavailable(
                 f"within {WORD_TIMEOUT:g} s no agent said whether the event is still the same"
             )
         for order in self.orders.of_grant(event.key, event.grant):
             order.confirmed_at = self._clock.monotonic()
 
-    async def _look_for_others(self, scope: str, event: _GrantedEvent) -> None:
+    async def _ask_unnamed_agents(self, scope: str, event: _GrantedEvent) -> None:
         """Ask whether others show the event, if only agents that it names are known to show it.
 
         Of the agents that see a change, most leave it to another to report it.
@@ -354,11 +356,11 @@ class OrderPort:
         if any(map(is_better, self._find_able(scope, event))):
             return
         now = self._clock.now()
-        agents = list(filter(is_better, self._roster.choose(scope, event.resources, now)))
+        agents = list(filter(is_better, self._roster.choose_agents(scope, event.resources, now)))
         if agents:
-            await self._ask(scope, event, agents, LOOK_PAUSES, is_better)
+            await self._request_pulses(scope, event, agents, LOOK_PAUSES, is_better)
 
-    async def _ask(
+    async def _request_pulses(
         self,
         scope: str,
         event: _GrantedEvent,
@@ -371,7 +373,7 @@ class OrderPort:
         Return whether one did: then what it says is recorded.
         """
         relays = list(dict.fromkeys(agent.relay for agent in agents))[:MAX_ASKED]
-        question = _Question(self._clock.now(), event, suffices)
+        question = _AwaitedPulse(self._clock.now(), event, suffices)
         self._questions[scope] = question
         try:
             for pause in pauses:
@@ -389,7 +391,7 @@ class OrderPort:
 
     def _find_able(self, scope: str, event: _GrantedEvent) -> list[Agent]:
         """Return the agents that can carry out an order about an event, the best first."""
-        return self._roster.choose(
+        return self._roster.choose_agents(
             scope,
             event.resources,
             self._clock.now(),
@@ -402,17 +404,20 @@ class OrderPort:
         return [agent for agent in self._find_able(scope, event) if agent.relay not in returned]
 
     def _find_chosen(self, scope: str, claim: ClaimedGrant, event: _GrantedEvent) -> Agent:
-        """Return the agent of a claim. Raises NotDelivered if it cannot get the order any more."""
+        """Return the agent of a claim.
+
+        Raises StartRequestNotDelivered if it cannot get the order any more.
+        """
         for agent in self._find_reachable(scope, event):
             if agent.relay == claim.agent:
                 return agent
-        raise NotDelivered(f"relay {claim.agent} cannot carry out the order any more")
+        raise StartRequestNotDelivered(f"relay {claim.agent} cannot carry out the order any more")
 
     def _why_nobody(self, scope: str, event: _GrantedEvent) -> str:
         now = self._clock.now()
-        agents = self._roster.agents_of(scope)
+        agents = self._roster.agents_of_scope(scope)
         fresh = [agent for agent in agents if self._roster.is_fresh(agent, now)]
-        able = self._roster.choose(scope, event.resources, now)
+        able = self._roster.choose_agents(scope, event.resources, now)
         return (
             f"no agent can carry out the order: of {len(agents)} agents of the scope, "
             f"{len(fresh)} were heard lately, and {len(able)} of these read their document and "
@@ -436,7 +441,7 @@ class OrderPort:
             raise RuntimeError("expected read_fresh for the grant before it is sent")
         return event
 
-    def _take_late_acceptance(self, event: _GrantedEvent) -> bool:
+    def _is_grant_already_accepted(self, event: _GrantedEvent) -> bool:
         """Whether IMDS accepted an earlier StartRequest for the grant."""
         accepted = self.orders.accepted(event.key, event.grant)
         if accepted is None:
@@ -492,7 +497,9 @@ class OrderPort:
             failed_at[order.agent] = self._clock.monotonic()
         if order.was_returned:
             self._returned.setdefault(order.scope, set()).add(order.agent)
-            raise NotDelivered(f"RabbitMQ returned the order: relay {order.agent} is not connected")
+            raise StartRequestNotDelivered(
+                f"RabbitMQ returned the order: relay {order.agent} is not connected"
+            )
         if result is None:
             raise SourceUnavailable(
                 f"relay {order.agent} did not answer the order within {SETTLED_AFTER:g} s"
@@ -505,14 +512,14 @@ class OrderPort:
                 raise SourceUnavailable(f"relay {order.agent}: {reason}", status=result.status)
             case "changed" | "stale":
                 before = self.orders.find(order.grant, order.attempt - 1)
-                is_repeated = before is not None and before.is_unexecuted
+                is_repeated = before is not None and before.is_confirmed_unexecuted
                 # If agent after agent sends nothing, the reason is another than the agent.
-                kind = SourceUnavailable if is_repeated else NotDelivered
+                kind = SourceUnavailable if is_repeated else StartRequestNotDelivered
                 raise kind(f"relay {order.agent} sent nothing: {reason}")
 
 
 @dataclass(frozen=True, slots=True)
-class _Claim:
+class _JournalClaim:
     """A claim in the journal."""
 
     grant: int
@@ -520,7 +527,9 @@ class _Claim:
     agent: str
 
 
-def _read_event(tx: Transaction, grant: Grant) -> tuple[_GrantedEvent, list[_Claim]]:
+def _read_event_and_claims(
+    tx: Transaction, grant: Grant
+) -> tuple[_GrantedEvent, list[_JournalClaim]]:
     """Return the event of a grant, and the claims of all grants about its EventId."""
     occurrence = tx.snapshot.get(grant.occurrence)
     event = _GrantedEvent(grant.id, occurrence.key, occurrence.event.resources)
@@ -530,7 +539,7 @@ def _read_event(tx: Transaction, grant: Grant) -> tuple[_GrantedEvent, list[_Cla
         if kind == "claim"
     ]
     return event, [
-        _Claim(note["grant"], note["attempt"], note["agent"])
+        _JournalClaim(note["grant"], note["attempt"], note["agent"])
         for note in notes
         if note.get("agent") is not None
     ]
@@ -545,7 +554,7 @@ def _log_end(order: SentOrder) -> None:
         _log.warning("fleet: no answer to the order within %g s (%s)", SETTLED_AFTER, order)
     else:
         _log.log(
-            logging.INFO if order.is_accepted else logging.WARNING,
+            logging.INFO if order.is_accepted_by_imds else logging.WARNING,
             "fleet: answer to the order: %s%s (%s)",
             result.result,
             f", {result.reason}" if result.reason else "",

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import orjson
 
-from relay.approvals.machines import machine_principal
+from relay.approvals.machine_principals import machine_principal
 from relay.approvals.request import (
     Caller,
     DecisionAnswer,
@@ -68,7 +68,7 @@ class MachineVotes:
 
         Call it once for each vote.
         """
-        exceeded = self._exceeded_limit(sender)
+        exceeded = self._charge_sender(sender)
         if exceeded is None:
             return "decide"
         if self._answers.take(exceeded, self._clock.monotonic()):
@@ -81,10 +81,10 @@ class MachineVotes:
 
         A repeat gets its first answer. The answer is 503 if the decision cannot be written.
         """
-        answer = await self._decide(sender, vote)
+        answer = await self._submit_vote(sender, vote)
         return VoteAnswer(request_id=vote.request_id, status=answer.status, body=answer.body)
 
-    async def _decide(self, sender: Sender, vote: VoteMessage) -> DecisionAnswer:
+    async def _submit_vote(self, sender: Sender, vote: VoteMessage) -> DecisionAnswer:
         principal = machine_principal(sender.scope, sender.relay)
         if _REQUEST_ID.fullmatch(vote.request_id) is None:
             return _refusal(400, "expected a request id of at most 256 visible ASCII characters")
@@ -111,7 +111,7 @@ class MachineVotes:
             )
         return answer
 
-    def _exceeded_limit(self, sender: Sender) -> str | None:
+    def _charge_sender(self, sender: Sender) -> str | None:
         """Return who is over their rate: the machine, or its user; None: neither is."""
         principal, now = machine_principal(sender.scope, sender.relay), self._clock.monotonic()
         if self._machines.take(principal, now):

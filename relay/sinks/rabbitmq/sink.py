@@ -22,7 +22,7 @@ from relay.amqp.event_message import content_header, routing_key
 from relay.amqp.failures import ConnectionFailure, broker_message, describe_failure
 from relay.amqp.publish_channel import PublishChannel, PublishResult
 from relay.amqp.publisher import CONNECTION_WAIT, ConfirmedPublisher
-from relay.amqp.topology import declare_topology, events_topology, unknown_parts
+from relay.amqp.topology import declare_topology, describe_unchecked_parts, events_topology
 from relay.clock import Clock
 from relay.diagnostics import Finding
 from relay.errors import Deferred, Rejected
@@ -131,7 +131,7 @@ class RabbitMQ:
             )
         return receipt
 
-    async def serve(self, connection: Connection) -> NoReturn:
+    async def keep_channel_open(self, connection: Connection) -> NoReturn:
         """Keep a channel open. Raises when the connection is unusable."""
         broker = host_port(connection.url)
         settings = self._settings
@@ -141,10 +141,12 @@ class RabbitMQ:
                 unknown = await declare_topology(connection, topology, settings.declare)
                 channel = await PublishChannel.open(connection, settings.exchange)
             raise_if_cancelled()
-            self._log_state(logging.INFO, f"connected to {broker}{unknown_parts(unknown)}")
+            self._log_state(
+                logging.INFO, f"connected to {broker}{describe_unchecked_parts(unknown)}"
+            )
             await self._publisher.use(channel, broker)
 
-    def on_failure(self, failure: ConnectionFailure) -> None:
+    def on_connection_failure(self, failure: ConnectionFailure) -> None:
         """Note why there is no connection."""
         self._publisher.set_failure(failure)
         self._log_state(logging.WARNING, failure.reason)
@@ -171,8 +173,8 @@ async def connect(
                 settings.targets,
                 f"imds-relay {settings.name}",
                 clock,
-                sink.serve,
-                sink.on_failure,
+                sink.keep_channel_open,
+                sink.on_connection_failure,
                 heartbeat=heartbeat,
                 chance=chance,
             )

@@ -29,7 +29,7 @@ _TRANSIENT_STATUSES = frozenset({408, 409, 425, 429})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _PartialDelivery:
+class _DeliveryProgress:
     """A text on its way. ``recipients`` are the URLs of the services that have it already."""
 
     title: str
@@ -75,7 +75,7 @@ class ServiceFanout:
         """
         self._reload_services()
         digest = hashlib.sha256(f"{title}\n{body}".encode()).hexdigest()
-        delivery = _PartialDelivery(
+        delivery = _DeliveryProgress(
             title=title,
             body=body,
             message_type=message_type,
@@ -100,7 +100,7 @@ class ServiceFanout:
             status=errors[0].status,
         )
 
-    async def _send(self, url: str, delivery: _PartialDelivery) -> Deferred | None:
+    async def _send(self, url: str, delivery: _DeliveryProgress) -> Deferred | None:
         """Send a message to one service. Returns the error, so that other services go on."""
         service = self._services[url]
         timeout = self._settings.timeout
@@ -133,7 +133,9 @@ class ServiceFanout:
     def _reload_services(self) -> None:
         """Follow changes of the file with the URLs. Raises Deferred if they are not usable."""
         settings = self._settings
-        if not settings.has_secret_files or set(settings.reveal_all("urls")) == set(self._services):
+        if not settings.has_secret_files or set(settings.reveal_list("urls")) == set(
+            self._services
+        ):
             return
         try:
             self._services = settings.load_services()

@@ -33,7 +33,7 @@ class Settings(ChatSettings):
     def load_services(self) -> dict[str, AppriseService]:
         """Return the service of each current URL. Raises ValueError if one is not usable."""
         key = "urls_file" if self.has_secret_files else "urls"
-        urls = self.reveal_all("urls")
+        urls = self.reveal_list("urls")
         if not urls:
             raise ValueError(f"{key}: expected at least one URL of Apprise, got none")
         services = {}

@@ -114,7 +114,9 @@ class MattermostApi:
         timeout = self._settings.timeout
         if within is not None:
             timeout = min(within, timeout)
-        response = await send(self._session, method, self._request(path, payload), seconds=timeout)
+        response = await send(
+            self._session, method, self._build_request(path, payload), seconds=timeout
+        )
         try:
             return ApiResponse(response, orjson.loads(response.body))
         except orjson.JSONDecodeError:
@@ -134,7 +136,7 @@ class MattermostApi:
             _refusal_reason(response), failure="slow", status=http.status, answer=http.text
         )
 
-    def _request(self, path: str, payload: object) -> Request:
+    def _build_request(self, path: str, payload: object) -> Request:
         try:
             token = self._settings.bot_token()
         except ValueError as error:

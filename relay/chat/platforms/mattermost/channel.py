@@ -43,7 +43,7 @@ class Channel:
             {
                 "message": "",
                 "props": await self._post_props(card),
-                "pending_post_id": self._pending_post_id(card),
+                "pending_post_id": self._make_pending_post_id(card),
             }
         )
 
@@ -58,7 +58,7 @@ class Channel:
             {
                 "message": thread_message(lines, names),
                 "root_id": ref or "",
-                "pending_post_id": self._pending_post_id((ref, *lines)),
+                "pending_post_id": self._make_pending_post_id((ref, *lines)),
             }
         )
 
@@ -69,7 +69,7 @@ class Channel:
         names = await self._user_names.find(_mentioned_principals(texts))
         return {"attachments": attachments(card, names, self._integration)}
 
-    def _pending_post_id(self, content: object) -> str:
+    def _make_pending_post_id(self, content: object) -> str:
         """Return the id by which the server recognizes a repeated post for half a minute.
 
         The server compares it across channels, so it depends on the session.

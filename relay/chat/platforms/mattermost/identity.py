@@ -77,7 +77,7 @@ class MemberDirectory:
         now = self._clock.monotonic()
         if team_id and now < expires_at:
             return team_id
-        found = (await self._fetch(f"channels/{self._channel_id}")).get("team_id")
+        found = (await self._fetch_object(f"channels/{self._channel_id}")).get("team_id")
         if not isinstance(found, str) or _TEAM_ID.fullmatch(found) is None:
             raise NotEligible(
                 "Nobody can decide here: this channel belongs to no team, as direct messages do "
@@ -90,8 +90,8 @@ class MemberDirectory:
         now = self._clock.monotonic()
         if now < self._cache.get(user_id, now):
             return
-        user = await self._fetch(f"users/{user_id}")
-        member = await self._fetch(f"channels/{self._channel_id}/members/{user_id}")
+        user = await self._fetch_object(f"users/{user_id}")
+        member = await self._fetch_object(f"channels/{self._channel_id}/members/{user_id}")
         problem = eligibility_problem(user, member, user_id=user_id, channel_id=self._channel_id)
         if problem is not None:
             raise NotEligible(f"{problem}: nothing was decided.")
@@ -99,7 +99,7 @@ class MemberDirectory:
             self._cache.clear()
         self._cache[user_id] = now + MEMBER_CACHE_LIFETIME
 
-    async def _fetch(self, path: str) -> Mapping[str, Any]:
+    async def _fetch_object(self, path: str) -> Mapping[str, Any]:
         """Return an object of the API; an empty one if it does not exist. Raises Deferred."""
         response = await self._api.call("GET", path, within=self._lookup_timeout)
         if response.ok and isinstance(response.json, dict):

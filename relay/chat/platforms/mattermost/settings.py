@@ -48,15 +48,15 @@ class Settings(AnswerableChatSettings):
 
     @model_validator(mode="after")
     def _check_values(self) -> Settings:
-        self.check_fields({"api_url": self.server_url, "token": self.bot_token})
+        self.run_field_checks({"api_url": self.server_url, "token": self.bot_token})
         if self.approve_in_chat:
-            self.check_fields({"secret": self.signing_key})
+            self.run_field_checks({"secret": self.signing_key})
         return self
 
     @property
     @override
     def needs_public_url(self) -> bool:
-        """See `ChatSettings.needs_public_url`."""
+        """Whether Mattermost calls the relay: for each click on a button, never for a link."""
         return self.approve_in_chat
 
     def server_url(self) -> URL:

@@ -12,7 +12,7 @@ import re
 from datetime import datetime
 
 from relay.chat.cards.card import Button
-from relay.chat.platforms.slack.payloads import Actor, ButtonAction
+from relay.chat.platforms.slack.payloads import Actor, ButtonDecision
 
 ACTION_TOKEN_LIFETIME = 900
 """Seconds."""
@@ -32,7 +32,7 @@ def make_action_token(
 
 
 def is_action_token_valid(
-    sink_name: str, actor: Actor, action: ButtonAction, bot_token: str, now: datetime
+    sink_name: str, actor: Actor, action: ButtonDecision, bot_token: str, now: datetime
 ) -> bool:
     """Return whether this sink offered the actor this action, and its token has not expired."""
     match = _ACTION_TOKEN.fullmatch(action.action_token or "")
@@ -45,7 +45,7 @@ def is_action_token_valid(
 
 
 def _mac(
-    sink_name: str, actor: Actor, action: Button | ButtonAction, bot_token: str, expires: int
+    sink_name: str, actor: Actor, action: Button | ButtonDecision, bot_token: str, expires: int
 ) -> str:
     key = hashlib.sha256(b"imds-relay: buttons for one person\n" + bot_token.encode()).digest()
     fields = (

@@ -31,7 +31,7 @@ from relay.chat.platforms.slack.rich_text import (
     CODE,
     join_lines,
     notification_markup,
-    plain_text,
+    plain_text_object,
     replace_control_characters,
     rich_text_block,
     rich_text_elements,
@@ -114,39 +114,41 @@ class _CardRenderer:
         self._action_numbers = count(1)
 
     def blocks(self, card: Card, title: str) -> Iterator[Block]:
-        yield HeaderBlock(text=plain_text(title, _MAX_TITLE))
-        yield rich_text_block(self._elements(truncate(card.summary, self._max_text), BOLD))
+        yield HeaderBlock(text=plain_text_object(title, _MAX_TITLE))
+        yield rich_text_block(
+            self._rich_text_elements(truncate(card.summary, self._max_text), BOLD)
+        )
         if card.facts:
             yield rich_text_block(self._fact_elements(card.facts))
         for line in card.lines:
             text: Text = ("• ", *truncate(line.text, self._max_text))
-            yield rich_text_block(self._elements(text))
+            yield rich_text_block(self._rich_text_elements(text))
             yield from self._actions(line.buttons)
         if card.notes:
             notes = join_lines(truncate(note, self._max_text) for note in card.notes)
-            yield rich_text_block(self._elements(notes))
+            yield rich_text_block(self._rich_text_elements(notes))
         yield from self._actions(card.buttons)
         if card.code is not None:
             yield rich_text_block(
                 [
-                    *self._elements(("The page asks for this code: ",)),
+                    *self._rich_text_elements(("The page asks for this code: ",)),
                     RichTextElementParts.Text(text=card.code, style=CODE),
                 ]
             )
         if card.runbooks:
             yield rich_text_block(_runbook_elements(card.runbooks))
         if card.footer:
-            yield ContextBlock(elements=[plain_text(card.footer, _MAX_FOOTER)])
+            yield ContextBlock(elements=[plain_text_object(card.footer, _MAX_FOOTER)])
 
-    def _elements(
+    def _rich_text_elements(
         self, text: Text, style: RichTextElementParts.TextStyle | None = None
     ) -> Iterator[RichTextElement]:
         return rich_text_elements(text, self._team_id, style)
 
     def _fact_elements(self, facts: Iterable[tuple[str, Text]]) -> Iterator[RichTextElement]:
         for number, (label, text) in enumerate(facts):
-            yield from self._elements((f"\n{label}" if number else label,), BOLD)
-            yield from self._elements((": ", *truncate(text, self._max_text)))
+            yield from self._rich_text_elements((f"\n{label}" if number else label,), BOLD)
+            yield from self._rich_text_elements((": ", *truncate(text, self._max_text)))
 
     def _actions(self, buttons: Sequence[Button]) -> Iterator[Block]:
         links = [
@@ -167,7 +169,7 @@ class _CardRenderer:
 
     def _link_button(self, button: Button) -> ButtonElement:
         return ButtonElement(
-            text=plain_text(button.label, _MAX_BUTTON_LABEL),
+            text=plain_text_object(button.label, _MAX_BUTTON_LABEL),
             action_id=f"{LINK_ACTION_PREFIX}{button.decision}-{next(self._action_numbers)}",
             url=button.url,
             style=_button_style(button),
@@ -175,15 +177,15 @@ class _CardRenderer:
 
     def _decision_button(self, button: Button, value: str) -> ButtonElement:
         return ButtonElement(
-            text=plain_text(button.label, _MAX_BUTTON_LABEL),
+            text=plain_text_object(button.label, _MAX_BUTTON_LABEL),
             action_id=f"{button.decision}-{next(self._action_numbers)}",
             value=value,
             style=_button_style(button),
             confirm=ConfirmObject(
-                title=plain_text(f"{button.label}?", _MAX_CONFIRM_TITLE),
+                title=plain_text_object(f"{button.label}?", _MAX_CONFIRM_TITLE),
                 text=_confirm_text(button.question),
-                confirm=plain_text(button.label, _MAX_CONFIRM_LABEL),
-                deny=plain_text("Cancel", _MAX_CONFIRM_LABEL),
+                confirm=plain_text_object(button.label, _MAX_CONFIRM_LABEL),
+                deny=plain_text_object("Cancel", _MAX_CONFIRM_LABEL),
             ),
         )
 
@@ -215,4 +217,4 @@ def _confirm_text(question: Text) -> PlainTextObject:
         start = _MAX_CONFIRM_TEXT // 3
         end = _MAX_CONFIRM_TEXT - start - len(" … ")
         text = f"{text[:start]} … {text[-end:]}"
-    return plain_text(text, _MAX_CONFIRM_TEXT)
+    return plain_text_object(text, _MAX_CONFIRM_TEXT)

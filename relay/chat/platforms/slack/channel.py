@@ -9,7 +9,7 @@ from typing import Any
 from relay.chat import MessageGone
 from relay.chat.cards.card import Card, Text
 from relay.chat.platforms.slack.blocks import SlackMessage, card_message, text_message
-from relay.chat.platforms.slack.payloads import button_value
+from relay.chat.platforms.slack.payloads import format_button_value
 from relay.chat.platforms.slack.web import WebApi
 from relay.errors import Deferred
 
@@ -34,7 +34,7 @@ class Channel:
         self._api = api
         self._channel_id = channel_id
         self._fetch_team_id = fetch_team_id
-        self._button_value = button_value if has_interactions else None
+        self._button_value = format_button_value if has_interactions else None
 
     async def post(self, card: Card) -> str:
         """Post a message and return its reference. Raises Deferred, Rejected."""

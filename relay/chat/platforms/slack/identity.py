@@ -103,7 +103,7 @@ class MemberDirectory:
 
         Raises NotAuthorized, IdentityUnavailable.
         """
-        async with self._limited_lookups():
+        async with self._lookups_within_timeout():
             await self._require_workspace(actor)
             await self._check_member_unless_cached(actor)
 
@@ -115,7 +115,7 @@ class MemberDirectory:
         Does not ask Slack about a person whom no rule names. Raises NotAuthorized,
         IdentityUnavailable.
         """
-        async with self._limited_lookups():
+        async with self._lookups_within_timeout():
             await self._require_workspace(actor)
             caller = decisions.caller(actor.principal, sink)
             if caller is None:
@@ -124,7 +124,7 @@ class MemberDirectory:
         return caller
 
     @asynccontextmanager
-    async def _limited_lookups(self) -> AsyncIterator[None]:
+    async def _lookups_within_timeout(self) -> AsyncIterator[None]:
         """Raise IdentityUnavailable if a call of Slack fails, or all together take too long."""
         try:
             async with asyncio.timeout(self._lookup_timeout):

@@ -61,7 +61,7 @@ class Actor:
         return f"slack {self.trigger_id}"
 
 
-class ButtonAction(_Model):
+class ButtonDecision(_Model):
     """The decision that a button stands for.
 
     ``action_token`` is set for a button of an ephemeral card only; see `action_token`.
@@ -80,7 +80,7 @@ class ButtonClick:
     actor: Actor
     message_ref: str
     is_ephemeral: bool
-    action: ButtonAction
+    action: ButtonDecision
 
 
 class SlashCommand(_Model):
@@ -124,7 +124,7 @@ class IgnoredCall:
 Call = ButtonClick | SlashCommand | UrlVerification | IgnoredCall
 
 
-def button_value(button: Button, action_token: str | None = None) -> str:
+def format_button_value(button: Button, action_token: str | None = None) -> str:
     """Return the value that Slack sends back when somebody clicks the button."""
     fields = (button.decision, button.revision, action_token or _NO_ACTION_TOKEN, button.event_id)
     return " ".join(fields)
@@ -181,15 +181,15 @@ def parse_command(form: Any) -> SlashCommand:
     return _validate(SlashCommand, form)
 
 
-def _parse_button_value(value: str) -> ButtonAction:
-    fields = value.split(" ", 3)  # as `button_value` joins them
+def _parse_button_value(value: str) -> ButtonDecision:
+    fields = value.split(" ", 3)  # as `format_button_value` joins them
     if len(fields) != 4:
         raise CallbackRefused(
             "expected the value of a button that this relay made, got another", status=400
         )
     decision, revision, action_token, event_id = fields
     return _validate(
-        ButtonAction,
+        ButtonDecision,
         {
             "decision": decision,
             "revision": revision,

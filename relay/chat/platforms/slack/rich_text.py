@@ -69,7 +69,7 @@ def notification_markup(text: Text, team_id: str, max_length: int) -> str:
     return "".join(pieces)
 
 
-def plain_text(text: str, max_length: int) -> PlainTextObject:
+def plain_text_object(text: str, max_length: int) -> PlainTextObject:
     """Return a plain text object without control characters, truncated with an ellipsis."""
     text = replace_control_characters(text)
     if len(text) > max_length:

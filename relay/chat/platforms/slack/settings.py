@@ -73,11 +73,11 @@ class Settings(AnswerableChatSettings):
                 "approve_in_chat: expected signing_secret or app_token beside it, "
                 "which prove who clicked, got neither"
             )
-        self.check_fields({"token": self.bot_token, "api_url": self.web_api_url})
+        self.run_field_checks({"token": self.bot_token, "api_url": self.web_api_url})
         if self.accepts_callbacks:
-            self.check_fields({"signing_secret": self.current_signing_secret})
+            self.run_field_checks({"signing_secret": self.current_signing_secret})
         if self.uses_socket_mode:
-            self.check_fields({"app_token": self.app_level_token})
+            self.run_field_checks({"app_token": self.app_level_token})
         return self
 
     @property

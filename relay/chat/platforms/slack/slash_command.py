@@ -18,7 +18,7 @@ from relay.chat.context import ChatContext
 from relay.chat.platforms.slack.action_token import make_action_token
 from relay.chat.platforms.slack.blocks import card_message
 from relay.chat.platforms.slack.identity import MemberDirectory, NotAuthorized
-from relay.chat.platforms.slack.payloads import Actor, SlashCommand, button_value
+from relay.chat.platforms.slack.payloads import Actor, SlashCommand, format_button_value
 from relay.chat.platforms.slack.private_reply import PrivateReply, text_reply
 from relay.chat.platforms.slack.settings import Settings
 from relay.clock import Clock
@@ -106,7 +106,7 @@ class SlashCommandHandler:
 
         def value_for_actor(button: Button) -> str:
             token = make_action_token(self._settings.name, actor, button, bot_token, now)
-            return button_value(button, token)
+            return format_button_value(button, token)
 
         card = _with_buttons_for(card, decision)
         return PrivateReply(card_message(card, actor.team_id, value_for_actor))

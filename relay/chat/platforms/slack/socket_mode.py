@@ -165,7 +165,7 @@ class SocketMode:
         self, socket: aiohttp.ClientWebSocketResponse, envelope: Mapping[str, Any]
     ) -> None:
         try:
-            reply = await self._reply_to(envelope)
+            reply = await self._handle_envelope(envelope)
             if not isinstance(envelope.get("envelope_id"), str):
                 return
             acknowledgement: dict[str, Any] = {"envelope_id": envelope["envelope_id"]}
@@ -182,7 +182,7 @@ class SocketMode:
         finally:
             self._open_envelopes.release()
 
-    async def _reply_to(self, envelope: Mapping[str, Any]) -> CallbackReply:
+    async def _handle_envelope(self, envelope: Mapping[str, Any]) -> CallbackReply:
         try:
             match envelope_type(envelope):
                 case "interactive":

@@ -16,7 +16,7 @@ from typing import Any
 
 from relay.approvals.request import DecisionKind
 from relay.chat.cards.card import Button, Card, Text, Tone
-from relay.chat.platforms.teams.markdown import plain_text, render_markdown
+from relay.chat.platforms.teams.markdown import fallback_text, render_markdown
 
 MAX_CARD_BYTES = 27_000
 """The limit of `card_size`, below the 28,672 bytes that Teams allows for a message's properties."""
@@ -42,7 +42,7 @@ def card_message(card: Card) -> Json:
     """Return the message that shows a card."""
 
     def render(max_text: int) -> Json:
-        fallback = plain_text((f"{card.title}. ", *card.summary), max_text)
+        fallback = fallback_text((f"{card.title}. ", *card.summary), max_text)
         actions = [_open_url_action(button) for button in card.buttons]
         return _adaptive_card(list(_body(card, max_text)), actions, fallback)
 
@@ -56,7 +56,7 @@ def follow_up_message(lines: Sequence[Text]) -> Json:
         first, *rest = (render_markdown(line, max_text) for line in lines)
         heading = _text_block(first, weight="Bolder") if rest else _text_block(first)
         body = [heading, *(_text_block(line, spacing="Small") for line in rest)]
-        return _adaptive_card(body, [], plain_text(lines[0], max_text))
+        return _adaptive_card(body, [], fallback_text(lines[0], max_text))
 
     return _fitting_message(render)
 

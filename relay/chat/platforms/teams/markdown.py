@@ -37,7 +37,7 @@ def render_markdown(text: Text, max_length: int) -> str:
     return _LIST_OR_HEADING.sub(rf"\1{_GAP}\2", markdown)
 
 
-def plain_text(text: Text, max_length: int) -> str:
+def fallback_text(text: Text, max_length: int) -> str:
     """Return a text for clients that show no cards, with times in UTC."""
     pieces = [
         f"{part.astimezone(UTC):%Y-%m-%d %H:%M} UTC"

@@ -36,7 +36,7 @@ class Settings(ChatSettings):
     def _check_values(self) -> Settings:
         if self.url is None and self.url_file is None:
             raise ValueError("expected url or url_file, got neither")
-        self.check_fields({"url": self.webhook_url})
+        self.run_field_checks({"url": self.webhook_url})
         return self
 
     def webhook_url(self) -> URL:

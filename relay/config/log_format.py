@@ -13,7 +13,7 @@ from pathlib import Path
 from relay.config.document import read_document
 from relay.config.file import find_file
 from relay.errors import ConfigError
-from relay.telemetry import LogForm
+from relay.telemetry import LogFormat
 
 _FLOW_LOG_FORM = re.compile(
     r"\btelemetry[\"']?\s*:\s*\{(?:[^{}]*[\s,])?[\"']?log[\"']?\s*:\s*[\"']?(json|text)\b"
@@ -23,7 +23,9 @@ _LOG_FORM = re.compile(r"(?:^|[\s{,])[\"']?log[\"']?\s*:\s*[\"']?(json|text)\b")
 """``log`` in a line of a section ``telemetry`` that is indented."""
 
 
-def find_log_form(path: Path | None = None, environment: Mapping[str, str] = os.environ) -> LogForm:
+def find_log_format(
+    path: Path | None = None, environment: Mapping[str, str] = os.environ
+) -> LogFormat:
     """Return ``telemetry.log`` as far as it can be read."""
     form = environment.get("IMDS_RELAY_TELEMETRY__LOG")
     file = find_file(path, environment)
@@ -32,11 +34,11 @@ def find_log_form(path: Path | None = None, environment: Mapping[str, str] = os.
             telemetry = read_document(file).get("telemetry")
             form = telemetry.get("log") if isinstance(telemetry, dict) else None
         except ConfigError:
-            form = _search_log_form(file)
+            form = _guess_log_format(file)
     return "json" if form == "json" else "text"
 
 
-def _search_log_form(file: Path) -> str | None:
+def _guess_log_format(file: Path) -> str | None:
     """Return what a document that is no YAML seems to say about the log."""
     try:
         text = file.read_text(encoding="utf-8", errors="replace")

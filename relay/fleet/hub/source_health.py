@@ -5,19 +5,19 @@ from __future__ import annotations
 from typing import NoReturn
 
 from relay.clock import Clock
-from relay.events.build import ReportRelayEvent
+from relay.events.build import RecordRelayEvent
 
 LOST_AFTER = 90.0
 """Seconds without a connection to RabbitMQ after which the hub reports it."""
 _CHECK_INTERVAL = 1.0
 
 
-class FleetSource:
+class FleetSourceHealth:
     """What the API reports about the source of a hub."""
 
     lost_reason = "the hub has no connection to RabbitMQ, so it hears no agent"
 
-    def __init__(self, clock: Clock, report: ReportRelayEvent) -> None:
+    def __init__(self, clock: Clock, report: RecordRelayEvent) -> None:
         self.lost = False
         """Whether there has been no connection for `LOST_AFTER` seconds."""
         self.polls = 0
@@ -46,7 +46,7 @@ class FleetSource:
         self._disconnected_at = self._clock.monotonic()
         self.failures += 1
 
-    async def watch(self) -> NoReturn:
+    async def watch_connection(self) -> NoReturn:
         """Report the loss of the connection, until cancelled."""
         while True:
             await self._clock.sleep(_CHECK_INTERVAL)

@@ -22,7 +22,7 @@ LINES_PER_TURN = 32
 _log = logging.getLogger("relay.story")
 
 
-class Story:
+class EventLog:
     """Writes the line of each event that the store recorded. `tell` listens to the store."""
 
     def __init__(self, trace: Callable[[RecordedEvent, CloudEvent], None] | None = None) -> None:
@@ -33,7 +33,7 @@ class Story:
         self._untold: deque[RecordedEvent] = deque()
         self._is_due = False  # a turn is scheduled, or events are being read
 
-    def attach(self, store: Store) -> None:
+    def attach_store(self, store: Store) -> None:
         """Tell what this store records from now on."""
         self._store = store
         store.listeners.recorded.append(self.tell)
@@ -41,7 +41,7 @@ class Story:
     def tell(self, events: Sequence[RecordedEvent]) -> None:
         """Write the lines of these events soon. Those that were recorded earlier are not new."""
         self._untold.extend(event for event in events if event.is_new)
-        self._schedule()
+        self._schedule_write()
 
     def finish(self) -> None:
         """Write what is left. The store is closed, so events that are not in memory are short."""
@@ -49,12 +49,12 @@ class Story:
             recorded = self._untold.popleft()
             self._write(recorded, recorded.event)
 
-    def _schedule(self) -> None:
+    def _schedule_write(self) -> None:
         if self._untold and not self._is_due:
             self._is_due = True
-            self._loop.call_soon(self._take_turn)
+            self._loop.call_soon(self._write_next_lines)
 
-    def _take_turn(self) -> None:
+    def _write_next_lines(self) -> None:
         self._is_due = False
         for _ in range(min(LINES_PER_TURN, len(self._untold))):
             if self._untold[0].event is None:
@@ -62,7 +62,7 @@ class Story:
                 return
             recorded = self._untold.popleft()
             self._write(recorded, recorded.event)
-        self._schedule()
+        self._schedule_write()
 
     def _read(self) -> None:
         """Read events that are not in memory, as many as are told in one turn."""
@@ -71,10 +71,10 @@ class Story:
         self._is_due = True
         batch = list(islice(self._untold, LINES_PER_TURN))
         positions = [recorded.position for recorded in batch if recorded.event is None]
-        reading = self._store.submit_read(lambda tx: tx.journal.bodies(positions))
-        reading.add_done_callback(lambda done: self._write_read(batch, done))
+        reading = self._store.submit_read(lambda tx: tx.journal.bodies_at(positions))
+        reading.add_done_callback(lambda done: self._write_loaded_events(batch, done))
 
-    def _write_read(
+    def _write_loaded_events(
         self, batch: Sequence[RecordedEvent], reading: asyncio.Future[dict[int, bytes]]
     ) -> None:
         bodies = {} if reading.cancelled() or reading.exception() else reading.result()
@@ -86,7 +86,7 @@ class Story:
             event = recorded.event or (CloudEvent.parse(body) if body is not None else None)
             self._write(recorded, event)
         self._is_due = False
-        self._schedule()
+        self._schedule_write()
 
     def _write(self, recorded: RecordedEvent, event: CloudEvent | None) -> None:
         try:

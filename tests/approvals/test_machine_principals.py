@@ -12,11 +12,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from relay.approvals import ApprovalsSettings
-from relay.approvals.machines import (
+from relay.approvals.machine_principals import (
     is_pattern,
     machine_principal,
-    means,
-    most_votes,
+    matches_principal,
+    max_possible_votes,
     overlap,
     own_resources,
     patterns_overlap,
@@ -44,7 +44,7 @@ def test_a_pattern_matches_scope_and_relay_separately(
 ) -> None:
     entry = f"vm:{scope_pattern}/{relay_pattern}"
     assert is_principal(entry)
-    assert means(entry, f"vm:{scope}/{relay}") == (
+    assert matches_principal(entry, f"vm:{scope}/{relay}") == (
         "/" not in scope + relay
         and fnmatchcase(scope, scope_pattern)
         and fnmatchcase(relay, relay_pattern)
@@ -58,7 +58,7 @@ def test_a_pattern_matches_scope_and_relay_separately(
 def test_a_pattern_matches_nobody_but_machines(
     scope: str, relay: str, prefix: str, name: str
 ) -> None:
-    assert not means(f"vm:{scope}/{relay}", f"{prefix}:{name}")
+    assert not matches_principal(f"vm:{scope}/{relay}", f"{prefix}:{name}")
 
 
 @given(_scopes, _relays, OTHERS, st.sampled_from(["*", "*/*", "?", "a/*"]))
@@ -66,8 +66,8 @@ def test_no_other_entry_means_a_machine(
     scope: str, relay: str, prefix: str, wildcards: str
 ) -> None:
     machine = machine_principal(scope, relay)
-    assert not means(f"{prefix}:{wildcards}", machine)
-    assert not means(wildcards, machine)
+    assert not matches_principal(f"{prefix}:{wildcards}", machine)
+    assert not matches_principal(wildcards, machine)
     assert not is_pattern(f"{prefix}:{wildcards}")
 
 
@@ -144,8 +144,8 @@ def test_entries_overlap_if_a_machine_can_be_meant_by_both() -> None:
 def test_one_machine_can_vote_for_a_whole_event_and_each_for_itself(
     voters: set[str], whole: int, each: float
 ) -> None:
-    assert most_votes(voters, each_resource=False) == whole
-    assert most_votes(voters, each_resource=True) == each
+    assert max_possible_votes(voters, each_resource=False) == whole
+    assert max_possible_votes(voters, each_resource=True) == each
 
 
 # --- resources

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from relay.config.document import expand_variables, override_values, read_document
-from relay.config.file import DEFAULT_PATHS, SYSTEM_FILE, find_own_file
+from relay.config.file import DEFAULT_PATHS, SYSTEM_FILE, find_trusted_file
 from relay.errors import ConfigError
 
 _PLACES = ("api.socket", "api.listen", "api.tls", "store.path")
@@ -53,7 +53,7 @@ def locate_relay(
 
     Raises ConfigError if the file that ``path`` names is unusable, or a stranger planted the file.
     """
-    file = find_own_file(path, environment, default_paths)
+    file = find_trusted_file(path, environment, default_paths)
     document: Any = {}
     problems: list[str] = []
     if file is not None:
@@ -88,15 +88,15 @@ def locate_relay(
     api, store = values.get("api"), values.get("store")
     api = api if isinstance(api, dict) else {}
     state_file = (
-        _path(store.get("path") if isinstance(store, dict) else None) or _DEFAULT_STATE_FILE
+        _path_or_none(store.get("path") if isinstance(store, dict) else None) or _DEFAULT_STATE_FILE
     )
     is_named = path is not None or bool(environment.get("IMDS_RELAY_CONFIG"))
-    is_own = is_named or (file is not None and not _is_of_machine(file))
+    is_own = is_named or (file is not None and not _is_service_file(file))
     is_in_current_folder = is_own and not is_named
     return RelayLocation(
         file=file,
         problems=tuple(problems),
-        socket=_socket(api),
+        socket=_socket_setting(api),
         state_file=state_file,
         is_own=is_own,
         is_state_file_certain=state_file.is_absolute() or is_in_current_folder,
@@ -104,15 +104,15 @@ def locate_relay(
     )
 
 
-def _path(value: object) -> Path | None:
+def _path_or_none(value: object) -> Path | None:
     return Path(value) if isinstance(value, str) and value else None
 
 
-def _socket(api: Mapping[str, Any]) -> Path | Literal["auto"] | None:
+def _socket_setting(api: Mapping[str, Any]) -> Path | Literal["auto"] | None:
     value = api.get("socket", "auto")
     if value is None:
         return None
-    return "auto" if value == "auto" else _path(value) or "auto"
+    return "auto" if value == "auto" else _path_or_none(value) or "auto"
 
 
 def _listener_url(api: Mapping[str, Any]) -> str:
@@ -123,6 +123,6 @@ def _listener_url(api: Mapping[str, Any]) -> str:
     return f"{scheme}://{_LOOPBACK_OF_WILDCARD.get(host, host)}:{port}"
 
 
-def _is_of_machine(file: Path) -> bool:
+def _is_service_file(file: Path) -> bool:
     """Return whether a file is that of the service, under whatever name."""
     return os.path.realpath(file) == os.path.realpath(SYSTEM_FILE)

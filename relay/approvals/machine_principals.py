@@ -16,7 +16,7 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 
 from relay.approvals.principals import VM_PREFIX
-from relay.events.machine_names import scale_set_names, with_prefix
+from relay.events.machine_names import add_underscored_names, other_instance_names
 from relay.events.routing_words import relay_word
 
 _PRINCIPAL = re.compile(rf"{VM_PREFIX}:(?P<scope>[a-z0-9-]{{1,80}})/(?P<relay>[a-z0-9_-]{{1,80}})")
@@ -48,7 +48,7 @@ def scope_of_machine(principal: str) -> str | None:
     return machine["scope"] if machine is not None else None
 
 
-def means(entry: str, principal: str) -> bool:
+def matches_principal(entry: str, principal: str) -> bool:
     """Whether an entry of a rule, group or person means this principal.
 
     Both parts of a pattern must match: a wildcard stands for no slash. Any other entry means the
@@ -93,7 +93,7 @@ def patterns_overlap(one: str, other: str) -> bool:
     )
 
 
-def most_votes(voters: Iterable[str], *, each_resource: bool) -> float:
+def max_possible_votes(voters: Iterable[str], *, each_resource: bool) -> float:
     """Return how many votes these people and principals can give for one event.
 
     Without ``each_resource`` a vote is for the whole event, so only one machine can vote.
@@ -118,8 +118,8 @@ def own_resources(principal: str, scope: str, resources: tuple[str, ...]) -> fro
         return frozenset()
     # The other notation counts only if the event does not have the name itself: in an availability
     # set, that can be the name of another machine.
-    for names in ({machine["relay"]}, set(scale_set_names(machine["relay"]))):
-        words = with_prefix(frozenset(names))
+    for names in ({machine["relay"]}, set(other_instance_names(machine["relay"]))):
+        words = add_underscored_names(frozenset(names))
         own = frozenset(resource for resource in resources if relay_word(resource) in words)
         if own:
             # Different names can give the same word. Then nobody knows which the machine is.
