@@ -14,6 +14,7 @@ from relay.approvals.limits import Limit
 from relay.approvals.refusals import MAX_RECORDED_ABOUT_EVENT, AggregatedRefusals
 from relay.approvals.request import LinkCredentials
 from relay.events.tracing import SpanContext
+from relay.outbox.decisions import MAX_REFUSALS
 from relay.outbox.journal import read_rows
 from relay.outbox.transaction import Transaction
 from tests.approvals.builders import (
@@ -226,6 +227,23 @@ def test_refusals_that_were_only_counted_become_one_event_with_the_newest_reason
     ]
     assert {each.attributes["time"] for each in refused} == {"2026-04-11T12:01:00Z"}
     approvals.close()
+
+
+def test_surplus_first_answers_go_when_counted_refusals_are_recorded(
+    approvals: ApprovalFile,
+) -> None:
+    def remember(tx: Transaction) -> None:
+        for number in range(MAX_REFUSALS + 1):
+            at = NOON + timedelta(milliseconds=number)
+            tx.decisions.remember_answer("client:eve", f"r{number}", "d", 403, {}, at)
+
+    approvals.transact(remember)
+    now = NOON + timedelta(hours=1)
+    approvals.transact(lambda tx: approvals.engine.record_aggregated_refusals(tx, [], now))
+    first, second = approvals.transact(
+        lambda tx: [tx.decisions.first_answer("client:eve", each) for each in ("r0", "r1")]
+    )
+    assert (first is None, second is not None) == (True, True)
 
 
 # --- traces
