@@ -303,7 +303,7 @@ def _open_connection(path: Path, identity: StateFileIdentity) -> tuple[sqlite3.C
     return connection, identity.vm_id is not None or owner is None
 
 
-def _open_twice(path: Path, identity: StateFileOwner) -> tuple[sqlite3.Connection, bool]:
+def _open_twice(path: Path, identity: StateFileIdentity) -> tuple[sqlite3.Connection, bool]:
     """Open the file again if it seems unusable: its disk can have failed for a moment.
 
     SQLite calls a file corrupt if a page cannot be read. Raises what `_open_connection` raises, and

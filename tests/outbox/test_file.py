@@ -537,7 +537,7 @@ def test_a_file_of_the_last_version_gets_standing_holds_and_keeps_what_it_has(
 def test_a_sound_file_is_kept_though_its_disk_fails_for_a_moment(tmp_path: Path, read: int) -> None:
     """SQLite says of a page that it could not read that the file is malformed."""
     path = tmp_path / "relay.db"
-    begin(path, StateFileOwner("scope", None))
+    begin(path, StateFileIdentity("scope", None))
     # -D: strace runs detached, so the process that is started is the program itself.
     strace = ("strace", "-D", "-f", "-qq", "-o", tmp_path / "calls", "-P", path)
     inject = ("-e", "trace=pread64,read", "-e", f"inject=pread64,read:error=EIO:when={read}")
