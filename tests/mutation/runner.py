@@ -250,6 +250,7 @@ def _outcome(result: dict[str, TestCost] | None) -> Outcome:
 
 def _functions_of(file: str) -> list[FunctionType]:
     """Return all functions of a file, also those in classes, properties and caches."""
+    gc.unfreeze()  # `conftest` froze them, and frozen objects are not listed
     return [
         each
         for each in gc.get_objects()
