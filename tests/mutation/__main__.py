@@ -43,8 +43,10 @@ TESTS: Mapping[str, tuple[str, ...]] = {
         "tests/approvals/test_transitions.py",
         "tests/approvals/test_transition_edges.py",
         "tests/approvals/test_transition_laws.py",
+        "tests/approvals/test_reminders.py",
         *_POLICY,
     ),
+    "relay/approvals/machine_principals.py": ("tests/approvals/test_machine_principals.py",),
     "relay/approvals/engine.py": (
         "tests/approvals/test_causes.py",
         "tests/approvals/test_claims.py",
