@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from fnmatch import fnmatchcase
 from itertools import product
+from string import ascii_lowercase
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from relay.approvals import ApprovalsSettings
 from relay.approvals.machine_principals import (
+    can_be_in_scope,
     is_pattern,
     machine_principal,
     matches_principal,
@@ -21,6 +23,7 @@ from relay.approvals.machine_principals import (
     own_resources,
     patterns_overlap,
     scope_of_machine,
+    split_entry,
 )
 from relay.approvals.principals import is_principal
 from tests.approvals.builders import build_decision, build_status
@@ -106,6 +109,31 @@ def test_only_a_machine_has_a_scope() -> None:
         assert scope_of_machine(other) is None
 
 
+def test_no_letter_is_a_wildcard() -> None:
+    assert not is_pattern(f"vm:{ascii_lowercase}/{ascii_lowercase}")
+
+
+def test_an_entry_without_a_slash_means_no_machine() -> None:
+    """It is not a pattern that a scope and a relay match together."""
+    assert not matches_principal("vm:p*", "vm:prod/vm-0")
+    assert split_entry("vm:p*") == ("p*", "")
+    assert split_entry("vm:prod-*/vm-?") == ("prod-*", "vm-?")
+
+
+@pytest.mark.parametrize(
+    ("entry", "scope", "can_be"),
+    [
+        ("vm:prod/vm-0", "prod", True),
+        ("vm:prod-*/vm-0", "prod-1", True),
+        ("vm:prod/prod-1", "prod-1", False),
+        ("vm:*/test", "prod", True),
+    ],
+    ids=["the same", "a pattern", "only the relay has the name", "any scope"],
+)
+def test_the_scope_of_an_entry_is_before_the_slash(entry: str, scope: str, can_be: bool) -> None:
+    assert can_be_in_scope(entry, scope) is can_be
+
+
 # --- overlaps
 
 
@@ -113,6 +141,10 @@ def test_only_a_machine_has_a_scope() -> None:
 def test_patterns_overlap_if_they_match_a_common_text(one: str, other: str) -> None:
     common = any(fnmatchcase(text, one) and fnmatchcase(text, other) for text in TEXTS)
     assert patterns_overlap(one, other) == common
+
+
+def test_a_text_without_wildcards_does_not_overlap_with_none() -> None:
+    assert not any(patterns_overlap("", letter) for letter in ascii_lowercase)
 
 
 def test_long_patterns_are_compared_in_no_time() -> None:

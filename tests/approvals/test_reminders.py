@@ -12,9 +12,18 @@ from pydantic import ValidationError
 
 from relay.approvals import ApprovalsSettings
 from relay.approvals.rules import Rule
+from relay.approvals.status import ApprovalStatus
+from relay.approvals.transitions import remind_at
 from relay.outbox import StoreSettings
 from relay.outbox.retention import prune
-from tests.approvals.builders import ApprovalFile, build_event
+from tests.approvals.builders import (
+    STARTED,
+    VOTES,
+    ApprovalFile,
+    build_event,
+    build_grant,
+    build_status,
+)
 from tests.approvals.manual_clock import NOON
 from tests.approvals.running_gate import running_gate
 
@@ -197,3 +206,32 @@ async def test_the_gate_reminds_where_nobody_has_decided_anything(tmp_path: Path
         gate.clock.advance(300.0)
         (reminder,) = await gate.wait_for_events("approval.reminder")
         assert reminder.data["missing"] == 2
+
+
+@pytest.mark.parametrize(
+    ("status", "is_reminded"),
+    [
+        (build_status(None, settings=settings()), True),
+        (build_status(None, settings=settings(), grants=[build_grant()]), False),
+        (build_status(None, settings=settings(), grants=[build_grant("refused")]), False),
+        (build_status(None, settings=settings(), grants=[build_grant("failed")]), True),
+        (build_status(STARTED, settings=settings()), False),
+        (build_status(None, settings=settings(), live=False), False),
+        (build_status(None, *VOTES, settings=settings()), False),
+        (build_status(None, *VOTES[:1], settings=settings()), True),
+    ],
+    ids=[
+        "nobody has voted",
+        "it is granted",
+        "IMDS has refused it",
+        "a grant has failed",
+        "it has started",
+        "it has ended",
+        "all have voted",
+        "a vote is missing",
+    ],
+)
+def test_people_are_reminded_only_where_a_vote_would_help(
+    status: ApprovalStatus, is_reminded: bool
+) -> None:
+    assert (remind_at(status) is not None) is is_reminded
