@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Annotated, Any
 
-import orjson
 from pydantic import AfterValidator, Field
 
 from relay.approvals.admission import HOLD_NOTICE, Refusal
 from relay.approvals.request import Caller, Rights
 from relay.approvals.rules import RuleConditions, person_for
-from relay.approvals.standing_holds import parse_conditions
+from relay.approvals.standing_holds import conditions_to_json, parse_conditions, parse_within
 from relay.events.patterns import are_inside
 from relay.events.timestamps import format_rfc3339, parse_timestamp
 from relay.outbox import StandingHold
@@ -213,10 +212,10 @@ def hold_times(request: CreateRequest) -> tuple[datetime, datetime]:
 
 def hold_to_json(hold: StandingHold) -> dict[str, Any]:
     """Return a standing hold as its events and the API describe it."""
-    within = orjson.loads(hold.within)
+    within = [list(patterns) for patterns in parse_within(hold.within)]
     return {
         "holdId": hold.hold_id,
-        "match": orjson.loads(hold.conditions),
+        "match": conditions_to_json(parse_conditions(hold.conditions)),
         **({"within": within} if within else {}),
         "starts": format_rfc3339(hold.starts),
         "ends": format_rfc3339(hold.ends),

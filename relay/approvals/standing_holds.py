@@ -12,7 +12,7 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
-import orjson
+from pydantic import TypeAdapter
 
 from relay.approvals.rules import RuleConditions
 from relay.events.match import covers_all_resources, matches_leniently
@@ -21,17 +21,29 @@ from relay.outbox import StandingHold, TrackedEvent
 
 MAX_NAMED = 10
 """Patterns of a condition that a description names, and standing holds that an answer names."""
+_WITHIN = TypeAdapter(tuple[tuple[str, ...], ...])
 
 
 @lru_cache(maxsize=512)
 def parse_conditions(text: str) -> RuleConditions:
-    """Return the conditions of a standing hold, as it stores them."""
-    return RuleConditions.model_validate_json(text)
+    """Return the conditions of a standing hold, as it stores them.
+
+    Every event meets those that cannot be read: the text was damaged, or this machine does not know
+    the time zone any more. Otherwise the relay would end at each start, or start what was held.
+    """
+    try:
+        return RuleConditions.model_validate_json(text)
+    except ValueError:
+        return RuleConditions()
 
 
 @lru_cache(maxsize=512)
-def _parse_within(text: str) -> tuple[tuple[str, ...], ...]:
-    return tuple(map(tuple, orjson.loads(text)))
+def parse_within(text: str) -> tuple[tuple[str, ...], ...]:
+    """Return the lists of patterns that limit a standing hold; none if they cannot be read."""
+    try:
+        return _WITHIN.validate_json(text)
+    except ValueError:
+        return ()
 
 
 def is_about(hold: StandingHold, occurrence: TrackedEvent) -> bool:
@@ -43,7 +55,7 @@ def is_about(hold: StandingHold, occurrence: TrackedEvent) -> bool:
     conditions = parse_conditions(hold.conditions)
     return matches_leniently(conditions, occurrence.data, occurrence.scope) and all(
         covers_all_resources(patterns, occurrence.event.resources)
-        for patterns in _parse_within(hold.within)
+        for patterns in parse_within(hold.within)
     )
 
 

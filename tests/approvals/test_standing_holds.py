@@ -565,3 +565,30 @@ async def test_who_ends_a_standing_hold_after_a_reload_is_judged_by_the_new_peop
         await asyncio.sleep(0)  # the request is behind the reload
         release.set()
         assert (await ended).status == 403
+
+
+@pytest.mark.parametrize(
+    ("column", "damaged"),
+    [
+        ("conditions", '{"event_type": ["Freeze"}'),
+        ("conditions", '{"event_typd": ["Freeze"]}'),
+        ("conditions", '{"time": {"zone": "Europe/Oslp"}}'),
+        ("conditions", '{"duration": {"max": "8q"}}'),
+        ("within", '[["db-*"}'),
+        ("within", "[7]"),
+    ],
+)
+def test_a_standing_hold_that_cannot_be_read_holds_every_event_until_its_end(
+    approvals: ApprovalFile, column: str, damaged: str
+) -> None:
+    hold_id = approvals.hold_ahead(by=DATABASES, match={"resources": ["db-*"]}).body["holdId"]
+    approvals.connection.execute(f"UPDATE standing_hold SET {column} = ?", (damaged,))  # noqa: S608  # a column of ours
+    approvals.crash()
+    approvals.record_document(USER_REBOOT)
+    assert held(approvals)
+    assert approvals.claim() == []
+    approvals.clock.advance(600.0)
+    approvals.apply_transitions()
+    (expired,) = approvals.events("standing-hold.expired")
+    assert expired.subject == hold_id
+    assert len(approvals.claim()) == 1
