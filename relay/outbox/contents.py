@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import sqlite3
 
+import orjson
+
+from relay.events.model import ScheduledEvent
 from relay.outbox.decisions import Decisions
 from relay.outbox.deliveries import Deliveries
 from relay.outbox.event_keys import EventKeyFormat
@@ -54,10 +57,14 @@ def _verify_occurrences(connection: sqlite3.Connection, keys: EventKeyFormat) ->
                 f"table occurrence: the event {occurrence.key} has the EventId {event.event_id}"
             )
     # SQLite's own functions take text that is not UTF-8. To fetch it fails.
-    over = connection.execute("SELECT key, json_valid(data), * FROM occurrence WHERE NOT live")
-    for key, is_json, *_ in over:
-        if not is_json:
-            raise DamagedContents(f"table occurrence: the event {key} is not JSON")
+    over = connection.execute("SELECT key, data, * FROM occurrence WHERE NOT live")
+    for key, data, *_ in over:
+        try:
+            ScheduledEvent.from_fields(orjson.loads(data))
+        except VALUE_ERRORS as error:
+            raise DamagedContents(
+                f"table occurrence: the event {key} cannot be read: {error}"
+            ) from error
 
 
 def _verify_next(connection: sqlite3.Connection, newest: str, next_id: int) -> None:
