@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from relay.settings import Duration, Section
 
@@ -35,6 +35,8 @@ class DurationRange(Section):
 
 class Match(Section):
     """Conditions on an event; all that are given must hold. Text is compared without case."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)  # bodies of the API hold conditions
 
     event_type: tuple[str, ...] | None = Field(default=None, min_length=1)
     """Freeze, Reboot, Redeploy, Preempt, Terminate."""

@@ -79,6 +79,13 @@ async def test_every_schema_is_valid_and_every_reference_resolves(
             place = place[part]
 
 
+async def test_the_conditions_of_a_standing_hold_say_what_they_mean(relay: RunningRelay) -> None:
+    schemas = (await _description(relay))["components"]["schemas"]
+    for name in ("RuleConditions", "Hours"):
+        for key, field in schemas[name]["properties"].items():
+            assert field.get("description"), (name, key)
+
+
 async def test_exactly_the_documented_routes_are_described(
     relay: RunningRelay,
 ) -> None:
