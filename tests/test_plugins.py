@@ -81,6 +81,14 @@ def test_a_broken_plug_in_is_named_and_stops_only_those_who_use_it(tmp_path: Pat
         assert f"relay.yaml:{line}: sinks[{line - 4}].kind: expected one of 'rabbitmq'" in error
 
 
+def test_a_plug_in_names_its_keys_as_it_likes(tmp_path: Path) -> None:
+    keys = 'targets: tuple[str, ...] = ("a",)\n    receiver_url: str = "b"\n    exchange: int = 1'
+    install(tmp_path, "imds-pager", "pager", GOOD.replace("kind:", f"{keys}\n    kind:"))
+    result = check(tmp_path, "pager")
+    assert (result.code, result.err.count("bug")) == (0, 0), result.err
+    assert "pager" in result.out
+
+
 def test_no_plug_in_takes_the_place_of_another_member(tmp_path: Path) -> None:
     code = GOOD.replace("relay.sinks import SinkSettings", "relay.chat import ChatSettings")
     code = code.replace("(SinkSettings)", "(ChatSettings)").replace(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from relay.amqp.broker_url import host_port
+from yarl import URL
+
+from relay.amqp.broker_url import BrokerSettings, host_port
 from relay.api import Client
 from relay.api.auth.entra_settings import redirect_uri
 from relay.approvals.engine import effective_approvals_mode
@@ -18,6 +20,7 @@ from relay.config.voters import Voter
 from relay.events.match import Match
 from relay.fleet.settings import AgentSettings, HubSettings
 from relay.sinks import SinkSettings
+from relay.sinks.webhook import Settings as WebhookSettings
 
 
 def print_configuration(loaded: LoadedConfig) -> None:
@@ -175,10 +178,11 @@ def _sink_row(sink: SinkSettings) -> tuple[object, ...]:
 
 def _url_origins(sink: SinkSettings) -> str:
     """Return the origins of the sink's URLs. The rest of a URL may hold a secret."""
-    if hasattr(sink, "targets"):
+    urls: tuple[URL, ...] = ()  # a plug-in can have keys with the names of these methods
+    if isinstance(sink, BrokerSettings):
         urls = sink.targets()
-    else:
-        urls = (sink.receiver_url(),) if hasattr(sink, "receiver_url") else ()
+    elif isinstance(sink, WebhookSettings):
+        urls = (sink.receiver_url(),)
     return ", ".join(str(url.origin()) for url in urls)
 
 
