@@ -7,10 +7,12 @@ an event. The relay would fail on that at each start, so it must know before it 
 from __future__ import annotations
 
 import sqlite3
+from typing import get_args
 
 import orjson
 
 from relay.events.model import ScheduledEvent
+from relay.outbox import SinkState
 from relay.outbox.decisions import Decisions
 from relay.outbox.deliveries import Deliveries
 from relay.outbox.event_keys import EventKeyFormat
@@ -83,8 +85,9 @@ def _verify_rows_readable(connection: sqlite3.Connection, keys: EventKeyFormat) 
     if not isinstance(journal.head().hash, str):
         raise DamagedContents("table journal: its last hash is not text")
     decisions = Decisions(connection, journal)
-    for occurrence in decisions.unsettled_occurrences(all_live=False):
+    for (occurrence,) in connection.execute("SELECT occurrence FROM decision WHERE counts"):
         decisions.for_occurrence(occurrence, counting=True)
+    decisions.grants_by_occurrence([live.id for live in Snapshot(connection, keys).live()])
     decisions.open_grants()
     standing_holds = StandingHolds(connection, journal)
     standing_holds.open()
@@ -92,7 +95,9 @@ def _verify_rows_readable(connection: sqlite3.Connection, keys: EventKeyFormat) 
     _verify_next(connection, "max(id) FROM entry", deliveries.next_id())
     _verify_next(connection, "max(number) FROM standing_hold", standing_holds.next_number())
     deliveries.waiting()
-    deliveries.sink_states()
+    for name, (state, _) in deliveries.sink_states().items():
+        if state not in get_args(SinkState):
+            raise DamagedContents(f"table sink: the sink {name} has the state {state}")
     connection.execute("SELECT * FROM message").fetchall()
     if keys.with_scope:
         fleet = FleetTables(connection)

@@ -95,6 +95,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 )
             ]
         )
+        tx.deliveries.set_sink_state("chat", "on")
         tx.set_last_read(NOW)
         file.connection.execute(
             "INSERT INTO message (sink, code, told, stale_at) VALUES ('chat', '', 1, '2026')"
@@ -140,7 +141,10 @@ def test_a_file_with_sound_values_is_kept(path: Path) -> None:
         "UPDATE message SET stale_at = CAST(x'b2303236' AS TEXT)",
         "UPDATE decision SET at = '2026-19-99T00:00:00Z'",
         "UPDATE decision SET decision = 'approvf'",
+        "UPDATE decision SET occurrence = 2, decision = 'hold', at = '2026-19-99T00:00:00Z'",
         "UPDATE start_request SET state = 'sent', attempts = 'x'",
+        "UPDATE start_request SET state = 'acceptee'",
+        "UPDATE sink SET state = 'oo'",
         "UPDATE standing_hold SET ends = '~'",
         "UPDATE sqlite_sequence SET seq = 0 WHERE name = 'entry'",
         "UPDATE sqlite_sequence SET name = 'entrx' WHERE name = 'entry'",
@@ -162,7 +166,10 @@ def test_a_file_with_sound_values_is_kept(path: Path) -> None:
         "a message has a time that is not text",
         "a vote has no time",
         "a decision that there is not",
+        "a hold on an event that ended has no time",
         "a StartRequest has no number of attempts",
+        "a StartRequest of a live event has a state that there is not",
+        "a sink has a state that there is not",
         "a standing hold has no end",
         "the next delivery has the id of another",
         "the next id of a delivery is missing",
