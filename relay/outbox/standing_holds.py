@@ -105,7 +105,9 @@ class StandingHolds:
         rows = self._connection.execute(
             "SELECT position, kind FROM journal INDEXED BY journal_of_standing_holds "
             "WHERE kind >= 'standing-hold.' AND kind < 'standing-hold/' "
-            "AND json_extract(CAST(body AS TEXT), '$.data.ends') >= ? ORDER BY position",
+            # A damaged row may be no JSON, on which json_extract fails.
+            "AND CASE WHEN json_valid(CAST(body AS TEXT)) "
+            "THEN json_extract(CAST(body AS TEXT), '$.data.ends') >= ? END ORDER BY position",
             # The texts differ in precision, so they are compared to the second.
             (format_sortable(now)[:19],),
         ).fetchall()
@@ -125,7 +127,8 @@ class StandingHolds:
         """Whether the journal has the row of a standing hold, and the chain does not hold it."""
         row = self._connection.execute(
             "SELECT 1 FROM journal WHERE position = ? AND kind = ? "
-            "AND json_extract(CAST(body AS TEXT), '$.data.holdId') = ?",
+            "AND CASE WHEN json_valid(CAST(body AS TEXT)) "
+            "THEN json_extract(CAST(body AS TEXT), '$.data.holdId') = ? ELSE 1 END",
             (hold.position, CREATED, hold.hold_id),
         ).fetchone()
         if row is None:

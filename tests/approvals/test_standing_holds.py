@@ -448,6 +448,25 @@ def test_a_standing_hold_stays_where_its_row_of_the_journal_was_changed(
     approvals.connection.execute(change.format("NULL"))  # the fixture verifies the journal
 
 
+def test_a_standing_hold_stays_where_its_row_of_the_journal_is_no_json(
+    approvals: ApprovalFile,
+) -> None:
+    approvals.hold_ahead(match={"resources": ["db-1"]})
+    approvals.close()
+    content = approvals.path.read_bytes()
+    assert content.count(b'"ends":') == 1, "the row of the journal"
+    approvals.path.write_bytes(content.replace(b'"ends":', b'"ends";'))
+    approvals.crash()
+    other = build_event("E-2", event_source="User", resources=("web-1",))
+    approvals.record_document(USER_REBOOT, other)
+    assert [claim.event_id for claim in approvals.claim()] == ["E-2"]
+    assert held(approvals)
+    approvals.close()
+    content = approvals.path.read_bytes().replace(b'"ends";', b'"ends":')
+    approvals.path.write_bytes(content)  # the fixture verifies the journal
+    approvals.crash()
+
+
 def test_a_standing_hold_in_force_stays_in_the_journal_whatever_its_age(
     approvals: ApprovalFile,
 ) -> None:
