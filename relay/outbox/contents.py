@@ -85,7 +85,9 @@ def _verify_rows_readable(connection: sqlite3.Connection, keys: EventKeyFormat) 
     if not isinstance(journal.head().hash, str):
         raise DamagedContents("table journal: its last hash is not text")
     decisions = Decisions(connection, journal)
-    for (occurrence,) in connection.execute("SELECT DISTINCT occurrence FROM decision WHERE counts"):
+    for (occurrence,) in connection.execute(
+        "SELECT DISTINCT occurrence FROM decision WHERE counts"
+    ):
         decisions.for_occurrence(occurrence, counting=True)
     decisions.grants_by_occurrence([live.id for live in Snapshot(connection, keys).live()])
     decisions.open_grants()
