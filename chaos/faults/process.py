@@ -53,14 +53,14 @@ FAULTS = (
     Fault(
         name="kill",
         text="the relay is killed at a random moment and started again",
-        quick=30,
+        quick=20,
         full=500,
         run=under_load(_kill),
     ),
     Fault(
         name="kill-at-sync",
         text="the relay is killed as it syncs its state file, as a machine without power would be",
-        quick=20,
+        quick=15,
         full=200,
         run=_kill_at_syncs,
         missing=_without_strace,
