@@ -102,17 +102,23 @@ class StandingHolds:
 
         Only rows that the chain holds are read. Their numbers are 0, because the journal has none.
         """
-        rows = self._connection.execute(
-            "SELECT position, kind FROM journal INDEXED BY journal_of_standing_holds "
-            "WHERE kind >= 'standing-hold.' AND kind < 'standing-hold/' "
-            # A damaged row may be no JSON, on which json_extract fails.
-            "AND CASE WHEN json_valid(CAST(body AS TEXT)) "
-            "THEN json_extract(CAST(body AS TEXT), '$.data.ends') >= ? END ORDER BY position",
-            # The texts differ in precision, so they are compared to the second.
-            (format_sortable(now)[:19],),
-        ).fetchall()
+        rows = "SELECT position, kind FROM journal INDEXED BY journal_of_standing_holds "
+        rows += "WHERE kind >= 'standing-hold.' AND kind < 'standing-hold/' "
+        ends = "json_extract(CAST(body AS TEXT), '$.data.ends') >= ?"
+        # The texts differ in precision, so they are compared to the second.
+        values = (format_sortable(now)[:19],)
+        try:
+            found_rows = self._connection.execute(
+                f"{rows} AND {ends} ORDER BY position", values
+            ).fetchall()
+        except sqlite3.OperationalError:
+            # A damaged row may be no JSON, on which json_extract fails. This reads every row.
+            checked = f"CASE WHEN json_valid(CAST(body AS TEXT)) THEN {ends} END"
+            found_rows = self._connection.execute(
+                f"{rows} AND {checked} ORDER BY position", values
+            ).fetchall()
         found: dict[str, StandingHold] = {}
-        for position, kind in rows:
+        for position, kind in found_rows:
             event = self._journal.verified_event(position, kind, None)
             if event is None:
                 continue
