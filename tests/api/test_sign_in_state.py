@@ -169,7 +169,7 @@ class SessionMachine(RuleBasedStateMachine):
         cookie = self.sessions.begin(Caller(principal, "http", Rights(frozenset())), None, seconds)
         self._forget()
         own = [key for key, (other, _) in self.open.items() if other == principal]
-        for key in own[: len(own) + 1 - MAX_SESSIONS_OF_PRINCIPAL if own else 0]:
+        for key in own[: max(0, len(own) + 1 - MAX_SESSIONS_OF_PRINCIPAL)]:
             del self.open[key]
         ends_at = self.clock.monotonic() + min(seconds, SESSION_LIFETIME)
         self.open[cookie] = (principal, ends_at)
