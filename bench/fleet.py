@@ -42,7 +42,7 @@ from bench.run import Options
 from bench.trial import trial
 from relay.events.build import Origin
 from relay.events.cloudevent import CloudEvent
-from relay.fleet.topology import fleet_exchange, pulse_queue
+from relay.fleet.topology import fleet_exchange_name, pulse_queue_name
 from relay.roles.simulated_fleet import FleetPlan, raise_open_files_limit, simulated_fleet
 from tests.journey.relay_process import RelayProcess
 from tests.journey.relay_process import relay as relay_process
@@ -149,7 +149,7 @@ async def pulse_cost(options: Options) -> Section:
             rounds.add("resident memory", "MB", HUB, resident)
             await one.process.stop()
             await publish_all(one.agent_settings, pulses(origins, count))
-            bare = await _consume(one.broker.amqp_url(), pulse_queue(one.exchange), count)
+            bare = await _consume(one.broker.amqp_url(), pulse_queue_name(one.exchange), count)
             rounds.add("CPU per pulse", "µs", BARE_CONSUMER, 1000 * bare, "≤ 2 × bare")
     return Section(
         metric="fleet-pulses",
@@ -306,7 +306,7 @@ async def _idle(
     connection = await aio_pika.connect(hub.broker.amqp_url())
     async with connection, connection.channel() as channel:
         copies = await channel.declare_queue(exclusive=True)
-        await copies.bind(fleet_exchange(hub.exchange), "#")
+        await copies.bind(fleet_exchange_name(hub.exchange), "#")
         await asyncio.sleep(REST * scale)
         sent_before = await _message_count(channel, copies.name)
         before = {name: cpu_seconds(_pid(process)) for name, process in relays.items()}

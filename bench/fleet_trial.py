@@ -28,7 +28,7 @@ from relay.fleet.agent.agent import Agent, Machine
 from relay.fleet.messages import Pulse
 from relay.fleet.routing import pulse_key, report_key
 from relay.fleet.settings import AgentSettings
-from relay.fleet.topology import command_exchange, fleet_exchange, report_queue
+from relay.fleet.topology import command_exchange_name, fleet_exchange_name, report_queue_name
 from relay.roles.simulated_fleet import FleetPlan
 from tests.journey.relay_process import RelayProcess, eventually
 from tests.journey.relay_process import relay as relay_process
@@ -127,18 +127,19 @@ async def fleet_trial(broker: Broker) -> AsyncIterator[FleetTrial]:
                 await eventually(lambda: _consumes(broker, exchange), every=0.1)
                 yield trial
         for kind, name in (
-            ("queue", report_queue(exchange)),
+            ("queue", report_queue_name(exchange)),
             ("queue", f"{exchange}.fleet.pulse"),
-            ("exchange", fleet_exchange(exchange)),
-            ("exchange", command_exchange(exchange)),
+            ("exchange", fleet_exchange_name(exchange)),
+            ("exchange", command_exchange_name(exchange)),
         ):
             await asyncio.to_thread(_delete, broker, kind, name)
 
 
 def _consumes(broker: Broker, exchange: str) -> bool:
     """Whether the hub consumes its queue of reports."""
+    queue = report_queue_name(exchange)
     found = broker.evaluate(
-        f'case rabbit_amqqueue:lookup(rabbit_misc:r(<<"/">>, queue, <<"{report_queue(exchange)}">>)'
+        f'case rabbit_amqqueue:lookup(rabbit_misc:r(<<"/">>, queue, <<"{queue}">>)'
         ") of {ok, Q} -> length(rabbit_amqqueue:consumers(Q)); _ -> 0 end."
     )
     return found.strip() != "0"

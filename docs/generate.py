@@ -40,7 +40,7 @@ from relay.events.build import (
     relay_event,
     standing_hold_event,
 )
-from relay.events.catalog import CATALOG, EventData, EventDefinition, event_schema
+from relay.events.catalog import CATALOG, EventData, EventDefinition, cloudevent_schema
 from relay.events.cloudevent import CloudEvent
 from relay.events.delta import Change, diff
 from relay.events.model import Document, ScheduledEvent
@@ -91,7 +91,7 @@ _EVENT = ScheduledEvent(
 def generated_files() -> dict[Path, str]:
     """Return every generated file with the text that it should hold."""
     schemas = {
-        SCHEMAS / f"{definition.name}.v1.json": _pretty(event_schema(definition)) + "\n"
+        SCHEMAS / f"{definition.name}.v1.json": _pretty(cloudevent_schema(definition)) + "\n"
         for definition in CATALOG
     }
     pages = {path: with_generated_part(path, generate()) for path, generate in PAGES.items()}

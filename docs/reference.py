@@ -28,7 +28,7 @@ from relay.chat.platforms.slack.web import REMEDIES
 from relay.cli import make_app
 from relay.clock import SystemClock
 from relay.config import Config, sink_modules
-from relay.config.changes import needs_restart
+from relay.config.changes import key_needs_restart
 from relay.log_fields import FIELDS
 from relay.telemetry.definitions import METRICS
 from relay.telemetry.lines import EVERY_LINE, LINES
@@ -85,7 +85,7 @@ def _describe_key(path: str, name: str, field: FieldInfo, model: type[BaseModel]
     if f"{name}_file" in model.model_fields:
         description += f" Or `{key}_file`."
     # A role of the fleet is no part of the path.
-    if needs_restart(re.sub(r" \(.*?\)|\[\]", "", f"{path}.{key}".removeprefix("."))):
+    if key_needs_restart(re.sub(r" \(.*?\)|\[\]", "", f"{path}.{key}".removeprefix("."))):
         description += " **A change needs a restart.**"
     return description.strip()
 

@@ -36,9 +36,9 @@ from relay.events.delta import diff
 from relay.events.timestamps import format_rfc3339, format_sortable, parse_timestamp
 from relay.fleet.messages import read_message
 from relay.imds.api_versions import API_VERSIONS
-from relay.imds.dhcp import parse_lease_file, read_reply
-from relay.imds.discovery import derive_scope, parse_instance, resource_names
+from relay.imds.dhcp import parse_lease_file, read_option_245_of_reply
 from relay.imds.document import parse_document
+from relay.imds.instance_metadata import derive_scope, parse_instance, resource_names
 from relay.net.egress import is_refused, parse_address_literal, parse_receiver_url
 from relay.net.retry_after import parse_retry_after
 from relay.settings import parse_duration
@@ -179,7 +179,7 @@ def address(data: bytes) -> None:
 def dhcp(data: bytes) -> None:
     """The answer of a DHCP server, and leases."""
     with suppress(ValueError):
-        read_reply(data, data[4:8], data[28:34])
+        read_option_245_of_reply(data, data[4:8], data[28:34])
     parse_lease_file(data.decode("ascii", "replace"))
 
 

@@ -17,7 +17,7 @@ from relay.clock import Clock, SystemClock
 from relay.config import Config, LoadedConfig
 from relay.errors import ReloadRefused
 from relay.fleet.settings import AgentSettings, HubSettings
-from relay.imds.discovery import read_boot_id
+from relay.imds.instance_metadata import read_boot_id
 from relay.roles import RunningRelay
 from relay.roles.reload import Reloader
 from relay.service_manager import report_reload, report_to_service_manager
@@ -64,7 +64,7 @@ async def run(
             # at them again and again, which is 5 % of a delivery's CPU time.
             gc.set_threshold(10_000)
             is_up.set()
-            reloads = asyncio.create_task(_reload_on(hangup, reloader), name="reloads")
+            reloads = asyncio.create_task(_reload_on_each_hangup(hangup, reloader), name="reloads")
             try:
                 await stop.wait()
             finally:
@@ -113,7 +113,7 @@ def start_relay(
     return plain.start(config, clock, boot)
 
 
-async def _reload_on(hangup: asyncio.Event, reloader: Reloader) -> None:
+async def _reload_on_each_hangup(hangup: asyncio.Event, reloader: Reloader) -> None:
     """Reload on each hangup. Several that come during a reload are one."""
     while True:
         await hangup.wait()

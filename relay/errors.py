@@ -7,7 +7,7 @@
     │   ├── SourceUnavailable  a later call may work: 404, 410, 429, 5xx, resets, timeouts
     │   │   └── StartRequestNotDelivered   a StartRequest reached nobody who could execute it
     │   ├── SourceRefused      400: the relay's request is wrong
-    │   ├── SourceTooLate      the call was not sent, because its time was over
+    │   ├── SourceCallNotSentInTime      the call was not sent, because its time was over
     │   └── DocumentError      200 with a body that is not a Scheduled Events document
     │       └── DocumentTooLarge  the body is larger than the relay reads
     ├── DeliveryError          a sink could not deliver
@@ -86,7 +86,7 @@ class SourceRefused(SourceError):
     """
 
 
-class SourceTooLate(SourceError):
+class SourceCallNotSentInTime(SourceError):
     """The call may not be sent any more. Nothing of it was sent."""
 
 

@@ -22,20 +22,20 @@ _ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
 
 def may_exist(path: Path) -> bool:
     """Return whether something is there, or may be."""
-    return _may_match(path, lambda _: True)
+    return _may_have_mode(path, lambda _: True)
 
 
 def may_be_file(path: Path) -> bool:
     """Return whether a file is there, or may be."""
-    return _may_match(path, stat.S_ISREG)
+    return _may_have_mode(path, stat.S_ISREG)
 
 
 def may_be_folder(path: Path) -> bool:
     """Return whether a folder is there, or may be."""
-    return _may_match(path, stat.S_ISDIR)
+    return _may_have_mode(path, stat.S_ISDIR)
 
 
-def _may_match(path: Path, matches_mode: Callable[[int], bool]) -> bool:
+def _may_have_mode(path: Path, matches_mode: Callable[[int], bool]) -> bool:
     try:
         return matches_mode(path.stat().st_mode)
     except OSError as error:

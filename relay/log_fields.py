@@ -118,6 +118,6 @@ class Fields(TypedDict, total=False):
     traceId: str | None
 
 
-def with_fields(**fields: Unpack[Fields]) -> dict[str, Any]:
-    """Return the ``extra`` of a logger's call: ``_log.info("…", extra=with_fields(count=2))``."""
+def log_extra(**fields: Unpack[Fields]) -> dict[str, Any]:
+    """Return the ``extra`` of a logger's call: ``_log.info("…", extra=log_extra(count=2))``."""
     return {"fields": fields}

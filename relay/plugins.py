@@ -51,7 +51,8 @@ def load_plugins(
             check(name, module)
         except (Exception, SystemExit) as error:  # noqa: BLE001  # foreign code may raise anything
             _log.debug("plug-in %s cannot be used", name, exc_info=True)
-            broken.append(BrokenPlugin(name, f"{_describe(entry_point)} {_describe_error(error)}"))
+            prefix = f"plug-in {name} of {_describe_package(entry_point)} cannot be used:"
+            broken.append(BrokenPlugin(name, f"{prefix} {_describe_error(error)}"))
         else:
             members[name] = module
     return members, broken
@@ -60,13 +61,9 @@ def load_plugins(
 def _check_name(name: str, own_names: Collection[str], found: Sequence[EntryPoint]) -> None:
     if name in own_names:
         raise ConfigError("the relay has a member of its own with this name")
-    packages = [_package(entry_point) for entry_point in found if entry_point.name == name]
+    packages = [_describe_package(entry_point) for entry_point in found if entry_point.name == name]
     if len(packages) > 1:
         raise ConfigError(f"several packages have a plug-in with this name: {', '.join(packages)}")
-
-
-def _describe(entry_point: EntryPoint) -> str:
-    return f"plug-in {entry_point.name} of {_package(entry_point)} cannot be used:"
 
 
 def _describe_error(error: BaseException) -> str:
@@ -74,7 +71,7 @@ def _describe_error(error: BaseException) -> str:
     return text if isinstance(error, ConfigError) else f"{type(error).__name__}: {text}"
 
 
-def _package(entry_point: EntryPoint) -> str:
+def _describe_package(entry_point: EntryPoint) -> str:
     package = entry_point.dist
     if package is None:
         return f"the module {entry_point.value}"

@@ -85,7 +85,7 @@ async def report_to_service_manager(
         asyncio.create_task(coroutine, name="service manager")
         for coroutine in (
             _report_states(manager, is_up, stop, start_patience),
-            _report_life(manager),
+            _send_watchdog_pings(manager),
         )
     ]
     try:
@@ -137,7 +137,7 @@ async def _report_states(
     await _try_send(manager, log, "STOPPING=1", "STATUS=Sending what can be sent")
 
 
-async def _report_life(manager: ServiceManager) -> None:
+async def _send_watchdog_pings(manager: ServiceManager) -> None:
     if manager.watchdog is None:
         return
     log = LogOnce(_log)

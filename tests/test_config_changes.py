@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from relay.config import Config, load
-from relay.config.changes import RESTART_KEYS, find_changes, needs_restart
+from relay.config.changes import RESTART_KEYS, find_changes, key_needs_restart
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSwMfKQ9r8GKYo="
 ALICE = {"name": "alice", "key": "bearer-test-key-of-alice", "can": ["read", "approve"]}
@@ -91,10 +91,10 @@ def test_a_secret_that_moves_to_another_file_is_a_change_and_one_that_changes_is
 
 
 def test_only_what_says_who_the_relay_is_and_where_needs_a_restart() -> None:
-    assert [key for key in RESTART_KEYS if not needs_restart(key)] == []
-    assert needs_restart("fleet.hub_user")
+    assert [key for key in RESTART_KEYS if not key_needs_restart(key)] == []
+    assert key_needs_restart("fleet.hub_user")
     live = ("fleet.domains", "fleet.domains.vmss-a", "api.tls", "source.interval", "sinks.scope")
-    assert [key for key in live if needs_restart(key)] == []
+    assert [key for key in live if key_needs_restart(key)] == []
 
 
 def test_a_loaded_configuration_knows_where_these_keys_are(tmp_path: Path) -> None:

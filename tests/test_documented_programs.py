@@ -24,7 +24,7 @@ from relay.app import start_relay
 from relay.cli._profile import read_profile
 from relay.clock import SystemClock
 from relay.config import load
-from relay.events.catalog import CATALOG, event_schema
+from relay.events.catalog import CATALOG, cloudevent_schema
 from relay.events.timestamps import format_rfc3339
 from relay.simulator import VM, Plan, Setup, Simulator, list_playbooks
 from tests.builders import cloudevent
@@ -42,7 +42,7 @@ def test_the_event_of_the_readme_is_one_and_the_call_below_it_is_about_it() -> N
     text = block("README.md", "json", "What the relay sends")
     event = json.loads(text)
     (definition,) = (known for known in CATALOG if known.type == event["type"])
-    shown = event_schema(definition)
+    shown = cloudevent_schema(definition)
     shown["required"] = [name for name in shown["required"] if name in event]  # it is shortened
     shown["properties"]["data"]["required"] = [*event["data"]]
     Draft202012Validator(shown).validate(event)

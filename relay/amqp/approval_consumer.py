@@ -212,7 +212,9 @@ class ApprovalConsumer:
         """
         waiting = FairQueue(self._buckets, MAX_WAITING)
         news = asyncio.Event()
-        reading = asyncio.create_task(self._read_all(channel, deliveries, waiting, news))
+        reading = asyncio.create_task(
+            self._queue_received_messages(channel, deliveries, waiting, news)
+        )
         reading.add_done_callback(lambda _: news.set())
         carried: list[WaitingMessage] = []
         try:
@@ -231,7 +233,7 @@ class ApprovalConsumer:
             await asyncio.gather(reading, return_exceptions=True)
         return True
 
-    async def _pause(
+    async def _sleep_while_decidable(
         self, seconds: float, reading: asyncio.Task[NoReturn], poll_interval: float
     ) -> bool:
         """Wait; return False at once if no message can be decided.
@@ -247,7 +249,7 @@ class ApprovalConsumer:
                 await reading
         return True
 
-    async def _read_all(
+    async def _queue_received_messages(
         self,
         channel: AbstractChannel,
         deliveries: Deliveries,
@@ -307,11 +309,11 @@ class ApprovalConsumer:
         taken and belongs to the next ones.
         """
         taken = [carried.pop()] if carried else []
-        while not taken or len(taken) < _most_at_once(taken[0]):
+        while not taken or len(taken) < _max_messages_decided_together(taken[0]):
             message = waiting.take(self._clock.monotonic())
             if not isinstance(message, WaitingMessage):
                 return taken or message
-            for release in waiting.take_overtaken_releases(message):
+            for release in waiting.take_releases_before_hold(message):
                 self._on_unusable(release.submission.user, OVERTAKEN)
                 await channel.basic_reject(release.tag, requeue=False, wait=False)
             if taken and message.submission.decision != taken[0].submission.decision:
@@ -347,7 +349,7 @@ class ApprovalConsumer:
                 return True
             failures += 1
             pause = exponential_backoff(failures + 1, first=poll_interval, maximum=MAX_PAUSE)
-            if not await self._pause(pause, reading, poll_interval):
+            if not await self._sleep_while_decidable(pause, reading, poll_interval):
                 return False
 
     async def _decide_message(self, channel: AbstractChannel, message: WaitingMessage) -> bool:
@@ -386,5 +388,5 @@ async def _reject_together(channel: AbstractChannel, tags: Sequence[int]) -> Non
     await channel.connection.write_queue.put(ChannelFrame.marshall(channel.number, frames))
 
 
-def _most_at_once(message: WaitingMessage) -> int:
+def _max_messages_decided_together(message: WaitingMessage) -> int:
     return VOTES_AT_ONCE if message.submission.decision == "approve" else URGENT_AT_ONCE

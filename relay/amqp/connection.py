@@ -95,7 +95,7 @@ class Connection(aio_pika.Connection):
                 made.setsockopt(socket.SOL_SOCKET, option, self._socket_buffers)
         return made
 
-    def write(self, frames: bytes) -> None:
+    def write_frames(self, frames: bytes) -> None:
         """Write whole frames at the end of this turn of the loop.
 
         They do not pass through aiormq's queue: it has room for ten frames, and costs a turn of the

@@ -65,7 +65,7 @@ def content_header(
         if len(text := value.encode()) <= MAX_TEXT_BYTES
     }
     headers = b"".join(
-        [_header_name(name) + _LONG.pack(len(text)) + text for name, text in texts.items()]
+        [_encode_header_name(name) + _LONG.pack(len(text)) + text for name, text in texts.items()]
     )
     if event.carrier is not None:
         trace = event.carrier.encode()
@@ -96,7 +96,7 @@ def content_header(
 
 
 @lru_cache(maxsize=128)
-def _header_name(attribute: str) -> bytes:
+def _encode_header_name(attribute: str) -> bytes:
     """Return the name of the header for this attribute, and that its value is a long string."""
     return _encode_short_string(f"ce-{attribute}".encode()) + b"S"
 

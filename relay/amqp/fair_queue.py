@@ -50,7 +50,7 @@ class _ClientBacklog:
     def __len__(self) -> int:
         return len(self.urgent) + len(self.votes)
 
-    def lane(self, submission: ReceivedDecision) -> deque[WaitingMessage]:
+    def queue_for_decision(self, submission: ReceivedDecision) -> deque[WaitingMessage]:
         return self.votes if submission.decision == "approve" else self.urgent
 
 
@@ -70,12 +70,12 @@ class FairQueue:
     def add(self, message: WaitingMessage) -> WaitingMessage | None:
         """Add a message; return the message that is given up for it."""
         messages = self._clients.setdefault(message.submission.user, _ClientBacklog())
-        messages.lane(message.submission).append(message)
+        messages.queue_for_decision(message.submission).append(message)
         if sum(map(len, self._clients.values())) <= self._capacity:
             return None
         most = max(self._clients.values(), key=len)
         given_up = (most.votes or most.urgent)[-1]
-        self._remove(given_up)
+        self._remove_message(given_up)
         return given_up
 
     def take(self, now: float) -> WaitingMessage | float:
@@ -90,12 +90,12 @@ class FairQueue:
         for message in (*sorted(urgent, key=lambda message: message.tag), *votes):
             wait = self._buckets.take(message.submission.user, now)
             if not wait:
-                self._remove(message)
+                self._remove_message(message)
                 return message
             delay = min(delay, wait)
         return delay
 
-    def take_overtaken_releases(self, taken: WaitingMessage) -> list[WaitingMessage]:
+    def take_releases_before_hold(self, taken: WaitingMessage) -> list[WaitingMessage]:
         """Return the releases that came before this hold on the same event, and still wait.
 
         Their clients are over their rate. Such a release could end a hold that is newer than it.
@@ -111,13 +111,13 @@ class FairQueue:
             and message.tag < taken.tag
         ]
         for message in overtaken:
-            self._remove(message)
+            self._remove_message(message)
         return overtaken
 
-    def _remove(self, message: WaitingMessage) -> None:
+    def _remove_message(self, message: WaitingMessage) -> None:
         """Remove a message. Its client is then the one that was served last."""
         user = message.submission.user
         messages = self._clients.pop(user)
-        messages.lane(message.submission).remove(message)
+        messages.queue_for_decision(message.submission).remove(message)
         if messages:
             self._clients[user] = messages

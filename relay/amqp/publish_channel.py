@@ -61,7 +61,7 @@ class PublishChannel:
             return pamqp.frame.marshal(method, aiormq_channel.number)
 
         self._publish_frame = publish_frame
-        channel.close_callbacks.add(self._on_close)
+        channel.close_callbacks.add(self._set_close_reason)
 
     @classmethod
     async def open(cls, connection: Connection, exchange: str) -> PublishChannel:
@@ -82,7 +82,7 @@ class PublishChannel:
         is_known = channel.connection.channels.get(channel.number) is channel
         return self._has_ended or self._channel.is_closed or not is_known
 
-    def _on_close(self, _: object, error: BaseException | None) -> None:
+    def _set_close_reason(self, _: object, error: BaseException | None) -> None:
         self.close_reason = error
 
     @property
@@ -94,7 +94,7 @@ class PublishChannel:
         """Wait while the broker blocks publishers."""
         await self._aiormq_channel.connection.ready()
 
-    def current_publish(self, message_id: str) -> asyncio.Future[PublishResult] | None:
+    def find_publish_of_message(self, message_id: str) -> asyncio.Future[PublishResult] | None:
         """Return the publish of this message if nobody took its result yet. It may be done."""
         return self._publishes.get(message_id)
 
@@ -118,10 +118,10 @@ class PublishChannel:
         channel.delivery_tag += 1
         channel.confirmations[channel.delivery_tag] = publish
         channel.message_id_delivery_tag[message_id] = channel.delivery_tag
-        self._connection.write(frames)
+        self._connection.write_frames(frames)
         return publish
 
-    async def wait_for_result(
+    async def wait_until_publish_done(
         self, publish: asyncio.Future[PublishResult], deadline: float
     ) -> bool:
         """Wait until a publish is done, or until this time of the loop. Return whether it is done.
@@ -143,7 +143,9 @@ class PublishChannel:
             publish.remove_done_callback(on_end)
         return publish.done()
 
-    def stop_waiting(self, message_id: str, publish: asyncio.Future[PublishResult]) -> None:
+    def keep_result_for_next_delivery(
+        self, message_id: str, publish: asyncio.Future[PublishResult]
+    ) -> None:
         """Stop waiting for a publish. Its result is kept for the next delivery of the event."""
         publish.add_done_callback(lambda _: self._keep_result(message_id, publish))
 

@@ -43,21 +43,21 @@ class ConfirmedPublisher:
         """
         channel = await self._open_channel()
         deadline = asyncio.get_running_loop().time() + self._timeout
-        publish = channel.current_publish(message_id)
+        publish = channel.find_publish_of_message(message_id)
         if publish is None:
             if channel.is_blocked:
                 await self._wait_unblocked(channel, deadline)
             # Another call for the message may have started one meanwhile.
-            publish = channel.current_publish(message_id) or channel.start_publish(
+            publish = channel.find_publish_of_message(message_id) or channel.start_publish(
                 message_id, body, key, header()
             )
         try:
-            is_done = await channel.wait_for_result(publish, deadline)
+            is_done = await channel.wait_until_publish_done(publish, deadline)
         except asyncio.CancelledError:
-            channel.stop_waiting(message_id, publish)
+            channel.keep_result_for_next_delivery(message_id, publish)
             raise
         if not is_done:
-            channel.stop_waiting(message_id, publish)
+            channel.keep_result_for_next_delivery(message_id, publish)
             raise Deferred(
                 f"within {self._timeout:g} s the broker did not confirm. "
                 "The message may be stored, and is sent again with the same id",
@@ -65,7 +65,7 @@ class ConfirmedPublisher:
             )
         return channel.pop_result(message_id, publish)
 
-    async def use(self, channel: PublishChannel, broker: str) -> None:
+    async def use_channel_until_closed(self, channel: PublishChannel, broker: str) -> None:
         """Publish over this channel until it closes. Raises Deferred if the connection was lost.
 
         ``broker`` names it in the error.

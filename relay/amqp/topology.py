@@ -99,12 +99,12 @@ def events_topology(exchange: str) -> tuple[Part, ...]:
     )
 
 
-def approvals_exchange(exchange: str) -> str:
+def approvals_exchange_name(exchange: str) -> str:
     """Return the name of the exchange to which clients publish approvals."""
     return f"{exchange}.approvals"
 
 
-def approvals_queue(exchange: str, scope: str) -> str:
+def approvals_queue_name(exchange: str, scope: str) -> str:
     """Return the name of the queue that holds the approvals of a scope."""
     return f"{exchange}.approvals.{scope}"
 
@@ -114,14 +114,14 @@ def approvals_routing_key(scope: str) -> str:
     return f"approve.{scope}"
 
 
-def dead_letter_exchange(exchange: str) -> str:
+def dead_letter_exchange_name(exchange: str) -> str:
     """Return the name of the exchange for messages that could not be used."""
     return f"{exchange}.dlx"
 
 
 def dead_letters_topology(exchange: str) -> tuple[Part, ...]:
     """Return the exchange and queue for messages that could not be used."""
-    dead_letters = dead_letter_exchange(exchange)
+    dead_letters = dead_letter_exchange_name(exchange)
     return (
         Exchange(dead_letters, "topic"),
         Queue(
@@ -147,13 +147,13 @@ def approvals_topology(
         "x-max-length-bytes": MAX_APPROVALS_BYTES,
         "x-overflow": "reject-publish",
     }
-    approvals = approvals_exchange(exchange)
-    dead_letters = dead_letter_exchange(exchange)
+    approvals = approvals_exchange_name(exchange)
+    dead_letters = dead_letter_exchange_name(exchange)
     return (
         *dead_letters_topology(exchange),
         Exchange(approvals, "topic"),
         Queue(
-            name=approvals_queue(exchange, scope),
+            name=approvals_queue_name(exchange, scope),
             source=approvals,
             keys=(routing_key or approvals_routing_key(scope),),
             arguments={
@@ -190,8 +190,8 @@ def approvals_queue_of_scope(exchange: str, scope: str) -> ApprovalsQueue:
     """Return the queue of a relay without a fleet."""
     key = approvals_routing_key(scope)
     return ApprovalsQueue(
-        exchange=approvals_exchange(exchange),
-        name=approvals_queue(exchange, scope),
+        exchange=approvals_exchange_name(exchange),
+        name=approvals_queue_name(exchange, scope),
         binding_key=key,
         key_pattern=re.compile(re.escape(key)),
         description=scope,

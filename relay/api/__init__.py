@@ -86,7 +86,7 @@ class ConfigurationReloader(Protocol):
         """Take over the configuration as it is now. Raises ReloadRefused."""
 
 
-class HubCounts(Protocol):
+class HubMessageCounts(Protocol):
     """What a hub counts of the messages of its agents."""
 
     reports: int
@@ -112,7 +112,7 @@ class Relay:
     """The chat sinks by name."""
     roster: Roster | None = None
     """The agents, on a hub."""
-    hub: HubCounts | None = None
+    hub: HubMessageCounts | None = None
     """What a hub counts."""
     order_results: Mapping[OrderResult, int] = field(default_factory=dict)
     """How the start orders of a hub ended."""

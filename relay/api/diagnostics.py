@@ -50,7 +50,7 @@ async def diagnose(settings: ApiSettings, state_file: Path) -> tuple[list[Findin
 def static_findings(settings: ApiSettings, state_file: Path) -> Iterator[Finding]:
     """Return warnings that follow from the configuration and this machine's folders."""
     if settings.socket == "auto":
-        yield from _check_automatic_places(state_file)
+        yield from _check_automatic_socket_places(state_file)
     elif settings.socket is not None and not may_be_folder(settings.socket.parent):
         yield warning(
             "local socket",
@@ -76,7 +76,7 @@ def static_findings(settings: ApiSettings, state_file: Path) -> Iterator[Finding
             )
 
 
-def _check_automatic_places(state_file: Path) -> Iterator[Finding]:
+def _check_automatic_socket_places(state_file: Path) -> Iterator[Finding]:
     places = [place.path.parent for place in automatic_places(state_file, os.environ)]
     # The relay makes the folder of its state file.
     if any(os.access(folder, os.W_OK) or not may_be_folder(folder) for folder in places):
@@ -107,7 +107,7 @@ class _AnotherRelay(Exception):
     """The relay at an endpoint has another state file."""
 
 
-def _endpoints(settings: ApiSettings, state_file: Path) -> Iterator[_Endpoint]:
+def _endpoints_to_check(settings: ApiSettings, state_file: Path) -> Iterator[_Endpoint]:
     if settings.socket == "auto":
         sockets = [*sockets_of_state_file(state_file, os.environ), SERVICE_SOCKET]
     else:
@@ -131,7 +131,7 @@ async def _probe_running_relay(
     settings: ApiSettings, state_file: Path
 ) -> tuple[list[Finding], bool]:
     needs_certificate = settings.tls is not None and settings.tls.client_ca_file is not None
-    for endpoint in _endpoints(settings, state_file):
+    for endpoint in _endpoints_to_check(settings, state_file):
         subject, address = endpoint.subject, endpoint.address
         try:
             return [await _check_readiness(endpoint)], True

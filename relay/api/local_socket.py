@@ -50,7 +50,7 @@ def automatic_places(
     places = [
         SocketPlace(path, _USER_MODE) for path in sockets_of_state_file(state_file, environment)
     ]
-    if _may_use_folder(service_socket.parent):
+    if _can_create_socket_in_folder(service_socket.parent):
         places.insert(0, SocketPlace(service_socket))
     return places
 
@@ -76,7 +76,7 @@ def state_file_id(state_file: Path) -> str:
     return hashlib.sha256(os.fsencode(os.path.realpath(state_file))).hexdigest()
 
 
-def _may_use_folder(folder: Path) -> bool:
+def _can_create_socket_in_folder(folder: Path) -> bool:
     """Return whether this process can make files in the folder.
 
     Root can do so everywhere. It uses a folder of its own only: in that of another user, it would

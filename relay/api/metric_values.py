@@ -97,7 +97,7 @@ async def read_samples(relay: Relay, server: ServerState) -> Samples:
     samples.add("store_commit_duration_seconds", relay.store.commit_seconds)
     if relay.polling is not None:
         _add_polling(samples, relay.polling)
-    _add_counts(samples, server.event_counts)
+    _add_event_counts(samples, server.event_counts)
     try:
         async with server.long_reads:
             stored = await relay.store.read(lambda tx: _read_store(tx, relay, now))
@@ -117,15 +117,15 @@ async def read_samples(relay: Relay, server: ServerState) -> Samples:
 
 def _read_store(tx: Transaction, relay: Relay, now: datetime) -> _StoreValues:
     live: Counter[tuple[str, str]] = Counter()
-    for event_type, event_status, count in tx.snapshot.count_live():
+    for event_type, event_status, count in tx.snapshot.count_live_by_type_and_status():
         live[event_type_label(event_type), event_status_label(event_status)] += count
     values = _StoreValues(
-        mode=relay.gate.engine.mode(tx),
+        mode=relay.gate.engine.approval_mode(tx),
         position=tx.head().position,
         live=live,
         dead_letters=tx.deliveries.dead_letters_by_sink(),
     )
-    for occurrence in tx.snapshot.earliest_scheduled(MAX_EXAMINED):
+    for occurrence in tx.snapshot.live_scheduled_by_not_before(MAX_EXAMINED):
         status = relay.gate.engine.status(tx, occurrence, now)
         state = approval_state(status)
         values.by_approval[state] += 1
@@ -144,7 +144,7 @@ def _add_polling(samples: _Samples, polling: PollMeasurements) -> None:
         samples.add("clock_offset_seconds", polling.clock_offset)
 
 
-def _add_counts(samples: _Samples, counts: EventCounts) -> None:
+def _add_event_counts(samples: _Samples, counts: EventCounts) -> None:
     for change in CHANGES:
         for event_type in (*EVENT_TYPES, OTHER):
             samples.add("events_total", counts.changes[change, event_type], change, event_type)
@@ -170,7 +170,7 @@ def _add_stored(samples: _Samples, stored: _StoreValues) -> None:
 def _add_sinks(samples: _Samples, relay: Relay, dead_letters: Mapping[str, int] | None) -> None:
     for sink in relay.dispatcher.status():
         labels = sink.name, sink.kind
-        measured = relay.dispatcher.measure(sink.name)
+        measured = relay.dispatcher.measure_sink(sink.name)
         samples.add("sink_waiting", sink.waiting, *labels)
         samples.add("sink_oldest_waiting_seconds", measured.oldest_age or 0.0, *labels)
         samples.add("sink_failing", float(sink.failing), *labels)
@@ -201,7 +201,7 @@ def _add_hub(samples: _Samples, relay: Relay, now: datetime) -> None:
     if roster is not None:
         states = Counter(roster.state(agent, now) for agent in roster)
         samples.add_counts("hub_agents", states, ("fresh", "silent", "unknown"))
-        wrong_clocks = len(roster.with_wrong_clocks(now))
+        wrong_clocks = len(roster.agents_with_wrong_clocks(now))
         samples.add("hub_agents_with_wrong_clock", wrong_clocks)
         silent = len(roster.silent_scopes(now))
         samples.add("hub_scopes", len(roster.scopes) - silent, "fresh")

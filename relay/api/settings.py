@@ -124,7 +124,7 @@ class Client(Section):
 
     @field_validator("secrets")
     @classmethod
-    def _check_secrets(cls, values: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
+    def _check_secrets_can_be_decoded(cls, values: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
         for value in values:
             decode_secret(value.get_secret_value())
         return values
@@ -176,7 +176,7 @@ class Client(Section):
         except ValueError:
             return digests
 
-    def credentials(self) -> Iterator[tuple[str, bytes]]:
+    def key_digests_and_signing_keys(self) -> Iterator[tuple[str, bytes]]:
         """Yield what proves who this client is: digests of keys, and the keys that sign.
 
         Raises ValueError for an invalid secret.
@@ -233,14 +233,14 @@ class ApiSettings(Section):
         return int(self.listen.rpartition(":")[2])
 
     @property
-    def rights_by_client(self) -> dict[str, Rights]:
+    def rights_by_client_principal(self) -> dict[str, Rights]:
         """The rights of each client by its principals."""
         return {
             principal: client.rights for client in self.clients for principal in client.principals
         }
 
     @property
-    def resources_by_client(self) -> dict[str, tuple[str, ...] | None]:
+    def resources_by_client_principal(self) -> dict[str, tuple[str, ...] | None]:
         """Resource patterns by the principal of each client that may approve. None: no limit."""
         return {
             principal: client.resources
@@ -295,7 +295,7 @@ def _check_credentials_not_shared(clients: Iterable[Client]) -> None:
     """
     owners: dict[bytes, str] = {}
     for client in clients:
-        for kind, credential in client.credentials():
+        for kind, credential in client.key_digests_and_signing_keys():
             owner = owners.setdefault(credential, client.name)
             if owner != client.name:
                 raise ValueError(

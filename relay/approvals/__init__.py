@@ -15,7 +15,11 @@ from pydantic import Field, model_validator
 
 from relay.amqp.broker_url import BrokerSettings, Declare
 from relay.approvals.limits import Limit
-from relay.approvals.machine_principals import max_possible_votes, names_machines, overlap
+from relay.approvals.machine_principals import (
+    can_mean_same_machine,
+    max_possible_votes,
+    names_machines,
+)
 from relay.approvals.rules import (
     BoundedDuration,
     Member,
@@ -25,10 +29,10 @@ from relay.approvals.rules import (
     Rule,
     RuleConditions,
     eligible_voters,
-    person_for,
+    person_or_principal,
 )
 from relay.events.tracing import SpanContext
-from relay.outbox import Grant, Head
+from relay.outbox import Grant, JournalHead
 from relay.settings import (
     KeyPath,
     Section,
@@ -90,7 +94,7 @@ class ApprovalsSettings(Section):
                     )
         machines = [entry for entry in owners if names_machines(entry)]
         for one, other in combinations(machines, 2):
-            if owners[one] != owners[other] and overlap(one, other):
+            if owners[one] != owners[other] and can_mean_same_machine(one, other):
                 raise ValueError(
                     "people: expected every machine for one person, "
                     f"{one} of {owners[one]} and {other} of {owners[other]} can mean the same"
@@ -135,7 +139,7 @@ class ApprovalsSettings(Section):
 
     def _check_quorum(self, quorum: Quorum, path: str) -> None:
         voters = eligible_voters(quorum, self.groups, self.people).entries
-        people = {person_for(voter, self.people) for voter in voters}
+        people = {person_or_principal(voter, self.people) for voter in voters}
         if max_possible_votes(people, each_resource=quorum.each_resource) < quorum.votes:
             note = "; each person counts once" if self.people else ""
             if not quorum.each_resource and any(map(names_machines, people)):
@@ -164,7 +168,7 @@ class ClaimedGrant:
     """The EventId in the case that Azure wrote."""
     agent: str | None
     """Who executes the StartRequest, as `StartRequestPort.choose_agent` named it."""
-    journal_head: Head
+    journal_head: JournalHead
     """The row of the claim in the journal."""
     trace: SpanContext | None = None
     """The span of the grant; for the port that of the StartRequest. None: it is not traced."""
@@ -183,7 +187,7 @@ class StartRequestPort(Protocol):
     """
 
     @property
-    def max_shared(self) -> int:
+    def max_events_per_start_request(self) -> int:
         """How many events of a scope may share a StartRequest."""
 
     async def read_fresh(self, scope: str, grants: Sequence[Grant], /) -> None:

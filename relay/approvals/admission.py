@@ -13,7 +13,11 @@ from datetime import datetime, timedelta
 from relay.approvals.limits import waits_field
 from relay.approvals.machine_principals import names_machines, scope_of_machine
 from relay.approvals.request import DecisionAnswer, DecisionRequest
-from relay.approvals.standing_holds import describe_standing_hold, holds_field, last_to_end
+from relay.approvals.standing_holds import (
+    describe_standing_hold,
+    latest_ending_holds,
+    standing_holds_json_field,
+)
 from relay.approvals.status import ApprovalStatus, is_scheduled
 from relay.events.match import covers_all_resources
 from relay.events.timestamps import format_rfc3339
@@ -50,7 +54,7 @@ UNKNOWN_EVENT = Refusal(
 """The refusal of a request that names no event of the store."""
 
 
-def ambiguous_event(occurrences: Sequence[TrackedEvent]) -> Refusal:
+def ambiguous_scope_refusal(occurrences: Sequence[TrackedEvent]) -> Refusal:
     """Return the refusal of a request whose EventId is known in several scopes."""
     scopes = ", ".join(sorted(occurrence.scope for occurrence in occurrences))
     return Refusal(
@@ -72,7 +76,7 @@ def authorize(request: DecisionRequest, status: ApprovalStatus | None) -> Refusa
     """
     if status is None:
         return UNKNOWN_EVENT
-    conflict = _conflict(request, status)
+    conflict = _conflict_reason(request, status)
     if conflict is not None:
         return Refusal(409, conflict)
     missing_permission = _missing_permission(request, status)
@@ -85,7 +89,7 @@ def authorize(request: DecisionRequest, status: ApprovalStatus | None) -> Refusa
     return None
 
 
-def _conflict(request: DecisionRequest, status: ApprovalStatus) -> str | None:
+def _conflict_reason(request: DecisionRequest, status: ApprovalStatus) -> str | None:
     """Why the state of the event rules the decision out."""
     if not status.occurrence.live:
         return "the event has ended"
@@ -95,33 +99,33 @@ def _conflict(request: DecisionRequest, status: ApprovalStatus) -> str | None:
         case "release":
             return None if status.active_holds else _nothing_to_release(status)
         case "hold":
-            return _hold_blocking_reason(status)
+            return _hold_refusal_reason(status)
         case "approve":
-            return _vote_blocking_reason(request, status)
+            return _vote_refusal_reason(request, status)
 
 
 def _nothing_to_release(status: ApprovalStatus) -> str:
     standing = status.active_standing_holds
     if not standing:
         return f"no hold is on this event; {HOLD_NOTICE}"
-    described = " and ".join(map(describe_standing_hold, last_to_end(standing)))
+    described = " and ".join(map(describe_standing_hold, latest_ending_holds(standing)))
     return f"only {described} is on this event: end it with imds-relay holds end; {HOLD_NOTICE}"
 
 
-def _hold_blocking_reason(status: ApprovalStatus) -> str | None:
+def _hold_refusal_reason(status: ApprovalStatus) -> str | None:
     not_before = status.not_before
     if not_before is not None and status.now >= not_before:
-        return _too_late(not_before, status.now)
+        return _too_late_reason(not_before, status.now)
     # Between two attempts a hold stops the next.
     if status.is_being_sent or status.accepted_by_imds:
         return f"too late: the StartRequest is on its way; {HOLD_NOTICE}"
     return None
 
 
-def _vote_blocking_reason(request: DecisionRequest, status: ApprovalStatus) -> str | None:
+def _vote_refusal_reason(request: DecisionRequest, status: ApprovalStatus) -> str | None:
     closes_at = status.voting_closes_at
     if closes_at is not None and status.now >= closes_at:
-        return _too_late(closes_at, status.now)
+        return _too_late_reason(closes_at, status.now)
     current = status.occurrence.revision
     if request.revision != current:
         return f"the event has changed since that revision; the current one is {current}"
@@ -134,15 +138,15 @@ def _vote_blocking_reason(request: DecisionRequest, status: ApprovalStatus) -> s
     return None
 
 
-def _too_late(closed_at: datetime, now: datetime) -> str:
+def _too_late_reason(closed_at: datetime, now: datetime) -> str:
     return f"too late: it closed at {format_rfc3339(closed_at)}, it is {format_rfc3339(now)}"
 
 
 def _missing_permission(request: DecisionRequest, status: ApprovalStatus) -> str | None:
     """Why the caller may not take the decision."""
     problem = (
-        _missing_right(request, status)
-        or _missing_machine_right(request, status)
+        _missing_right_reason(request, status)
+        or _machine_refusal_reason(request, status)
         or _uncovered_resources(request, status)
     )
     if problem is not None or request.decision != "approve":
@@ -156,7 +160,7 @@ def _missing_permission(request: DecisionRequest, status: ApprovalStatus) -> str
     return None
 
 
-def _missing_right(request: DecisionRequest, status: ApprovalStatus) -> str | None:
+def _missing_right_reason(request: DecisionRequest, status: ApprovalStatus) -> str | None:
     can = request.caller.rights.can
     if request.decision != "release":
         if request.decision in can:
@@ -185,7 +189,7 @@ def _is_own_hold(hold: Decision, request: DecisionRequest, status: ApprovalStatu
     return status.person_of(hold.principal) == status.person_of(principal)
 
 
-def _missing_machine_right(request: DecisionRequest, status: ApprovalStatus) -> str | None:
+def _machine_refusal_reason(request: DecisionRequest, status: ApprovalStatus) -> str | None:
     """Why a machine may not decide about the event: it speaks for itself alone.
 
     It may release its own hold even if the event does not name it any more.
@@ -291,11 +295,13 @@ def find_decisions_to_end(request: DecisionRequest, status: ApprovalStatus) -> l
     return [
         decision
         for decision in status.decisions
-        if _is_ended_by(request, decision, status) and (decision.dry_run or not dry_run)
+        if _request_ends_decision(request, decision, status) and (decision.dry_run or not dry_run)
     ]
 
 
-def _is_ended_by(request: DecisionRequest, decision: Decision, status: ApprovalStatus) -> bool:
+def _request_ends_decision(
+    request: DecisionRequest, decision: Decision, status: ApprovalStatus
+) -> bool:
     caller = request.caller
     if request.decision == "release":
         may_release = "operate" in caller.rights.can or _is_own_hold(decision, request, status)
@@ -305,7 +311,7 @@ def _is_ended_by(request: DecisionRequest, decision: Decision, status: ApprovalS
     return decision.decision == "hold" or decision.revision == request.revision
 
 
-def build_answer(
+def build_accepted_answer(
     request: DecisionRequest, decision: Decision, status: ApprovalStatus
 ) -> DecisionAnswer:
     """Return the answer to an accepted request. ``status`` is that after the decision."""
@@ -319,7 +325,7 @@ def build_answer(
             **status.vote_summary,
             **late_hold_notice(request.decision, status),
             **waits_field("waitingFor", status.waiting_for),
-            **holds_field(status.active_standing_holds),
+            **standing_holds_json_field(status.active_standing_holds),
         },
     )
 

@@ -41,7 +41,7 @@ class AmqpApprovalHandler:
         if self.store.write_error is not None:
             return "the state file cannot be written"
         try:
-            mode = await self.gate.mode()
+            mode = await self.gate.approval_mode()
         except StoreUnavailable:
             return "the state file cannot be read"
         return "approvals are off" if mode == "off" else None

@@ -18,7 +18,7 @@ _NEXT_STEP = (
 )
 
 
-def check_confirmation_link(
+def refuse_confirmation_link(
     tx: Transaction, request: DecisionRequest, link_use: LinkCredentials, occurrence: TrackedEvent
 ) -> Refusal | None:
     """Return why a link does not permit a decision about an event, or None if it does.

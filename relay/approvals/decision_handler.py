@@ -30,7 +30,7 @@ class DecisionHandler(Protocol):
     async def end_standing_hold(self, request: EndRequest, /) -> DecisionAnswer:
         """Return the answer: 200, or why not. Raises NotDecidedHere."""
 
-    async def standing_holds(
+    async def standing_holds_page(
         self, before: int | None, limit: PageLimit, *, only_open: bool
     ) -> tuple[list[StandingHold], bool]:
         """Return the newest standing holds with a number less than ``before``, newest first.
@@ -44,10 +44,10 @@ class DecisionHandler(Protocol):
         Raises StoreUnavailable, NotDecidedHere.
         """
 
-    async def mode(self) -> Mode:
+    async def approval_mode(self) -> Mode:
         """Return the mode in force."""
 
-    async def set_mode(self, mode: Mode, principal: str, /) -> Mode:
+    async def set_approval_mode(self, mode: Mode, principal: str, /) -> Mode:
         """Set and remember the switch; return the mode then in force.
 
         Raises StoreUnavailable, and NotDecidedHere if another relay has the switch.

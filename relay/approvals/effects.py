@@ -15,7 +15,7 @@ from typing import Any
 from relay.approvals.admission import HOLD_NOTICE, late_hold_notice
 from relay.approvals.limits import WaitingFor, waits_field
 from relay.approvals.request import DecisionRequest
-from relay.approvals.standing_holds import holds_field
+from relay.approvals.standing_holds import standing_holds_json_field
 from relay.approvals.status import ApprovalStatus
 from relay.approvals.transitions import (
     CreateGrant,
@@ -84,7 +84,7 @@ def record_decision(
         "expires": format_rfc3339(decision.expires) if decision.expires is not None else None,
         **_ended_decisions_field(ended),
         **waits_field("waitingFor", waiting_for),
-        **holds_field(status.active_standing_holds),
+        **standing_holds_json_field(status.active_standing_holds),
     }
     event = _record_event(
         tx,
@@ -193,9 +193,9 @@ def record_start_answer(
     tx.decisions.set_grant_state(grant.id, state, http_status)
     if grant.dry_run or state == "sent":
         return
-    answered = tx.decisions.get_grant(grant.id)
-    occurrence = tx.snapshot.get(grant.occurrence)
-    granted = _granted_event(tx, grant)
+    answered = tx.decisions.get_grant_by_id(grant.id)
+    occurrence = tx.snapshot.get_occurrence(grant.occurrence)
+    granted = _read_granted_event_if_traced(tx, grant)
     _record_event(
         tx,
         origin.in_scope(occurrence.scope),
@@ -208,18 +208,18 @@ def record_start_answer(
     )
 
 
-def granted_context(tx: Transaction, grant: Grant) -> SpanContext | None:
+def grant_trace_context(tx: Transaction, grant: Grant) -> SpanContext | None:
     """Return the context of the event ``approval.granted``; None if it is not traced."""
-    granted = _granted_event(tx, grant)
+    granted = _read_granted_event_if_traced(tx, grant)
     return context_of(granted) if granted is not None else None
 
 
-def _granted_event(tx: Transaction, grant: Grant) -> CloudEvent | None:
+def _read_granted_event_if_traced(tx: Transaction, grant: Grant) -> CloudEvent | None:
     """Return ``approval.granted``, from which a trace goes on; None: no trace does."""
     if not tx.traced or grant.position is None:
         return None
     try:
-        return tx.journal.event(grant.position)
+        return tx.journal.event_at(grant.position)
     except KeyError:
         return None
 

@@ -16,17 +16,17 @@ from typing import Any
 from relay.approvals import ApprovalsSettings, ClaimedGrant
 from relay.approvals.admission import (
     Refusal,
-    ambiguous_event,
+    ambiguous_scope_refusal,
     authorize,
-    build_answer,
+    build_accepted_answer,
     build_decision,
     find_decisions_to_end,
     find_same_decision,
 )
-from relay.approvals.confirmation_link import check_confirmation_link
+from relay.approvals.confirmation_link import refuse_confirmation_link
 from relay.approvals.effects import (
     apply_transition,
-    granted_context,
+    grant_trace_context,
     new_approval_id,
     record_decision,
     record_refusal,
@@ -53,9 +53,9 @@ from relay.approvals.status import ApprovalStatus, rule_for
 from relay.approvals.transitions import (
     CreateGrant,
     Transition,
-    add_limit_waits,
-    can_claim,
-    last_chance_at,
+    annotate_with_waited_limits,
+    can_claim_grant,
+    last_moment_before_expiry,
     next_change_at,
     next_transitions,
 )
@@ -102,9 +102,9 @@ class ApprovalEngine:
         """Which refusals are recorded one by one."""
         self._trusted = trusted
         self._count_machines = count_machines
-        self.use(settings, client_resources)
+        self.use_settings(settings, client_resources)
 
-    def use(
+    def use_settings(
         self,
         settings: ApprovalsSettings,
         client_resources: Mapping[str, tuple[str, ...] | None] = MappingProxyType({}),
@@ -130,17 +130,17 @@ class ApprovalEngine:
             self._limits is not None and self._limits.have_hours
         )
 
-    def mode(self, tx: Transaction) -> Mode:
+    def approval_mode(self, tx: Transaction) -> Mode:
         """Return the mode in force: the stricter of configuration and switch."""
-        return effective_approvals_mode(self.settings, tx.mode(), trusted=self._trusted)
+        return effective_approvals_mode(self.settings, tx.approval_mode(), trusted=self._trusted)
 
     def status(self, tx: Transaction, occurrence: TrackedEvent, now: datetime) -> ApprovalStatus:
         """Collect every fact that a decision about an event depends on."""
         status = self._status_without_limits(tx, occurrence, now)
-        waits = self._waits_of(tx, status)
+        waits = self._limit_waits_of(tx, status)
         return replace(status, waiting_for=waits) if waits else status
 
-    def _waits_of(self, tx: Transaction, status: ApprovalStatus) -> tuple[WaitingFor, ...]:
+    def _limit_waits_of(self, tx: Transaction, status: ApprovalStatus) -> tuple[WaitingFor, ...]:
         return self._limits.waiting_for(tx, status) if self._limits is not None else ()
 
     def _status_without_limits(
@@ -156,7 +156,7 @@ class ApprovalEngine:
             grants=tuple(tx.decisions.grants(occurrence.id)),
             rule=rule_for(self.settings.rules, occurrence, now),
             groups=self.settings.groups,
-            mode=self.mode(tx),
+            mode=self.approval_mode(tx),
             now=now,
             people=self.settings.people,
             resources_by_client=self._client_resources,
@@ -178,10 +178,10 @@ class ApprovalEngine:
         if first_answer is not None:
             return self._refuse_request(tx, request, status, _REUSED_ID)
         if len(occurrences) > 1:
-            return self._refuse_request(tx, request, None, ambiguous_event(occurrences))
+            return self._refuse_request(tx, request, None, ambiguous_scope_refusal(occurrences))
         refusal = authorize(request, status)
         if refusal is None and status is not None and request.link is not None:
-            refusal = check_confirmation_link(tx, request, request.link, status.occurrence)
+            refusal = refuse_confirmation_link(tx, request, request.link, status.occurrence)
         if refusal is not None:
             answer = self._refuse_request(tx, request, status, refusal)
         else:
@@ -223,7 +223,12 @@ class ApprovalEngine:
             is_aggregated = not self.refusals.admit(request, event_key)
             if not is_aggregated:
                 record_refusal(
-                    tx, self.origin, request, status, reason=refusal.reason, mode=self.mode(tx)
+                    tx,
+                    self.origin,
+                    request,
+                    status,
+                    reason=refusal.reason,
+                    mode=self.approval_mode(tx),
                 )
         body: dict[str, Any] = {"detail": refusal.reason}
         if refusal.status == 409 and status is not None:  # HTTP
@@ -247,7 +252,7 @@ class ApprovalEngine:
                 replace(request, at=now),
                 self.status(tx, occurrences[0], now) if len(occurrences) == 1 else None,
                 reason=refusals.reason,
-                mode=self.mode(tx),
+                mode=self.approval_mode(tx),
                 count=refusals.count,
             )
         tx.decisions.prune_refusals(now)
@@ -265,7 +270,7 @@ class ApprovalEngine:
         )
         same_decision = find_same_decision(request, status)
         if same_decision is not None and not _is_renewal(request, same_decision, recent):
-            return build_answer(request, same_decision, status)
+            return build_accepted_answer(request, same_decision, status)
         if recent >= MAX_DECISIONS_ABOUT_EVENT:
             return self._refuse_request(tx, request, status, _TOO_MANY)
         decision = build_decision(
@@ -284,11 +289,11 @@ class ApprovalEngine:
             status,
             cause=cause,
             ended=ended,
-            waiting_for=self._waits_of(tx, replace(status, decisions=(*left, decision))),
+            waiting_for=self._limit_waits_of(tx, replace(status, decisions=(*left, decision))),
             caller=request.trace,
         )
         after = self._apply_event_transitions(tx, status.occurrence, request.at, cause=recorded)
-        return build_answer(request, recorded, after)
+        return build_accepted_answer(request, recorded, after)
 
     # --- transitions
 
@@ -307,7 +312,9 @@ class ApprovalEngine:
         moments = [moment for hold in open_holds for moment in (hold.starts, hold.ends)]
         moments = [moment for moment in moments if moment > now]
         for occurrence_id in self.unsettled_occurrences(tx, event_keys):
-            status = self._apply_event_transitions(tx, tx.snapshot.get(occurrence_id), now)
+            status = self._apply_event_transitions(
+                tx, tx.snapshot.get_occurrence(occurrence_id), now
+            )
             moment = next_change_at(status)
             if moment is not None:
                 moments.append(moment)
@@ -324,7 +331,7 @@ class ApprovalEngine:
     def _grant_free_slots(self, tx: Transaction, limits: LimitSlots, now: datetime) -> None:
         """Grant what waited for slots that are free now, first in line first."""
         for occurrence_id in limits.grantable_occurrences(tx, now, self.in_flight):
-            self._apply_event_transitions(tx, tx.snapshot.get(occurrence_id), now)
+            self._apply_event_transitions(tx, tx.snapshot.get_occurrence(occurrence_id), now)
 
     def unsettled_occurrences(
         self, tx: Transaction, event_keys: Sequence[str] | None = None
@@ -352,20 +359,22 @@ class ApprovalEngine:
             is_granting = any(isinstance(transition, CreateGrant) for transition in transitions)
             if is_granting and _repair_tables_from_journal(tx, status):
                 continue
-            transitions = self._add_waits_to_transitions(tx, status, transitions)
+            transitions = self._add_limit_waits(tx, status, transitions)
             with self._keep_slot_allocation_current(tx, only=len(transitions) == 1 and is_granting):
                 for transition in transitions:
                     cause = apply_transition(tx, self.origin, transition, status, cause)
 
-    def _add_waits_to_transitions(
+    def _add_limit_waits(
         self, tx: Transaction, status: ApprovalStatus, transitions: list[Transition]
     ) -> list[Transition]:
         """Say in transitions by time for which limits the event waited until then."""
-        moment = last_chance_at(status) if self._limits is not None else None
+        moment = last_moment_before_expiry(status) if self._limits is not None else None
         if moment is None:
             return transitions
         before = replace(status, now=moment)
-        return add_limit_waits(transitions, replace(before, waiting_for=self._waits_of(tx, before)))
+        return annotate_with_waited_limits(
+            transitions, replace(before, waiting_for=self._limit_waits_of(tx, before))
+        )
 
     def _keep_slot_allocation_current(
         self, tx: Transaction, *, only: bool = True
@@ -373,7 +382,7 @@ class ApprovalEngine:
         """Inside, an event that has its slots is granted or claimed, and ``only`` that."""
         if self._limits is None or not only:
             return nullcontext()
-        return self._limits.keep_allocation_current(tx)
+        return self._limits.preserve_allocation(tx)
 
     # --- StartRequests
 
@@ -388,13 +397,13 @@ class ApprovalEngine:
         """
         claims = []
         for grant in tx.decisions.open_grants(ids=[grant.id for grant in grants]):
-            occurrence = tx.snapshot.get(grant.occurrence)
+            occurrence = tx.snapshot.get_occurrence(grant.occurrence)
             status = self.status(tx, occurrence, now)
-            if not can_claim(grant, status):
+            if not can_claim_grant(grant, status):
                 continue
             if _repair_tables_from_journal(tx, status):
                 status = self.status(tx, occurrence, now)
-                if not can_claim(grant, status):
+                if not can_claim_grant(grant, status):
                     continue
             event_id = occurrence.event.event_id
             note = {
@@ -413,7 +422,7 @@ class ApprovalEngine:
             with self._keep_slot_allocation_current(tx):
                 tx.decisions.claim_grant(grant.id)
                 tx.journal.append_note(now, "claim", note, event_key=occurrence.key)
-            trace = granted_context(tx, grant)
+            trace = grant_trace_context(tx, grant)
             claims.append(ClaimedGrant(grant, event_id, agent, tx.head(), trace))
         return claims
 
@@ -470,7 +479,9 @@ def _find_events(tx: Transaction, request: DecisionRequest) -> list[TrackedEvent
     """Return the events that a request can mean. More than one: it has to name the scope."""
     if request.names_foreign_scope:
         return []
-    return tx.snapshot.find_referenced(request.event_id, request.arrival_scope or request.scope)
+    return tx.snapshot.find_occurrences_by_reference(
+        request.event_id, request.arrival_scope or request.scope
+    )
 
 
 def _is_renewal(request: DecisionRequest, same_decision: Decision, recent: int) -> bool:
@@ -487,7 +498,7 @@ def _is_renewal(request: DecisionRequest, same_decision: Decision, recent: int) 
 
 
 def _find_first_answer(tx: Transaction, request: DecisionRequest) -> FirstAnswer | None:
-    for request_id in (request.request_id, request.signed_request_id):
+    for request_id in (request.request_id, request.request_id_with_signing_time):
         if request_id is not None:
             answer = tx.decisions.first_answer(request.caller.principal, request_id)
             if answer is not None:
@@ -503,6 +514,6 @@ def _id_to_remember(request: DecisionRequest, status: int) -> str | None:
     if status == 404 and request.message_id is None:
         # Over HTTP a caller may ask again for an event that is not known yet. Whoever captured a
         # callback may not.
-        return request.signed_request_id
+        return request.request_id_with_signing_time
     # A message that comes again must not get a second event.
     return request.request_id if status in (202, 403, 404, 409) else None

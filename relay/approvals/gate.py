@@ -20,7 +20,7 @@ from relay.approvals.start_requests import RETRY_DELAY, StartRequestSender
 from relay.clock import Clock, wait_for_event
 from relay.errors import StoreUnavailable
 from relay.events.tracing import RecordSpan
-from relay.log_fields import with_fields
+from relay.log_fields import log_extra
 from relay.outbox import Mode, RecordedEvent, StandingHold
 from relay.outbox.rows import PageLimit
 from relay.outbox.sqlite import Store
@@ -70,7 +70,7 @@ class Gate:
         """The events for which a transition can be due now; None: all."""
         self._no_transition_possible = False
         """Whether no transition can be due before somebody decides something."""
-        store.listeners.recorded.append(self._check_recorded_events)
+        store.listeners.recorded.append(self._check_transitions_on_recorded)
 
     async def submit(self, request: DecisionRequest) -> DecisionAnswer:
         """Decide one request; the decision is on disk when this returns.
@@ -110,7 +110,7 @@ class Gate:
             lambda tx: end_standing_hold(tx, engine.origin, request, engine.settings.people)
         )
 
-    async def standing_holds(
+    async def standing_holds_page(
         self, before: int | None, limit: PageLimit, *, only_open: bool
     ) -> tuple[list[StandingHold], bool]:
         """Return the newest standing holds with a number less than ``before``, newest first.
@@ -136,17 +136,17 @@ class Gate:
             self.wake()
         return answer
 
-    async def mode(self) -> Mode:
+    async def approval_mode(self) -> Mode:
         """Return the mode in force."""
-        return await self._store.read(self.engine.mode)
+        return await self._store.read(self.engine.approval_mode)
 
-    async def set_mode(self, mode: Mode, principal: str) -> Mode:
+    async def set_approval_mode(self, mode: Mode, principal: str) -> Mode:
         """Set and remember the switch; return the mode then in force. Raises StoreUnavailable."""
         now = self._clock.now()
 
         def set_switch(tx: Transaction) -> Mode:
-            tx.set_mode(mode, principal, now)
-            return self.engine.mode(tx)
+            tx.set_approval_mode(mode, principal, now)
+            return self.engine.approval_mode(tx)
 
         effective = await self._store.transact(set_switch)
         _log.warning(
@@ -154,7 +154,7 @@ class Gate:
             principal,
             mode,
             effective,
-            extra=with_fields(principal=principal, mode=effective),
+            extra=log_extra(principal=principal, mode=effective),
         )
         self.wake()
         return effective
@@ -164,13 +164,13 @@ class Gate:
         self._changed_keys = None
         self._no_transition_possible = False
         self._transitions_wake.set()
-        self._sender.check()
+        self._sender.check_scopes_soon()
 
-    def restart_waits(self) -> None:
+    def restart_tell_first_waits(self) -> None:
         """Wait for the notices of every open grant as after a start: there are new sinks."""
-        self._sender.restart_waits()
+        self._sender.restart_tell_first_waits()
 
-    def _check_recorded_events(self, events: Sequence[RecordedEvent]) -> None:
+    def _check_transitions_on_recorded(self, events: Sequence[RecordedEvent]) -> None:
         """Check the events that changed. Where nobody has decided anything, none needs a check."""
         if any(not event.name.startswith(("event.", "relay.")) for event in events):
             self._no_transition_possible = False
@@ -189,7 +189,7 @@ class Gate:
 
         Return after ``within`` seconds in any case.
         """
-        await self._sender.drain_start_requests(within)
+        await self._sender.stop_start_requests(within)
 
     async def run(self) -> None:
         """Apply transitions and send StartRequests until cancelled."""

@@ -22,7 +22,7 @@ def restore_from_journal(tx: Transaction, status: ApprovalStatus) -> bool:
     row was removed or changed.
     """
     occurrence = status.occurrence
-    in_force = tx.decisions.in_force(occurrence.key)
+    in_force = tx.decisions.decisions_in_force_by_journal(occurrence.key)
     known = {decision.approval_id for decision in status.decisions}
     # A dry run can grant once more with the votes of an accepted StartRequest; it sends none.
     is_rehearsal = status.mode == "dry-run" and status.accepted_by_imds
@@ -39,7 +39,7 @@ def restore_from_journal(tx: Transaction, status: ApprovalStatus) -> bool:
     for decision in revived:
         tx.decisions.end_decision(decision.approval_id)
     for decision in removed:
-        tx.decisions.restore(decision)
+        tx.decisions.replace_decision(decision)
     if revived or removed:
         _log.error(
             "the approvals of event %s in the state file were changed by another program: "

@@ -116,17 +116,19 @@ class LimitSlots:
             if not limits:
                 return
         allocation = self._current_allocation(tx, now, in_flight)
-        shown = tx.messages.shown_among(allocation.occurrences_counted_by(limits))
+        shown = tx.messages.filter_shown_occurrences(allocation.occurrences_counted_by(limits))
         waiting = [
             occurrence
             for occurrence in shown
-            if self.waiting_for(tx, self._status_of(tx, tx.snapshot.get(occurrence), now))
+            if self.waiting_for(
+                tx, self._status_of(tx, tx.snapshot.get_occurrence(occurrence), now)
+            )
         ]
         if waiting:
             tx.messages.refresh_about(waiting, now)
 
     @contextmanager
-    def keep_allocation_current(self, tx: Transaction) -> Iterator[None]:
+    def preserve_allocation(self, tx: Transaction) -> Iterator[None]:
         """Inside, an event that has its slots is granted or claimed: nothing else changes."""
         allocation, changes = self._newest_allocation, tx.changed_row_count
         yield
@@ -155,15 +157,17 @@ class LimitSlots:
         active = [limit for limit in self._limits if limit.is_active(now)]
         queue = SlotQueue({limit.name: self._capacity(limit) for limit in active})
         rests = {limit.name: timedelta(seconds=limit.rest) for limit in active}
-        self._take_slots_of_ended_events(tx, queue, rests, now)
+        self._occupy_slots_of_ended_events(tx, queue, rests, now)
         events = {
             event.claimant.occurrence: event
             for known in self._read_live(tx)
-            if (event := _keep_active_limits(known, rests)) is not None
+            if (event := _event_with_active_limits(known, rests)) is not None
         }
         grants = tx.decisions.grants_by_occurrence(list(events))
         for occurrence, event in events.items():
-            if event.is_started or any(map(_may_be_started_by_azure, grants.get(occurrence, ()))):
+            if event.is_started or any(
+                map(_may_closed_grant_be_accepted, grants.get(occurrence, ()))
+            ):
                 queue.take_unconditionally(occurrence, event.claimant.needs)
         return _SlotAllocation(
             tx=tx,
@@ -180,7 +184,9 @@ class LimitSlots:
                 ),
                 key=lambda grant: (grant.state != "sent", grant.id),
             ),
-            status_of=lambda occurrence: self._status_of(tx, tx.snapshot.get(occurrence), now),
+            status_of=lambda occurrence: self._status_of(
+                tx, tx.snapshot.get_occurrence(occurrence), now
+            ),
         )
 
     def _capacity(self, limit: Limit) -> int:
@@ -188,7 +194,7 @@ class LimitSlots:
             return limit.capacity(0)
         return limit.capacity(self._count_machines(limit))
 
-    def _take_slots_of_ended_events(
+    def _occupy_slots_of_ended_events(
         self, tx: Transaction, queue: SlotQueue, rests: Mapping[str, timedelta], now: datetime
     ) -> None:
         """Take slots for the events that were over a while ago."""
@@ -214,10 +220,10 @@ class LimitSlots:
     def _read_live(self, tx: Transaction) -> Iterator[_LimitedEvent]:
         """Yield the live events that a limit counts. Only states that are new are parsed."""
         before, self._known = self._known, {}
-        for occurrence, version in tx.snapshot.live_versions():
+        for occurrence, version in tx.snapshot.live_last_event_ids():
             known = before.get(occurrence)
             if known is None or known.version != version:
-                known = self._make_limited_event(tx.snapshot.get(occurrence))
+                known = self._make_limited_event(tx.snapshot.get_occurrence(occurrence))
             self._known[occurrence] = known
             if known.claimant.needs:
                 yield known
@@ -320,7 +326,7 @@ class _SlotAllocation:
             is_over = event.not_before is not None and self._now >= event.not_before
             if occurrence in self._granted or not event.is_scheduled or is_over:
                 continue
-            if self._queue.is_full_for(claimant) and self._queue.would_wait(claimant):
+            if self._queue.are_all_limits_full_for(claimant) and self._queue.would_wait(claimant):
                 # It waits if it wants slots at all, and takes none from later events.
                 self._has_slots[occurrence] = False
                 yield occurrence, False
@@ -331,12 +337,16 @@ class _SlotAllocation:
             yield occurrence, is_ready and has_slots
 
 
-def _may_be_started_by_azure(grant: Grant) -> bool:
+def _may_closed_grant_be_accepted(grant: Grant) -> bool:
     """Whether Azure may start the event because of a StartRequest with a final answer."""
-    return grant.state not in ("granted", "sent") and not grant.dry_run and grant.may_be_accepted
+    return (
+        grant.state not in ("granted", "sent")
+        and not grant.dry_run
+        and grant.may_have_been_accepted
+    )
 
 
-def _keep_active_limits(event: _LimitedEvent, active: Container[str]) -> _LimitedEvent | None:
+def _event_with_active_limits(event: _LimitedEvent, active: Container[str]) -> _LimitedEvent | None:
     """Return the event with the limits that apply now; None if there is none."""
     before = event.claimant.needs
     needs = {limit: machines for limit, machines in before.items() if limit in active}

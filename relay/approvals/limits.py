@@ -129,7 +129,7 @@ class Machine:
     name: str = field(compare=False)
     """As Azure writes it; of an event that names no resource ``event <EventId>``."""
 
-    def shown_in(self, scope: str) -> str:
+    def display_name_in_scope(self, scope: str) -> str:
         """Return the name for readers about an event of a scope."""
         return self.name if self.scope == scope else f"{self.scope}/{self.name}"
 
@@ -237,9 +237,11 @@ class SlotQueue:
 
     def waits_of(self, claimant: Claimant) -> tuple[WaitingFor, ...]:
         """Return for what an event waits, or would wait if it were offered slots now."""
-        return tuple(self._wait_for(limit, claimant) for limit in self._blocking_limits(claimant))
+        return tuple(
+            self._build_waiting_for(limit, claimant) for limit in self._blocking_limits(claimant)
+        )
 
-    def is_full_for(self, claimant: Claimant) -> bool:
+    def are_all_limits_full_for(self, claimant: Claimant) -> bool:
         """Whether no later event can get a new slot in any limit that counts this one."""
         return all(len(self._taken[limit]) >= self._capacities[limit] for limit in claimant.needs)
 
@@ -262,7 +264,7 @@ class SlotQueue:
         others: Collection[Machine] = taken.keys()
         has_slots = False
         if claimant.occurrence in self._holders:
-            others = self._taken_by_others(limit, claimant.occurrence).keys()
+            others = self._machines_taken_by_others(limit, claimant.occurrence).keys()
             has_slots = all(claimant.occurrence in taken.get(one, ()) for one in machines)
         if all(machine in others for machine in machines):
             return False
@@ -270,7 +272,9 @@ class SlotQueue:
         is_behind = first not in (None, claimant.reference) and not has_slots
         return is_behind or not self._fits(limit, machines, others)
 
-    def _taken_by_others(self, limit: str, occurrence: int) -> dict[Machine, datetime | None]:
+    def _machines_taken_by_others(
+        self, limit: str, occurrence: int
+    ) -> dict[Machine, datetime | None]:
         """Return the machines that other events take, and until when if that is known."""
         others: dict[Machine, datetime | None] = {}
         for machine, takers in self._taken[limit].items():
@@ -280,14 +284,16 @@ class SlotQueue:
                 others[machine] = max(known) if len(known) == len(ends) else None
         return others
 
-    def _wait_for(self, limit: str, claimant: Claimant) -> WaitingFor:
+    def _build_waiting_for(self, limit: str, claimant: Claimant) -> WaitingFor:
         machines = claimant.needs[limit]
-        others = self._taken_by_others(limit, claimant.occurrence)
+        others = self._machines_taken_by_others(limit, claimant.occurrence)
         fits = self._fits(limit, machines, others)
         return WaitingFor(
             limit=limit,
             slots=self._capacities[limit],
-            machines=tuple(sorted(machine.shown_in(claimant.scope) for machine in others)),
+            machines=tuple(
+                sorted(machine.display_name_in_scope(claimant.scope) for machine in others)
+            ),
             behind=self._first_waiting[limit] if fits else None,
             until=None if fits else self._free_at(limit, machines, others),
         )

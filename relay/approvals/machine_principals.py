@@ -58,11 +58,11 @@ def matches_principal(entry: str, principal: str) -> bool:
         return True
     if not is_pattern(entry) or _PRINCIPAL.fullmatch(principal) is None:
         return False
-    parts = zip(split_entry(entry), split_entry(principal), strict=True)
+    parts = zip(split_scope_and_relay(entry), split_scope_and_relay(principal), strict=True)
     return all(fnmatchcase(part, pattern) for pattern, part in parts)
 
 
-def split_entry(entry: str) -> tuple[str, str]:
+def split_scope_and_relay(entry: str) -> tuple[str, str]:
     """Return the parts of an entry about machines: of the scope, and of the relay word."""
     scope, _, relay = entry.removeprefix(f"{VM_PREFIX}:").partition("/")
     return scope, relay
@@ -70,12 +70,12 @@ def split_entry(entry: str) -> tuple[str, str]:
 
 def can_be_in_scope(entry: str, scope: str) -> bool:
     """Whether an entry about machines can mean some of this scope."""
-    return fnmatchcase(scope, split_entry(entry)[0])
+    return fnmatchcase(scope, split_scope_and_relay(entry)[0])
 
 
-def overlap(one: str, other: str) -> bool:
+def can_mean_same_machine(one: str, other: str) -> bool:
     """Whether there can be a machine that both entries mean."""
-    parts = zip(split_entry(one), split_entry(other), strict=True)
+    parts = zip(split_scope_and_relay(one), split_scope_and_relay(other), strict=True)
     return all(patterns_overlap(*pair) for pair in parts)
 
 

@@ -37,7 +37,7 @@ class AggregatedRefusals:
 
 
 @dataclass(slots=True)
-class _HistoryMinute:
+class _DisplayedRefusalMinute:
     """The refusals of one principal in a history, from ``began`` on."""
 
     began: datetime
@@ -63,14 +63,14 @@ class _OpenMinute:
         return abs(now - self.began) >= MINUTE
 
 
-def aggregate_refusals(history: Iterable[tuple[str, bytes]]) -> list[bytes]:
+def collapse_surplus_refusals(history: Iterable[tuple[str, bytes]]) -> list[bytes]:
     """Return the JSON of CloudEvents; surplus refusals of a minute are one event with ``count``.
 
     ``history`` holds the kind and the JSON of each, oldest first. An earlier version of the relay
     recorded each refusal.
     """
     shown: list[bytes | None] = []
-    minutes: dict[str, _HistoryMinute] = {}
+    minutes: dict[str, _DisplayedRefusalMinute] = {}
     for kind, body in history:
         shown.append(body)
         if kind != "approval.refused":
@@ -80,7 +80,7 @@ def aggregate_refusals(history: Iterable[tuple[str, bytes]]) -> list[bytes]:
         principal = event["data"]["principal"]
         minute = minutes.get(principal)
         if minute is None or abs(at - minute.began) >= MINUTE:
-            minute = minutes[principal] = _HistoryMinute(at)
+            minute = minutes[principal] = _DisplayedRefusalMinute(at)
         if minute.single < MAX_RECORDED_ABOUT_EVENT or "count" in event["data"]:
             minute.single += 1
             continue

@@ -91,7 +91,7 @@ class DecisionRequest:
         return self.arrival_scope is not None and self.scope not in (None, self.arrival_scope)
 
     @property
-    def signed_request_id(self) -> str | None:
+    def request_id_with_signing_time(self) -> str | None:
         """What copies of a signed callback share, and a callback that is signed again does not.
 
         The space separates it from every ``request_id`` of a caller.

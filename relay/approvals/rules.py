@@ -236,7 +236,7 @@ def eligible_voters(
     return EligibleVoters(frozenset(entries))
 
 
-def person_for(principal: str, people: Mapping[str, Sequence[str]]) -> str:
+def person_or_principal(principal: str, people: Mapping[str, Sequence[str]]) -> str:
     """Return ``person:<name>`` for a principal of a person, else the principal itself.
 
     A pattern over machines belongs to a person who has the same pattern.
@@ -251,7 +251,7 @@ def client_principals_of_same_person(
     principal: str, people: Mapping[str, Sequence[str]]
 ) -> tuple[str, ...]:
     """Return the principals of clients that the person with a chat principal has, too."""
-    person = person_for(principal, people).removeprefix("person:")
+    person = person_or_principal(principal, people).removeprefix("person:")
     return tuple(
         other for other in people.get(person, ()) if other.startswith(("client:", "mtls:"))
     )

@@ -11,9 +11,13 @@ from pydantic import AfterValidator, Field
 
 from relay.approvals.admission import HOLD_NOTICE, Refusal
 from relay.approvals.request import Caller, Rights
-from relay.approvals.rules import RuleConditions, person_for
-from relay.approvals.standing_holds import conditions_to_json, parse_conditions, parse_within
-from relay.events.patterns import are_inside
+from relay.approvals.rules import RuleConditions, person_or_principal
+from relay.approvals.standing_holds import (
+    conditions_to_json,
+    parse_resource_limits,
+    parse_stored_conditions,
+)
+from relay.events.pattern_containment import are_inside
 from relay.events.timestamps import format_rfc3339, parse_timestamp
 from relay.outbox import StandingHold
 from relay.validation import RequestBody
@@ -34,14 +38,14 @@ TIMESTAMP = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:\d\d)$"
 """RFC 3339."""
 
 
-def _check_timestamp(text: str) -> str:
+def _check_timestamp_syntax(text: str) -> str:
     if parse_timestamp(text) is None:
         raise ValueError("expected a time such as 2022-04-11T22:26:58Z")
     return text
 
 
 def _check_sizes(conditions: RuleConditions) -> RuleConditions:
-    for names in _lists_of(conditions):
+    for names in _condition_name_lists(conditions):
         if len(names) > MAX_PATTERNS:
             raise ValueError(f"expected at most {MAX_PATTERNS} entries in each list")
         if any(len(name) > MAX_PATTERN_LENGTH for name in names):
@@ -49,16 +53,16 @@ def _check_sizes(conditions: RuleConditions) -> RuleConditions:
     return conditions
 
 
-def _lists_of(conditions: RuleConditions) -> tuple[tuple[str, ...], ...]:
+def _condition_name_lists(conditions: RuleConditions) -> tuple[tuple[str, ...], ...]:
     lists = (conditions.event_type, conditions.event_source, conditions.resources, conditions.scope)
     return tuple(names or () for names in lists)
 
 
 def _count_patterns(conditions: RuleConditions) -> int:
-    return sum(map(len, _lists_of(conditions)))
+    return sum(map(len, _condition_name_lists(conditions)))
 
 
-Timestamp = Annotated[str, Field(pattern=TIMESTAMP), AfterValidator(_check_timestamp)]
+Timestamp = Annotated[str, Field(pattern=TIMESTAMP), AfterValidator(_check_timestamp_syntax)]
 
 
 class StandingHoldBody(RequestBody):
@@ -119,7 +123,7 @@ def refuse_creation(
     caller, body = request.caller, request.body
     if "hold" not in caller.rights.can:
         return Refusal(403, "you may not hold: it is not in your rights (can)")
-    if not _is_covered(body.match, caller.rights):
+    if not _are_resources_within_rights(body.match, caller.rights):
         return Refusal(
             403,
             "you may not hold every event that this could be about: match.resources must be "
@@ -131,7 +135,7 @@ def refuse_creation(
         return Refusal(422, f"ends: {time_problem}; it is {format_rfc3339(request.at)}", "ends")
     if len(open_holds) >= MAX_OPEN:
         return Refusal(409, f"there are {MAX_OPEN} standing holds that are not over: end some")
-    patterns = sum(_count_patterns(parse_conditions(hold.conditions)) for hold in open_holds)
+    patterns = sum(_count_patterns(parse_stored_conditions(hold.conditions)) for hold in open_holds)
     if patterns + _count_patterns(body.match) > MAX_OPEN_PATTERNS:
         return Refusal(
             409,
@@ -166,7 +170,9 @@ def refuse_end(
     if hold.ended is not None or hold.ends <= request.at:
         return Refusal(409, "the standing hold is over")
     rights = request.caller.rights
-    is_own = person_for(hold.principal, people) == person_for(request.caller.principal, people)
+    is_own = person_or_principal(hold.principal, people) == person_or_principal(
+        request.caller.principal, people
+    )
     if "operate" not in rights.can:
         if "hold" not in rights.can:
             return Refusal(
@@ -178,7 +184,9 @@ def refuse_end(
                 f"{hold.principal} made the standing hold; they can end it, and so can anybody "
                 f"with the right operate; {HOLD_NOTICE}",
             )
-    if not is_own and not _is_covered(parse_conditions(hold.conditions), rights):
+    if not is_own and not _are_resources_within_rights(
+        parse_stored_conditions(hold.conditions), rights
+    ):
         return Refusal(
             403,
             "you may not decide for every event that this standing hold could be about: your "
@@ -187,16 +195,16 @@ def refuse_end(
     return None
 
 
-def _is_covered(conditions: RuleConditions, rights: Rights) -> bool:
+def _are_resources_within_rights(conditions: RuleConditions, rights: Rights) -> bool:
     """Whether the resources of the conditions are certainly inside the limits of a caller."""
-    limits = resource_limits(rights)
+    limits = resource_patterns_of_rights(rights)
     if not limits:
         return True
     patterns = conditions.resources
     return patterns is not None and all(are_inside(patterns, limit) for limit in limits)
 
 
-def resource_limits(rights: Rights) -> tuple[tuple[str, ...], ...]:
+def resource_patterns_of_rights(rights: Rights) -> tuple[tuple[str, ...], ...]:
     """Return the lists of patterns, each of which must cover what a caller decides for."""
     own = (rights.resources,) if rights.resources is not None else ()
     return (*own, *rights.limits)
@@ -212,10 +220,10 @@ def hold_times(request: CreateRequest) -> tuple[datetime, datetime]:
 
 def hold_to_json(hold: StandingHold) -> dict[str, Any]:
     """Return a standing hold as its events and the API describe it."""
-    within = [list(patterns) for patterns in parse_within(hold.within)]
+    within = [list(patterns) for patterns in parse_resource_limits(hold.within)]
     return {
         "holdId": hold.hold_id,
-        "match": conditions_to_json(parse_conditions(hold.conditions)),
+        "match": conditions_to_json(parse_stored_conditions(hold.conditions)),
         **({"within": within} if within else {}),
         "starts": format_rfc3339(hold.starts),
         "ends": format_rfc3339(hold.ends),

@@ -25,7 +25,7 @@ from relay.approvals.standing_hold_admission import (
     hold_to_json,
     refuse_creation,
     refuse_end,
-    resource_limits,
+    resource_patterns_of_rights,
 )
 from relay.approvals.standing_holds import conditions_to_json, is_about
 from relay.events.build import Origin, standing_hold_event
@@ -54,7 +54,7 @@ def create_standing_hold(tx: Transaction, origin: Origin, request: CreateRequest
             request, tx.standing_holds.open(), created_in_minute, created_in_day
         )
         if refusal is not None:
-            return _refused(refusal)
+            return _refusal_answer(refusal)
         hold = _record_creation(tx, origin, request)
         return DecisionAnswer(201, hold_to_json(hold))
 
@@ -70,7 +70,7 @@ def end_standing_hold(
         hold = tx.standing_holds.find(request.hold_id)
         refusal = refuse_end(request, hold, people)
         if refusal is not None:
-            return _refused(refusal)
+            return _refusal_answer(refusal)
         assert hold is not None  # noqa: S101  # refuse_end refuses an unknown one
         principal = request.caller.principal
         ended = {"endedBy": principal, "endReason": request.reason}
@@ -144,7 +144,7 @@ def _decide_once(
     first = tx.decisions.first_answer(principal, request_id)
     if first is not None:
         if first.digest != request.digest:
-            return _refused(_REUSED_ID)
+            return _refusal_answer(_REUSED_ID)
         return DecisionAnswer(first.status, first.body, repeat=True)
     answer = decide()
     if answer.status in (200, 201, 403, 409):  # HTTP
@@ -160,7 +160,7 @@ def _record_creation(tx: Transaction, origin: Origin, request: CreateRequest) ->
         number=tx.standing_holds.next_number(),
         hold_id=new_approval_id(),
         conditions=orjson.dumps(conditions_to_json(request.body.match)).decode(),
-        within=orjson.dumps(resource_limits(request.caller.rights)).decode(),
+        within=orjson.dumps(resource_patterns_of_rights(request.caller.rights)).decode(),
         starts=starts,
         ends=ends,
         principal=request.caller.principal,
@@ -176,14 +176,16 @@ def _record_creation(tx: Transaction, origin: Origin, request: CreateRequest) ->
     return hold
 
 
-def _refused(refusal: Refusal) -> DecisionAnswer:
+def _refusal_answer(refusal: Refusal) -> DecisionAnswer:
     field = {} if refusal.field is None else {"field": refusal.field}
     return DecisionAnswer(refusal.status, {"detail": refusal.reason, **field})
 
 
 def _refresh_messages(tx: Transaction, hold: StandingHold, now: datetime) -> None:
     """Make the messages about the events that a standing hold is about due for refresh."""
-    about = [occurrence.id for occurrence in tx.snapshot.live() if is_about(hold, occurrence)]
-    shown = tx.messages.shown_among(about)
+    about = [
+        occurrence.id for occurrence in tx.snapshot.live_occurrences() if is_about(hold, occurrence)
+    ]
+    shown = tx.messages.filter_shown_occurrences(about)
     if shown:
         tx.messages.refresh_about(shown, now)

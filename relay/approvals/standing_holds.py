@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from relay.approvals.rules import RuleConditions
-from relay.events.match import covers_all_resources, matches_leniently
+from relay.events.match import covers_all_resources, event_may_meet_conditions
 from relay.events.timestamps import format_rfc3339
 from relay.outbox import StandingHold, TrackedEvent
 
@@ -25,7 +25,7 @@ _WITHIN = TypeAdapter(tuple[tuple[str, ...], ...])
 
 
 @lru_cache(maxsize=512)
-def parse_conditions(text: str) -> RuleConditions:
+def parse_stored_conditions(text: str) -> RuleConditions:
     """Return the conditions of a standing hold, as it stores them.
 
     Every event meets those that cannot be read: the text was damaged, or this machine does not know
@@ -38,7 +38,7 @@ def parse_conditions(text: str) -> RuleConditions:
 
 
 @lru_cache(maxsize=512)
-def parse_within(text: str) -> tuple[tuple[str, ...], ...]:
+def parse_resource_limits(text: str) -> tuple[tuple[str, ...], ...]:
     """Return the lists of patterns that limit a standing hold; none if they cannot be read."""
     try:
         return _WITHIN.validate_json(text)
@@ -52,10 +52,10 @@ def is_about(hold: StandingHold, occurrence: TrackedEvent) -> bool:
     Nobody holds in this way what they could not hold by hand: of an author who is limited to
     resources, every resource of the event must be covered.
     """
-    conditions = parse_conditions(hold.conditions)
-    return matches_leniently(conditions, occurrence.data, occurrence.scope) and all(
+    conditions = parse_stored_conditions(hold.conditions)
+    return event_may_meet_conditions(conditions, occurrence.data, occurrence.scope) and all(
         covers_all_resources(patterns, occurrence.event.resources)
-        for patterns in parse_within(hold.within)
+        for patterns in parse_resource_limits(hold.within)
     )
 
 
@@ -71,13 +71,13 @@ def is_in_force(hold: StandingHold, now: datetime) -> bool:
     """Whether a standing hold applies at a moment: between its times, and within its hours."""
     if hold.ended is not None or not has_begun(hold, now) or now >= hold.ends:
         return False
-    hours = parse_conditions(hold.conditions).time
+    hours = parse_stored_conditions(hold.conditions).time
     return hours is None or hours.are_active(now)
 
 
 def has_hours(hold: StandingHold) -> bool:
     """Whether a standing hold applies at some hours only."""
-    return parse_conditions(hold.conditions).time is not None
+    return parse_stored_conditions(hold.conditions).time is not None
 
 
 def turns_at(hold: StandingHold, now: datetime) -> datetime | None:
@@ -87,7 +87,7 @@ def turns_at(hold: StandingHold, now: datetime) -> datetime | None:
     """
     is_begun = has_begun(hold, now)
     moments = [hold.ends] if is_begun else [hold.starts, hold.ends]
-    hours = parse_conditions(hold.conditions).time
+    hours = parse_stored_conditions(hold.conditions).time
     if hours is not None and is_begun and now < hold.ends:
         moments += filter(None, [hours.next_change(now)])
     return min((moment for moment in moments if moment > now), default=None)
@@ -148,7 +148,7 @@ def _duration_text(seconds: float) -> str:
     return f"{milliseconds}ms" if milliseconds % 1000 else f"{milliseconds // 1000}s"
 
 
-def holds_field(holds: Iterable[StandingHold]) -> dict[str, Any]:
+def standing_holds_json_field(holds: Iterable[StandingHold]) -> dict[str, Any]:
     """Return ``standingHolds`` for an answer or event about one event; nothing if there are none.
 
     `standing_hold_summaries` returns the value alone.
@@ -157,7 +157,7 @@ def holds_field(holds: Iterable[StandingHold]) -> dict[str, Any]:
     return {"standingHolds": summaries} if summaries else {}
 
 
-def last_to_end(holds: Iterable[StandingHold]) -> list[StandingHold]:
+def latest_ending_holds(holds: Iterable[StandingHold]) -> list[StandingHold]:
     """Return those of some standing holds that end last, the last one first."""
     return sorted(holds, key=lambda hold: hold.ends, reverse=True)[:MAX_NAMED]
 
@@ -171,5 +171,5 @@ def standing_hold_summaries(holds: Iterable[StandingHold]) -> list[dict[str, Any
             "until": format_rfc3339(hold.ends),
             "reason": hold.reason,
         }
-        for hold in last_to_end(holds)
+        for hold in latest_ending_holds(holds)
     ]

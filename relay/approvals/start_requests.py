@@ -26,7 +26,7 @@ from relay.approvals.engine import ApprovalEngine
 from relay.clock import Clock, wait_for_event
 from relay.errors import SourceError, SourceRefused, StartRequestNotDelivered, StoreUnavailable
 from relay.events.tracing import RecordSpan, Span, SpanContext
-from relay.log_fields import with_fields
+from relay.log_fields import log_extra
 from relay.outbox import Grant, RecordedEvent, TrackedEvent
 from relay.outbox.sqlite import Store
 from relay.outbox.transaction import Transaction
@@ -56,7 +56,7 @@ class _OpenGrant:
 
 
 @dataclass(slots=True)
-class _GrantMemory:
+class _GrantSendingState:
     """What the sender knows of a grant while it is open."""
 
     first_seen: float
@@ -68,13 +68,13 @@ class _GrantMemory:
 
 
 @dataclass(slots=True)
-class _Scope:
+class _ScopeSendingState:
     """What the sender knows of a scope while a grant is open there."""
 
     name: str
     is_sending: bool = False
     """Whether a task reads, claims, sends, or pauses after a failure."""
-    grants: dict[int, _GrantMemory] = field(default_factory=dict)
+    grants: dict[int, _GrantSendingState] = field(default_factory=dict)
     turns: int = 0
     failures: int = 0
     """StartRequests in a row that nobody executed, or that IMDS neither accepted nor refused."""
@@ -84,10 +84,12 @@ class _Scope:
     def keep_only_grants(self, grants: Iterable[Grant], monotonic: float) -> None:
         """Keep what is known of these grants, and forget all others."""
         self.grants = {
-            grant.id: self.grants.get(grant.id) or _GrantMemory(monotonic) for grant in grants
+            grant.id: self.grants.get(grant.id) or _GrantSendingState(monotonic) for grant in grants
         }
 
-    def take_next_grants(self, ready: Sequence[_OpenGrant], max_shared: int) -> list[_OpenGrant]:
+    def take_next_grants(
+        self, ready: Sequence[_OpenGrant], max_events_per_start_request: int
+    ) -> list[_OpenGrant]:
         """Return those of the grants for which the next StartRequest goes.
 
         Those that waited longest since their last try come first. So a grant that fails again and
@@ -95,10 +97,10 @@ class _Scope:
         """
         by_turn = sorted(ready, key=lambda each: self.grants[each.grant.id].last_turn)
         if by_turn and self.grants[by_turn[0].grant.id].is_unshared:
-            max_shared = 1
+            max_events_per_start_request = 1
         else:
             by_turn = [each for each in by_turn if not self.grants[each.grant.id].is_unshared]
-        batch = by_turn[:max_shared]
+        batch = by_turn[:max_events_per_start_request]
         self.turns += 1
         for each in batch:
             self.grants[each.grant.id].last_turn = self.turns
@@ -134,7 +136,7 @@ class StartRequestSender:
         self._names_this_vm = names_this_vm
         self._on_sent = on_sent
         self._record_span = record_span
-        self._scopes: dict[str, _Scope] = {}
+        self._scopes: dict[str, _ScopeSendingState] = {}
         """The scopes where a grant is open."""
         self._scopes_to_check: set[str] | None = None
         """The scopes where a StartRequest may be due; None: all."""
@@ -142,9 +144,9 @@ class StartRequestSender:
         """The scopes where at the last check a grant waited for a limit or a standing hold."""
         self._wake = asyncio.Event()
         self._is_stopping = False
-        store.listeners.recorded.append(self._on_recorded)
+        store.listeners.recorded.append(self._check_scopes_of_recorded_events)
 
-    def check(self, scopes: Iterable[str] | None = None) -> None:
+    def check_scopes_soon(self, scopes: Iterable[str] | None = None) -> None:
         """Check soon whether a StartRequest is due in these scopes; None: in all."""
         if scopes is None:
             self._scopes_to_check = None
@@ -152,7 +154,7 @@ class StartRequestSender:
             self._scopes_to_check.update(scopes)
         self._wake.set()
 
-    def restart_waits(self) -> None:
+    def restart_tell_first_waits(self) -> None:
         """Give the notices of every open grant ``tell_first`` again: there are new sinks."""
         now = self._clock.monotonic()
         for scope in self._scopes.values():
@@ -163,9 +165,9 @@ class StartRequestSender:
         """Check soon whether a grant that waited for a limit or a standing hold can go."""
         scopes, self._waiting_scopes = self._waiting_scopes, set()
         if scopes:
-            self.check(scopes)
+            self.check_scopes_soon(scopes)
 
-    def _on_recorded(self, events: Sequence[RecordedEvent]) -> None:
+    def _check_scopes_of_recorded_events(self, events: Sequence[RecordedEvent]) -> None:
         """Check the scopes where a grant is new, and those with an open grant that changed."""
         scopes: set[str] = set()
         for recorded in events:
@@ -173,15 +175,15 @@ class StartRequestSender:
             if recorded.event_key is None or not (is_grant or self._scopes):
                 continue
             if recorded.event is None:  # it is not in memory
-                self.check()
+                self.check_scopes_soon()
                 return
             scope = recorded.event.attributes["scope"]
             if is_grant or scope in self._scopes:
                 scopes.add(scope)
         if scopes:
-            self.check(scopes)
+            self.check_scopes_soon(scopes)
 
-    async def drain_start_requests(self, within: float) -> None:
+    async def stop_start_requests(self, within: float) -> None:
         """Claim nothing more, and return when no StartRequest is in flight.
 
         Return after ``within`` seconds in any case.
@@ -203,7 +205,7 @@ class StartRequestSender:
                     continue
                 timeout = NOTICE_CHECK_INTERVAL if waiting else None
                 await wait_for_event(self._wake, self._clock, timeout)
-                self.check(waiting)
+                self.check_scopes_soon(waiting)
 
     async def _start_sending_turns(self, group: asyncio.TaskGroup) -> set[str]:
         """Start a task for each scope to check where a StartRequest is due.
@@ -220,7 +222,7 @@ class StartRequestSender:
         try:
             found = await self._store.read(partial(self._find_open_grants, scopes))
         except StoreUnavailable:
-            self.check(scopes)
+            self.check_scopes_soon(scopes)
             raise
         grants_by_scope: dict[str, list[_OpenGrant]] = {}
         for each in found:
@@ -232,16 +234,16 @@ class StartRequestSender:
         waiting: set[str] = set()
         for name, open_grants in grants_by_scope.items():
             if name not in sending:
-                scope = self._scopes.setdefault(name, _Scope(name))
+                scope = self._scopes.setdefault(name, _ScopeSendingState(name))
                 scope.keep_only_grants(
                     (each.grant for each in open_grants), self._clock.monotonic()
                 )
-                if not self._start_turn(scope, open_grants, group):
+                if not self._start_sending_turn_if_due(scope, open_grants, group):
                     waiting.add(name)
         return waiting
 
-    def _start_turn(
-        self, scope: _Scope, open_grants: Sequence[_OpenGrant], group: asyncio.TaskGroup
+    def _start_sending_turn_if_due(
+        self, scope: _ScopeSendingState, open_grants: Sequence[_OpenGrant], group: asyncio.TaskGroup
     ) -> bool:
         """Start a task if a StartRequest is due; return False if grants only wait for notices."""
         allowed = [each for each in open_grants if not each.is_stopped]
@@ -253,7 +255,9 @@ class StartRequestSender:
         if ready and not self._is_stopping:
             scope.is_sending = True
             group.create_task(
-                self._run_sending_turn(scope, scope.take_next_grants(ready, self._port.max_shared)),
+                self._run_sending_turn(
+                    scope, scope.take_next_grants(ready, self._port.max_events_per_start_request)
+                ),
                 name=f"approvals: StartRequest in scope {scope.name}",
             )
             return True
@@ -261,10 +265,10 @@ class StartRequestSender:
 
     def _find_open_grants(self, scopes: Iterable[str] | None, tx: Transaction) -> list[_OpenGrant]:
         """Return the open grants of these scopes; None: of all."""
-        now, is_on = self._clock.now(), self._engine.mode(tx) == "on"
+        now, is_on = self._clock.now(), self._engine.approval_mode(tx) == "on"
         found = []
         for grant in tx.decisions.open_grants(scopes=scopes):
-            occurrence = tx.snapshot.get(grant.occurrence)
+            occurrence = tx.snapshot.get_occurrence(grant.occurrence)
             status = self._engine.status(tx, occurrence, now) if is_on else None
             can_be_freed = status is not None and bool(
                 status.waiting_for or status.active_standing_holds
@@ -291,14 +295,16 @@ class StartRequestSender:
         is_ours = self._names_this_vm(occurrence.event.resources)
         return is_ours and tx.deliveries.is_event_waiting(occurrence.key)
 
-    def _has_waited(self, scope: _Scope, grant: Grant) -> bool:
+    def _has_waited(self, scope: _ScopeSendingState, grant: Grant) -> bool:
         """Whether the notices about the event have had ``tell_first``."""
         waited = self._clock.monotonic() - scope.grants[grant.id].first_seen
         return waited >= self._engine.settings.tell_first
 
     # --- one scope
 
-    async def _run_sending_turn(self, scope: _Scope, batch: Sequence[_OpenGrant]) -> None:
+    async def _run_sending_turn(
+        self, scope: _ScopeSendingState, batch: Sequence[_OpenGrant]
+    ) -> None:
         """Send one StartRequest for the grants that still hold, and pause if it failed."""
         try:
             pause = await self._read_and_send(scope, batch)
@@ -306,9 +312,9 @@ class StartRequestSender:
                 await self._clock.sleep(pause)
         finally:
             scope.is_sending = False
-            self.check([scope.name])
+            self.check_scopes_soon([scope.name])
 
-    async def _read_and_send(self, scope: _Scope, batch: Sequence[_OpenGrant]) -> float:
+    async def _read_and_send(self, scope: _ScopeSendingState, batch: Sequence[_OpenGrant]) -> float:
         """Return how many seconds to pause before the next turn."""
         grants = [each.grant for each in batch]
         try:
@@ -326,7 +332,7 @@ class StartRequestSender:
         return 0.0 if is_sent else NOTICE_CHECK_INTERVAL  # a transition will record why
 
     async def _claim_and_send(
-        self, scope: _Scope, batch: Sequence[_OpenGrant], agent: str | None
+        self, scope: _ScopeSendingState, batch: Sequence[_OpenGrant], agent: str | None
     ) -> bool:
         """Return whether a grant could be claimed.
 
@@ -349,18 +355,24 @@ class StartRequestSender:
         return bool(claims)
 
     def _claim(
-        self, scope: _Scope, batch: Sequence[_OpenGrant], agent: str | None, tx: Transaction
+        self,
+        scope: _ScopeSendingState,
+        batch: Sequence[_OpenGrant],
+        agent: str | None,
+        tx: Transaction,
     ) -> list[ClaimedGrant]:
         # The fresh read may have added notices about these events.
         ready = [
             each.grant
             for each in batch
             if self._has_waited(scope, each.grant)
-            or not self._has_undelivered_notices(tx, tx.snapshot.get(each.grant.occurrence))
+            or not self._has_undelivered_notices(
+                tx, tx.snapshot.get_occurrence(each.grant.occurrence)
+            )
         ]
         return self._engine.claim_grants(tx, ready, self._clock.now(), agent=agent)
 
-    async def _send(self, scope: _Scope, claims: Sequence[ClaimedGrant]) -> None:
+    async def _send(self, scope: _ScopeSendingState, claims: Sequence[ClaimedGrant]) -> None:
         """Send one StartRequest and record its answer.
 
         Raises SourceError if IMDS neither accepted nor refused it.
@@ -432,7 +444,7 @@ def _log_sending_start_request(scope: str, claim: ClaimedGrant) -> None:
         claim.event_id,
         by,
         claim.grant.rule,
-        extra=with_fields(
+        extra=log_extra(
             eventId=claim.event_id,
             scope=scope,
             revision=claim.grant.revision,
@@ -445,7 +457,7 @@ def _log_sending_start_request(scope: str, claim: ClaimedGrant) -> None:
     )
 
 
-def _pause_after(error: SourceError, scope: _Scope, agent: str | None) -> float:
+def _pause_after(error: SourceError, scope: _ScopeSendingState, agent: str | None) -> float:
     """Return how many seconds a scope pauses after a StartRequest that failed."""
     if isinstance(error, StartRequestNotDelivered) and agent not in scope.unreached_agents:
         scope.unreached_agents.add(agent)
@@ -456,7 +468,7 @@ def _pause_after(error: SourceError, scope: _Scope, agent: str | None) -> float:
             "cannot send a StartRequest in scope %s, will try again: %s",
             scope.name,
             error.reason,
-            extra=with_fields(scope=scope.name, agent=agent, reason=error.reason),
+            extra=log_extra(scope=scope.name, agent=agent, reason=error.reason),
         )
     delay = min(RETRY_DELAY * 2.0**scope.failures, MAX_RETRY_DELAY)
     scope.failures += 1

@@ -31,7 +31,7 @@ from relay.approvals.rules import (
     Rule,
     client_principals_of_same_person,
     eligible_voters,
-    person_for,
+    person_or_principal,
 )
 from relay.approvals.standing_holds import is_in_force, standing_hold_summaries
 from relay.events.match import covers_all_resources
@@ -226,7 +226,7 @@ class ApprovalStatus:
         resources = self.occurrence.event.resources
         voters = {vote.principal for vote in self.counted_votes}
         covered = frozenset[str]().union(
-            *(self._decidable_resources(voter, resources) for voter in voters)
+            *(self._resources_decidable_by(voter, resources) for voter in voters)
         )
         return tuple(resource for resource in resources if resource not in covered)
 
@@ -289,7 +289,7 @@ class ApprovalStatus:
 
         Unlike `is_claimed` this includes StartRequests that failed without an answer.
         """
-        return any(grant.may_be_accepted for grant in self.grants)
+        return any(grant.may_have_been_accepted for grant in self.grants)
 
     @property
     def refused_by_imds(self) -> bool:
@@ -300,7 +300,7 @@ class ApprovalStatus:
         revision = self.occurrence.revision
         return any(grant.state == "refused" and grant.revision == revision for grant in self.grants)
 
-    def expires_at(self, decision: Decision) -> datetime | None:
+    def decision_expires_at(self, decision: Decision) -> datetime | None:
         """When a decision expires; None: it does not expire before voting closes.
 
         Of the rule at the time of a vote and the current rule, the shorter time applies.
@@ -312,12 +312,12 @@ class ApprovalStatus:
 
     def is_decision_expired(self, decision: Decision) -> bool:
         """Whether a decision has expired."""
-        expiry = self.expires_at(decision)
+        expiry = self.decision_expires_at(decision)
         return expiry is not None and expiry <= self.now
 
     def person_of(self, principal: str) -> str:
         """The person who has this principal, or the principal itself."""
-        return person_for(principal, self.people)
+        return person_or_principal(principal, self.people)
 
     def _is_counted(
         self, vote: Decision, eligible: EligibleVoters, resources: tuple[str, ...]
@@ -332,7 +332,7 @@ class ApprovalStatus:
         if vote.principal not in eligible:
             return False
         if self.quorum.each_resource:
-            return bool(self._decidable_resources(vote.principal, resources))
+            return bool(self._resources_decidable_by(vote.principal, resources))
         return self._may_decide_for(vote.principal, resources)
 
     def resources_of_machine(self, machine: str) -> frozenset[str]:
@@ -340,7 +340,7 @@ class ApprovalStatus:
         resources = self.occurrence.event.resources
         return own_resources(machine, self.occurrence.scope, resources)
 
-    def _decidable_resources(self, principal: str, resources: tuple[str, ...]) -> frozenset[str]:
+    def _resources_decidable_by(self, principal: str, resources: tuple[str, ...]) -> frozenset[str]:
         """Those of the resources of the event for which a principal may decide."""
         if names_machines(principal):
             return own_resources(principal, self.occurrence.scope, resources)
@@ -348,7 +348,7 @@ class ApprovalStatus:
 
     def _may_decide_for(self, principal: str, resources: tuple[str, ...]) -> bool:
         if names_machines(principal):
-            own = self._decidable_resources(principal, resources)
+            own = self._resources_decidable_by(principal, resources)
             return bool(resources) and own.issuperset(resources)
         clients: tuple[str, ...] = ()
         if principal.startswith(_PRINCIPALS_OF_CLIENTS):

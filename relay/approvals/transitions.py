@@ -73,7 +73,7 @@ def next_transitions(status: ApprovalStatus) -> list[Transition]:
         *(ExpireHold(hold) for hold in expired_holds),
         *_plan_grant_failures(status),
         *_plan_grant(status),
-        *_plan_reminders(status),
+        *_plan_due_reminder(status),
     ]
 
 
@@ -112,12 +112,12 @@ def _vote_void_reason(vote: Decision, status: ApprovalStatus) -> VoidReason | No
 def _plan_grant_failures(status: ApprovalStatus) -> Iterator[FailGrant]:
     for grant in status.grants:
         if grant.state in _OPEN_GRANT_STATES and not status.is_grant_in_flight(grant):
-            reason = failure_reason(grant, status)
+            reason = open_grant_failure_reason(grant, status)
             if reason is not None:
                 yield FailGrant(grant, reason)
 
 
-def failure_reason(grant: Grant, status: ApprovalStatus) -> str | None:
+def open_grant_failure_reason(grant: Grant, status: ApprovalStatus) -> str | None:
     """Return why an open grant cannot be accepted any more, or None if it still can."""
     problem = _open_grant_problem(grant, status)
     if problem is None or grant.state != "sent":
@@ -161,7 +161,7 @@ def _plan_grant(status: ApprovalStatus) -> Iterator[CreateGrant]:
         yield CreateGrant(status.rule)
 
 
-def _plan_reminders(status: ApprovalStatus) -> Iterator[Remind]:
+def _plan_due_reminder(status: ApprovalStatus) -> Iterator[Remind]:
     moment = remind_at(status)
     if moment is not None and moment <= status.now:
         yield Remind()
@@ -206,11 +206,11 @@ def can_keep_slot(grant: Grant, status: ApprovalStatus) -> bool:
         and grant.dry_run == (status.mode == "dry-run")
         and status.is_open
         and not status.is_held
-        and failure_reason(grant, status) is None
+        and open_grant_failure_reason(grant, status) is None
     )
 
 
-def can_claim(grant: Grant, status: ApprovalStatus) -> bool:
+def can_claim_grant(grant: Grant, status: ApprovalStatus) -> bool:
     """Whether a StartRequest may be sent for this grant now.
 
     This is the last check before the POST. It repeats every condition of the grant.
@@ -222,14 +222,14 @@ def can_claim(grant: Grant, status: ApprovalStatus) -> bool:
         and status.occurrence.revision == status.occurrence.event.revision
         and not status.is_held
         and not status.waiting_for
-        and failure_reason(grant, status) is None
+        and open_grant_failure_reason(grant, status) is None
     )
 
 
-def last_chance_at(status: ApprovalStatus) -> datetime | None:
+def last_moment_before_expiry(status: ApprovalStatus) -> datetime | None:
     """Return the last moment before time ended votes or grants of the event; None: it did not."""
     moments = [
-        status.expires_at(decision)
+        status.decision_expires_at(decision)
         for decision in status.decisions
         if decision.decision == "approve"
     ]
@@ -243,17 +243,19 @@ def last_chance_at(status: ApprovalStatus) -> datetime | None:
         return None
 
 
-def add_limit_waits(transitions: list[Transition], before: ApprovalStatus) -> list[Transition]:
+def annotate_with_waited_limits(
+    transitions: list[Transition], before: ApprovalStatus
+) -> list[Transition]:
     """Add to transitions by time for which limits the event waited.
 
     ``before`` is the status at the last moment before them.
     """
     if not before.waiting_for:
         return transitions
-    return [_add_limit_wait(transition, before) for transition in transitions]
+    return [_annotate_with_waited_limits(transition, before) for transition in transitions]
 
 
-def _add_limit_wait(transition: Transition, before: ApprovalStatus) -> Transition:
+def _annotate_with_waited_limits(transition: Transition, before: ApprovalStatus) -> Transition:
     match transition:
         case VoidVotes(reason="expired"):
             return replace(transition, waited_for=before.waiting_for)
@@ -264,7 +266,7 @@ def _add_limit_wait(transition: Transition, before: ApprovalStatus) -> Transitio
 
 def next_change_at(status: ApprovalStatus) -> datetime | None:
     """When a transition can become due by time alone; None: never."""
-    moments = [status.expires_at(decision) for decision in status.decisions]
+    moments = [status.decision_expires_at(decision) for decision in status.decisions]
     moments += [grant_expires_at(grant, status) for grant in status.grants]
     has_open_grant = any(grant.state in _OPEN_GRANT_STATES for grant in status.grants)
     if status.decisions or has_open_grant:

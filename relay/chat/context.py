@@ -166,13 +166,15 @@ class EventStatusReader:
             now = self.clock.now()
             return [
                 self.approvals.status(tx, occurrence, now)
-                for occurrence in tx.snapshot.live()
+                for occurrence in tx.snapshot.live_occurrences()
                 if matches(sink.match, occurrence.data, occurrence.scope, every_resource=False)
             ]
 
         return await self.store.read(work)
 
-    async def find_shown_status(self, sink: str, ref: str, reference: str) -> ApprovalStatus | None:
+    async def find_status_of_shown_event(
+        self, sink: str, ref: str, reference: str
+    ) -> ApprovalStatus | None:
         """Return the status of an event that a message shows.
 
         ``reference`` is that of a button (`TrackedEvent.reference`). ``ref`` is the platform's name
@@ -180,7 +182,7 @@ class EventStatusReader:
         """
 
         def work(tx: Transaction) -> ApprovalStatus | None:
-            for occurrence in tx.snapshot.find_referenced(reference):
+            for occurrence in tx.snapshot.find_occurrences_by_reference(reference):
                 if tx.messages.shows_occurrence(sink, ref, occurrence.id):
                     return self._read_status(tx, occurrence)
             return None
@@ -197,7 +199,7 @@ class EventStatusReader:
         nonce = secrets.token_hex()
 
         def work(tx: Transaction) -> Card | None:
-            occurrences = tx.snapshot.find_referenced(reference)
+            occurrences = tx.snapshot.find_occurrences_by_reference(reference)
             if len(occurrences) != 1 or not occurrences[0].live:
                 return None
             occurrence = occurrences[0]

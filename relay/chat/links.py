@@ -38,7 +38,7 @@ class ConfirmationLinks:
         URLs. ``in_chat``: the chat itself takes decisions, so buttons lead nowhere else.
         """
         if in_chat or self._public_url is None:
-            return self.make_placeholder(in_chat=in_chat)
+            return self.make_unrecorded(in_chat=in_chat)
         if message is None:
             return None
         code = self.confirmation_code(message)
@@ -59,7 +59,7 @@ class ConfirmationLinks:
         """Return the code that a message shows; the same until this process ends."""
         return f"{int.from_bytes(self._mac('code', message.id)) % 10**6:06d}"
 
-    def make_placeholder(self, *, in_chat: bool) -> Link | None:
+    def make_unrecorded(self, *, in_chat: bool) -> Link | None:
         """Return what `make_recorded` would, with the same URL for every button and no record."""
         if in_chat:
             return lambda _status, _decision: None

@@ -18,7 +18,7 @@ from relay.chat.cards.buttons import keep_permitted_buttons
 from relay.chat.cards.card import Card, Text
 from relay.chat.cards.event_card import next_refresh_time, single_or_grouped_card
 from relay.chat.cards.timeline import history_lines, reminder_sentence, voting_closed_lines
-from relay.chat.cards.wording import message_subject
+from relay.chat.cards.wording import follow_up_subject
 from relay.chat.links import ConfirmationLinks
 from relay.clock import Clock
 from relay.events.cloudevent import CloudEvent
@@ -115,7 +115,7 @@ class MessagePlanner:
 
         def work(tx: Transaction) -> None:
             for occurrence_id in tx.messages.take_due_refreshes(sink, now):
-                occurrence = tx.snapshot.get(occurrence_id)
+                occurrence = tx.snapshot.get_occurrence(occurrence_id)
                 position = tx.journal.last_change_position(occurrence.key)
                 if position is not None:
                     tx.redeliver(position, sink, now)
@@ -126,13 +126,13 @@ class MessagePlanner:
         self, tx: Transaction, sink: SinkSettings, message: ChatMessage, *, in_chat: bool
     ) -> MessageUpdate:
         occurrences = [
-            tx.snapshot.get(occurrence_id)
+            tx.snapshot.get_occurrence(occurrence_id)
             for occurrence_id in tx.messages.occurrences_of_message(message.id)
         ]
         now = self.clock.now()
         statuses = [self.approvals.status(tx, occurrence, now) for occurrence in occurrences]
         code = self.links.confirmation_code(message)
-        placeholder = self.links.make_placeholder(in_chat=in_chat)  # each edit has new URLs
+        placeholder = self.links.make_unrecorded(in_chat=in_chat)  # each edit has new URLs
         content = single_or_grouped_card(statuses, link=placeholder, code="")
         content = keep_usable_buttons(sink, content, in_chat=in_chat)
         content_hash = hashlib.sha256(repr(content).encode()).hexdigest()
@@ -158,7 +158,7 @@ class MessagePlanner:
             lines += voting_closed_lines(statuses[0], since=message.refresh_at)
         return MessageUpdate(
             message_id=message.id,
-            subject=message_subject(statuses),
+            subject=follow_up_subject(statuses),
             ref=message.ref,
             is_posted=message.is_posted,
             card=card,
@@ -176,11 +176,12 @@ class MessagePlanner:
         together = [
             other
             for other in tx.snapshot.seen_together(occurrence)
-            if other.id == occurrence.id or self._needs_message(tx, sink, other)
+            if other.id == occurrence.id or self._needs_new_message(tx, sink, other)
         ]
         shown = together if len(together) > MAX_SEPARATE_MESSAGES else [occurrence]
         first_position = min(
-            tx.journal.first_change_position(other.key, other.first_seen) for other in shown
+            tx.journal.position_of_first_change_since(other.key, other.first_seen)
+            for other in shown
         )
         for other in shown:
             self._redeliver_end_of_previous(tx, sink, other)
@@ -190,7 +191,9 @@ class MessagePlanner:
         assert message is not None  # noqa: S101  # it was created just now
         return message
 
-    def _needs_message(self, tx: Transaction, sink: SinkSettings, occurrence: TrackedEvent) -> bool:
+    def _needs_new_message(
+        self, tx: Transaction, sink: SinkSettings, occurrence: TrackedEvent
+    ) -> bool:
         return (
             tx.messages.find(sink.name, occurrence.id) is None
             and matches_any_pattern(sink.events, "event.scheduled")
@@ -212,7 +215,9 @@ class MessagePlanner:
         message = tx.messages.find(sink.name, previous_id)
         if message is None or not message.is_posted:
             return
-        successor = tx.snapshot.find_next_occurrence(tx.snapshot.get(previous_id)) or occurrence
+        successor = (
+            tx.snapshot.find_next_occurrence(tx.snapshot.get_occurrence(previous_id)) or occurrence
+        )
         end = tx.journal.last_change_position(occurrence.key, successor.first_seen)
         if end is not None and end > message.history_position:
             tx.redeliver(end, sink.name, self.clock.now())

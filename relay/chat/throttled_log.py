@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from relay.clock import Clock
-from relay.log_fields import with_fields
+from relay.log_fields import log_extra
 
 LOG_INTERVAL = 60.0
 """Seconds before the same warning is logged again."""
@@ -36,5 +36,5 @@ class ThrottledLog:
         }
         if text not in self._logged_at and len(self._logged_at) < MAX_WARNINGS:
             self._logged_at[text] = now
-            extra = with_fields(sink=self._sink_name)
+            extra = log_extra(sink=self._sink_name)
             self._logger.warning("sink %s: %s", self._sink_name, text, extra=extra)

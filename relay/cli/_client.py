@@ -57,7 +57,7 @@ class Client:
             items = items + page["items"]
         return {"items": items, "next": page["next"]}
 
-    async def get_details(
+    async def get_details_with_log(
         self, *path: str, log: str, all_pages: bool, **query: str
     ) -> dict[str, Any]:
         """Return an event or a delivery with the newest rows of its list ``log``, or with all.

@@ -26,7 +26,7 @@ from relay.simulator import list_playbooks
 _TIMEOUT = 2.0
 
 
-def _quiet(
+def _make_completion(
     names: Callable[[typer.Context], Iterable[str]],
 ) -> Callable[[typer.Context, str], list[str]]:
     """Make a completion of a function that returns all names. Errors complete nothing."""
@@ -47,7 +47,7 @@ def _quiet(
     return complete
 
 
-@_quiet
+@_make_completion
 def event_ids(context: typer.Context) -> Iterable[str]:
     """Return the EventIds of current and recent events."""
     if context.params.get("url") or context.params.get("profile"):
@@ -64,7 +64,7 @@ def event_ids(context: typer.Context) -> Iterable[str]:
     return dict.fromkeys(event["eventId"] for event in asyncio.run(fetch())["items"])
 
 
-@_quiet
+@_make_completion
 def sinks(context: typer.Context) -> Iterable[str]:
     """Return the names of the sinks in the configuration, if this user may read it."""
     file = find_file(_config_option(context), os.environ)
@@ -72,25 +72,25 @@ def sinks(context: typer.Context) -> Iterable[str]:
     return [sink["name"] for sink in document["sinks"]]
 
 
-@_quiet
+@_make_completion
 def event_types(_: typer.Context) -> Iterable[str]:
     """Return the types of CloudEvents without prefix and version."""
     return [definition.name for definition in CATALOG]
 
 
-@_quiet
+@_make_completion
 def schemas(_: typer.Context) -> Iterable[str]:
     """Return what ``schema`` can print."""
     return [*(definition.name for definition in CATALOG), "asyncapi", "slack-manifest"]
 
 
-@_quiet
+@_make_completion
 def playbooks(_: typer.Context) -> Iterable[str]:
     """Return the playbooks of the package."""
     return list_playbooks()
 
 
-@_quiet
+@_make_completion
 def profiles(_: typer.Context) -> Iterable[str]:
     """Return the user's profiles."""
     return sorted(file.stem for file in profile_folder().glob("*.yaml"))

@@ -12,7 +12,7 @@ from relay.api.auth.entra_settings import redirect_uri
 from relay.approvals.engine import effective_approvals_mode
 from relay.approvals.limits import Limit
 from relay.approvals.rules import Hours, Quorum, Rule, RuleConditions
-from relay.cli._output import format_duration, join_names, pluralize, print_output
+from relay.cli._output import format_duration, join_names, pluralize, print_lines
 from relay.cli._tables import print_fields, print_table
 from relay.config import Config, LoadedConfig
 from relay.config.fleet_roles import describe_role
@@ -28,13 +28,13 @@ def print_configuration(loaded: LoadedConfig) -> None:
     config = loaded.config
     is_agent = isinstance(config.fleet, AgentSettings)
     print_fields(_overview_rows(loaded))
-    print_output("")
+    print_lines("")
     print_table(
         ("sink", "kind", "to", "events", "only"),
         [_sink_row(sink) for sink in config.sinks],
         empty="no sinks: the hub tells" if is_agent else "no sinks: nobody is told",
     )
-    print_output("")
+    print_lines("")
     print_table(
         ("rule", "name", "if", "then"),
         [
@@ -50,14 +50,14 @@ def print_configuration(loaded: LoadedConfig) -> None:
     )
     _print_limits(config)
     _print_voters(config)
-    print_output("")
+    print_lines("")
     print_table(
         ("client", "may", "about", "comes with"),
         [_client_row(client) for client in config.api.clients],
         empty="no clients: the API refuses every caller from elsewhere",
     )
     if isinstance(config.fleet, HubSettings):
-        print_output("")
+        print_lines("")
         print_table(
             ("RabbitMQ user of agents", "scopes", "relays"),
             [
@@ -74,17 +74,17 @@ def _print_limits(config: Config) -> None:
         (
             limit.name,
             _describe_match(limit.match) or "every machine",
-            describe_max(limit),
+            describe_max_machines(limit),
             format_duration(limit.rest) if limit.rest else "none",
         )
         for limit in config.approvals.limits
     ]
     if rows:
-        print_output("")
+        print_lines("")
         print_table(("limit", "counts", "lets go", "rest"), rows, empty="")
 
 
-def describe_max(limit: Limit) -> str:
+def describe_max_machines(limit: Limit) -> str:
     """Return how many machines may go at once."""
     if isinstance(limit.max, int):
         return f"{pluralize(limit.max, 'machine')} at once"
@@ -105,7 +105,7 @@ def _print_voters(config: Config) -> None:
         (("rule", "votes", "who can vote"), voters),
     ):
         if rows:
-            print_output("")
+            print_lines("")
             print_table(columns, rows, empty="")
 
 

@@ -21,7 +21,12 @@ from yarl import URL
 from relay.cli._client import Client
 from relay.cli._local_relay import find_socket
 from relay.cli._options import completion_named
-from relay.cli._profile import DEFAULT_PROFILE, check_private, has_default_profile, read_profile
+from relay.cli._profile import (
+    DEFAULT_PROFILE,
+    check_file_permissions,
+    has_default_profile,
+    read_profile,
+)
 from relay.config.relay_location import RelayLocation, locate_relay
 from relay.errors import ConfigError
 from relay.files import describe_os_error
@@ -170,7 +175,7 @@ def _tls_context(ca_file: Path | None) -> ssl.SSLContext:
 
 def _read_key(key: str | None, file: Path | None) -> str | None:
     if file is not None:
-        check_private(file, "the key in", holds_secret=True)
+        check_file_permissions(file, "the key in", holds_secret=True)
         try:
             key = file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:

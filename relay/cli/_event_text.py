@@ -29,7 +29,7 @@ def event_fields(event: Mapping[str, Any]) -> list[tuple[str, object]]:
         ("started by", event["eventSource"]),
         ("because", event["description"]),
         ("approval", approval_summary(event)),
-        ("waits for", describe_waits(event["approval"]) if is_live else None),
+        ("waits for", describe_limit_waits(event["approval"]) if is_live else None),
         ("held by", _standing_holds_text(event["approval"]) if is_live else None),
         ("closes", closes),
         ("runbook", event["approval"].get("runbook") if is_live else None),
@@ -54,13 +54,13 @@ def approval_summary(event: Mapping[str, Any]) -> str | None:
     return ", ".join(parts)
 
 
-def describe_waits(approval: Mapping[str, Any]) -> str | None:
+def describe_limit_waits(approval: Mapping[str, Any]) -> str | None:
     """Return for which limits an event waits; None if it waits for none."""
-    waits = "; ".join(map(_describe_wait, approval.get("waitingFor", ())))
+    waits = "; ".join(map(_describe_limit_wait, approval.get("waitingFor", ())))
     return f"{waits}; {LIMIT_NOTICE}" if waits else None
 
 
-def _describe_wait(wait: Mapping[str, Any]) -> str:
+def _describe_limit_wait(wait: Mapping[str, Any]) -> str:
     text = f"limit {wait['limit']}, {pluralize(wait['max'], 'machine')} at once"
     if wait["behind"]:
         return f"{text}: event {wait['behind']} comes first"

@@ -69,11 +69,11 @@ def error_text(error: Exception) -> str:
             return str(error) or type(error).__name__
     return (
         f"this is a bug in imds-relay, please report it: {type(error).__name__}: {error} "
-        f"({_error_location(error)})"
+        f"({_innermost_frame_location(error)})"
     )
 
 
-def _error_location(error: Exception) -> str:
+def _innermost_frame_location(error: Exception) -> str:
     """Return file and line of the innermost frame in this package, else of the innermost frame."""
     package = Path(__file__).parent.parent
     frames = traceback.extract_tb(error.__traceback__)

@@ -11,15 +11,15 @@ import typer
 from yarl import URL
 
 from relay.cli._options import ConfigFile
-from relay.cli._output import print_json, print_output, print_to_stderr
+from relay.cli._output import print_json, print_lines, print_to_stderr
 from relay.cli._tables import print_table
 from relay.config import Config, load
 from relay.errors import ConfigError
 from relay.files import describe_os_error
 from relay.fleet.definitions import (
     SALT_BYTES,
+    AdditionalHubExchange,
     HubAccount,
-    HubExchange,
     fleet_definitions,
     hash_password,
     is_password_hash,
@@ -86,7 +86,7 @@ def definitions(
         raise ConfigError("expected --hub-user, because fleet.url names no user")
     if user in {domain.user for domain in settings.domains}:
         raise ConfigError(f"--hub-user: expected a user of no domain, got {user!r}")
-    hashes = _password_hashes(password_hash or (), password_file or ())
+    hashes = _password_hashes_from_options(password_hash or (), password_file or ())
     unknown = sorted(hashes.keys() - {user, *(domain.user for domain in settings.domains)})
     if unknown:
         raise ConfigError(
@@ -94,7 +94,7 @@ def definitions(
         )
     answer = fleet_definitions(
         settings,
-        _hub_account(loaded, user, url),
+        _hub_user_other_exchanges(loaded, user, url),
         _vhost_name(url),
         hashes,
         all_users=all_users,
@@ -112,20 +112,20 @@ def definitions(
         )
 
 
-def _hub_account(config: Config, user: str, url: URL) -> HubAccount:
+def _hub_user_other_exchanges(config: Config, user: str, url: URL) -> HubAccount:
     """Return what else the hub's user does in the virtual host of the fleet.
 
     A user has its rights in one place, so the import must not take these away.
     """
     sinks = tuple(
-        HubExchange(exchange=sink.exchange, declare=sink.declare)
+        AdditionalHubExchange(exchange=sink.exchange, declare=sink.declare)
         for sink in config.sinks
         if isinstance(sink, RabbitMQSettings) and _is_same_account(sink.targets()[0], url)
     )
     amqp = config.approvals.amqp
     approvals = None
     if amqp is not None and _is_same_account(amqp.targets()[0], url):
-        approvals = HubExchange(exchange=config.approvals_exchange, declare=amqp.declare)
+        approvals = AdditionalHubExchange(exchange=config.approvals_exchange, declare=amqp.declare)
     return HubAccount(user=user, sinks=sinks, approvals=approvals)
 
 
@@ -137,7 +137,9 @@ def _vhost_name(url: URL) -> str:
     return url.path[1:] or "/"
 
 
-def _password_hashes(hashes: list[str] | tuple[()], files: list[str] | tuple[()]) -> dict[str, str]:
+def _password_hashes_from_options(
+    hashes: list[str] | tuple[()], files: list[str] | tuple[()]
+) -> dict[str, str]:
     found: dict[str, str] = {}
     for option in hashes:
         user, value = _split_user_option("--password-hash", option)
@@ -172,7 +174,7 @@ def _add_password_hash(found: dict[str, str], user: str, value: str) -> None:
 
 
 def _print_tables(answer: Mapping[str, Any]) -> None:
-    print_output(f"virtual host {answer['vhosts'][0]['name']}", "")
+    print_lines(f"virtual host {answer['vhosts'][0]['name']}", "")
     made = {user["name"] for user in answer["users"]}
     print_table(
         ("user", "made", "may configure", "may write", "may read"),
@@ -188,7 +190,7 @@ def _print_tables(answer: Mapping[str, Any]) -> None:
         ],
         empty="",
     )
-    print_output("")
+    print_lines("")
     print_table(
         ("user", "at the exchange", "may write with the keys", "may bind the keys"),
         [
@@ -197,16 +199,16 @@ def _print_tables(answer: Mapping[str, Any]) -> None:
         ],
         empty="",
     )
-    print_output("")
+    print_lines("")
     print_table(
         ("exchange", "type", "arguments"),
         [
-            (entry["name"], entry["type"], _arguments(entry["arguments"]))
+            (entry["name"], entry["type"], _format_arguments(entry["arguments"]))
             for entry in answer["exchanges"]
         ],
         empty="",
     )
-    print_output("")
+    print_lines("")
     keys: dict[str, list[str]] = {}
     for binding in answer["bindings"]:
         keys.setdefault(binding["destination"], []).append(
@@ -215,13 +217,13 @@ def _print_tables(answer: Mapping[str, Any]) -> None:
     print_table(
         ("queue", "bound to", "arguments"),
         [
-            (entry["name"], ", ".join(keys[entry["name"]]), _arguments(entry["arguments"]))
+            (entry["name"], ", ".join(keys[entry["name"]]), _format_arguments(entry["arguments"]))
             for entry in answer["queues"]
         ],
         empty="",
     )
 
 
-def _arguments(arguments: Mapping[str, Any]) -> str | None:
+def _format_arguments(arguments: Mapping[str, Any]) -> str | None:
     texts = (f"{name}={str(value).lower()}" for name, value in sorted(arguments.items()))
     return ", ".join(texts) or None

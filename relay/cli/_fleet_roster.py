@@ -8,7 +8,7 @@ from typing import Any
 from relay.cli._client import Client
 from relay.cli._connection import with_client
 from relay.cli._options import AsJson, Scope, scope_query
-from relay.cli._output import format_local_time, pluralize, print_json, print_output
+from relay.cli._output import format_local_time, pluralize, print_json, print_lines
 from relay.cli._tables import print_table
 
 
@@ -23,10 +23,10 @@ async def roster(relay: Client, *, scope: Scope = None, as_json: AsJson = False)
     rows = [_agent_row(agent) for agent in fleet["agents"]]
     print_table(columns, rows, empty="no agent has been heard of")
     for name in fleet["silentScopes"]:
-        print_output(f"no agent of scope {name} is heard of: none of its events starts or ends")
+        print_lines(f"no agent of scope {name} is heard of: none of its events starts or ends")
     if rows:
         scopes = {agent["scope"] for agent in fleet["agents"]}
-        print_output(f"{pluralize(len(rows), 'agent')} in {pluralize(len(scopes), 'scope')}")
+        print_lines(f"{pluralize(len(rows), 'agent')} in {pluralize(len(scopes), 'scope')}")
 
 
 def _agent_row(agent: Mapping[str, Any]) -> tuple[object, ...]:

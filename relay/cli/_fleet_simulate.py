@@ -158,14 +158,14 @@ async def _progress(duration: float | None) -> AsyncIterator[None]:
         yield
         return
     with show_progress_bar("seconds") as show:
-        task = asyncio.create_task(_show_progress(show, duration))
+        task = asyncio.create_task(_show_elapsed_seconds(show, duration))
         try:
             yield
         finally:
             task.cancel()
 
 
-async def _show_progress(show: Callable[[int, int], None], duration: float) -> None:
+async def _show_elapsed_seconds(show: Callable[[int, int], None], duration: float) -> None:
     loop = asyncio.get_running_loop()
     began = loop.time()
     while True:
@@ -176,7 +176,7 @@ async def _show_progress(show: Callable[[int, int], None], duration: float) -> N
 def _print_counters(counters: Counters, *, as_json: bool) -> None:
     values = {
         **asdict(counters),
-        "waiting": counters.waiting,
+        "waiting": counters.unpublished_reports,
         "copies_per_change": round(counters.copies_per_change(), 2),
     }
     if as_json:

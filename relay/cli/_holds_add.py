@@ -13,7 +13,7 @@ from relay.cli._client import Client
 from relay.cli._connection import with_client
 from relay.cli._decision import AZURE_PROCEEDS
 from relay.cli._options import AsJson
-from relay.cli._output import format_local_time, print_json, print_output, print_to_stderr
+from relay.cli._output import format_local_time, print_json, print_lines, print_to_stderr
 from relay.errors import ConfigError
 from relay.events.timestamps import format_rfc3339
 from relay.settings import parse_duration
@@ -114,7 +114,7 @@ async def add(
     if as_json:
         print_json(hold)
         return
-    print_output(
+    print_lines(
         f"standing hold {hold['holdId'][:8]} holds {describe_conditions(hold)} "
         f"from {format_local_time(hold['starts'], relative=False)} "
         f"until {format_local_time(hold['ends'])}; "

@@ -12,7 +12,7 @@ from relay.cli._connection import with_client
 from relay.cli._decision import Reason
 from relay.cli._exit_codes import CommandFailed, NotFound
 from relay.cli._options import AsJson
-from relay.cli._output import print_json, print_output
+from relay.cli._output import print_json, print_lines
 
 HoldId = Annotated[str, typer.Argument(metavar="HOLD", help="Its id, or a unique beginning of it.")]
 
@@ -31,7 +31,7 @@ async def end(
     if as_json:
         print_json(answer)
         return
-    print_output(
+    print_lines(
         f"standing hold {answer['holdId'][:8]} is ended: events that rules and votes allow can "
         "start within seconds"
     )

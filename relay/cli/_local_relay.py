@@ -55,12 +55,12 @@ async def find_socket(
             return LocalSocket(service_socket)
         raise ConfigError(
             f"{location.file or 'the environment'} has no api.socket, and {service_socket} does "
-            f"not exist. Remove `socket: null`, or {_other_ways(location)}"
+            f"not exist. Remove `socket: null`, or {_advise_url_and_key(location)}"
         )
     if not supports_local_sockets():
-        raise ConfigError(f"this system has no local sockets: {_other_ways(location)}")
+        raise ConfigError(f"this system has no local sockets: {_advise_url_and_key(location)}")
     problems: list[tuple[Path, str]] = []
-    for place in _places(location, service_socket):
+    for place in _candidate_sockets(location, service_socket):
         problem = await _unreachable_reason(place)
         if problem is None:
             return place
@@ -68,7 +68,7 @@ async def find_socket(
     raise CommandFailed("\n".join(_describe_failure(location, problems)))
 
 
-def _places(location: RelayLocation, service_socket: Path) -> Iterator[LocalSocket]:
+def _candidate_sockets(location: RelayLocation, service_socket: Path) -> Iterator[LocalSocket]:
     folders = [Path()]
     if location.file is not None and location.is_own:
         folders.append(location.file.parent)  # a relay that was started there
@@ -106,7 +106,7 @@ async def _unreachable_reason(place: LocalSocket) -> str | None:
     try:
         # A link is of whoever made it: others can change where it leads.
         owner, folder_owner = place.path.lstat().st_uid, place.path.parent.stat().st_uid
-        if not is_trusted(owner, folder_owner, os.geteuid()):
+        if not is_socket_owner_trusted(owner, folder_owner, os.geteuid()):
             return "it belongs to another user; to use it all the same, set api.socket to its path"
         connection = socket.socket(socket.AF_UNIX)
         with connection:
@@ -122,7 +122,7 @@ async def _unreachable_reason(place: LocalSocket) -> str | None:
     return await _ask_who_is_there(place) if place.headers else None
 
 
-def is_trusted(owner: int, folder_owner: int, user: int) -> bool:
+def is_socket_owner_trusted(owner: int, folder_owner: int, user: int) -> bool:
     """Return whether a socket is of this user, of root, or of the owner of its folder.
 
     In a folder that all can write, anybody can put a socket.
@@ -156,8 +156,8 @@ def _describe_failure(location: RelayLocation, problems: list[tuple[Path, str]])
     else:
         yield f"they are the places of a relay with the configuration {location.file}"
     yield from (f"not used of it: {problem}" for problem in location.problems)
-    yield f"for a relay elsewhere, {_other_ways(location)}"
+    yield f"for a relay elsewhere, {_advise_url_and_key(location)}"
 
 
-def _other_ways(location: RelayLocation) -> str:
+def _advise_url_and_key(location: RelayLocation) -> str:
     return f"give --url and a key: --url {location.url} --key-file FILE"

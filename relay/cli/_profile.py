@@ -58,7 +58,7 @@ def read_profile(name: str) -> Profile:
     file = _file_of(name)
     if not may_be_file(file):
         raise ConfigError(f"--profile: {_describe_unknown(name, file)}")
-    check_private(file, "the profile", holds_secret=False)
+    check_file_permissions(file, "the profile", holds_secret=False)
     document = read_document(file)
     for key in document:
         if key not in _KEYS:
@@ -71,12 +71,12 @@ def read_profile(name: str) -> Profile:
         raise ConfigError(f"{file}: url: expected this key, but it is missing")
     return Profile(
         url=values["url"],
-        key_file=_path_in(file.parent, values["key_file"]),
-        ca_file=_path_in(file.parent, values["ca_file"]),
+        key_file=_resolve_optional_path(file.parent, values["key_file"]),
+        ca_file=_resolve_optional_path(file.parent, values["ca_file"]),
     )
 
 
-def check_private(file: Path, what: str, *, holds_secret: bool) -> None:
+def check_file_permissions(file: Path, what: str, *, holds_secret: bool) -> None:
     """Warn of a secret that everybody can read. Raises ConfigError if everybody can write the file.
 
     What cannot be examined is not judged: whoever opens the file gets the reason.
@@ -121,5 +121,5 @@ def _text(file: Path, document: Any, key: str) -> str | None:
     return value or None
 
 
-def _path_in(folder: Path, text: str | None) -> Path | None:
+def _resolve_optional_path(folder: Path, text: str | None) -> Path | None:
     return None if text is None else folder / Path(text).expanduser()

@@ -37,7 +37,7 @@ class EventStream:
         for line in lines:
             yield from self._process_line(line.removesuffix(b"\r"))
 
-    def on_disconnected(self) -> None:
+    def drop_unfinished_event(self) -> None:
         """Drop the unfinished event: the next connection sends it again."""
         self.has_connected = self.is_broken = True
         self._unfinished_line = b""

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from relay.cli._output import print_json, print_output, print_to_stderr, strip_control
+from relay.cli._output import print_json, print_lines, print_to_stderr, strip_control
 
 _PIPE_WIDTH = 500
 """Characters in a line where no terminal sets a width: a row is then one line for grep."""
@@ -32,13 +32,13 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, emp
     that is not enough, each row becomes a block of fields.
     """
     if not rows:
-        print_output(empty)
+        print_lines(empty)
         return
     cells = [["–" if cell is None else strip_control(str(cell)) for cell in row] for row in rows]
     widths = _column_widths(list(zip(columns, *cells, strict=True)), _terminal_width())
     if widths is None:
         for row in cells:
-            print_output("")
+            print_lines("")
             print_fields(zip(columns, row, strict=True))
         return
     table = _new_table(show_header=True)

@@ -7,7 +7,7 @@ from typing import Literal
 from relay.cli._client import Client
 from relay.cli._connection import with_client
 from relay.cli._options import AsJson
-from relay.cli._output import print_json, print_output
+from relay.cli._output import print_json, print_lines
 
 
 @with_client
@@ -30,4 +30,4 @@ async def approvals(
         text += (
             f", not {mode}: the configuration is stricter (approvals.enabled, approvals.dry_run)"
         )
-    print_output(text)
+    print_lines(text)

@@ -13,10 +13,10 @@ from relay.cli._client import Client
 from relay.cli._connection import with_client
 from relay.cli._decision import Reason, Revision, decide
 from relay.cli._event_lookup import get_event
-from relay.cli._event_text import describe_waits, event_fields, vote_count
+from relay.cli._event_text import describe_limit_waits, event_fields, vote_count
 from relay.cli._exit_codes import CommandFailed
 from relay.cli._options import AsJson, EventId
-from relay.cli._output import print_json, print_output, print_to_stderr
+from relay.cli._output import print_json, print_lines, print_to_stderr
 from relay.cli._standing_hold_text import describe_holds_in_force
 from relay.errors import ConfigError
 
@@ -53,19 +53,19 @@ async def approve(
     votes = vote_count(answer) if answer["required"] else f"rule {answer['rule']}"
     match answer["state"]:
         case "granted":
-            print_output(f"granted ({votes}): the StartRequest follows")
+            print_lines(f"granted ({votes}): the StartRequest follows")
         case "waiting":
-            print_output(f"approved, and waiting ({votes}) for {describe_waits(answer)}")
+            print_lines(f"approved, and waiting ({votes}) for {describe_limit_waits(answer)}")
         case "pending":
-            print_output(f"recorded, and pending: {votes}")
+            print_lines(f"recorded, and pending: {votes}")
         case "held":
             standing = describe_holds_in_force(answer.get("standingHolds", ()))
-            print_output(
+            print_lines(
                 f"recorded, and held ({votes}): {standing or 'somebody'} holds this event; "
                 f"`imds-relay {'holds end' if standing else 'release'}` ends a hold"
             )
         case state:
-            print_output(f"{state} ({votes})")
+            print_lines(f"{state} ({votes})")
 
 
 def _print_question(event: Mapping[str, Any]) -> None:

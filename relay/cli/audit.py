@@ -23,16 +23,16 @@ from relay.cli._output import (
     pluralize,
     print_json,
     print_json_line,
-    print_output,
+    print_lines,
 )
 from relay.cli._tables import print_table
 from relay.config.relay_location import locate_relay
 from relay.errors import ConfigError
 from relay.files import may_exist
-from relay.outbox import Head
+from relay.outbox import JournalHead
 from relay.outbox.claim_audit import audit_claims
 from relay.outbox.file import open_for_reading
-from relay.outbox.journal import JournalRow, read_checkpoint, read_rows, verify_journal
+from relay.outbox.journal import JournalRow, read_pruning_checkpoint, read_rows, verify_journal
 
 audit = typer.Typer(
     invoke_without_command=True,
@@ -102,13 +102,13 @@ def verify_chain(
             }
         )
         return
-    print_output(f"the chain of {path} holds: {pluralize(count, 'row')}, journalhead {head}")
+    print_lines(f"the chain of {path} holds: {pluralize(count, 'row')}, journalhead {head}")
     older = (
         f", {claim_audit.pruned} of them from before the kept journal" if claim_audit.pruned else ""
     )
-    print_output(f"claims that follow from recorded approvals: {claim_audit.claims}{older}")
+    print_lines(f"claims that follow from recorded approvals: {claim_audit.claims}{older}")
     if expected is not None:
-        print_output(
+        print_lines(
             "it ends where it was seen to end"
             if expected == head
             else f"it continues from {expected}"
@@ -153,11 +153,11 @@ def export(*, store: StoreFile = None, config: ConfigFile = None) -> None:
     is the head. docs/operations.md has the program that verifies the lines.
     """
     with _open_journal(store, config) as (connection, _):
-        head = read_checkpoint(connection)
+        head = read_pruning_checkpoint(connection)
         print_json_line({"kind": "checkpoint", "position": head.position, "hash": head.hash})
         for row in read_rows(connection):
             print_json_line(_exported_row(row))
-            head = Head(row.position, row.hash)
+            head = JournalHead(row.position, row.hash)
         print_json_line(
             {"kind": "head", "position": head.position, "hash": head.hash, "journalhead": str(head)}
         )
@@ -187,11 +187,11 @@ def configured_state_file(config: Path | None, *, service_store: Path = SERVICE_
     return service_store if not may_exist(path) and may_exist(service_store) else path
 
 
-def _parse_head(text: str) -> Head:
+def _parse_head(text: str) -> JournalHead:
     match = re.fullmatch(r"(\d{1,18}):([0-9a-f]{64})", text.strip().lower())
     if match is None:
         raise ConfigError("--expect: expected a journalhead, <position>:<64 hexadecimal digits>")
-    return Head(int(match[1]), match[2])
+    return JournalHead(int(match[1]), match[2])
 
 
 def _rows_of_one_event(text: str, rows: Sequence[JournalRow]) -> list[JournalRow]:

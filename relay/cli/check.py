@@ -16,13 +16,17 @@ from relay.approvals.engine import effective_approvals_mode
 from relay.approvals.limits import Limit
 from relay.approvals.status import ApprovalStatus, rule_for
 from relay.approvals.transitions import next_transitions
-from relay.cli._configuration_text import describe_max, describe_rule_approval, print_configuration
+from relay.cli._configuration_text import (
+    describe_max_machines,
+    describe_rule_approval,
+    print_configuration,
+)
 from relay.cli._options import AsJson, ConfigFile
 from relay.cli._output import (
     format_local_time,
     join_names,
     print_json,
-    print_output,
+    print_lines,
     print_to_stderr,
 )
 from relay.cli._tables import print_table
@@ -54,7 +58,7 @@ def check(
         make_server_context(loaded.config.api.tls)  # raises for files that `run` would refuse
     events = None
     if against is not None:
-        document = _read_document(against, loaded.config.source.api_version)
+        document = _read_document_file(against, loaded.config.source.api_version)
         events = list(evaluate_rules(loaded.config, document, datetime.now(UTC)))
     warnings = [
         *config_warnings(loaded.config),
@@ -108,11 +112,11 @@ def evaluate_rules(config: Config, document: Document, now: datetime) -> Iterato
             "rule": rule.name if rule else None,
             "approved": bool(next_transitions(status)),
             "limits": [limit.name for limit in limits],
-            "follows": _describe_consequence(status, limits),
+            "follows": _describe_event_approval(status, limits),
         }
 
 
-def _read_document(file: Path, api_version: str) -> Document:
+def _read_document_file(file: Path, api_version: str) -> Document:
     try:
         return parse_document(file.read_bytes(), api_version)
     except OSError as error:
@@ -141,7 +145,7 @@ def _new_occurrence(event: ScheduledEvent, incarnation: int | None, scope: str) 
     )
 
 
-def _describe_consequence(status: ApprovalStatus, limits: Sequence[Limit]) -> str:
+def _describe_event_approval(status: ApprovalStatus, limits: Sequence[Limit]) -> str:
     if status.occurrence.event.is_started:
         return "nothing, it has started"
     if not status.is_open:
@@ -157,7 +161,7 @@ def _describe_consequence(status: ApprovalStatus, limits: Sequence[Limit]) -> st
     ends_at = hours.next_change(status.now) if hours is not None else None
     if ends_at is not None:
         parts.append(f"the rule applies until {_format_local(ends_at)}")
-    parts += [f"limit {limit.name}: {describe_max(limit)}" for limit in limits]
+    parts += [f"limit {limit.name}: {describe_max_machines(limit)}" for limit in limits]
     text = "; ".join(parts)
     return text if status.mode == "on" else f"nothing: approvals are {status.mode} (else {text})"
 
@@ -179,5 +183,5 @@ def _print_decisions(events: list[dict[str, Any]]) -> None:
         for event in events
     ]
     columns = ("event", "type", "source", "machines", "rule", "what follows")
-    print_output("")
+    print_lines("")
     print_table(columns, rows, empty="the document holds no events")

@@ -16,7 +16,7 @@ from relay.cli._output import (
     format_local_time,
     pluralize,
     print_json,
-    print_output,
+    print_lines,
     print_to_stderr,
 )
 from relay.cli._tables import print_fields, print_page, print_table
@@ -40,7 +40,9 @@ async def deliveries(
         page = await relay.get_list("deliveries", all_pages=all_pages)
         print_deliveries(page, empty="nothing was sent", as_json=as_json)
         return
-    details = await relay.get_details("deliveries", delivery, log="log", all_pages=all_pages)
+    details = await relay.get_details_with_log(
+        "deliveries", delivery, log="log", all_pages=all_pages
+    )
     if as_json:
         print_json(details)
         return
@@ -54,7 +56,7 @@ async def deliveries(
             ("reason", details["reason"]),
         ]
     )
-    print_output("")
+    print_lines("")
     rows = [
         (
             format_local_time(attempt["at"], relative=False),

@@ -22,7 +22,7 @@ from relay.cli._client import Client
 from relay.cli._connection import connect
 from relay.cli._decision import decide
 from relay.cli._exit_codes import CommandFailed
-from relay.cli._output import format_local_time, pluralize, print_output
+from relay.cli._output import format_local_time, pluralize, print_lines
 from relay.cli._signals import run_until_stopped
 from relay.cli._webhook_receiver import WebhookReceiver, receive_webhooks
 from relay.cli.keys import new_bearer_key, new_signing_secret
@@ -51,13 +51,13 @@ def demo(
     A simulated Azure announces a reboot. The relay tells a webhook receiver, a client approves
     over the HTTP API, Azure starts the event and ends it. The demo takes some seconds.
     """
-    was_stopped = asyncio.run(run_until_stopped(run_demo(Steps(), stay=stay)))
+    was_stopped = asyncio.run(run_until_stopped(run_demo(TimedSteps(), stay=stay)))
     if was_stopped and not stay:
         raise CommandFailed("stopped before the demo had ended")
 
 
 @dataclass(slots=True, kw_only=True)
-class Steps:
+class TimedSteps:
     """Prints each step as it happens, with the seconds since the start and since the last step."""
 
     timeout: float = STEP_TIMEOUT
@@ -72,14 +72,14 @@ class Steps:
         now = time.monotonic()
         seconds = now - self.last_at
         took = f"+{seconds:.2f} s" if seconds >= 1 else f"+{seconds * 1000:.0f} ms"
-        print_output(f"{now - self.started_at:6.2f} s  {took:>8}  {text}")
+        print_lines(f"{now - self.started_at:6.2f} s  {took:>8}  {text}")
         self.last_at = now
 
     def print_received(self, name: str) -> None:
         """Print that the receiver has verified a CloudEvent."""
         self.print(f"the receiver has {name}, its signature is good")
 
-    async def wait(self, description: str, work: Awaitable[T]) -> T:
+    async def await_within_timeout(self, description: str, work: Awaitable[T]) -> T:
         """Wait for a step. Raises CommandFailed if it takes longer than the timeout."""
         try:
             async with asyncio.timeout(self.timeout):
@@ -102,13 +102,13 @@ class _DemoPrograms:
     key: str
 
 
-async def run_demo(steps: Steps, *, stay: bool) -> None:
+async def run_demo(steps: TimedSteps, *, stay: bool) -> None:
     """Run the demo. Raises CommandFailed if a step does not come in time."""
     async with _start_programs(steps) as programs:
         event_id = await _schedule_reboot(programs, steps)
         await _approve(programs, steps, event_id)
         outcome = await _watch_until_ended(programs, steps, event_id)
-        print_output(
+        print_lines(
             f"done in {time.monotonic() - steps.started_at:.1f} s: "
             f"told in {len(programs.receiver.events)} signed CloudEvents, "
             f"approved by client:operator, {outcome}"
@@ -120,7 +120,7 @@ async def run_demo(steps: Steps, *, stay: bool) -> None:
 
 
 @asynccontextmanager
-async def _start_programs(steps: Steps) -> AsyncIterator[_DemoPrograms]:
+async def _start_programs(steps: TimedSteps) -> AsyncIterator[_DemoPrograms]:
     clock = SystemClock()
     key = new_bearer_key()
     secret = new_signing_secret()
@@ -175,7 +175,7 @@ def _demo_configuration(
     )
 
 
-async def _schedule_reboot(programs: _DemoPrograms, steps: Steps) -> str:
+async def _schedule_reboot(programs: _DemoPrograms, steps: TimedSteps) -> str:
     """Let Azure schedule an event. Return its EventId."""
     event = programs.azure.schedule(Plan(type="Reboot", starts_after=1.0, lasts=2.0))
     not_before = format_local_time(event.not_before.isoformat())
@@ -185,14 +185,16 @@ async def _schedule_reboot(programs: _DemoPrograms, steps: Steps) -> str:
 
 
 async def _wait_for_webhook(
-    programs: _DemoPrograms, steps: Steps, name: str, event_id: str
+    programs: _DemoPrograms, steps: TimedSteps, name: str, event_id: str
 ) -> CloudEvent:
-    event = await steps.wait(f"{name} at the receiver", programs.receiver.wait_for(name, event_id))
+    event = await steps.await_within_timeout(
+        f"{name} at the receiver", programs.receiver.wait_for(name, event_id)
+    )
     steps.print_received(name)
     return event
 
 
-async def _approve(programs: _DemoPrograms, steps: Steps, event_id: str) -> None:
+async def _approve(programs: _DemoPrograms, steps: TimedSteps, event_id: str) -> None:
     event: dict[str, Any] = await programs.relay.get("events", event_id)
     approval = event["approval"]
     missing_votes = pluralize(approval["missing"], "vote")
@@ -207,19 +209,19 @@ async def _approve(programs: _DemoPrograms, steps: Steps, event_id: str) -> None
     await _wait_for_webhook(programs, steps, "approval.recorded", event_id)
     await _wait_for_webhook(programs, steps, "approval.granted", event_id)
     approved = programs.azure.wait_until_approved(event_id, within=steps.timeout)
-    await steps.wait("a StartRequest at Azure", approved)
+    await steps.await_within_timeout("a StartRequest at Azure", approved)
     steps.print("Azure has the StartRequest")
     await _wait_for_webhook(programs, steps, "startrequest.accepted", event_id)
 
 
-async def _watch_until_ended(programs: _DemoPrograms, steps: Steps, event_id: str) -> str:
+async def _watch_until_ended(programs: _DemoPrograms, steps: TimedSteps, event_id: str) -> str:
     """Wait until the event has started and ended. Return its outcome."""
-    await steps.wait(
+    await steps.await_within_timeout(
         "the event to start", programs.azure.wait_until_started(event_id, within=steps.timeout)
     )
     steps.print("Azure starts the event")
     await _wait_for_webhook(programs, steps, "event.started", event_id)
-    await steps.wait(
+    await steps.await_within_timeout(
         "the event to end", programs.azure.wait_until_ended(event_id, within=steps.timeout)
     )
     steps.print("the event is over, Azure shows it no more")
@@ -236,7 +238,7 @@ async def _watch_until_ended(programs: _DemoPrograms, steps: Steps, event_id: st
 
 def _print_instructions(programs: _DemoPrograms) -> None:
     event = '{"type": "Reboot", "notice": "5m", "lasts": "30s"}'
-    print_output(
+    print_lines(
         "\nThe relay runs until Ctrl-C. In another terminal:",
         f"  export IMDS_RELAY_URL={programs.url} IMDS_RELAY_KEY={programs.key}",
         "  imds-relay tail",

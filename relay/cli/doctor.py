@@ -13,7 +13,7 @@ from relay.amqp.topology import approvals_queue_of_scope
 from relay.api.diagnostics import diagnose as diagnose_api
 from relay.cli._exit_codes import EXIT_DONE, EXIT_FAILED
 from relay.cli._options import AsJson, ConfigFile
-from relay.cli._output import pluralize, print_json, print_output, print_to_stderr
+from relay.cli._output import pluralize, print_json, print_lines, print_to_stderr
 from relay.cli._tables import print_table
 from relay.clock import Clock, SystemClock
 from relay.config import Config, LoadedConfig, load, sink_modules
@@ -23,9 +23,9 @@ from relay.diagnostics import Finding, ok
 from relay.events.build import Origin
 from relay.fleet.diagnostics import diagnose_agent, diagnose_hub
 from relay.fleet.settings import AgentSettings, HubSettings
-from relay.fleet.topology import HUB, hub_approvals
+from relay.fleet.topology import HUB, hub_approvals_queue
 from relay.imds.diagnostics import diagnose as diagnose_source
-from relay.imds.discovery import Instance, derive_scope, resource_names
+from relay.imds.instance_metadata import Instance, derive_scope, resource_names
 from relay.net.connectivity import check_connectivity
 from relay.outbox.diagnostics import diagnose as diagnose_store
 from relay.sinks import SinkSettings
@@ -67,7 +67,7 @@ def doctor(*, config: ConfigFile = None, poll: Poll = False, as_json: AsJson = F
         rows = [(finding.state, finding.subject, finding.line) for finding in findings]
         print_table(("", "what", "how it is"), rows, empty="")
         warnings = sum(finding.state == "warning" for finding in findings)
-        print_output("", f"{pluralize(warnings, 'warning')}, {failures} failed")
+        print_lines("", f"{pluralize(warnings, 'warning')}, {failures} failed")
     raise typer.Exit(EXIT_FAILED if failures else EXIT_DONE)
 
 
@@ -158,7 +158,7 @@ async def _diagnose_approvals_over_amqp(config: Config, scope: str) -> list[Find
         return []
     exchange = config.approvals_exchange
     is_hub = isinstance(config.fleet, HubSettings)
-    queue = hub_approvals(exchange) if is_hub else approvals_queue_of_scope(exchange, scope)
+    queue = hub_approvals_queue(exchange) if is_hub else approvals_queue_of_scope(exchange, scope)
     return await diagnose_broker(
         "approvals.amqp", amqp.targets(), queue.topology, amqp.declare, reads=(queue.name,)
     )

@@ -8,9 +8,9 @@ from typing import Any
 from relay.cli._client import Client
 from relay.cli._connection import with_client
 from relay.cli._event_lookup import call_about_event
-from relay.cli._event_text import describe_waits, vote_count
+from relay.cli._event_text import describe_limit_waits, vote_count
 from relay.cli._options import AsJson, EventId, Scope
-from relay.cli._output import format_local_time, join_names, pluralize, print_json, print_output
+from relay.cli._output import format_local_time, join_names, pluralize, print_json, print_lines
 from relay.cli._standing_hold_text import describe_holds_in_force
 from relay.cli._tables import print_fields, print_table
 
@@ -27,7 +27,7 @@ async def explain(
         print_json(explanation)
         return
     print_fields(_decision_fields(explanation))
-    print_output("")
+    print_lines("")
     rows = [
         (rule["name"], _describe_rule_match(rule), format_local_time(rule["turns"]))
         for rule in explanation["rules"]
@@ -54,7 +54,7 @@ def _decision_fields(explanation: Mapping[str, Any]) -> Iterator[tuple[str, obje
     if explanation["lapses"]:
         lapses = format_local_time(explanation["lapses"])
         yield "granted", f"and void unless it is sent until {lapses}"
-    waits = describe_waits(explanation)
+    waits = describe_limit_waits(explanation)
     if waits is not None:
         yield "waits for", waits
     if explanation.get("reminder"):

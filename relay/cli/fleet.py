@@ -16,14 +16,14 @@ fleet.command("definitions")(definitions)
 fleet.command("simulate")(simulate)
 
 
-def _show_roster(context: typer.Context, **options: Any) -> None:
+def _show_roster_by_default(context: typer.Context, **options: Any) -> None:
     if context.invoked_subcommand is None:
         roster(**options)
 
 
 # Without a verb, the options are those of the roster.
-_show_roster.__doc__ = inspect.getdoc(roster)
-_show_roster.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+_show_roster_by_default.__doc__ = inspect.getdoc(roster)
+_show_roster_by_default.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
     [
         inspect.Parameter(
             "context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context
@@ -31,4 +31,4 @@ _show_roster.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         *inspect.signature(roster).parameters.values(),
     ]
 )
-fleet.callback()(_show_roster)
+fleet.callback()(_show_roster_by_default)

@@ -11,7 +11,7 @@ from relay.cli._output import (
     format_local_time,
     join_names,
     print_json,
-    print_output,
+    print_lines,
     print_to_stderr,
 )
 
@@ -41,7 +41,7 @@ async def hold(
     machines = join_names(shown["resources"]) or "no machine"
     not_before = format_local_time(shown["notBefore"])
     details = f"{machines}, not before {not_before}" if not_before else machines
-    print_output(
+    print_lines(
         f"held: this relay sends no StartRequest for {shown['eventType'] or 'event'} of {details} "
         "until it is released"
     )

@@ -16,14 +16,14 @@ holds.command("add")(add)
 holds.command("end")(end)
 
 
-def _show_holds(context: typer.Context, **options: Any) -> None:
+def _list_holds_by_default(context: typer.Context, **options: Any) -> None:
     if context.invoked_subcommand is None:
         list_holds(**options)
 
 
 # Without a verb, the options are those of the list.
-_show_holds.__doc__ = inspect.getdoc(list_holds)
-_show_holds.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+_list_holds_by_default.__doc__ = inspect.getdoc(list_holds)
+_list_holds_by_default.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
     [
         inspect.Parameter(
             "context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context
@@ -31,4 +31,4 @@ _show_holds.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         *inspect.signature(list_holds).parameters.values(),
     ]
 )
-holds.callback()(_show_holds)
+holds.callback()(_list_holds_by_default)

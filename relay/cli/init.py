@@ -12,7 +12,7 @@ import typer
 
 from relay.api.local_socket import SERVICE_SOCKET
 from relay.cli._exit_codes import CommandFailed
-from relay.cli._output import print_output
+from relay.cli._output import print_lines
 from relay.cli.audit import SERVICE_STORE
 from relay.config import AGENT_EXAMPLE, DEFAULTS
 from relay.config.file import SYSTEM_FILE
@@ -52,11 +52,11 @@ def init(*, agent: ForAgent = False, system: ForSystem = False) -> None:
     if not system:
         print(text, end="")  # noqa: T201  # the output of the command
         return
-    _write_for_service(SYSTEM_FILE, for_service(text), _service_group())
-    print_output(f"{SYSTEM_FILE} is written. Edit it, then see `imds-relay check`")
+    _write_group_readable_file(SYSTEM_FILE, set_service_paths(text), _service_group())
+    print_lines(f"{SYSTEM_FILE} is written. Edit it, then see `imds-relay check`")
 
 
-def for_service(text: str) -> str:
+def set_service_paths(text: str) -> str:
     """Return a configuration with the state file and the socket of the service."""
     text = re.sub(r"^(  path:) relay\.db ", rf"\1 {SERVICE_STORE} ", text, flags=re.MULTILINE)
     return re.sub(r"^(  socket:) auto ", rf"\1 {SERVICE_SOCKET} ", text, flags=re.MULTILINE)
@@ -79,7 +79,7 @@ def _service_group() -> int:
         ) from None
 
 
-def _write_for_service(file: Path, text: str, group: int) -> None:
+def _write_group_readable_file(file: Path, text: str, group: int) -> None:
     """Write a file that only root can write and a group can read. Raises CommandFailed."""
     new = file.with_name(f"{file.name}.new")
     try:

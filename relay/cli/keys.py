@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from relay.api.settings import KEY_PREFIX
 from relay.cli._options import AsJson
-from relay.cli._output import print_json, print_output
+from relay.cli._output import print_json, print_lines
 from relay.settings import Name
 from relay.signature import PREFIX
 from relay.validation import first_error
@@ -43,7 +43,7 @@ def keys(
     if as_json:
         print_json({"key": key, "key_sha256": digest, "secret": secret})
         return
-    print_output(
+    print_lines(
         f'# For relay.yaml. If it has api: and clients: already, add the lines from "- name" on\n'
         f"# below its clients:, in place of a [] there.\n"
         f"api:\n"

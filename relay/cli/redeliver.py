@@ -11,7 +11,7 @@ from relay.cli._client import Client
 from relay.cli._connection import with_client
 from relay.cli._event_lookup import event_id_of
 from relay.cli._options import completion_named
-from relay.cli._output import pluralize, print_output
+from relay.cli._output import pluralize, print_lines
 from relay.cli._tables import show_progress_bar
 from relay.events.catalog import CATALOG
 from relay.events.cloudevent import event_name
@@ -72,7 +72,7 @@ async def redeliver(
         event = await event_id_of(relay, event)
     conditions = {
         "sink": sink,
-        "type": None if event_type is None else _check_type(event_type),
+        "type": None if event_type is None else _parse_event_type(event_type),
         "eventId": event,
         "since": _parse_since(since),
     }
@@ -83,10 +83,10 @@ async def redeliver(
         raise typer.BadParameter("expected an id, or --sink, --type, --event, --since or --all")
     if dead_letter is not None:
         await relay.post("dead-letters", dead_letter, "redeliver")
-        print_output(f"{dead_letter} goes out again; see `imds-relay deliveries`")
+        print_lines(f"{dead_letter} goes out again; see `imds-relay deliveries`")
         return
     count = await _redeliver_in_batches(relay, selection)
-    print_output(
+    print_lines(
         f"{pluralize(count, 'dead letter')} {'goes' if count == 1 else 'go'} out again; "
         "see `imds-relay deliveries`"
     )
@@ -105,7 +105,7 @@ async def _redeliver_in_batches(relay: Client, selection: dict[str, Any]) -> int
     return count
 
 
-def _check_type(event_type: str) -> str:
+def _parse_event_type(event_type: str) -> str:
     """Return the type without prefix and version. Raises BadParameter if there is no such type."""
     name = event_name(event_type)
     known = [definition.name for definition in CATALOG]

@@ -6,9 +6,9 @@ from relay.cli._client import Client
 from relay.cli._connection import with_client
 from relay.cli._decision import AZURE_PROCEEDS, Reason, Revision, decide
 from relay.cli._event_lookup import get_event
-from relay.cli._event_text import describe_waits
+from relay.cli._event_text import describe_limit_waits
 from relay.cli._options import AsJson, EventId
-from relay.cli._output import print_json, print_output
+from relay.cli._output import print_json, print_lines
 from relay.cli._standing_hold_text import describe_holds_in_force
 
 
@@ -29,17 +29,17 @@ async def release(
         return
     match answer["state"]:
         case "granted":
-            print_output(
+            print_lines(
                 "released, and granted: rules and votes are satisfied, the StartRequest follows"
             )
         case "waiting":
-            print_output(f"released and approved, and waiting for {describe_waits(answer)}")
+            print_lines(f"released and approved, and waiting for {describe_limit_waits(answer)}")
         case "pending":
-            print_output(f"released; pending: {answer['votes']} of {answer['required']} votes")
+            print_lines(f"released; pending: {answer['votes']} of {answer['required']} votes")
         case "released":
-            print_output("released; nobody has voted")
+            print_lines("released; nobody has voted")
         case "held":
             holders = describe_holds_in_force(answer.get("standingHolds", ())) or "somebody else"
-            print_output(f"released; {holders} still holds it. {AZURE_PROCEEDS}")
+            print_lines(f"released; {holders} still holds it. {AZURE_PROCEEDS}")
         case state:
-            print_output(state)
+            print_lines(state)

@@ -6,7 +6,7 @@ from relay.cli._client import Client
 from relay.cli._connection import with_client
 from relay.cli._exit_codes import CommandFailed, Unprocessable
 from relay.cli._options import AsJson
-from relay.cli._output import print_json, print_output
+from relay.cli._output import print_json, print_lines
 from relay.errors import ConfigError
 
 
@@ -28,6 +28,6 @@ async def reload(relay: Client, *, as_json: AsJson = False) -> None:
         print_json(answer)
         return
     for change in answer["changes"]:
-        print_output(f"{change['key']} {change['change']}")
+        print_lines(f"{change['key']} {change['change']}")
     if not answer["changes"]:
-        print_output("nothing has changed")
+        print_lines("nothing has changed")

@@ -16,7 +16,7 @@ from relay.cli._exit_codes import CommandFailed, error_text, exit_code, unwrap_e
 from relay.cli._options import ConfigFile
 from relay.config import LoadedConfig, find_log_format, load
 from relay.errors import ConfigError, RelayError
-from relay.log_fields import with_fields
+from relay.log_fields import log_extra
 from relay.telemetry import TelemetrySettings
 from relay.telemetry.log import configure_logging, flush_log, is_log_json
 
@@ -42,7 +42,7 @@ def run(config: ConfigFile = None) -> None:
         if is_log_json():
             code = exit_code(cause)
             for line in error_text(cause).splitlines():
-                _log.critical("%s", line, extra=with_fields(exitCode=code))
+                _log.critical("%s", line, extra=log_extra(exitCode=code))
             raise typer.Exit(code) from error
         flush_log()  # the caller prints the error behind it
         raise
@@ -65,7 +65,7 @@ class _ConfigSource:
         self._newest = load(self.in_force.file or self._file)
         return self._newest
 
-    def use(self, loaded: LoadedConfig) -> None:
+    def put_in_force(self, loaded: LoadedConfig) -> None:
         """Log from now on as this configuration says."""
         before, self.in_force = self.in_force, loaded
         if loaded.config.telemetry != before.config.telemetry:
@@ -81,7 +81,7 @@ class _ConfigSource:
 def _run(source: _ConfigSource) -> None:
     try:
         runner = asyncio.Runner()
-        runner.run(app.run(source.in_force, source.load, on_reload=source.use))
+        runner.run(app.run(source.in_force, source.load, on_reload=source.put_in_force))
         # Closing the runner would wait for threads, and a DNS lookup may take minutes.
         # The store holds everything by now.
         logging.shutdown()

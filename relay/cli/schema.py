@@ -12,7 +12,7 @@ from relay.cli._options import completion_named
 from relay.cli._output import print_json
 from relay.cli._tables import print_table
 from relay.errors import ConfigError
-from relay.events.catalog import CATALOG, EventDefinition, event_schema
+from relay.events.catalog import CATALOG, EventDefinition, cloudevent_schema
 from relay.suggestions import closest
 
 
@@ -51,7 +51,7 @@ def schema(
         rows = [(definition.type, definition.when) for definition in CATALOG]
         print_table(("type", "when"), rows, empty="")
     elif name is None:
-        print_json({definition.type: event_schema(definition) for definition in CATALOG})
+        print_json({definition.type: cloudevent_schema(definition) for definition in CATALOG})
     elif name == "asyncapi":
         print_json(asyncapi_document())
     elif name == "slack-manifest":
@@ -62,7 +62,7 @@ def schema(
             )
         print_json(manifest(answers))
     else:
-        print_json(event_schema(_definition(name)))
+        print_json(cloudevent_schema(_definition(name)))
 
 
 def _definition(name: str) -> EventDefinition:

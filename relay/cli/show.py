@@ -7,7 +7,7 @@ from relay.cli._connection import with_client
 from relay.cli._event_lookup import call_about_event
 from relay.cli._event_text import cloudevent_row, event_fields
 from relay.cli._options import AllPages, AsJson, EventId, Scope
-from relay.cli._output import format_local_time, print_json, print_output, print_to_stderr
+from relay.cli._output import format_local_time, print_json, print_lines, print_to_stderr
 from relay.cli._tables import print_fields, print_table
 from relay.events.cloudevent import event_name
 
@@ -29,7 +29,7 @@ async def show(
         relay,
         event,
         scope,
-        lambda event_id, query: relay.get_details(
+        lambda event_id, query: relay.get_details_with_log(
             "events", event_id, log="history", all_pages=all_pages, **query
         ),
     )
@@ -58,13 +58,13 @@ async def show(
         for delivery in details["deliveries"]
     ]
     print_fields(event_fields(details))
-    print_output("")
+    print_lines("")
     print_table(
         ("decided", "what", "by", "through", "still"), votes, empty="nobody has decided anything"
     )
-    print_output("")
+    print_lines("")
     print_table(("told", "what", "by", "detail"), history, empty="nothing was told")
-    print_output("")
+    print_lines("")
     print_table(
         ("delivery of", "to", "state", "tries", "reason"),
         deliveries,

@@ -9,7 +9,7 @@ import typer
 
 from relay.cli._exit_codes import CommandFailed
 from relay.cli._options import completion_named
-from relay.cli._output import print_json, print_output
+from relay.cli._output import print_json, print_lines
 from relay.cli._signals import run_until_stopped
 from relay.cli._tables import print_table
 from relay.simulator import list_playbooks, run_simulator
@@ -79,7 +79,7 @@ def simulate(
         playbook=playbook,
         scale=scale,
         stay=not once,
-        report=print_output,
+        report=print_lines,
     )
     try:
         asyncio.run(run_until_stopped(simulator))

@@ -12,7 +12,7 @@ from relay.cli._client import Client
 from relay.cli._connection import with_client
 from relay.cli._event_text import cloudevent_row
 from relay.cli._options import AsJson
-from relay.cli._output import join_names, print_json_line, print_output, print_to_stderr
+from relay.cli._output import join_names, print_json_line, print_lines, print_to_stderr
 from relay.cli._server_sent_events import EventStream
 from relay.cli._signals import run_until_stopped
 
@@ -45,7 +45,7 @@ async def _follow(relay: Client, *, as_json: bool) -> None:
             reason = str(error)
         if not stream.is_broken:
             print_to_stderr(f"{reason}; trying again until the relay answers")
-        stream.on_disconnected()
+        stream.drop_unfinished_event()
         await asyncio.sleep(delay)
         delay = min(2 * delay, _MAX_RECONNECT_DELAY)
 
@@ -61,4 +61,4 @@ def _print_event(event: Mapping[str, Any], *, as_json: bool) -> None:
         machines = join_names(data.get("resources")) or "unknown machines"
         subject = f"{data.get('eventType') or 'event'} {data['eventId']} of {machines}"
     parts = (time, f"{name:<21}", subject, principal, details)
-    print_output("  ".join(str(part) for part in parts if part))
+    print_lines("  ".join(str(part) for part in parts if part))

@@ -47,7 +47,7 @@ def find_changes(before: Config, after: Config) -> list[Change]:
     return list(_changes_of("", before, after))
 
 
-def needs_restart(key: str) -> bool:
+def key_needs_restart(key: str) -> bool:
     """Whether a change of this key takes effect only with a restart of the relay."""
     return _is_inside(key, RESTART_KEYS) and not _is_inside(key, _LIVE_KEYS)
 

@@ -53,7 +53,7 @@ def read_document(file: Traversable) -> Any:
         problem = (error.problem or "it cannot be parsed").splitlines()[0]
         first = ""
         if isinstance(error, DuplicateKeyError):
-            first = _describe_first_key(text, error)
+            first = _describe_first_duplicate_key(text, error)
         raise ConfigError(
             f"{file}{line}: expected YAML: {_redact_parser_message(problem)}{first}"
         ) from None
@@ -80,7 +80,7 @@ def read_document(file: Traversable) -> Any:
     return document
 
 
-def _describe_first_key(text: str, error: DuplicateKeyError) -> str:
+def _describe_first_duplicate_key(text: str, error: DuplicateKeyError) -> str:
     """Return where the first one of two equal keys is, as the end of a sentence."""
     second = error.problem_mark.index
     for mapping in _mappings(YAML(typ="rt", pure=True).compose(text)):
@@ -123,7 +123,7 @@ def expand_variables(
 
     def expand(value: Any, path: KeyPath) -> Any:
         if not isinstance(value, str):
-            return _plain_scalar(value)
+            return _float_or_date_to_text(value)
         place = location_prefix(file, document, path)
         return _REFERENCE.sub(lambda match: _resolve_variable(match, place, environment), value)
 
@@ -154,7 +154,7 @@ def _resolve_variable(reference: re.Match[str], place: str, environment: Mapping
     return environment[name]
 
 
-def _plain_scalar(value: Any) -> Any:
+def _float_or_date_to_text(value: Any) -> Any:
     if isinstance(value, float):
         return str(value)  # no setting is a fraction; as text, 1.5 is refused as a duration
     if isinstance(value, date) and not isinstance(value, datetime):
@@ -190,7 +190,7 @@ def _parse_variable_value(name: str, text: str) -> Any:
     if not text.lstrip().startswith(("[", "{")):
         return text
     try:
-        return _map_scalars(orjson.loads(text), lambda value, _: _plain_scalar(value))
+        return _map_scalars(orjson.loads(text), lambda value, _: _float_or_date_to_text(value))
     except orjson.JSONDecodeError as error:
         raise ConfigError(
             f"environment variable {name}: expected one JSON value: {error}"

@@ -21,8 +21,8 @@ def check_agent(
 ) -> None:
     """Raise WrongValue for a key that only the hub of the fleet can have."""
     paths: list[KeyPath] = [("sinks",)] if sinks else []
-    paths += _keys_with_a_value("approvals", approvals, tuple(ApprovalsSettings.model_fields))
-    paths += _keys_with_a_value("api", api, _HUB_API_KEYS)
+    paths += _non_default_keys("approvals", approvals, tuple(ApprovalsSettings.model_fields))
+    paths += _non_default_keys("api", api, _HUB_API_KEYS)
     for path in paths:
         raise WrongValue(
             path,
@@ -31,7 +31,7 @@ def check_agent(
         )
 
 
-def check_hub(given: set[str]) -> None:
+def check_hub_has_no_source(given: set[str]) -> None:
     """Raise WrongValue if ``source`` is among the keys that the configuration has."""
     if "source" in given:
         raise WrongValue(
@@ -41,7 +41,7 @@ def check_hub(given: set[str]) -> None:
         )
 
 
-def _keys_with_a_value(name: str, section: Section, keys: tuple[str, ...]) -> list[KeyPath]:
+def _non_default_keys(name: str, section: Section, keys: tuple[str, ...]) -> list[KeyPath]:
     """Return the keys of a section that have another value than the default."""
     fields = type(section).model_fields
     return [

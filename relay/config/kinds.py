@@ -34,12 +34,14 @@ def sink_modules() -> dict[str, Any]:
 @functools.cache
 def load_kinds() -> SinkKinds:
     """Load the modules of all kinds. A plug-in that cannot be used stops nobody else."""
-    platform_modules, broken_platforms = plugins.load_plugins(platforms, _check_platform)
+    platform_modules, broken_platforms = plugins.load_plugins(
+        platforms, _check_chat_platform_module
+    )
 
     def check_sink(name: str, module: ModuleType) -> None:
         if name in platform_modules:
             raise ConfigError("there is a chat platform with this name")
-        _check_module(name, module, SinkSettings)
+        _check_module_contract(name, module, SinkSettings)
 
     sink_plugins, broken_sinks = plugins.load_plugins(sinks, check_sink)
     for platform in platform_modules.values():
@@ -48,8 +50,8 @@ def load_kinds() -> SinkKinds:
     return SinkKinds(modules, (*broken_sinks, *broken_platforms))
 
 
-def _check_platform(name: str, module: ModuleType) -> None:
-    _check_module(name, module, ChatSettings)
+def _check_chat_platform_module(name: str, module: ModuleType) -> None:
+    _check_module_contract(name, module, ChatSettings)
     _declare_principals(module)  # raises for principals that are those of others
 
 
@@ -58,7 +60,7 @@ def _declare_principals(module: ModuleType) -> None:
         declare_chat_principal_form(module.Settings.principals)
 
 
-def _check_module(name: str, module: ModuleType, base: type[SinkSettings]) -> None:
+def _check_module_contract(name: str, module: ModuleType, base: type[SinkSettings]) -> None:
     """Raise ConfigError for a module that does not keep the contract of its family."""
     settings = getattr(module, "Settings", None)
     if not (isinstance(settings, type) and issubclass(settings, base)):

@@ -34,11 +34,11 @@ def find_log_format(
             telemetry = read_document(file).get("telemetry")
             form = telemetry.get("log") if isinstance(telemetry, dict) else None
         except ConfigError:
-            form = _guess_log_format(file)
+            form = _guess_log_format_of_invalid_yaml(file)
     return "json" if form == "json" else "text"
 
 
-def _guess_log_format(file: Path) -> str | None:
+def _guess_log_format_of_invalid_yaml(file: Path) -> str | None:
     """Return what a document that is no YAML seems to say about the log."""
     try:
         text = file.read_text(encoding="utf-8", errors="replace")

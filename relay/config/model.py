@@ -11,9 +11,9 @@ from pydantic import Field, model_validator
 from relay.api import ApiSettings
 from relay.approvals import ONE_MACHINE_VOTES, ApprovalsSettings
 from relay.approvals.machine_principals import max_possible_votes, names_machines
-from relay.approvals.rules import Quorum, Rule, eligible_voters, person_for
+from relay.approvals.rules import Quorum, Rule, eligible_voters, person_or_principal
 from relay.chat import ChatSettings
-from relay.config.fleet_roles import check_agent, check_hub
+from relay.config.fleet_roles import check_agent, check_hub_has_no_source
 from relay.config.kinds import sink_modules
 from relay.config.shared_secrets import check_secrets_not_shared
 from relay.config.voters import Voter, check_principals, voters_by_rule
@@ -81,7 +81,7 @@ class Config(Section):
             case AgentSettings():
                 check_agent(self.sinks, self.approvals, self.api)
             case HubSettings():
-                check_hub(self.model_fields_set)
+                check_hub_has_no_source(self.model_fields_set)
         return self
 
     @model_validator(mode="after")
@@ -108,7 +108,7 @@ class Config(Section):
     @model_validator(mode="after")
     def _check_shares_have_a_roster(self) -> Config:
         for limit in self.approvals.limits:
-            if limit.is_share and not self._knows_machines:
+            if limit.is_share and not self._has_machine_roster:
                 raise ValueError(
                     f"approvals.limits.{limit.name}.max: a share such as {limit.max} needs a hub, "
                     "which knows how many machines there are; here give a number of machines"
@@ -116,7 +116,7 @@ class Config(Section):
         return self
 
     @property
-    def _knows_machines(self) -> bool:
+    def _has_machine_roster(self) -> bool:
         """Whether there is a roster of machines. A relay that is no hub knows only events."""
         return isinstance(self.fleet, HubSettings)
 
@@ -147,7 +147,7 @@ class Config(Section):
         people = self.approvals.people
         eligible = eligible_voters(quorum, self.approvals.groups, people)
         for client in self.api.clients:
-            votes = {person_for(principal, people) for principal in client.principals}
+            votes = {person_or_principal(principal, people) for principal in client.principals}
             may_vote = all(principal in eligible for principal in client.principals)
             if quorum.votes > 1 and may_vote and len(votes) > 1:
                 raise ValueError(

@@ -121,7 +121,7 @@ def _path_of_error(error: ErrorDetails, values: Any) -> KeyPath:
     node = values
     for index, part in enumerate(error["loc"]):
         is_sink_kind = index == 2 and error["loc"][0] == "sinks"
-        if part in _keys_of_node(node) and not is_sink_kind:
+        if part in _keys_or_indexes(node) and not is_sink_kind:
             path.append(part)
             node = node[part]
     if error["type"] == "missing":
@@ -132,25 +132,25 @@ def _path_of_error(error: ErrorDetails, values: Any) -> KeyPath:
         path.extend(wrong_value.path)
     elif error["type"] == "value_error":
         key = _error_message(error).partition(": ")[0]
-        if key in _keys_of_node(node):
+        if key in _keys_or_indexes(node):
             path.append(key)
     return tuple(path)
 
 
-def _keys_of_node(node: Any) -> Collection[str | int]:
+def _keys_or_indexes(node: Any) -> Collection[str | int]:
     if isinstance(node, dict):
         return node
     return range(len(node)) if isinstance(node, list) else ()
 
 
 def _location(path: KeyPath, config_input: ConfigInputs) -> str:
-    variable = _variable_of(path, config_input)
+    variable = _environment_variable_of(path, config_input)
     if variable is not None:
         return f"environment variable {variable}: {format_path(path)}: "
     return location_prefix(config_input.file, config_input.document, path)
 
 
-def _variable_of(path: KeyPath, config_input: ConfigInputs) -> str | None:
+def _environment_variable_of(path: KeyPath, config_input: ConfigInputs) -> str | None:
     """Return the environment variable that a value comes from; None if it is the document."""
     for name in config_input.variables:
         pairs = zip(path, path_of_variable(name), strict=False)
@@ -210,7 +210,11 @@ def _describe_other_place(error: WrongValue, path: KeyPath, config_input: Config
     if error.other is None:
         return ""
     other = (*path[: len(path) - len(error.path)], *error.other)
-    line = None if _variable_of(other, config_input) else line_of(config_input.document, other)
+    line = (
+        None
+        if _environment_variable_of(other, config_input)
+        else line_of(config_input.document, other)
+    )
     return f"; the first is {format_path(other) if line is None else f'in line {line}'}"
 
 

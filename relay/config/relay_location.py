@@ -91,7 +91,7 @@ def locate_relay(
         _path_or_none(store.get("path") if isinstance(store, dict) else None) or _DEFAULT_STATE_FILE
     )
     is_named = path is not None or bool(environment.get("IMDS_RELAY_CONFIG"))
-    is_own = is_named or (file is not None and not _is_service_file(file))
+    is_own = is_named or (file is not None and not _is_system_config_file(file))
     is_in_current_folder = is_own and not is_named
     return RelayLocation(
         file=file,
@@ -123,6 +123,6 @@ def _listener_url(api: Mapping[str, Any]) -> str:
     return f"{scheme}://{_LOOPBACK_OF_WILDCARD.get(host, host)}:{port}"
 
 
-def _is_service_file(file: Path) -> bool:
+def _is_system_config_file(file: Path) -> bool:
     """Return whether a file is that of the service, under whatever name."""
     return os.path.realpath(file) == os.path.realpath(SYSTEM_FILE)

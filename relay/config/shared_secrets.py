@@ -32,7 +32,7 @@ def check_secrets_not_shared(sinks: Sequence[SinkSettings], clients: Sequence[Cl
         raise WrongValue(("api", "clients", index), problem)
 
 
-async def watch_secrets(
+async def suspend_clients_sharing_secrets(
     sinks: Sequence[SinkSettings],
     clients: Sequence[Client],
     clock: Clock,
@@ -65,7 +65,7 @@ def _clients_sharing_secrets(
     owners: dict[bytes, tuple[int, str]] = {}
     for index, client in enumerate(clients):
         with suppress(ValueError):  # a file has changed, and its secret is nobody's
-            for kind, credential in client.credentials():
+            for kind, credential in client.key_digests_and_signing_keys():
                 owner, _ = owners.setdefault(credential, (index, kind))
                 if owner != index:
                     problem = (

@@ -11,7 +11,7 @@ from relay.imds import DISCOVER
 from relay.imds.api_versions import API_VERSIONS, NEWEST_API_VERSION, find_impossible_conditions
 
 
-def source_warnings(config: Config) -> Iterator[str]:
+def imds_source_warnings(config: Config) -> Iterator[str]:
     """Yield warnings about the source and about conditions that no event from it can meet.
 
     A hub has no source. An agent has neither rules nor sinks of its own.

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 from relay.api import ApiSettings
 from relay.approvals import ApprovalsSettings
-from relay.approvals.machine_principals import names_machines, overlap
+from relay.approvals.machine_principals import can_mean_same_machine, names_machines
 from relay.approvals.principals import VM_PREFIX, is_chat_principal
 from relay.approvals.rules import (
     Quorum,
     Rule,
     client_principals_of_same_person,
     eligible_voters,
-    person_for,
+    person_or_principal,
 )
 from relay.chat import AnswerableChatSettings
 from relay.fleet.settings import AgentSettings, HubSettings
@@ -68,7 +68,7 @@ def _check_machine(path: KeyPath, machine: str, fleet: AgentSettings | HubSettin
         for scope in domain.scopes
         for relay in domain.relays
     )
-    if not any(overlap(machine, other) for other in possible):
+    if not any(can_mean_same_machine(machine, other) for other in possible):
         raise WrongValue(
             path,
             f"expected machines of fleet.domains, no user there speaks for {machine}",
@@ -108,8 +108,8 @@ def voters_of_quorum(
     A client needs the right to approve. So do the clients of a person who votes in chat. Who the
     local users and the people in chat are, the configuration does not know: they count.
     """
-    may_approve = api.resources_by_client
-    silent_chats = _chats_without_approvals(sinks)
+    may_approve = api.resources_by_client_principal
+    silent_chats = _chat_prefixes_without_approvals(sinks)
 
     def can_vote(principal: str) -> bool:
         prefix = principal.partition(":")[0]
@@ -126,14 +126,14 @@ def voters_of_quorum(
     principals_by_voter: dict[str, list[str]] = {}
     for principal in sorted(voters):
         if can_vote(principal):
-            voter = person_for(principal, approvals.people)
+            voter = person_or_principal(principal, approvals.people)
             principals_by_voter.setdefault(voter, []).append(principal)
     return [
         Voter(name, tuple(principals)) for name, principals in sorted(principals_by_voter.items())
     ]
 
 
-def _chats_without_approvals(sinks: Sequence[SinkSettings]) -> set[str]:
+def _chat_prefixes_without_approvals(sinks: Sequence[SinkSettings]) -> set[str]:
     """Return the prefixes of platforms none of whose configured sinks takes approvals."""
     takes_approvals: dict[str, bool] = {}
     for sink in sinks:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from relay.config.kinds import load_kinds
 from relay.config.model import NO_RULE_FOR_USER_EVENTS, Config
-from relay.config.source_warnings import all_match_conditions, source_warnings
+from relay.config.source_warnings import all_match_conditions, imds_source_warnings
 from relay.events.match import EVENT_SOURCES, EVENT_TYPES, Match
 from relay.fleet.settings import HubSettings
 from relay.suggestions import closest
@@ -18,7 +18,7 @@ def start_warnings(config: Config) -> Iterator[str]:
         yield NO_RULE_FOR_USER_EVENTS
     for place, match in all_match_conditions(config):
         yield from _unknown_values(place, match)
-    yield from source_warnings(config)
+    yield from imds_source_warnings(config)
     for plugin in load_kinds().broken:
         yield f"{plugin.problem}; nothing uses it"
 

@@ -65,7 +65,7 @@ class CircuitBreaker:
         return self.is_probing and (self._is_least_tried_turn or self._has_extra_probe)
 
     @property
-    def stalls_at(self) -> float | None:
+    def becomes_failing_at(self) -> float | None:
         """When the sink becomes failing unless a try succeeds.
 
         None if it is failing already or there is nothing to deliver.
@@ -81,12 +81,12 @@ class CircuitBreaker:
         the try tells nothing about the receiver.
         """
         if not is_excused:
-            self._record_busy(now)
+            self._end_idle_period(now)
         if not self._has_extra_probe:
             self._is_least_tried_turn = self.is_probing and not self._is_least_tried_turn
         self._is_extra_probe_running, self._has_extra_probe = self._has_extra_probe, False
 
-    def _record_busy(self, now: float) -> None:
+    def _end_idle_period(self, now: float) -> None:
         if self._idle_since is not None and now - self._idle_since > STALL_TIMEOUT:
             self._first_failure_at = None
         self._idle_since = None
@@ -103,9 +103,9 @@ class CircuitBreaker:
         """Start the minute anew: a success, an operator or the state file came in between."""
         self._busy_since = self._first_failure_at = None
 
-    def check_stalled(self, now: float) -> bool:
+    def mark_failing_if_stalled(self, now: float) -> bool:
         """Return whether the sink has just become failing because no try succeeded in time."""
-        if self.stalls_at is None or now < self.stalls_at:
+        if self.becomes_failing_at is None or now < self.becomes_failing_at:
             return False
         self.is_failing = True
         return True

@@ -68,8 +68,8 @@ class SinkMeasurements:
 
 
 @dataclass(frozen=True, slots=True)
-class Handover:
-    """A change of the sinks that has begun: see `Dispatcher.begin_handover`."""
+class WorkerReplacement:
+    """A change of the sinks that has begun: see `Dispatcher.begin_worker_replacement`."""
 
     new: tuple[Worker, ...]
     """The workers that do not run yet."""
@@ -111,11 +111,11 @@ class Dispatcher:
         now = self._clock.now()
         reconcile = self.reconcile(now, removing=True)
         # Listen first: sinks are connected already, and a chat can request a redelivery.
-        self._store.listeners.recorded.append(self._on_recorded)
+        self._store.listeners.recorded.append(self._hand_entries_to_workers)
         self._store.listeners.redelivered.append(self._on_redelivered)
         states = await self._store.transact(reconcile, fail_open=True)
         for name, worker in self._workers.items():
-            worker.set_state(*states[name])
+            worker.set_sink_state(*states[name])
         waiting = await self._store.read(lambda tx: tx.deliveries.waiting())
         entries_by_sink = _by_sink(waiting)
         for name in self._workers:
@@ -127,7 +127,7 @@ class Dispatcher:
             async with asyncio.TaskGroup() as group:
                 self._group = group
                 for worker in self._workers.values():
-                    self._run_worker(worker)
+                    self._start_worker(worker)
                 self._runs.set()
                 await asyncio.Event().wait()
         finally:
@@ -135,11 +135,13 @@ class Dispatcher:
 
     # --- other sinks
 
-    def begin_handover(self, sinks: Mapping[str, tuple[SinkSettings, Sink]]) -> Handover:
+    def begin_worker_replacement(
+        self, sinks: Mapping[str, tuple[SinkSettings, Sink]]
+    ) -> WorkerReplacement:
         """Have these sinks from now on. A sink that is the same object keeps its worker.
 
-        The others take no entry before `end_handover`. Between the two, the caller lets the store
-        do the work of `reconcile`, together with the change of the route.
+        The others take no entry before `end_worker_replacement`. Between the two, the caller lets
+        the store do the work of `reconcile`, together with the change of the route.
         """
         before = self._workers
         self._workers = {
@@ -155,8 +157,8 @@ class Dispatcher:
             self._early_entries[worker.settings.name] = []
         for worker in retired:
             if worker.settings.name in self._workers:
-                worker.begin_no_tries()
-        return Handover(new, retired)
+                worker.stop_beginning_tries()
+        return WorkerReplacement(new, retired)
 
     def reconcile(self, now: datetime, *, removing: bool = False) -> Work[SinkStates]:
         """Work for the store: add the sinks that are new; return the state of each sink.
@@ -167,26 +169,28 @@ class Dispatcher:
         settings = [worker.settings for worker in self._workers.values()]
         return lambda tx: _reconcile_sinks(tx, settings, now, removing=removing)
 
-    async def end_handover(self, handover: Handover, states: SinkStates) -> None:
+    async def end_worker_replacement(
+        self, replacement: WorkerReplacement, states: SinkStates
+    ) -> None:
         """End the workers that are retired, then begin the new ones. Raises StoreUnavailable.
 
         What a retired sink has in flight may end; what waits for a removed sink and can be sent now
         is sent. The rest goes to the sink of that name, or becomes a dead letter if there is none.
         """
         await self._runs.wait()
-        retired = {worker.settings.name: worker for worker in handover.retired}
+        retired = {worker.settings.name: worker for worker in replacement.retired}
         async with asyncio.TaskGroup() as group:
             for name in retired.keys() - self._workers.keys():
                 group.create_task(self._remove(retired[name]), name=f"remove sink {name}")
-            for worker in handover.new:
+            for worker in replacement.new:
                 name = worker.settings.name
-                worker.set_state(*states[name])
+                worker.set_sink_state(*states[name])
                 group.create_task(self._replace(retired.get(name), worker), name=f"add sink {name}")
 
     async def _remove(self, worker: Worker) -> None:
         name = worker.settings.name
         await self._retire(worker, lambda: worker.is_idle)
-        now, reason = self._clock.now(), _removal_reason(name)
+        now, reason = self._clock.now(), _unconfigured_sink_reason(name)
         await self._store.transact(
             lambda tx: tx.deliveries.remove_sink(name, reason, now), fail_open=True
         )
@@ -200,9 +204,9 @@ class Dispatcher:
         states, waiting = await self._store.read(
             lambda tx: (tx.deliveries.sink_states(), tx.deliveries.waiting(name))
         )
-        new.set_state(*states[name])
+        new.set_sink_state(*states[name])
         self._add_waiting(name, waiting)
-        self._run_worker(new)
+        self._start_worker(new)
 
     async def _retire(self, worker: Worker, is_done: Callable[[], bool]) -> None:
         """End a worker when it is done, or after `RETIRE_TIMEOUT`.
@@ -220,7 +224,7 @@ class Dispatcher:
             _log.error("sink %s: its tries do not end, and go on", worker.settings.name)
         self.flush_results()
 
-    def _run_worker(self, worker: Worker) -> None:
+    def _start_worker(self, worker: Worker) -> None:
         assert self._group is not None  # noqa: S101  # `run` sets it first
         self._tasks[worker] = self._group.create_task(
             worker.run(), name=f"sink {worker.settings.name}"
@@ -246,7 +250,7 @@ class Dispatcher:
 
     def flush_results(self) -> None:
         """Submit to the store what was delivered and waits for others to be recorded with."""
-        self._results.flush()
+        self._results.submit_pending_results()
 
     def status(self) -> list[SinkStatus]:
         """Return the status of every sink, in the order of the configuration."""
@@ -257,13 +261,13 @@ class Dispatcher:
                 state=worker.health.state,
                 failing=worker.health.circuit.is_failing,
                 reason=worker.health.reason,
-                waiting=worker.waiting,
+                waiting=worker.unfinished_entry_count,
                 tries=worker.tries,
             )
             for name, worker in self._workers.items()
         ]
 
-    def measure(self, name: str) -> SinkMeasurements:
+    def measure_sink(self, name: str) -> SinkMeasurements:
         """Return what is measured of a sink. It reads every waiting entry.
 
         Raises KeyError if there is no such sink.
@@ -290,11 +294,11 @@ class Dispatcher:
         """
         worker = self._workers[name]
         await self._store.transact(lambda tx: tx.deliveries.set_sink_state(name, state, reason))
-        worker.set_state(state, reason)
+        worker.set_sink_state(state, reason)
 
     # --- new entries
 
-    def _on_recorded(self, events: Sequence[RecordedEvent]) -> None:
+    def _hand_entries_to_workers(self, events: Sequence[RecordedEvent]) -> None:
         entries = _by_sink(entry for event in events for entry in event.entries)
         for name, sink_entries in entries.items():
             if name in self._early_entries:
@@ -324,7 +328,7 @@ def _by_sink(entries: Iterable[Entry]) -> defaultdict[str, list[Entry]]:
     return entries_by_sink
 
 
-def redeliver(entry_id: int, at: datetime) -> Callable[[Transaction], bool]:
+def make_redelivery_work(entry_id: int, at: datetime) -> Callable[[Transaction], bool]:
     """Work for the store: redeliver a dead letter.
 
     The work returns False if there is no such dead letter or its sink no longer exists.
@@ -339,7 +343,7 @@ def redeliver(entry_id: int, at: datetime) -> Callable[[Transaction], bool]:
     return work
 
 
-def redeliver_matching(
+def make_bulk_redelivery_work(
     dead_letters: DeadLetterFilter, at: datetime, *, after: int, until: datetime, limit: int
 ) -> Callable[[Transaction], tuple[list[int], int]]:
     """Work for the store: redeliver the oldest matching dead letters, at most ``limit``.
@@ -370,20 +374,20 @@ def _reconcile_sinks(
     configured = {sink.name for sink in settings}
     if removing:
         for name in (known.keys() | tx.deliveries.waiting_sinks()) - configured:
-            tx.deliveries.remove_sink(name, _removal_reason(name), now)
+            tx.deliveries.remove_sink(name, _unconfigured_sink_reason(name), now)
     for sink in settings:
         if sink.name not in known:
-            _add_sink(tx, sink, now)
+            _add_new_sink_with_live_events(tx, sink, now)
     return {sink.name: known.get(sink.name, ("on", None)) for sink in settings}
 
 
-def _removal_reason(name: str) -> str:
+def _unconfigured_sink_reason(name: str) -> str:
     return f"the sink {name} is not in the configuration any more"
 
 
-def _add_sink(tx: Transaction, sink: SinkSettings, now: datetime) -> None:
+def _add_new_sink_with_live_events(tx: Transaction, sink: SinkSettings, now: datetime) -> None:
     tx.deliveries.set_sink_state(sink.name, "on")
-    for occurrence in tx.snapshot.live():
+    for occurrence in tx.snapshot.live_occurrences():
         position = tx.journal.last_change_position(occurrence.key)
-        if position is not None and wants(sink, tx.journal.event(position)):
+        if position is not None and wants(sink, tx.journal.event_at(position)):
             tx.add_entry_for_new_sink(position, sink.name, now)

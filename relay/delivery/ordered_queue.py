@@ -170,7 +170,7 @@ class OrderedQueue:
             return self._take_best_ranked(least_tried=least_tried, among=among)
         return self._take_first()
 
-    def upcoming(self, limit: int) -> list[Entry]:
+    def upcoming_not_in_memory(self, limit: int) -> list[Entry]:
         """Return entries that are probably next and whose events are not in memory.
 
         They are the next ones of each ordering key: of those in flight, and of the first that are

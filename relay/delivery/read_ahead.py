@@ -56,14 +56,14 @@ class ReadAhead:
         return CloudEvent.parse(body)
 
     async def _read_with_upcoming(self, entry: Entry) -> _Bodies:
-        upcoming = self._queue.upcoming(MAX_READ - len(self._wanted))
+        upcoming = self._queue.upcoming_not_in_memory(MAX_READ - len(self._wanted))
         positions = {entry.position for entry in (*self._wanted.values(), *upcoming)}
         try:
-            return await self._store.read(lambda tx: _read_bodies(tx, positions))
+            return await self._store.read(lambda tx: _read_event_bodies(tx, positions))
         except StoreUnavailable:  # perhaps only the row of another entry cannot be read
-            return await self._store.read(lambda tx: _read_bodies(tx, [entry.position]))
+            return await self._store.read(lambda tx: _read_event_bodies(tx, [entry.position]))
 
 
-def _read_bodies(tx: Transaction, positions: Collection[int]) -> _Bodies:
+def _read_event_bodies(tx: Transaction, positions: Collection[int]) -> _Bodies:
     bodies = tx.journal.bodies_at(positions)
     return {position: bodies.get(position) for position in positions}

@@ -69,14 +69,14 @@ class ResultRecorder:
         """A sink has a new state."""
         self._submit_after_batch(lambda tx: tx.deliveries.set_sink_state(sink, state, reason))
 
-    def flush(self) -> None:
+    def submit_pending_results(self) -> None:
         """Submit what was not submitted yet."""
         self._stop_timer()
         if self._delivered:
             self._submit_batch()
 
     def _submit_after_batch(self, work: Work[None]) -> None:
-        self.flush()  # keep the order
+        self.submit_pending_results()  # keep the order
         self._submit(work).add_done_callback(_log_unexpected_error)
 
     def _write_batch_when_due(self) -> None:

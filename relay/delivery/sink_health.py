@@ -23,7 +23,7 @@ from relay.delivery.retry import (
 )
 from relay.errors import Deferred, Rejected
 from relay.events.build import RecordRelayEvent
-from relay.log_fields import with_fields
+from relay.log_fields import log_extra
 from relay.outbox import Entry, SinkState
 from relay.sinks import Sink
 
@@ -92,7 +92,7 @@ class SinkHealth:
         """Report the sink as failing if no try has succeeded for too long."""
         if not self._waiting:
             self.circuit.record_idle(self._clock.monotonic())
-        if self.state == "on" and self.circuit.check_stalled(self._clock.monotonic()):
+        if self.state == "on" and self.circuit.mark_failing_if_stalled(self._clock.monotonic()):
             self._last_failure = self._last_failure or "no try has ended for a minute"
             self._report_failing(self._last_failure)
 
@@ -119,7 +119,7 @@ class SinkHealth:
             _log.info(
                 "sink %s: its clock and ours agree again",
                 self._name,
-                extra=with_fields(sink=self._name),
+                extra=log_extra(sink=self._name),
             )
             return
         direction = "ahead of" if skew > 0 else "behind"
@@ -171,7 +171,7 @@ class SinkHealth:
                 self._name,
                 entry.type,
                 exc_info=error,
-                extra=with_fields(sink=self._name, type=entry.type, entry=entry.id),
+                extra=log_extra(sink=self._name, type=entry.type, entry=entry.id),
             )
         count = self._internal_errors.get(entry.id, 0) + 1
         self._internal_errors[entry.id] = count

@@ -26,7 +26,7 @@ from relay.events.build import RecordRelayEvent
 from relay.events.cloudevent import CloudEvent
 from relay.events.tracing import RecordSpan, Span, SpanContext, context_of
 from relay.histogram import Histogram
-from relay.log_fields import with_fields
+from relay.log_fields import log_extra
 from relay.outbox import Attempt, AttemptOutcome, Entry, EntryState, SinkState
 from relay.outbox.sqlite import Store
 from relay.sinks import Receipt, Sink, SinkSettings
@@ -88,7 +88,7 @@ class Worker:
         self._begins_tries = True
 
     @property
-    def waiting(self) -> int:
+    def unfinished_entry_count(self) -> int:
         """How many entries wait or are in flight."""
         return len(self._queue)
 
@@ -114,7 +114,9 @@ class Worker:
         for entry in entries:
             if self._is_replaceable(entry):
                 for old in self._queue.remove_superseded(entry):
-                    self._finish_entry(old, "superseded", f"replaced by a newer {entry.type}")
+                    self._settle_undelivered_entry(
+                        old, "superseded", f"replaced by a newer {entry.type}"
+                    )
             self._queue.push(entry)
         self._circuit.probe_now()
         self._wake.set()
@@ -125,11 +127,11 @@ class Worker:
         self._circuit.probe_now()
         self._wake.set()
 
-    def begin_no_tries(self) -> None:
+    def stop_beginning_tries(self) -> None:
         """From now on only end the tries that are in flight."""
         self._begins_tries = False
 
-    def set_state(self, state: SinkState, reason: str | None) -> None:
+    def set_sink_state(self, state: SinkState, reason: str | None) -> None:
         """Pause, disable or resume. Entries are kept, and are sent when the sink is on again."""
         self.health.set_state(state, reason)
         if state == "on":
@@ -184,7 +186,7 @@ class Worker:
 
     def _start_deliveries(self, group: asyncio.TaskGroup) -> None:
         while (entry := self._take_next()) is not None:
-            group.create_task(self._deliver_batch(entry), name=f"sink {self.settings.name}")
+            group.create_task(self._deliver_until_failure(entry), name=f"sink {self.settings.name}")
 
     def _take_next(self) -> Entry | None:
         """Return the next entry that may be tried now, which is then in flight."""
@@ -216,9 +218,12 @@ class Worker:
             return
         if self._timer is not None:
             self._timer[1].cancel()
-        self._timer = at, group.create_task(self._wake_at(at), name=f"timer {self.settings.name}")
+        self._timer = (
+            at,
+            group.create_task(self._sleep_until_then_wake(at), name=f"timer {self.settings.name}"),
+        )
 
-    async def _wake_at(self, moment: float) -> None:
+    async def _sleep_until_then_wake(self, moment: float) -> None:
         await self._clock.sleep(max(0.0, moment - self._clock.monotonic()))
         self._timer = None
         self._wake.set()
@@ -231,14 +236,14 @@ class Worker:
         if self.health.state != "on" or not len(self._queue):
             return None
         now, allowed_at = self._clock.monotonic(), self._allowed_at
-        moments = [self._circuit.stalls_at]
+        moments = [self._circuit.becomes_failing_at]
         if not self._cannot_begin_try:
             moments.append(allowed_at if now < allowed_at else self._queue.next_release_at())
         return min((moment for moment in moments if moment is not None), default=None)
 
     # --- one try
 
-    async def _deliver_batch(self, entry: Entry | None) -> None:
+    async def _deliver_until_failure(self, entry: Entry | None) -> None:
         """Deliver an entry, then the next ones in the same task while they succeed."""
         remaining = MAX_BATCH
         try:
@@ -277,10 +282,10 @@ class Worker:
         result = await self._call_sink(event)
         if isinstance(result, Superseded):
             self._queue.remove_head(entry)
-            self._finish_entry(entry, "superseded", result.reason)
-            self._release_after_success(entry)
+            self._settle_undelivered_entry(entry, "superseded", result.reason)
+            self._release_queue_if_recovered(entry)
             return True
-        attempt = _build_attempt(result, at, self._clock.monotonic() - began)
+        attempt = _attempt_record_from_result(result, at, self._clock.monotonic() - began)
         self.tries[attempt.outcome, attempt.status] += 1
         self.try_seconds.observe(attempt.elapsed)
         self._log_attempt(entry, attempt)
@@ -330,7 +335,7 @@ class Worker:
                 self.settings.name,
                 entry.type,
                 attempt.outcome,
-                extra=with_fields(
+                extra=log_extra(
                     sink=self.settings.name,
                     type=entry.type,
                     entry=entry.id,
@@ -370,9 +375,9 @@ class Worker:
         self.ends["delivered"] += 1
         self._results.record_delivery(entry.id, attempt, self._on_recorded)
         self._queue.remove_head(entry)
-        self._release_after_success(entry)
+        self._release_queue_if_recovered(entry)
 
-    def _release_after_success(self, entry: Entry) -> None:
+    def _release_queue_if_recovered(self, entry: Entry) -> None:
         """The sink works. If it failed until now, send everything that waited."""
         if self.health.record_success(entry):
             self._queue.release_all(include_individual=True)
@@ -396,7 +401,7 @@ class Worker:
         elif self._is_replaceable(entry) and self._queue.is_superseded(entry):
             self._queue.remove_head(entry)
             reason = "replaced by a newer one while it was being sent"
-            self._finish_entry(entry, "superseded", reason, attempt)
+            self._settle_undelivered_entry(entry, "superseded", reason, attempt)
         else:
             until = self._clock.now() + timedelta(seconds=decision.delay)
             self._queue.delay_head(
@@ -412,12 +417,12 @@ class Worker:
         self._queue.remove_head(entry)
         if entry.type_family == "relay":
             # A dead letter is reported as relay.*, so one of relay.* would report itself forever.
-            self._finish_entry(entry, "superseded", f"dropped: {reason}", attempt)
+            self._settle_undelivered_entry(entry, "superseded", f"dropped: {reason}", attempt)
             return
-        self._finish_entry(entry, "parked", reason, attempt)
+        self._settle_undelivered_entry(entry, "parked", reason, attempt)
         self.health.record_dead_letter(entry, reason)
 
-    def _finish_entry(
+    def _settle_undelivered_entry(
         self, entry: Entry, state: EntryState, reason: str, attempt: Attempt | None = None
     ) -> None:
         self._unanswered.discard(entry.id)
@@ -441,7 +446,9 @@ def _make_receipt_storable(receipt: Receipt) -> Receipt:
     _check_seconds(receipt.skew)
     response = receipt.response
     return Receipt(
-        receipt.status, _encodable(response) if response is not None else None, receipt.skew
+        receipt.status,
+        _replace_lone_surrogates(response) if response is not None else None,
+        receipt.skew,
     )
 
 
@@ -451,8 +458,10 @@ def _make_error_storable(error: DeliveryError) -> DeliveryError:
     _check_seconds(error.skew)
     if isinstance(error, Deferred):
         _check_seconds(error.after)
-    error.reason = _encodable(error.reason)
-    error.response = _encodable(error.response) if error.response is not None else None
+    error.reason = _replace_lone_surrogates(error.reason)
+    error.response = (
+        _replace_lone_surrogates(error.response) if error.response is not None else None
+    )
     return error
 
 
@@ -466,14 +475,16 @@ def _check_seconds(seconds: float | None) -> None:
         raise ValueError("expected a number of seconds, got NaN")
 
 
-def _encodable(text: str) -> str:
+def _replace_lone_surrogates(text: str) -> str:
     """Return the text without lone surrogates, which UTF-8 cannot encode."""
     if not isinstance(text, str):
         raise TypeError(f"expected a text, got {type(text).__name__}")
     return text.encode(errors="replace").decode()
 
 
-def _build_attempt(result: Receipt | Exception, at: datetime, elapsed: float) -> Attempt:
+def _attempt_record_from_result(
+    result: Receipt | Exception, at: datetime, elapsed: float
+) -> Attempt:
     """Return the row in the log of attempts, where "parked" stands for a rejection."""
     match result:
         case Receipt():

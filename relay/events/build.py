@@ -130,7 +130,7 @@ def change_event(
         "subject": change.event.event_id,
         "time": format_rfc3339(at),
         **_common_attributes(f"event.{change.kind}", origin),
-        **_event_attributes(data),
+        **_event_extension_attributes(data),
     }
     if change.kind in ("scheduled", "updated"):
         attributes["notbefore"] = _not_before(data)
@@ -167,7 +167,7 @@ def decision_event(
         "subject": event["eventId"],
         "time": format_rfc3339(at),
         **_common_attributes(name, origin),
-        **_event_attributes(event),
+        **_event_extension_attributes(event),
         "causationid": cause,
         "journalhead": head,
     }
@@ -221,7 +221,7 @@ def _common_attributes(name: str, origin: Origin) -> dict[str, str | None]:
     }
 
 
-def _event_attributes(data: Mapping[str, Any]) -> dict[str, str | None]:
+def _event_extension_attributes(data: Mapping[str, Any]) -> dict[str, str | None]:
     return {
         "eventtype": data["eventType"],
         "eventsource": data["eventSource"],

@@ -506,7 +506,7 @@ _REQUIRED = (
 )
 
 
-def event_schema(definition: EventDefinition) -> dict[str, Any]:
+def cloudevent_schema(definition: EventDefinition) -> dict[str, Any]:
     """Return the JSON Schema (2020-12) of a whole CloudEvent of this type, as structured JSON."""
     data = TypeAdapter(definition.data).json_schema(ref_template="#/$defs/{model}")
     definitions = data.pop("$defs", {})

@@ -18,7 +18,7 @@ def other_instance_names(name: str, scale_set: str | None = None) -> Iterator[st
     that ends like a computer name yields a name that no machine has.
     """
     if number := re.fullmatch(r"(.+)_(\d{1,9})", name, re.ASCII):
-        yield f"{scale_set or number[1]}{_base36(int(number[2])):0>6}"
+        yield f"{scale_set or number[1]}{_encode_base36(int(number[2])):0>6}"
     elif digits := re.fullmatch(r"(.+?)([0-9a-z]{6})", name, re.ASCII | re.IGNORECASE):
         if scale_set:
             yield f"{scale_set}_{int(digits[2], 36)}"
@@ -30,7 +30,7 @@ def add_underscored_names(names: frozenset[str]) -> frozenset[str]:
     return names | {f"_{name}" for name in names}
 
 
-def _base36(number: int) -> str:
+def _encode_base36(number: int) -> str:
     digits = ""
     while number or not digits:
         number, digit = divmod(number, 36)

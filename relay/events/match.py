@@ -24,7 +24,7 @@ class DurationRange(Section):
     max: Duration = float("inf")
 
     @model_validator(mode="after")
-    def _is_not_empty(self) -> DurationRange:
+    def _check_not_empty(self) -> DurationRange:
         if self.min > self.max:
             raise ValueError(
                 f"expected min to be at most max, got {self.min:g}s and {self.max:g}s: "
@@ -92,7 +92,7 @@ def matches(
     )
 
 
-def matches_leniently(match: Match, data: Mapping[str, Any], scope: str) -> bool:
+def event_may_meet_conditions(match: Match, data: Mapping[str, Any], scope: str) -> bool:
     """Whether an event meets the conditions, where what Azure does not say counts as met.
 
     For whoever would rather stop too much than too little (standing holds): an unknown type, source

@@ -73,7 +73,7 @@ def context_of(event: CloudEvent) -> SpanContext | None:
     return parse_traceparent(event.attributes.get("traceparent"))
 
 
-def trace_id_of(scope: str, event_id: str, number: int) -> str:
+def occurrence_trace_id(scope: str, event_id: str, number: int) -> str:
     """Return the id of the trace of an occurrence: the ``number``-th of its EventId."""
     return digest_id("trace", scope, event_id.lower(), number)
 
@@ -84,7 +84,7 @@ def make_event_context(event: CloudEvent, number: int) -> SpanContext:
     An event that is about no event of Azure, such as ``relay.*``, has a trace of its own.
     """
     event_id = event.attributes.get("correlationid")
-    trace_id = event.id if event_id is None else trace_id_of(event.scope, event_id, number)
+    trace_id = event.id if event_id is None else occurrence_trace_id(event.scope, event_id, number)
     return SpanContext(trace_id, span_id_of_event(event, event.id))
 
 

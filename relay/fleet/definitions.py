@@ -17,18 +17,18 @@ from relay.amqp.topology import (
     Exchange,
     Part,
     Queue,
-    approvals_queue,
+    approvals_queue_name,
     events_topology,
 )
 from relay.fleet.settings import HubSettings, TrustDomain
 from relay.fleet.topology import (
     HUB,
-    command_exchange,
-    fleet_exchange,
+    command_exchange_name,
+    fleet_exchange_name,
     fleet_topology,
     hub_approvals_topology,
-    pulse_queue,
-    report_queue,
+    pulse_queue_name,
+    report_queue_name,
 )
 
 SALT_BYTES = 4
@@ -43,7 +43,7 @@ _WORD_CHARACTERS = {"scopes": "[a-z0-9-]", "relays": "[a-z0-9_-]"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HubExchange:
+class AdditionalHubExchange:
     """That the hub's user also needs an exchange, and whether the hub makes what belongs to it."""
 
     exchange: str
@@ -55,9 +55,9 @@ class HubAccount:
     """The hub's RabbitMQ user, and what the hub does with it besides the fleet."""
 
     user: str
-    sinks: tuple[HubExchange, ...] = ()
+    sinks: tuple[AdditionalHubExchange, ...] = ()
     """The rabbitmq sinks that send in the same virtual host as the same user."""
-    approvals: HubExchange | None = None
+    approvals: AdditionalHubExchange | None = None
     """Approvals over AMQP in the same virtual host by the same user."""
 
 
@@ -77,9 +77,9 @@ class _Rights:
 
     def to_fields(self) -> dict[str, str]:
         return {
-            "configure": _any_of(self.configure),
-            "write": _any_of(self.write),
-            "read": _any_of(self.read),
+            "configure": _any_of_regex(self.configure),
+            "write": _any_of_regex(self.write),
+            "read": _any_of_regex(self.read),
         }
 
 
@@ -145,8 +145,8 @@ def _topology_parts(settings: HubSettings, hub: HubAccount) -> Iterator[Part]:
 def _hub_rights(settings: HubSettings, hub: HubAccount) -> _Rights:
     exchange = settings.exchange
     rights = _Rights()
-    rights.write.append(_literal(command_exchange(exchange)))
-    rights.read += map(_literal, (report_queue(exchange), pulse_queue(exchange)))
+    rights.write.append(_literal(command_exchange_name(exchange)))
+    rights.read += map(_literal, (report_queue_name(exchange), pulse_queue_name(exchange)))
     if settings.declare is True:
         rights.add_declare_rights(fleet_topology(exchange))
     for sink in hub.sinks:
@@ -154,7 +154,7 @@ def _hub_rights(settings: HubSettings, hub: HubAccount) -> _Rights:
         if sink.declare is True:
             rights.add_declare_rights(events_topology(sink.exchange))
     if hub.approvals is not None:
-        rights.read.append(_literal(approvals_queue(hub.approvals.exchange, HUB)))
+        rights.read.append(_literal(approvals_queue_name(hub.approvals.exchange, HUB)))
         if hub.approvals.declare is True:
             rights.add_declare_rights(hub_approvals_topology(hub.approvals.exchange))
     return rights
@@ -162,16 +162,19 @@ def _hub_rights(settings: HubSettings, hub: HubAccount) -> _Rights:
 
 def _agent_rights(exchange: str) -> dict[str, str]:
     return {
-        "configure": _any_of([_OWN_QUEUES]),
-        "write": _any_of([_literal(fleet_exchange(exchange)), _OWN_QUEUES]),
-        "read": _any_of([_literal(command_exchange(exchange)), _OWN_QUEUES]),
+        "configure": _any_of_regex([_OWN_QUEUES]),
+        "write": _any_of_regex([_literal(fleet_exchange_name(exchange)), _OWN_QUEUES]),
+        "read": _any_of_regex([_literal(command_exchange_name(exchange)), _OWN_QUEUES]),
     }
 
 
 def _topic_rights(
     settings: HubSettings, hub: HubAccount, domains: Sequence[TrustDomain]
 ) -> Iterator[dict[str, str]]:
-    fleet, commands = fleet_exchange(settings.exchange), command_exchange(settings.exchange)
+    fleet, commands = (
+        fleet_exchange_name(settings.exchange),
+        command_exchange_name(settings.exchange),
+    )
     every_scope = _alternatives(
         dict.fromkeys(_pattern("scopes", text) for domain in domains for text in domain.scopes)
     )
@@ -214,7 +217,7 @@ def _alternatives(expressions: Iterable[str]) -> str:
     return texts[0] if len(texts) == 1 else f"({'|'.join(texts)})"
 
 
-def _any_of(expressions: Iterable[str]) -> str:
+def _any_of_regex(expressions: Iterable[str]) -> str:
     """Return the regular expression for the whole names that match one of the expressions."""
     texts = list(dict.fromkeys(expressions))
     return f"^{_alternatives(texts)}$" if texts else NOTHING

@@ -12,16 +12,16 @@ from relay.amqp.diagnostics import diagnose as diagnose_broker
 from relay.amqp.failures import broker_message
 from relay.diagnostics import Finding, failure, ok, warning
 from relay.events.build import Origin
-from relay.fleet.routing import pulse_key, state_key
+from relay.fleet.routing import hub_state_key, pulse_key
 from relay.fleet.settings import AgentSettings, HubSettings
 from relay.fleet.topology import (
     AGENT_QUEUE_ARGUMENTS,
     agent_keys,
-    command_exchange,
-    fleet_exchange,
+    command_exchange_name,
+    fleet_exchange_name,
     fleet_topology,
-    pulse_queue,
-    report_queue,
+    pulse_queue_name,
+    report_queue_name,
 )
 
 _SUBJECT = "fleet"
@@ -34,14 +34,16 @@ async def diagnose_hub(settings: HubSettings) -> list[Finding]:
     scope = re.sub("[*?]", "x", settings.domains[0].scopes[0])  # a scope of the first domain
 
     async def examine(connection: Connection) -> list[Finding]:
-        return [await _check_publish(connection, command_exchange(exchange), state_key(scope))]
+        return [
+            await _check_publish(connection, command_exchange_name(exchange), hub_state_key(scope))
+        ]
 
     return await diagnose_broker(
         _SUBJECT,
         settings.targets(),
         fleet_topology(exchange) if settings.declare else (),
         settings.declare,
-        reads=(report_queue(exchange), pulse_queue(exchange)),
+        reads=(report_queue_name(exchange), pulse_queue_name(exchange)),
         examine=examine,
     )
 
@@ -55,7 +57,7 @@ async def diagnose_agent(settings: AgentSettings, origin: Origin | None) -> list
         return await diagnose_broker(_SUBJECT, settings.targets(), (), declare=False)
 
     async def examine(connection: Connection) -> list[Finding]:
-        exchange = fleet_exchange(settings.exchange)
+        exchange = fleet_exchange_name(settings.exchange)
         return [
             await _check_publish(connection, exchange, pulse_key(origin)),
             await _check_commands(connection, settings, origin),
@@ -100,7 +102,7 @@ async def _check_commands(
     connection: Connection, settings: AgentSettings, origin: Origin
 ) -> Finding:
     """Bind a queue as the agent does. It ends with the connection."""
-    exchange = command_exchange(settings.exchange)
+    exchange = command_exchange_name(settings.exchange)
     async with connection.channel(publisher_confirms=False) as channel:
         try:
             queue = await channel.declare_queue(

@@ -65,17 +65,17 @@ class _Message:
         attributes = {
             "specversion": "1.0",
             "id": digest_id(origin.relay_source, self.kind, time, data),
-            "type": _type(self.kind),
+            "type": _cloudevent_type(self.kind),
             "source": origin.relay_source,
             "time": time,
             "datacontenttype": "application/json",
             "scope": origin.scope,
             "relay": origin.relay,
-            **self._attributes(),
+            **self._extension_attributes(),
         }
         return CloudEvent.build(attributes, data)
 
-    def _attributes(self) -> Mapping[str, str | None]:
+    def _extension_attributes(self) -> Mapping[str, str | None]:
         return {}
 
     def _data(self) -> Mapping[str, Any]:
@@ -166,7 +166,7 @@ class StartOrder(_Message):
     """The VM that is meant. Two names of relays can give the same relay word. None: any."""
 
     @override
-    def _attributes(self) -> Mapping[str, str | None]:
+    def _extension_attributes(self) -> Mapping[str, str | None]:
         return {"journalhead": self.journalhead}
 
     @override
@@ -316,7 +316,7 @@ def read_message(body: bytes) -> ReceivedMessage:
     return ReceivedMessage(id=envelope.id, origin=envelope.origin, at=at, content=content)
 
 
-def _type(kind: str) -> str:
+def _cloudevent_type(kind: str) -> str:
     return f"{TYPE_PREFIX}fleet.{kind}{TYPE_VERSION}"
 
 
@@ -581,13 +581,13 @@ _CHANGES: Mapping[str, type[_Data]] = {
     "event.ended": _EndedFields,
 }
 _READERS: Mapping[str, Callable[[_Envelope, Any], Content]] = {
-    _type(Pulse.kind): _read_pulse,
-    _type(VoteMessage.kind): _read_vote,
-    _type(StartOrder.kind): _read_order,
-    _type(StartResult.kind): _read_result,
-    _type(VoteAnswer.kind): _read_answer,
-    _type(PulseRequest.kind): _read_pulse_request,
-    _type(HubScopeState.kind): _read_state,
+    _cloudevent_type(Pulse.kind): _read_pulse,
+    _cloudevent_type(VoteMessage.kind): _read_vote,
+    _cloudevent_type(StartOrder.kind): _read_order,
+    _cloudevent_type(StartResult.kind): _read_result,
+    _cloudevent_type(VoteAnswer.kind): _read_answer,
+    _cloudevent_type(PulseRequest.kind): _read_pulse_request,
+    _cloudevent_type(HubScopeState.kind): _read_state,
     **{
         f"{TYPE_PREFIX}{name}{TYPE_VERSION}": partial(_read_change_event, model)
         for name, model in _CHANGES.items()

@@ -84,7 +84,7 @@ def command_key(scope: str, relay_word: str) -> str:
     return f"to.{scope}.{relay_word}"
 
 
-def state_key(scope: str) -> str:
+def hub_state_key(scope: str) -> str:
     """Return the routing key of what the hub sends to all agents of a scope."""
     return f"scope.{scope}"
 
@@ -123,7 +123,7 @@ def authorize_sender(user: str, key: ReportKey, domains: Iterable[TrustDomain]) 
     raise UnusableMessage(f"its user {user!r:.140} is the user of no trust domain")
 
 
-def check_report(
+def verify_report_from_agent(
     message: DeliveredMessage, exchange: str, domains: Iterable[TrustDomain]
 ) -> tuple[ReportKey, Sender]:
     """Return the key and the sender of a message to the hub. Raises UnusableMessage.
@@ -138,7 +138,7 @@ def check_report(
     return key, authorize_sender(user, key, domains)
 
 
-def check_command(
+def verify_command_from_hub(
     message: DeliveredMessage, exchange: str, keys: Collection[str], hub_user: str
 ) -> str:
     """Return the routing key of a message of the hub. Raises UnusableMessage.

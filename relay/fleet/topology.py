@@ -16,14 +16,14 @@ from relay.amqp.topology import (
     Exchange,
     Part,
     Queue,
-    approvals_exchange,
-    approvals_queue,
+    approvals_exchange_name,
+    approvals_queue_name,
     approvals_topology,
-    dead_letter_exchange,
+    dead_letter_exchange_name,
     dead_letters_topology,
 )
 from relay.events.build import Origin
-from relay.fleet.routing import command_key, relay_word, state_key
+from relay.fleet.routing import command_key, hub_state_key, relay_word
 
 HUB = "hub"
 """The scope of a hub that configures none, and the last word of its approvals queue. No agent has
@@ -39,29 +39,29 @@ AGENT_QUEUE_ARGUMENTS: Mapping[str, Any] = {"x-max-length": 100, "x-message-ttl"
 """The arguments of an agent's queue. An order is worth nothing after five seconds."""
 
 
-def fleet_exchange(exchange: str) -> str:
+def fleet_exchange_name(exchange: str) -> str:
     """Return the name of the exchange to which agents publish."""
     return f"{exchange}.fleet"
 
 
-def command_exchange(exchange: str) -> str:
+def command_exchange_name(exchange: str) -> str:
     """Return the name of the exchange to which the hub publishes for agents."""
     return f"{exchange}.commands"
 
 
-def report_queue(exchange: str) -> str:
+def report_queue_name(exchange: str) -> str:
     """Return the name of the queue of everything that agents publish but pulses."""
     return f"{exchange}.fleet.in"
 
 
-def pulse_queue(exchange: str) -> str:
+def pulse_queue_name(exchange: str) -> str:
     """Return the name of the queue of pulses."""
     return f"{exchange}.fleet.pulse"
 
 
 def agent_keys(origin: Origin) -> tuple[str, str]:
     """Return the routing keys with which an agent binds its queue to the command exchange."""
-    return command_key(origin.scope, relay_word(origin.relay)), state_key(origin.scope)
+    return command_key(origin.scope, relay_word(origin.relay)), hub_state_key(origin.scope)
 
 
 def fleet_topology(exchange: str) -> tuple[Part, ...]:
@@ -69,25 +69,25 @@ def fleet_topology(exchange: str) -> tuple[Part, ...]:
 
     The exchange and queue for dead letters come first, so that no rejected message is lost.
     """
-    fleet = fleet_exchange(exchange)
+    fleet = fleet_exchange_name(exchange)
     return (
         *dead_letters_topology(exchange),
         Exchange(fleet, "topic"),
-        Exchange(command_exchange(exchange), "topic"),
+        Exchange(command_exchange_name(exchange), "topic"),
         Queue(
-            name=report_queue(exchange),
+            name=report_queue_name(exchange),
             source=fleet,
             keys=("event.#", "vote.#", "start.#", "relay.#"),
             arguments={
                 "x-single-active-consumer": True,
-                "x-dead-letter-exchange": dead_letter_exchange(exchange),
+                "x-dead-letter-exchange": dead_letter_exchange_name(exchange),
                 "x-delivery-limit": DELIVERY_LIMIT,
                 "x-max-length": MAX_REPORTS,
                 "x-overflow": "reject-publish",
             },
         ),
         Queue(
-            name=pulse_queue(exchange),
+            name=pulse_queue_name(exchange),
             source=fleet,
             keys=("pulse.#",),
             arguments={"x-message-ttl": PULSE_TTL, "x-max-length": MAX_PULSES},
@@ -101,11 +101,11 @@ def hub_approvals_topology(exchange: str, *, limited: bool = True) -> tuple[Part
     return approvals_topology(exchange, HUB, limited=limited, routing_key=_APPROVALS_KEY)
 
 
-def hub_approvals(exchange: str) -> ApprovalsQueue:
+def hub_approvals_queue(exchange: str) -> ApprovalsQueue:
     """Return the queue from which a hub takes approvals. The routing key names the scope."""
     return ApprovalsQueue(
-        exchange=approvals_exchange(exchange),
-        name=approvals_queue(exchange, HUB),
+        exchange=approvals_exchange_name(exchange),
+        name=approvals_queue_name(exchange, HUB),
         binding_key=_APPROVALS_KEY,
         key_pattern=re.compile(r"approve\.(?P<scope>[a-z0-9-]{1,80})"),
         description="all scopes",

@@ -2,8 +2,8 @@
 
 `client` makes the calls and limits their rate, `endpoint` finds the service where its address is
 not known (with `dhcp`), `document` reads the document of events, `api_versions` says what each
-version of the API has, `discovery` finds out which VM this is, and `poller` polls. No room above
-this one knows the URLs, the statuses or the JSON of the service.
+version of the API has, `instance_metadata` finds out which VM this is, and `poller` polls. No other
+package knows the URLs, the statuses or the JSON of the service.
 """
 
 from __future__ import annotations

@@ -29,9 +29,9 @@ from relay.clock import Clock
 from relay.errors import (
     DocumentError,
     DocumentTooLarge,
+    SourceCallNotSentInTime,
     SourceError,
     SourceRefused,
-    SourceTooLate,
     SourceUnavailable,
 )
 from relay.events.timestamps import parse_timestamp
@@ -39,7 +39,7 @@ from relay.imds import DISCOVER, SourceSettings
 from relay.imds.document import DocumentReader, parse_document
 from relay.imds.endpoint import VIRTUAL_NETWORK, Candidate, CandidateFinder
 from relay.net.backoff import exponential_backoff
-from relay.net.egress import refuse_imds_address, stop_refusing_discovered
+from relay.net.egress import start_refusing_imds_address, stop_refusing_imds_address
 from relay.net.http import measure_clock_skew
 from relay.net.retry_after import parse_retry_after
 
@@ -81,7 +81,7 @@ _HEADERS = {
 _log = logging.getLogger(__name__)
 
 
-class CallBudget:
+class CallRateLimiter:
     """Allows at most `MAX_CALLS` calls in any `CALL_WINDOW`. A call counts from when it was sent.
 
     A caller reserves a place before it connects, which can take long. Then it calls `mark_sent` or
@@ -169,7 +169,7 @@ class _Call:
 class ImdsClient:
     """An async context manager over one HTTP session.
 
-    Calls may overlap and share one `CallBudget`. Every method waits for its place in the budget, in
+    Calls may overlap and share one `CallRateLimiter`. Every method waits until it may call, in
     order of arrival. The timeout covers the whole call after that. Every method raises
     SourceRefused for a 400, DocumentError for an unusable body, and SourceUnavailable if a later
     call may work.
@@ -189,7 +189,7 @@ class ImdsClient:
         self._searching = asyncio.Lock()
         self._failing_since: float | None = None  # monotonic
         self._usable_body: bytes | None = None  # the last that was a document
-        self._budget = CallBudget()
+        self._budget = CallRateLimiter()
         self._arrivals = asyncio.Lock()
         self._budget_changed = asyncio.Event()
         self._has_answered = False
@@ -204,7 +204,7 @@ class ImdsClient:
     async def __aenter__(self) -> Self:
         tracing = aiohttp.TraceConfig()
         tracing.on_request_headers_sent.append(self._on_headers_sent)
-        tracing.on_request_chunk_sent.append(_check_deadline_before_body)
+        tracing.on_request_chunk_sent.append(_check_deadline_before_sending_body)
         self._session = aiohttp.ClientSession(
             headers=_HEADERS,
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -251,7 +251,7 @@ class ImdsClient:
         try:
             read = await self._read_document_at(self._found.base_url)
             if read.body != self._usable_body:  # another service may answer there by now
-                await DocumentReader().read(read.body)
+                await DocumentReader().parse_body(read.body)
         except SourceError as error:
             if self._failing_since is None and error.status != 429:  # it works, others poll too
                 self._failing_since = self._clock.monotonic()
@@ -295,9 +295,9 @@ class ImdsClient:
         if candidate == self._found:
             return
         if self._found is not None:
-            stop_refusing_discovered(self._found.address)
+            stop_refusing_imds_address(self._found.address)
         if candidate is not None:
-            refuse_imds_address(candidate.address)
+            start_refusing_imds_address(candidate.address)
             _log.info("the metadata service is at %s, %s", candidate.base_url, candidate.reason)
         self._found = candidate
 
@@ -323,7 +323,7 @@ class ImdsClient:
         ``seconds_left`` returns how long the request may still be sent. It is asked directly before
         the first byte is written. The call ends when that time is over, and nothing of it is sent
         later: the connection is dropped with what the kernel has not sent yet. Raises
-        SourceTooLate if nothing was sent.
+        SourceCallNotSentInTime if nothing was sent.
         """
         body = orjson.dumps({"StartRequests": [{"EventId": event_id} for event_id in event_ids]})
         timeout = self._settings.timeout
@@ -406,8 +406,8 @@ class ImdsClient:
             ) from error
         except (aiohttp.ClientError, OSError) as error:
             if isinstance(
-                error.__cause__, SourceTooLate
-            ):  # raised in `_check_deadline_before_body`
+                error.__cause__, SourceCallNotSentInTime
+            ):  # raised in `_check_deadline_before_sending_body`
                 raise _deadline_passed_error() from None
             raise _unavailable_error(error) from error
         finally:
@@ -464,7 +464,7 @@ class ImdsClient:
         )
 
 
-async def _check_deadline_before_body(
+async def _check_deadline_before_sending_body(
     _session: aiohttp.ClientSession,
     context: SimpleNamespace,
     _: aiohttp.TraceRequestChunkSentParams,
@@ -502,8 +502,8 @@ async def _send_once(
         raise _unavailable_error(error) from error
 
 
-def _deadline_passed_error() -> SourceTooLate:
-    return SourceTooLate("the deadline of the call passed before it was sent")
+def _deadline_passed_error() -> SourceCallNotSentInTime:
+    return SourceCallNotSentInTime("the deadline of the call passed before it was sent")
 
 
 def _unavailable_error(error: Exception) -> SourceUnavailable:

@@ -60,7 +60,7 @@ def make_discover(transaction: bytes, mac: bytes) -> bytes:
     return bytes(message) + bytes((53, 1, _DISCOVER, _END))
 
 
-def read_reply(packet: bytes, transaction: bytes, mac: bytes) -> IPv4Address | None:
+def read_option_245_of_reply(packet: bytes, transaction: bytes, mac: bytes) -> IPv4Address | None:
     """Return the address in option 245 of an answer; None if the answer has none.
 
     Raises ValueError for what is no answer to this request.
@@ -147,7 +147,7 @@ async def ask_dhcp(
         bound.bind(client)
         bound.settimeout(0)
         transport, _ = await loop.create_datagram_endpoint(
-            lambda: _Reader(answer, transaction, mac), sock=bound
+            lambda: _ReplyProtocol(answer, transaction, mac), sock=bound
         )
     except OSError:
         bound.close()
@@ -160,7 +160,7 @@ async def ask_dhcp(
         transport.close()
 
 
-class _Reader(asyncio.DatagramProtocol):
+class _ReplyProtocol(asyncio.DatagramProtocol):
     """Takes the first answer to a request, and drops what is for others."""
 
     def __init__(
@@ -173,7 +173,7 @@ class _Reader(asyncio.DatagramProtocol):
     @override
     def datagram_received(self, data: bytes, addr: object) -> None:
         try:
-            address = read_reply(data, self._transaction, self._mac)
+            address = read_option_245_of_reply(data, self._transaction, self._mac)
         except ValueError:
             return
         if not self._answer.done():

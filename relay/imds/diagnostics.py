@@ -13,8 +13,8 @@ from relay.diagnostics import Finding, failure, ok, warning
 from relay.errors import DocumentError, SourceError
 from relay.imds import DISCOVER, SourceSettings
 from relay.imds.client import ImdsClient
-from relay.imds.discovery import Instance, parse_instance
 from relay.imds.document import parse_document
+from relay.imds.instance_metadata import Instance, parse_instance
 
 CLOCK_SKEW_WARNING = 5.0
 """Seconds between the clocks that are worth a warning."""

@@ -50,11 +50,11 @@ def _blank_to_none(value: object) -> object:
 _Text = Annotated[str | None, BeforeValidator(_blank_to_none)]
 
 
-class _Wire(BaseModel):
+class _WireModel(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True, hide_input_in_errors=True)
 
 
-class _WireEvent(_Wire):
+class _WireEvent(_WireModel):
     EventId: str = Field(min_length=1, max_length=256, pattern=r"\S")
     EventType: _Text = None
     EventStatus: _Text = None
@@ -83,7 +83,7 @@ class _WireEvent(_Wire):
         )
 
 
-class _WireDocument(_Wire):
+class _WireDocument(_WireModel):
     DocumentIncarnation: Annotated[int | None, BeforeValidator(_parse_incarnation)] = None
     Events: list[_WireEvent]
 
@@ -104,7 +104,7 @@ def parse_document(body: bytes, api_version: str = NEWEST_API_VERSION) -> Docume
     Raises DocumentError for an empty body, a body that is not JSON, a document without ``Events``
     or a malformed event. None of these means "no events" (docs/protocol.md#an-empty-answer).
     """
-    content, entries = _load(body)
+    content, entries = _parse_content_and_entries(body)
     read = _read_entries(content, entries, {}, prefixed=prefixes_resource_names(api_version))
     return _build_document(content, [event for _, event in read])
 
@@ -119,9 +119,9 @@ class DocumentReader:
         self._prefixed = prefixes_resource_names(api_version)
         self._known: dict[str | None, ScheduledEvent] = {}  # of the document before, by their JSON
 
-    async def read(self, body: bytes) -> Document:
+    async def parse_body(self, body: bytes) -> Document:
         """Read a document. A large one leaves the event loop to others in between."""
-        content, entries = _load(body)
+        content, entries = _parse_content_and_entries(body)
         events: list[tuple[str | None, ScheduledEvent]] = []
         for first in range(0, len(entries), ENTRIES_PER_TURN):
             if first:
@@ -133,7 +133,7 @@ class DocumentReader:
         return _build_document(content, [event for _, event in events])
 
 
-def _load(body: bytes) -> tuple[Any, list[Any]]:
+def _parse_content_and_entries(body: bytes) -> tuple[Any, list[Any]]:
     """Return the content of a body, and its entries."""
     if not body.strip():
         raise DocumentError("expected a Scheduled Events document, got an empty body", status=200)

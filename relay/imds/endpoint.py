@@ -53,7 +53,7 @@ class Candidate:
         return f"http://{self.address}" + (f":{self.port}" if self.port != 80 else "")
 
 
-def is_allowed(address: IPv4Address) -> bool:
+def may_be_imds_address(address: IPv4Address) -> bool:
     """Whether the metadata service may have this address: one that no public host has."""
     return any(address in network for network in ALLOWED)
 
@@ -92,7 +92,7 @@ class CandidateFinder:
         seen = {VIRTUAL_NETWORK}
         yield Candidate(VIRTUAL_NETWORK, 80, "the address in a virtual network")
         sources: dict[str, Callable[[], Awaitable[list[IPv4Address]]]] = {
-            "option 245 of a DHCP lease": self._leases,
+            "option 245 of a DHCP lease": self._read_lease_addresses,
             "option 245 of DHCP": self._ask_dhcp_server,
         }
         for reason, addresses in sources.items():
@@ -100,7 +100,7 @@ class CandidateFinder:
                 if address in seen:
                     continue
                 seen.add(address)
-                if not is_allowed(address):
+                if not may_be_imds_address(address):
                     self.problems.append(
                         f"{reason} is {address}, and the metadata service has no public address"
                     )
@@ -110,7 +110,7 @@ class CandidateFinder:
         if WIRE_SERVER not in seen:
             yield Candidate(WIRE_SERVER, 80, "the address of Azure's host")
 
-    async def _leases(self) -> list[IPv4Address]:
+    async def _read_lease_addresses(self) -> list[IPv4Address]:
         return await asyncio.to_thread(lambda: list(self._read_leases()))
 
     async def _ask_dhcp_server(self) -> list[IPv4Address]:

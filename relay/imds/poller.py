@@ -24,8 +24,8 @@ from relay.imds import SourceSettings
 from relay.imds.api_versions import shows_all_types
 from relay.imds.client import ImdsClient, retry_delay
 from relay.imds.document import DocumentReader
-from relay.ingest.recorder import PollResult, Recorder
-from relay.log_fields import with_fields
+from relay.ingest.recorder import Recorder, SuccessfulPoll
+from relay.log_fields import log_extra
 from relay.log_once import LogOnce
 from relay.outbox.sqlite import Store
 
@@ -190,8 +190,8 @@ class Poller:
         self.poll_seconds.observe(monotonic - read.asked_monotonic)
         document = self.last_document
         if document is None or body != self._last_body:
-            document = await self._reader.read(body)
-            poll = PollResult(document, now, self._has_gap(now, monotonic))
+            document = await self._reader.parse_body(body)
+            poll = SuccessfulPoll(document, now, self._has_gap(now, monotonic))
             if self._on_read is not None:
                 self._on_read(read.asked_at, now)
             try:
@@ -239,7 +239,7 @@ class Poller:
             level,
             "the metadata service gave no usable answer: %s",
             error.reason,
-            extra=with_fields(reason=error.reason, status=error.status),
+            extra=log_extra(reason=error.reason, status=error.status),
         )
         if isinstance(error, DocumentTooLarge) and not self.lost:
             # It will not pass by itself, and events may be hidden from now on.

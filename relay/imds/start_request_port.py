@@ -17,7 +17,7 @@ from relay.outbox import Grant
 class ImdsPort:
     """The `StartRequestPort` of a relay that sends its StartRequests itself."""
 
-    max_shared = 100
+    max_events_per_start_request = 100
     """Keeps the body of a StartRequest small, however many events a document holds."""
 
     def __init__(self, poller: Poller, client: ImdsClient) -> None:

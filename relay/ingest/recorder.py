@@ -27,7 +27,7 @@ from relay.events.delta import Change, compare_event, diff
 from relay.events.model import Document, ScheduledEvent
 from relay.outbox import Grant
 from relay.outbox.event_keys import EventKeyFormat
-from relay.outbox.snapshot import ChangedRow, EndedRow, LiveRow, NewRow
+from relay.outbox.snapshot import AppearedEventRow, ChangedEventRow, EndedEventRow, LiveRow
 from relay.outbox.transaction import Transaction
 
 CHANGES_PER_STEP = 256
@@ -36,7 +36,7 @@ _REBOOT_TYPES = ("reboot", "redeploy")
 
 
 @dataclass(frozen=True, slots=True)
-class PollResult:
+class SuccessfulPoll:
     """One successful poll.
 
     ``gap``: before it, polling had paused for so long that an event may have come and gone unseen.
@@ -73,7 +73,7 @@ class EventDeparture:
 
 
 @dataclass(frozen=True, slots=True)
-class EventNews:
+class EventObservation:
     """What became known about an event of a scope, and when it was seen."""
 
     scope: str
@@ -98,7 +98,7 @@ class Recorder:
     """What the live rows say, by their data. Whatever happens to a transaction, a text says the
     same, so an entry is never wrong; those that are not live any more go with the next poll."""
 
-    def record(self, tx: Transaction, poll: PollResult) -> int:
+    def record(self, tx: Transaction, poll: SuccessfulPoll) -> int:
         """Work for the store: record every change and the new snapshot. Return the change count."""
         live = tx.snapshot.live_rows()
         events = self._parse_live_rows(live)
@@ -123,7 +123,9 @@ class Recorder:
                 tx.snapshot.set_boot_id(row.id, self.boot_id)
         return len(changes)
 
-    def record_news(self, tx: Transaction, news: Sequence[EventNews], now: datetime) -> int:
+    def record_observations(
+        self, tx: Transaction, news: Sequence[EventObservation], now: datetime
+    ) -> int:
         """Work for the store: record news of events in their order. Return the change count."""
         count = 0
         for step in _batch_distinct_events(tx.keys, news):
@@ -163,9 +165,9 @@ class Recorder:
         counts = tx.journal.count_transitions(transitions)
         known = [live[key].id for key in keys if key in live]
         grants = tx.decisions.grants_by_occurrence(known) if known else {}
-        new: list[NewRow] = []
-        changed: list[ChangedRow] = []
-        ended: list[EndedRow] = []
+        new: list[AppearedEventRow] = []
+        changed: list[ChangedEventRow] = []
+        ended: list[EndedEventRow] = []
         events: list[tuple[CloudEvent, str]] = []
         for item, key, transition in zip(found, keys, transitions, strict=True):
             change = item.change
@@ -189,27 +191,29 @@ class Recorder:
             )
             events.append((event, transition))
             if row is not None and outcome is not None:
-                ended.append(EndedRow(item.at, row.id, outcome.outcome, event.id))
+                ended.append(EndedEventRow(item.at, row.id, outcome.outcome, event.id))
                 continue
             text = orjson.dumps(data).decode()
             self._events_by_data[text] = change.event
             revision = data["revision"]
             if row is not None:
-                changed.append(ChangedRow(item.at, row.id, text, revision, event.id))
+                changed.append(ChangedEventRow(item.at, row.id, text, revision, event.id))
             else:
-                new.append(NewRow(item.at, item.origin.scope, key, text, revision, event.id))
+                new.append(
+                    AppearedEventRow(item.at, item.origin.scope, key, text, revision, event.id)
+                )
         if new:
-            tx.snapshot.add_all(new, self.boot_id)
+            tx.snapshot.add_appeared_events(new, self.boot_id)
         if changed:
-            tx.snapshot.update_all(changed)
+            tx.snapshot.update_occurrences(changed)
         if ended:
             tx.snapshot.mark_ended(ended)
         tx.record_all(events, now)
 
     def _gather_end_evidence(
-        self, row: LiveRow, event: ScheduledEvent, grants: Sequence[Grant], poll: PollResult
+        self, row: LiveRow, event: ScheduledEvent, grants: Sequence[Grant], poll: SuccessfulPoll
     ) -> EndEvidence:
-        start_sent = any(grant.may_be_accepted for grant in grants)
+        start_sent = any(grant.may_have_been_accepted for grant in grants)
         return EndEvidence(
             start_sent=start_sent,
             gap=poll.gap,
@@ -238,10 +242,10 @@ class _FoundChange:
 
 
 def _batch_distinct_events(
-    keys: EventKeyFormat, news: Sequence[EventNews]
-) -> Iterator[dict[str, EventNews]]:
+    keys: EventKeyFormat, news: Sequence[EventObservation]
+) -> Iterator[dict[str, EventObservation]]:
     """Yield the news by event key, in steps that hold each event at most once."""
-    step: dict[str, EventNews] = {}
+    step: dict[str, EventObservation] = {}
     for item in news:
         key = keys.make_key(item.scope, item.what.key)
         if key in step or len(step) == CHANGES_PER_STEP:
@@ -252,7 +256,9 @@ def _batch_distinct_events(
         yield step
 
 
-def _find_change(news: EventNews, row: LiveRow | None, origin: Origin) -> _FoundChange | None:
+def _find_change(
+    news: EventObservation, row: LiveRow | None, origin: Origin
+) -> _FoundChange | None:
     """Return what news changes; None if the snapshot says the same already."""
     origin, at = origin.in_scope(news.scope), news.at
     before = _parse_stored_event(row.data) if row is not None else None
@@ -265,7 +271,7 @@ def _find_change(news: EventNews, row: LiveRow | None, origin: Origin) -> _Found
 
     def outcome(_: LiveRow, event: ScheduledEvent, grants: Sequence[Grant]) -> EndOutcome:
         evidence = EndEvidence(
-            start_sent=any(grant.may_be_accepted for grant in grants),
+            start_sent=any(grant.may_have_been_accepted for grant in grants),
             gap=departure.gap,
             rebooted=departure.rebooted,
         )
@@ -286,7 +292,7 @@ def _may_explain_reboot(
     return (
         event.is_started
         or _has_not_before_passed(event, now)
-        or any(grant.may_be_accepted for grant in tx.decisions.grants(occurrence))
+        or any(grant.may_have_been_accepted for grant in tx.decisions.grants(occurrence))
     )
 
 

@@ -1,6 +1,7 @@
 """The egress guard: no sink connects to a metadata or host address.
 
-An address at which the relay found the metadata service (`refuse_imds_address`) is such an address.
+An address at which the relay found the metadata service is such an address
+(`start_refusing_imds_address`).
 
 Loopback and private addresses are allowed, because receivers are there. The guard creates the
 sockets. A guarded resolver would not see addresses in URLs, and a check before the request would
@@ -66,13 +67,13 @@ class AddressRefused(OSError):
         super().__init__(errno.EACCES, "a metadata or host address, which no sink may reach")
 
 
-def refuse_imds_address(address: Address) -> None:
+def start_refusing_imds_address(address: Address) -> None:
     """Refuse an address from now on, in this process: the metadata service was found there."""
     _discovered.add(address)
 
 
-def stop_refusing_discovered(address: Address) -> None:
-    """Take back `refuse_imds_address`: the metadata service is not there any more."""
+def stop_refusing_imds_address(address: Address) -> None:
+    """Take back `start_refusing_imds_address`: the metadata service is not there any more."""
     _discovered.discard(address)
 
 
@@ -82,7 +83,9 @@ def is_refused(address: Address) -> bool:
         return True
     if isinstance(address, IPv4Address):
         return False
-    return any(map(is_refused, _contained_addresses(address))) or _has_host_service(address)
+    return any(map(is_refused, _contained_addresses(address))) or _contains_host_service_address(
+        address
+    )
 
 
 def _contained_addresses(address: IPv6Address) -> Iterator[IPv4Address]:
@@ -100,7 +103,7 @@ def _contained_addresses(address: IPv6Address) -> Iterator[IPv4Address]:
             yield IPv4Address(digits[position : position + 4])
 
 
-def _has_host_service(address: IPv6Address) -> bool:
+def _contains_host_service_address(address: IPv6Address) -> bool:
     """Return whether the bytes of the metadata service's or the host's address are in an address.
 
     Any prefix can be one of NAT64. All of link local is not looked for: an address contains two

@@ -20,7 +20,7 @@ from relay import __version__
 from relay.errors import Deferred, Failure
 from relay.events.timestamps import parse_timestamp
 from relay.net.egress import guarded_socket
-from relay.net.http_errors import describe_error, status_text
+from relay.net.http_errors import describe_and_classify_error, status_text
 from relay.net.retry_after import MAX_RETRY_AFTER, parse_retry_after
 from relay.net.tls_context import default_context
 
@@ -235,14 +235,14 @@ async def send(
     except TimeoutError:
         raise Deferred(f"expected an answer within {seconds:g} s, none came") from None
     except (aiohttp.ClientError, OSError) as error:
-        reason, failure = describe_error(error)
+        reason, failure = describe_and_classify_error(error)
         # Without the cause: its text can contain the URL.
         raise Deferred(reason, failure=failure) from None
     elapsed = loop.time() - start
     if body_timeout is not None:
         deadline = min(deadline, loop.time() + body_timeout)
     async with response:  # closes the connection if the body has not ended
-        body = await _read_body(response, deadline)
+        body = await _read_body_start(response, deadline)
     is_compressed = "Content-Encoding" in response.headers
     return Response(
         status=response.status,
@@ -253,7 +253,7 @@ async def send(
     )
 
 
-async def _read_body(response: aiohttp.ClientResponse, deadline: float) -> bytes:
+async def _read_body_start(response: aiohttp.ClientResponse, deadline: float) -> bytes:
     """Return the start of the body; less of it if it is slow or broken."""
     body = b""
     try:

@@ -16,7 +16,7 @@ from relay.net.egress import AddressRefused
 from relay.net.tls_context import HTTPS_CA_OPTION, explain_refusal
 
 
-def describe_error(error: Exception) -> tuple[str, Failure]:
+def describe_and_classify_error(error: Exception) -> tuple[str, Failure]:
     """Return why there was no response, and the kind of failure for the retry plan."""
     cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
     system_text = cause.strerror if isinstance(cause, OSError) else None

@@ -44,7 +44,7 @@ class StoreSettings(Section):
 
 
 @dataclass(frozen=True, slots=True)
-class StateFileIdentity:
+class StateFileOwner:
     """The owner of a state file.
 
     ``vm_id`` is None if the metadata service knows none. ``is_hub``: the file holds the events of
@@ -57,7 +57,7 @@ class StateFileIdentity:
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class JournalHead:
     """The last row of the journal: its position (0: no rows) and hash (64 hexadecimal digits)."""
 
     position: int
@@ -175,7 +175,7 @@ class Grant:
     position: int | None = None
 
     @property
-    def may_be_accepted(self) -> bool:
+    def may_have_been_accepted(self) -> bool:
         """Whether IMDS may have accepted a StartRequest for this grant.
 
         Only the last answer is stored. So after more than one attempt, a 400 does not count.

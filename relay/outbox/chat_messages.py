@@ -17,7 +17,7 @@ import orjson
 from pydantic import TypeAdapter
 
 from relay.events.timestamps import format_sortable
-from relay.outbox.rows import read_as
+from relay.outbox.rows import parse_rows
 
 MAX_LINKS = 100
 """Valid links to one decision about one event; each edit of a message brings new ones."""
@@ -83,7 +83,7 @@ class ChatMessages:
             "WHERE message_about.sink = ? AND occurrence = ?",
             (sink, occurrence),
         )
-        return next(read_as(_CHAT_MESSAGE, rows), None)
+        return next(parse_rows(_CHAT_MESSAGE, rows), None)
 
     def previous_shown_occurrence(self, sink: str, event_key: str, number: int) -> int | None:
         """Return the newest occurrence of an EventId before ``number`` that a sink shows."""
@@ -171,7 +171,7 @@ class ChatMessages:
             (format_sortable(now),),
         )
 
-    def shown_among(self, occurrences: Sequence[int]) -> list[int]:
+    def filter_shown_occurrences(self, occurrences: Sequence[int]) -> list[int]:
         """Return those of these occurrences that a message shows."""
         rows = self._connection.execute(
             "SELECT DISTINCT occurrence FROM message_about "
@@ -225,7 +225,7 @@ class ChatMessages:
             "FROM invitation WHERE token = ?",
             (token_digest(token),),
         )
-        return next(read_as(_CONFIRMATION_LINK, rows), None)
+        return next(parse_rows(_CONFIRMATION_LINK, rows), None)
 
     def count_wrong_code(self, link: ConfirmationLink) -> None:
         """Count a wrong code that was given with a link."""

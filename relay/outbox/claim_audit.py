@@ -16,10 +16,10 @@ import orjson
 
 from relay.errors import StoreError
 from relay.events.cloudevent import CloudEvent
-from relay.outbox.contents import VALUE_ERRORS
 from relay.outbox.decisions import Decisions
-from relay.outbox.journal import Journal, read_checkpoint
+from relay.outbox.journal import Journal, read_pruning_checkpoint
 from relay.outbox.standing_holds import StandingHolds, only_in_first
+from relay.outbox.table_verification import VALUE_ERRORS
 
 _STANDING_HOLDS_SINCE = 5
 """The version of the state file from which there are standing holds."""
@@ -61,7 +61,7 @@ def audit_claims(connection: sqlite3.Connection) -> ClaimAuditResult:
     for position, event_key, body in rows:
         claims += 1
         try:
-            _Claim(connection, position, event_key, orjson.loads(body)).verify()
+            _Claim(connection, position, event_key, orjson.loads(body)).verify_grant_and_votes()
         except _PrunedError:
             pruned += 1
         except _Unjustified as problem:
@@ -69,7 +69,7 @@ def audit_claims(connection: sqlite3.Connection) -> ClaimAuditResult:
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     try:
         if version >= _POSITIONS_SINCE:
-            problems += _table_differences(connection)
+            problems += _table_journal_differences(connection)
         if version >= _STANDING_HOLDS_SINCE:
             problems += _standing_hold_differences(connection)
     except VALUE_ERRORS as error:
@@ -106,15 +106,15 @@ class _Claim:
     ) -> None:
         self._connection = connection
         self._journal = Journal(connection)
-        self._checkpoint = read_checkpoint(connection).position
+        self._checkpoint = read_pruning_checkpoint(connection).position
         self._position, self._event_key, self._note = position, event_key, note
 
-    def verify(self) -> None:
+    def verify_grant_and_votes(self) -> None:
         """Return if the claim follows from its grant and votes.
 
         Raises _Unjustified, _PrunedError.
         """
-        position = self._note.get("granted") or self._find_grant()
+        position = self._note.get("granted") or self._find_grant_position()
         granted = self._verified_event_before(position, "approval.granted")
         if granted is None:
             raise _Unjustified("follows from no approval.granted")
@@ -135,7 +135,7 @@ class _Claim:
         if len(voters) < required:
             raise _Unjustified(f"follows from {len(voters)} of {required} recorded votes")
 
-    def _find_grant(self) -> int | None:
+    def _find_grant_position(self) -> int | None:
         """An older version did not say where its grant is."""
         row = self._connection.execute(
             "SELECT max(position) FROM journal WHERE event_key = ? AND position < ? AND "
@@ -170,16 +170,18 @@ class _Claim:
             "AND kind = 'approval.recorded'",
             (self._event_key, self._position),
         )
-        votes = [event for (body,) in rows if self._is_vote(event := CloudEvent.parse(body))]
+        votes = [
+            event for (body,) in rows if self._is_vote_for_claim(event := CloudEvent.parse(body))
+        ]
         return {vote.data["principal"] for vote in votes}
 
     def _voter(self, position: int) -> str:
         event = self._verified_event_before(position, "approval.recorded")
-        if event is None or not self._is_vote(event):
+        if event is None or not self._is_vote_for_claim(event):
             raise _Unjustified(f"counts a vote at position {position}, where there is none")
         return str(event.data["principal"])
 
-    def _is_vote(self, event: CloudEvent) -> bool:
+    def _is_vote_for_claim(self, event: CloudEvent) -> bool:
         data = event.data
         vote = (data["decision"], data["revision"], "dryRun" in data)
         return vote == ("approve", self._note["revision"], False)
@@ -189,10 +191,10 @@ class _Claim:
             return None
         if position <= self._checkpoint:
             raise _PrunedError
-        return self._journal.verified_event(position, kind, self._event_key)
+        return self._journal.verified_event_at(position, kind, self._event_key)
 
 
-def _table_differences(connection: sqlite3.Connection) -> Iterator[str]:
+def _table_journal_differences(connection: sqlite3.Connection) -> Iterator[str]:
     """Yield a sentence for each row of the tables that differs from the journal."""
     decisions = Decisions(connection, Journal(connection))
     occurrences = connection.execute("SELECT id, key, live FROM occurrence ORDER BY id").fetchall()
@@ -218,7 +220,7 @@ def _table_differences(connection: sqlite3.Connection) -> Iterator[str]:
             if grant not in rooted_grants:
                 yield f"the grant of approval {approval_id} ({key}) is not in the journal"
         # This reads the journal alone.
-        for decision in decisions.in_force(key).values() if is_live else ():
+        for decision in decisions.decisions_in_force_by_journal(key).values() if is_live else ():
             if decision.decision == "hold" and decision.approval_id not in rooted:
                 yield (
                     f"the hold {decision.approval_id} of {decision.principal} ({key}) is in the "

@@ -19,7 +19,7 @@ from relay.events.cloudevent import CloudEvent
 from relay.events.timestamps import format_sortable, parse_timestamp
 from relay.outbox import Decision, FirstAnswer, Grant, GrantState
 from relay.outbox.journal import Journal
-from relay.outbox.rows import read_as
+from relay.outbox.rows import parse_rows
 
 _DECISION = TypeAdapter(Decision)
 _GRANT = TypeAdapter(Grant)
@@ -91,7 +91,7 @@ class Decisions:
             values,
         )
 
-    def restore(self, decision: Decision) -> None:
+    def replace_decision(self, decision: Decision) -> None:
         """Store a decision again as the journal has it, in place of the row if there is one."""
         self._connection.execute(
             "DELETE FROM decision WHERE approval_id = ?", (decision.approval_id,)
@@ -104,7 +104,7 @@ class Decisions:
             "UPDATE decision SET counts = 0 WHERE approval_id = ?", (approval_id,)
         )
 
-    def in_force(self, event_key: str) -> dict[str, Decision]:
+    def decisions_in_force_by_journal(self, event_key: str) -> dict[str, Decision]:
         """Return the votes and holds in force about an EventId, from the journal alone, by id.
 
         The occurrence is 0: the journal knows EventIds only. Holds that an older version recorded
@@ -148,7 +148,7 @@ class Decisions:
         )
         return [
             self._verified_decision(decision) if decision.counts else decision
-            for decision in read_as(_DECISION, rows)
+            for decision in parse_rows(_DECISION, rows)
         ]
 
     def _verified_decision(self, decision: Decision) -> Decision:
@@ -157,8 +157,10 @@ class Decisions:
         A vote that the journal does not hold does not count. Such a hold stays, until somebody
         releases it.
         """
-        event = self._journal.verified_event(
-            decision.position, "approval.recorded", self._event_key(decision.occurrence)
+        event = self._journal.verified_event_at(
+            decision.position,
+            "approval.recorded",
+            self._event_key_of_occurrence(decision.occurrence),
         )
         if event is None or event.data["approvalId"] != decision.approval_id:
             is_hold = decision.decision == "hold"
@@ -174,7 +176,7 @@ class Decisions:
             message_id=decision.message_id,
         )
 
-    def _event_key(self, occurrence: int) -> str:
+    def _event_key_of_occurrence(self, occurrence: int) -> str:
         row = self._connection.execute(
             "SELECT key FROM occurrence WHERE id = ?", (occurrence,)
         ).fetchone()
@@ -196,7 +198,7 @@ class Decisions:
             found.setdefault(grant.occurrence, []).append(grant)
         return found
 
-    def get_grant(self, grant_id: int) -> Grant:
+    def get_grant_by_id(self, grant_id: int) -> Grant:
         """Return one grant. Raises IndexError if there is none."""
         return self._select_grants("id = ?", grant_id)[0]
 
@@ -299,7 +301,7 @@ class Decisions:
             f"SELECT * FROM start_request WHERE {condition} ORDER BY id",  # noqa: S608  # our own text
             values,
         )
-        return list(self._verified_grants(read_as(_GRANT, rows)))
+        return list(self._verified_grants(parse_rows(_GRANT, rows)))
 
     def _verified_grants(self, grants: Iterator[Grant]) -> Iterator[Grant]:
         """Yield all grants but those that are open and not in the journal."""
@@ -307,11 +309,11 @@ class Decisions:
             if grant.state not in ("granted", "sent"):
                 yield grant
                 continue
-            event = self._journal.verified_event(
-                grant.position, "approval.granted", self._event_key(grant.occurrence)
+            event = self._journal.verified_event_at(
+                grant.position, "approval.granted", self._event_key_of_occurrence(grant.occurrence)
             )
-            if event is not None and _is_origin_of_grant(event, grant):
-                yield replace(grant, granted_at=_recorded_at(event))
+            if event is not None and _granted_event_matches_grant(event, grant):
+                yield replace(grant, granted_at=_event_time(event))
 
     # --- reminders
 
@@ -336,7 +338,7 @@ class Decisions:
             "SELECT digest, status, body FROM answer WHERE principal = ? AND request_id = ?",
             (principal, request_id),
         )
-        return next(read_as(_FIRST_ANSWER, rows), None)
+        return next(parse_rows(_FIRST_ANSWER, rows), None)
 
     def remember_answer(
         self,
@@ -385,7 +387,7 @@ def _decision_from_event(position: int | None, event: CloudEvent) -> Decision:
         channel=data["channel"],
         revision=data["revision"],
         reason=data["reason"],
-        at=_recorded_at(event),
+        at=_event_time(event),
         expires=parse_timestamp(data.get("expires")),
         dry_run="dryRun" in data,
         counts=True,
@@ -395,14 +397,14 @@ def _decision_from_event(position: int | None, event: CloudEvent) -> Decision:
     )
 
 
-def _is_origin_of_grant(event: CloudEvent, grant: Grant) -> bool:
+def _granted_event_matches_grant(event: CloudEvent, grant: Grant) -> bool:
     """Whether an ``approval.granted`` is the one that a grant claims to come from."""
     data = event.data
     granted = (data["approvalId"], data["revision"], data["rule"], "dryRun" in data)
     return granted == (grant.approval_id, grant.revision, grant.rule, grant.dry_run)
 
 
-def _recorded_at(event: CloudEvent) -> datetime:
+def _event_time(event: CloudEvent) -> datetime:
     at = parse_timestamp(event.attributes["time"])
     assert at is not None  # noqa: S101  # every event has a time
     return at

@@ -20,7 +20,7 @@ from pydantic import TypeAdapter
 from relay.events.cloudevent import priority
 from relay.events.timestamps import format_sortable
 from relay.outbox import Attempt, Entry, EntryState, SinkState
-from relay.outbox.rows import bulk_insert, read_as
+from relay.outbox.rows import bulk_insert, parse_rows
 
 _ENTRY_COLUMNS = (
     "id, sink, position, lane, type, event_key, not_before, attempts, next_at, "
@@ -261,7 +261,7 @@ class Deliveries:
         """
         rows = self._connection.execute(
             f"SELECT id FROM entry WHERE {_DEAD_LETTER_CONDITION} ORDER BY id LIMIT :limit",  # noqa: S608  # our own text
-            _dead_letter_query_params(dead_letters, after, until) | {"limit": limit},
+            _dead_letter_sql_params(dead_letters, after, until) | {"limit": limit},
         ).fetchall()
         entries = [self.redeliver(entry_id, at) for (entry_id,) in rows]
         return [entry for entry in entries if entry is not None]
@@ -272,7 +272,7 @@ class Deliveries:
         """Return how many dead letters `redeliver_matching` would redeliver without a limit."""
         row = self._connection.execute(
             f"SELECT count(*) FROM entry WHERE {_DEAD_LETTER_CONDITION}",  # noqa: S608  # our own text
-            _dead_letter_query_params(dead_letters, after, until),
+            _dead_letter_sql_params(dead_letters, after, until),
         ).fetchone()
         return int(row[0])
 
@@ -289,9 +289,9 @@ class Deliveries:
     def find_delivery(self, entry_id: int) -> Delivery | None:
         """Return one entry as people see it."""
         rows = self._connection.execute(f"{_DELIVERY_QUERY} WHERE e.id = ?", (entry_id,))
-        return next(read_as(_DELIVERY, rows), None)
+        return next(parse_rows(_DELIVERY, rows), None)
 
-    def attempts(
+    def attempts_of_entry(
         self, entry_id: int, before: int | None = None, limit: int = 1000
     ) -> list[LoggedAttempt]:
         """Return the newest attempts to deliver an entry, oldest first.
@@ -304,7 +304,7 @@ class Deliveries:
             "ORDER BY number DESC LIMIT ?",
             (entry_id, before, limit),
         )
-        return list(read_as(_LOGGED_ATTEMPT, rows))[::-1]
+        return list(parse_rows(_LOGGED_ATTEMPT, rows))[::-1]
 
     def page(
         self,
@@ -333,7 +333,7 @@ class Deliveries:
             f"{_DELIVERY_QUERY} WHERE {' AND '.join(conditions)} ORDER BY e.id DESC LIMIT :limit",
             {"before": before, "event_key": event_key, "sink": sink, "limit": limit},
         )
-        return list(read_as(_DELIVERY, rows))
+        return list(parse_rows(_DELIVERY, rows))
 
     # --- sinks
 
@@ -405,7 +405,7 @@ def _read_entries(rows: Iterable[tuple[Any, ...]]) -> Iterator[Entry]:
         )
 
 
-def _dead_letter_query_params(
+def _dead_letter_sql_params(
     dead_letters: DeadLetterFilter, after: int, until: datetime
 ) -> dict[str, object]:
     since = format_sortable(dead_letters.since) if dead_letters.since is not None else None

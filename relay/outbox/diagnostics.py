@@ -115,7 +115,7 @@ def _check_file(path: Path, scope: str | None, vm_id: str | None) -> Iterator[Fi
     except (StoreError, sqlite3.Error) as error:
         yield failure("state file", str(error), _SET_ASIDE_REMEDY)
         return
-    owner = _owner_mismatch(meta, scope, vm_id)
+    owner = _vm_or_scope_mismatch(meta, scope, vm_id)
     if version > SCHEMA_VERSION:
         message = f"{path}: version {version}, this relay knows {SCHEMA_VERSION}"
         yield failure("state file", message, "update this relay")
@@ -130,7 +130,7 @@ def _check_file(path: Path, scope: str | None, vm_id: str | None) -> Iterator[Fi
     yield _check_lock(path)
 
 
-def _owner_mismatch(meta: dict[str, str], scope: str | None, vm_id: str | None) -> str | None:
+def _vm_or_scope_mismatch(meta: dict[str, str], scope: str | None, vm_id: str | None) -> str | None:
     if vm_id is not None and "vm_id" in meta and meta["vm_id"].lower() != vm_id.lower():
         return "VM"
     if scope is not None and meta.get("scope") != scope:

@@ -23,15 +23,15 @@ class EventKeyFormat:
         key = event_id.lower()
         return f"{key}{_SEPARATOR}{scope}" if self.with_scope else key
 
-    def event_id(self, key: str) -> str:
+    def event_id_of_key(self, key: str) -> str:
         """Return the EventId in a key, in lower case."""
         return key.rpartition(_SEPARATOR)[0] if self.with_scope else key
 
-    def scope(self, key: str) -> str | None:
+    def scope_of_key(self, key: str) -> str | None:
         """Return the scope in a key; None if the keys of this state file have none."""
         return key.rpartition(_SEPARATOR)[2] if self.with_scope else None
 
-    def prefix(self, event_id: str) -> str:
+    def prefix_of_event_id(self, event_id: str) -> str:
         """Return how the keys of an EventId begin in every scope."""
         key = event_id.lower()
         return f"{key}{_SEPARATOR}" if self.with_scope else key

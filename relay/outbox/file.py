@@ -29,9 +29,9 @@ from relay.files import (
     narrow,
     symlinks_leading_to,
 )
-from relay.outbox import Mode, StateFileIdentity
-from relay.outbox.contents import DamagedContents, verify_contents
+from relay.outbox import Mode, StateFileOwner
 from relay.outbox.event_keys import SINGLE_SCOPE, EventKeyFormat
+from relay.outbox.table_verification import DamagedContents, verify_contents
 
 SCHEMA_VERSION = 5
 """Each version is a file in ``schema/``. An older state file gets what it lacks."""
@@ -88,7 +88,7 @@ class _UnusableFile(Exception):
     """The file is set aside. The text continues the sentence "the state file x"."""
 
 
-def open_state_file(path: Path, identity: StateFileIdentity, now: datetime) -> StateFile:
+def open_state_file(path: Path, identity: StateFileOwner, now: datetime) -> StateFile:
     """Open or create the state file; blocking.
 
     A corrupt or foreign file is set aside under a new name, with a warning. The fresh file begins
@@ -106,7 +106,7 @@ def open_state_file(path: Path, identity: StateFileIdentity, now: datetime) -> S
     try:
         with _older_relays_kept_out(path):
             try:
-                connection, trusted = _open_twice(path, identity)
+                connection, trusted = _open_connection_with_retry(path, identity)
             except _UnusableFile as problem:
                 set_aside_as = _set_aside(path, now)
                 _log.warning(
@@ -254,7 +254,7 @@ def _folder_error(path: Path, text: str) -> StoreError:
     return StoreError(f"store.path: expected a folder that can be written, {path.parent}: {text}")
 
 
-def _open_connection(path: Path, identity: StateFileIdentity) -> tuple[sqlite3.Connection, bool]:
+def _open_connection(path: Path, identity: StateFileOwner) -> tuple[sqlite3.Connection, bool]:
     """Open and check the file and create its tables; return also whether it is trusted.
 
     Raises _UnusableFile, StoreTooNew, sqlite3.Error.
@@ -303,7 +303,9 @@ def _open_connection(path: Path, identity: StateFileIdentity) -> tuple[sqlite3.C
     return connection, identity.vm_id is not None or owner is None
 
 
-def _open_twice(path: Path, identity: StateFileIdentity) -> tuple[sqlite3.Connection, bool]:
+def _open_connection_with_retry(
+    path: Path, identity: StateFileOwner
+) -> tuple[sqlite3.Connection, bool]:
     """Open the file again if it seems unusable: its disk can have failed for a moment.
 
     SQLite calls a file corrupt if a page cannot be read. Raises what `_open_connection` raises, and
@@ -336,7 +338,7 @@ def _make_private(path: Path) -> None:
             narrow(older)
 
 
-def _check_schema(connection: sqlite3.Connection, identity: StateFileIdentity) -> int:
+def _check_schema(connection: sqlite3.Connection, identity: StateFileOwner) -> int:
     """Return the schema version; 0 if the file is still empty.
 
     Raises _UnusableFile, StoreTooNew, sqlite3.Error, UnicodeDecodeError.
@@ -400,7 +402,7 @@ def _names_of_version(version: int) -> frozenset[tuple[str, str, str]]:
 
 
 def _write_initial_meta(
-    connection: sqlite3.Connection, mode: Mode, identity: StateFileIdentity
+    connection: sqlite3.Connection, mode: Mode, identity: StateFileOwner
 ) -> None:
     connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
     connection.execute("INSERT INTO meta VALUES ('mode', ?)", (mode,))

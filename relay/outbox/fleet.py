@@ -12,7 +12,7 @@ import orjson
 from pydantic import Json, TypeAdapter
 
 from relay.events.timestamps import format_sortable
-from relay.outbox.rows import read_as
+from relay.outbox.rows import parse_rows
 
 MAX_KEYS = 500
 """Keys in one query. SQLite takes a limited number of values, and a fleet can have more events."""
@@ -69,7 +69,9 @@ class FleetTables:
     def agents(self) -> list[AgentRow]:
         """Return every agent, by scope and name."""
         return list(
-            read_as(_AGENT, self._connection.execute("SELECT * FROM agent ORDER BY scope, relay"))
+            parse_rows(
+                _AGENT, self._connection.execute("SELECT * FROM agent ORDER BY scope, relay")
+            )
         )
 
     def save_agents(self, agents: Iterable[AgentRow]) -> None:
@@ -100,7 +102,7 @@ class FleetTables:
                 f"WHERE event_key IN ({', '.join('?' * len(keys))})",
                 keys,
             )
-            found += read_as(_SIGHTING, rows)
+            found += parse_rows(_SIGHTING, rows)
         return found
 
     def save_sightings(self, sightings: Iterable[SightingRow]) -> None:

@@ -18,10 +18,10 @@ import orjson
 from relay.errors import StoreError
 from relay.events.cloudevent import CloudEvent
 from relay.events.timestamps import format_sortable
-from relay.outbox import Head
+from relay.outbox import JournalHead
 from relay.outbox.rows import PageLimit, bulk_insert, take_page
 
-GENESIS = Head(0, "0" * 64)
+GENESIS = JournalHead(0, "0" * 64)
 """The head of a journal without rows."""
 
 _CHANGE = "kind >= 'event.' AND kind < 'event/'"
@@ -62,15 +62,15 @@ class Journal:
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
-        self._head: Head | None = None  # read once: nobody else writes during a transaction
+        self._head: JournalHead | None = None  # read once: nobody else writes during a transaction
 
-    def head(self) -> Head:
+    def head(self) -> JournalHead:
         """Return the last row's position and hash."""
         if self._head is None:
             row = self._connection.execute(
                 "SELECT position, hash FROM journal ORDER BY position DESC LIMIT 1"
             ).fetchone()
-            self._head = Head(*row) if row else read_checkpoint(self._connection)
+            self._head = JournalHead(*row) if row else read_pruning_checkpoint(self._connection)
         return self._head
 
     def append_all(self, at: datetime, new_rows: Iterable[NewRow]) -> range:
@@ -83,7 +83,7 @@ class Journal:
             digest = row_hash(digest, position, time, kind, event_key, transition, body)
             rows.append((position, time, kind, event_key, transition, body, digest))
         bulk_insert(self._connection, "journal", rows)
-        self._head = Head(position, digest)
+        self._head = JournalHead(position, digest)
         return range(head.position + 1, position + 1)
 
     def append_note(
@@ -102,7 +102,7 @@ class Journal:
             ).fetchall()
         )
 
-    def event(self, position: int) -> CloudEvent:
+    def event_at(self, position: int) -> CloudEvent:
         """Return the CloudEvent at a position. Raises KeyError if it was pruned."""
         row = self._connection.execute(
             "SELECT body FROM journal WHERE position = ?", (position,)
@@ -130,7 +130,7 @@ class Journal:
             start += length
         return bodies
 
-    def verified_event(
+    def verified_event_at(
         self, position: int | None, kind: str, event_key: str | None
     ) -> CloudEvent | None:
         """Return the CloudEvent at a position, if the chain holds it and it is of this kind.
@@ -186,7 +186,7 @@ class Journal:
         ).fetchone()
         return row[0] if row else None
 
-    def history(
+    def history_page(
         self, event_key: str, since: str, before: int | None, limit: PageLimit
     ) -> tuple[list[HistoryRow], bool]:
         """Return the newest rows of CloudEvents about an EventId from a time on, newest first.
@@ -252,7 +252,7 @@ class Journal:
         ).fetchone()
         return int(row[0] or 0)
 
-    def first_change_position(self, event_key: str, since: str) -> int:
+    def position_of_first_change_since(self, event_key: str, since: str) -> int:
         """Return the position of the first ``event.*`` about an EventId from a time on.
 
         If that row was pruned, return the position of the head.
@@ -338,10 +338,10 @@ def row_hash(
     return hashlib.sha256(columns + b"\n" + body).hexdigest()
 
 
-def read_checkpoint(connection: sqlite3.Connection) -> Head:
+def read_pruning_checkpoint(connection: sqlite3.Connection) -> JournalHead:
     """Return the head before the first row: the last pruned row, or `GENESIS`."""
     row = connection.execute("SELECT position, hash FROM checkpoint").fetchone()
-    return Head(*row) if row else GENESIS
+    return JournalHead(*row) if row else GENESIS
 
 
 def read_rows(connection: sqlite3.Connection) -> Iterator[JournalRow]:
@@ -353,8 +353,8 @@ def read_rows(connection: sqlite3.Connection) -> Iterator[JournalRow]:
 
 
 def verify_journal(
-    connection: sqlite3.Connection, expected: Head | None = None
-) -> tuple[Head, int]:
+    connection: sqlite3.Connection, expected: JournalHead | None = None
+) -> tuple[JournalHead, int]:
     """Verify the whole chain; return the head and the number of rows.
 
     ``expected`` is an earlier head, such as a ``journalhead`` that a consumer received. It reveals
@@ -371,9 +371,11 @@ def verify_journal(
         raise StoreError(f"journal: it cannot be read: {error}") from error
 
 
-def _verify_rows(connection: sqlite3.Connection, expected: Head | None) -> tuple[Head, int]:
-    head, count = read_checkpoint(connection), 0
-    _compare_head(head, expected)
+def _verify_rows(
+    connection: sqlite3.Connection, expected: JournalHead | None
+) -> tuple[JournalHead, int]:
+    head, count = read_pruning_checkpoint(connection), 0
+    _check_expected_head(head, expected)
     for row in read_rows(connection):
         if row.position != head.position + 1:
             raise StoreError(
@@ -390,8 +392,8 @@ def _verify_rows(connection: sqlite3.Connection, expected: Head | None) -> tuple
             raise StoreError(
                 f"journal: the row at position {row.position} is not the one that was written"
             )
-        head, count = Head(row.position, row.hash), count + 1
-        _compare_head(head, expected)
+        head, count = JournalHead(row.position, row.hash), count + 1
+        _check_expected_head(head, expected)
     if expected is not None and expected.position > head.position:
         raise StoreError(
             f"journal: it ends at position {head.position}, {expected.position} was seen before: "
@@ -400,7 +402,7 @@ def _verify_rows(connection: sqlite3.Connection, expected: Head | None) -> tuple
     return head, count
 
 
-def _compare_head(head: Head, expected: Head | None) -> None:
+def _check_expected_head(head: JournalHead, expected: JournalHead | None) -> None:
     if expected is not None and head.position == expected.position and head != expected:
         raise StoreError(
             f"journal: the row at position {head.position} is not the one that was seen before"

@@ -14,7 +14,7 @@ MAX_ROWS_PER_STATEMENT = 32
 """Python caches a prepared statement for each number of rows. A small maximum keeps them cached."""
 
 
-def read_as(adapter: TypeAdapter[T], rows: sqlite3.Cursor) -> Iterator[T]:
+def parse_rows(adapter: TypeAdapter[T], rows: sqlite3.Cursor) -> Iterator[T]:
     """Yield each row as the dataclass of the adapter, whose fields are named like the columns.
 
     The adapter turns timestamps into moments in UTC, 0 and 1 into booleans, and parses ``Json``.

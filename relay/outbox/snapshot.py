@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from relay.events.timestamps import format_sortable
 from relay.outbox import TrackedEvent
 from relay.outbox.event_keys import SINGLE_SCOPE, EventKeyFormat
-from relay.outbox.rows import PageLimit, bulk_insert, read_as, take_page
+from relay.outbox.rows import PageLimit, bulk_insert, parse_rows, take_page
 
 _OCCURRENCE = TypeAdapter(TrackedEvent)
 
@@ -30,7 +30,7 @@ class LiveRow(NamedTuple):
     boot_id: str | None
 
 
-class NewRow(NamedTuple):
+class AppearedEventRow(NamedTuple):
     """An event that appeared. ``event_id`` is the id of the CloudEvent that reports it."""
 
     at: datetime
@@ -41,7 +41,7 @@ class NewRow(NamedTuple):
     event_id: str
 
 
-class ChangedRow(NamedTuple):
+class ChangedEventRow(NamedTuple):
     """The new state of a live occurrence, and the id of the CloudEvent that reports it."""
 
     at: datetime
@@ -51,7 +51,7 @@ class ChangedRow(NamedTuple):
     event_id: str
 
 
-class EndedRow(NamedTuple):
+class EndedEventRow(NamedTuple):
     """The outcome of a live occurrence that ended, and the id of the CloudEvent."""
 
     at: datetime
@@ -67,12 +67,12 @@ class Snapshot:
         self._connection = connection
         self._keys = keys
 
-    def live(self) -> list[TrackedEvent]:
+    def live_occurrences(self) -> list[TrackedEvent]:
         """Return what the last recorded document held, in order of appearance."""
         return self._select("INDEXED BY occurrence_live WHERE live ORDER BY id")
 
     def live_rows(self) -> list[LiveRow]:
-        """Return the same as `live`, with the columns that a comparison needs.
+        """Return the same as `live_occurrences`, with the columns that a comparison needs.
 
         It is one row of SQLite: the thread gives the interpreter to another one with each row.
         """
@@ -84,14 +84,14 @@ class Snapshot:
         ).fetchone()
         return [LiveRow(*row) for row in orjson.loads(rows[0])]
 
-    def count_live(self) -> list[tuple[str | None, str | None, int]]:
+    def count_live_by_type_and_status(self) -> list[tuple[str | None, str | None, int]]:
         """Return the EventTypes and EventStatuses of live events, and how many have both."""
         return self._connection.execute(
             "SELECT json_extract(data, '$.eventType'), json_extract(data, '$.eventStatus'), "
             "count(*) FROM occurrence INDEXED BY occurrence_live WHERE live GROUP BY 1, 2"
         ).fetchall()
 
-    def earliest_scheduled(self, limit: int) -> list[TrackedEvent]:
+    def live_scheduled_by_not_before(self, limit: int) -> list[TrackedEvent]:
         """Return the live Scheduled events with the earliest NotBefore, those without one last."""
         return self._select(
             "INDEXED BY occurrence_live WHERE live "
@@ -101,7 +101,7 @@ class Snapshot:
             limit,
         )
 
-    def live_versions(self) -> list[tuple[int, str]]:
+    def live_last_event_ids(self) -> list[tuple[int, str]]:
         """Return each live occurrence with the id of the CloudEvent that reported its state."""
         return self._connection.execute(
             "SELECT id, told FROM occurrence INDEXED BY occurrence_live WHERE live"
@@ -128,7 +128,9 @@ class Snapshot:
         """Return the newest occurrence of an event."""
         return self._select_first("WHERE key = ? ORDER BY number DESC LIMIT 1", event_key)
 
-    def find_referenced(self, reference: str, scope: str | None = None) -> list[TrackedEvent]:
+    def find_occurrences_by_reference(
+        self, reference: str, scope: str | None = None
+    ) -> list[TrackedEvent]:
         """Return the newest occurrence of the event in each scope that a reference can mean.
 
         A reference is an EventId, or on a hub ``<EventId>@<scope>``, in any case. Without a
@@ -146,7 +148,7 @@ class Snapshot:
         ]
         if known or scope is not None or not self._keys.with_scope:
             return known
-        prefix = self._keys.prefix(reference)
+        prefix = self._keys.prefix_of_event_id(reference)
         newest = self._select(
             "WHERE key > ? AND key < ? AND number = "
             "(SELECT max(number) FROM occurrence AS other WHERE other.key = occurrence.key) "
@@ -155,7 +157,9 @@ class Snapshot:
             prefix + "\x7f",
         )
         # An EventId can contain the separator, too.
-        newest = [each for each in newest if self._keys.prefix(each.event.event_id) == prefix]
+        newest = [
+            each for each in newest if self._keys.prefix_of_event_id(each.event.event_id) == prefix
+        ]
         live = [occurrence for occurrence in newest if occurrence.live]
         return live if len(live) == 1 else newest
 
@@ -189,7 +193,7 @@ class Snapshot:
             occurrence.scope,
         )
 
-    def get(self, occurrence_id: int) -> TrackedEvent:
+    def get_occurrence(self, occurrence_id: int) -> TrackedEvent:
         """Return one occurrence. Raises KeyError if there is none."""
         occurrence = self._select_first("WHERE id = ?", occurrence_id)
         if occurrence is None:
@@ -211,13 +215,13 @@ class Snapshot:
         """
         condition, values = ("", ()) if scope is None else ("scope = ? AND ", (scope,))
         among = "INDEXED BY occurrence_live WHERE live AND " if live else "WHERE "
-        rows = self._rows(
+        rows = self._select_rows(
             f"{among}{condition}id < coalesce(?, 9e18) ORDER BY id DESC", *values, before
         )
         page, has_more = take_page(rows, lambda row: len(row["data"]), limit)
         return [_OCCURRENCE.validate_python(dict(row)) for row in page], has_more
 
-    def add_all(self, rows: Sequence[NewRow], boot_id: str | None) -> None:
+    def add_appeared_events(self, rows: Sequence[AppearedEventRow], boot_id: str | None) -> None:
         """Add events that appeared, in their order."""
         numbers = self.newest_occurrence_numbers([row.key for row in rows])
         bulk_insert(
@@ -252,7 +256,7 @@ class Snapshot:
             ).fetchall()
         )
 
-    def update_all(self, rows: Sequence[ChangedRow]) -> None:
+    def update_occurrences(self, rows: Sequence[ChangedEventRow]) -> None:
         """Store the new states of live occurrences."""
         self._connection.execute(
             "WITH changed AS (SELECT json_extract(value, '$[0]') AS at, "
@@ -265,7 +269,7 @@ class Snapshot:
             (_json([(format_sortable(at), *row) for at, *row in rows]),),
         )
 
-    def mark_ended(self, rows: Sequence[EndedRow]) -> None:
+    def mark_ended(self, rows: Sequence[EndedEventRow]) -> None:
         """Store that live occurrences left the document."""
         self._connection.execute(
             "WITH ended AS (SELECT json_extract(value, '$[0]') AS at, "
@@ -306,9 +310,9 @@ class Snapshot:
         return next(iter(self._select(where, *values)), None)
 
     def _select(self, where: str, *values: object) -> list[TrackedEvent]:
-        return list(read_as(_OCCURRENCE, self._rows(where, *values)))
+        return list(parse_rows(_OCCURRENCE, self._select_rows(where, *values)))
 
-    def _rows(self, where: str, *values: object) -> sqlite3.Cursor:
+    def _select_rows(self, where: str, *values: object) -> sqlite3.Cursor:
         rows = self._connection.execute(
             "SELECT id, scope, key, number, data, revision, live, boot_id, "  # noqa: S608  # our own text
             f"first_seen, last_changed, outcome, told AS last_event_id FROM occurrence {where}",

@@ -26,7 +26,7 @@ from relay.clock import Clock
 from relay.errors import StoreUnavailable
 from relay.events.cloudevent import CloudEvent
 from relay.histogram import Histogram
-from relay.outbox import Entry, RecordedEvent, StateFileIdentity, StoreSettings
+from relay.outbox import Entry, RecordedEvent, StateFileOwner, StoreSettings
 from relay.outbox.file import StateFile, open_state_file, result_code
 from relay.outbox.transaction import Route, Transaction
 
@@ -94,7 +94,7 @@ class StoreJob:
     recorded: Sequence[RecordedEvent] = ()
     redelivered: Sequence[Entry] = ()
 
-    def run(self, connection: sqlite3.Connection, transaction: Transaction) -> None:
+    def run_in_savepoint(self, connection: sqlite3.Connection, transaction: Transaction) -> None:
         """Do the work in a savepoint, so that its own error undoes only this work.
 
         Raises sqlite3.Error if the file is at fault.
@@ -305,7 +305,7 @@ class Store:
                 self._undo_changes()
                 connection.execute("BEGIN IMMEDIATE")
                 for job in jobs:
-                    job.run(connection, self._make_transaction(connection))
+                    job.run_in_savepoint(connection, self._make_transaction(connection))
             connection.execute("COMMIT")
         except sqlite3.Error as error:
             with contextlib.suppress(sqlite3.Error):
@@ -322,9 +322,11 @@ class Store:
             self._changes.pop().undo()
 
     def _make_transaction(self, connection: sqlite3.Connection) -> Transaction:
-        return Transaction(connection, self._find_sinks, self._state_file.keys, traced=self.traced)
+        return Transaction(
+            connection, self._sinks_by_current_route, self._state_file.keys, traced=self.traced
+        )
 
-    def _find_sinks(self, event: CloudEvent) -> Iterable[str]:
+    def _sinks_by_current_route(self, event: CloudEvent) -> Iterable[str]:
         # The route can change between two pieces of work in one transaction.
         return self._route(event)
 
@@ -339,7 +341,7 @@ class Store:
             try:
                 if self._memory is None:
                     self._memory = self._copy_to_memory()
-                job.run(self._memory, self._make_transaction(self._memory))
+                job.run_in_savepoint(self._memory, self._make_transaction(self._memory))
             except sqlite3.Error as error:
                 job.error = StoreUnavailable(
                     f"the state file can be neither written nor read: {self.write_error}; {error}"
@@ -411,7 +413,7 @@ def _write_probe(transaction: Transaction) -> None:
 @contextlib.asynccontextmanager
 async def open_store(
     settings: StoreSettings,
-    identity: StateFileIdentity,
+    identity: StateFileOwner,
     clock: Clock,
     route: Route,
     *,

@@ -17,7 +17,7 @@ from relay.events.cloudevent import CloudEvent
 from relay.events.timestamps import format_sortable, parse_timestamp
 from relay.outbox import StandingHold
 from relay.outbox.journal import Journal
-from relay.outbox.rows import PageLimit, read_as, take_page
+from relay.outbox.rows import PageLimit, parse_rows, take_page
 
 _STANDING_HOLD = TypeAdapter(StandingHold)
 _LONG_COLUMNS = ("conditions", "within", "reason")
@@ -119,7 +119,7 @@ class StandingHolds:
             ).fetchall()
         found: dict[str, StandingHold] = {}
         for position, kind in found_rows:
-            event = self._journal.verified_event(position, kind, None)
+            event = self._journal.verified_event_at(position, kind, None)
             if event is None:
                 continue
             hold = _hold_from_event(position, event)
@@ -139,7 +139,7 @@ class StandingHolds:
         ).fetchone()
         if row is None:
             return False
-        return self._journal.verified_event(hold.position, CREATED, None) is None
+        return self._journal.verified_event_at(hold.position, CREATED, None) is None
 
     def prune(self, before: datetime) -> None:
         """Delete the standing holds that were over before a moment."""
@@ -149,7 +149,7 @@ class StandingHolds:
         )
 
     def _select(self, rest: str, *values: object) -> list[StandingHold]:
-        return list(read_as(_STANDING_HOLD, self._rows(rest, *values)))
+        return list(parse_rows(_STANDING_HOLD, self._rows(rest, *values)))
 
     def _rows(self, rest: str, *values: object) -> sqlite3.Cursor:
         rows = self._connection.execute(

@@ -14,7 +14,7 @@ from itertools import count
 from relay.events.cloudevent import CloudEvent, is_about_event
 from relay.events.timestamps import format_sortable, parse_timestamp
 from relay.events.tracing import SpanContext, context_of, make_event_context
-from relay.outbox import Entry, Head, Mode, RecordedEvent
+from relay.outbox import Entry, JournalHead, Mode, RecordedEvent
 from relay.outbox.chat_messages import ChatMessages
 from relay.outbox.decisions import Decisions
 from relay.outbox.deliveries import Deliveries
@@ -77,7 +77,7 @@ class Transaction:
         """How many rows have changed so far. While it stays, a read returns the same."""
         return self._connection.total_changes
 
-    def head(self) -> Head:
+    def head(self) -> JournalHead:
         """Return the end of the journal: the ``journalhead`` of the next recorded event."""
         return self.journal.head()
 
@@ -120,7 +120,7 @@ class Transaction:
             (event, position, self._route(event) if to is None else to)
             for (event, _), position in zip(events, positions, strict=True)
         ]
-        self.recorded += self._add_entries(routed, at)
+        self.recorded += self._add_delivery_entries(routed, at)
 
     def _with_traces(
         self, events: Sequence[tuple[CloudEvent, str | None]]
@@ -141,19 +141,19 @@ class Transaction:
 
         No listener hears of it: nothing has happened. The sink's worker reads what waits.
         """
-        event = self.journal.event(position)
+        event = self.journal.event_at(position)
         self.recorded += [
             replace(recorded, is_new=False)
-            for recorded in self._add_entries([(event, position, [sink])], at)
+            for recorded in self._add_delivery_entries([(event, position, [sink])], at)
         ]
 
     def redeliver(self, position: int, sink: str, at: datetime) -> None:
         """Make another entry for a sink about an event that it got before."""
-        event = self.journal.event(position)
-        for recorded in self._add_entries([(event, position, [sink])], at):
+        event = self.journal.event_at(position)
+        for recorded in self._add_delivery_entries([(event, position, [sink])], at):
             self.redelivered += recorded.entries
 
-    def _add_entries(
+    def _add_delivery_entries(
         self, events: Iterable[tuple[CloudEvent, int, Iterable[str]]], at: datetime
     ) -> list[RecordedEvent]:
         """Make an entry for each sink of each event, which comes with its position."""
@@ -192,22 +192,22 @@ class Transaction:
         # A hub records what many relays say about themselves.
         return f"{event.name}/{event.attributes['source']}" if self.keys.with_scope else event.name
 
-    def mode(self) -> Mode:
+    def approval_mode(self) -> Mode:
         """Return whether approvals are on, off, or a dry run."""
         return get_meta(self._connection, "mode") or "off"  # type: ignore[return-value]  # written by set_mode and file
 
-    def set_mode(self, mode: Mode, principal: str, at: datetime) -> None:
+    def set_approval_mode(self, mode: Mode, principal: str, at: datetime) -> None:
         """Turn approvals on or off, and journal who did it."""
         self.set_meta("mode", mode)
         self.journal.append_note(at, "mode", {"mode": mode, "principal": principal})
         self.messages.refresh_all(at)
 
-    def set_last_read(self, moment: datetime) -> None:
+    def set_last_read_at(self, moment: datetime) -> None:
         """Store at an orderly stop when the document was last read."""
         self.set_meta("last_read", format_sortable(moment))
 
-    def take_last_read(self) -> datetime | None:
-        """Return what `set_last_read` stored, and delete it; None after a crash."""
+    def pop_last_read_at(self) -> datetime | None:
+        """Return what `set_last_read_at` stored, and delete it; None after a crash."""
         moment = parse_timestamp(get_meta(self._connection, "last_read"))
         self.set_meta("last_read", None)
         return moment

@@ -16,12 +16,12 @@ from relay.config.warnings import start_warnings
 from relay.delivery.dispatcher import Dispatcher
 from relay.fleet.agent.agent import Agent, Machine
 from relay.fleet.agent.report_sink import ReportSinkSettings
-from relay.fleet.agent.votes import HubDecisions
+from relay.fleet.agent.votes import VoteForwarder
 from relay.fleet.settings import AgentSettings
 from relay.imds.client import ImdsClient
 from relay.imds.poller import Poller
 from relay.ingest.recorder import Recorder
-from relay.outbox import StateFileIdentity
+from relay.outbox import StateFileOwner
 from relay.roles import RunningRelay
 from relay.roles.live_parts import LiveParts
 from relay.roles.parts import (
@@ -53,7 +53,7 @@ async def start(
         origin, boot_id = identity.origin, boot()
 
         sink = ReportSinkSettings()
-        owner = StateFileIdentity(origin.scope, identity.vm_id)
+        owner = StateFileOwner(origin.scope, identity.vm_id)
         traces = await open_traces(config, origin, clock, stack)
         record_span = traces.record if traces is not None else None
         store, record = await open_relay_store(config, owner, origin, [sink], clock, stack, traces)
@@ -77,7 +77,7 @@ async def start(
             store,
             clock,
             report=record,
-            last_read_at=await store.transact(lambda tx: tx.take_last_read(), fail_open=True),
+            last_read_at=await store.transact(lambda tx: tx.pop_last_read_at(), fail_open=True),
             on_read=traces.note_read if traces is not None else None,
         )
         agent.attach_source(poller, client)
@@ -85,7 +85,7 @@ async def start(
         no_approvals = config.approvals.model_copy(update={"enabled": False})
         relay = Relay(
             store=store,
-            gate=HubDecisions(ApprovalEngine(no_approvals, origin), agent.votes),
+            gate=VoteForwarder(ApprovalEngine(no_approvals, origin), agent.votes),
             dispatcher=dispatcher,
             source=poller,
             polling=poller,
@@ -105,7 +105,7 @@ async def start(
         )
         parts = LiveParts(config, server=server, store=store, clock=clock, report=record)
         parts.polling = (poller, client)
-        inputs = {"source": poller.run(), **parts.initial_input_tasks()}
+        inputs = {"source": poller.run(), **parts.make_replaceable_input_tasks()}
         async with run_tasks(inputs, agent.run(), dispatcher, finish) as parts.inputs:
             server.state.attach(relay)
             yield RunningRelay(relay=relay, api_port=server.port, live=parts)

@@ -17,12 +17,12 @@ from relay.config import Config
 from relay.config.warnings import start_warnings
 from relay.events.build import Origin
 from relay.fleet.hub.hub import Hub
-from relay.fleet.hub.machine_counts import LimitMachineCounter
+from relay.fleet.hub.limit_machine_counts import LimitMachineCounter
 from relay.fleet.hub.start_orders import OrderPort
 from relay.fleet.hub.votes import MachineVotes
 from relay.fleet.settings import HubSettings
 from relay.fleet.topology import HUB
-from relay.outbox import StateFileIdentity
+from relay.outbox import StateFileOwner
 from relay.roles import RunningRelay
 from relay.roles.live_parts import DecidingParts
 from relay.roles.parts import (
@@ -50,7 +50,7 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
         server = await stack.enter_async_context(
             Server(config.api, clock, state_file=config.store.path)
         )
-        owner = StateFileIdentity(origin.scope, None, is_hub=True)
+        owner = StateFileOwner(origin.scope, None, is_hub=True)
         traces = await open_traces(config, origin, clock, stack)
         record_span = traces.record if traces is not None else None
         store, record = await open_relay_store(
@@ -66,13 +66,13 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
             config.approvals,
             origin,
             trusted=store.trusted,
-            client_resources=config.api.resources_by_client,
+            client_resources=config.api.resources_by_client_principal,
             count_machines=LimitMachineCounter(hub.roster, clock).count_for_limit,
         )
 
         def use_domains(changed: Config) -> None:
             if isinstance(changed.fleet, HubSettings):
-                hub.use_domains(changed.fleet.domains)
+                hub.use_trust_domains(changed.fleet.domains)
 
         parts = DecidingParts(
             config,
@@ -100,7 +100,7 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
         # An agent tells what it knows before it sends a StartRequest: nothing of the hub is at
         # stake when a VM stops.
         gate = Gate(approvals, store, port, clock, lambda _: False, record_span)
-        hub.attach(port, MachineVotes(gate.submit, clock), gate.wake)
+        hub.attach_result_and_vote_handlers(port, MachineVotes(gate.submit, clock), gate.wake)
         relay = Relay(
             store=store,
             gate=gate,
@@ -125,7 +125,7 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
             await gate.drain_start_requests(DRAIN_TIMEOUT / 2)
             service.cancel()
             await gate.record_aggregated_refusals()
-            hub.save()
+            hub.save_roster()
 
         _log.info(
             "hub %s of the fleet %s runs; the API listens on %s",
@@ -134,7 +134,7 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
             server.address,
         )
         async with run_tasks(
-            parts.initial_input_tasks(), serve(), dispatcher, finish
+            parts.make_replaceable_input_tasks(), serve(), dispatcher, finish
         ) as parts.inputs:
             server.state.attach(relay)
             yield RunningRelay(relay=relay, api_port=server.port, live=parts)

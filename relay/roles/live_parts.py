@@ -31,16 +31,16 @@ from relay.chat import ChatSink
 from relay.chat.context import ChatContext, make_chat_context
 from relay.clock import Clock
 from relay.config import Config
-from relay.config.shared_secrets import watch_secrets
+from relay.config.shared_secrets import suspend_clients_sharing_secrets
 from relay.config.warnings import start_warnings
-from relay.delivery.dispatcher import Dispatcher, Handover, SinkStates
+from relay.delivery.dispatcher import Dispatcher, SinkStates, WorkerReplacement
 from relay.delivery.routing import matching_sinks
 from relay.events.build import RecordRelayEvent
 from relay.events.tracing import RecordSpan
 from relay.outbox.retention import prune_forever
 from relay.outbox.sqlite import Store
 from relay.outbox.transaction import Transaction
-from relay.roles.parts import Inputs, callers_by_amqp_user, make_approval_consumer
+from relay.roles.parts import InputTasks, callers_by_amqp_user, make_approval_consumer
 from relay.roles.sink_connections import ConnectedSink, SinkConnections
 from relay.sinks import SinkSettings
 
@@ -74,12 +74,12 @@ class LiveParts:
         self.store = store
         self.clock = clock
         self.report = report
-        self.inputs: Inputs | None = None
+        self.inputs: InputTasks | None = None
         """Set when the relay runs."""
         self.polling: tuple[Poller, ImdsClient] | None = None
         """None on a hub."""
 
-    def initial_input_tasks(self) -> dict[str, Coroutine[Any, Any, object]]:
+    def make_replaceable_input_tasks(self) -> dict[str, Coroutine[Any, Any, object]]:
         """Return the tasks that a reload may replace, by name."""
         return {"retention": prune_forever(self.store, self.clock, self.report)}
 
@@ -92,28 +92,28 @@ class LiveParts:
 
         async def take_over() -> None:
             use_api()
-            await self._use(config)
+            await self._use_configuration(config)
 
         return take_over
 
     @property
-    def _started_inputs(self) -> Inputs:
+    def _inputs_or_raise(self) -> InputTasks:
         if self.inputs is None:
             raise RuntimeError("expected the relay to run before a reload")
         return self.inputs
 
-    async def run(self, take_over: TakeOver) -> None:
+    async def run_take_over(self, take_over: TakeOver) -> None:
         """Take a configuration over. If that fails, the relay ends."""
-        await self._started_inputs.run_once("reload", take_over())
+        await self._inputs_or_raise.run_task_until_done("reload", take_over())
 
-    async def _use(self, config: Config) -> None:
+    async def _use_configuration(self, config: Config) -> None:
         before, self.config = self.config, config
         if self.polling is not None:
             for part in self.polling:
                 part.use_source_settings(config.source)
         if config.store != before.store:
             self.store.settings = config.store
-            await self._started_inputs.replace_task(
+            await self._inputs_or_raise.replace_task(
                 "retention", prune_forever(self.store, self.clock, self.report)
             )
 
@@ -174,14 +174,14 @@ class DecidingParts(LiveParts):
     def attach_gate(self, gate: Gate, relay: Relay) -> Relay:
         """Let chats and RabbitMQ decide at this gate; return the relay with its approvals link."""
         self._gate = gate
-        self._use_callers(self.config)
+        self._use_chat_and_amqp_callers(self.config)
         self._consumer = self._make_consumer(self.config, relay)
         self._relay = replace(relay, approvals_link=self._consumer)
         return self._relay
 
     @override
-    def initial_input_tasks(self) -> dict[str, Coroutine[Any, Any, object]]:
-        inputs = {**super().initial_input_tasks(), "secrets": self._watch_shared_secrets()}
+    def make_replaceable_input_tasks(self) -> dict[str, Coroutine[Any, Any, object]]:
+        inputs = {**super().make_replaceable_input_tasks(), "secrets": self._watch_shared_secrets()}
         if self._consumer is not None:
             inputs[_APPROVALS_INPUT] = self._run_consumer(self._consumer)
         return inputs
@@ -201,14 +201,16 @@ class DecidingParts(LiveParts):
             self._chat = chat
             before, old_sinks = self.config, self._sinks
             leaving = [each for each in old_sinks.values() if each not in sinks.values()]
-            handover, states = self._switch_decision_configuration(config, sinks, leaving, use_api)
+            replacement, states = self._switch_decision_configuration(
+                config, sinks, leaving, use_api
+            )
             sink_states = await states
-            self._attached_gate.wake()
-            await self._dispatcher.end_handover(handover, sink_states)
+            self._gate_or_raise.wake()
+            await self._dispatcher.end_worker_replacement(replacement, sink_states)
             for connected in leaving:
                 connected.close()
             await self._replace_input_tasks(before, config)
-            await self._use(config)
+            await self._use_configuration(config)
             earlier = set(start_warnings(before))
             for warning in start_warnings(config):
                 if warning not in earlier:
@@ -222,7 +224,7 @@ class DecidingParts(LiveParts):
         sinks: dict[str, ConnectedSink],
         leaving: list[ConnectedSink],
         use_api: Callable[[], None],
-    ) -> tuple[Handover, asyncio.Future[SinkStates]]:
+    ) -> tuple[WorkerReplacement, asyncio.Future[SinkStates]]:
         """Change everything that decisions follow from, in one step; see the module's docstring."""
         has_changed_rules = (config.approvals, config.api) != (
             self.config.approvals,
@@ -231,14 +233,14 @@ class DecidingParts(LiveParts):
         use_api()
         self._use_role(config)
         if any(connected not in self._sinks.values() for connected in sinks.values()):
-            self._attached_gate.restart_waits()
+            self._gate_or_raise.restart_tell_first_waits()
         self._sinks = sinks
         for connected in leaving:
             if connected.decisions is not None:
                 connected.decisions.detach_gate()
-        self._use_callers(config)
-        self._replace_api_relay(replace(self._attached_relay, chats=self.chats))
-        handover = self._dispatcher.begin_handover(_by_name(sinks))
+        self._use_chat_and_amqp_callers(config)
+        self._replace_api_relay(replace(self._relay_or_raise, chats=self.chats))
+        replacement = self._dispatcher.begin_worker_replacement(_by_name(sinks))
         now = self.clock.now()
         reconcile = self._dispatcher.reconcile(now)
         before = self.config
@@ -253,29 +255,31 @@ class DecidingParts(LiveParts):
             )
             return states
 
-        return handover, self.store.submit(change, fail_open=True)
+        return replacement, self.store.submit(change, fail_open=True)
 
     def _use_route_and_rules(self, config: Config) -> None:
         """Change the route and the rules. Only the work of the store calls this."""
         self.store.use_route(partial(matching_sinks, sinks=config.sinks))
-        self._engine.use(config.approvals, config.api.resources_by_client)
+        self._engine.use_settings(config.approvals, config.api.resources_by_client_principal)
 
-    def _use_callers(self, config: Config) -> None:
+    def _use_chat_and_amqp_callers(self, config: Config) -> None:
         """Take the callers of chats and of RabbitMQ from a configuration."""
         for connected in self._sinks.values():
             if connected.decisions is not None:
-                connected.decisions.use_callers(config.approvals, config.api.rights_by_client)
-                connected.decisions.attach_gate(self._attached_gate.submit)
+                connected.decisions.use_callers(
+                    config.approvals, config.api.rights_by_client_principal
+                )
+                connected.decisions.attach_gate(self._gate_or_raise.submit)
         self._amqp_callers.clear()
         self._amqp_callers.update(callers_by_amqp_user(config.api.clients))
 
     async def _replace_input_tasks(self, before: Config, after: Config) -> None:
-        inputs = self._started_inputs
+        inputs = self._inputs_or_raise
         await inputs.replace_task("secrets", self._watch_shared_secrets(after))
-        if _approvals_queue(before) != _approvals_queue(after):
+        if _approval_consumer_settings(before) != _approval_consumer_settings(after):
             await inputs.stop_task(_APPROVALS_INPUT)
-            self._consumer = self._make_consumer(after, self._attached_relay)
-            self._replace_api_relay(replace(self._attached_relay, approvals_link=self._consumer))
+            self._consumer = self._make_consumer(after, self._relay_or_raise)
+            self._replace_api_relay(replace(self._relay_or_raise, approvals_link=self._consumer))
             if self._consumer is not None:
                 inputs.start_task(_APPROVALS_INPUT, self._run_consumer(self._consumer))
 
@@ -288,7 +292,7 @@ class DecidingParts(LiveParts):
         try:
             for settings in config.sinks:
                 known = self._sinks.get(settings.name)
-                if known is None or not _is_same(known, settings, chat):
+                if known is None or not _is_sink_unchanged(known, settings, chat):
                     known = await self._connections.connect(settings, config, chat)
                     new.append(known)
                 sinks[settings.name] = known
@@ -309,8 +313,8 @@ class DecidingParts(LiveParts):
 
     def _watch_shared_secrets(self, config: Config | None = None) -> Coroutine[Any, Any, object]:
         config = config or self.config
-        return watch_secrets(
-            config.sinks, config.api.clients, self.clock, self.server.suspend_clients
+        return suspend_clients_sharing_secrets(
+            config.sinks, config.api.clients, self.clock, self.server.refuse_client_credentials
         )
 
     def _replace_api_relay(self, relay: Relay) -> None:
@@ -319,17 +323,17 @@ class DecidingParts(LiveParts):
         self.server.state.replace_relay(relay)
 
     @property
-    def _attached_gate(self) -> Gate:
+    def _gate_or_raise(self) -> Gate:
         assert self._gate is not None  # noqa: S101  # `attach` comes before all else
         return self._gate
 
     @property
-    def _attached_relay(self) -> Relay:
+    def _relay_or_raise(self) -> Relay:
         assert self._relay is not None  # noqa: S101  # `attach` comes before all else
         return self._relay
 
 
-def _is_same(known: ConnectedSink, settings: SinkSettings, chat: ChatContext) -> bool:
+def _is_sink_unchanged(known: ConnectedSink, settings: SinkSettings, chat: ChatContext) -> bool:
     is_reached_elsewhere = known.decisions is not None and known.public_url != chat.public_url
     return known.settings == settings and not is_reached_elsewhere
 
@@ -338,7 +342,7 @@ def _by_name(sinks: dict[str, ConnectedSink]) -> dict[str, tuple[SinkSettings, A
     return {name: (connected.settings, connected.sink) for name, connected in sinks.items()}
 
 
-def _approvals_queue(config: Config) -> object:
+def _approval_consumer_settings(config: Config) -> object:
     """Return what the consumer of approvals is made from; None if there is none."""
     settings = config.approvals.amqp
     return None if settings is None else (settings, config.approvals_exchange)

@@ -31,19 +31,19 @@ from relay.events.build import Origin, RecordRelayEvent, relay_event
 from relay.events.cloudevent import CloudEvent
 from relay.fleet.settings import HubSettings
 from relay.imds.client import ImdsClient
-from relay.imds.discovery import (
+from relay.imds.instance_metadata import (
     Instance,
     derive_scope,
-    discover,
     resource_names,
+    wait_for_instance_metadata,
 )
 from relay.imds.poller import Poller
 from relay.ingest.recorder import names_this_vm
-from relay.outbox import Head, StateFileIdentity
+from relay.outbox import JournalHead, StateFileOwner
 from relay.outbox.journal import GENESIS
 from relay.outbox.sqlite import Store, open_store
 from relay.sinks import SinkSettings
-from relay.telemetry.event_log import EventLog, tell_event
+from relay.telemetry.event_log import EventLog, log_event
 from relay.telemetry.traces import Traces
 
 if TYPE_CHECKING:
@@ -75,15 +75,17 @@ class Identity:
 
 async def identify(config: Config, client: ImdsClient, clock: Clock) -> Identity:
     """Find out which VM this is. It waits for the metadata service."""
-    instance = await discover(client, clock, required="auto" in (config.scope, config.relay))
+    instance = await wait_for_instance_metadata(
+        client, clock, required="auto" in (config.scope, config.relay)
+    )
     return Identity(
-        origin=_determine_origin(config, instance),
+        origin=_resolve_auto_scope_and_relay(config, instance),
         instance=instance,
         names=resource_names(instance, socket.gethostname()) if instance is not None else None,
     )
 
 
-def _determine_origin(config: Config, instance: Instance | None) -> Origin:
+def _resolve_auto_scope_and_relay(config: Config, instance: Instance | None) -> Origin:
     scope, relay = config.scope, config.relay
     if instance is not None:
         scope = derive_scope(instance) if scope == "auto" else scope
@@ -108,7 +110,7 @@ async def open_traces(
 
 async def open_relay_store(
     config: Config,
-    owner: StateFileIdentity,
+    owner: StateFileOwner,
     origin: Origin,
     sinks: Iterable[SinkSettings],
     clock: Clock,
@@ -122,26 +124,28 @@ async def open_relay_store(
     store = await stack.enter_async_context(
         open_store(config.store, owner, clock, route, traced=traces is not None)
     )
-    event_log.attach_store(store)
-    record = relay_event_recorder(store, origin, clock)
-    store.listeners.write_error_changed.append(lambda reason: _report_write_error(reason, record))
+    event_log.subscribe_to_store(store)
+    record = make_relay_event_recorder(store, origin, clock)
+    store.listeners.write_error_changed.append(
+        lambda reason: _report_write_error_change(reason, record)
+    )
     return store, record
 
 
-def relay_event_recorder(store: Store, origin: Origin, clock: Clock) -> RecordRelayEvent:
+def make_relay_event_recorder(store: Store, origin: Origin, clock: Clock) -> RecordRelayEvent:
     """Return what records ``relay.*`` events. It does not wait until they are on disk."""
 
     def record(name: str, reason: str, *, sink: str | None = None, count: int = 1) -> None:
         at = clock.now()
 
-        def build(head: Head) -> CloudEvent:
+        def build(head: JournalHead) -> CloudEvent:
             return relay_event(
                 name, origin, at, sink=sink, reason=reason, count=count, head=str(head)
             )
 
         def tell_unrecorded(done: asyncio.Future[None]) -> None:
             if not done.cancelled() and done.exception() is not None:
-                tell_event(build(GENESIS), None)
+                log_event(build(GENESIS), None)
 
         recorded = store.submit(lambda tx: tx.record(build(tx.head()), at), fail_open=True)
         recorded.add_done_callback(tell_unrecorded)
@@ -149,7 +153,7 @@ def relay_event_recorder(store: Store, origin: Origin, clock: Clock) -> RecordRe
     return record
 
 
-def _report_write_error(reason: str | None, record: RecordRelayEvent) -> None:
+def _report_write_error_change(reason: str | None, record: RecordRelayEvent) -> None:
     """Report that the store cannot be written (``reason``), or can be written again (None)."""
     if reason is None:
         _log.info("the state file can be written again; it holds what happened meanwhile")
@@ -174,7 +178,7 @@ def make_approval_consumer(
     from relay.amqp.approval_consumer import ApprovalConsumer  # noqa: PLC0415
     from relay.amqp.topology import approvals_queue_of_scope  # noqa: PLC0415
     from relay.approvals.amqp_handler import AmqpApprovalHandler  # noqa: PLC0415
-    from relay.fleet.topology import hub_approvals  # noqa: PLC0415
+    from relay.fleet.topology import hub_approvals_queue  # noqa: PLC0415
 
     exchange = config.approvals_exchange
     is_hub = isinstance(config.fleet, HubSettings)
@@ -186,7 +190,7 @@ def make_approval_consumer(
         urls=settings.targets,
         declare=settings.declare,
         queue=(
-            hub_approvals(exchange)
+            hub_approvals_queue(exchange)
             if is_hub
             else approvals_queue_of_scope(exchange, relay.origin.scope)
         ),
@@ -211,7 +215,7 @@ def callers_by_amqp_user(clients: Sequence[Client]) -> dict[str, Caller]:
     }
 
 
-class Inputs:
+class InputTasks:
     """The tasks that end first when the relay stops. A reload replaces some of them."""
 
     def __init__(self, group: asyncio.TaskGroup) -> None:
@@ -234,7 +238,7 @@ class Inputs:
         await self.stop_task(name)
         self.start_task(name, work)
 
-    async def run_once(self, name: str, work: Coroutine[Any, Any, object]) -> None:
+    async def run_task_until_done(self, name: str, work: Coroutine[Any, Any, object]) -> None:
         """Return when some work is done. If it fails, the relay ends. Raises what it raises."""
         task = self._group.create_task(work, name=name)
         try:
@@ -255,14 +259,14 @@ async def run_tasks(
     service: Coroutine[Any, Any, object],
     dispatcher: Dispatcher,
     finish: Callable[[asyncio.Task[object]], Awaitable[None]],
-) -> AsyncIterator[Inputs]:
+) -> AsyncIterator[InputTasks]:
     """Run the tasks of all parts. If one fails, all end. In the end, give sinks time to send.
 
     ``inputs``, by name, end first. Then ``finish`` gets the task of the ``service``, which may end
     there, and ends after the sinks at the latest.
     """
     async with asyncio.TaskGroup() as group:
-        running_inputs = Inputs(group)
+        running_inputs = InputTasks(group)
         for name, work in inputs.items():
             running_inputs.start_task(name, work)
         service_task = group.create_task(service, name="service")
@@ -285,4 +289,4 @@ def remember_last_read(store: Store, poller: Poller) -> None:
     """Store when the poller read last: the next start tells from it whether polling paused."""
     last_read = poller.last_read_at
     if last_read is not None:
-        store.submit(lambda tx: tx.set_last_read(last_read), fail_open=True)
+        store.submit(lambda tx: tx.set_last_read_at(last_read), fail_open=True)

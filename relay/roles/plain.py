@@ -18,7 +18,7 @@ from relay.imds.client import ImdsClient
 from relay.imds.poller import Poller
 from relay.imds.start_request_port import ImdsPort
 from relay.ingest.recorder import Recorder
-from relay.outbox import StateFileIdentity
+from relay.outbox import StateFileOwner
 from relay.roles import RunningRelay
 from relay.roles.live_parts import DecidingParts
 from relay.roles.parts import (
@@ -50,7 +50,7 @@ async def start(
         identity = await identify(config, client, clock)
         origin = identity.origin
 
-        owner = StateFileIdentity(origin.scope, identity.vm_id)
+        owner = StateFileOwner(origin.scope, identity.vm_id)
         traces = await open_traces(config, origin, clock, stack)
         record_span = traces.record if traces is not None else None
         store, record = await open_relay_store(
@@ -65,7 +65,7 @@ async def start(
             config.approvals,
             origin,
             trusted=store.trusted,
-            client_resources=config.api.resources_by_client,
+            client_resources=config.api.resources_by_client_principal,
         )
         parts = DecidingParts(
             config,
@@ -86,7 +86,7 @@ async def start(
             store,
             clock,
             report=record,
-            last_read_at=await store.transact(lambda tx: tx.take_last_read(), fail_open=True),
+            last_read_at=await store.transact(lambda tx: tx.pop_last_read_at(), fail_open=True),
             on_read=traces.note_read if traces is not None else None,
         )
         gate = Gate(
@@ -109,7 +109,7 @@ async def start(
             chats=parts.chats,
         )
         relay = parts.attach_gate(gate, relay)
-        inputs = {"source": poller.run(), **parts.initial_input_tasks()}
+        inputs = {"source": poller.run(), **parts.make_replaceable_input_tasks()}
 
         async def finish(approvals_task: asyncio.Task[object]) -> None:
             await gate.drain_start_requests(DRAIN_TIMEOUT / 2)

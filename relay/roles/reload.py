@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager
 
 from relay.clock import Clock
 from relay.config import LoadedConfig
-from relay.config.changes import Change, find_changes, needs_restart
+from relay.config.changes import Change, find_changes, key_needs_restart
 from relay.errors import ConfigError, ReloadRefused, StoreUnavailable
 from relay.roles.live_parts import LiveParts, TakeOver
 
@@ -94,7 +94,7 @@ class Reloader:
                 )
                 raise
             if take_over is not None:
-                await self._parts.run(take_over)
+                await self._parts.run_take_over(take_over)
             self._on_reload(loaded)
             self._loaded, self.loaded_at, self.problem = loaded, self._clock.now(), None
             _log.info(
@@ -148,9 +148,9 @@ class Reloader:
                 f"{loaded.file}: expected keys, the file is empty. Is it being written?"
             )
         changes = find_changes(self._loaded.config, loaded.config)
-        keys = [change.key for change in changes if needs_restart(change.key)]
+        keys = [change.key for change in changes if key_needs_restart(change.key)]
         if keys:
-            named = ", ".join(_with_place(key, loaded) for key in keys)
+            named = ", ".join(_key_with_file_and_line(key, loaded) for key in keys)
             raise ReloadRefused(
                 f"restart required for: {named}. Nothing was changed", restart_keys=keys
             )
@@ -169,7 +169,7 @@ class Reloader:
             ) from error
 
 
-def _with_place(key: str, loaded: LoadedConfig) -> str:
+def _key_with_file_and_line(key: str, loaded: LoadedConfig) -> str:
     """Return a key with its file and line: ``store.path (relay.yaml:7)``."""
     lines = [line for outer, line in loaded.lines.items() if f"{key}.".startswith(f"{outer}.")]
     return f"{key} ({loaded.file}:{lines[0]})" if lines else key

@@ -25,7 +25,7 @@ from typing_extensions import override  # in typing from Python 3.12
 
 from relay.approvals.request import Caller, DecisionRequest, Rights
 from relay.clock import Clock, SystemClock
-from relay.errors import DeliveryError, SourceRefused, SourceTooLate, Superseded
+from relay.errors import DeliveryError, SourceCallNotSentInTime, SourceRefused, Superseded
 from relay.events.build import (
     EndEvidence,
     Origin,
@@ -99,7 +99,7 @@ class Counters:
     """Of these, those that the hub accepted."""
 
     @property
-    def waiting(self) -> int:
+    def unpublished_reports(self) -> int:
         """Events that agents have recorded, and neither published nor left out yet."""
         return self.recorded - self.published - self.superseded
 
@@ -165,7 +165,7 @@ class LightRecorder:
         self._events: dict[str, ScheduledEvent] = {}
         self._data: dict[str, Mapping[str, Any]] = {}
 
-    def record(self, document: Document, at: datetime) -> list[CloudEvent]:
+    def make_change_events(self, document: Document, at: datetime) -> list[CloudEvent]:
         """Return an event for each change since the last document."""
         changes = diff(self._events.values(), document)
         recorded = []
@@ -283,19 +283,19 @@ class _CountingAgent(Agent):
         self.listens.set()
 
     @override
-    def take_order(self, order: StartOrder, trace: SpanContext | None = None) -> None:
+    def handle_order(self, order: StartOrder, trace: SpanContext | None = None) -> None:
         self._counters.orders += 1
-        super().take_order(order, trace)
+        super().handle_order(order, trace)
 
     @override
-    def take_hub_state(self, state: HubScopeState) -> None:
+    def handle_hub_state(self, state: HubScopeState) -> None:
         self._counters.states += 1
-        super().take_hub_state(state)
+        super().handle_hub_state(state)
 
     @override
-    def take_answer(self, answer: VoteAnswer) -> None:
+    def handle_answer(self, answer: VoteAnswer) -> None:
         self._counters.accepted_votes += answer.status == 202
-        super().take_answer(answer)
+        super().handle_answer(answer)
 
     @override
     def _send_pulse(self, pulse: Pulse) -> None:
@@ -352,7 +352,7 @@ class SimulatedAgent:
         group.create_task(self._agent.run(), name=f"agent {self._vm}")
         async with asyncio.timeout(CONNECT_TIMEOUT):
             await self._agent.listens.wait()
-        self._look()
+        self._poll_document()
 
     async def close(self) -> None:
         """Look no more, and drop what was not published."""
@@ -365,12 +365,12 @@ class SimulatedAgent:
         if self._timer is None and self.last_document is not None:
             since = self._clock.monotonic() - self._first_poll
             seconds = self._scope.poll_interval - since % self._scope.poll_interval
-            self._timer = asyncio.get_running_loop().call_later(seconds, self._look)
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._poll_document)
 
-    def _look(self) -> None:
+    def _poll_document(self) -> None:
         self._timer = None
         self.last_document = document = self._scope.document
-        for event in self._recorder.record(document, self._clock.now()):
+        for event in self._recorder.make_change_events(document, self._clock.now()):
             is_named = names_this_vm(event.data["resources"], self._names)
             self._on_recorded(self.origin, event, is_named)
             self._reports.add(event)
@@ -396,9 +396,12 @@ class SimulatedAgent:
     async def send_start_request(
         self, event_ids: Sequence[str], *, seconds_left: Callable[[], float]
     ) -> None:
-        """Approve events at the simulated Azure. Raises SourceTooLate, or SourceRefused."""
+        """Approve events at the simulated Azure.
+
+        Raises SourceCallNotSentInTime or SourceRefused.
+        """
         if seconds_left() <= 0:
-            raise SourceTooLate("the deadline has passed")
+            raise SourceCallNotSentInTime("the deadline has passed")
         try:
             self._scope.azure.accept_start_request(event_ids, self._vm)
         except UnknownEvent as error:
@@ -532,7 +535,7 @@ class SimulatedFleet:
     async def run(self, duration: float | None = None, changes: int | None = None) -> None:
         """Make changes at the rate of the plan, for so many seconds or so many changes."""
         async with asyncio.TaskGroup() as group:
-            ticks = group.create_task(self._tick())
+            ticks = group.create_task(self._keep_ticking())
             try:
                 async with asyncio.timeout(duration):
                     await self._make_changes(group, changes)
@@ -556,7 +559,7 @@ class SimulatedFleet:
     @property
     def _has_unreported_changes(self) -> bool:
         """Whether agents have not seen the last change, or not reported what they saw."""
-        return bool(self.counters.waiting) or any(
+        return bool(self.counters.unpublished_reports) or any(
             agent.last_document is not scope.document
             for scope in self._scopes
             for agent in scope.agents
@@ -584,7 +587,7 @@ class SimulatedFleet:
         if agent is not None:
             await agent.vote(event)
 
-    async def _tick(self) -> None:
+    async def _keep_ticking(self) -> None:
         while True:
             await self._clock.sleep(_TICK)
             for scope in self._scopes:

@@ -72,7 +72,7 @@ class SinkConnections:
         decisions, public_url = None, None
         if isinstance(settings, ChatSettings):
             decisions = ChatDecisionSubmitter(
-                config.approvals, self._clock, config.api.rights_by_client
+                config.approvals, self._clock, config.api.rights_by_client_principal
             )
             public_url = chat.public_url
             context = replace(chat, decisions=decisions)
@@ -83,7 +83,7 @@ class SinkConnections:
         entered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._close_events.add(close)
         task = self._group.create_task(
-            self._hold(settings.name, connection, entered, close),
+            self._keep_connection_open(settings.name, connection, entered, close),
             name=f"connection of sink {settings.name}",
         )
         try:
@@ -93,7 +93,7 @@ class SinkConnections:
             raise
         return ConnectedSink(settings, sink, public_url, decisions, close)
 
-    async def _hold(
+    async def _keep_connection_open(
         self,
         name: str,
         connection: AbstractAsyncContextManager[Any],

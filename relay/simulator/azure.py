@@ -73,14 +73,14 @@ class SimulatedAzure(Scope):
     def add_fault(self, fault: Fault) -> None:
         """Let calls fail from now on."""
         self.faults.add(fault, self.clock.now(), self.scale_duration)
-        self.report(f"fault {fault.label} waits for {fault.on} calls")
+        self.report_line_with_time(f"fault {fault.label} waits for {fault.on} calls")
 
     def clear_faults(self) -> None:
         """Remove all faults."""
         self.faults.clear()
-        self.report("no more faults")
+        self.report_line_with_time("no more faults")
 
-    def report(self, text: str) -> None:
+    def report_line_with_time(self, text: str) -> None:
         """Report a line with the time."""
         self._report(f"{self.clock.now():%H:%M:%S} {text}")
 
@@ -122,12 +122,12 @@ class SimulatedAzure(Scope):
             seconds = (due - self.clock.now()).total_seconds()
             self._timer = asyncio.get_running_loop().call_later(max(seconds, 0.001), self._on_timer)
 
-    def start_timer(self) -> None:
+    def start_transition_timer(self) -> None:
         """Start the timer: events happen when they are due. Needs a running event loop."""
         self._running = True
         self.wake_waiters()
 
-    def stop_timer(self) -> None:
+    def stop_transition_timer(self) -> None:
         """Stop the timer."""
         self._running = False
         self.wake_waiters()

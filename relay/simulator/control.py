@@ -78,13 +78,13 @@ def _error_response(error: object, *, status: int) -> web.Response:
 def _json_response(value: Any, *, status: int = 200) -> web.Response:
     body = orjson.dumps(
         value,
-        default=_decode_bytes,
+        default=_json_default_for_bytes,
         option=orjson.OPT_UTC_Z | orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE,
     )
     return web.Response(status=status, body=body, content_type="application/json")
 
 
-def _decode_bytes(value: object) -> object:
+def _json_default_for_bytes(value: object) -> object:
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
     raise TypeError(f"expected JSON, got {type(value).__name__}")

@@ -130,7 +130,7 @@ def rfc1123(moment: datetime) -> str:
     return format_datetime(moment.replace(microsecond=0), usegmt=True)
 
 
-def iso8601(moment: datetime) -> str:
+def format_iso8601(moment: datetime) -> str:
     """Return a time as the oldest version writes it, in seconds: ``2016-09-19T18:29:47Z``."""
     return f"{moment.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
 
@@ -141,7 +141,7 @@ def event_fields(event: Event, api_version: str) -> dict[str, Any] | None:
     if api_version < _TYPE_SINCE.get(plan.type, ""):
         return None
     is_preview = api_version == PREVIEW_API_VERSION
-    prefix, time_text = ("_", iso8601) if is_preview else ("", rfc1123)
+    prefix, time_text = ("_", format_iso8601) if is_preview else ("", rfc1123)
     entry: dict[str, Any] = {
         "EventId": event.event_id,
         "EventStatus": event.status,

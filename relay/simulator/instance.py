@@ -32,7 +32,7 @@ def compute_document(vm: VM) -> dict[str, Any]:
     resource = f"virtualMachines/{vm.name}"
     if vm.uniform_set_and_number is not None:
         _, number = vm.uniform_set_and_number
-        host_name = f"{scale_set.lower()}{_base36(number):0>6}"
+        host_name = f"{scale_set.lower()}{_encode_base36(number):0>6}"
         resource = f"virtualMachineScaleSets/{scale_set}/virtualMachines/{number}"
     placement_group = vm.placement_group
     if placement_group is None:
@@ -80,7 +80,7 @@ def _stable_uuid(name: str) -> str:
     return str(uuid.uuid5(_UUID_NAMESPACE, name))
 
 
-def _base36(number: int) -> str:
+def _encode_base36(number: int) -> str:
     digits = ""
     while number:
         number, rest = divmod(number, 36)

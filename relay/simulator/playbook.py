@@ -73,7 +73,7 @@ class Action(Section):
 
     @model_validator(mode="after")
     def _has_one_key(self) -> Action:
-        keys = self.keys()
+        keys = self.given_keys()
         if len(keys) != 1:
             raise ValueError(
                 f"expected exactly one of {', '.join(Action.model_fields)}, "
@@ -81,7 +81,7 @@ class Action(Section):
             )
         return self
 
-    def keys(self) -> list[str]:
+    def given_keys(self) -> list[str]:
         """Return the keys that have a value."""
         return [name for name in Action.model_fields if getattr(self, name) is not None]
 
@@ -161,7 +161,7 @@ _ACTION_METHODS: Mapping[str, Callable[[SimulatedAzure, Any], Event | None]] = {
     "skip_incarnations": SimulatedAzure.skip_incarnations,
     "reset_incarnation": SimulatedAzure.reset_incarnation,
     "disable": lambda azure, _: azure.disable(),
-    "say": SimulatedAzure.report,
+    "say": SimulatedAzure.report_line_with_time,
 }
 
 
@@ -170,7 +170,7 @@ def perform(azure: SimulatedAzure, action: Action) -> Event | None:
 
     Raises UnknownEvent, or InvalidTransition if the event's state does not allow the action.
     """
-    (name,) = action.keys()
+    (name,) = action.given_keys()
     return _ACTION_METHODS[name](azure, getattr(action, name))
 
 

@@ -27,11 +27,11 @@ async def play(azure: SimulatedAzure, playbook: Playbook) -> None:
     while True:
         started_at = azure.clock.now()
         for step in playbook.steps:
-            await _wait_for_time(azure, step, started_at)
+            await _wait_until_step_is_due(azure, step, started_at)
             try:
                 perform(azure, step)
             except InvalidTransition as error:
-                azure.report(f"a step is left out: {error}")
+                azure.report_line_with_time(f"a step is left out: {error}")
         await azure.wait_until(lambda: not azure.events)
         if not playbook.loop:
             return
@@ -59,21 +59,21 @@ async def run_simulator(
         setup = replace(setup, scale=scale)
     async with Simulator(setup, host=host, port=port, report=report) as simulator:
         for name, url in simulator.urls.items():
-            simulator.report(f"{name} finds its IMDS at {url}")
+            simulator.report_line_with_time(f"{name} finds its IMDS at {url}")
         if not simulator.is_loopback:
-            simulator.report(
+            simulator.report_line_with_time(
                 f"{host} is not a loopback address: "
                 "everybody who reaches it can read and control this simulator"
             )
         if loaded is not None:
-            simulator.report(loaded.description)
+            simulator.report_line_with_time(loaded.description)
             await play(simulator, loaded)
-            simulator.report("the playbook has ended")
+            simulator.report_line_with_time("the playbook has ended")
         if stay:
             await asyncio.Event().wait()
 
 
-async def _wait_for_time(azure: SimulatedAzure, step: Step, started_at: datetime) -> None:
+async def _wait_until_step_is_due(azure: SimulatedAzure, step: Step, started_at: datetime) -> None:
     if step.at is not None:
         due = started_at + azure.scale_duration(step.at)
         await azure.clock.sleep(max((due - azure.clock.now()).total_seconds(), 0.0))

@@ -344,7 +344,8 @@ class Scope:
         before = self._live_events.get(event.event_id)
         self._live_events[event.event_id] = event
         self._change_document(
-            changed=before is None or _newest_fields(before) != _newest_fields(event)
+            changed=before is None
+            or _fields_in_newest_api_version(before) != _fields_in_newest_api_version(event)
         )
         self._on_transition(Transition(at=at, kind=kind, event=event, detail=detail))
 
@@ -355,5 +356,5 @@ class Scope:
             self._skipped_incarnations = 0
 
 
-def _newest_fields(event: Event) -> dict[str, Any] | None:
+def _fields_in_newest_api_version(event: Event) -> dict[str, Any] | None:
     return event_fields(event, NEWEST_API_VERSION)

@@ -100,12 +100,12 @@ class Simulator(SimulatedAzure):
                 self.urls[vm.name] = str(URL.build(scheme="http", host=host, port=bound_port))
                 self.is_loopback &= ip_address(host).is_loopback
             self._listeners = opening.pop_all()
-        self.start_timer()
+        self.start_transition_timer()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         """End every call and stop listening."""
-        self.stop_timer()
+        self.stop_transition_timer()
         await self._listeners.aclose()
 
     def _make_app(self, vm: VM) -> web.Application:
@@ -138,7 +138,7 @@ class Simulator(SimulatedAzure):
     ) -> web.StreamResponse:
         if self._exceeds_rate_limit(vm):
             call.status = 429
-            self.report(
+            self.report_line_with_time(
                 f"{vm.name} called more than {self.setup.rate_limit} times in a second: 429"
             )
             return web.Response(
@@ -150,13 +150,17 @@ class Simulator(SimulatedAzure):
         fault = self.faults.take_for_call(target, vm.name, self.clock.now())
         if fault is not None:
             call.fault = fault.label
-            self.report(f"{vm.name} {call.method} {call.path} meets a fault: {call.fault}")
+            self.report_line_with_time(
+                f"{vm.name} {call.method} {call.path} meets a fault: {call.fault}"
+            )
             if fault.replaces_answer:
                 return await self._send_faulty_answer(request, call, vm, target, fault)
         status, body = await self._correct_answer(request, call, vm, target)
         call.status = status
         if status >= 400:
-            self.report(f"{vm.name} {call.method} {call.path} is refused: {status} {body.decode()}")
+            self.report_line_with_time(
+                f"{vm.name} {call.method} {call.path} is refused: {status} {body.decode()}"
+            )
         self.wake_waiters()
         if fault is None or status != 200:
             return web.Response(status=status, body=body, content_type=JSON, charset="utf-8")
@@ -197,7 +201,7 @@ class Simulator(SimulatedAzure):
             call.event_ids = _event_ids(call.body)
         if call.vm not in self._called_vms:
             self._called_vms.add(call.vm)
-            self.report(f"{call.vm} is called for the first time, by {call.peer}")
+            self.report_line_with_time(f"{call.vm} is called for the first time, by {call.peer}")
         self.calls.append(call)
         return call
 

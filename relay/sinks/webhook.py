@@ -209,7 +209,7 @@ class Settings(SinkSettings):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RequestTemplate:
+class CommonRequestParts:
     """What all requests of a sink have in common.
 
     ``headers`` are those besides the headers of Standard Webhooks. ``hidden_texts`` are secrets
@@ -224,7 +224,7 @@ class RequestTemplate:
     proxy_authorization: str | None = None
 
 
-def read_url_headers_and_secrets(settings: Settings) -> RequestTemplate:
+def read_url_headers_and_secrets(settings: Settings) -> CommonRequestParts:
     """Read the settings and their files. Raises ValueError if they are unusable."""
     secrets = settings.signing_secrets()
     headers = settings.extra_headers()
@@ -240,7 +240,7 @@ def read_url_headers_and_secrets(settings: Settings) -> RequestTemplate:
     if credentials is not None:
         proxy_authorization = basic_authorization(*credentials)
         hidden_texts += [credentials[1], proxy_authorization.partition(" ")[2]]
-    return RequestTemplate(
+    return CommonRequestParts(
         url=settings.receiver_url(),
         secrets=secrets,
         headers=headers,
@@ -250,7 +250,7 @@ def read_url_headers_and_secrets(settings: Settings) -> RequestTemplate:
     )
 
 
-def build_request(parts: RequestTemplate, event: CloudEvent, now: datetime) -> Request:
+def build_request(parts: CommonRequestParts, event: CloudEvent, now: datetime) -> Request:
     """Return the request of a try that begins ``now``. Pure. Raises ValueError if it is unusable.
 
     Source of the headers: Standard Webhooks, see `relay.signature`.

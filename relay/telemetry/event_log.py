@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 
 from relay.events.cloudevent import CloudEvent
-from relay.log_fields import with_fields
+from relay.log_fields import log_extra
 from relay.outbox import RecordedEvent
 from relay.outbox.sqlite import Store
 from relay.telemetry.lines import line_of
@@ -23,7 +23,7 @@ _log = logging.getLogger("relay.story")
 
 
 class EventLog:
-    """Writes the line of each event that the store recorded. `tell` listens to the store."""
+    """Writes the line of each event that the store recorded: `log_new_events` listens to it."""
 
     def __init__(self, trace: Callable[[RecordedEvent, CloudEvent], None] | None = None) -> None:
         """``trace`` gets each event that was recorded, too."""
@@ -33,12 +33,12 @@ class EventLog:
         self._untold: deque[RecordedEvent] = deque()
         self._is_due = False  # a turn is scheduled, or events are being read
 
-    def attach_store(self, store: Store) -> None:
+    def subscribe_to_store(self, store: Store) -> None:
         """Tell what this store records from now on."""
         self._store = store
-        store.listeners.recorded.append(self.tell)
+        store.listeners.recorded.append(self.log_new_events)
 
-    def tell(self, events: Sequence[RecordedEvent]) -> None:
+    def log_new_events(self, events: Sequence[RecordedEvent]) -> None:
         """Write the lines of these events soon. Those that were recorded earlier are not new."""
         self._untold.extend(event for event in events if event.is_new)
         self._schedule_write()
@@ -58,13 +58,13 @@ class EventLog:
         self._is_due = False
         for _ in range(min(LINES_PER_TURN, len(self._untold))):
             if self._untold[0].event is None:
-                self._read()
+                self._read_missing_events()
                 return
             recorded = self._untold.popleft()
             self._write(recorded, recorded.event)
         self._schedule_write()
 
-    def _read(self) -> None:
+    def _read_missing_events(self) -> None:
         """Read events that are not in memory, as many as are told in one turn."""
         if self._store is None:
             return
@@ -72,9 +72,9 @@ class EventLog:
         batch = list(islice(self._untold, LINES_PER_TURN))
         positions = [recorded.position for recorded in batch if recorded.event is None]
         reading = self._store.submit_read(lambda tx: tx.journal.bodies_at(positions))
-        reading.add_done_callback(lambda done: self._write_loaded_events(batch, done))
+        reading.add_done_callback(lambda done: self._write_events_after_body_read(batch, done))
 
-    def _write_loaded_events(
+    def _write_events_after_body_read(
         self, batch: Sequence[RecordedEvent], reading: asyncio.Future[dict[int, bytes]]
     ) -> None:
         bodies = {} if reading.cancelled() or reading.exception() else reading.result()
@@ -91,22 +91,22 @@ class EventLog:
     def _write(self, recorded: RecordedEvent, event: CloudEvent | None) -> None:
         try:
             if event is None:
-                _tell_briefly(recorded)
+                _log_event_without_data(recorded)
                 return
-            tell_event(event, recorded.position)
+            log_event(event, recorded.position)
             if self._trace is not None:
                 self._trace(recorded, event)
         except Exception:  # noqa: BLE001  # a line that cannot be made must not end the relay
             _log.exception("internal error: the line of %s cannot be made", recorded.name)
 
 
-def tell_event(event: CloudEvent, position: int | None) -> None:
+def log_event(event: CloudEvent, position: int | None) -> None:
     """Write the line of an event. It has no position if it could not be recorded."""
     line = line_of(event, position)
     if _log.isEnabledFor(line.level):
         _log.log(line.level, "%s", line.message, extra={"fields": line.fields})
 
 
-def _tell_briefly(recorded: RecordedEvent) -> None:
-    fields = with_fields(type=recorded.name, id=recorded.id, position=recorded.position)
+def _log_event_without_data(recorded: RecordedEvent) -> None:
+    fields = log_extra(type=recorded.name, id=recorded.id, position=recorded.position)
     _log.info("%s of %s was recorded", recorded.name, recorded.event_key, extra=fields)

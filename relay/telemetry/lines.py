@@ -163,18 +163,18 @@ def _reminder(data: Mapping[str, Any]) -> str:
     return f"{_subject(data)} {missing}{_dry_run_suffix(data)}"
 
 
-def _hold_created(data: Mapping[str, Any]) -> str:
+def _standing_hold_created(data: Mapping[str, Any]) -> str:
     events = describe_conditions(data)
     times = f"from {data['starts']} until {data['ends']}"
     return f"{data['principal']} makes a standing hold on {events} {times}: {data['reason']}"
 
 
-def _hold_ended(data: Mapping[str, Any]) -> str:
+def _standing_hold_ended(data: Mapping[str, Any]) -> str:
     events = describe_conditions(data)
     return f"{data['endedBy']} ends the standing hold of {data['principal']} on {events}"
 
 
-def _hold_expired(data: Mapping[str, Any]) -> str:
+def _standing_hold_expired(data: Mapping[str, Any]) -> str:
     return f"the standing hold of {data['principal']} on {describe_conditions(data)} has expired"
 
 
@@ -182,11 +182,11 @@ def _dry_run_suffix(data: Mapping[str, Any]) -> str:
     return " (dry run)" if data.get("dryRun") else ""
 
 
-def _accepted(data: Mapping[str, Any]) -> str:
+def _start_request_accepted(data: Mapping[str, Any]) -> str:
     return f"IMDS accepted the StartRequest for {_subject(data)}"
 
 
-def _failed(data: Mapping[str, Any]) -> str:
+def _start_request_failed(data: Mapping[str, Any]) -> str:
     return f"the StartRequest for {_subject(data)} failed: {data['reason']}"
 
 
@@ -194,7 +194,7 @@ def _failed_level(data: Mapping[str, Any]) -> int:
     return logging.ERROR if data["status"] == _REFUSED else logging.WARNING
 
 
-def _about_sink(text: str) -> Callable[[Mapping[str, Any]], str]:
+def _sink_sentence_maker(text: str) -> Callable[[Mapping[str, Any]], str]:
     return lambda data: f"sink {data['sink']} {text.format_map(data)}"
 
 
@@ -248,21 +248,23 @@ LINES: Mapping[str, LineDefinition] = {
         ),
     ),
     "startrequest.accepted": LineDefinition(
-        level=logging.INFO, sentence=_accepted, fields=(*_ABOUT_EVENT, "status", "attempts")
+        level=logging.INFO,
+        sentence=_start_request_accepted,
+        fields=(*_ABOUT_EVENT, "status", "attempts"),
     ),
     "startrequest.failed": LineDefinition(
         level=_failed_level,
-        sentence=_failed,
+        sentence=_start_request_failed,
         fields=(*_ABOUT_EVENT, "status", "attempts", "reason"),
     ),
     "standing-hold.created": LineDefinition(
-        level=logging.INFO, sentence=_hold_created, fields=_HOLD_FIELDS
+        level=logging.INFO, sentence=_standing_hold_created, fields=_HOLD_FIELDS
     ),
     "standing-hold.ended": LineDefinition(
-        level=logging.INFO, sentence=_hold_ended, fields=(*_HOLD_FIELDS, "endedBy")
+        level=logging.INFO, sentence=_standing_hold_ended, fields=(*_HOLD_FIELDS, "endedBy")
     ),
     "standing-hold.expired": LineDefinition(
-        level=logging.INFO, sentence=_hold_expired, fields=_HOLD_FIELDS
+        level=logging.INFO, sentence=_standing_hold_expired, fields=_HOLD_FIELDS
     ),
     "relay.source-lost": LineDefinition(
         level=logging.ERROR,
@@ -279,17 +281,17 @@ LINES: Mapping[str, LineDefinition] = {
     ),
     "relay.sink-failing": LineDefinition(
         level=logging.WARNING,
-        sentence=_about_sink("is failing, {count} waiting: {reason}"),
+        sentence=_sink_sentence_maker("is failing, {count} waiting: {reason}"),
         fields=_SINK_FIELDS,
     ),
     "relay.sink-recovered": LineDefinition(
         level=logging.INFO,
-        sentence=_about_sink("delivers again, {count} waiting"),
+        sentence=_sink_sentence_maker("delivers again, {count} waiting"),
         fields=_SINK_FIELDS,
     ),
     "relay.sink-disabled": LineDefinition(
         level=logging.ERROR,
-        sentence=_about_sink("is disabled and keeps its entries: {reason}"),
+        sentence=_sink_sentence_maker("is disabled and keeps its entries: {reason}"),
         fields=_SINK_FIELDS,
     ),
     "relay.dead-lettered": LineDefinition(
@@ -311,7 +313,7 @@ LINES: Mapping[str, LineDefinition] = {
     ),
     "relay.ping": LineDefinition(
         level=logging.INFO,
-        sentence=_about_sink("gets a test message: {reason}"),
+        sentence=_sink_sentence_maker("gets a test message: {reason}"),
         fields=_SINK_FIELDS,
     ),
 }

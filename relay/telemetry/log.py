@@ -253,7 +253,7 @@ class JsonFormatter(_Formatter):
             line = orjson.dumps(fields).decode()
         except orjson.JSONEncodeError:  # such as half of a surrogate pair
             line = json.dumps(fields, default=str)
-        return line if line.isprintable() else _escape_in_json(line)
+        return line if line.isprintable() else _escape_unprintable(line)
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
@@ -296,7 +296,7 @@ def _escape_character(char: str) -> str:
     return char.encode("unicode_escape").decode("ascii")
 
 
-def _escape_in_json(line: str) -> str:
+def _escape_unprintable(line: str) -> str:
     """Return the same JSON with escapes instead of characters that are not printable."""
     return "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in line)
 

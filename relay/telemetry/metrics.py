@@ -45,7 +45,7 @@ def _family(metric: Metric, samples: Sequence[tuple[tuple[str, ...], Value]]) ->
             histogram = HistogramMetricFamily(metric.name, metric.help, labels=labels)
             for values, value in samples:
                 if isinstance(value, Histogram):
-                    histogram.add_metric(values, _buckets(value), value.sum)
+                    histogram.add_metric(values, _cumulative_bucket_counts(value), value.sum)
             return histogram
         case "info":
             info = InfoMetricFamily(metric.name.removesuffix("_info"), metric.help)
@@ -61,7 +61,7 @@ def _family(metric: Metric, samples: Sequence[tuple[tuple[str, ...], Value]]) ->
             return family
 
 
-def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
+def _cumulative_bucket_counts(histogram: Histogram) -> list[tuple[str, float]]:
     """Return the buckets with their counts, each of which includes those below."""
     bounds = [*map(repr, map(float, histogram.bounds)), "+Inf"]
     return list(zip(bounds, accumulate(histogram.counts), strict=True))

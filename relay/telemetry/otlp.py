@@ -27,7 +27,7 @@ from relay import __version__
 from relay.clock import Clock
 from relay.errors import Deferred
 from relay.events.tracing import Span, SpanContext
-from relay.log_fields import with_fields
+from relay.log_fields import log_extra
 from relay.net.backoff import exponential_backoff
 from relay.net.http import ConnectionOptions, Request, open_session, post
 from relay.net.http_errors import status_text
@@ -179,7 +179,7 @@ class SpanExporter:
                 "the collector did not take spans of traces: %s%s",
                 failure.reason,
                 again if failure.lost is None else "",
-                extra=with_fields(reason=failure.reason),
+                extra=log_extra(reason=failure.reason),
             )
 
     def _note_success(self) -> None:

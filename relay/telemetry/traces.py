@@ -63,7 +63,7 @@ class Traces:
                 context=context,
                 parent=parent,
                 links=links,
-                began=_time_of(event) or self._clock.now(),
+                began=_event_time(event) or self._clock.now(),
                 ended=self._clock.now(),
                 attributes=_attributes_of(recorded, event),
                 error=event.data["reason"] if event.name == "startrequest.failed" else None,
@@ -92,7 +92,7 @@ class Traces:
         root = context.child(_derived_id(event, f"root {context.trace_id}"))
         is_first = event.name == "event.scheduled" or event.data.get("changed") == {}
         own = root if is_first else context.child(_derived_id(event, f"poll {event.id}"))
-        seen_at = _time_of(event) or self._clock.now()
+        seen_at = _event_time(event) or self._clock.now()
         began = self._reads.get(event.attributes["time"])
         self.record(
             Span(
@@ -123,7 +123,7 @@ def _kind_of(event: CloudEvent) -> SpanKind:
     return "consumer" if channel in ("amqp", "fleet") else "server"
 
 
-def _time_of(event: CloudEvent) -> datetime | None:
+def _event_time(event: CloudEvent) -> datetime | None:
     return parse_timestamp(event.attributes["time"])
 
 

@@ -21,7 +21,7 @@ from relay.amqp.topology import approvals_queue_of_scope
 from relay.api import Client
 from relay.approvals.amqp_handler import read_request
 from relay.approvals.request import DecisionRequest
-from relay.fleet.topology import hub_approvals
+from relay.fleet.topology import hub_approvals_queue
 from relay.roles.parts import callers_by_amqp_user
 
 EXCHANGE, KEY = "azure.scheduledevents.approvals", "approve.prod"
@@ -229,7 +229,7 @@ def test_a_client_without_a_rabbitmq_user_cannot_send_messages(user_id: str | No
 
 # --- the queue of a hub
 
-HUB_QUEUE = hub_approvals("azure.scheduledevents")
+HUB_QUEUE = hub_approvals_queue("azure.scheduledevents")
 
 
 def hub_request_in(delivered: DeliveredMessage) -> DecisionRequest:

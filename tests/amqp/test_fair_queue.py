@@ -39,7 +39,7 @@ class Lane:
         """
         names = []
         while isinstance(taken := self._queue.take(self.now), WaitingMessage):
-            overtaken = self._queue.take_overtaken_releases(taken)
+            overtaken = self._queue.take_releases_before_hold(taken)
             names += [f"-{self._names[release.tag]}" for release in overtaken]
             names.append(self._names[taken.tag])
         return names, taken

@@ -40,7 +40,7 @@ async def render_message(
     def read_last_change(tx: Transaction) -> Any:
         position = tx.journal.last_change_position(event_id.lower())
         assert position is not None
-        return tx.journal.event(position)
+        return tx.journal.event_at(position)
 
     update = await chat.messages.plan_update(
         RecordingSinkSettings(name=sink, kind="box"),

@@ -35,10 +35,10 @@ from relay.events.build import Origin
 from relay.events.cloudevent import CloudEvent
 from relay.events.model import Document, ScheduledEvent
 from relay.events.timestamps import format_rfc3339
-from relay.ingest.recorder import EventNews, EventSighting, PollResult, Recorder
-from relay.outbox import Grant, StateFileIdentity, StoreSettings
+from relay.ingest.recorder import EventObservation, EventSighting, Recorder, SuccessfulPoll
+from relay.outbox import Grant, StateFileOwner, StoreSettings
 from relay.outbox.sqlite import Store, open_store
-from relay.roles.parts import relay_event_recorder
+from relay.roles.parts import make_relay_event_recorder
 from relay.sinks import Receipt, SinkSettings
 from tests.api.openapi_oracle import Description
 from tests.background_tasks import BackgroundTasks
@@ -147,7 +147,7 @@ class ScriptedAzure:
         self.may_answer.set()
 
     @property
-    def max_shared(self) -> int:
+    def max_events_per_start_request(self) -> int:
         """As many as IMDS gets."""
         return 100
 
@@ -306,15 +306,15 @@ class RunningRelay:
     async def observe(self, *events: ScheduledEvent) -> None:
         """Let the relay record a document with these events."""
         recorder = Recorder(ORIGIN, "boot", frozenset({"westno-0"}))
-        sighting = PollResult(Document(1, events), self.clock.now(), gap=False)
+        sighting = SuccessfulPoll(Document(1, events), self.clock.now(), gap=False)
         await self.store.transact(lambda tx: recorder.record(tx, sighting))
 
     async def observe_in(self, scope: str, *events: ScheduledEvent) -> None:
         """Let a hub record that a scope shows these events."""
         now = self.clock.now()
-        news = [EventNews(scope, now, EventSighting(event, 1)) for event in events]
+        news = [EventObservation(scope, now, EventSighting(event, 1)) for event in events]
         recorder = Recorder(ORIGIN, None, None)
-        await self.store.transact(lambda tx: recorder.record_news(tx, news, now))
+        await self.store.transact(lambda tx: recorder.record_observations(tx, news, now))
 
     async def recorded_events(self, name: str) -> list[dict[str, Any]]:
         """Return the CloudEvents of this name in the journal, oldest first."""
@@ -373,7 +373,7 @@ async def run_relay(
         store = await stack.enter_async_context(
             open_store(
                 StoreSettings(path=folder / "relay.db"),
-                StateFileIdentity(SCOPE, "vm", is_hub=is_hub),
+                StateFileOwner(SCOPE, "vm", is_hub=is_hub),
                 clock,
                 lambda event: tuple(matching_sinks(event, sink_settings)),
             )
@@ -386,11 +386,11 @@ async def run_relay(
             },
             store,
             clock,
-            relay_event_recorder(store, ORIGIN, clock),
+            make_relay_event_recorder(store, ORIGIN, clock),
         )
         await dispatcher.start()
         gate = Gate(
-            ApprovalEngine(rules, ORIGIN, client_resources=settings.resources_by_client),
+            ApprovalEngine(rules, ORIGIN, client_resources=settings.resources_by_client_principal),
             store,
             azure,
             clock,

@@ -136,7 +136,7 @@ async def test_a_relay_in_trouble_fires_every_alert_that_it_can(tmp_path: Path) 
 
         relay.sinks["box"].failure = Rejected("it never wants this")
         await relay.observe(make_event(), make_event(event_id="rejected"))
-        await eventually(lambda: relay.dispatcher.measure("box").ends["parked"] == 1)
+        await eventually(lambda: relay.dispatcher.measure_sink("box").ends["parked"] == 1)
         relay.sinks["box"].failure = Deferred("it is down", skew=45.0)
         others = [make_event(event_id=f"event-{number}") for number in range(4)]
         await relay.observe(make_event(), make_event(event_id="rejected"), *others)

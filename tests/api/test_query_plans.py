@@ -219,7 +219,7 @@ async def _chat(relay: RunningRelay) -> None:
     )
     ops = RecordingSinkSettings(name="ops")
     assert await chat.statuses.live_statuses(ops)
-    assert await chat.statuses.find_shown_status("ops", "ref", "E-2")
+    assert await chat.statuses.find_status_of_shown_event("ops", "ref", "E-2")
     assert await chat.statuses.make_private_card(ops, "E-2", in_chat=True)
     # A new mode changes what every message says.
     assert (await relay.call("PUT", "/v1/approvals/mode", {"mode": "dry-run"})).status == 200
@@ -245,7 +245,7 @@ async def _deliver_with_failures(relay: RunningRelay) -> None:
     sink.failure = None
     for verb in ("ping", "pause", "resume"):
         assert (await relay.call("POST", f"/v1/sinks/box/{verb}")).status in (200, 202)
-    await eventually(lambda: not worker.waiting)
+    await eventually(lambda: not worker.unfinished_entry_count)
 
 
 async def _read_all(relay: RunningRelay) -> None:

@@ -162,7 +162,7 @@ async def test_a_button_in_a_chat_is_about_the_scope_of_its_message(
     def last_change(tx: Transaction) -> CloudEvent:
         position = tx.journal.last_change_position(f"{EVENT_ID}@{scope}".lower())
         assert position is not None
-        return tx.journal.event(position)
+        return tx.journal.event_at(position)
 
     update = await chat.messages.plan_update(
         RecordingSinkSettings(name="ops", kind="box"),

@@ -26,8 +26,8 @@ from relay.events.build import Origin, event_data
 from relay.events.cloudevent import CloudEvent
 from relay.events.model import Document, ScheduledEvent
 from relay.events.timestamps import format_rfc3339
-from relay.ingest.recorder import EventNews, EventSighting, PollResult, Recorder
-from relay.outbox import Decision, Grant, GrantState, Mode, StateFileIdentity, TrackedEvent
+from relay.ingest.recorder import EventObservation, EventSighting, Recorder, SuccessfulPoll
+from relay.outbox import Decision, Grant, GrantState, Mode, StateFileOwner, TrackedEvent
 from relay.outbox.file import StateFile, open_state_file
 from relay.outbox.journal import read_rows, verify_journal
 from relay.outbox.transaction import Route, Transaction
@@ -264,7 +264,7 @@ class ApprovalFile:
 
     def _open(self) -> None:
         self._opened = open_state_file(
-            self.path, StateFileIdentity(ORIGIN.scope, "vm", self.is_hub), self.clock.now()
+            self.path, StateFileOwner(ORIGIN.scope, "vm", self.is_hub), self.clock.now()
         )
         self.connection.execute("PRAGMA synchronous = OFF")  # no test cuts the power
         self.engine = ApprovalEngine(
@@ -281,7 +281,7 @@ class ApprovalFile:
     def reload(self, settings: ApprovalsSettings) -> None:
         """Take other rules over while the relay runs."""
         self.settings = settings
-        self.transact(lambda _: self.engine.use(settings, self.client_resources))
+        self.transact(lambda _: self.engine.use_settings(settings, self.client_resources))
 
     def close(self) -> None:
         """Close the file."""
@@ -309,7 +309,7 @@ class ApprovalFile:
         self, *events: ScheduledEvent, gap: bool = False, step: bool = True
     ) -> None:
         """Record a document with these events; apply the transitions that follow if ``step``."""
-        result = PollResult(Document(1, events), self.clock.now(), gap)
+        result = SuccessfulPoll(Document(1, events), self.clock.now(), gap)
         self.transact(lambda tx: self.recorder.record(tx, result))
         if step:
             self.apply_transitions()
@@ -317,8 +317,8 @@ class ApprovalFile:
     def record_in_scopes(self, event: ScheduledEvent, *scopes: str) -> None:
         """Record that a hub sees an event in some scopes."""
         now = self.clock.now()
-        news = [EventNews(scope, now, EventSighting(event, 1)) for scope in scopes]
-        self.transact(lambda tx: self.recorder.record_news(tx, news, now))
+        news = [EventObservation(scope, now, EventSighting(event, 1)) for scope in scopes]
+        self.transact(lambda tx: self.recorder.record_observations(tx, news, now))
         self.apply_transitions()
 
     def apply_transitions(self) -> datetime | None:
@@ -388,7 +388,7 @@ class ApprovalFile:
 
     def set_mode(self, mode: Mode) -> None:
         """Set the mode as an operator does."""
-        self.transact(lambda tx: tx.set_mode(mode, "local:root", self.clock.now()))
+        self.transact(lambda tx: tx.set_approval_mode(mode, "local:root", self.clock.now()))
         self.apply_transitions()
 
     def claim(self) -> list[ClaimedGrant]:

@@ -9,11 +9,11 @@ import orjson
 import pytest
 from jsonschema import Draft202012Validator
 
-from relay.events.catalog import CATALOG, event_schema
+from relay.events.catalog import CATALOG, cloudevent_schema
 from tests.approvals.builders import ApprovalFile
 
 _SCHEMAS = {
-    event_type.name: Draft202012Validator(event_schema(event_type)) for event_type in CATALOG
+    event_type.name: Draft202012Validator(cloudevent_schema(event_type)) for event_type in CATALOG
 }
 
 

@@ -24,8 +24,14 @@ from relay.events.build import Origin
 from relay.events.cloudevent import CloudEvent
 from relay.events.model import Document, ScheduledEvent
 from relay.events.tracing import RecordSpan
-from relay.ingest.recorder import EventDeparture, EventNews, EventSighting, PollResult, Recorder
-from relay.outbox import Grant, StateFileIdentity, StoreSettings
+from relay.ingest.recorder import (
+    EventDeparture,
+    EventObservation,
+    EventSighting,
+    Recorder,
+    SuccessfulPoll,
+)
+from relay.outbox import Grant, StateFileOwner, StoreSettings
 from relay.outbox.file import open_for_reading
 from relay.outbox.journal import JournalRow, read_rows, verify_journal
 from relay.outbox.sqlite import Store, open_store
@@ -62,7 +68,7 @@ class Azure:
         """The next answers to StartRequests; None, or nothing left: 200."""
         self.read_errors: deque[SourceError] = deque()
         self.agents = list(agents) if agents is not None else None
-        self.max_shared = 100 if agents is None else 1
+        self.max_events_per_start_request = 100 if agents is None else 1
         self.claims: list[ClaimedGrant] = []
         """The claims of all StartRequests that were sent."""
         self.sent: list[tuple[str, ...]] = []
@@ -87,7 +93,7 @@ class Azure:
 
     async def poll(self) -> None:
         """Record the document as a poll does."""
-        result = PollResult(Document(1, self.document), self._clock.now(), gap=False)
+        result = SuccessfulPoll(Document(1, self.document), self._clock.now(), gap=False)
         await self.store.transact(lambda tx: self._recorder.record(tx, result), fail_open=True)
 
     def choose_agent(self, _scope: str, _grants: Sequence[Grant]) -> str | None:
@@ -141,18 +147,18 @@ class ScopeOfFleet(Azure):
             *(EventSighting(event, 1) for event in self.document),
             *gone,
         ]
-        news = [EventNews(self.scope, now, item) for item in found]
+        news = [EventObservation(self.scope, now, item) for item in found]
         self._live_keys = keys
         await self.store.transact(
-            lambda tx: self._recorder.record_news(tx, news, now), fail_open=True
+            lambda tx: self._recorder.record_observations(tx, news, now), fail_open=True
         )
 
 
 class Fleet:
     """The port of a hub: each scope is asked by itself."""
 
-    def __init__(self, scopes: Sequence[ScopeOfFleet], max_shared: int) -> None:
-        self.max_shared = max_shared
+    def __init__(self, scopes: Sequence[ScopeOfFleet], max_events_per_start_request: int) -> None:
+        self.max_events_per_start_request = max_events_per_start_request
         self.scopes = {scope.scope: scope for scope in scopes}
 
     async def read_fresh(self, scope: str, grants: Sequence[Grant]) -> None:
@@ -283,7 +289,7 @@ async def running_gate(
     azure = azure or Azure(clock, *events)
     async with open_store(
         StoreSettings(path=path),
-        StateFileIdentity(ORIGIN.scope, "vm"),
+        StateFileOwner(ORIGIN.scope, "vm"),
         clock,
         lambda _: sinks,
         traced=record_span is not None,
@@ -304,18 +310,20 @@ async def running_hub(
     clock: ManualClock,
     *scopes: ScopeOfFleet,
     settings: ApprovalsSettings = SETTINGS,
-    max_shared: int = 1,
+    max_events_per_start_request: int = 1,
 ) -> AsyncIterator[GateHarness]:
     """Run the gate of a hub on the store in a folder. Leaving the context kills it."""
     path = folder / "relay.db"
     async with open_store(
-        StoreSettings(path=path), StateFileIdentity("hub", "vm", is_hub=True), clock, lambda _: ()
+        StoreSettings(path=path), StateFileOwner("hub", "vm", is_hub=True), clock, lambda _: ()
     ) as store:
         for scope in scopes:
             scope.store = store
             await scope.poll()
         engine = ApprovalEngine(settings, Origin("hub", "hub-0"), client_resources=CLIENT_RESOURCES)
-        gate = Gate(engine, store, Fleet(scopes, max_shared), clock, lambda _: False)
+        gate = Gate(
+            engine, store, Fleet(scopes, max_events_per_start_request), clock, lambda _: False
+        )
         async with _running(gate) as task:
             yield GateHarness(path, clock, scopes[0], store, gate, task)
 

@@ -13,9 +13,9 @@ from relay.approvals.admission import (
     HOLD_NOTICE,
     SENT_BEFORE_NOTICE,
     Refusal,
-    ambiguous_event,
+    ambiguous_scope_refusal,
     authorize,
-    build_answer,
+    build_accepted_answer,
     find_decisions_to_end,
     hold_caveat,
 )
@@ -181,7 +181,7 @@ def test_the_notices_about_holds_say_what_can_still_happen() -> None:
 
 @pytest.mark.parametrize("scopes", [("a", "b", "c"), ("c", "b", "a")])
 def test_an_event_of_several_scopes_is_refused_with_their_names(scopes: tuple[str, ...]) -> None:
-    assert ambiguous_event([build_occurrence(scope=scope) for scope in scopes]) == Refusal(
+    assert ambiguous_scope_refusal([build_occurrence(scope=scope) for scope in scopes]) == Refusal(
         422, "expected the scope, because this EventId is known in several: a, b, c", "scope"
     )
 
@@ -392,7 +392,7 @@ def test_a_vote_expires_by_its_rule_a_hold_by_the_settings_and_a_release_never(
 def test_the_answer_to_a_hold_alone_says_that_it_may_come_too_late(
     decision: DecisionKind, status: ApprovalStatus, notice: str | None
 ) -> None:
-    answer = build_answer(build_request(decision), HOLD, status)
+    answer = build_accepted_answer(build_request(decision), HOLD, status)
     assert answer.body.get("notice") == notice
 
 
@@ -416,5 +416,5 @@ def test_what_a_hold_does_not_stop_depends_on_what_was_sent() -> None:
 def test_the_answer_says_how_the_event_stands(
     state: str, decision: DecisionKind, status: ApprovalStatus
 ) -> None:
-    answer = build_answer(build_request(decision), VOTE, status)
+    answer = build_accepted_answer(build_request(decision), VOTE, status)
     assert (answer.status, answer.body["state"]) == (202, state)

@@ -250,10 +250,10 @@ async def test_tell_first_passes_while_approvals_are_off_or_held(tmp_path: Path)
     async with running_gate(tmp_path, USER_REBOOT, OTHER_REBOOT, sinks=("bus",)) as harness:
         await harness.wait_for_events("approval.granted", 2)
         await harness.submit("hold", "eve", OTHER_REBOOT)
-        await harness.gate.set_mode("off", "local:root")
+        await harness.gate.set_approval_mode("off", "local:root")
         await harness.settle()
         harness.clock.advance(5)
-        await harness.gate.set_mode("on", "local:root")
+        await harness.gate.set_approval_mode("on", "local:root")
         await harness.wait_for_events("startrequest.accepted")
         await harness.submit("release", "eve", OTHER_REBOOT)
         await harness.wait_for_events("startrequest.accepted", 2)
@@ -307,11 +307,15 @@ async def test_a_hold_during_tell_first_stops_the_grant_until_its_release(tmp_pa
 async def test_the_switch_during_tell_first_stops_the_grant(tmp_path: Path, mode: Any) -> None:
     async with running_gate(tmp_path, USER_REBOOT, sinks=("bus",)) as harness:
         await harness.wait_for_events("approval.granted")
-        assert await harness.gate.set_mode(mode, "local:root") == await harness.gate.mode() == mode
+        assert (
+            await harness.gate.set_approval_mode(mode, "local:root")
+            == await harness.gate.approval_mode()
+            == mode
+        )
         harness.clock.advance(6)
         await harness.settle()
         assert (harness.azure.reads, harness.azure.sent) == (0, [])
-        await harness.gate.set_mode("on", "local:root")
+        await harness.gate.set_approval_mode("on", "local:root")
         await harness.wait_for_events("startrequest.accepted")
 
 
@@ -360,7 +364,7 @@ async def test_the_switch_during_the_fresh_read_is_in_time(tmp_path: Path) -> No
         harness.azure.may_read.clear()
         await harness.submit(of=REDEPLOY)
         await wait_until(lambda: harness.azure.reads == 1)
-        await harness.gate.set_mode("off", "local:root")
+        await harness.gate.set_approval_mode("off", "local:root")
         harness.azure.may_read.set()
         await harness.settle()
         assert harness.azure.sent == []
@@ -803,10 +807,10 @@ async def test_a_decision_that_cannot_be_written_is_503_and_not_taken(tmp_path: 
             {"detail": "the decision cannot be recorded now; nothing was decided, try again"},
         )
         with pytest.raises(StoreUnavailable):
-            await harness.gate.set_mode("off", "local:root")
+            await harness.gate.set_approval_mode("off", "local:root")
         _set_writable(harness.store, True)
         await wait_until(lambda: harness.store.write_error is None)
-        assert await harness.gate.mode() == "on"
+        assert await harness.gate.approval_mode() == "on"
         assert not harness.events("approval.recorded")
         assert (await harness.submit(of=REDEPLOY, request_id="r")).status == 202
 

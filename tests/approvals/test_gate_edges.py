@@ -95,7 +95,7 @@ async def test_an_event_that_comes_while_the_gate_looks_at_new_rules_is_granted(
     async with running_gate(tmp_path, REBOOT, settings=BY_VOTES) as harness:
         await harness.settle()
         busy = BusyStore(harness.store)
-        used = harness.store.submit(lambda _: harness.gate.engine.use(SETTINGS))
+        used = harness.store.submit(lambda _: harness.gate.engine.use_settings(SETTINGS))
         harness.gate.wake()
         await look_is_queued()
         recording = asyncio.create_task(harness.record_document(REBOOT, OTHER_REBOOT))
@@ -153,11 +153,11 @@ async def test_what_came_while_approvals_were_off_is_granted_when_they_are_on(
     tmp_path: Path,
 ) -> None:
     async with running_gate(tmp_path) as harness:
-        await harness.gate.set_mode("off", "local:root")
+        await harness.gate.set_approval_mode("off", "local:root")
         await harness.record_document(USER_REBOOT)
         await harness.settle()
         assert harness.events("approval.granted") == []
-        await harness.gate.set_mode("on", "local:root")
+        await harness.gate.set_approval_mode("on", "local:root")
         await harness.wait_for_events("startrequest.accepted")
 
 
@@ -252,7 +252,7 @@ async def test_new_sinks_have_tell_first_again_for_an_open_grant(tmp_path: Path)
         await harness.wait_for_events("approval.granted")
         harness.clock.advance(4)
         await harness.settle()
-        harness.gate.restart_waits()
+        harness.gate.restart_tell_first_waits()
         harness.clock.advance(4.9)
         await harness.settle()
         assert harness.azure.sent == []
@@ -339,7 +339,7 @@ async def test_a_standing_hold_that_cannot_be_written_is_503_and_not_made(tmp_pa
             "the decision cannot be recorded now; nothing was decided, try again",
         )
         await wait_until(lambda: harness.store.write_error is None)
-        assert await harness.gate.standing_holds(None, PageLimit(10), only_open=False) == (
+        assert await harness.gate.standing_holds_page(None, PageLimit(10), only_open=False) == (
             [],
             False,
         )
@@ -358,7 +358,7 @@ async def test_standing_holds_are_listed_the_newest_first_and_found_by_their_ids
 
         async def listed(**changes: Any) -> tuple[list[str], bool]:
             given = {"before": None, "limit": PageLimit(10), "only_open": False} | changes
-            holds, has_more = await gate.standing_holds(**given)
+            holds, has_more = await gate.standing_holds_page(**given)
             return [hold.hold_id for hold in holds], has_more
 
         assert await listed() == ([ids[2], ids[1], ids[0]], False)

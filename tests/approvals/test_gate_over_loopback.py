@@ -23,7 +23,7 @@ from relay.imds.client import ImdsClient
 from relay.imds.poller import Poller
 from relay.imds.start_request_port import ImdsPort
 from relay.ingest.recorder import Recorder
-from relay.outbox import StateFileIdentity, StoreSettings
+from relay.outbox import StateFileOwner, StoreSettings
 from relay.outbox.journal import verify_journal
 from relay.outbox.sqlite import Store, open_store
 from relay.simulator import VM, Event, Fault, Plan, Setup, Simulator
@@ -96,7 +96,7 @@ async def running_relay(
     async with (
         open_store(
             StoreSettings(path=folder / "relay.db"),
-            StateFileIdentity(ORIGIN.scope, "vm"),
+            StateFileOwner(ORIGIN.scope, "vm"),
             clock,
             lambda _: (),
         ) as store,

@@ -18,7 +18,7 @@ from relay.approvals.engine import ApprovalEngine
 from relay.approvals.limits import Limit, count_selected_machines
 from relay.approvals.status import approval_state, approval_summary
 from relay.errors import SourceRefused, SourceUnavailable
-from relay.events.catalog import CATALOG, event_schema
+from relay.events.catalog import CATALOG, cloudevent_schema
 from relay.events.model import ScheduledEvent
 from tests.approvals.builders import ORIGIN, ApprovalFile, build_event, decide
 from tests.approvals.manual_clock import NOON
@@ -35,7 +35,7 @@ _VOTE: dict[str, Any] = {
 }
 _AT_ONCE: dict[str, Any] = {"name": "all", "approve": "automatic"}
 _SCHEMAS = {
-    event_type.name: Draft202012Validator(event_schema(event_type)) for event_type in CATALOG
+    event_type.name: Draft202012Validator(cloudevent_schema(event_type)) for event_type in CATALOG
 }
 
 

@@ -261,12 +261,14 @@ class Limits(RuleBasedStateMachine):
 
     def _facts(self) -> list[tuple[str, frozenset[str], bool]]:
         """Each live event that the relay knows, its machines, and whether it may be under way."""
-        rows = self.approvals.transact(lambda tx: tx.snapshot.live())
+        rows = self.approvals.transact(lambda tx: tx.snapshot.live_occurrences())
         facts = []
         for row in rows:
             grants = self.approvals.status(row.key).grants
             names = frozenset(row.event.resources or (f"event {row.event.event_id}",))
-            is_taking = row.event.is_started or any(grant.may_be_accepted for grant in grants)
+            is_taking = row.event.is_started or any(
+                grant.may_have_been_accepted for grant in grants
+            )
             facts.append((row.event.event_id, names, is_taking))
         return facts
 
@@ -328,7 +330,7 @@ class Limits(RuleBasedStateMachine):
             # A grant that waits itself takes no slot.
             is_free = not (status.active_holds or status.waiting_for)
             is_granted = status.active_grant is not None and is_free
-            may_go = any(grant.may_be_accepted for grant in status.grants)
+            may_go = any(grant.may_have_been_accepted for grant in status.grants)
             if found.event.is_started or is_granted or may_go:
                 for limit in self.limits:
                     taken[limit["name"]] |= counted(limit, names)

@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 from relay.approvals import ApprovalsSettings
 from relay.approvals.machine_principals import (
     can_be_in_scope,
+    can_mean_same_machine,
     is_pattern,
     machine_principal,
     matches_principal,
     max_possible_votes,
-    overlap,
     own_resources,
     patterns_overlap,
     scope_of_machine,
-    split_entry,
+    split_scope_and_relay,
 )
 from relay.approvals.principals import is_principal
 from tests.approvals.builders import build_decision, build_status
@@ -116,8 +116,8 @@ def test_no_letter_is_a_wildcard() -> None:
 def test_an_entry_without_a_slash_means_no_machine() -> None:
     """It is not a pattern that a scope and a relay match together."""
     assert not matches_principal("vm:p*", "vm:prod/vm-0")
-    assert split_entry("vm:p*") == ("p*", "")
-    assert split_entry("vm:prod-*/vm-?") == ("prod-*", "vm-?")
+    assert split_scope_and_relay("vm:p*") == ("p*", "")
+    assert split_scope_and_relay("vm:prod-*/vm-?") == ("prod-*", "vm-?")
 
 
 @pytest.mark.parametrize(
@@ -154,9 +154,9 @@ def test_long_patterns_are_compared_in_no_time() -> None:
 
 
 def test_entries_overlap_if_a_machine_can_be_meant_by_both() -> None:
-    assert overlap("vm:a-*/*", "vm:*-1/db_?")
-    assert not overlap("vm:a-*/*", "vm:b-*/*")
-    assert not overlap("vm:a/x", "vm:a/y")
+    assert can_mean_same_machine("vm:a-*/*", "vm:*-1/db_?")
+    assert not can_mean_same_machine("vm:a-*/*", "vm:b-*/*")
+    assert not can_mean_same_machine("vm:a/x", "vm:a/y")
 
 
 # --- votes

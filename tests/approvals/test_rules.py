@@ -18,7 +18,7 @@ from relay.approvals import ApprovalsSettings
 from relay.approvals.admission import Refusal, authorize
 from relay.approvals.request import Caller, Rights
 from relay.approvals.rules import Hours, Rule, client_principals_of_same_person
-from relay.approvals.transitions import can_claim, next_change_at, next_transitions
+from relay.approvals.transitions import can_claim_grant, next_change_at, next_transitions
 from relay.events.build import event_data
 from tests.approvals.builders import (
     ApprovalFile,
@@ -443,9 +443,9 @@ def test_a_grant_past_execution_expires_is_not_claimed_and_its_votes_are_void(
     assert approvals.submit(by="alice").body["state"] == "granted"
     approvals.clock.advance(59)
     assert approvals.apply_transitions() == NOON + timedelta(seconds=60)
-    assert can_claim(approvals.grants[0], approvals.status())
+    assert can_claim_grant(approvals.grants[0], approvals.status())
     approvals.clock.advance(1)
-    assert not can_claim(approvals.grants[0], approvals.status())
+    assert not can_claim_grant(approvals.grants[0], approvals.status())
     approvals.apply_transitions()
     assert approvals.event_names() == [
         "approval.recorded",
@@ -467,7 +467,7 @@ def test_execution_expires_does_not_apply_after_the_claim() -> None:
         now=61.0,
     )
     assert next_transitions(status) == []
-    assert can_claim(status.grants[0], status)
+    assert can_claim_grant(status.grants[0], status)
 
 
 def test_execution_expires_is_a_next_change() -> None:

@@ -191,7 +191,7 @@ async def test_a_refusal_of_a_shared_start_request_splits_those_of_its_scope_onl
         ScopeOfFleet(clock, name, USER_REBOOT, OTHER_REBOOT) for name in ("a", "b")
     ]
     split.answers.append(REFUSED)
-    async with running_hub(tmp_path, clock, *scopes, max_shared=100) as harness:
+    async with running_hub(tmp_path, clock, *scopes, max_events_per_start_request=100) as harness:
         await harness.wait_for_events("startrequest.accepted", 4)
         assert split.sent == [("E-1", "E-2"), ("E-1",), ("E-2",)]
         assert whole.sent == [("E-1", "E-2")]

@@ -85,7 +85,7 @@ class _CheckedScope(ScopeOfFleet):
     async def start(self, scope: str, claims: Sequence[ClaimedGrant]) -> None:
         assert scope == self.scope
         assert self.answer is None, "two StartRequests in flight in a scope"
-        assert 1 <= len(claims) <= self._machine.max_shared
+        assert 1 <= len(claims) <= self._machine.max_events_per_start_request
         for claim in claims:
             self._machine.check_claim(self, claim)
         self.answer = asyncio.get_running_loop().create_future()
@@ -102,13 +102,13 @@ class _CheckedScope(ScopeOfFleet):
 class Scopes(RuleBasedStateMachine):
     """What can happen in three scopes, in any order."""
 
-    @initialize(max_shared=st.sampled_from([1, 100]))
-    def begin(self, max_shared: int) -> None:
+    @initialize(max_events_per_start_request=st.sampled_from([1, 100]))
+    def begin(self, max_events_per_start_request: int) -> None:
         """Begin with a StartRequest in flight in each scope."""
         self.folder = tempfile.TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else None)
         self.runner = asyncio.Runner(debug=True)
         self.clock = ManualClock()
-        self.max_shared = max_shared
+        self.max_events_per_start_request = max_events_per_start_request
         self.mode: Mode = "on"
         self.held: set[tuple[str, str]] = set()
         self.scopes = {name: self._run(self._make_scope(name)) for name in _SCOPES}
@@ -133,7 +133,10 @@ class Scopes(RuleBasedStateMachine):
     async def _open(self) -> None:
         self.stack = AsyncExitStack()
         hub = running_hub(
-            Path(self.folder.name), self.clock, *self.scopes.values(), max_shared=self.max_shared
+            Path(self.folder.name),
+            self.clock,
+            *self.scopes.values(),
+            max_events_per_start_request=self.max_events_per_start_request,
         )
         self.harness: GateHarness = await self.stack.enter_async_context(hub)
         await self.harness.settle()
@@ -252,7 +255,7 @@ class Scopes(RuleBasedStateMachine):
     async def _switch(self, mode: Mode) -> None:
         if mode == "on":
             self.mode = mode
-        await self.harness.gate.set_mode(mode, "local:root")
+        await self.harness.gate.set_approval_mode(mode, "local:root")
         self.mode = mode
         await self._settle()
 

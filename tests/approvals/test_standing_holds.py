@@ -579,7 +579,7 @@ async def test_who_ends_a_standing_hold_after_a_reload_is_judged_by_the_new_peop
         answer = await gate.hold_ahead(StandingHoldBody.model_validate(body), "alice")
         release = threading.Event()
         gate.store.submit_read(lambda _: release.wait(10))
-        gate.store.submit(lambda _: gate.gate.engine.use(SETTINGS))
+        gate.store.submit(lambda _: gate.gate.engine.use_settings(SETTINGS))
         ended = asyncio.create_task(gate.end_ahead(answer.body["holdId"], "carol"))
         await asyncio.sleep(0)  # the request is behind the reload
         release.set()

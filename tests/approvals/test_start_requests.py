@@ -137,15 +137,17 @@ async def test_a_port_says_how_many_events_may_share_a_start_request(tmp_path: P
         assert azure.sent == [("E-1",), ("E-2",)]
 
 
-@pytest.mark.parametrize("max_shared", [1, 100])
+@pytest.mark.parametrize("max_events_per_start_request", [1, 100])
 async def test_a_grant_that_fails_again_and_again_delays_another_by_one_turn_only(
-    tmp_path: Path, max_shared: int
+    tmp_path: Path, max_events_per_start_request: int
 ) -> None:
     clock = ManualClock()
     azure = Azure(clock, USER_REBOOT, OTHER_REBOOT)
-    azure.max_shared = max_shared
+    azure.max_events_per_start_request = max_events_per_start_request
     # A shared StartRequest that is refused is split.
-    azure.answers.extend([*([REFUSED] if max_shared > 1 else []), TIMEOUT, None, TIMEOUT, TIMEOUT])
+    azure.answers.extend(
+        [*([REFUSED] if max_events_per_start_request > 1 else []), TIMEOUT, None, TIMEOUT, TIMEOUT]
+    )
     async with running_gate(tmp_path, azure=azure, clock=clock) as harness:
         await clock.advance_until(lambda: bool(harness.events("startrequest.accepted")))
         await harness.settle()

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from relay.approvals.status import ApprovalStatus, approval_state
-from relay.approvals.transitions import FailGrant, can_claim, next_transitions
+from relay.approvals.transitions import FailGrant, can_claim_grant, next_transitions
 from relay.outbox import Decision
 from tests.approvals.builders import (
     CLIENT_RESOURCES,
@@ -94,7 +94,7 @@ def test_a_vote_counts_only_while_its_voter_may_give_it(
         build_status(None, *VOTES, grants=[build_grant()]), resources_by_client=client_resources
     )
     assert [vote.principal for vote in status.counted_votes] == ["client:alice"]
-    assert not can_claim(build_grant(), status)
+    assert not can_claim_grant(build_grant(), status)
     assert any(isinstance(transition, FailGrant) for transition in next_transitions(status))
 
 

@@ -15,14 +15,14 @@ from relay.approvals.transitions import (
     FailGrant,
     Transition,
     VoidVotes,
-    add_limit_waits,
-    can_claim,
+    annotate_with_waited_limits,
+    can_claim_grant,
     can_keep_slot,
-    failure_reason,
     grant_expires_at,
-    last_chance_at,
+    last_moment_before_expiry,
     next_change_at,
     next_transitions,
+    open_grant_failure_reason,
 )
 from relay.outbox import Decision, Grant, Mode
 from tests.approvals.builders import (
@@ -87,7 +87,7 @@ EXPIRED = "the approval was not sent within its execution_expires"
 def test_a_grant_that_fails_says_exactly_why(
     expected: str, grant: Grant, status: ApprovalStatus
 ) -> None:
-    assert failure_reason(grant, status) == expected
+    assert open_grant_failure_reason(grant, status) == expected
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,9 @@ def test_the_last_chance_is_just_before_time_ended_the_first(
     seconds: float | None, status: ApprovalStatus
 ) -> None:
     just_before = timedelta(seconds=seconds or 0, microseconds=-1)
-    assert last_chance_at(status) == (NOON + just_before if seconds is not None else None)
+    assert last_moment_before_expiry(status) == (
+        NOON + just_before if seconds is not None else None
+    )
 
 
 def test_what_ends_by_time_says_for_what_the_event_waited() -> None:
@@ -197,22 +199,24 @@ def test_what_ends_by_time_says_for_what_the_event_waited() -> None:
         VoidVotes(VOTES, None),
         ExpireHold(HOLD),
     ]
-    assert add_limit_waits([VoidVotes(VOTES, "expired"), FailGrant(grant, EXPIRED)], before) == [
+    assert annotate_with_waited_limits(
+        [VoidVotes(VOTES, "expired"), FailGrant(grant, EXPIRED)], before
+    ) == [
         VoidVotes(VOTES, "expired", (WAIT,)),
         FailGrant(grant, f"{EXPIRED}; {WAIT_TEXT}"),
     ]
-    assert add_limit_waits([*untouched], before) == untouched
+    assert annotate_with_waited_limits([*untouched], before) == untouched
 
 
 def test_a_grant_that_could_not_be_sent_before_either_says_nothing_of_waiting() -> None:
     failed = FailGrant(build_grant(revision="x"), "the event changed")
     before = replace(build_status(None, *VOTES), waiting_for=(WAIT,))
-    assert add_limit_waits([failed], before) == [failed]
+    assert annotate_with_waited_limits([failed], before) == [failed]
 
 
 def test_an_event_that_waited_for_nothing_says_nothing_of_waiting() -> None:
     transitions: list[Transition] = [VoidVotes(VOTES, "expired"), FailGrant(build_grant(), EXPIRED)]
-    assert add_limit_waits(transitions, build_status(None, *VOTES)) == transitions
+    assert annotate_with_waited_limits(transitions, build_status(None, *VOTES)) == transitions
 
 
 # --- what a grant that expired takes with it
@@ -245,5 +249,5 @@ def test_nothing_is_claimed_if_the_revision_is_not_that_of_the_stored_event() ->
     grant = build_grant(revision="x")
     status = build_status(None, *votes)
     other = replace(status, occurrence=replace(status.occurrence, revision="x"))
-    assert failure_reason(grant, other) is None
-    assert not can_claim(grant, other)
+    assert open_grant_failure_reason(grant, other) is None
+    assert not can_claim_grant(grant, other)

@@ -16,7 +16,7 @@ from relay.approvals.transitions import (
     FailGrant,
     Transition,
     VoidVotes,
-    can_claim,
+    can_claim_grant,
     next_change_at,
     next_transitions,
 )
@@ -173,7 +173,7 @@ def test_a_grant_is_claimed_only_with_a_quorum_in_time_unheld_and_unchanged(
                 and grant.revision == status.occurrence.revision
                 and may_start(status)
             )
-            assert can_claim(grant, status) == expected
+            assert can_claim_grant(grant, status) == expected
 
 
 @given(statuses())

@@ -16,10 +16,10 @@ from relay.approvals.transitions import (
     FailGrant,
     Transition,
     VoidVotes,
-    can_claim,
-    failure_reason,
+    can_claim_grant,
     next_change_at,
     next_transitions,
+    open_grant_failure_reason,
 )
 from relay.outbox import Grant
 from tests.approvals.builders import (
@@ -300,7 +300,7 @@ def test_a_grant_follows_the_expiry_of_the_last_hold() -> None:
 )
 def test_why_a_grant_fails(words: str, status: ApprovalStatus) -> None:
     (grant,) = status.grants
-    reason = failure_reason(grant, status)
+    reason = open_grant_failure_reason(grant, status)
     assert reason is not None
     assert words in reason
     failures = [step for step in next_transitions(status) if isinstance(step, FailGrant)]
@@ -310,14 +310,14 @@ def test_why_a_grant_fails(words: str, status: ApprovalStatus) -> None:
 @pytest.mark.parametrize("state", ["granted", "sent"])
 def test_a_grant_with_its_quorum_does_not_fail(state: Any) -> None:
     status = build_status(None, *VOTES, grants=[build_grant(state)])
-    assert failure_reason(status.grants[0], status) is None
+    assert open_grant_failure_reason(status.grants[0], status) is None
     assert next_transitions(status) == []
 
 
 def test_a_failed_claim_says_that_its_outcome_is_unknown() -> None:
-    reason = failure_reason(build_grant(), build_status(STARTED))
+    reason = open_grant_failure_reason(build_grant(), build_status(STARTED))
     assert reason is not None
-    assert failure_reason(build_grant("sent"), build_status(STARTED)) == (
+    assert open_grant_failure_reason(build_grant("sent"), build_status(STARTED)) == (
         f"{reason}; whether IMDS took the StartRequest is not known"
     )
 
@@ -352,7 +352,7 @@ def transition_types(transitions: list[Transition]) -> list[type[Transition]]:
     ],
 )
 def test_a_grant_can_be_claimed(grant: Grant, status: ApprovalStatus) -> None:
-    assert can_claim(grant, status)
+    assert can_claim_grant(grant, status)
 
 
 @pytest.mark.parametrize(
@@ -389,7 +389,7 @@ def test_a_grant_can_be_claimed(grant: Grant, status: ApprovalStatus) -> None:
     ],
 )
 def test_the_last_check_repeats_every_condition(grant: Grant, status: ApprovalStatus) -> None:
-    assert not can_claim(grant, status)
+    assert not can_claim_grant(grant, status)
 
 
 # --- when time changes something

@@ -31,7 +31,7 @@ from relay.events.build import relay_event
 from relay.events.cloudevent import CloudEvent
 from relay.events.model import ScheduledEvent
 from relay.events.timestamps import format_rfc3339
-from relay.outbox import StateFileIdentity, StoreSettings
+from relay.outbox import StateFileOwner, StoreSettings
 from relay.outbox.deliveries import Delivery, LoggedAttempt
 from relay.outbox.sqlite import open_store
 from relay.outbox.transaction import Transaction
@@ -145,7 +145,7 @@ class ChatRelay(RecordingRelay):
 
 
 def _attempts_of(entry: int, tx: Transaction) -> list[LoggedAttempt]:
-    return list(tx.deliveries.attempts(entry))
+    return list(tx.deliveries.attempts_of_entry(entry))
 
 
 @asynccontextmanager
@@ -162,7 +162,7 @@ async def relay_with_chat(directory: Path, receiver: ReceiverControl) -> AsyncIt
     )
     async with open_store(
         StoreSettings(path=directory / "relay.db"),
-        StateFileIdentity(ORIGIN.scope, "vm"),
+        StateFileOwner(ORIGIN.scope, "vm"),
         clock,
         lambda event: tuple(matching_sinks(event, [settings])),
     ) as store:

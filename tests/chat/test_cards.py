@@ -548,7 +548,7 @@ def test_a_message_changes_by_time_alone_when_it_says_that_it_will(status: Appro
     if status.occurrence.live:
         if not status.occurrence.event.is_started:
             limits.append(status.not_before)
-        limits += [status.expires_at(decision) for decision in status.decisions]
+        limits += [status.decision_expires_at(decision) for decision in status.decisions]
     future = [limit for limit in limits if limit is not None and limit > status.now]
     assert next_refresh_time([status]) == min(future, default=None)
 

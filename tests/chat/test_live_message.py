@@ -320,7 +320,7 @@ async def test_buttons_go_when_approvals_are_turned_off_and_come_back(tmp_path: 
         await relay.deliver_document(build_event())
 
         def set_mode(mode: Mode, tx: Transaction) -> None:
-            tx.set_mode(mode, "local:root", clock.now())
+            tx.set_approval_mode(mode, "local:root", clock.now())
 
         def shows_decisions(decisions: list[str]) -> bool:
             return relay.wall.decisions("m1") == decisions

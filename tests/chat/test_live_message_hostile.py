@@ -87,7 +87,9 @@ async def test_an_answer_whose_body_is_slow_posts_no_message_twice(tmp_path: Pat
         workspace.failures["chat.postMessage"] = slowly
         relay.reboot("vm-0")
         await eventually(lambda: workspace.call_count("chat.postMessage") > 0)
-        await eventually(lambda: relay.running.relay.dispatcher.get_worker("ops").waiting == 0)
+        await eventually(
+            lambda: relay.running.relay.dispatcher.get_worker("ops").unfinished_entry_count == 0
+        )
         assert workspace.call_count("chat.postMessage") == 1
 
 
@@ -171,7 +173,9 @@ async def test_an_answer_of_mattermost_that_comes_too_late_makes_no_second_post(
         ) as relay:
             relay.reboot("vm-0")
             await eventually(lambda: ("POST", "posts") in server.calls)
-            await eventually(lambda: relay.running.relay.dispatcher.get_worker("ops").waiting == 0)
+            await eventually(
+                lambda: relay.running.relay.dispatcher.get_worker("ops").unfinished_entry_count == 0
+            )
             assert server.calls.count(("POST", "posts")) == 2
             (post,) = server.channel_posts
             tokens = re.findall(r"/approve#([A-Za-z0-9_-]+)", json.dumps(post))
@@ -242,7 +246,7 @@ async def test_what_opens_something_gets_into_no_log_though_the_platform_repeats
                 return {
                     delivery.sink: attempt.response or ""
                     for delivery in tx.deliveries.page()
-                    for attempt in tx.deliveries.attempts(delivery.id)
+                    for attempt in tx.deliveries.attempts_of_entry(delivery.id)
                 }
 
             async def every_sink_was_tried() -> bool:

@@ -25,7 +25,7 @@ def test_a_token_and_a_channel_are_enough() -> None:
         "drop",
         False,
     )
-    assert not settings.accepts_callbacks
+    assert not settings.uses_http_callbacks
     assert not settings.uses_socket_mode
 
 
@@ -112,7 +112,7 @@ def test_every_secret_can_be_in_a_file(tmp_path: Path) -> None:
     assert (
         with_callbacks.bot_token(),
         with_callbacks.current_signing_secret(),
-        with_callbacks.accepts_callbacks,
+        with_callbacks.uses_http_callbacks,
     ) == (
         TOKEN,
         SECRET.encode(),

@@ -24,8 +24,8 @@ from relay.delivery.dispatcher import Dispatcher
 from relay.delivery.routing import matching_sinks
 from relay.errors import Deferred
 from relay.events.model import Document, ScheduledEvent
-from relay.ingest.recorder import PollResult, Recorder
-from relay.outbox import StateFileIdentity, StoreSettings
+from relay.ingest.recorder import Recorder, SuccessfulPoll
+from relay.outbox import StateFileOwner, StoreSettings
 from relay.outbox.sqlite import Store, open_store
 from tests.approvals.builders import BOOT_ID, CLIENT_RESOURCES, ORIGIN, SETTINGS, build_request
 from tests.approvals.manual_clock import ManualClock
@@ -113,7 +113,7 @@ class RecordingRelay:
         """Record a document with these events, and what follows from it."""
         recorder = Recorder(ORIGIN, BOOT_ID, frozenset({"db-1"}))
         now = self.clock.now()
-        poll = PollResult(Document(1, events), now, gap=False)
+        poll = SuccessfulPoll(Document(1, events), now, gap=False)
         await self.store.transact(lambda tx: recorder.record(tx, poll), fail_open=fail_open)
         await self.store.transact(
             lambda tx: self.approvals.apply_transitions(tx, now), fail_open=fail_open
@@ -184,7 +184,7 @@ async def relay_with_wall(
     settings = WallSettings.model_validate({"name": "wall", **fields})
     async with open_store(
         StoreSettings(path=directory / "relay.db"),
-        StateFileIdentity(ORIGIN.scope, "vm"),
+        StateFileOwner(ORIGIN.scope, "vm"),
         clock,
         lambda event: tuple(matching_sinks(event, [settings])),
     ) as store:

@@ -12,7 +12,7 @@ import pytest
 from relay.api.local_socket import SERVICE_SOCKET
 from relay.cli import init
 from relay.cli.audit import SERVICE_STORE
-from relay.cli.init import for_service, initial_configuration
+from relay.cli.init import initial_configuration, set_service_paths
 from relay.config import load
 from relay.config.relay_location import locate_relay
 from tests.cli.command import file_names, run_command
@@ -78,7 +78,7 @@ def test_without_the_group_or_root_it_is_said_what_to_do(
 
 def test_only_the_places_differ_from_what_is_printed() -> None:
     printed = initial_configuration().splitlines()
-    written = for_service(initial_configuration()).splitlines()
+    written = set_service_paths(initial_configuration()).splitlines()
     changed = [line for line in written if line not in printed]
     assert len(written) == len(printed)
     assert [line.split()[:2] for line in changed] == [

@@ -9,7 +9,7 @@ import pytest
 
 from relay.api.local_socket import STATE_FILE_HEADER, state_file_id
 from relay.cli._exit_codes import CommandFailed
-from relay.cli._local_relay import find_socket, is_trusted
+from relay.cli._local_relay import find_socket, is_socket_owner_trusted
 from relay.config import Config
 from relay.config.relay_location import locate_relay
 from tests.cli.command import run_async, run_command
@@ -149,7 +149,7 @@ async def test_a_relay_of_ones_own_comes_before_the_service(tmp_path: Path) -> N
 def test_a_socket_that_somebody_else_put_into_a_folder_is_not_trusted(
     owner: int, folder_owner: int, user: int, *, trusted: bool
 ) -> None:
-    assert is_trusted(owner, folder_owner, user) is trusted
+    assert is_socket_owner_trusted(owner, folder_owner, user) is trusted
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")

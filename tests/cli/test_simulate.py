@@ -14,7 +14,7 @@ import pytest
 
 from relay.cli._exit_codes import CommandFailed, unwrap_exception_group
 from relay.cli._webhook_receiver import receive_webhooks
-from relay.cli.demo import Steps, run_demo
+from relay.cli.demo import TimedSteps, run_demo
 from relay.clock import SystemClock
 from relay.events.cloudevent import CloudEvent
 from relay.simulator import list_playbooks
@@ -195,7 +195,7 @@ async def test_a_step_of_the_demo_that_does_not_come_is_named(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(ExceptionGroup) as caught:
-        await run_demo(Steps(timeout=0.001), stay=False)
+        await run_demo(TimedSteps(timeout=0.001), stay=False)
     error = unwrap_exception_group(caught.value)
     assert isinstance(error, CommandFailed)
     assert str(error) == "expected event.scheduled at the receiver within 0.001 s, it did not come"

@@ -22,7 +22,7 @@ from relay.outbox import StoreSettings
 from relay.outbox.deliveries import Delivery
 from relay.outbox.sqlite import Store, open_store
 from relay.outbox.transaction import Transaction
-from relay.roles.parts import relay_event_recorder
+from relay.roles.parts import make_relay_event_recorder
 from relay.sinks import Receipt, Sink, SinkSettings
 from tests.builders import cloudevent
 from tests.outbox.open_store import IDENTITY
@@ -218,7 +218,7 @@ async def running_dispatcher(
             {name: (settings[name], sink) for name, sink in sinks.items()},
             store,
             clock,
-            relay_event_recorder(store, ORIGIN, clock),
+            make_relay_event_recorder(store, ORIGIN, clock),
         )
         await dispatcher.start()
         task = asyncio.create_task(

@@ -225,7 +225,7 @@ async def test_a_sink_that_never_waits_leaves_others_their_turn(tmp_path: Path) 
         for number in range(100):
             await relay.record_event(f"E-{number}")
         for name in sinks:
-            relay.dispatcher.get_worker(name).set_state("on", None)
+            relay.dispatcher.get_worker(name).set_sink_state("on", None)
         await wait_until(lambda: len(turns) == 200)
     assert max(len(list(run)) for _, run in groupby(turns)) <= 2 * MAX_BATCH
 
@@ -236,12 +236,12 @@ async def test_no_more_is_sent_than_a_crash_may_repeat_while_the_disk_is_slow(
     """A crash makes the relay resend at most the 64 deliveries that it did not yet record."""
     free, far = threading.Event(), ScriptedSink(hangs)
     async with running_dispatcher(tmp_path, {"bus": far}) as relay:
-        relay.dispatcher.get_worker("bus").set_state("paused", "until all are there")
+        relay.dispatcher.get_worker("bus").set_sink_state("paused", "until all are there")
         for number in range(200):
             await relay.record_event(f"E-{number}")
         far.answer = accepts
         blocked = relay.store.submit(lambda _: free.wait())
-        relay.dispatcher.get_worker("bus").set_state("on", None)
+        relay.dispatcher.get_worker("bus").set_sink_state("on", None)
         await wait_until(lambda: len(far.delivered) == MAX_OPEN_DELIVERIES)
         for _ in range(1000):
             await asyncio.sleep(0)

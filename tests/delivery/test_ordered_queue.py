@@ -194,7 +194,7 @@ class LanesLaw(RuleBasedStateMachine):
         lanes = [lane.waiting[1:] for lane in self.of("busy").values()]
         lanes += [lane.waiting for lane in self.of("free").values()]
         expected = {entry.id for lane in lanes for entry in lane if entry.event is None}
-        upcoming = [entry.id for entry in self.lanes.upcoming(limit)]
+        upcoming = [entry.id for entry in self.lanes.upcoming_not_in_memory(limit)]
         assert len(upcoming) == len(set(upcoming))
         if limit >= len(lanes):
             assert len(upcoming) == min(limit, len(expected))

@@ -86,5 +86,5 @@ async def test_a_stop_and_a_failure_wait_for_no_pause(tmp_path: Path) -> None:
         results.record_undelivered(2, "parked", "too big", NOW, None)
         assert await delivered_count(store) == 1
         results.record_delivery(3, DELIVERED, lambda: None)
-        results.flush()
+        results.submit_pending_results()
         assert await delivered_count(store) == 2

@@ -17,7 +17,7 @@ from jsonschema.exceptions import ValidationError
 from docs import generate
 from docs.reference import MARK
 from relay.events.build import EndOutcome, change_event, event_data
-from relay.events.catalog import CATALOG, EventDefinition, event_schema
+from relay.events.catalog import CATALOG, EventDefinition, cloudevent_schema
 from relay.events.cloudevent import CloudEvent
 from relay.events.delta import diff
 from relay.events.model import Document
@@ -39,7 +39,7 @@ def _is_rfc_3339(text: object) -> bool:
 
 def strict(kind: EventDefinition) -> Draft202012Validator:
     """The shipped schema, but with additional properties forbidden: we write none."""
-    closed = copy.deepcopy(event_schema(kind))
+    closed = copy.deepcopy(cloudevent_schema(kind))
     closed["additionalProperties"] = False
     closed["properties"]["data"]["additionalProperties"] = False
     return Draft202012Validator(closed, format_checker=FORMATS)
@@ -90,7 +90,7 @@ def test_the_catalogue_is_that_of_the_documentation() -> None:
 
 @EACH_TYPE
 def test_a_schema_is_a_schema(kind: EventDefinition) -> None:
-    Draft202012Validator.check_schema(event_schema(kind))
+    Draft202012Validator.check_schema(cloudevent_schema(kind))
 
 
 @EACH_TYPE
@@ -135,7 +135,7 @@ def test_a_schema_minds_every_wrong_value(kind: EventDefinition) -> None:
 @EACH_TYPE
 def test_what_is_shipped_leaves_room_for_fields_of_a_later_version(kind: EventDefinition) -> None:
     event = written(EXAMPLES[kind.name])
-    Draft202012Validator(event_schema(kind)).validate(
+    Draft202012Validator(cloudevent_schema(kind)).validate(
         event | {"traceparent": "00-x", "novelty": "x", "data": event["data"] | {"novelty": 1}}
     )
 
@@ -191,7 +191,7 @@ def test_a_stale_a_missing_and_a_leftover_file_are_found_and_mended(
 @EACH_TYPE
 def test_the_package_holds_each_schema(kind: EventDefinition) -> None:
     resource = importlib.resources.files("relay.events") / "schemas" / f"{kind.name}.v1.json"
-    assert orjson.loads(resource.read_bytes()) == event_schema(kind)
+    assert orjson.loads(resource.read_bytes()) == cloudevent_schema(kind)
 
 
 @EACH_TYPE
@@ -205,11 +205,11 @@ def test_the_page_names_each_type_with_every_field_and_a_true_example(
     (example,) = re.findall(r"```json\n(.*?)\n```", section, re.DOTALL)
     STRICT[kind.name].validate(orjson.loads(example))
     shared = (
-        set(event_schema(CATALOG[0])["properties"]["data"]["properties"])
+        set(cloudevent_schema(CATALOG[0])["properties"]["data"]["properties"])
         if kind is not CATALOG[0]
         else set()
     )
-    for name in set(event_schema(kind)["properties"]["data"]["properties"]) - shared:
+    for name in set(cloudevent_schema(kind)["properties"]["data"]["properties"]) - shared:
         assert f"| `{name}` |" in section
 
 
@@ -219,7 +219,7 @@ def test_the_page_names_every_attribute() -> None:
         .partition("## Attributes")[2]
         .partition(MARK)[0]
     )
-    attributes = {name for kind in CATALOG for name in event_schema(kind)["properties"]} - {
+    attributes = {name for kind in CATALOG for name in cloudevent_schema(kind)["properties"]} - {
         "data",
         "specversion",
     }

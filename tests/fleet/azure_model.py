@@ -14,17 +14,17 @@ from itertools import pairwise
 from relay.events.build import event_data, state_digest
 from relay.events.model import ScheduledEvent
 from relay.fleet.hub.merge import (
-    Appeared,
-    Ended,
+    EventAppeared,
+    EventEnded,
     EventHistory,
-    Gone,
+    GoneFromDocument,
     LastWord,
     News,
     Word,
+    agent_time_to_hub_time,
     apply_report,
     document_times_of_pulse,
     end_if_still_gone,
-    estimate_seen,
     forget_agent,
     next_timer,
     restore_history,
@@ -124,7 +124,7 @@ class Fleet:
         state = self.view(vm)
         if state != vm.state:
             gap = vm.polled_at is None or self.now - vm.polled_at > timedelta(seconds=5)
-            vm.queue.append(Report(state or Gone(gap=gap), self.local(vm)))
+            vm.queue.append(Report(state or GoneFromDocument(gap=gap), self.local(vm)))
         vm.state, vm.polled_at = state, self.now
 
     def local(self, vm: Vm) -> datetime:
@@ -161,7 +161,7 @@ class Fleet:
 
     def hear(self, vm: Vm, report: Report) -> None:
         self.heard[vm.name] = self.now
-        seen = estimate_seen(report.at, self.now, self.offsets.get(vm.name))
+        seen = agent_time_to_hub_time(report.at, self.now, self.offsets.get(vm.name))
         self._apply(vm.name, report.word, report.at, seen)
 
     def deliver_pulse(self, vm: Vm) -> None:
@@ -204,7 +204,7 @@ class Fleet:
         if self.history is None:
             return None
         steps: list[tuple[ScheduledEvent, datetime] | datetime] = [
-            news.seen if isinstance(news, Ended) else (news.event, news.seen)
+            news.seen if isinstance(news, EventEnded) else (news.event, news.seen)
             for _, news in self.told
         ]
         words = {
@@ -269,7 +269,7 @@ class Fleet:
         self.history = history
         if news is not None:
             self.told.append((self.now, news))
-        if isinstance(news, Ended) and any(map(self._shows, self.living())):
+        if isinstance(news, EventEnded) and any(map(self._shows, self.living())):
             self.false_ends += 1
 
     def _shows(self, vm: Vm) -> bool:
@@ -291,7 +291,7 @@ def told_truly(fleet: Fleet) -> bool:
     """Whether what was told is a part of Azure's true history, in its order, without repeats."""
     truth = iter(fleet.truth)
     for at, news in fleet.told:
-        wanted = None if isinstance(news, Ended) else news.event
+        wanted = None if isinstance(news, EventEnded) else news.event
         for since, state in truth:
             if state == wanted:
                 if since > at:
@@ -305,10 +305,11 @@ def told_truly(fleet: Fleet) -> bool:
 def told_in_shape(fleet: Fleet) -> bool:
     """Whether each occurrence begins with Appeared, and nothing but Appeared follows an end."""
     news = [item for _, item in fleet.told]
-    if news and not isinstance(news[0], Appeared):
+    if news and not isinstance(news[0], EventAppeared):
         return False
     return all(
-        isinstance(before, Ended) == isinstance(after, Appeared) for before, after in pairwise(news)
+        isinstance(before, EventEnded) == isinstance(after, EventAppeared)
+        for before, after in pairwise(news)
     )
 
 
@@ -316,7 +317,7 @@ def took_started_back(fleet: Fleet) -> bool:
     """Whether a state without Started was told after one with it, of the same occurrence."""
     started = False
     for _, news in fleet.told:
-        if isinstance(news, Ended):
+        if isinstance(news, EventEnded):
             started = False
         elif started and not news.event.is_started:
             return True

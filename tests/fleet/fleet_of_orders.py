@@ -25,8 +25,8 @@ from relay.events.build import Origin, event_data
 from relay.events.cloudevent import CloudEvent
 from relay.events.model import ScheduledEvent
 from relay.fleet.hub.merge import (
-    Appeared,
-    Changed,
+    EventAppeared,
+    EventChanged,
     EventHistory,
     News,
     apply_report,
@@ -43,8 +43,8 @@ from relay.fleet.messages import (
     parse_message,
 )
 from relay.fleet.routing import Sender
-from relay.ingest.recorder import EventDeparture, EventNews, EventSighting, Recorder
-from relay.outbox import StateFileIdentity, StoreSettings
+from relay.ingest.recorder import EventDeparture, EventObservation, EventSighting, Recorder
+from relay.outbox import StateFileOwner, StoreSettings
 from relay.outbox.file import open_for_reading
 from relay.outbox.journal import JournalRow, read_rows, verify_journal
 from relay.outbox.sqlite import Store, open_store
@@ -390,7 +390,7 @@ class Hub:
         event_id, _, of = event_key.rpartition("@")
         assert of == scope
         history = self.histories.get(scope, {}).get(event_id)
-        return None if history is None else history.current_agents
+        return None if history is None else history.agents_at_last_told_state
 
     task: asyncio.Task[None]
 
@@ -415,7 +415,7 @@ class Hub:
         now, scope, pulse = self.fleet.clock.now(), agent.scope, sent.pulse
         self.roster.note_pulse(agent.sender, agent.relay, pulse, now)
         histories = self.histories.setdefault(scope, {})
-        news: list[EventNews] = []
+        news: list[EventObservation] = []
         for key, word in list(split_pulse_by_event(agent.relay, pulse, histories)):
             history, found = apply_report(
                 histories.get(key),
@@ -430,7 +430,7 @@ class Hub:
             if found is not None:
                 news.append(_to_record(scope, key, found, now))
         await self.store.transact(
-            lambda tx: self.recorder.record_news(tx, news, now), fail_open=True
+            lambda tx: self.recorder.record_observations(tx, news, now), fail_open=True
         )
         self.fleet.recorded_at[scope] = self.fleet.clock.monotonic()
         self.port.on_agent_message_recorded(scope, agent.relay)
@@ -489,10 +489,10 @@ class Hub:
             await self.settle()
 
 
-def _to_record(scope: str, key: str, news: News, now: datetime) -> EventNews:
-    if isinstance(news, Appeared | Changed):
-        return EventNews(scope, now, EventSighting(news.event, None))
-    return EventNews(scope, now, EventDeparture(key, news.gap, news.rebooted))
+def _to_record(scope: str, key: str, news: News, now: datetime) -> EventObservation:
+    if isinstance(news, EventAppeared | EventChanged):
+        return EventObservation(scope, now, EventSighting(news.event, None))
+    return EventObservation(scope, now, EventDeparture(key, news.gap, news.rebooted))
 
 
 @asynccontextmanager
@@ -502,7 +502,7 @@ async def running_hub(path: Path, fleet: Fleet, earlier: Hub | None = None) -> A
         store = await stack.enter_async_context(
             open_store(
                 StoreSettings(path=path),
-                StateFileIdentity(HUB.scope, None, is_hub=True),
+                StateFileOwner(HUB.scope, None, is_hub=True),
                 fleet.clock,
                 lambda _: (),
             )

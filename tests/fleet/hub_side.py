@@ -32,8 +32,13 @@ from relay.fleet.messages import (
     VoteMessage,
     parse_message,
 )
-from relay.fleet.routing import command_key, state_key
-from relay.fleet.topology import command_exchange, fleet_topology, pulse_queue, report_queue
+from relay.fleet.routing import command_key, hub_state_key
+from relay.fleet.topology import (
+    command_exchange_name,
+    fleet_topology,
+    pulse_queue_name,
+    report_queue_name,
+)
 from tests.journey.relay_process import eventually
 from tests.rabbitmq import Broker
 from tests.raw_amqp import RawChannel
@@ -173,8 +178,14 @@ class HubSide:
     async def send(self, message: Message, *, relay: str = "vm-0", scope: str = SCOPE) -> None:
         """Send a message of the hub to one agent; a state to its scope."""
         event = message.to_event(HUB, datetime.now(UTC))
-        key = state_key(scope) if isinstance(message, HubScopeState) else command_key(scope, relay)
-        exchange = await self.channel.get_exchange(command_exchange(self.exchange), ensure=False)
+        key = (
+            hub_state_key(scope)
+            if isinstance(message, HubScopeState)
+            else command_key(scope, relay)
+        )
+        exchange = await self.channel.get_exchange(
+            command_exchange_name(self.exchange), ensure=False
+        )
         await exchange.publish(
             aio_pika.Message(event.body, message_id=event.id, user_id=HUB_USER),
             key,
@@ -195,7 +206,7 @@ class HubSide:
             **{"message_id": "m", "user_id": user, "content_type": "application/json", **properties}
         )
         async with RawChannel(self.broker.amqp_url(user)) as channel:
-            name = command_exchange(self.exchange) if exchange is None else exchange
+            name = command_exchange_name(self.exchange) if exchange is None else exchange
             await channel.publish(name, key, body, header)
 
     async def send_state(
@@ -273,8 +284,8 @@ async def hub_side(broker: Broker, exchange: str | None = None) -> AsyncIterator
         channel = await connection.channel()
         hub = HubSide(broker, exchange, channel)
         for name, received in (
-            (report_queue(exchange), hub.reports),
-            (pulse_queue(exchange), hub.pulses),
+            (report_queue_name(exchange), hub.reports),
+            (pulse_queue_name(exchange), hub.pulses),
         ):
             queue = await channel.get_queue(name, ensure=False)
 

@@ -19,8 +19,8 @@ from relay.clock import SystemClock
 from relay.events.cloudevent import CloudEvent
 from relay.fleet.agent import start_orders
 from relay.fleet.messages import StartOrder
-from relay.fleet.routing import command_key, state_key
-from relay.fleet.topology import command_exchange
+from relay.fleet.routing import command_key, hub_state_key
+from relay.fleet.topology import command_exchange_name
 from relay.simulator import VM, Plan, Setup, Simulator
 from tests.fleet.hub_side import (
     AGENT_USER,
@@ -145,7 +145,7 @@ async def test_another_exchange_that_is_bound_to_the_queue_gives_no_orders(
     target: Target,
 ) -> None:
     """A queue is exclusive, so only its own connection can bind it. An exchange can be bound."""
-    commands = command_exchange(target.hub.exchange)
+    commands = command_exchange_name(target.hub.exchange)
     async with connected(target.hub.broker, STRANGER) as channel:
         detour = await channel.declare_exchange("detour", "topic", auto_delete=True)
         target_exchange = await channel.get_exchange(commands, ensure=False)
@@ -160,7 +160,7 @@ async def test_a_message_of_the_hub_for_others_with_a_copy_for_this_agent_is_ref
     target: Target, header: str
 ) -> None:
     await target.hub.publish(target.body(), command_key(SCOPE, "vm-1"), headers={header: [KEY]})
-    await target.hub.publish(target.body(), state_key(SCOPE))
+    await target.hub.publish(target.body(), hub_state_key(SCOPE))
     await target.assert_unmoved()
 
 
@@ -168,7 +168,7 @@ async def test_an_order_of_the_hub_that_somebody_replays_as_a_dead_letter_is_ref
     target: Target,
 ) -> None:
     """A dead letter keeps the ``user_id`` of its first sender."""
-    commands = command_exchange(target.hub.exchange)
+    commands = command_exchange_name(target.hub.exchange)
     async with connected(target.hub.broker, STRANGER) as channel:
         trap = await channel.declare_queue(
             exclusive=True,
@@ -215,7 +215,7 @@ async def test_a_deadline_that_is_minutes_away_is_refused(target: Target) -> Non
 
 async def test_the_rights_of_an_agent_let_it_hear_no_other_scope(target: Target) -> None:
     """Its queue can be bound to nothing but the keys of its trust domain."""
-    commands = command_exchange(target.hub.exchange)
+    commands = command_exchange_name(target.hub.exchange)
     for key in ("#", "to.#", "scope.vmss-b-1f0c33ab", "to.vmss-b-1f0c33ab.vm-0"):
         async with connected(target.hub.broker, AGENT_USER) as channel:
             queue = await channel.declare_queue(exclusive=True)

@@ -28,7 +28,7 @@ from relay.fleet.agent.link import (
 )
 from relay.fleet.messages import HubScopeState, PulseRequest, StartOrder, VoteAnswer
 from relay.fleet.settings import AgentSettings
-from relay.fleet.topology import command_exchange, fleet_exchange, report_queue
+from relay.fleet.topology import command_exchange_name, fleet_exchange_name, report_queue_name
 from tests.builders import cloudevent
 from tests.fleet.hub_side import (
     AGENT_USER,
@@ -62,21 +62,21 @@ class Handler:
         """Count it."""
         self.listens += 1
 
-    def take_order(self, order: StartOrder, trace: SpanContext | None) -> None:  # noqa: ARG002  # no test looks at it
+    def handle_order(self, order: StartOrder, trace: SpanContext | None) -> None:  # noqa: ARG002  # no test looks at it
         """Note it, or fail as a bug would."""
         if self.fails:
             raise RuntimeError("a bug")
         self.orders.append(order)
 
-    def take_answer(self, answer: VoteAnswer) -> None:
+    def handle_answer(self, answer: VoteAnswer) -> None:
         """Note it."""
         self.answers.append(answer)
 
-    def take_pulse_request(self) -> None:
+    def handle_pulse_request(self) -> None:
         """Count it."""
         self.pulse_requests += 1
 
-    def take_hub_state(self, state: HubScopeState) -> None:
+    def handle_hub_state(self, state: HubScopeState) -> None:
         """Note it."""
         self.states.append(state)
 
@@ -203,8 +203,8 @@ async def test_an_agent_waits_for_the_exchanges_and_says_so(
     await asyncio.to_thread(own_broker.start)
     await asyncio.to_thread(define_users, own_broker, exchange, with_exchanges=False)
     async with linked(own_broker, exchange) as (link, handler):
-        assert fleet_exchange(exchange) in (await failure_of(link, "the hub makes it")).reason
-        await eventually(lambda: command_exchange(exchange) in caplog.text)
+        assert fleet_exchange_name(exchange) in (await failure_of(link, "the hub makes it")).reason
+        await eventually(lambda: command_exchange_name(exchange) in caplog.text)
         queues = await asyncio.to_thread(own_broker.ctl, "list_queues", "name")
         assert sum(line.startswith("amq.gen-") for line in queues.splitlines()) == 1
         async with hub_side(own_broker, exchange) as hub:
@@ -220,7 +220,7 @@ async def test_a_report_that_no_queue_takes_is_not_delivered(own_broker: Broker)
     """Nobody would ever read it."""
     async with hub_side(own_broker) as hub, linked(own_broker, hub.exchange) as (link, _):
         await published(link)
-        await hub.channel.queue_delete(report_queue(hub.exchange))
+        await hub.channel.queue_delete(report_queue_name(hub.exchange))
         failure = await failure_of(link, "no queue")
         assert failure.status == 312
         assert failure.failure == "transient"
@@ -245,7 +245,7 @@ async def test_the_agent_comes_back_after_the_broker_does(own_broker: Broker) ->
         await eventually(lambda: handler.listens == 1)
         await asyncio.to_thread(own_broker.kill)
         await failure_of(link, "")
-        assert not link.send_unconfirmed(cloudevent(), KEY)
+        assert not link.send_transient_if_connected(cloudevent(), KEY)
     async with (
         linked(own_broker, hub.exchange) as (link, handler),
         hub_side(own_broker, hub.exchange) as hub,
@@ -275,7 +275,7 @@ async def test_messages_name_the_user_and_others_cannot(own_broker: Broker) -> N
         async with linked(own_broker, hub.exchange) as (link, handler):
             await eventually(lambda: handler.listens == 1)
             await published(link)
-            assert link.send_unconfirmed(
+            assert link.send_transient_if_connected(
                 PulseRequest().to_event(HUB, datetime.now(UTC)), f"pulse.{SCOPE}.vm-0"
             )
             await eventually(lambda: len(hub.pulses) == 1 and len(hub.reports) == 1)

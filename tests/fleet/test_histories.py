@@ -9,7 +9,7 @@ import pytest
 
 from relay.fleet.hub import histories
 from relay.fleet.hub.histories import Histories, find_changed_last_words
-from relay.fleet.hub.merge import EventHistory, LastWord, ToldState
+from relay.fleet.hub.merge import EventHistory, LastWord, PublishedState
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 SCOPE = "vmss-a-1f0c33ab"
@@ -22,7 +22,7 @@ def word(state: str | None = "s", place: int = 0, seconds: float = 0) -> LastWor
 
 def history(*, ended: bool = False, ending: bool = False) -> EventHistory:
     return EventHistory(
-        path=(ToldState("s", NOON),),
+        path=(PublishedState("s", NOON),),
         started=False,
         ended_at=NOON if ended else None,
         first_gone_at=NOON if ending else None,
@@ -41,9 +41,9 @@ def test_live_events_stay_in_memory_and_the_oldest_ended_ones_go(
         known.put(name, history(ended=True))
     known.put(names[1], history(ended=True))  # used again
     known.put(names[3], None)
-    assert not known.missing(names)  # a merge may need each of them
+    assert not known.event_names_to_load(names)  # a merge may need each of them
     known.trim()
-    assert known.missing([*names, (SCOPE, "live")]) == {names[0], names[2]}
+    assert known.event_names_to_load([*names, (SCOPE, "live")]) == {names[0], names[2]}
     assert set(known.of_scope(SCOPE)) == {"live", "e-1"}
     assert [name for name, _ in known.live()] == [(SCOPE, "live")]
 
@@ -66,8 +66,8 @@ def test_the_agents_that_still_show_an_event_that_may_have_ended_are_known() -> 
     known.put((SCOPE, "b"), replace(shown, words={"vm-2": word(), "vm-1": word("other")}))
     known.put((SCOPE, "c"), replace(history(), words={"vm-3": word()}))
     known.put(("other", "a"), replace(shown, words={"vm-4": word()}))
-    assert known.agents_awaited_in(SCOPE) == ["vm-1", "vm-2"]
-    assert known.agents_awaited_in("unknown") == []
+    assert known.agents_still_showing_ending_events(SCOPE) == ["vm-1", "vm-2"]
+    assert known.agents_still_showing_ending_events("unknown") == []
 
 
 def test_a_word_that_was_only_repeated_is_not_stored() -> None:

@@ -27,7 +27,7 @@ from relay.fleet.hub.hub import Hub
 from relay.fleet.hub.link import HubLink, Settlements
 from relay.fleet.routing import report_key
 from relay.fleet.settings import TrustDomain
-from relay.outbox import StateFileIdentity, StoreSettings
+from relay.outbox import StateFileOwner, StoreSettings
 from relay.outbox.sqlite import open_store
 from tests.approvals.builders import build_event
 from tests.approvals.manual_clock import NOON, ManualClock
@@ -62,7 +62,7 @@ def report(
 
 async def test_reports_copies_and_pulses_are_counted(tmp_path: Path) -> None:
     clock = ManualClock()
-    owner = StateFileIdentity("hub", None, is_hub=True)
+    owner = StateFileOwner("hub", None, is_hub=True)
     async with open_store(
         StoreSettings(path=tmp_path / "hub.db"), owner, clock, lambda _: ()
     ) as store:
@@ -116,7 +116,7 @@ class WitnessedEvent:
 @asynccontextmanager
 async def witnessed_event(directory: Path, clock: ManualClock) -> AsyncIterator[WitnessedEvent]:
     """Run a hub to which vm-0 has reported an event."""
-    owner = StateFileIdentity("hub", None, is_hub=True)
+    owner = StateFileOwner("hub", None, is_hub=True)
     settings = StoreSettings(path=directory / "hub.db")
     async with open_store(settings, owner, clock, lambda _: ()) as store:
         hub = Hub(SETTINGS, Origin("hub", "hub-0"), store, clock, ignore, ignore)
@@ -164,7 +164,7 @@ async def test_agents_of_another_domain_do_not_hide_an_event_from_the_hub(tmp_pa
     """Else three of them could show an event, and end it while the others still show it."""
     clock = ManualClock()
     async with witnessed_event(tmp_path, clock) as witnessed:
-        witnessed.hub.use_domains(
+        witnessed.hub.use_trust_domains(
             [
                 TrustDomain(user="vmss-a", scopes=("vmss-a-*",), relays=("vm-*",)),
                 TrustDomain(user="other", scopes=("vmss-a-*",), relays=("db-*",)),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.fleet.topology import report_queue
+from relay.fleet.topology import report_queue_name
 from relay.simulator import Plan
 from tests.fleet.running_fleet import running_fleet
 from tests.journey.relay_process import eventually
@@ -60,7 +60,7 @@ async def test_a_hub_with_a_full_disk_tells_from_memory_and_approves_nothing(
         assert status == 503
         assert azure.start_requests == ()
         await fleet.stop_hub()
-        waiting = report_queue(fleet.exchange)
+        waiting = report_queue_name(fleet.exchange)
         assert await fleet.count_waiting(waiting) >= 2
         disk.free()
         await fleet.start_hub()

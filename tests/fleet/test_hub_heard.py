@@ -18,7 +18,7 @@ from relay.fleet.hub.hub import MAX_PUT_OFF, Hub
 from relay.fleet.messages import MAX_LIVE_EVENTS, Pulse, StartResult
 from relay.fleet.routing import Sender, pulse_key
 from relay.fleet.settings import HubSettings, TrustDomain
-from relay.outbox import StateFileIdentity, StoreSettings
+from relay.outbox import StateFileOwner, StoreSettings
 from relay.outbox.sqlite import open_store
 from tests.approvals.builders import build_event
 from tests.approvals.manual_clock import NOON, ManualClock
@@ -81,13 +81,13 @@ def ignore(*_: Any, **__: Any) -> None:
 
 async def test_a_pulse_with_news_that_are_put_off_is_not_heard_yet(tmp_path: Path) -> None:
     clock, heard = ManualClock(), Heard()
-    owner = StateFileIdentity("hub", None, is_hub=True)
+    owner = StateFileOwner("hub", None, is_hub=True)
     async with open_store(
         StoreSettings(path=tmp_path / "hub.db"), owner, clock, lambda _: ()
     ) as store:
         hub = Hub(SETTINGS, Origin("hub", "hub-0"), store, clock, ignore, ignore)
         await hub.load()
-        hub.attach(heard, cast("Any", None), lambda: None)
+        hub.attach_result_and_vote_handlers(heard, cast("Any", None), lambda: None)
         await hub.take_pulses([pulse(seconds=0)])
         assert heard.relays == ["vm-0"]
         await hub.take_pulses([pulse(build_event(), seconds=1)])
@@ -97,19 +97,19 @@ async def test_a_pulse_with_news_that_are_put_off_is_not_heard_yet(tmp_path: Pat
 async def test_an_agent_that_invents_events_in_its_pulses_fills_no_memory(tmp_path: Path) -> None:
     """What waits for reports is bounded, and the newest is kept."""
     clock, heard = ManualClock(), Heard()
-    owner = StateFileIdentity("hub", None, is_hub=True)
+    owner = StateFileOwner("hub", None, is_hub=True)
     async with open_store(
         StoreSettings(path=tmp_path / "hub.db"), owner, clock, lambda _: ()
     ) as store:
         hub = Hub(SETTINGS, Origin("hub", "hub-0"), store, clock, ignore, ignore)
         await hub.load()
-        hub.attach(heard, cast("Any", None), lambda: None)
+        hub.attach_result_and_vote_handlers(heard, cast("Any", None), lambda: None)
         events: list[ScheduledEvent] = []
         for number in range(4):
             events = [build_event(f"E-{number}-{index}") for index in range(MAX_LIVE_EVENTS)]
             await hub.take_pulses([pulse(*events, seconds=number)])
             del events
-        kept = [each for each in gc.get_objects() if isinstance(each, merger.Heard)]
+        kept = [each for each in gc.get_objects() if isinstance(each, merger.HeardWord)]
         assert {each.name[1][:4] for each in kept} == {"e-2-", "e-3-"}
         assert len(kept) == MAX_PUT_OFF
 
@@ -119,12 +119,12 @@ async def test_nobody_reports_in_the_name_of_the_hub(tmp_path: Path) -> None:
     clock, heard = ManualClock(), Heard()
     domain = TrustDomain(user="vmss-a", scopes=("*",))
     settings = SETTINGS.model_copy(update={"domains": (domain,)})
-    owner, origin = StateFileIdentity("hub", None, is_hub=True), Origin("hub", "hub-0")
+    owner, origin = StateFileOwner("hub", None, is_hub=True), Origin("hub", "hub-0")
     async with open_store(
         StoreSettings(path=tmp_path / "hub.db"), owner, clock, lambda _: ()
     ) as store:
         hub = Hub(settings, origin, store, clock, ignore, ignore)
         await hub.load()
-        hub.attach(heard, cast("Any", None), lambda: None)
+        hub.attach_result_and_vote_handlers(heard, cast("Any", None), lambda: None)
         await hub.take_pulses([pulse(seconds=0, origin=origin), pulse(seconds=0)])
         assert heard.relays == ["vm-0"]

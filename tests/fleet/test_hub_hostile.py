@@ -25,7 +25,7 @@ from relay.fleet.messages import (
     parse_message,
 )
 from relay.fleet.routing import command_key
-from relay.fleet.topology import command_exchange
+from relay.fleet.topology import command_exchange_name
 from relay.simulator import Plan
 from relay.simulator.event import Event
 from tests.builders import cloudevent
@@ -237,7 +237,7 @@ async def test_a_machine_of_another_scope_cannot_vote_for_an_event(fleet: Runnin
     connection = await aio_pika.connect(fleet.broker.amqp_url(STRANGER))
     async with connection, connection.channel() as channel:
         answers = await channel.declare_queue(exclusive=True)
-        await answers.bind(command_exchange(fleet.exchange), command_key(OTHER, "vm-0"))
+        await answers.bind(command_exchange_name(fleet.exchange), command_key(OTHER, "vm-0"))
         vote = vote_for(event, OTHER, "vm-0")
         await fleet.publish(f"vote.{OTHER}.vm-0", vote, user=STRANGER)
         async with answers.iterator(timeout=30) as iterator:

@@ -12,7 +12,7 @@ from pamqp.commands import Basic
 from relay.clock import SystemClock
 from relay.fleet.hub.link import HubLink, Settlements
 from relay.fleet.settings import HubSettings
-from relay.fleet.topology import fleet_exchange
+from relay.fleet.topology import fleet_exchange_name
 from tests.fleet.hub_side import HUB, HUB_USER, SCOPE, define_users, unused_exchange
 from tests.journey.relay_process import eventually
 from tests.rabbitmq import Broker
@@ -85,7 +85,7 @@ async def publish(broker: Broker, exchange: str, kind: str, *bodies: bytes) -> N
     async with RawChannel(broker.amqp_url(HUB_USER)) as channel:
         for body in bodies:
             key, properties = f"{kind}.{SCOPE}.vm-0", Basic.Properties(message_id="m")
-            await channel.publish(fleet_exchange(exchange), key, body, properties)
+            await channel.publish(fleet_exchange_name(exchange), key, body, properties)
 
 
 async def test_a_message_that_meets_a_bug_loses_neither_the_others_nor_the_connection(

@@ -387,9 +387,9 @@ async def eventually_202(hub: VotingHub, event: Any) -> None:
 async def test_while_approvals_are_off_the_answer_is_503(hub: VotingHub) -> None:
     event = reboot("vmss_0", "vmss_1")
     await hub.observe(A, event)
-    await hub.gate.set_mode("off", "local:root")
+    await hub.gate.set_approval_mode("off", "local:root")
     assert (await hub.vote("vmss_0", event)).status == 503
-    await hub.gate.set_mode("on", "local:root")
+    await hub.gate.set_approval_mode("on", "local:root")
     assert (await hub.vote("vmss_0", event)).status == 202
 
 

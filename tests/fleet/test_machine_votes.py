@@ -12,7 +12,7 @@ from relay.events.build import Origin
 from relay.fleet.hub.votes import ANSWER_RATE
 from relay.fleet.messages import VoteMessage
 from relay.fleet.routing import command_key, vote_key
-from relay.fleet.topology import command_exchange, fleet_exchange
+from relay.fleet.topology import command_exchange_name, fleet_exchange_name
 from relay.rate_limits import CALLER_BURST, CALLER_RATE
 from relay.simulator import Plan
 from tests.fleet.hub_side import AGENT_USER
@@ -119,10 +119,13 @@ async def test_the_flood_of_one_vm_gets_few_answers_and_the_others_get_theirs(
         ):
             answers = await channel.declare_queue(exclusive=True)
             key = command_key(SCOPE, "vmss_1")
-            await answers.bind(command_exchange(fleet.exchange), key)
+            await answers.bind(command_exchange_name(fleet.exchange), key)
             began = time.monotonic()
             await flooding.publish_all(
-                fleet_exchange(fleet.exchange), vote_key(origin), message.body, [properties] * 2000
+                fleet_exchange_name(fleet.exchange),
+                vote_key(origin),
+                message.body,
+                [properties] * 2000,
             )
             headers = {"Idempotency-Key": "drained"}
             while (await fleet.decide_on_vm(SCOPE, "vmss_0", vote, headers))[0] != 202:

@@ -18,17 +18,17 @@ from relay.events.model import ScheduledEvent
 from relay.fleet.hub.merge import (
     END_WAIT,
     NO_PLACE,
-    Appeared,
-    Changed,
-    Ended,
+    EventAppeared,
+    EventChanged,
+    EventEnded,
     EventHistory,
-    Gone,
+    GoneFromDocument,
     News,
     Word,
+    agent_time_to_hub_time,
     apply_report,
     document_times_of_pulse,
     end_if_still_gone,
-    estimate_seen,
     forget_agent,
     next_timer,
     restore_history,
@@ -43,7 +43,7 @@ A = make_event(description="A")
 B = make_event(description="B")
 C = make_event(description="C")
 STARTED = make_event(description="S", event_status="Started", not_before=None)
-GONE = Gone(gap=False)
+GONE = GoneFromDocument(gap=False)
 DAY = 86_400.0
 
 
@@ -111,7 +111,7 @@ class Hub:
     def states(self) -> list[str]:
         """What was told: the descriptions of states, and ``ended``."""
         return [
-            "ended" if isinstance(news, Ended) else str(news.event.description)
+            "ended" if isinstance(news, EventEnded) else str(news.event.description)
             for news in self.told
         ]
 
@@ -134,9 +134,9 @@ class Hub:
 
 def test_the_first_to_report_a_state_tells_it_and_all_others_catch_up() -> None:
     hub = Hub()
-    assert hub.hear("a", A, 0) == Appeared(A, at(0))
+    assert hub.hear("a", A, 0) == EventAppeared(A, at(0))
     assert hub.hear("b", A, 1) is None
-    assert hub.hear("b", B, 2) == Changed(B, at(2))
+    assert hub.hear("b", B, 2) == EventChanged(B, at(2))
     assert hub.hear("a", B, 3) is None
     assert hub.hear("c", A, 4) is None
     assert hub.hear("c", B, 5) is None
@@ -206,7 +206,7 @@ def test_an_agent_that_was_cut_off_for_two_days_tells_nothing_of_its_old_queue()
         assert hub.hear("b", word, float(observed), now=2 * DAY + observed) is None
     assert hub.hear("b", C, 2 * DAY + 1, now=2 * DAY + 200) is None
     assert hub.states == ["A", "C"]
-    assert hub.known.current_agents == {"a", "b"}
+    assert hub.known.agents_at_last_told_state == {"a", "b"}
 
 
 def test_an_agent_that_lost_its_disk_reports_as_new_what_is_known() -> None:
@@ -217,7 +217,7 @@ def test_an_agent_that_lost_its_disk_reports_as_new_what_is_known() -> None:
     assert hub.hear("a", B, 20) is None, "it begins anew with the state that it had reported"
     assert hub.hear("b", A, 5, now=21) is None, "it begins anew with an old state"
     assert hub.hear("b", B, 22) is None
-    assert hub.hear("b", C, 30) == Changed(C, at(30))
+    assert hub.hear("b", C, 30) == EventChanged(C, at(30))
 
 
 def test_a_state_that_only_an_agent_behind_saw_is_told_and_the_newer_state_again() -> None:
@@ -239,14 +239,14 @@ def test_a_state_that_somebody_saw_later_than_another_is_not_replaced_by_that() 
     hub.hear("a", C, 10)
     hub.hear("a", C, 60)  # a pulse
     assert hub.hear("b", B, 54.9, now=61) is None
-    assert hub.hear("c", B, 55.1, now=62) == Changed(B, at(55.1))
+    assert hub.hear("c", B, 55.1, now=62) == EventChanged(B, at(55.1))
 
 
 def test_a_state_that_came_too_late_is_told_when_the_agent_still_sees_it() -> None:
     hub = Hub()
     hub.hear("a", A, 60)
     assert hub.hear("b", B, 0, now=61) is None, "the clock of b seems to be right"
-    assert hub.hear("b", B, 5, now=66, seen=64) == Changed(B, at(64))
+    assert hub.hear("b", B, 5, now=66, seen=64) == EventChanged(B, at(64))
     assert hub.hear("a", A, 70) is None
     assert hub.hear("b", B, 15, now=76, seen=75) is None
 
@@ -261,7 +261,7 @@ def test_a_state_that_only_a_lost_agent_saw_gives_way_to_what_the_others_see() -
     hub.silent = ""
     assert hub.hear("b", A, 161) is None
     hub.silent = "a"
-    assert hub.hear("b", A, 162) == Changed(A, at(162))
+    assert hub.hear("b", A, 162) == EventChanged(A, at(162))
     assert hub.hear("b", A, 400) is None
     hub.silent = ""
     assert hub.hear("a", A, 401) is None
@@ -286,7 +286,7 @@ def test_an_agent_finds_its_place_on_a_path_with_repeated_states_by_the_time() -
     hub.hear("early", B, 1200, now=3000)
     assert hub.hear("early", A, 2001, now=3001) is None
     assert hub.hear("early", B, 3001) is None
-    assert hub.hear("early", A, 3002) == Changed(A, at(3002))
+    assert hub.hear("early", A, 3002) == EventChanged(A, at(3002))
 
 
 def test_an_agent_that_shows_a_state_again_moves_on_with_the_path() -> None:
@@ -298,7 +298,7 @@ def test_an_agent_that_shows_a_state_again_moves_on_with_the_path() -> None:
     assert hub.places["b"] == 0
     hub.hear("b", A, 300)  # B was over 150 s before
     assert hub.places["b"] == 2
-    assert hub.hear("b", B, 301) == Changed(B, at(301))
+    assert hub.hear("b", B, 301) == EventChanged(B, at(301))
 
 
 def test_started_is_not_taken_back() -> None:
@@ -310,7 +310,7 @@ def test_started_is_not_taken_back() -> None:
     assert hub.hear("a", B, 12) is None
     assert hub.hear("a", STARTED, 13) is None
     more = replace(STARTED, description="longer")
-    assert hub.hear("b", more, 14) == Changed(more, at(14))
+    assert hub.hear("b", more, 14) == EventChanged(more, at(14))
 
 
 def test_an_end_that_nobody_reported_is_told_when_the_event_is_not_started_any_more() -> None:
@@ -318,9 +318,9 @@ def test_an_end_that_nobody_reported_is_told_when_the_event_is_not_started_any_m
     hub.hear("a", STARTED, 0)
     hub.silent = "a"
     assert hub.hear("b", A, 150) is None
-    assert hub.hear("b", A, 151) == Ended(rebooted=False, gap=True, seen=at(151))
+    assert hub.hear("b", A, 151) == EventEnded(rebooted=False, gap=True, seen=at(151))
     assert hub.hear("a", STARTED, 150) is None
-    assert hub.hear("b", A, 152) == Appeared(A, at(152))
+    assert hub.hear("b", A, 152) == EventAppeared(A, at(152))
 
 
 def test_started_of_an_earlier_occurrence_is_not_told() -> None:
@@ -341,7 +341,9 @@ def test_an_event_ends_when_every_fresh_agent_that_showed_it_says_gone() -> None
         hub.hear(agent, A, 0)
     hub.silent = "c"
     assert hub.hear("a", GONE, 5) is None
-    assert hub.hear("b", Gone(rebooted=True), 6) == Ended(rebooted=True, gap=False, seen=at(6))
+    assert hub.hear("b", GoneFromDocument(rebooted=True), 6) == EventEnded(
+        rebooted=True, gap=False, seen=at(6)
+    )
 
 
 def test_an_event_ends_after_a_wait_if_nobody_shows_it_again() -> None:
@@ -353,14 +355,14 @@ def test_an_event_ends_after_a_wait_if_nobody_shows_it_again() -> None:
     due = next_timer(hub.history)
     assert due == at(5) + END_WAIT
     assert hub.wait_until(14.9) is None
-    assert hub.wait_until(15) == Ended(rebooted=False, gap=False, seen=at(5))
+    assert hub.wait_until(15) == EventEnded(rebooted=False, gap=False, seen=at(5))
     assert next_timer(hub.history) is None
 
 
 def test_a_single_vm_ends_its_event_at_once() -> None:
     hub = Hub()
     hub.hear("a", A, 0)
-    assert hub.hear("a", GONE, 5) == Ended(rebooted=False, gap=False, seen=at(5))
+    assert hub.hear("a", GONE, 5) == EventEnded(rebooted=False, gap=False, seen=at(5))
 
 
 def test_nothing_is_known_of_an_event_that_was_first_reported_as_gone() -> None:
@@ -385,7 +387,7 @@ def test_an_event_does_not_end_while_an_agent_says_again_that_it_is_there() -> N
         assert hub.wait_until(60.0 * minute + 50) is None
     hub.hear("b", GONE, 299)  # c said nothing again
     assert hub.wait_until(308) is None
-    assert hub.wait_until(309) == Ended(rebooted=False, gap=False, seen=at(299))
+    assert hub.wait_until(309) == EventEnded(rebooted=False, gap=False, seen=at(299))
 
 
 def test_the_wait_for_an_end_does_not_begin_anew_with_each_agent_that_says_gone() -> None:
@@ -412,7 +414,7 @@ def test_an_agent_that_cannot_read_its_document_does_not_keep_an_event_alive() -
     hub.hear("a", GONE, 157)
     hub.hear("b", A, 6, now=158)
     assert hub.wait_until(166) is None
-    assert hub.wait_until(167) == Ended(rebooted=False, gap=False, seen=at(157))
+    assert hub.wait_until(167) == EventEnded(rebooted=False, gap=False, seen=at(157))
 
 
 def test_an_agent_that_is_behind_does_not_end_what_another_saw_later() -> None:
@@ -423,7 +425,7 @@ def test_an_agent_that_is_behind_does_not_end_what_another_saw_later() -> None:
     hub.silent = "b"
     assert hub.hear("a", GONE, 994, now=2000) is None
     assert not hub.known.is_ending
-    assert hub.hear("a", GONE, 996, now=2001) == Ended(rebooted=False, gap=False, seen=at(996))
+    assert hub.hear("a", GONE, 996, now=2001) == EventEnded(rebooted=False, gap=False, seen=at(996))
 
 
 def test_what_an_agent_saw_later_counts_also_when_the_wait_is_over() -> None:
@@ -447,7 +449,7 @@ def test_nothing_ends_if_no_agent_is_fresh() -> None:
     assert hub.wait_until(1000) is None
     assert next_timer(hub.known) is None
     hub.silent = "b"
-    assert hub.hear("a", GONE, 1001) == Ended(rebooted=False, gap=False, seen=at(1001))
+    assert hub.hear("a", GONE, 1001) == EventEnded(rebooted=False, gap=False, seen=at(1001))
 
 
 def test_an_agent_without_a_word_says_that_the_event_is_gone() -> None:
@@ -455,18 +457,18 @@ def test_an_agent_without_a_word_says_that_the_event_is_gone() -> None:
     hub = Hub()
     hub.hear("a", A, 0)
     hub.silent = "a"
-    assert hub.hear("b", GONE, 9) == Ended(rebooted=False, gap=False, seen=at(9))
+    assert hub.hear("b", GONE, 9) == EventEnded(rebooted=False, gap=False, seen=at(9))
 
 
 def test_the_facts_about_an_end_are_those_of_all_agents() -> None:
     hub = Hub()
     for agent in "abc":
         hub.hear(agent, A, 0)
-    hub.hear("a", Gone(rebooted=True, gap=True), 5)
-    hub.hear("a", Gone(), 6)  # its pulse knows less
-    hub.hear("b", Gone(rebooted=False, gap=False), 6)
-    hub.hear("b", Gone(), 7)
-    assert hub.hear("c", Gone(), 8) == Ended(rebooted=True, gap=False, seen=at(8))
+    hub.hear("a", GoneFromDocument(rebooted=True, gap=True), 5)
+    hub.hear("a", GoneFromDocument(), 6)  # its pulse knows less
+    hub.hear("b", GoneFromDocument(rebooted=False, gap=False), 6)
+    hub.hear("b", GoneFromDocument(), 7)
+    assert hub.hear("c", GoneFromDocument(), 8) == EventEnded(rebooted=True, gap=False, seen=at(8))
 
 
 def test_an_event_ends_when_the_last_agent_that_showed_it_is_forgotten() -> None:
@@ -475,11 +477,11 @@ def test_an_event_ends_when_the_last_agent_that_showed_it_is_forgotten() -> None
         hub.hear(agent, A, 0)
     assert hub.forget("unknown", DAY) is None
     assert hub.forget("a", DAY) is None
-    assert hub.forget("b", DAY) == Ended(rebooted=False, gap=True, seen=at(DAY))
+    assert hub.forget("b", DAY) == EventEnded(rebooted=False, gap=True, seen=at(DAY))
     assert hub.known.words == {}
     assert hub.hear("b", A, 10, now=DAY + 1) is None
-    assert hub.hear("b", A, DAY + 200) == Appeared(A, at(DAY + 200))
-    assert hub.forget("b", DAY + 300) == Ended(rebooted=False, gap=True, seen=at(DAY + 300))
+    assert hub.hear("b", A, DAY + 200) == EventAppeared(A, at(DAY + 200))
+    assert hub.forget("b", DAY + 300) == EventEnded(rebooted=False, gap=True, seen=at(DAY + 300))
     assert hub.forget("b", DAY + 300) is None
 
 
@@ -496,7 +498,7 @@ def test_an_agent_that_saw_the_event_gone_tells_its_return() -> None:
     for agent in "ab":
         hub.hear(agent, A, 0)
         hub.hear(agent, GONE, 10)
-    assert hub.hear("a", A, 11) == Appeared(A, at(11))
+    assert hub.hear("a", A, 11) == EventAppeared(A, at(11))
     assert hub.known.returned
     assert hub.hear("b", A, 12) is None
     assert hub.places == {"a": 0, "b": 0}
@@ -525,7 +527,7 @@ def test_an_agent_that_sees_the_event_long_after_the_end_tells_its_return(agent:
     hub.silent = ["late"]
     hub.hear("a", GONE, 10)
     assert hub.hear(agent, A, 160) is None
-    assert hub.hear(agent, A, 161) == Appeared(A, at(161))
+    assert hub.hear(agent, A, 161) == EventAppeared(A, at(161))
 
 
 def test_an_agent_that_saw_the_event_gone_before_others_saw_it_tells_no_return() -> None:
@@ -537,7 +539,7 @@ def test_an_agent_that_saw_the_event_gone_before_others_saw_it_tells_no_return()
     assert hub.states == ["A", "ended"]
     assert hub.hear("b", A, 94, now=101) is None
     assert hub.hear("b", GONE, 96, now=102) is None
-    assert hub.hear("b", A, 98, now=103) == Appeared(A, at(98))
+    assert hub.hear("b", A, 98, now=103) == EventAppeared(A, at(98))
 
 
 def test_an_agent_that_is_behind_does_not_end_a_return() -> None:
@@ -598,7 +600,7 @@ def test_after_a_return_an_agent_without_a_place_can_say_that_the_event_is_gone(
     hub.hear("a", A, 20)
     hub.silent = "a"
     assert hub.hear("b", GONE, 25) is None
-    assert hub.hear("b", GONE, 26) == Ended(rebooted=False, gap=False, seen=at(26))
+    assert hub.hear("b", GONE, 26) == EventEnded(rebooted=False, gap=False, seen=at(26))
 
 
 # --- clocks
@@ -608,34 +610,34 @@ def test_an_agent_whose_clock_was_set_right_is_heard_at_once() -> None:
     hub = Hub()
     hub.hear("a", A, 3600, now=0)
     assert hub.hear("a", B, 3500, now=1) is None, "its clock is still wrong: this is a repeat"
-    assert hub.hear("a", B, 10, now=10) == Changed(B, at(10))
+    assert hub.hear("a", B, 10, now=10) == EventChanged(B, at(10))
 
 
 def test_an_agent_whose_clock_was_set_back_is_heard_when_the_hub_knows_by_how_much() -> None:
     hub = Hub()
     hub.hear("a", A, 0)
     assert hub.hear("a", B, -600, now=60) is None
-    assert hub.hear("a", B, -540, now=60, seen=60) == Changed(B, at(60))
+    assert hub.hear("a", B, -540, now=60, seen=60) == EventChanged(B, at(60))
 
 
 def test_a_time_in_the_future_does_not_silence_the_other_agents() -> None:
     hub = Hub()
     hub.hear("a", A, DAY, now=0)
     assert hub.known.words["a"].seen == at(0)
-    assert hub.hear("b", B, 1) == Changed(B, at(1))
+    assert hub.hear("b", B, 1) == EventChanged(B, at(1))
 
 
 def test_the_words_of_an_agent_keep_their_order_whatever_is_known_of_its_clock() -> None:
     hub = Hub()
     hub.hear("a", A, -600, now=0, seen=0)
-    assert hub.hear("a", B, -590, now=10, seen=-590) == Changed(B, at(0))
+    assert hub.hear("a", B, -590, now=10, seen=-590) == EventChanged(B, at(0))
 
 
 def test_times_of_an_agent_are_put_right_by_what_its_pulse_said() -> None:
-    assert estimate_seen(at(100), at(200), None) == at(100)
-    assert estimate_seen(at(100), at(200), 60.0) == at(40)
-    assert estimate_seen(at(100), at(200), -60.0) == at(160)
-    assert estimate_seen(at(100), at(200), -600.0) == at(200)
+    assert agent_time_to_hub_time(at(100), at(200), None) == at(100)
+    assert agent_time_to_hub_time(at(100), at(200), 60.0) == at(40)
+    assert agent_time_to_hub_time(at(100), at(200), -60.0) == at(160)
+    assert agent_time_to_hub_time(at(100), at(200), -600.0) == at(200)
     pulse = make_pulse(poll_age=5.0, clock_offset=-600.0)
     assert document_times_of_pulse(pulse, at(100), at(200)) == (at(95), at(195))
 
@@ -656,8 +658,8 @@ def test_a_pulse_stands_for_a_word_about_each_event_that_the_agent_knew_or_knows
     assert dict(split_pulse_by_event("a", pulse, histories)) == {
         "new": events["new"],
         "kept": events["kept"],
-        "lost": Gone(),
-        "gone": Gone(),  # it says so again: others may have become silent since
+        "lost": GoneFromDocument(),
+        "gone": GoneFromDocument(),  # it says so again: others may have become silent since
     }
 
 
@@ -696,7 +698,7 @@ def test_after_a_restart_the_hub_waits_again_for_those_that_show_the_event() -> 
     hub.history = wait_again_for_agents(hub.known, at(3600))
     assert hub.wait_until(3609) is None
     alone = replace(hub)
-    assert alone.wait_until(3610) == Ended(rebooted=False, gap=False, seen=at(5))
+    assert alone.wait_until(3610) == EventEnded(rebooted=False, gap=False, seen=at(5))
     hub.hear("b", A, 3609)
     assert hub.wait_until(3610) is None
     hub.hear("a", GONE, 3611)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from typing_extensions import override  # in typing from Python 3.12
 
 from relay.events.model import ScheduledEvent
-from relay.fleet.hub.merge import Ended, Word
+from relay.fleet.hub.merge import EventEnded, Word
 from tests.fleet.azure_model import (
     Fleet,
     Vm,
@@ -144,7 +144,7 @@ class Network:
     def supersede_report(self) -> None:
         """The agent does not send a report, because the hub has told the same."""
         vm = self._any_vm()
-        told = [news.event for _, news in self.fleet.told[-2:] if not isinstance(news, Ended)]
+        told = [news.event for _, news in self.fleet.told[-2:] if not isinstance(news, EventEnded)]
         if vm.queue and vm.queue[0].word in told:
             vm.queue.popleft()
 
@@ -205,10 +205,10 @@ class Network:
         views = [state for vm in fleet.living() if (state := fleet.view(vm)) is not None]
         if views:
             _, last = fleet.told[-1]
-            assert not isinstance(last, Ended)
+            assert not isinstance(last, EventEnded)
             assert last.event in views
         else:
-            assert not fleet.told or isinstance(fleet.told[-1][1], Ended)
+            assert not fleet.told or isinstance(fleet.told[-1][1], EventEnded)
 
 
 class SplitDocuments(Network):
@@ -273,7 +273,7 @@ class DistinctStates(Network):
         """What an agent reports is told, unless a later state was told before."""
         if isinstance(word, ScheduledEvent):
             states = [state for _, state in self.fleet.truth]
-            told = [news.event for _, news in self.fleet.told if not isinstance(news, Ended)]
+            told = [news.event for _, news in self.fleet.told if not isinstance(news, EventEnded)]
             assert any(state in told for state in states[states.index(word) :])
 
 

@@ -18,9 +18,9 @@ from relay.clock import SystemClock
 from relay.events.build import Origin
 from relay.fleet.hub import histories, merge, merger
 from relay.fleet.hub.histories import Histories
-from relay.fleet.hub.merge import Gone, Word
-from relay.fleet.hub.merger import EventMerger, Heard
-from relay.outbox import StateFileIdentity, fleet
+from relay.fleet.hub.merge import GoneFromDocument, Word
+from relay.fleet.hub.merger import EventMerger, HeardWord
+from relay.outbox import StateFileOwner, fleet
 from relay.outbox.event_keys import EventKeyFormat
 from relay.outbox.file import open_for_reading
 from relay.outbox.fleet import AgentRow
@@ -32,7 +32,7 @@ from tests.journey.relay_process import eventually
 from tests.outbox.open_store import open_store_in
 
 SCOPE = "vmss-a-1f0c33ab"
-HUB = StateFileIdentity("hub", None, is_hub=True)
+HUB = StateFileOwner("hub", None, is_hub=True)
 KEYS = EventKeyFormat(with_scope=True)
 EVENT = make_event(event_id="E-1")
 """An event in its first state."""
@@ -53,10 +53,10 @@ class Rig:
 
     def word(
         self, relay: str, word: Word, seconds: float, *, event_id: str = "e-1", scope: str = SCOPE
-    ) -> Heard:
+    ) -> HeardWord:
         """Return a word of an agent, so many seconds after the beginning."""
         at = self.began + timedelta(seconds=seconds)
-        return Heard(
+        return HeardWord(
             name=(scope, event_id), relay=relay, word=word, observed_at=at, seen=at, incarnation=1
         )
 
@@ -151,7 +151,7 @@ async def test_a_batch_can_name_more_events_than_the_memory_holds(
     monkeypatch.setattr(merger, "MAX_WORDS", 10)
     async with merging(tmp_path) as rig:
         names = [f"e-{number}" for number in range(100)]
-        words = [rig.word("vm-0", Gone(), 1, event_id=name) for name in names]
+        words = [rig.word("vm-0", GoneFromDocument(), 1, event_id=name) for name in names]
         await rig.merger.merge_heard(words)
         await rig.merger.merge_heard([rig.word("vm-0", EVENT, 2)])
         assert await rig.told() == ["event.scheduled"]
@@ -163,14 +163,19 @@ async def test_an_event_that_is_read_takes_the_place_of_none_that_the_batch_name
     monkeypatch.setattr(histories, "MAX_ENDED", 3)
     async with merging(tmp_path) as rig:
         for name in ("e-1", "e-2", "e-3"):
-            await rig.merger.merge_heard([rig.word("vm-0", Gone(), 1, event_id=name)])
+            await rig.merger.merge_heard([rig.word("vm-0", GoneFromDocument(), 1, event_id=name)])
         other = make_event(event_id="E-4")
         await rig.merger.merge_heard([rig.word("vm-0", other, 2, event_id="e-4")] * 2)
-        batch = [rig.word("vm-0", Gone(), 3, event_id="e-5"), rig.word("vm-0", EVENT, 3)]
+        batch = [
+            rig.word("vm-0", GoneFromDocument(), 3, event_id="e-5"),
+            rig.word("vm-0", EVENT, 3),
+        ]
         await rig.merger.merge_heard(batch)
         assert await rig.told() == ["event.scheduled"]
         names = [(SCOPE, f"e-{number}") for number in range(1, 6)]
-        assert rig.histories.missing(names) == set()  # three that ended, and two that are live
+        assert (
+            rig.histories.event_names_to_load(names) == set()
+        )  # three that ended, and two that are live
 
 
 async def test_a_hub_with_more_events_than_a_query_of_sqlite_takes_starts(
@@ -193,7 +198,7 @@ async def test_agents_that_disagree_have_their_time_again_when_the_hub_was_deaf(
     """The agents are asked at once whether the event is still there."""
     async with merging(tmp_path) as rig:
         await rig.merger.merge_heard([rig.word("vm-0", EVENT, 1), rig.word("vm-1", EVENT, 1)])
-        await rig.merger.merge_heard([rig.word("vm-0", Gone(), 2)])
+        await rig.merger.merge_heard([rig.word("vm-0", GoneFromDocument(), 2)])
         before = rig.histories.get((SCOPE, "e-1"))
         assert before is not None
         assert before.first_gone_at is not None
@@ -215,7 +220,7 @@ async def test_a_hub_that_restarts_while_an_event_ends_still_waits_for_the_other
 ) -> None:
     async with merging(tmp_path) as rig:
         await rig.merger.merge_heard([rig.word("vm-0", EVENT, 1), rig.word("vm-1", EVENT, 1)])
-        await rig.merger.merge_heard([rig.word("vm-0", Gone(), 2)])
+        await rig.merger.merge_heard([rig.word("vm-0", GoneFromDocument(), 2)])
     monkeypatch.setattr(merge, "END_WAIT", timedelta(milliseconds=200))
     async with merging(tmp_path) as rig, asyncio.TaskGroup() as group:
         running = group.create_task(rig.merger.end_events_when_due())
@@ -223,7 +228,9 @@ async def test_a_hub_that_restarts_while_an_event_ends_still_waits_for_the_other
         await eventually(lambda: rig.ended == [(SCOPE, "e-1")])
         running.cancel()
         assert await rig.told() == ["event.scheduled", "event.ended"]
-        await rig.merger.merge_heard([rig.word("vm-1", Gone(), 3), rig.word("vm-0", EVENT, 1)])
+        await rig.merger.merge_heard(
+            [rig.word("vm-1", GoneFromDocument(), 3), rig.word("vm-0", EVENT, 1)]
+        )
         assert await rig.told() == ["event.scheduled", "event.ended"]
 
 

@@ -40,7 +40,7 @@ def apply(azure: Simulator, action: Action) -> bool:
     """Perform an action if it changes the document. Return whether it did."""
     if action.approve is not None:
         action = Action(start=action.approve.event)
-    if CHANGES.isdisjoint(action.keys()):
+    if CHANGES.isdisjoint(action.given_keys()):
         return False
     try:
         perform(azure, action)

@@ -67,7 +67,7 @@ class Rig:
         awaited: tuple[str, ...] = (),
     ) -> None:
         """The hub tells its state."""
-        self.sink.take_hub_state(
+        self.sink.handle_hub_state(
             HubScopeState(hub_time=self.clock.now(), told=told, ending=ending, awaited=awaited)
         )
 
@@ -163,7 +163,7 @@ async def test_after_a_pause_of_the_connection_the_agents_spread_again() -> None
     """All of them have old events, and the first of them tells the others by the hub's state."""
     rig, event = Rig(), report()
     await rig.advance(60)
-    rig.sink.on_listening()
+    rig.sink.mark_listening_to_hub()
     rig.state()
     task = await rig.begin(event)
     assert not task.done()
@@ -179,7 +179,7 @@ async def test_without_a_state_of_the_hub_nothing_waits(had_state: bool) -> None
     if had_state:
         rig.state(told=(event.id,))
         rig.clock.advance(STATE_TIMEOUT)
-    rig.sink.on_listening()
+    rig.sink.mark_listening_to_hub()
     assert (await rig.begin(event)).done()
     assert len(rig.hub.published) == 1
 
@@ -188,7 +188,7 @@ async def test_a_wait_ends_when_the_hub_has_been_silent_for_too_long() -> None:
     rig = Rig()
     rig.state()
     rig.clock.advance(STATE_TIMEOUT - 1)
-    rig.sink.on_listening()
+    rig.sink.mark_listening_to_hub()
     task = await rig.begin(report())
     assert not task.done()
     await rig.advance(MAX_COPY_WAIT)

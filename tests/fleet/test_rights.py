@@ -31,36 +31,41 @@ from relay.amqp.event_message import content_header
 from relay.amqp.publish_channel import PublishChannel
 from relay.amqp.topology import declare_topology, events_topology
 from relay.events.build import Origin
-from relay.fleet.definitions import HubAccount, HubExchange, fleet_definitions, hash_password
+from relay.fleet.definitions import (
+    AdditionalHubExchange,
+    HubAccount,
+    fleet_definitions,
+    hash_password,
+)
 from relay.fleet.messages import HubScopeState, PulseRequest, VoteMessage, read_message
 from relay.fleet.routing import (
     Sender,
-    check_command,
-    check_report,
     command_key,
+    hub_state_key,
     pulse_key,
     report_key,
     result_key,
-    state_key,
+    verify_command_from_hub,
+    verify_report_from_agent,
     vote_key,
 )
 from relay.fleet.settings import HubSettings, TrustDomain
 from relay.fleet.topology import (
     AGENT_QUEUE_ARGUMENTS,
     agent_keys,
-    command_exchange,
-    fleet_exchange,
+    command_exchange_name,
+    fleet_exchange_name,
     fleet_topology,
     hub_approvals_topology,
-    pulse_queue,
-    report_queue,
+    pulse_queue_name,
+    report_queue_name,
 )
 from tests.builders import cloudevent
 from tests.rabbitmq import Broker
 
 VHOST, MAIN, HUB_USER = "fleet", "azure.scheduledevents", "imds-hub"
-FLEET, COMMANDS = fleet_exchange(MAIN), command_exchange(MAIN)
-REPORTS, PULSES = report_queue(MAIN), pulse_queue(MAIN)
+FLEET, COMMANDS = fleet_exchange_name(MAIN), command_exchange_name(MAIN)
+REPORTS, PULSES = report_queue_name(MAIN), pulse_queue_name(MAIN)
 APPROVALS, DEAD = f"{MAIN}.approvals.hub", f"{MAIN}.dead"
 A = Origin("vmss-a-1f0c33ab", "VMSS-A_0")
 A_NEIGHBOR = Origin("vmss-a-1f0c33ab", "VMSS-A_1")
@@ -81,8 +86,8 @@ SETTINGS = HubSettings(
 )
 ACCOUNT = HubAccount(
     user=HUB_USER,
-    sinks=(HubExchange(exchange=MAIN, declare="passive"),),
-    approvals=HubExchange(exchange=MAIN, declare="passive"),
+    sinks=(AdditionalHubExchange(exchange=MAIN, declare="passive"),),
+    approvals=AdditionalHubExchange(exchange=MAIN, declare="passive"),
 )
 PASSWORD = "p"
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -189,7 +194,7 @@ async def test_an_agent_publishes_everything_that_it_has_to(node: Broker, user: 
     for key, queue in keys.items():
         message = await arrived(node, queue)
         assert message.routing_key == key
-        _, sender = check_report(message, FLEET, DOMAINS)
+        _, sender = verify_report_from_agent(message, FLEET, DOMAINS)
         assert sender == Sender(origin.scope, origin.relay.lower(), user)
 
 
@@ -204,7 +209,7 @@ async def test_the_relays_own_channel_publishes_with_a_user_and_is_confirmed(nod
         async with asyncio.timeout(WITHIN):
             assert isinstance(await publishing, Basic.Ack)
     received = await arrived(node, REPORTS)
-    key, _ = check_report(received, FLEET, DOMAINS)
+    key, _ = verify_report_from_agent(received, FLEET, DOMAINS)
     read = read_message(received.body)
     read.require_matching_key(key)
     assert (read.id, received.header.properties.message_id) == (message.id, message.id)
@@ -234,7 +239,7 @@ async def test_an_agent_gets_what_the_hub_sends_to_it_and_to_its_scope(
             await publish(hub, COMMANDS, key, user=HUB_USER, body=body)
         arrivals = await next_messages(agent, queue.name, len(keys))
         for key, content, message in zip(keys, messages, arrivals, strict=True):
-            assert check_command(message, COMMANDS, keys, HUB_USER) == key
+            assert verify_command_from_hub(message, COMMANDS, keys, HUB_USER) == key
             assert read_message(message.body).content == content
 
 
@@ -255,8 +260,8 @@ async def test_the_definitions_make_what_a_hub_makes_that_declares_itself(node: 
     settings = SETTINGS.model_copy(update={"declare": True})
     account = HubAccount(
         user=HUB_USER,
-        sinks=(HubExchange(exchange=MAIN, declare=True),),
-        approvals=HubExchange(exchange=MAIN, declare=True),
+        sinks=(AdditionalHubExchange(exchange=MAIN, declare=True),),
+        approvals=AdditionalHubExchange(exchange=MAIN, declare=True),
     )
     node.define(fleet_definitions(settings, account, VHOST, hashes()))
     connection = Connection(url_of(node, HUB_USER), "test")
@@ -355,7 +360,7 @@ async def test_an_agent_publishes_with_no_other_key(node: Broker, key: str) -> N
     ("exchange", "key"),
     [
         (COMMANDS, command_key(A.scope, "vmss-a_0")),
-        (COMMANDS, state_key(A.scope)),
+        (COMMANDS, hub_state_key(A.scope)),
         (COMMANDS, command_key(B.scope, "vmss-b_0")),
         (f"{MAIN}.approvals", f"approve.{A.scope}"),
         (MAIN, f"event.scheduled.reboot.{A.scope}"),
@@ -378,7 +383,7 @@ async def test_an_agent_publishes_to_no_other_exchange(
     [("vmss-a", HUB_USER), ("vmss-a", "vmss-b"), (HUB_USER, "vmss-a"), ("vmss-a", "guest")],
 )
 async def test_nobody_claims_to_be_another_user(node: Broker, user: str, claimed: str) -> None:
-    exchange, key = (COMMANDS, state_key(A.scope)) if user == HUB_USER else (FLEET, vote_key(A))
+    exchange, key = (COMMANDS, hub_state_key(A.scope)) if user == HUB_USER else (FLEET, vote_key(A))
     async with channel_of(node, user) as channel:
         with pytest.raises(ChannelPreconditionFailed, match="user_id"):
             await publish(channel, exchange, key, user=claimed)
@@ -389,7 +394,7 @@ async def test_nobody_claims_to_be_another_user(node: Broker, user: str, claimed
     ("user", "key"),
     [
         ("vmss-a", command_key(B.scope, "vmss-b_0")),
-        ("vmss-a", state_key(B.scope)),
+        ("vmss-a", hub_state_key(B.scope)),
         ("vmss-a", "#"),
         ("vmss-a", "*.*"),
         ("vmss-a", "*.*.*"),
@@ -541,10 +546,10 @@ async def test_a_message_with_more_keys_in_a_header_is_of_no_other_relay(
     message = await arrived(node, REPORTS)
     if header == "CC":
         with pytest.raises(UnusableMessage, match="CC header"):
-            check_report(message, FLEET, DOMAINS)
+            verify_report_from_agent(message, FLEET, DOMAINS)
     else:  # RabbitMQ removes the header, and shows the key that it has checked
         assert message.routing_key == key
-        _, sender = check_report(message, FLEET, DOMAINS)
+        _, sender = verify_report_from_agent(message, FLEET, DOMAINS)
         assert sender == Sender(A.scope, "vmss-a_0", "vmss-a")
 
 
@@ -553,12 +558,12 @@ async def test_a_dead_letter_of_an_agents_queue_is_no_report(node: Broker) -> No
     forged = {"x-dead-letter-exchange": FLEET, "x-dead-letter-routing-key": vote_key(B)}
     async with channel_of(node, "vmss-a") as agent, channel_of(node, HUB_USER) as hub:
         await agent_queue(agent, *agent_keys(A), **forged, **{"x-message-ttl": 0})
-        await publish(hub, COMMANDS, state_key(A.scope), user=HUB_USER)
+        await publish(hub, COMMANDS, hub_state_key(A.scope), user=HUB_USER)
         await until(node, REPORTS, 1)
     message = await arrived(node, REPORTS)
     assert (message.exchange, message.routing_key) == (FLEET, vote_key(B))
     with pytest.raises(UnusableMessage, match="dead letter"):
-        check_report(message, FLEET, DOMAINS)
+        verify_report_from_agent(message, FLEET, DOMAINS)
 
 
 async def test_a_message_without_a_user_is_no_report(node: Broker) -> None:
@@ -566,7 +571,7 @@ async def test_a_message_without_a_user_is_no_report(node: Broker) -> None:
         await publish(agent, FLEET, vote_key(A))
     message = await arrived(node, REPORTS)
     with pytest.raises(UnusableMessage, match="no user_id"):
-        check_report(message, FLEET, DOMAINS)
+        verify_report_from_agent(message, FLEET, DOMAINS)
 
 
 async def test_commands_that_an_agent_leads_to_the_fleet_exchange_reach_no_queue(
@@ -589,7 +594,7 @@ async def test_one_vm_of_a_domain_can_speak_for_another_of_it(node: Broker) -> N
         await publish(agent, FLEET, vote_key(A_NEIGHBOR), user="vmss-a")
         await agent_queue(agent, *agent_keys(A_NEIGHBOR))
     message = await arrived(node, REPORTS)
-    _, sender = check_report(message, FLEET, DOMAINS)
+    _, sender = verify_report_from_agent(message, FLEET, DOMAINS)
     assert sender.relay == "vmss-a_1"
 
 

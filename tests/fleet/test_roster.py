@@ -261,7 +261,7 @@ def test_fresh_agents_with_wrong_clocks_are_listed() -> None:
     wrong = [pulse(roster, f"{offset}", 100, clock_offset=offset) for offset in (2.5, -2.5)]
     pulse(roster, "good", 100, clock_offset=1.9)
     pulse(roster, "unknown", 100, clock_offset=None)
-    assert roster.with_wrong_clocks(at(200)) == wrong
+    assert roster.agents_with_wrong_clocks(at(200)) == wrong
 
 
 def test_after_a_restart_the_merge_waits_for_agents_that_were_not_heard_of_yet() -> None:

@@ -16,7 +16,7 @@ from relay.fleet.hub.roster import Agent
 from relay.fleet.hub.roster_keeper import UPKEEP_INTERVAL, RosterKeeper
 from relay.fleet.messages import Pulse
 from relay.fleet.routing import Sender
-from relay.outbox import RecordedEvent, StateFileIdentity
+from relay.outbox import RecordedEvent, StateFileOwner
 from relay.outbox.sqlite import Store
 from tests.approvals.manual_clock import ManualClock
 from tests.outbox.open_store import open_store_in
@@ -55,7 +55,7 @@ class Rig:
     async def lose(self, agent: Agent) -> None:
         """Forget an agent, as the hub does."""
         self.lost.append(agent.relay)
-        self.keeper.forget(agent)
+        self.keeper.forget_in_memory(agent)
 
     def hear(self, **fields: Any) -> None:
         """Hear the agent."""
@@ -86,7 +86,7 @@ class Rig:
 async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
     """A keeper that knows an agent, which it has heard."""
     async with open_store_in(
-        tmp_path, lambda _: (), StateFileIdentity("hub", None, is_hub=True)
+        tmp_path, lambda _: (), StateFileOwner("hub", None, is_hub=True)
     ) as store:
         told: list[str] = []
 

@@ -21,22 +21,22 @@ from relay.fleet.routing import (
     ReportKey,
     Sender,
     authorize_sender,
-    check_command,
-    check_report,
     command_key,
+    hub_state_key,
     parse_report_key,
     pulse_key,
     relay_word,
     report_key,
     result_key,
-    state_key,
+    verify_command_from_hub,
+    verify_report_from_agent,
     vote_key,
 )
 from relay.fleet.settings import HubSettings, TrustDomain
-from relay.fleet.topology import agent_keys, command_exchange, fleet_exchange
+from relay.fleet.topology import agent_keys, command_exchange_name, fleet_exchange_name
 from tests.builders import cloudevent
 
-FLEET, COMMANDS = fleet_exchange("x"), command_exchange("x")
+FLEET, COMMANDS = fleet_exchange_name("x"), command_exchange_name("x")
 ORIGIN = Origin("vmss-a-1f", "VMSS-A_0")
 DOMAINS = (
     TrustDomain(user="vmss-a", scopes=("vmss-a-*",)),
@@ -69,7 +69,7 @@ def test_the_keys_are_those_of_the_documentation() -> None:
     assert vote_key(ORIGIN) == "vote.vmss-a-1f.vmss-a_0"
     assert result_key(ORIGIN) == "start.vmss-a-1f.vmss-a_0"
     assert command_key("vmss-a-1f", "vmss-a_0") == "to.vmss-a-1f.vmss-a_0"
-    assert state_key("vmss-a-1f") == "scope.vmss-a-1f"
+    assert hub_state_key("vmss-a-1f") == "scope.vmss-a-1f"
     assert agent_keys(ORIGIN) == ("to.vmss-a-1f.vmss-a_0", "scope.vmss-a-1f")
 
 
@@ -174,14 +174,14 @@ def test_the_broker_and_the_hub_let_the_same_pass(
         assert bool(re.search(may_report, key)) is speaks
     assert bool(re.search(may_bind, command_key(scope, relay))) is speaks
     in_domain = matches_any_pattern(scopes, scope)
-    assert bool(re.search(may_bind, state_key(scope))) is in_domain
-    assert bool(re.search(may_order, state_key(scope))) is in_domain
+    assert bool(re.search(may_bind, hub_state_key(scope))) is in_domain
+    assert bool(re.search(may_order, hub_state_key(scope))) is in_domain
     assert bool(re.search(may_order, command_key(scope, relay))) is in_domain
 
 
 def test_a_report_is_of_the_relay_in_its_key_if_the_user_may_speak_for_it() -> None:
     message = delivery(FLEET, "vote.vmss-b-1f.one", user_id="single")
-    assert check_report(message, FLEET, DOMAINS) == (
+    assert verify_report_from_agent(message, FLEET, DOMAINS) == (
         ReportKey("vote", "vmss-b-1f", "one"),
         Sender("vmss-b-1f", "one", "single"),
     )
@@ -203,14 +203,14 @@ def test_a_report_that_the_broker_does_not_vouch_for_is_unusable(
 ) -> None:
     message = delivery(exchange, "vote.vmss-b-1f.one", **properties)
     with pytest.raises(UnusableMessage, match=reason):
-        check_report(message, FLEET, DOMAINS)
+        verify_report_from_agent(message, FLEET, DOMAINS)
 
 
 def test_a_command_is_obeyed_if_it_is_the_hubs_and_for_this_agent() -> None:
     keys = agent_keys(ORIGIN)
     for key in keys:
         message = delivery(COMMANDS, key, user_id="imds-hub")
-        assert check_command(message, COMMANDS, keys, "imds-hub") == key
+        assert verify_command_from_hub(message, COMMANDS, keys, "imds-hub") == key
 
 
 @pytest.mark.parametrize(
@@ -240,4 +240,4 @@ def test_no_other_command_is_obeyed(
 ) -> None:
     message = delivery(exchange, key, **properties)
     with pytest.raises(UnusableMessage, match=reason):
-        check_command(message, COMMANDS, agent_keys(ORIGIN), "imds-hub")
+        verify_command_from_hub(message, COMMANDS, agent_keys(ORIGIN), "imds-hub")

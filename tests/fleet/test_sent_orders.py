@@ -37,10 +37,10 @@ def make_result(
 def test_an_order_can_be_carried_out_until_its_time_or_its_result() -> None:
     orders, order = SentOrders(), make_order()
     orders.add(order, 0.0)
-    assert orders.executable_until("e-1@a", 7.9) == 8.0
-    assert orders.executable_until("e-1@a", 8.0) is None
+    assert orders.executable_until_of_event("e-1@a", 7.9) == 8.0
+    assert orders.executable_until_of_event("e-1@a", 8.0) is None
     orders.take_result(AGENT, make_result(outcome="stale"))
-    assert orders.executable_until("e-1@a", 1.0) is None
+    assert orders.executable_until_of_event("e-1@a", 1.0) is None
 
 
 def test_an_order_that_was_returned_cannot_be_carried_out_or_answered() -> None:
@@ -49,9 +49,9 @@ def test_an_order_that_was_returned_cannot_be_carried_out_or_answered() -> None:
     outcomes = [order.outcome]
     order.end_returned()
     assert [*outcomes, order.outcome] == ["unanswered", "returned"]
-    assert orders.executable_until("e-1@a", 1.0) is None
+    assert orders.executable_until_of_event("e-1@a", 1.0) is None
     orders.take_result(AGENT, make_result())
-    assert orders.accepted("e-1@a", 1) is None
+    assert orders.find_accepted_order("e-1@a", 1) is None
     assert orders.ignored == {"repeated": 1}
 
 
@@ -64,9 +64,9 @@ def test_a_result_of_another_agent_does_not_count(sender: Sender) -> None:
     orders = SentOrders()
     orders.add(make_order(), 0.0)
     orders.take_result(sender, make_result())
-    assert orders.accepted("e-1@a", 1) is None
+    assert orders.find_accepted_order("e-1@a", 1) is None
     orders.take_result(AGENT, make_result())
-    assert orders.accepted("e-1@a", 1) is not None
+    assert orders.find_accepted_order("e-1@a", 1) is not None
 
 
 def test_the_first_result_counts() -> None:
@@ -74,7 +74,7 @@ def test_the_first_result_counts() -> None:
     orders.add(make_order(), 0.0)
     orders.take_result(AGENT, make_result(outcome="failed"))
     orders.take_result(AGENT, make_result())
-    assert orders.accepted("e-1@a", 1) is None
+    assert orders.find_accepted_order("e-1@a", 1) is None
 
 
 def test_an_acceptance_counts_for_its_grant_alone() -> None:
@@ -82,8 +82,8 @@ def test_an_acceptance_counts_for_its_grant_alone() -> None:
     orders.add(make_order(1, event_key="e@a"), 0.0)
     orders.add(make_order(2, event_key="e@a"), 10.0)
     orders.take_result(AGENT, make_result(1))
-    assert orders.accepted("e@a", 1) is not None
-    assert orders.accepted("e@a", 2) is None
+    assert orders.find_accepted_order("e@a", 1) is not None
+    assert orders.find_accepted_order("e@a", 2) is None
 
 
 def test_the_oldest_orders_are_forgotten_but_none_that_can_be_carried_out(
@@ -97,7 +97,7 @@ def test_the_oldest_orders_are_forgotten_but_none_that_can_be_carried_out(
     orders.add(make_order(5, executable_until=18.0), 10.0)
     assert len(orders) == 2
     assert orders.find(3, 1) is None
-    assert orders.of_event("e-3@a") == []
+    assert orders.orders_of_event("e-3@a") == []
     assert orders.find(5, 1) is not None
 
 

@@ -20,8 +20,8 @@ from relay.events.cloudevent import CloudEvent
 from relay.events.model import Document
 from relay.fleet.settings import AgentSettings
 from relay.imds.document import parse_document
-from relay.ingest.recorder import PollResult, Recorder
-from relay.outbox import StateFileIdentity, StoreSettings
+from relay.ingest.recorder import Recorder, SuccessfulPoll
+from relay.outbox import StateFileOwner, StoreSettings
 from relay.outbox.sqlite import open_store
 from relay.roles.simulated_fleet import (
     FleetPlan,
@@ -82,16 +82,18 @@ async def test_a_light_recorder_makes_the_events_of_the_recorder(tmp_path: Path)
     made = [
         event
         for number, each in enumerate(documents)
-        for event in light.record(each, at + timedelta(seconds=number))
+        for event in light.make_change_events(each, at + timedelta(seconds=number))
     ]
-    owner = StateFileIdentity(origin.scope, None)
+    owner = StateFileOwner(origin.scope, None)
     settings = StoreSettings(path=tmp_path / "relay.db")
     recorder = Recorder(origin, None, None)
     async with open_store(settings, owner, SystemClock(), lambda _: ()) as store:
         for number, each in enumerate(documents):
-            poll = PollResult(each, at + timedelta(seconds=number), gap=False)
+            poll = SuccessfulPoll(each, at + timedelta(seconds=number), gap=False)
             await store.transact(partial(recorder.record, poll=poll))
-        recorded = await store.read(lambda tx: [tx.journal.event(number) for number in range(1, 7)])
+        recorded = await store.read(
+            lambda tx: [tx.journal.event_at(number) for number in range(1, 7)]
+        )
     assert len(made) == 6
     assert [_content(event) for event in made] == [_content(event) for event in recorded]
 

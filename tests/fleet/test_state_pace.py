@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 from relay.events.build import Origin
 from relay.events.cloudevent import CloudEvent
 from relay.fleet.hub.histories import Histories
-from relay.fleet.hub.merge import EventHistory, ToldState
-from relay.fleet.hub.scope_states import MIN_STATE_INTERVAL, HubStateSender
+from relay.fleet.hub.hub_state_sender import MIN_STATE_INTERVAL, HubStateSender
+from relay.fleet.hub.merge import EventHistory, PublishedState
 from relay.outbox.event_keys import EventKeyFormat
 from tests.approvals.manual_clock import NOON, ManualClock
 
@@ -62,12 +62,12 @@ async def test_the_first_state_goes_at_once_and_many_become_a_few() -> None:
 
 def test_an_event_that_nobody_told_of_is_not_asked_for_again() -> None:
     histories, name = Histories(), (SCOPE, "e")
-    assert histories.missing([name]) == {name}
+    assert histories.event_names_to_load([name]) == {name}
     histories.put(name, None)
-    assert histories.missing([name]) == set()
+    assert histories.event_names_to_load([name]) == set()
     assert histories.get(name) is None
     assert histories.of_scope(SCOPE) == {}
-    known = EventHistory(path=(ToldState("s", NOON),), started=False)
+    known = EventHistory(path=(PublishedState("s", NOON),), started=False)
     histories.put(name, known)
     assert histories.get(name) is known
     assert histories.of_scope(SCOPE) == {"e": known}
@@ -75,4 +75,6 @@ def test_an_event_that_nobody_told_of_is_not_asked_for_again() -> None:
     for number in range(10_000):
         histories.put((SCOPE, f"other-{number}"), None)
     histories.trim()
-    assert histories.missing([name]) == {name}, "those that ended longest ago are dropped"
+    assert histories.event_names_to_load([name]) == {name}, (
+        "those that ended longest ago are dropped"
+    )

@@ -10,7 +10,7 @@ import orjson
 import pytest
 from standardwebhooks import Webhook
 
-from relay.amqp.topology import approvals_exchange
+from relay.amqp.topology import approvals_exchange_name
 from relay.fleet.agent import start_orders
 from relay.simulator import Plan
 from relay.simulator.event import Event
@@ -93,7 +93,7 @@ async def vote_over_amqp(fleet: RunningFleet, event: Event) -> None:
     }
     connection = await aio_pika.connect(fleet.broker.amqp_url(STRANGER))
     async with connection, connection.channel() as channel:
-        exchange = await channel.get_exchange(approvals_exchange(fleet.exchange), ensure=False)
+        exchange = await channel.get_exchange(approvals_exchange_name(fleet.exchange), ensure=False)
         message = aio_pika.Message(orjson.dumps(vote), message_id="vote-1", user_id=STRANGER)
         await exchange.publish(message, f"approve.{SCOPE}")
 

@@ -22,8 +22,8 @@ from relay.events.model import ScheduledEvent
 from relay.fleet.hub.votes import MachineVotes
 from relay.fleet.messages import VoteAnswer, VoteMessage
 from relay.fleet.routing import Sender
-from relay.ingest.recorder import EventNews, EventSighting, Recorder
-from relay.outbox import Grant, StateFileIdentity, StoreSettings
+from relay.ingest.recorder import EventObservation, EventSighting, Recorder
+from relay.outbox import Grant, StateFileOwner, StoreSettings
 from relay.outbox.file import open_for_reading
 from relay.outbox.journal import read_rows, verify_journal
 from relay.outbox.sqlite import Store, open_store
@@ -51,7 +51,7 @@ class Agents:
     """The scope and the EventId of each."""
 
     @property
-    def max_shared(self) -> int:
+    def max_events_per_start_request(self) -> int:
         """One event in each order."""
         return 1
 
@@ -82,8 +82,8 @@ class VotingHub:
         """Record what the document of a scope shows."""
         recorder = Recorder(HUB, None, None)
         now = self.clock.now()
-        news = [EventNews(scope, now, EventSighting(event, 1)) for event in events]
-        await self.store.transact(lambda tx: recorder.record_news(tx, news, now))
+        news = [EventObservation(scope, now, EventSighting(event, 1)) for event in events]
+        await self.store.transact(lambda tx: recorder.record_observations(tx, news, now))
 
     async def vote(
         self,
@@ -166,7 +166,7 @@ async def voting_hub(
 ) -> AsyncIterator[VotingHub]:
     """Run a hub on the store in a folder."""
     clock, agents, path = ManualClock(), Agents(), folder / "hub.db"
-    owner = StateFileIdentity(HUB.scope, None, is_hub=True)
+    owner = StateFileOwner(HUB.scope, None, is_hub=True)
     async with open_store(StoreSettings(path=path), owner, clock, lambda _: ()) as store:
         engine = ApprovalEngine(settings or rules(EACH), HUB, client_resources={"client:ops": None})
         gate = Gate(engine, store, agents, clock, lambda _: False)

@@ -18,9 +18,9 @@ from relay.clock import SystemClock
 from relay.errors import (
     DocumentError,
     DocumentTooLarge,
+    SourceCallNotSentInTime,
     SourceError,
     SourceRefused,
-    SourceTooLate,
     SourceUnavailable,
 )
 from relay.imds import SourceSettings
@@ -558,7 +558,7 @@ async def test_a_start_request_whose_time_is_over_is_not_sent(checks_in_time: in
         return remaining.pop(0) if len(remaining) > 1 else remaining[0]
 
     async with run_server(Answer(b"")) as server, client_of(server.url) as client:
-        with pytest.raises(SourceTooLate):
+        with pytest.raises(SourceCallNotSentInTime):
             await client.send_start_request(["A"], seconds_left=seconds_left)
         assert remaining == [0.0]
         await client.send_start_request(["B"], seconds_left=lambda: 60.0)
@@ -571,7 +571,7 @@ async def test_a_start_request_that_waits_for_its_place_in_the_budget_can_become
     async with run_server() as server, client_of(server.url) as client:
         await client.read_document()
         await client.read_document()
-        with pytest.raises(SourceTooLate):
+        with pytest.raises(SourceCallNotSentInTime):
             await client.send_start_request(["A"], seconds_left=lambda: 0.2)
         await client.read_document()
     assert [request.method for request in server.requests] == ["GET"] * 3

@@ -18,7 +18,7 @@ from relay.imds.dhcp import (
     make_discover,
     parse_lease_file,
     read_leases,
-    read_reply,
+    read_option_245_of_reply,
 )
 from tests.imds.dhcp_server import offer, offer_endpoint, options_of, run_dhcp_server
 
@@ -125,14 +125,14 @@ def test_an_option_of_another_length_or_number_is_none(
     options: tuple[tuple[int, bytes], ...],
 ) -> None:
     packet = offer(make_discover(TRANSACTION, MAC), *options)
-    assert read_reply(packet, TRANSACTION, MAC) is None
+    assert read_option_245_of_reply(packet, TRANSACTION, MAC) is None
 
 
 @pytest.mark.parametrize("cut", range(1, 7))
 def test_an_option_that_is_cut_off_is_none(cut: int) -> None:
     packet = offer(make_discover(TRANSACTION, MAC), (245, b"\x01\x02\x03\x04"))
-    assert read_reply(packet[:-1], TRANSACTION, MAC) == IPv4Address("1.2.3.4")
-    assert read_reply(packet[: -1 - cut], TRANSACTION, MAC) is None
+    assert read_option_245_of_reply(packet[:-1], TRANSACTION, MAC) == IPv4Address("1.2.3.4")
+    assert read_option_245_of_reply(packet[: -1 - cut], TRANSACTION, MAC) is None
 
 
 @given(st.binary(max_size=400), st.binary(max_size=60))
@@ -142,7 +142,7 @@ def test_any_packet_is_an_address_nothing_or_an_error(packet: bytes, options: by
     head = offer(make_discover(TRANSACTION, MAC))[:-1]
     for text in (packet, head + options):
         try:
-            address = read_reply(text, TRANSACTION, MAC)
+            address = read_option_245_of_reply(text, TRANSACTION, MAC)
         except ValueError:
             continue
         assert address is None or address.packed in text

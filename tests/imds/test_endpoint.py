@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from relay.errors import SourceError, SourceUnavailable
 from relay.imds import SourceSettings
 from relay.imds.client import ImdsClient
-from relay.imds.endpoint import DHCP_INTERVAL, Candidate, CandidateFinder, is_allowed
+from relay.imds.endpoint import DHCP_INTERVAL, Candidate, CandidateFinder, may_be_imds_address
 from relay.net.egress import is_refused
 from tests.approvals.manual_clock import ManualClock
 
@@ -73,13 +73,13 @@ async def found(finder: CandidateFinder) -> list[str]:
     ],
 )
 def test_only_addresses_that_no_public_host_has_are_allowed(address: str, allowed: bool) -> None:
-    assert is_allowed(IPv4Address(address)) is allowed
+    assert may_be_imds_address(IPv4Address(address)) is allowed
 
 
 @given(st.integers(0, 2**32 - 1).map(IPv4Address))
 def test_an_address_of_the_internet_is_never_allowed(address: IPv4Address) -> None:
     if address.is_global and address != WIRE_SERVER:
-        assert not is_allowed(address)
+        assert not may_be_imds_address(address)
 
 
 async def test_the_address_in_a_virtual_network_comes_first_and_azures_host_last() -> None:

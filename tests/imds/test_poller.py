@@ -26,7 +26,7 @@ from relay.imds.api_versions import NEWEST_API_VERSION
 from relay.imds.client import ImdsClient
 from relay.imds.poller import ANSWER_TIMEOUT, FIRST_ANSWER_TIMEOUT, Poller
 from relay.ingest.recorder import Recorder
-from relay.outbox import StateFileIdentity, StoreSettings
+from relay.outbox import StateFileOwner, StoreSettings
 from relay.outbox.sqlite import Store, open_store
 from relay.simulator import VM, Fault, Plan, Setup, Simulator
 from tests.approvals.builders import BOOT_ID, ORIGIN
@@ -106,7 +106,7 @@ async def rig(
     async with (
         open_store(
             StoreSettings(path=folder / "relay.db"),
-            StateFileIdentity(ORIGIN.scope, "vm"),
+            StateFileOwner(ORIGIN.scope, "vm"),
             clock,
             lambda _: (),
         ) as store,
@@ -535,7 +535,7 @@ async def test_the_source_is_lost_also_while_a_call_hangs(tmp_path: Path) -> Non
         async with (
             open_store(
                 StoreSettings(path=tmp_path / "relay.db"),
-                StateFileIdentity("s", None),
+                StateFileOwner("s", None),
                 clock,
                 lambda _: (),
             ) as store,

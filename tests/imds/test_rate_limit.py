@@ -11,7 +11,7 @@ from relay.imds.client import (
     MAX_BACKOFF,
     MAX_CALLS,
     MAX_RETRY_AFTER,
-    CallBudget,
+    CallRateLimiter,
     retry_delay,
 )
 
@@ -29,7 +29,7 @@ def test_no_window_holds_more_than_two_calls_however_they_come(
     steps: list[tuple[float, str]],
 ) -> None:
     """Whatever is taken, sent late or never sent: any window has at most two sent calls."""
-    budget, now, unsent = CallBudget(), 0.0, 0
+    budget, now, unsent = CallRateLimiter(), 0.0, 0
     sent: list[float] = []
     for pause, step in steps:
         now += pause
@@ -53,7 +53,7 @@ def test_no_window_holds_more_than_two_calls_however_they_come(
 def test_who_waits_as_long_as_told_gets_a_place_and_nobody_waits_for_nothing(
     pauses: list[float],
 ) -> None:
-    budget, now = CallBudget(), 0.0
+    budget, now = CallRateLimiter(), 0.0
     sent: list[float] = []
     for pause in pauses:
         now += pause
@@ -75,7 +75,7 @@ def test_who_waits_as_long_as_told_gets_a_place_and_nobody_waits_for_nothing(
 
 
 def test_a_call_that_was_not_sent_holds_its_place_however_long_it_takes() -> None:
-    budget = CallBudget()
+    budget = CallRateLimiter()
     for _ in range(MAX_CALLS):
         assert budget.delay(0.0) == 0
         budget.reserve_call()

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from relay.events.model import Document, ScheduledEvent
 from relay.events.timestamps import format_rfc3339
-from relay.ingest.recorder import CHANGES_PER_STEP, PollResult, Recorder
+from relay.ingest.recorder import CHANGES_PER_STEP, Recorder, SuccessfulPoll
 from relay.outbox import GrantState
 from relay.outbox.transaction import Transaction
 from tests.approvals.builders import BOOT_ID, ORIGIN, ApprovalFile, build_event
@@ -46,7 +46,7 @@ def record(
     """Record a poll. Return the number of changes."""
     return approval_file.transact(
         lambda tx: approval_file.recorder.record(
-            tx, PollResult(Document(incarnation, events), approval_file.clock.now(), gap)
+            tx, SuccessfulPoll(Document(incarnation, events), approval_file.clock.now(), gap)
         )
     )
 
@@ -167,7 +167,7 @@ def test_a_document_that_cannot_be_recorded_whole_changes_nothing(
 
     def work(tx: Transaction) -> None:
         approval_file.recorder.record(
-            tx, PollResult(Document(8, ()), approval_file.clock.now(), gap=False)
+            tx, SuccessfulPoll(Document(8, ()), approval_file.clock.now(), gap=False)
         )
         raise RuntimeError("the disk is full")
 
@@ -474,7 +474,7 @@ def journal_of_steps(
                 recorder = Recorder(ORIGIN, BOOT_ID, None)
             file.connection.execute("BEGIN")
             tx = Transaction(file.connection, lambda _: ("bus",))
-            recorder.record(tx, PollResult(document, NOON, gap=False))
+            recorder.record(tx, SuccessfulPoll(document, NOON, gap=False))
             file.connection.execute("ROLLBACK" if fate == "rolled back" else "COMMIT")
             if fate == "changed by another program":
                 file.connection.execute(
@@ -493,11 +493,17 @@ def test_a_large_document_is_recorded_in_its_order(approval_file: ApprovalFile) 
     assert [event.subject for event in approval_file.events()] == [
         event.event_id for event in events
     ]
-    assert approval_file.transact(lambda tx: [live.event for live in tx.snapshot.live()]) == events
+    assert (
+        approval_file.transact(lambda tx: [live.event for live in tx.snapshot.live_occurrences()])
+        == events
+    )
     started = [replace(event, event_status="Started") for event in events[::2]]
     assert record(approval_file, *started) == len(events)
     assert [(event.name, event.subject) for event in approval_file.events()[len(events) :]] == [
         *(("event.started", event.event_id) for event in started),
         *(("event.ended", event.event_id) for event in events[1::2]),
     ]
-    assert approval_file.transact(lambda tx: [live.event for live in tx.snapshot.live()]) == started
+    assert (
+        approval_file.transact(lambda tx: [live.event for live in tx.snapshot.live_occurrences()])
+        == started
+    )

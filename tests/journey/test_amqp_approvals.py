@@ -314,10 +314,10 @@ async def test_it_comes_on_a_connection_of_its_own_with_a_limit_and_alone(system
 async def test_while_approvals_are_off_messages_wait_in_the_queue(system: System) -> None:
     """Another relay may get them meanwhile, as this one does not consume. Later they count once."""
     event, decision = await system.schedule_reboot()
-    await system.running.relay.gate.set_mode("off", "local:tester")
+    await system.running.relay.gate.set_approval_mode("off", "local:tester")
     await eventually(system.is_not_consuming, every=0.1)
     await system.bus.send(decision, "early")
-    await system.running.relay.gate.set_mode("on", "local:tester")
+    await system.running.relay.gate.set_approval_mode("on", "local:tester")
     await system.bus.wait_for_event("approval.granted", event, "early")
     assert len(system.bus.events_of_type("approval.recorded", event)) == 1
     assert (await system.bus.waiting())[0] == 0
@@ -325,12 +325,12 @@ async def test_while_approvals_are_off_messages_wait_in_the_queue(system: System
 
 async def test_in_a_dry_run_everything_happens_but_the_start(system: System) -> None:
     event, decision = await system.schedule_reboot()
-    await system.running.relay.gate.set_mode("dry-run", "local:tester")
+    await system.running.relay.gate.set_approval_mode("dry-run", "local:tester")
     try:
         await system.bus.send(decision, "dry")
         granted = await system.bus.wait_for_event("approval.granted", event, "dry")
         assert granted["data"]["dryRun"] is True
     finally:
-        await system.running.relay.gate.set_mode("on", "local:tester")
+        await system.running.relay.gate.set_approval_mode("on", "local:tester")
     await system.wait_until_earlier_are_decided()
     assert not system.starts(event)

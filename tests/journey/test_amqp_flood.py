@@ -203,11 +203,11 @@ async def test_what_waits_for_the_rate_of_its_client_returns_and_is_decided_once
         ids = [f"waits {number}" for number in range(CALLER_BURST + 20)]
         assert not await system.bus.send_all({**vote, "revision": "old"}, ids, user="drain")
         await eventually(lambda: len(refused(system)) >= CALLER_BURST // 2, every=0.01)
-        await system.running.relay.gate.set_mode("off", "local:tester")
+        await system.running.relay.gate.set_approval_mode("off", "local:tester")
         await eventually(system.is_not_consuming, every=0.05)
         returned, _ = await system.bus.waiting()
         assert 0 < returned < len(ids)
-        await system.running.relay.gate.set_mode("on", "local:tester")
+        await system.running.relay.gate.set_approval_mode("on", "local:tester")
         await eventually(system.is_idle, every=0.1)
         await eventually(lambda: len(refused(system)) >= len(ids))
         assert sorted(refused(system)) == sorted(ids)

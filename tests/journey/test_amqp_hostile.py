@@ -178,7 +178,7 @@ async def test_nothing_is_sent_to_where_a_message_asks_for_a_reply(system: Syste
 async def test_a_message_that_another_gave_back_is_decided_like_any(system: System) -> None:
     """Redelivered, as its header says; that it was not decided before is known by its id alone."""
     event, decision = await system.schedule_reboot()
-    await system.running.relay.gate.set_mode("off", "local:tester")
+    await system.running.relay.gate.set_approval_mode("off", "local:tester")
     try:
         await eventually(system.is_not_consuming, every=0.1)
         await system.bus.send(decision, "given back")
@@ -191,7 +191,7 @@ async def test_a_message_that_another_gave_back_is_decided_like_any(system: Syst
                 assert message.redelivered is redelivered
                 await message.nack(requeue=True)
     finally:
-        await system.running.relay.gate.set_mode("on", "local:tester")
+        await system.running.relay.gate.set_approval_mode("on", "local:tester")
     await system.sim.wait_until_approved(event, within=60)
     assert len(system.bus.events_of_type("approval.recorded", event)) == 1
 

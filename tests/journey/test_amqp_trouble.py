@@ -267,11 +267,11 @@ async def test_decisions_that_cannot_be_recorded_change_neither_the_order_nor_th
         await system.bus.listen(stack)
         event, decision = await system.schedule_reboot()
         monkeypatch.setattr(ApprovalEngine, "decide", refuse_often)
-        await system.running.relay.gate.set_mode("off", "local:tester")
+        await system.running.relay.gate.set_approval_mode("off", "local:tester")
         await eventually(system.is_not_consuming, every=0.05)
         for name in sent:
             await system.bus.send({**decision, "decision": name.split()[0]}, name, user="holder")
-        await system.running.relay.gate.set_mode("on", "local:tester")
+        await system.running.relay.gate.set_approval_mode("on", "local:tester")
         await system.bus.wait_for_event("approval.recorded", event, sent[-1])
         recorded = system.bus.events_of_type("approval.recorded", event)
     assert [told["causationid"] for told in recorded] == sent
@@ -305,7 +305,7 @@ async def test_a_broker_that_is_killed_costs_no_approval(
     caplog.set_level(logging.INFO, "relay.amqp.approval_consumer")
     async with running_system(node, tmp_path) as system:
         event, decision = await system.schedule_reboot()
-        await system.running.relay.gate.set_mode("off", "local:tester")
+        await system.running.relay.gate.set_approval_mode("off", "local:tester")
         await eventually(system.is_not_consuming, every=0.1)
         await system.bus.send(decision, "survived")
         link = system.running.relay.approvals_link
@@ -382,11 +382,11 @@ async def test_under_a_memory_alarm_approvals_still_count_and_are_answered_after
     """
     async with running_system(node, tmp_path) as system:
         event, decision = await system.schedule_reboot()
-        await system.running.relay.gate.set_mode("off", "local:tester")
+        await system.running.relay.gate.set_approval_mode("off", "local:tester")
         await eventually(system.is_not_consuming, every=0.1)
         await system.bus.send(decision, "alarmed")
         await asyncio.to_thread(node.alarm, on=True)
-        await system.running.relay.gate.set_mode("on", "local:tester")
+        await system.running.relay.gate.set_approval_mode("on", "local:tester")
         await system.sim.wait_until_approved(event, within=60)
         assert not system.bus.events_of_type("approval.recorded")
         await asyncio.to_thread(node.alarm, on=False)

@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 from relay.cli import main
-from relay.imds import discovery
+from relay.imds import instance_metadata
 
 if __name__ == "__main__":
-    discovery.BOOT_ID_FILE = Path(sys.argv[1])
+    instance_metadata.BOOT_ID_FILE = Path(sys.argv[1])
     sys.argv = ["imds-relay", *sys.argv[5:]]
     main()

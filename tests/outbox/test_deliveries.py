@@ -352,7 +352,7 @@ def test_retention_forgets_what_was_settled_long_ago_and_nothing_else(tx: Transa
     assert prune(tx, settings, NOW + timedelta(days=11)) == PruneResult(), (
         "the oldest row is still to be sent"
     )
-    assert tx.journal.event(1).id == numbered_event(1).id
+    assert tx.journal.event_at(1).id == numbered_event(1).id
     tx.deliveries.settle(waits[0].id, "delivered", None, NOW)
     assert prune(tx, settings, NOW + timedelta(days=11)) == PruneResult(journal_rows=2)
     assert verify_journal(connection_of(tx)) == (tx.head(), 0)

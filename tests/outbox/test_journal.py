@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from relay.errors import StoreError
 from relay.events.cloudevent import CloudEvent
-from relay.outbox import Head
+from relay.outbox import JournalHead
 from relay.outbox.file import open_for_reading
 from relay.outbox.journal import GENESIS, Journal, read_rows, row_hash, verify_journal
 from relay.outbox.rows import PageLimit
@@ -24,7 +24,7 @@ from tests.outbox.open_store import BUS, NOW, append_row, numbered_event, open_f
 ROWS = 6
 
 
-def fill(connection: sqlite3.Connection, count: int = ROWS) -> list[Head]:
+def fill(connection: sqlite3.Connection, count: int = ROWS) -> list[JournalHead]:
     """Append rows, one a minute. Return every head, beginning with the empty journal's."""
     journal = Journal(connection)
     heads = [journal.head()]
@@ -46,7 +46,7 @@ def fill(connection: sqlite3.Connection, count: int = ROWS) -> list[Head]:
 
 
 @contextlib.contextmanager
-def filled(path: Path) -> Iterator[tuple[sqlite3.Connection, list[Head]]]:
+def filled(path: Path) -> Iterator[tuple[sqlite3.Connection, list[JournalHead]]]:
     """A journal with rows, but without the triggers that forbid changes."""
     with open_file_in(path) as file:
         heads = fill(file.connection)
@@ -273,7 +273,7 @@ def test_a_checkpoint_that_is_not_what_was_seen_is_found(tmp_path: Path) -> None
         heads = fill(file.connection)
         Journal(file.connection).prune(NOW + timedelta(minutes=3), NOW)
         with pytest.raises(StoreError, match="position 3 is not the one that was seen before"):
-            verify_journal(file.connection, Head(3, "0" * 64))
+            verify_journal(file.connection, JournalHead(3, "0" * 64))
         file.connection.execute("DELETE FROM checkpoint")
         with pytest.raises(StoreError, match="expected position 1, found 4"):
             verify_journal(file.connection, heads[-1])
@@ -291,7 +291,7 @@ def test_pruning_keeps_what_has_yet_to_be_sent(tmp_path: Path, state: str) -> No
             tx.deliveries.settle(entry, "delivered", None, NOW)
         tx.deliveries.settle(settled[2], state, None, NOW)  # type: ignore[arg-type]  # the cases are states
         assert tx.journal.prune(NOW + timedelta(days=500), NOW) == 2
-        assert tx.journal.event(3).id == numbered_event(2).id
+        assert tx.journal.event_at(3).id == numbered_event(2).id
         assert verify_journal(file.connection)[1] == 2
 
 
@@ -346,7 +346,7 @@ def test_history_and_what_follows_a_position_leave_out_what_is_no_event(tmp_path
         ids = {number: numbered_event(number).id for number in (1, 2, 3)}
 
         def history(since: str, before: int | None = None) -> tuple[list[str], bool]:
-            rows, has_more = journal.history("e", since, before, PageLimit(2))
+            rows, has_more = journal.history_page("e", since, before, PageLimit(2))
             return [CloudEvent.parse(row.body).id for row in rows], has_more
 
         assert history("") == ([ids[3], ids[2]], True)
@@ -358,7 +358,7 @@ def test_history_and_what_follows_a_position_leave_out_what_is_no_event(tmp_path
         assert journal.last_change_position("e") == 4
         assert journal.last_change_position("f") is None
         with pytest.raises(KeyError):
-            journal.event(9)
+            journal.event_at(9)
 
 
 @pytest.mark.parametrize("broken", [b"", b"\x00\xff\x00", "no JSON: é", b"{"])

@@ -112,7 +112,7 @@ def add_grant(
 
 def test_an_event_appears_changes_and_leaves(tx: Transaction) -> None:
     add_occurrence(tx, "e", data(), "boot-1", numbered_event(1), NOW)
-    (live,) = tx.snapshot.live()
+    (live,) = tx.snapshot.live_occurrences()
     assert (live.key, live.number, live.data, live.revision, live.live) == (
         "e",
         1,
@@ -128,7 +128,7 @@ def test_an_event_appears_changes_and_leaves(tx: Transaction) -> None:
     assert live.event == ScheduledEvent.from_fields(data())
     update_occurrence(tx, "e", data(revision="2", eventStatus="Started"), numbered_event(2), LATER)
     tx.snapshot.set_boot_id(live.id, "boot-2")
-    changed = tx.snapshot.get(live.id)
+    changed = tx.snapshot.get_occurrence(live.id)
     assert (changed.revision, changed.event.is_started, changed.boot_id, changed.last_event_id) == (
         "2",
         True,
@@ -140,7 +140,7 @@ def test_an_event_appears_changes_and_leaves(tx: Transaction) -> None:
         "2026-04-11T22:27:58.000000Z",
     )
     end_occurrence(tx, "e", "completed", numbered_event(3), LATER)
-    assert tx.snapshot.live() == []
+    assert tx.snapshot.live_occurrences() == []
     ended = tx.snapshot.find("e")
     assert ended is not None
     assert (ended.live, ended.outcome, ended.data["eventStatus"]) == (False, "completed", "Started")
@@ -166,7 +166,7 @@ def test_the_same_event_id_is_a_new_occurrence_after_it_ended(tx: Transaction) -
     ]
     assert tx.snapshot.find("f") is None
     with pytest.raises(KeyError):
-        tx.snapshot.get(99)
+        tx.snapshot.get_occurrence(99)
 
 
 def test_decisions_are_read_back_and_count_until_they_do_not(tx: Transaction) -> None:
@@ -261,7 +261,7 @@ def test_old_events_behind_a_young_one_are_forgotten_with_it(tx: Transaction) ->
         add_occurrence(tx, key, data(), None, numbered_event(), at)
         end_occurrence(tx, key, "completed", numbered_event(), at)
     tx.snapshot.prune(LATER)
-    assert [tx.snapshot.get(number).key for number in (2, 3)] == ["young", "late"]
+    assert [tx.snapshot.get_occurrence(number).key for number in (2, 3)] == ["young", "late"]
     tx.snapshot.prune(LATER + timedelta(seconds=1))
     assert tx.snapshot.page(None, PageLimit(10)) == ([], False)
 

@@ -33,7 +33,7 @@ def test_more_than_go_into_one_statement_are_journalled_and_wait_in_their_order(
             assert [entry.sink for entry in returned_entries] == ["bus", "chat"] * len(events)
             assert tx.deliveries.waiting()[-len(returned_entries) :] == returned_entries
             assert [
-                tx.journal.event(recorded_event.position).id for recorded_event in recorded
+                tx.journal.event_at(recorded_event.position).id for recorded_event in recorded
             ] == [event.id for event in events]
             last = f"t{events[-1].id}"
             assert tx.journal.count_transitions([last, "never"]) == {last: batch + 1}

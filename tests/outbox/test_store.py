@@ -223,10 +223,10 @@ async def test_a_thread_that_dies_leaves_nobody_waiting(
 
 async def test_the_mode_and_who_turned_it_are_remembered_and_in_the_journal(tmp_path: Path) -> None:
     async with open_store_in(tmp_path) as store:
-        assert await store.read(lambda tx: tx.mode()) == "on"
-        await store.transact(lambda tx: tx.set_mode("dry-run", "local:ada", NOW))
+        assert await store.read(lambda tx: tx.approval_mode()) == "on"
+        await store.transact(lambda tx: tx.set_approval_mode("dry-run", "local:ada", NOW))
     async with open_store_in(tmp_path) as store:
-        assert await store.read(lambda tx: tx.mode()) == "dry-run"
+        assert await store.read(lambda tx: tx.approval_mode()) == "dry-run"
         with contextlib.closing(sqlite3.connect(tmp_path / "relay.db")) as reader:
             assert reader.execute("SELECT kind, body FROM journal").fetchall() == [
                 ("mode", b'{"mode":"dry-run","principal":"local:ada"}')
@@ -237,10 +237,10 @@ async def test_the_mode_and_who_turned_it_are_remembered_and_in_the_journal(tmp_
 async def test_when_the_document_was_last_read_is_remembered_once(tmp_path: Path) -> None:
     """After a crash the relay cannot know that polling had no gap."""
     async with open_store_in(tmp_path) as store:
-        await store.transact(lambda tx: tx.set_last_read(NOW))
+        await store.transact(lambda tx: tx.set_last_read_at(NOW))
     async with open_store_in(tmp_path) as store:
-        assert await store.transact(lambda tx: tx.take_last_read()) == NOW
-        assert await store.transact(lambda tx: tx.take_last_read()) is None
+        assert await store.transact(lambda tx: tx.pop_last_read_at()) == NOW
+        assert await store.transact(lambda tx: tx.pop_last_read_at()) is None
 
 
 async def test_work_that_runs_again_finds_what_it_depends_on_as_it_was_the_first_time(

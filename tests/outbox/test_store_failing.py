@@ -302,7 +302,7 @@ async def test_a_file_that_breaks_while_in_use_is_gone_around_and_set_aside_at_t
             await store.transact(record_event(51))
         assert not notified.recorded
     async with open_store_in(tmp_path) as store:
-        assert await store.read(lambda tx: tx.mode()) == "off"
+        assert await store.read(lambda tx: tx.approval_mode()) == "off"
         assert await store.transact(record_event(1)) == 1
     assert sum("set-aside" in name for name in file_names(tmp_path)) == 1
 

@@ -167,7 +167,7 @@ async def break_sinks(relay: RunningRelay) -> None:
     await relay.observe(
         make_event(event_id="DEAD-1"), make_event(event_id="DEAD-2", resources=("db-9",))
     )
-    await eventually(lambda: not relay.dispatcher.get_worker("drain").waiting)
+    await eventually(lambda: not relay.dispatcher.get_worker("drain").unfinished_entry_count)
     relay.sinks["bus"].failure = Deferred(
         "the broker does not answer: 10.0.0.4:5671, connection refused", after=0.01
     )

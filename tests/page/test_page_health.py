@@ -88,7 +88,7 @@ async def test_sinks_show_what_waits_and_send_again(page: Page, tmp_path: Path) 
         await expect(bus).to_contain_text("failing")
         await expect(bus).to_contain_text("connection refused")
         await expect(bus).to_contain_text(
-            f"Waiting{relay.dispatcher.get_worker('bus').waiting}, the"
+            f"Waiting{relay.dispatcher.get_worker('bus').unfinished_entry_count}, the"
         )
         await expect(bus.locator("dd").nth(1)).to_contain_text("open")
         letters = page.locator("#dead tr")

@@ -295,9 +295,9 @@ async def test_a_sink_that_cannot_be_made_leaves_everything_as_it_was(
             config.model_copy(update={"sinks": (*config.sinks, good)})
         )
         assert Box.open_boxes == 1
-        await relay.running.live.run(take_over)
+        await relay.running.live.run_take_over(take_over)
         take_over = await relay.running.live.prepare_take_over(config)
-        await relay.running.live.run(take_over)
+        await relay.running.live.run_take_over(take_over)
         await eventually(lambda: Box.open_boxes == 0)
 
 
@@ -330,12 +330,14 @@ async def test_a_sink_that_refuses_to_be_canceled_does_not_hold_up_reloads(
         live = relay.running.live
         config = live.config
         stubborn = (BreakingSettings(name="drain"),)
-        await live.run(await live.prepare_take_over(config.model_copy(update={"sinks": stubborn})))
+        await live.run_take_over(
+            await live.prepare_take_over(config.model_copy(update={"sinks": stubborn}))
+        )
         event = relay.schedule()
         try:
             await eventually(lambda: tries == 1)
             async with asyncio.timeout(10):
-                await live.run(await live.prepare_take_over(config))
+                await live.run_take_over(await live.prepare_take_over(config))
                 await relay.reload(sinks=[webhook(drain.url)])
             assert "sink drain: its tries do not end" in caplog.text
             await eventually(lambda: drain.types_of(event.event_id) == ["event.scheduled"])
@@ -440,7 +442,7 @@ async def test_a_failure_in_the_middle_ends_the_relay(
     async def fail(*_: object) -> None:
         raise LookupError("a fault in the code")
 
-    monkeypatch.setattr(Dispatcher, "end_handover", fail)
+    monkeypatch.setattr(Dispatcher, "end_worker_replacement", fail)
     with pytest.RaisesGroup(LookupError, flatten_subgroups=True, allow_unwrapped=True):
         async with inbox() as drain, reloadable_relay(tmp_path) as relay:
             with pytest.raises(LookupError):

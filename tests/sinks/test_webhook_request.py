@@ -12,7 +12,7 @@ from yarl import URL
 from relay import __version__
 from relay.clock import SystemClock
 from relay.net.http import Request
-from relay.sinks.webhook import RequestTemplate, build_request, connect
+from relay.sinks.webhook import CommonRequestParts, build_request, connect
 from tests.builders import cloudevent
 from tests.sinks.http_receiver import Received, good, listening
 from tests.sinks.webhook_sink import NOW, OTHER_SECRET, SECRET, settings
@@ -22,7 +22,7 @@ URL_ = URL("https://drain.example.com/azure?x=%2F")
 
 def request_at(now: datetime, *secrets: str) -> Request:
     """The request for an event at a time."""
-    parts = RequestTemplate(url=URL_, secrets=secrets or (SECRET,), headers={}, hidden_texts=())
+    parts = CommonRequestParts(url=URL_, secrets=secrets or (SECRET,), headers={}, hidden_texts=())
     return build_request(parts, cloudevent(), now)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 import pytest
 
-from relay.log_fields import with_fields
+from relay.log_fields import log_extra
 from relay.telemetry.log import (
     FLUSH_TIMEOUT,
     MAX_TEXT,
@@ -70,7 +70,7 @@ def test_a_text_line_has_the_sentence_first_and_the_fields_behind_it() -> None:
     made = record(
         "sink %s is failing",
         "drain",
-        extra=with_fields(
+        extra=log_extra(
             sink="drain",
             reason='it said "no", twice',
             count=2,
@@ -90,7 +90,7 @@ def test_a_text_line_has_the_sentence_first_and_the_fields_behind_it() -> None:
 
 
 def test_a_json_line_has_the_same_fields_beside_the_fixed_ones() -> None:
-    made = record("hello", extra=with_fields(sink="drain", resources=["db-0"], principal=None))
+    made = record("hello", extra=log_extra(sink="drain", resources=["db-0"], principal=None))
     made.created = 1.25
     assert json(made) == {
         "time": "1970-01-01T00:00:01.250Z",
@@ -103,7 +103,7 @@ def test_a_json_line_has_the_same_fields_beside_the_fixed_ones() -> None:
 
 
 def test_foreign_text_cannot_begin_a_line_or_move_the_cursor() -> None:
-    made = record("%s", HOSTILE, extra=with_fields(reason=HOSTILE, resources=[HOSTILE]))
+    made = record("%s", HOSTILE, extra=log_extra(reason=HOSTILE, resources=[HOSTILE]))
     line = text(made)
     assert line.isprintable()  # one line
     assert "\\n2026-01-01" in line
@@ -116,7 +116,7 @@ def test_foreign_text_cannot_begin_a_line_or_move_the_cursor() -> None:
 
 
 def test_a_field_cannot_be_forged_by_the_value_of_another() -> None:
-    line = text(record("x", extra=with_fields(reason='a" principal=client:root b="', sink="s")))
+    line = text(record("x", extra=log_extra(reason='a" principal=client:root b="', sink="s")))
     assert line.endswith('reason="a\\" principal=client:root b=\\"" sink=s')
 
 
@@ -129,7 +129,7 @@ def test_every_line_of_a_traceback_is_indented_so_that_none_looks_like_a_record(
 
 
 def test_half_of_a_surrogate_pair_breaks_no_line() -> None:
-    made = record("odd \ud800", extra=with_fields(reason="\udfff"))
+    made = record("odd \ud800", extra=log_extra(reason="\udfff"))
     assert text(made).endswith('odd \\ud800  reason="\\udfff"')
     assert "\\ud800" in JsonFormatter(tuple).format(made)
 
@@ -149,7 +149,7 @@ def test_secrets_are_hidden_in_what_others_write(write: Any) -> None:
 
 
 def test_a_long_text_is_cut() -> None:
-    made = record("x" * 100_000, extra=with_fields(reason="y" * 100_000))
+    made = record("x" * 100_000, extra=log_extra(reason="y" * 100_000))
     assert len(text(made)) < 2 * MAX_TEXT + 200
     assert json(made)["reason"] == "y" * MAX_TEXT + "…"
 

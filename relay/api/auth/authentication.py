@@ -131,7 +131,7 @@ class Authenticator:
             raise NotAuthenticated("no client with secrets has this name")
         return self._client_caller(client, "callback")
 
-    def agrees_on_principal(self, other: Authenticator, principal: str) -> bool:
+    def has_same_principal_settings(self, other: Authenticator, principal: str) -> bool:
         """Whether the settings that make somebody this principal are the same in both."""
         if self is other:
             return True

@@ -156,8 +156,8 @@ async def fetch_endpoints(settings: OidcSettings) -> Endpoints:
         raise EntraUnavailable("expected the endpoints of api.oidc.issuer, got those of another")
     graph_host = document.get("msgraph_host")
     return Endpoints(
-        _endpoint(document, "authorization_endpoint"),
-        _endpoint(document, "token_endpoint"),
+        _read_endpoint_url(document, "authorization_endpoint"),
+        _read_endpoint_url(document, "token_endpoint"),
         graph_host if isinstance(graph_host, str) else None,
     )
 
@@ -225,7 +225,7 @@ def _parse_object(response: Response) -> Mapping[str, Any]:
     return document
 
 
-def _endpoint(document: Mapping[str, Any], name: str) -> URL:
+def _read_endpoint_url(document: Mapping[str, Any], name: str) -> URL:
     try:
         return URL(check_url(document[name]))
     except (KeyError, TypeError, AttributeError, ValueError):

@@ -59,18 +59,18 @@ class SignInSettings(Section):
     client_secret_file: Path | None = None
 
     @model_validator(mode="after")
-    def _check_secret(self) -> SignInSettings:
+    def _check_client_secret(self) -> SignInSettings:
         secret = self.reveal("client_secret")
         if not secret:
             raise ValueError(
                 "expected client_secret or client_secret_file, the value of the application's "
                 "client secret, got neither"
             )
-        self.run_field_checks({"client_secret": partial(_check_is_no_id, secret)})
+        self.run_field_checks({"client_secret": partial(_check_client_secret_is_no_id, secret)})
         return self
 
 
-def _check_is_no_id(secret: str) -> None:
+def _check_client_secret_is_no_id(secret: str) -> None:
     if GUID.fullmatch(secret.lower()) is not None:
         raise ValueError(
             "expected the value of the client secret, got an id: "

@@ -61,7 +61,7 @@ class TokenVerifier:
         """Return the token's owner with the rights of its roles. Raises NotAuthenticated."""
         claims = await self._verified_claims(token, self._settings.audience)
         self._check_application(claims)
-        return self._caller(claims)
+        return self._caller_from_claims(claims)
 
     async def person_from_id_token(self, token: str, nonce: str) -> Person:
         """Return who signed in with this nonce. Raises NotAuthenticated.
@@ -75,7 +75,7 @@ class TokenVerifier:
             raise NotAuthenticated("the ID token's nonce: expected that of the sign-in")
         if claims.get("azp", client_id) != client_id:  # OpenID Connect Core, section 3.1.3.7
             raise NotAuthenticated("the ID token's azp: expected the relay's application")
-        caller = self._caller(claims)
+        caller = self._caller_from_claims(claims)
         _check_roles_are_complete(claims)
         if not caller.rights.can:
             raise NotAuthenticated(
@@ -91,7 +91,7 @@ class TokenVerifier:
         self._check_times(claims)
         return claims
 
-    def _caller(self, claims: Mapping[str, Any]) -> Caller:
+    def _caller_from_claims(self, claims: Mapping[str, Any]) -> Caller:
         tenant, object_id = claims.get("tid"), claims.get("oid")
         if tenant != self._settings.tenant:
             raise NotAuthenticated("the token's tid: expected the configured tenant, got another")

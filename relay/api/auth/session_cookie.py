@@ -22,15 +22,15 @@ PAGE_HEADER_VALUE = "imds-relay"
 
 def read_session_cookie(request: web.Request) -> str | None:
     """Return the cookie of a session; None if the browser sent none."""
-    return _read_cookie(request, SESSION_COOKIE)
+    return _find_value_in_cookie_header(request, SESSION_COOKIE)
 
 
 def read_pending_cookie(request: web.Request) -> str | None:
     """Return the cookie of a sign-in that has begun; None if the browser sent none."""
-    return _read_cookie(request, PENDING_COOKIE)
+    return _find_value_in_cookie_header(request, PENDING_COOKIE)
 
 
-def _read_cookie(request: web.Request, name: str) -> str | None:
+def _find_value_in_cookie_header(request: web.Request, name: str) -> str | None:
     """Return the value of a cookie, split as a browser joins it (RFC 6265bis, section 5.8.3).
 
     `request.cookies` also ends a value at a space, and strips other spaces from a name. So a
@@ -90,14 +90,14 @@ def check_sent_by_own_page(request: web.Request, origin: str) -> None:
     origins = request.headers.getall("Origin", [])
     if request.method in ("GET", "HEAD"):
         if any(site not in ("same-origin", "none") for site in sites):
-            raise _foreign_page("Sec-Fetch-Site")
+            raise _foreign_page_problem("Sec-Fetch-Site")
         return
     if any(site != "same-origin" for site in sites):
-        raise _foreign_page("Sec-Fetch-Site")
+        raise _foreign_page_problem("Sec-Fetch-Site")
     if any(other != origin for other in origins):
-        raise _foreign_page("Origin")
+        raise _foreign_page_problem("Origin")
     if not sites and not origins:
-        raise _foreign_page("Sec-Fetch-Site and Origin")
+        raise _foreign_page_problem("Sec-Fetch-Site and Origin")
     if request.headers.getall(PAGE_HEADER, []) != [PAGE_HEADER_VALUE]:
         raise Problem(
             403,
@@ -106,7 +106,7 @@ def check_sent_by_own_page(request: web.Request, origin: str) -> None:
         )
 
 
-def _foreign_page(header: str) -> Problem:
+def _foreign_page_problem(header: str) -> Problem:
     return Problem(
         403,
         f"the cookie of a session counts only for calls of the relay's own pages, and {header} "

@@ -56,7 +56,7 @@ class SignIn:
         try:
             endpoints = await self._endpoints.find()
         except EntraUnavailable as error:
-            raise _unavailable(error) from None
+            raise _entra_unavailable_refusal(error) from None
         url = endpoints.authorization.update_query(
             client_id=self._settings.client_id,
             response_type="code",
@@ -86,7 +86,7 @@ class SignIn:
         if old_session is not None:
             self.sessions.end(old_session)
         try:
-            person = await self._person(answer, pending)
+            person = await self._exchange_answer_for_person(answer, pending)
         except SignInRefused as error:
             error.target = pending.target
             raise
@@ -94,7 +94,7 @@ class SignIn:
         lifetime = person.expires_at + CLOCK_TOLERANCE - self._clock.now().timestamp()
         return self.sessions.begin(person.caller, person.name, lifetime), pending.target
 
-    async def _person(self, answer: URL, pending: PendingSignIn) -> Person:
+    async def _exchange_answer_for_person(self, answer: URL, pending: PendingSignIn) -> Person:
         """Return who signed in, by the answer of Entra ID. Raises SignInRefused."""
         issuers = answer.query.getall("iss", [])
         if any(issuer != self._settings.issuer for issuer in issuers):  # RFC 9207
@@ -108,7 +108,7 @@ class SignIn:
             token = await self._endpoints.exchange(code, pending, self.redirect_uri)
             return await self._tokens.person_from_id_token(token, pending.nonce)
         except EntraUnavailable as error:
-            raise _unavailable(error) from None
+            raise _entra_unavailable_refusal(error) from None
         except NotAuthenticated as error:
             raise SignInRefused(
                 str(error),
@@ -127,7 +127,7 @@ def _malformed(reason: str) -> SignInRefused:
     return SignInRefused(reason, "The answer of Entra ID is not usable. Begin again.", status=400)
 
 
-def _unavailable(error: EntraUnavailable) -> SignInRefused:
+def _entra_unavailable_refusal(error: EntraUnavailable) -> SignInRefused:
     return SignInRefused(
         f"Entra ID cannot be asked: {error}",
         f"The relay cannot reach Entra ID: {error}. Try again, or use a key.",

@@ -90,7 +90,7 @@ async def _submit_decision(call: Call) -> DecisionRecorded:
     return await _submit(call, request_id=call.parameters)
 
 
-async def _submit_callback(call: Call) -> DecisionRecorded:
+async def _submit_signed_decision(call: Call) -> DecisionRecorded:
     headers = call.request.headers  # present and valid, as the signature was verified
     return await _submit(
         call, request_id=headers["webhook-id"], signed_at=headers["webhook-timestamp"]
@@ -108,13 +108,13 @@ async def _submit(
             call.content,
             request_id=request_id,
             signed_at=signed_at,
-            traceparent=single_header(call.request, "traceparent"),
+            traceparent=header_unless_repeated(call.request, "traceparent"),
         )
     )
     return decision_body_if_accepted(answer)
 
 
-def single_header(request: web.Request, name: str) -> str | None:
+def header_unless_repeated(request: web.Request, name: str) -> str | None:
     """Return a header that came once; None if it is missing or came several times."""
     values = request.headers.getall(name, [])
     return values[0] if len(values) == 1 else None
@@ -145,7 +145,7 @@ def parse_request_id(request: web.Request) -> str | None:
 async def _set_mode(call: Call) -> ApprovalMode:
     body: ApprovalModeRequest = call.body
     try:
-        mode = await call.relay.gate.set_mode(body.mode, call.caller.principal)
+        mode = await call.relay.gate.set_approval_mode(body.mode, call.caller.principal)
     except NotDecidedHere as error:
         raise Problem(409, str(error)) from None
     return ApprovalMode(mode=mode)
@@ -177,7 +177,7 @@ ROUTES = (
         path="/v1/callbacks/{client}",
         summary="the same as POST /v1/approvals, "
         "signed as Standard Webhooks with that client's secret",
-        handler=_submit_callback,
+        handler=_submit_signed_decision,
         status=202,
         access="signature",
         parameters=_SIGNATURE_PARAMETERS,

@@ -26,7 +26,7 @@ async def _handle_callback(call: Call) -> dict[str, Any] | web.Response:
         raise Problem(
             error.status, "the call proves nothing, or cannot be read; the relay's log says more"
         ) from None
-    call.server.accept_credentials(call.request)
+    call.server.refund_address_charge(call.request)
     return web.Response(headers=COMMON_HEADERS) if reply.body is None else dict(reply.body)
 
 

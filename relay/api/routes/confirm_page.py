@@ -12,7 +12,7 @@ from importlib import resources
 
 from aiohttp import web
 
-from relay.api.schema.html import page_headers
+from relay.api.schema.page_headers import page_headers
 from relay.api.schema.responses import bytes_response
 from relay.api.schema.route import Call, Route
 

@@ -19,7 +19,11 @@ from relay.approvals.confirmation_link import MAX_WRONG_CODES
 from relay.approvals.request import DecisionKind, DecisionRequest, LinkCredentials
 from relay.chat.cards.buttons import LABELS, confirmation_question
 from relay.chat.cards.card import PrincipalRef, Text
-from relay.chat.cards.confirmation_view import blocking_reason, changed_fields, decision_outcome
+from relay.chat.cards.confirmation_view import (
+    blocking_reason,
+    changes_since_revision,
+    decision_outcome,
+)
 from relay.chat.cards.event_card import event_card
 from relay.events.timestamps import format_rfc3339
 from relay.outbox.chat_messages import ConfirmationLink, token_digest
@@ -35,20 +39,20 @@ _INVALID_LINK = (
 )
 
 
-class TimestampText(TypedDict):
+class RichTextTimestamp(TypedDict):
     """A time in a text. Show it in the reader's time zone."""
 
     moment: str
     """RFC 3339."""
 
 
-class PrincipalText(TypedDict):
+class PrincipalTextPart(TypedDict):
     """A principal in a text."""
 
     who: str
 
 
-RichText = list[str | TimestampText | PrincipalText]
+RichText = list[str | RichTextTimestamp | PrincipalTextPart]
 
 
 class EventFact(TypedDict):
@@ -126,7 +130,7 @@ async def _show_preview(call: Call) -> ConfirmationPreview:
     if preview is None:
         call.server.reject_credentials(call.request, "an invalid link was looked at")
         raise Problem(404, _INVALID_LINK)
-    call.server.accept_credentials(call.request)
+    call.server.refund_address_charge(call.request)
     call.server.charge_caller(f"link {token_digest(body.token)}", "with this link")
     return preview
 
@@ -137,7 +141,7 @@ def _find_preview(tx: Transaction, call: Call, token: str) -> ConfirmationPrevie
     if link is None or link.wrong_codes >= MAX_WRONG_CODES:
         return None
     service, now = call.relay.gate.engine, call.server.clock.now()
-    occurrence = tx.snapshot.get(link.occurrence)
+    occurrence = tx.snapshot.get_occurrence(link.occurrence)
     status = service.status(tx, occurrence, now)
     # The page has its own form, so the card's buttons need no links.
     card = event_card(status, link=lambda *_: "", code=None)
@@ -152,7 +156,7 @@ def _find_preview(tx: Transaction, call: Call, token: str) -> ConfirmationPrevie
         summary=_rich_text(card.summary),
         question=_rich_text(confirmation_question(link.decision, status)),
         whyNot=None if reason is None else _rich_text(reason),
-        changes=[_rich_text(text) for text in changed_fields(changes, link.revision)],
+        changes=[_rich_text(text) for text in changes_since_revision(changes, link.revision)],
         code=link.decision == "approve",
         facts=[EventFact(label=label, text=_rich_text(text)) for label, text in card.facts],
         notes=[_rich_text(note) for note in card.notes],
@@ -171,7 +175,7 @@ async def _find_link(call: Call) -> tuple[ConfirmationLink, str]:
         link = tx.messages.find_confirmation_link(body.token)
         if link is None:
             return None
-        return link, tx.snapshot.get(link.occurrence).reference
+        return link, tx.snapshot.get_occurrence(link.occurrence).reference
 
     found = await call.relay.store.read(find)
     if found is None:
@@ -199,21 +203,23 @@ async def _confirm(call: Call) -> ConfirmationRecorded:
         )
     )
     recorded = decision_body_if_accepted(answer)
-    is_dry_run = await relay.gate.mode() == "dry-run"
+    is_dry_run = await relay.gate.approval_mode() == "dry-run"
     outcome = decision_outcome(recorded, dry_run=is_dry_run, repeat=answer.repeat)
     return ConfirmationRecorded(**recorded, repeat=answer.repeat, said=_rich_text(outcome))
 
 
 def _rich_text(text: Text) -> RichText:
-    return [_text_part(part) for part in text]
+    return [_rich_text_part(part) for part in text]
 
 
-def _text_part(part: str | datetime | PrincipalRef) -> str | TimestampText | PrincipalText:
+def _rich_text_part(
+    part: str | datetime | PrincipalRef,
+) -> str | RichTextTimestamp | PrincipalTextPart:
     if isinstance(part, str):
         return part
     if isinstance(part, datetime):
-        return TimestampText(moment=format_rfc3339(part))
-    return PrincipalText(who=part.principal)
+        return RichTextTimestamp(moment=format_rfc3339(part))
+    return PrincipalTextPart(who=part.principal)
 
 
 ROUTES = (

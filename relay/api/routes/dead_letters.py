@@ -14,8 +14,8 @@ from relay.api.routes.events import problem_of_refusal
 from relay.api.schema.paging import PAGE_SIZE, page_route
 from relay.api.schema.responses import Problem
 from relay.api.schema.route import Call, Route
-from relay.approvals.admission import ambiguous_event
-from relay.delivery.dispatcher import redeliver, redeliver_matching
+from relay.approvals.admission import ambiguous_scope_refusal
+from relay.delivery.dispatcher import make_bulk_redelivery_work, make_redelivery_work
 from relay.events.cloudevent import event_name
 from relay.events.timestamps import format_rfc3339, parse_timestamp
 from relay.outbox import EntryState
@@ -98,7 +98,7 @@ async def _redeliver(call: Call) -> RedeliveredDeadLetter:
     dead_letter: Delivery = call.resource
     if dead_letter.sink not in {sink.name for sink in relay.dispatcher.status()}:
         raise Problem(409, f"the sink {dead_letter.sink} is not in the configuration any more")
-    if not await relay.store.transact(redeliver(dead_letter.id, relay.clock.now())):
+    if not await relay.store.transact(make_redelivery_work(dead_letter.id, relay.clock.now())):
         raise Problem(404, _NO_SUCH_DEAD_LETTER)
     return RedeliveredDeadLetter(id=dead_letter.id, sink=dead_letter.sink, state="waiting")
 
@@ -114,12 +114,12 @@ async def _redeliver_matching(call: Call) -> BulkRedeliveryResult:
         )
     reference = body.eventId
     occurrences = (
-        await relay.store.read(lambda tx: tx.snapshot.find_referenced(reference))
+        await relay.store.read(lambda tx: tx.snapshot.find_occurrences_by_reference(reference))
         if reference is not None
         else []
     )
     if len(occurrences) > 1:
-        raise problem_of_refusal(ambiguous_event(occurrences))
+        raise problem_of_refusal(ambiguous_scope_refusal(occurrences))
     condition = DeadLetterFilter(
         sink=body.sink,
         type=None if body.type is None else event_name(body.type),
@@ -128,7 +128,7 @@ async def _redeliver_matching(call: Call) -> BulkRedeliveryResult:
     )
     until = body.until or now
     ids, left = await relay.store.transact(
-        redeliver_matching(condition, now, after=body.after, until=until, limit=PAGE_SIZE)
+        make_bulk_redelivery_work(condition, now, after=body.after, until=until, limit=PAGE_SIZE)
     )
     return BulkRedeliveryResult(
         redelivered=len(ids),

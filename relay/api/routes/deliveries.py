@@ -116,7 +116,7 @@ async def _show_delivery(call: Call) -> DeliveryDetails:
     delivery: Delivery = call.resource
     cursor: int | None = call.parameters
     attempts = await call.run_long_read(
-        lambda tx: tx.deliveries.attempts(delivery.id, cursor, LOG_SIZE + 1)
+        lambda tx: tx.deliveries.attempts_of_entry(delivery.id, cursor, LOG_SIZE + 1)
     )
     page = attempts[-LOG_SIZE:]
     log = [

@@ -17,11 +17,11 @@ from relay.api.routes.deliveries import DeliverySummary, delivery_summary
 from relay.api.schema.paging import LOG_SIZE, PAGE_SIZE, page_route, parse_cursor
 from relay.api.schema.responses import Problem
 from relay.api.schema.route import Call, Parameter
-from relay.approvals.admission import UNKNOWN_EVENT, Refusal, ambiguous_event
-from relay.approvals.refusals import aggregate_refusals
+from relay.approvals.admission import UNKNOWN_EVENT, Refusal, ambiguous_scope_refusal
+from relay.approvals.refusals import collapse_surplus_refusals
 from relay.approvals.request import Caller, DecisionKind
 from relay.approvals.status import ApprovalState, ApprovalStatus, approval_summary
-from relay.chat.cards.buttons import decisions_of
+from relay.chat.cards.buttons import decisions_available_to_caller
 from relay.events.catalog import EventData, LimitWait, StandingHoldInForce
 from relay.events.timestamps import format_rfc3339
 from relay.outbox import Decision, TrackedEvent
@@ -141,7 +141,7 @@ _LIVE = Parameter(
 
 
 @dataclass(frozen=True, slots=True)
-class _PageOfScope:
+class _EventsQuery:
     """The parameters of a page of events, or of one event."""
 
     cursor: int | None
@@ -149,7 +149,7 @@ class _PageOfScope:
     live: bool = False
 
 
-def parse_scope(request: web.Request) -> str | None:
+def parse_scope_name(request: web.Request) -> str | None:
     """Return the scope of the query; None for all. Raises Problem 422."""
     values = request.query.getall(SCOPE.name, [])
     if not values:
@@ -159,18 +159,18 @@ def parse_scope(request: web.Request) -> str | None:
     return values[0]
 
 
-def _parse_page(request: web.Request) -> _PageOfScope:
-    return _PageOfScope(parse_cursor(request), parse_scope(request))
+def _parse_page(request: web.Request) -> _EventsQuery:
+    return _EventsQuery(parse_cursor(request), parse_scope_name(request))
 
 
-def _parse_page_and_live(request: web.Request) -> _PageOfScope:
+def _parse_page_and_live(request: web.Request) -> _EventsQuery:
     values = request.query.getall(_LIVE.name, ["false"])
     if len(values) > 1 or values[0] not in ("true", "false"):
         raise Problem(422, "live: expected true or false, once", field=_LIVE.name)
     return replace(_parse_page(request), live=values[0] == "true")
 
 
-async def run_event_read(
+async def run_read_about_event_in_path(
     call: Call, scope: str | None, read: Callable[[Transaction, TrackedEvent], T]
 ) -> T:
     """Return what `read` finds about the event that the path names.
@@ -180,9 +180,9 @@ async def run_event_read(
     reference = call.request.match_info["eventId"]
 
     def work(tx: Transaction) -> T | Refusal:
-        occurrences = tx.snapshot.find_referenced(reference, scope)
+        occurrences = tx.snapshot.find_occurrences_by_reference(reference, scope)
         if len(occurrences) > 1:
-            return ambiguous_event(occurrences)
+            return ambiguous_scope_refusal(occurrences)
         return read(tx, occurrences[0]) if occurrences else UNKNOWN_EVENT
 
     result = await call.run_long_read(work)
@@ -199,7 +199,7 @@ def problem_of_refusal(refusal: Refusal) -> Problem:
 
 
 async def _list_events(call: Call) -> EventPage:
-    query: _PageOfScope = call.parameters
+    query: _EventsQuery = call.parameters
     now = call.relay.clock.now()
 
     def read(tx: Transaction) -> EventPage:
@@ -215,8 +215,8 @@ async def _list_events(call: Call) -> EventPage:
 
 
 async def _find_event(call: Call) -> EventDetails:
-    query: _PageOfScope = call.parameters
-    return await run_event_read(
+    query: _EventsQuery = call.parameters
+    return await run_read_about_event_in_path(
         call,
         query.scope,
         lambda tx, occurrence: _event_details(tx, call, occurrence, query.cursor),
@@ -246,20 +246,24 @@ def _event_summary(
 def _approval_summary(status: ApprovalStatus, caller: Caller) -> ApprovalSummary:
     counted = status.counted_votes if status.quorum is not None else ()
     lists = {
-        "voted": votes_in_force(counted, status),
+        "voted": votes_or_holds_in_force(counted, status),
         "mayVote": list(status.missing_voters) if status.is_open and status.votes_missing else [],
-        "holds": votes_in_force(status.active_holds, status),
-        "decisions": decisions_of(caller, status),
+        "holds": votes_or_holds_in_force(status.active_holds, status),
+        "decisions": decisions_available_to_caller(caller, status),
     }
     return cast("ApprovalSummary", approval_summary(status) | lists)
 
 
-def votes_in_force(decisions: Iterable[Decision], status: ApprovalStatus) -> list[VoteInForce]:
+def votes_or_holds_in_force(
+    decisions: Iterable[Decision], status: ApprovalStatus
+) -> list[VoteInForce]:
     """Return votes or holds of an event, and until when each counts."""
     return [
         VoteInForce(
             principal=decision.principal,
-            until=None if (until := status.expires_at(decision)) is None else format_rfc3339(until),
+            until=None
+            if (until := status.decision_expires_at(decision)) is None
+            else format_rfc3339(until),
         )
         for decision in decisions
     ]
@@ -269,10 +273,10 @@ def _event_details(
     tx: Transaction, call: Call, occurrence: TrackedEvent, cursor: int | None
 ) -> EventDetails:
     deliveries = tx.deliveries.page(event_key=occurrence.key, limit=LOG_SIZE)
-    rows, has_more = tx.journal.history(
+    rows, has_more = tx.journal.history_page(
         occurrence.key, occurrence.first_seen, cursor, PageLimit(LOG_SIZE)
     )
-    bodies = aggregate_refusals([(row.kind, row.body) for row in reversed(rows)])
+    bodies = collapse_surplus_refusals([(row.kind, row.body) for row in reversed(rows)])
     return EventDetails(
         **_event_summary(tx, call, occurrence, call.relay.clock.now()),
         # The stored JSON is sent unchanged.

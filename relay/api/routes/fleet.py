@@ -7,7 +7,7 @@ from typing import Literal
 
 from typing_extensions import TypedDict
 
-from relay.api.routes.events import SCOPE, parse_scope
+from relay.api.routes.events import SCOPE, parse_scope_name
 from relay.api.schema.responses import Problem
 from relay.api.schema.route import Call, Route
 from relay.events.timestamps import format_rfc3339
@@ -89,7 +89,7 @@ ROUTES = (
         needs="read",
         is_large=True,
         parameters=(SCOPE,),
-        parse_parameters=parse_scope,
+        parse_parameters=parse_scope_name,
         problem_statuses=(404,),
     ),
 )

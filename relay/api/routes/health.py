@@ -13,7 +13,7 @@ from relay.api.schema.route import Call, Route
 from relay.delivery.dispatcher import SinkStatus
 
 
-class HealthStatus(TypedDict):
+class LivenessStatus(TypedDict):
     """The process runs."""
 
     status: Literal["ok"]
@@ -55,15 +55,15 @@ class ReadinessStatus(SinkProblems, ConfigurationProblem):
     store: Literal["ok"]
 
 
-async def _show_health(_call: Call) -> HealthStatus:
-    return HealthStatus(status="ok")
+async def _show_liveness(_call: Call) -> LivenessStatus:
+    return LivenessStatus(status="ok")
 
 
 async def _show_readiness(call: Call) -> ReadinessStatus:
     relay = call.relay
     # Reasons name principals, hosts, users and files.
     tells_reasons = "read" in call.caller.rights.can
-    sinks = _sink_readiness(relay.dispatcher.status(), tells_reasons=tells_reasons)
+    sinks = _sink_problems(relay.dispatcher.status(), tells_reasons=tells_reasons)
     configuration = _configuration_problem(call.server.reloader, tells_reasons=tells_reasons)
     problems = []
     if relay.source.lost:
@@ -94,7 +94,7 @@ def _configuration_problem(
     return ConfigurationProblem(configuration="refused", configurationProblem=reloader.problem)
 
 
-def _sink_readiness(statuses: Sequence[SinkStatus], *, tells_reasons: bool) -> SinkProblems:
+def _sink_problems(statuses: Sequence[SinkStatus], *, tells_reasons: bool) -> SinkProblems:
     readiness = SinkProblems(
         sinks=UndeliveringSinks(
             failing=[sink.name for sink in statuses if sink.failing and sink.state == "on"],
@@ -117,7 +117,7 @@ ROUTES = (
         method="GET",
         path="/healthz",
         summary="whether the relay's process runs",
-        handler=_show_health,
+        handler=_show_liveness,
         access="public",
     ),
     Route(

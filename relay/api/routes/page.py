@@ -11,7 +11,7 @@ from importlib import resources
 
 from aiohttp import web
 
-from relay.api.schema.html import page_headers
+from relay.api.schema.page_headers import page_headers
 from relay.api.schema.responses import Problem, bytes_response
 from relay.api.schema.route import Call, Route
 

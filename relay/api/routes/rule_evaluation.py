@@ -10,9 +10,9 @@ from typing_extensions import TypedDict
 from relay.api.routes.events import (
     SCOPE,
     VoteInForce,
-    parse_scope,
-    run_event_read,
-    votes_in_force,
+    parse_scope_name,
+    run_read_about_event_in_path,
+    votes_or_holds_in_force,
 )
 from relay.api.schema.route import Call, Route
 from relay.approvals.admission import hold_caveat
@@ -75,7 +75,9 @@ class ApprovalEvaluation(TypedDict):
 
 async def _find_evaluation(call: Call) -> ApprovalEvaluation:
     scope: str | None = call.parameters
-    return await run_event_read(call, scope, lambda tx, occurrence: _evaluate(tx, call, occurrence))
+    return await run_read_about_event_in_path(
+        call, scope, lambda tx, occurrence: _evaluate(tx, call, occurrence)
+    )
 
 
 async def _show_evaluation(call: Call) -> ApprovalEvaluation:
@@ -101,8 +103,10 @@ def _evaluate(tx: Transaction, call: Call, occurrence: TrackedEvent) -> Approval
         mayVote=list(status.missing_voters) if status.is_open else [],
         uncoveredResources=list(status.uncovered_resources) if status.is_open else [],
         closes=_format_time(status.voting_closes_at),
-        voted=votes_in_force(status.counted_votes if status.quorum is not None else (), status),
-        holds=votes_in_force(status.active_holds, status),
+        voted=votes_or_holds_in_force(
+            status.counted_votes if status.quorum is not None else (), status
+        ),
+        holds=votes_or_holds_in_force(status.active_holds, status),
         standingHolds=cast(
             "list[StandingHoldInForce]", standing_hold_summaries(status.active_standing_holds)
         ),
@@ -139,6 +143,6 @@ ROUTES = (
         is_large=True,
         find_resource=_find_evaluation,
         parameters=(SCOPE,),
-        parse_parameters=parse_scope,
+        parse_parameters=parse_scope_name,
     ),
 )

@@ -29,7 +29,7 @@ from relay.api.schema.problem_page import ProblemWithLink
 from relay.api.schema.responses import Problem, bytes_response, json_response
 from relay.api.schema.route import SESSION, Call, Parameter, Route
 from relay.approvals.request import Right
-from relay.log_fields import with_fields
+from relay.log_fields import log_extra
 
 if TYPE_CHECKING:
     from relay.api.auth.sign_in import SignIn
@@ -62,20 +62,20 @@ def _sign_in_of(call: Call) -> SignIn:
 
 async def _begin(call: Call) -> web.Response:
     sign_in, request = _sign_in_of(call), call.request
-    _check_begins_here(request, sign_in)
+    _refuse_cross_site_sign_in(request, sign_in)
     targets = request.query.getall("to", ["/"])
     try:
         url, pending = await sign_in.begin(targets[0] if len(targets) == 1 else "")
     except ValueError as error:
         raise Problem(400, f"to: {error}") from None
     except SignInRefused as error:
-        raise _refused(call, error, sign_in) from None
+        raise _sign_in_refused_problem(call, error, sign_in) from None
     response = _redirect(url)
     set_pending_cookie(response, pending.cookie, seconds=PENDING_LIFETIME)
     return response
 
 
-def _check_begins_here(request: web.Request, sign_in: SignIn) -> None:
+def _refuse_cross_site_sign_in(request: web.Request, sign_in: SignIn) -> None:
     """Raise ProblemWithLink 403 for a sign-in that a page of another site begins."""
     site = request.headers.get("Sec-Fetch-Site", "none")
     destination = request.headers.get("Sec-Fetch-Dest", "document")
@@ -96,16 +96,16 @@ async def _finish(call: Call) -> web.Response:
             read_pending_cookie(request), request.rel_url, read_session_cookie(request)
         )
     except SignInRefused as error:
-        raise _refused(call, error, sign_in) from None
-    _log_person(sign_in, cookie, "signed in")
-    call.server.accept_credentials(request)
+        raise _sign_in_refused_problem(call, error, sign_in) from None
+    _log_session_action(sign_in, cookie, "signed in")
+    call.server.refund_address_charge(request)
     response = _redirect(sign_in.url_of_path(target))
     clear_pending_cookie(response)
     set_session_cookie(response, cookie, seconds=SESSION_LIFETIME)
     return response
 
 
-def _refused(call: Call, error: SignInRefused, sign_in: SignIn) -> Problem:
+def _sign_in_refused_problem(call: Call, error: SignInRefused, sign_in: SignIn) -> Problem:
     """Return the problem of a sign-in that failed, and log its reason."""
     call.server.reject_credentials(call.request, f"sign-in: {error}")
     return ProblemWithLink(
@@ -125,7 +125,7 @@ def _redirect(url: str) -> web.Response:
 async def _show_session(call: Call) -> SessionInfo | web.Response:
     session, caller = call.request.get(SESSION), call.caller
     is_known = caller is not ANONYMOUS
-    info = _info(
+    info = _session_info(
         call,
         principal=caller.principal if is_known else None,
         name=None if session is None else session.name,
@@ -143,22 +143,24 @@ async def _sign_out(call: Call) -> SessionInfo | web.Response:
     sign_in, cookie = _sign_in_of(call), read_session_cookie(call.request)
     check_sent_by_own_page(call.request, sign_in.origin)
     if cookie is not None:
-        _log_person(sign_in, cookie, "signed out")
+        _log_session_action(sign_in, cookie, "signed out")
         call.server.end_session(cookie)
-    response = json_response(200, _info(call, principal=None, name=None, can=[]))
+    response = json_response(200, _session_info(call, principal=None, name=None, can=[]))
     clear_session_cookie(response)
     return response
 
 
-def _log_person(sign_in: SignIn, cookie: str, action: str) -> None:
+def _log_session_action(sign_in: SignIn, cookie: str, action: str) -> None:
     """Tell in the log what the person of an open session does."""
     session = sign_in.sessions.find(cookie)
     if session is not None:
         principal = session.caller.principal
-        _log.info("%s %s", principal, action, extra=with_fields(principal=principal))
+        _log.info("%s %s", principal, action, extra=log_extra(principal=principal))
 
 
-def _info(call: Call, *, principal: str | None, name: str | None, can: list[Right]) -> SessionInfo:
+def _session_info(
+    call: Call, *, principal: str | None, name: str | None, can: list[Right]
+) -> SessionInfo:
     path = None if call.server.sign_in is None else _PATH
     return SessionInfo(signIn=path, principal=principal, name=name, can=can)
 

@@ -15,7 +15,7 @@ from relay.delivery.dispatcher import SinkStatus
 from relay.errors import StoreUnavailable
 from relay.events.build import relay_event
 from relay.events.cloudevent import CloudEvent
-from relay.log_fields import with_fields
+from relay.log_fields import log_extra
 from relay.outbox import SinkState
 from relay.outbox.transaction import Transaction
 from relay.suggestions import describe_choices
@@ -68,7 +68,7 @@ async def _list_sinks(call: Call) -> SinkList:
     dead_letters = await _count_dead_letters(call)
     items = []
     for sink in dispatcher.status():
-        measured = dispatcher.measure(sink.name)
+        measured = dispatcher.measure_sink(sink.name)
         items.append(
             SinkSummary(
                 **_sink_details(sink),
@@ -132,7 +132,7 @@ async def _set_state(call: Call, state: Literal["on", "paused"], reason: str | N
         name,
         state,
         principal,
-        extra=with_fields(sink=name, state=state, principal=principal),
+        extra=log_extra(sink=name, state=state, principal=principal),
     )
     return _sink_details(await _find_sink(call))
 

@@ -74,12 +74,12 @@ async def _list(call: Call) -> StandingHoldPage:
     page: _PageQuery = call.parameters
     async with call.server.long_reads:
         holds, has_more = await _result_if_decided_here(
-            call.relay.gate.standing_holds(
+            call.relay.gate.standing_holds_page(
                 page.cursor, PageLimit(PAGE_SIZE), only_open=page.only_open
             )
         )
     return StandingHoldPage(
-        items=[_details(call, hold) for hold in holds],
+        items=[_standing_hold_details(call, hold) for hold in holds],
         next=str(holds[-1].number) if has_more else None,
     )
 
@@ -93,7 +93,7 @@ async def _find(call: Call) -> StandingHold:
 
 
 async def _show(call: Call) -> StandingHoldDetails:
-    return _details(call, call.resource)
+    return _standing_hold_details(call, call.resource)
 
 
 async def _create(call: Call) -> StandingHoldData:
@@ -148,7 +148,7 @@ def _digest(call: Call) -> str:
     return hashlib.sha256(f"{call.request.path}\n".encode() + call.content).hexdigest()
 
 
-def _details(call: Call, hold: StandingHold) -> StandingHoldDetails:
+def _standing_hold_details(call: Call, hold: StandingHold) -> StandingHoldDetails:
     details = cast("StandingHoldDetails", hold_to_json(hold))
     now = call.relay.clock.now()
     if hold.ended_by is not None:

@@ -70,7 +70,7 @@ async def _show_status(call: Call) -> RelayStatus:
     position: int | None = None
     with contextlib.suppress(StoreUnavailable):
         mode, position = await relay.store.read(
-            lambda tx: (relay.gate.engine.mode(tx), tx.head().position)
+            lambda tx: (relay.gate.engine.approval_mode(tx), tx.head().position)
         )
     return RelayStatus(
         now=format_rfc3339(relay.clock.now()),

@@ -13,12 +13,12 @@ from relay.amqp.event_message import MAX_TEXT_BYTES
 from relay.amqp.topology import (
     Exchange,
     Queue,
-    approvals_exchange,
+    approvals_exchange_name,
     approvals_topology,
     events_topology,
 )
 from relay.approvals.request import DecisionBody
-from relay.events.catalog import CATALOG, EventDefinition, event_schema
+from relay.events.catalog import CATALOG, EventDefinition, cloudevent_schema
 from relay.events.cloudevent import CONTENT_TYPE, is_about_event
 from relay.sinks.rabbitmq import Settings as SinkSettings
 
@@ -52,7 +52,7 @@ def asyncapi_document(exchange: str = SinkSettings.model_fields["exchange"].defa
         "servers": {"broker": _server()},
         "channels": {
             "events": _events_channel(exchanges[exchange]),
-            "approvals": _approvals_channel(exchanges[approvals_exchange(exchange)]),
+            "approvals": _approvals_channel(exchanges[approvals_exchange_name(exchange)]),
             **{
                 queue.name.removeprefix(f"{exchange}.").replace(".{scope}", "Queue"): (
                     _queue_channel(queue)
@@ -217,7 +217,7 @@ def _inline_definitions(schema: Any, definitions: Json) -> Any:
 
 
 def _event_message(event: EventDefinition) -> Json:
-    schema = event_schema(event)
+    schema = cloudevent_schema(event)
     # A reference of a schema leads to its own definitions, which are no part of this document.
     inlined = _inline_definitions(schema, schema.get("$defs", {}))
     payload = {name: value for name, value in inlined.items() if not name.startswith("$")}

@@ -35,7 +35,7 @@ from relay.api.server.tls import reloading_server_context
 from relay.api.settings import ApiSettings
 from relay.clock import Clock
 from relay.errors import StoreUnavailable
-from relay.log_fields import with_fields
+from relay.log_fields import log_extra
 
 if TYPE_CHECKING:
     from relay.api.auth.sign_in import SignIn
@@ -76,7 +76,7 @@ class Server:
         self.port = settings.port
         """The TCP port on which the server listens."""
 
-    def suspend_clients(self, names: Collection[str]) -> None:
+    def refuse_client_credentials(self, names: Collection[str]) -> None:
         """From now on refuse the keys and signatures of these clients, and of no others."""
         self._pipeline.authenticator.suspended = names
 
@@ -104,7 +104,7 @@ class Server:
             for listener in self._tcp_listeners:
                 listener.tls_context = tls_context
             self.state.end_streams_of(
-                lambda principal: not authenticator.agrees_on_principal(before, principal)
+                lambda principal: not authenticator.has_same_principal_settings(before, principal)
             )
 
         return use
@@ -236,9 +236,7 @@ def _log_call(request: web.Request, status: int, seconds: float) -> None:
         request.method,
         path or "an unknown path",
         status,
-        extra=with_fields(
-            method=request.method, path=path, status=status, seconds=round(seconds, 6)
-        ),
+        extra=log_extra(method=request.method, path=path, status=status, seconds=round(seconds, 6)),
     )
 
 

@@ -84,7 +84,7 @@ class RequestPipeline:
                 await request[UNTIL_SENT].enter_async_context(slot)
         if route.find_resource is not None:
             call = replace(call, resource=await route.find_resource(call))
-        if not self.authenticator.agrees_on_principal(authenticator, caller.principal):
+        if not self.authenticator.has_same_principal_settings(authenticator, caller.principal):
             raise Problem(
                 503,
                 "the configuration has just changed: nothing was done, try again",
@@ -116,15 +116,15 @@ class RequestPipeline:
         if allows_loopback and peer.is_loopback and is_direct_loopback_call(request):
             return LOOPBACK_READER
         if route.access not in NEVER_REFUSED:
-            return await self._check_credentials(route, request, content)
+            return await self._authenticate_with_rate_limit(route, request, content)
         if not self._has_credentials(request):
             return ANONYMOUS
         try:  # it counts towards the limits, so that nobody can guess keys here
-            return await self._check_credentials(route, request, content)
+            return await self._authenticate_with_rate_limit(route, request, content)
         except Problem:
             return ANONYMOUS
 
-    async def _check_credentials(
+    async def _authenticate_with_rate_limit(
         self, route: Route, request: web.Request, content: bytes
     ) -> Caller:
         """Return the caller that the credentials prove. Raises Problem 429 or 401."""
@@ -142,12 +142,12 @@ class RequestPipeline:
         if route.access == "signature":
             digest = hashlib.sha256(content).hexdigest()
             callback = f"{caller.principal} {request.headers['webhook-id']} {digest}"
-            if state.is_replayed_callback(callback):
+            if state.is_callback_charged(callback):
                 return caller  # it may be a captured copy: its address is charged, not the client
-        state.accept_credentials(request)
+        state.refund_address_charge(request)
         state.charge_caller(caller.principal, f"of {caller.principal}")
         if callback is not None:
-            state.remember_callback(callback)
+            state.remember_charged_callback(callback)
         connection_of(request).mark_authenticated(caller.principal)
         return caller
 

@@ -94,7 +94,7 @@ def local_socket(place: SocketPlace) -> Iterator[socket.socket]:
     try:
         with _lock(path):
             _remove_stale_socket(path)
-            sock = _bind(place)
+            sock = _bind_unix_socket(place)
             own_file = path.stat()
     except OSError as error:
         raise ConfigError(
@@ -151,7 +151,7 @@ def _remove_stale_socket(path: Path) -> None:
     )
 
 
-def _bind(place: SocketPlace) -> socket.socket:
+def _bind_unix_socket(place: SocketPlace) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX)
     try:
         # Linux derives the mode of the file from that of the socket and the umask. So the file

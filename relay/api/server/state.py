@@ -37,7 +37,7 @@ _WAIT = web.RequestKey("wait", int)
 """Seconds until the address may call again. Only while nothing shows that the call is good."""
 
 
-class ConcurrencyLimiter:
+class LargeAnswerLimiter:
     """Bounds how many large answers are built or sent at once: slow readers hold few of them.
 
     Each answer is a page of bounded size. A problem is small, so it holds no slot while it is sent.
@@ -99,12 +99,12 @@ class ServerState:
         default_factory=lambda: TokenBuckets(1 / (MAX_AGE + MAX_AHEAD), 1)
     )
     """Each callback for which its client was charged, while its signature can be valid."""
-    large_answers: ConcurrencyLimiter = field(init=False)
+    large_answers: LargeAnswerLimiter = field(init=False)
     long_reads: asyncio.Semaphore = field(init=False)
 
     def __post_init__(self) -> None:
         limits = self.limits
-        self.large_answers = ConcurrencyLimiter(
+        self.large_answers = LargeAnswerLimiter(
             limits.max_large_answers, limits.max_large_answers_of_caller, limits.send_timeout
         )
         self.long_reads = asyncio.Semaphore(limits.max_long_reads)
@@ -156,15 +156,15 @@ class ServerState:
         if wait:
             raise _rate_limit_problem(description, wait)
 
-    def is_replayed_callback(self, callback: str) -> bool:
+    def is_callback_charged(self, callback: str) -> bool:
         """Whether the client was charged for this callback already."""
         return not self.callback_buckets.has_token(callback, self.clock.monotonic())
 
-    def remember_callback(self, callback: str) -> None:
+    def remember_charged_callback(self, callback: str) -> None:
         """Remember that the client was charged for this callback."""
         self.callback_buckets.take(callback, self.clock.monotonic())
 
-    def accept_credentials(self, request: web.Request) -> None:
+    def refund_address_charge(self, request: web.Request) -> None:
         """Refund the address: the caller's credentials are valid."""
         if request.pop(_WAIT, None) is None:
             network = connection_of(request).peer.network

@@ -38,7 +38,7 @@ def available_decisions(status: ApprovalStatus) -> tuple[DecisionKind, ...]:
     return tuple(decisions)
 
 
-def decisions_of(caller: Caller, status: ApprovalStatus) -> list[DecisionKind]:
+def decisions_available_to_caller(caller: Caller, status: ApprovalStatus) -> list[DecisionKind]:
     """Return the decisions that the gate would take from a caller now, and that change something.
 
     Unlike a message, which everybody sees, it can offer a hold beside the holds of others.

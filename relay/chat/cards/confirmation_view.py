@@ -49,13 +49,15 @@ def blocking_reason(decision: DecisionKind, revision: str, status: ApprovalStatu
     )
     refusal = authorize(request, status)
     if refusal is not None and refusal.status == _CONFLICT:
-        return _conflict_text(decision, revision, status) or (sentence(refusal.reason),)
+        return _too_late_or_changed_text(decision, revision, status) or (sentence(refusal.reason),)
     if status.mode == "off":
         return ("Approvals are off: nothing can be decided now.",)
     return _no_vote_reason(status) if decision == "approve" else None
 
 
-def _conflict_text(decision: DecisionKind, revision: str, status: ApprovalStatus) -> Text | None:
+def _too_late_or_changed_text(
+    decision: DecisionKind, revision: str, status: ApprovalStatus
+) -> Text | None:
     """Return what says more to a reader of the page than the reason of the refusal."""
     if not status.occurrence.live:
         return (event_outcome_text(status.occurrence.outcome),)
@@ -80,7 +82,7 @@ def _no_vote_reason(status: ApprovalStatus) -> Text | None:
     return None
 
 
-def changed_fields(changes: Sequence[CloudEvent], revision: str) -> list[Text]:
+def changes_since_revision(changes: Sequence[CloudEvent], revision: str) -> list[Text]:
     """Return a line for each field that Azure changed since the event had this revision.
 
     ``changes`` holds the newest ``event.*`` about the event, oldest first.

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 
 from relay.approvals.rules import Quorum
-from relay.approvals.standing_holds import last_to_end, turns_at
+from relay.approvals.standing_holds import latest_ending_holds, turns_at
 from relay.approvals.status import ApprovalStatus, approval_state
 from relay.approvals.transitions import grant_expires_at
 from relay.chat.cards.buttons import available_decisions, decision_buttons
@@ -22,11 +22,11 @@ from relay.chat.cards.wording import (
     event_tone,
     impact_text,
     join_names,
+    limit_waits_text,
     proceeds_notice,
     runbooks_of,
     time_left,
     time_left_changes_at,
-    waits_text,
 )
 from relay.outbox import Decision, StandingHold
 
@@ -72,7 +72,7 @@ def _content_change_times(status: ApprovalStatus) -> Iterator[datetime | None]:
     if not status.occurrence.event.is_started:
         yield status.not_before
     yield from (turns_at(hold, status.now) for hold in status.standing_holds)
-    yield from (status.expires_at(decision) for decision in status.decisions)
+    yield from (status.decision_expires_at(decision) for decision in status.decisions)
     for wait in status.waiting_for:
         if wait.until is not None:
             yield wait.until + _TIME_TO_FREE_SLOT
@@ -146,11 +146,11 @@ def _approval_facts(status: ApprovalStatus) -> Iterator[tuple[str, Text]]:
         yield "Rule", (f"{status.rule.name}: approved automatically",)
     else:
         yield "Rule", (f"{status.rule.name}: ", *_quorum_text(status.quorum))
-        if _do_votes_matter(status):
+        if _can_votes_still_count(status):
             yield "Votes", (*_votes_text(status), *_missing_votes_text(status))
     if status.is_held:
         holds = [_hold_text(hold) for hold in status.active_holds]
-        holds += map(_standing_hold_text, last_to_end(status.active_standing_holds))
+        holds += map(_standing_hold_text, latest_ending_holds(status.active_standing_holds))
         yield "Held by", _join_texts(holds)
 
 
@@ -164,7 +164,7 @@ def _quorum_text(quorum: Quorum) -> Text:
     return (*text, ", for every machine") if quorum.each_resource else text
 
 
-def _do_votes_matter(status: ApprovalStatus) -> bool:
+def _can_votes_still_count(status: ApprovalStatus) -> bool:
     """Votes are void once the event has started, or changed after its StartRequest."""
     is_spent = status.is_claimed and status.votes_missing > 0
     return not status.occurrence.event.is_started and not is_spent
@@ -228,4 +228,4 @@ def _note_texts(status: ApprovalStatus) -> Iterator[Text]:
     if note is not None:
         yield (note,)
     if status.waiting_for:
-        yield waits_text(status)
+        yield limit_waits_text(status)

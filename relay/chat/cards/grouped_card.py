@@ -117,12 +117,13 @@ def _summary_text(statuses: Sequence[ApprovalStatus]) -> Text:
         text += (
             "The first begins at ",
             min(times),
-            f" or soon after, whether or not anybody answers.{_time_left_text(open_statuses)}",
+            " or soon after, whether or not anybody answers."
+            + _time_to_first_not_before_text(open_statuses),
         )
     return text
 
 
-def _time_left_text(open_statuses: Sequence[ApprovalStatus]) -> str:
+def _time_to_first_not_before_text(open_statuses: Sequence[ApprovalStatus]) -> str:
     """Return how much time is left until the first NotBefore; empty: it does not matter."""
     with_time = [status for status in open_statuses if status.not_before is not None]
     first = min(with_time, key=lambda status: status.not_before or status.now)

@@ -51,7 +51,7 @@ def event_title(status: ApprovalStatus) -> str:
     return f"{event.event_type or 'Maintenance'} of {machines}"
 
 
-def message_subject(statuses: Sequence[ApprovalStatus]) -> str:
+def follow_up_subject(statuses: Sequence[ApprovalStatus]) -> str:
     """Return the heading of a follow-up; it distinguishes events of the same machines."""
     if len(statuses) > 1:
         return f"{len(statuses)} maintenance events"
@@ -110,7 +110,7 @@ def time_left(status: ApprovalStatus, until: datetime | None) -> str | None:
     it is edited then. None if no time is known, or nobody need answer: what is approved is over
     before the time matters.
     """
-    deadline = _answer_deadline(status)
+    deadline = _answers_close_at(status)
     if deadline is None or until is None or not status.is_open or status.is_approved:
         return None
     seconds = (deadline - status.now).total_seconds()
@@ -132,7 +132,7 @@ def _minutes_text(minutes: int) -> str:
 
 def time_left_changes_at(status: ApprovalStatus) -> datetime | None:
     """Return when `time_left` changes next; None: it does not."""
-    deadline = _answer_deadline(status)
+    deadline = _answers_close_at(status)
     if deadline is None or time_left(status, deadline) is None:
         return None
     days = range(2 * _DAY, (deadline - status.now).days * _DAY + 1, _DAY)
@@ -140,7 +140,7 @@ def time_left_changes_at(status: ApprovalStatus) -> datetime | None:
     return min((moment for moment in moments if moment > status.now), default=None)
 
 
-def _answer_deadline(status: ApprovalStatus) -> datetime | None:
+def _answers_close_at(status: ApprovalStatus) -> datetime | None:
     """Return until when people can answer: while votes are missing, until voting closes."""
     if status.votes_missing and not status.is_voting_closed:
         return status.voting_closes_at
@@ -164,7 +164,7 @@ def proceeds_notice(statuses: Iterable[ApprovalStatus], *, can_hold: bool) -> It
         yield ("Azure proceeds at NotBefore regardless.",)
 
 
-def waits_text(status: ApprovalStatus) -> Text:
+def limit_waits_text(status: ApprovalStatus) -> Text:
     """Return for which limits an event waits, and until when if time alone frees a slot."""
     text: Text = (sentence(describe_waits(status.waiting_for)).removesuffix("."),)
     ends = [wait.until for wait in status.waiting_for]

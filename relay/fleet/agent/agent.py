@@ -125,25 +125,25 @@ class Agent(CommandHandler):
 
     @override
     def on_listening(self) -> None:
-        self.report_sink.on_listening()
-        self._pulses.request()
+        self.report_sink.mark_listening_to_hub()
+        self._pulses.send_soon()
 
     @override
-    def take_order(self, order: StartOrder, trace: SpanContext | None = None) -> None:
+    def handle_order(self, order: StartOrder, trace: SpanContext | None = None) -> None:
         if self._orders is not None:
             self._orders.take(order, trace)
 
     @override
-    def take_answer(self, answer: VoteAnswer) -> None:
-        self.votes.take_answer(answer)
+    def handle_answer(self, answer: VoteAnswer) -> None:
+        self.votes.handle_answer(answer)
 
     @override
-    def take_pulse_request(self) -> None:
-        self._pulses.request()
+    def handle_pulse_request(self) -> None:
+        self._pulses.send_soon()
 
     @override
-    def take_hub_state(self, state: HubScopeState) -> None:
-        self.report_sink.take_hub_state(state)
+    def handle_hub_state(self, state: HubScopeState) -> None:
+        self.report_sink.handle_hub_state(state)
         disputed = self._live_among(state.ending)
         if disputed:
             self._disputed.update(disputed)
@@ -165,7 +165,7 @@ class Agent(CommandHandler):
             for event_id in affirmed:
                 self.report_sink.mark_reported(event_id)
             if affirmed:
-                self._pulses.request()
+                self._pulses.send_soon()
 
     # --- messages to the hub
 
@@ -188,7 +188,7 @@ class Agent(CommandHandler):
 
     def _send_pulse(self, pulse: Pulse) -> None:
         event = pulse.to_event(self._origin, self._clock.now())
-        self.link.send_unconfirmed(event, pulse_key(self._origin))
+        self.link.send_transient_if_connected(event, pulse_key(self._origin))
 
     def _live_among(self, event_ids: Collection[str]) -> list[str]:
         """Return those of the EventIds that this VM still sees."""

@@ -32,7 +32,7 @@ from relay.amqp.event_message import content_header
 from relay.amqp.failures import ConnectionFailure, broker_message
 from relay.amqp.publish_channel import PublishChannel
 from relay.amqp.publisher import CONNECTION_WAIT, ConfirmedPublisher
-from relay.amqp.transient import publish_transient
+from relay.amqp.transient_publish import publish_transient
 from relay.clock import Clock
 from relay.errors import Deferred
 from relay.events.build import Origin
@@ -47,13 +47,13 @@ from relay.fleet.messages import (
     VoteAnswer,
     parse_message,
 )
-from relay.fleet.routing import check_command, state_key
+from relay.fleet.routing import hub_state_key, verify_command_from_hub
 from relay.fleet.settings import AgentSettings
 from relay.fleet.topology import (
     AGENT_QUEUE_ARGUMENTS,
     agent_keys,
-    command_exchange,
-    fleet_exchange,
+    command_exchange_name,
+    fleet_exchange_name,
 )
 from relay.log_once import LogOnce
 from relay.sinks.rabbitmq.sink import interpret_publish_result
@@ -80,16 +80,16 @@ class CommandHandler(Protocol):
     def on_listening(self) -> None:
         """The agent hears the hub from now on."""
 
-    def take_order(self, order: StartOrder, trace: SpanContext | None) -> None:
+    def handle_order(self, order: StartOrder, trace: SpanContext | None) -> None:
         """The hub orders a StartRequest of this agent."""
 
-    def take_answer(self, answer: VoteAnswer) -> None:
+    def handle_answer(self, answer: VoteAnswer) -> None:
         """The hub answers a vote of this agent."""
 
-    def take_pulse_request(self) -> None:
+    def handle_pulse_request(self) -> None:
         """The hub wants a pulse now."""
 
-    def take_hub_state(self, state: HubScopeState) -> None:
+    def handle_hub_state(self, state: HubScopeState) -> None:
         """The hub tells the scope what it knows."""
 
 
@@ -123,8 +123,8 @@ class AgentLink:
         self._clock = clock
         self._chance = chance
         self._publisher = ConfirmedPublisher(confirm_timeout, connection_wait)
-        self._exchange = fleet_exchange(settings.exchange)
-        self._commands = command_exchange(settings.exchange)
+        self._exchange = fleet_exchange_name(settings.exchange)
+        self._commands = command_exchange_name(settings.exchange)
         self._keys = agent_keys(origin)
         self._user = ""
         self._listening: tuple[Connection, AbstractChannel] | None = None
@@ -170,7 +170,7 @@ class AgentLink:
                 f"{receipt.response}: the hub makes the queue when it starts", status=receipt.status
             )
 
-    def send_unconfirmed(self, event: CloudEvent, key: str) -> bool:
+    def send_transient_if_connected(self, event: CloudEvent, key: str) -> bool:
         """Send an event that may be lost, if the agent is connected. Return whether it is."""
         if self._listening is None:
             return False
@@ -185,7 +185,7 @@ class AgentLink:
             async with asyncio.timeout(SETUP_TIMEOUT):
                 channel = await PublishChannel.open(connection, self._exchange)
             raise_if_cancelled()
-            await self._publisher.use(channel, broker)
+            await self._publisher.use_channel_until_closed(channel, broker)
 
     # --- the connection
 
@@ -223,7 +223,7 @@ class AgentLink:
             try:
                 async with asyncio.timeout(SETUP_TIMEOUT):
                     channel = await open_consuming_channel(connection, MESSAGES_PER_TURN)
-                    queue = queue or await _make_queue(channel)
+                    queue = queue or await _declare_agent_queue(channel)
                     deliveries = await self._bind_and_consume(channel, queue)
                 raise_if_cancelled()
                 await self._listen(connection, channel, deliveries, queue)
@@ -282,7 +282,7 @@ class AgentLink:
     def _handle(self, message: DeliveredMessage) -> None:
         """Hand a message to the handler if it is the hub's. Nothing may stop the next message."""
         try:
-            self._hand_over(self._read(message), _trace_of(message))
+            self._dispatch_hub_message(self._parse_hub_message(message), _trace_of(message))
         except UnusableMessage as error:
             self._refusal_log.log(
                 logging.WARNING, "fleet: a message to this agent was refused: %s", error
@@ -290,24 +290,24 @@ class AgentLink:
         except Exception:  # noqa: BLE001  # a bug must not stop the next message
             _log.exception("internal error: a message of the hub was dropped")
 
-    def _read(self, message: DeliveredMessage) -> Content:
+    def _parse_hub_message(self, message: DeliveredMessage) -> Content:
         """Return what the hub says. Raises UnusableMessage if the message is not the hub's."""
-        key = check_command(message, self._commands, self._keys, self._settings.hub_user)
+        key = verify_command_from_hub(message, self._commands, self._keys, self._settings.hub_user)
         content = parse_message(message.body)
-        if isinstance(content, HubScopeState) is not (key == state_key(self._origin.scope)):
+        if isinstance(content, HubScopeState) is not (key == hub_state_key(self._origin.scope)):
             raise UnusableMessage(f"it is of another kind than its routing key {key}")
         return content
 
-    def _hand_over(self, content: Content, trace: SpanContext | None) -> None:
+    def _dispatch_hub_message(self, content: Content, trace: SpanContext | None) -> None:
         match content:
             case HubScopeState():
-                self._handler.take_hub_state(content)
+                self._handler.handle_hub_state(content)
             case StartOrder():
-                self._handler.take_order(content, trace)
+                self._handler.handle_order(content, trace)
             case VoteAnswer():
-                self._handler.take_answer(content)
+                self._handler.handle_answer(content)
             case PulseRequest():
-                self._handler.take_pulse_request()
+                self._handler.handle_pulse_request()
             case _:
                 raise UnusableMessage("no hub sends a message of its kind")
 
@@ -318,7 +318,7 @@ def _trace_of(message: DeliveredMessage) -> SpanContext | None:
     return parse_traceparent(traceparent if isinstance(traceparent, str) else None)
 
 
-async def _make_queue(channel: AbstractChannel) -> str:
+async def _declare_agent_queue(channel: AbstractChannel) -> str:
     """Make the agent's queue; return the name that the broker gave it. Raises Deferred."""
     try:
         declared = await channel.queue_declare(

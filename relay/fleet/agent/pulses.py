@@ -43,7 +43,7 @@ class Pulses:
         self._earliest = clock.monotonic()
         self._changed = asyncio.Event()
 
-    def request(self) -> None:
+    def send_soon(self) -> None:
         """Send a pulse as soon as one may be sent."""
         at = max(self._clock.monotonic(), self._earliest)
         if at < self._next_at:

@@ -83,11 +83,11 @@ class ReportSink:
         # The EventIds, in lower case, of which the hub has heard from this agent, oldest first:
         self._reported: dict[str, None] = {}
 
-    def on_listening(self) -> None:
+    def mark_listening_to_hub(self) -> None:
         """States of the hub arrive from now on."""
         self._listening_since = self._clock.monotonic()
 
-    def take_hub_state(self, state: HubScopeState) -> None:
+    def handle_hub_state(self, state: HubScopeState) -> None:
         """Remember what the hub knows. It replaces what the hub said before."""
         self._told = frozenset(state.told)
         self._ending = frozenset(event_id.lower() for event_id in state.ending)
@@ -98,7 +98,7 @@ class ReportSink:
         for event, wait_is_over in self._copies.values():
             if (
                 not self._may_be_reported_by_others(event)
-                or self._reason_to_leave_out(event) is not None
+                or self._reason_hub_knows_already(event) is not None
             ):
                 wait_is_over.set()
 
@@ -121,10 +121,10 @@ class ReportSink:
             await self._let_others_report_first(event)
         if event.name.startswith("event."):
             # Before the message is out: the hub may have it even if no confirm comes.
-            self.mark_reported(_event_id(event))
+            self.mark_reported(_azure_event_id(event))
         await self._publisher.publish(event, report_key(event, self._origin))
         if event.name == "event.ended":
-            self._reported.pop(_event_id(event).lower(), None)
+            self._reported.pop(_azure_event_id(event).lower(), None)
         return Receipt()
 
     def _may_be_reported_by_others(self, event: CloudEvent) -> bool:
@@ -132,7 +132,7 @@ class ReportSink:
         if not event.name.startswith("event.") or self._names_this_vm(event.data["resources"]):
             return False
         # The hub waits for the end from each agent from which it has heard of the event.
-        return event.name != "event.ended" or _event_id(event).lower() not in self._reported
+        return event.name != "event.ended" or _azure_event_id(event).lower() not in self._reported
 
     async def _let_others_report_first(self, event: CloudEvent) -> None:
         """Return after a random time. Raises Superseded once the hub has the event."""
@@ -141,11 +141,11 @@ class ReportSink:
         wait_is_over = asyncio.Event()
         self._copies[event.id] = event, wait_is_over
         try:
-            reason = self._reason_to_leave_out(event)
+            reason = self._reason_hub_knows_already(event)
             seconds = self._seconds_to_wait_for_others(event)
             if reason is None and seconds > 0:
                 await wait_for_event(wait_is_over, self._clock, seconds)
-                reason = self._reason_to_leave_out(event)
+                reason = self._reason_hub_knows_already(event)
         finally:
             del self._copies[event.id]
         if reason is not None:
@@ -171,16 +171,16 @@ class ReportSink:
             return False
         return self._clock.monotonic() - self._state_at < STATE_TIMEOUT
 
-    def _reason_to_leave_out(self, event: CloudEvent) -> str | None:
+    def _reason_hub_knows_already(self, event: CloudEvent) -> str | None:
         """Return how the hub knows of the event without this agent; None if it does not."""
         if event.id in self._told:
             return "the hub has it from another agent"
-        if event.name == "event.ended" and _event_id(event).lower() in self._ending:
+        if event.name == "event.ended" and _azure_event_id(event).lower() in self._ending:
             if not self._may_be_reported_by_others(event):
                 return None  # the hub waits for the word of this agent
             return "the hub knows from another agent that the event is gone"
         return None
 
 
-def _event_id(event: CloudEvent) -> str:
+def _azure_event_id(event: CloudEvent) -> str:
     return str(event.data["eventId"])

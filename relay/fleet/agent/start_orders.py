@@ -21,7 +21,7 @@ from typing import Protocol
 
 from relay.approvals.status import is_scheduled
 from relay.clock import Clock, wait_for_event
-from relay.errors import DeliveryError, SourceError, SourceRefused, SourceTooLate
+from relay.errors import DeliveryError, SourceCallNotSentInTime, SourceError, SourceRefused
 from relay.events.model import Document, ScheduledEvent
 from relay.events.tracing import RecordSpan, Span, SpanContext
 from relay.fleet.messages import StartOrder, StartOutcome, StartResult
@@ -90,7 +90,8 @@ class StartRequestSender(Protocol):
         """Send a StartRequest unless its time is over; return on 200.
 
         It must ask ``seconds_left`` directly before it sends, and must send nothing later. Raises
-        SourceTooLate if nothing was sent, SourceRefused on 400, another SourceError otherwise.
+        SourceCallNotSentInTime if nothing was sent, SourceRefused on 400, another SourceError
+        otherwise.
         """
 
 
@@ -174,17 +175,17 @@ class StartOrders:
         """Carry out orders and publish results until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._carry_out_all(), name="agent: start orders")
-            group.create_task(self._send_all(), name="agent: results")
+            group.create_task(self._publish_results(), name="agent: results")
 
     async def stop(self, within: float) -> None:
         """Begin no more orders. Return when no order is left, or after ``within`` seconds."""
         self._is_stopping = True
         deadline = self._clock.monotonic() + within
-        while self._is_busy and self._clock.monotonic() < deadline:
+        while self._has_unfinished_orders and self._clock.monotonic() < deadline:
             await self._clock.sleep(IDLE_CHECK_INTERVAL)
 
     @property
-    def _is_busy(self) -> bool:
+    def _has_unfinished_orders(self) -> bool:
         return bool(self._waiting or self._current or self._unsent)
 
     # --- orders
@@ -200,7 +201,7 @@ class StartOrders:
                     _log.exception("internal error: an order of the hub failed")
                     result = _result(self._current, "failed", "an internal error of the agent")
                 self._remember(self._current, result)
-                self._trace(self._current, result)
+                self._record_order_span(self._current, result)
                 self._current = None
                 self._queue_result(result)
             await self._order_came.wait()
@@ -218,7 +219,7 @@ class StartOrders:
             f", {result.reason}" if result.reason else "",
         )
 
-    def _trace(self, received: _ReceivedOrder, result: StartResult) -> None:
+    def _record_order_span(self, received: _ReceivedOrder, result: StartResult) -> None:
         if self._record_span is None or received.trace is None:
             return
         self._record_span(
@@ -241,10 +242,10 @@ class StartOrders:
 
     async def _carry_out(self, received: _ReceivedOrder) -> StartResult:
         """Send a StartRequest if the order still holds; return what came of it."""
-        if reason := self._blocking_reason(received):
+        if reason := self._stale_order_reason(received):
             return _result(received, "stale", reason)
         try:
-            async with asyncio.timeout(self._seconds_of_life(received)):
+            async with asyncio.timeout(self._remaining_lifetime(received)):
                 read = await self._reader.read_dated()
         except TimeoutError:
             return _result(received, "stale", "IMDS did not give the document in time")
@@ -275,13 +276,13 @@ class StartOrders:
             """Return the time to the deadline, if the clock of IMDS is as late as it can be."""
             passed = self._seconds_since(read.asked_at, read.asked_monotonic)
             to_deadline = (order.deadline - date).total_seconds() - DATE_RESOLUTION - passed
-            return min(to_deadline, self._seconds_of_life(received))
+            return min(to_deadline, self._remaining_lifetime(received))
 
         if seconds_left() <= 0:
             return _result(received, "stale", "the deadline has passed by the clock of IMDS")
         try:
             await self._sender.send_start_request([event.event_id], seconds_left=seconds_left)
-        except SourceTooLate as error:
+        except SourceCallNotSentInTime as error:
             return _result(received, "stale", error.reason)
         except SourceRefused as error:
             return _result(received, "refused", error.reason, status=400)
@@ -289,17 +290,17 @@ class StartOrders:
             return _result(received, "failed", error.reason, status=error.status)
         return _result(received, "accepted", None, status=200)
 
-    def _blocking_reason(self, received: _ReceivedOrder) -> str | None:
+    def _stale_order_reason(self, received: _ReceivedOrder) -> str | None:
         """Return why an order is refused unread; None if it is not."""
         if self._is_stopping:
             return "the agent is being stopped"
         if received.monotonic - self._started < RESTART_PAUSE:
             return f"the agent has started less than {RESTART_PAUSE:g} s ago"
-        if self._seconds_of_life(received) <= 0:
+        if self._remaining_lifetime(received) <= 0:
             return f"the order is older than {MAX_LIFETIME:g} s"
         return None
 
-    def _seconds_of_life(self, received: _ReceivedOrder) -> float:
+    def _remaining_lifetime(self, received: _ReceivedOrder) -> float:
         """Return for how long an order can be valid, as it was valid when it came."""
         return MAX_LIFETIME - self._seconds_since(received.at, received.monotonic)
 
@@ -313,7 +314,7 @@ class StartOrders:
         self._unsent.append(result)
         self._result_came.set()
 
-    async def _send_all(self) -> None:
+    async def _publish_results(self) -> None:
         while True:
             self._result_came.clear()
             while self._unsent:

@@ -36,7 +36,7 @@ class Votes:
         self._publish = publish
         self._answers: dict[str, asyncio.Future[VoteAnswer]] = {}  # by the id of the request
 
-    def take_answer(self, answer: VoteAnswer) -> None:
+    def handle_answer(self, answer: VoteAnswer) -> None:
         """Give an answer of the hub to the program that waits for it, if it still does."""
         future = self._answers.get(answer.request_id)
         if future is not None and not future.done():
@@ -104,7 +104,7 @@ def _unavailable(reason: str) -> DecisionAnswer:
     )
 
 
-class HubDecisions:
+class VoteForwarder:
     """The `DecisionHandler` of an agent: the hub decides. ``engine`` has approvals off."""
 
     def __init__(self, engine: ApprovalEngine, votes: Votes) -> None:
@@ -123,7 +123,7 @@ class HubDecisions:
         """Raise NotDecidedHere."""
         raise NotDecidedHere(_STANDING_HOLDS)
 
-    async def standing_holds(
+    async def standing_holds_page(
         self,
         _before: int | None,
         _limit: PageLimit,
@@ -137,10 +137,10 @@ class HubDecisions:
         """Raise NotDecidedHere."""
         raise NotDecidedHere(_STANDING_HOLDS)
 
-    async def mode(self) -> Mode:
+    async def approval_mode(self) -> Mode:
         """Return off: this relay decides nothing."""
         return "off"
 
-    async def set_mode(self, _mode: Mode, _principal: str) -> Mode:
+    async def set_approval_mode(self, _mode: Mode, _principal: str) -> Mode:
         """Raise NotDecidedHere."""
         raise NotDecidedHere("this relay is an agent: set the mode of approvals on the hub")

@@ -49,7 +49,7 @@ class Histories:
         self.ending: set[EventName] = set()
         """The events of which some agent said that they are gone, and that have not ended yet."""
 
-    def missing(self, names: Iterable[EventName]) -> set[EventName]:
+    def event_names_to_load(self, names: Iterable[EventName]) -> set[EventName]:
         """Return the events that must be read from the state file first."""
         return {
             name
@@ -58,7 +58,10 @@ class Histories:
         }
 
     def get(self, name: EventName) -> EventHistory | None:
-        """Return the history of an event that is not `missing`; None: nobody has told of it."""
+        """Return the history of an event; None if no agent has reported it.
+
+        The caller has loaded what `event_names_to_load` returned.
+        """
         return None if name in self._unknown else self._by_scope[name[0]][name[1]]
 
     def put(self, name: EventName, history: EventHistory | None) -> None:
@@ -96,7 +99,7 @@ class Histories:
         """Return the EventIds of a scope that may have ended."""
         return sorted(key for of_scope, key in self.ending if of_scope == scope)
 
-    def agents_awaited_in(self, scope: str) -> list[str]:
+    def agents_still_showing_ending_events(self, scope: str) -> list[str]:
         """Return the agents whose last words still show events of a scope that may have ended."""
         of_scope = self.of_scope(scope)
         return sorted(
@@ -129,16 +132,18 @@ def read_histories(tx: Transaction, names: Collection[EventName]) -> list[Stored
     words: dict[str, dict[str, LastWord]] = {}
     for row in sightings:
         agent = agents.get((keys[row.event_key][0], row.relay))
-        words.setdefault(row.event_key, {})[row.relay] = _word(row, agent)
+        words.setdefault(row.event_key, {})[row.relay] = _last_word_from_row(row, agent)
     return [
-        StoredHistory(name, restore_history(_steps(tx, key), words.get(key, {})))
+        StoredHistory(name, restore_history(_read_recorded_changes(tx, key), words.get(key, {})))
         for key, name in keys.items()
     ]
 
 
-def live_names(tx: Transaction) -> list[EventName]:
+def read_live_event_names(tx: Transaction) -> list[EventName]:
     """Work for the store: return the events that are in the document of some scope."""
-    return [(occurrence.scope, occurrence.event.key) for occurrence in tx.snapshot.live()]
+    return [
+        (occurrence.scope, occurrence.event.key) for occurrence in tx.snapshot.live_occurrences()
+    ]
 
 
 def sighting_row(event_key: str, relay: str, word: LastWord) -> SightingRow:
@@ -168,7 +173,7 @@ def find_changed_last_words(
     }
 
 
-def _word(row: SightingRow, agent: AgentRow | None) -> LastWord:
+def _last_word_from_row(row: SightingRow, agent: AgentRow | None) -> LastWord:
     seen = row.seen
     if row.state is not None and agent is not None and agent.last_pulse is not None:
         # A pulse repeats what the agent sees, and that is not stored.
@@ -183,15 +188,17 @@ def _word(row: SightingRow, agent: AgentRow | None) -> LastWord:
     )
 
 
-def _steps(tx: Transaction, event_key: str) -> Iterator[tuple[ScheduledEvent, datetime] | datetime]:
+def _read_recorded_changes(
+    tx: Transaction, event_key: str
+) -> Iterator[tuple[ScheduledEvent, datetime] | datetime]:
     for event in tx.journal.event_changes_since(
         event_key, "", PageLimit(_MAX_CHANGES, _MAX_CHANGES_BYTES)
     ):
-        at = _time(event)
+        at = _required_event_time(event)
         yield at if event.name == "event.ended" else (ScheduledEvent.from_fields(event.data), at)
 
 
-def _time(event: CloudEvent) -> datetime:
+def _required_event_time(event: CloudEvent) -> datetime:
     moment = parse_timestamp(event.attributes["time"])
     if moment is None:
         raise ValueError(f"expected a time in the event {event.id} of the journal")

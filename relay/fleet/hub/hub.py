@@ -1,9 +1,10 @@
 """The hub: it reads what agents publish, and hands it to the parts that merge and decide.
 
 Agents publish reports, which are events that they recorded, and pulses, which list the events in
-their document at intervals. Either becomes a `Word` about one event: its state, or `Gone`. `merge`
-makes one history of the words of all agents. It ends an event some time after the first agent said
-that it is gone (``first_gone_at``), unless an agent says later that it still sees the event.
+their document at intervals. Either becomes a `Word` about one event: its state, or
+`GoneFromDocument`. `merge` makes one history of the words of all agents. It ends an event some time
+after the first agent said that it is gone (``first_gone_at``), unless an agent says later that it
+still sees the event.
 """
 
 from __future__ import annotations
@@ -25,21 +26,21 @@ from relay.events.build import Origin, RecordRelayEvent
 from relay.events.cloudevent import CloudEvent
 from relay.events.model import ScheduledEvent
 from relay.fleet.hub.histories import EventName, Histories
+from relay.fleet.hub.hub_state_sender import HubStateSender
 from relay.fleet.hub.link import HubLink, Settlements
 from relay.fleet.hub.merge import (
     EventHistory,
-    Gone,
+    GoneFromDocument,
     IsFresh,
     Word,
+    agent_time_to_hub_time,
     document_times_of_pulse,
-    estimate_seen,
     repeats_last_state,
     split_pulse_by_event,
 )
-from relay.fleet.hub.merger import EventMerger, Heard
+from relay.fleet.hub.merger import EventMerger, HeardWord
 from relay.fleet.hub.roster import Agent, Roster
 from relay.fleet.hub.roster_keeper import RosterKeeper
-from relay.fleet.hub.scope_states import HubStateSender
 from relay.fleet.hub.source_health import FleetSourceHealth
 from relay.fleet.messages import (
     MAX_LIVE_EVENTS,
@@ -50,9 +51,9 @@ from relay.fleet.messages import (
     VoteMessage,
     read_message,
 )
-from relay.fleet.routing import Sender, check_report, command_key
+from relay.fleet.routing import Sender, command_key, verify_report_from_agent
 from relay.fleet.settings import HubSettings, TrustDomain
-from relay.fleet.topology import fleet_exchange
+from relay.fleet.topology import fleet_exchange_name
 from relay.outbox.event_keys import EventKeyFormat
 from relay.outbox.sqlite import Store
 
@@ -118,7 +119,7 @@ class _PostponedPulseWords:
     """What pulses of an agent say and its reports did not say; ``due`` is monotonic."""
 
     due: float
-    words: dict[EventName, Heard] = field(default_factory=dict)
+    words: dict[EventName, HeardWord] = field(default_factory=dict)
     """The longest put off first."""
 
 
@@ -151,7 +152,7 @@ class Hub:
             clock,
             self.link.send_transient,
             self._histories.ending_event_ids,
-            self._histories.agents_awaited_in,
+            self._histories.agents_still_showing_ending_events,
         )
         self._merger = EventMerger(
             origin,
@@ -162,9 +163,9 @@ class Hub:
             freshness=self._make_freshness_check,
             listens=self._is_listening,
             on_change=self._states.send_soon,
-            on_ended=self._on_merged_event_ended,
+            on_ended=self._forget_terminated_agents_soon,
         )
-        self._exchange = fleet_exchange(settings.exchange)
+        self._exchange = fleet_exchange_name(settings.exchange)
         self._domains: Sequence[TrustDomain] = settings.domains
         self._origin = origin
         self._store = store
@@ -180,9 +181,9 @@ class Hub:
         self._unsaved: list[tuple[Settlements, int]] = []
         """Messages whose content is only in memory: the state file cannot be written."""
         store.listeners.recorded.append(self._states.note_recorded_events)
-        store.listeners.write_error_changed.append(self._on_write_error_changed)
+        store.listeners.write_error_changed.append(self._acknowledge_after_write_recovery)
 
-    def use_domains(self, domains: Sequence[TrustDomain]) -> None:
+    def use_trust_domains(self, domains: Sequence[TrustDomain]) -> None:
         """Accept messages of these trust domains from now on."""
         self._domains = domains
 
@@ -202,7 +203,7 @@ class Hub:
     def _make_freshness_check(self, scope: str, now: datetime) -> IsFresh:
         return self.roster.make_freshness_check(scope, now)
 
-    def attach(
+    def attach_result_and_vote_handlers(
         self,
         results: StartResultHandler,
         votes: VoteHandler,
@@ -217,8 +218,8 @@ class Hub:
 
     def agents_showing(self, scope: str, event_key: str) -> frozenset[str] | None:
         """Return the agents that see the current state of an event; None if it is not known."""
-        history = self._histories.of_scope(scope).get(_KEYS.event_id(event_key))
-        return history.current_agents if history is not None else None
+        history = self._histories.of_scope(scope).get(_KEYS.event_id_of_key(event_key))
+        return history.agents_at_last_told_state if history is not None else None
 
     async def load(self) -> None:
         """Read what the state file knows. Do this once, before `run`."""
@@ -236,14 +237,14 @@ class Hub:
             group.create_task(self._keeper.run(), name="hub: roster")
             group.create_task(self._merge_doubtful_pulses(), name="hub: doubtful pulses")
 
-    def save(self) -> None:
+    def save_roster(self) -> None:
         """Have the store write what is known about agents. Do this at the end."""
         self._keeper.save()
 
     async def forget(self, agent: Agent) -> None:
         """Remove an agent that is gone for good. Events that only it shows end."""
         await self._merger.forget_agent(
-            agent.scope, agent.relay, lambda: self._keeper.forget(agent)
+            agent.scope, agent.relay, lambda: self._keeper.forget_in_memory(agent)
         )
 
     # --- messages of agents
@@ -273,7 +274,7 @@ class Hub:
         votes: list[tuple[int, Sender, VoteMessage]] = []
         for message in messages:
             tag = message.delivery_tag or 0
-            read = self._read(message)
+            read = self._parse_agent_message(message)
             if read is None:
                 settlements.reject(tag)
                 continue
@@ -310,7 +311,7 @@ class Hub:
             else:
                 self._unsaved.append((settlements, report.tag))
 
-    def _on_merged_event_ended(self, name: EventName) -> None:
+    def _forget_terminated_agents_soon(self, name: EventName) -> None:
         self._spawn(self._forget_terminated(name), "hub: terminated agents")
 
     async def _forget_terminated(self, name: EventName) -> None:
@@ -328,10 +329,10 @@ class Hub:
     async def take_pulses(self, messages: Sequence[DeliveredMessage]) -> None:
         """Note who is alive, and merge what they see."""
         now = self._clock.now()
-        heard: list[Heard] = []
+        heard: list[HeardWord] = []
         senders: list[Sender] = []
         for message in messages:
-            read = self._read(message)
+            read = self._parse_agent_message(message)
             if read is None:
                 continue
             sender, received = read
@@ -355,7 +356,7 @@ class Hub:
 
     def _extract_pulse_words(
         self, sender: Sender, received: ReceivedMessage, pulse: Pulse
-    ) -> Iterator[Heard]:
+    ) -> Iterator[HeardWord]:
         """Yield the words that a pulse stands for."""
         histories = self._histories.of_scope(sender.scope)
         if not pulse.live and not histories:
@@ -367,7 +368,7 @@ class Hub:
         for event_id, word in split_pulse_by_event(sender.relay, pulse, histories):
             if self._would_only_delay_end(sender, word, histories.get(event_id)):
                 continue
-            yield Heard(
+            yield HeardWord(
                 name=(sender.scope, event_id),
                 relay=sender.relay,
                 word=word,
@@ -397,7 +398,9 @@ class Hub:
             return is_early
         if sender.relay in history.words:
             return False
-        witnesses = (self.roster.agent(sender.scope, relay) for relay in history.current_agents)
+        witnesses = (
+            self.roster.agent(sender.scope, relay) for relay in history.agents_at_last_told_state
+        )
         able = (
             agent
             for agent in witnesses
@@ -405,7 +408,7 @@ class Hub:
         )
         return len(list(islice(able, ENOUGH_WITNESSES))) == ENOUGH_WITNESSES
 
-    def _defer_doubtful_pulses(self, doubtful: Sequence[Heard]) -> None:
+    def _defer_doubtful_pulses(self, doubtful: Sequence[HeardWord]) -> None:
         """Merge what pulses know and reports did not say only after reports had time to arrive.
 
         Pulses overtake reports, and a report says more: each state, and how an event ended.
@@ -436,18 +439,20 @@ class Hub:
                 else:
                     self._on_recorded_word(*agent)
 
-    def _read(self, message: DeliveredMessage) -> tuple[Sender, ReceivedMessage] | None:
+    def _parse_agent_message(
+        self, message: DeliveredMessage
+    ) -> tuple[Sender, ReceivedMessage] | None:
         """Return a message and who sent it; None if it is unusable."""
         sender: Sender | None = None
         try:
-            key, sender = check_report(message, self._exchange, self._domains)
+            key, sender = verify_report_from_agent(message, self._exchange, self._domains)
             received = read_message(message.body)
             received.require_matching_key(key)
             self._refuse_own_origin(received)
         except UnusableMessage as error:
             self._on_unusable(message.header.properties.user_id, str(error))
             if sender is not None:
-                self._complain(sender, str(error))
+                self._report_unusable_message(sender, str(error))
             return None
         except Exception:  # noqa: BLE001  # one message must not stop the others
             _log.exception("internal error: a message of an agent could not be read")
@@ -464,7 +469,7 @@ class Hub:
         if received.origin == self._origin:
             raise UnusableMessage("it names the hub itself as its sender")
 
-    def _complain(self, sender: Sender, reason: str) -> None:
+    def _report_unusable_message(self, sender: Sender, reason: str) -> None:
         """Report an unusable message of a known agent, at most once a minute for each agent."""
         name, now = (sender.scope, sender.relay), self._clock.monotonic()
         before = self._complained_at.get(name)
@@ -480,7 +485,7 @@ class Hub:
                 f"{reason}",
             )
 
-    def _extract_report_word(self, report: _Report) -> Heard:
+    def _extract_report_word(self, report: _Report) -> HeardWord:
         """Return the word that a reported change stands for."""
         sender, data = report.sender, report.event.data
         agent = self.roster.agent(sender.scope, sender.relay)
@@ -488,19 +493,21 @@ class Hub:
         scheduled = ScheduledEvent.from_fields(data)
         word: Word = scheduled
         if report.event.name == "event.ended":
-            word = Gone(rebooted=data["evidence"] == "rebooted", gap=data["outcome"] == "unknown")
+            word = GoneFromDocument(
+                rebooted=data["evidence"] == "rebooted", gap=data["outcome"] == "unknown"
+            )
         at = report.received.at
-        return Heard(
+        return HeardWord(
             name=(sender.scope, scheduled.key),
             relay=sender.relay,
             word=word,
             observed_at=at,
-            seen=estimate_seen(at, self._clock.now(), offset),
+            seen=agent_time_to_hub_time(at, self._clock.now(), offset),
             incarnation=data["documentIncarnation"],
             is_report=True,
         )
 
-    def _on_write_error_changed(self, reason: str | None) -> None:
+    def _acknowledge_after_write_recovery(self, reason: str | None) -> None:
         """Acknowledge what was only in memory, once the state file has it."""
         if reason is not None:
             return
@@ -524,10 +531,10 @@ class Hub:
             return
         refusal = None if admitted == "decide" else admitted
         await self._vote_slots.acquire()
-        answering = self._answer(self._votes, sender, vote, refusal, tag, settlements)
+        answering = self._answer_vote(self._votes, sender, vote, refusal, tag, settlements)
         self._spawn(answering, "hub: vote")
 
-    async def _answer(
+    async def _answer_vote(
         self,
         votes: VoteHandler,
         sender: Sender,

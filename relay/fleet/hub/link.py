@@ -26,14 +26,19 @@ from relay.amqp.failures import ConnectionFailure, broker_message
 from relay.amqp.publish_channel import PublishChannel
 from relay.amqp.publisher import ConfirmedPublisher
 from relay.amqp.topology import declare_topology, describe_unchecked_parts
-from relay.amqp.transient import is_open, publish_transient
+from relay.amqp.transient_publish import is_open, publish_transient
 from relay.clock import Clock
 from relay.errors import Deferred, DeliveryError
 from relay.events.build import Origin
 from relay.events.cloudevent import CloudEvent
 from relay.fleet.messages import MAX_BODY_BYTES
 from relay.fleet.settings import HubSettings
-from relay.fleet.topology import command_exchange, fleet_topology, pulse_queue, report_queue
+from relay.fleet.topology import (
+    command_exchange_name,
+    fleet_topology,
+    pulse_queue_name,
+    report_queue_name,
+)
 from relay.log_once import LogOnce
 from relay.sinks.rabbitmq.sink import interpret_publish_result
 
@@ -69,7 +74,7 @@ class Settlements:
     def reject(self, tag: int) -> None:
         """Dead-letter a message that cannot be used."""
         if not self._is_settled(tag):  # the broker closes the channel if it was
-            self._write(Basic.Reject(tag, requeue=False))
+            self._write_frame(Basic.Reject(tag, requeue=False))
             self._settled[tag] = False
 
     def flush(self) -> None:
@@ -80,16 +85,16 @@ class Settlements:
                 last = self._next  # the broker closes the channel if this one was rejected
             self._next += 1
         if last is not None:
-            self._write(Basic.Ack(last, multiple=True))
+            self._write_frame(Basic.Ack(last, multiple=True))
 
     def _is_settled(self, tag: int) -> bool:
         return tag < self._next or tag in self._settled
 
-    def _write(self, frame: Basic.Ack | Basic.Reject) -> None:
+    def _write_frame(self, frame: Basic.Ack | Basic.Reject) -> None:
         # Not through aiormq, where a frame can wait for ever in the queue of a connection that is
         # lost, and can be overtaken.
         if is_open(self._connection, self._channel):
-            self._connection.write(pamqp.frame.marshal(frame, self._channel.number))
+            self._connection.write_frames(pamqp.frame.marshal(frame, self._channel.number))
 
 
 class MessageHandler(Protocol):
@@ -120,7 +125,7 @@ class HubLink:
         self._origin = origin
         self._handler = handler
         self._clock = clock
-        self._commands = command_exchange(settings.exchange)
+        self._commands = command_exchange_name(settings.exchange)
         self._publisher = ConfirmedPublisher(CONFIRM_TIMEOUT)
         self._user = ""
         self._transient: tuple[Connection, AbstractChannel] | None = None
@@ -156,7 +161,9 @@ class HubLink:
             return True
         _, channel = self._transient
         try:
-            queue = await channel.queue_declare(report_queue(self._settings.exchange), passive=True)
+            queue = await channel.queue_declare(
+                report_queue_name(self._settings.exchange), passive=True
+            )
         except (amqp.AMQPError, ChannelAccessRefused):
             return True
         return bool(queue.message_count) or not self._deliveries.empty()
@@ -203,7 +210,10 @@ class HubLink:
         raise_if_cancelled()
         broker = host_port(connection.url)
         tasks = [
-            asyncio.create_task(self._publisher.use(publish_channel, broker), name="hub: publish"),
+            asyncio.create_task(
+                self._publisher.use_channel_until_closed(publish_channel, broker),
+                name="hub: publish",
+            ),
             asyncio.create_task(self._consume_reports(connection), name="hub: reports"),
             asyncio.create_task(self._consume_pulses(pulses), name="hub: pulses"),
         ]
@@ -234,7 +244,7 @@ class HubLink:
         self._state_log.log(logging.WARNING, "fleet: %s", failure.reason)
 
     async def _consume_reports(self, connection: Connection) -> NoReturn:
-        queue = report_queue(self._settings.exchange)
+        queue = report_queue_name(self._settings.exchange)
         channel = await open_consuming_channel(connection, MAX_BATCH)
         settlements = Settlements(connection, channel)
         self._deliveries = await _start_consuming(channel, queue, prefetch=PREFETCH)
@@ -266,7 +276,7 @@ class HubLink:
 
     async def _start_consuming_pulses(self, connection: Connection) -> Deliveries:
         """Take pulses from now on, and nobody else. So a fleet has one hub. Raises Deferred."""
-        queue = pulse_queue(self._settings.exchange)
+        queue = pulse_queue_name(self._settings.exchange)
         channel = await open_consuming_channel(connection, MAX_BATCH)
         return await _start_consuming(channel, queue, prefetch=None)
 

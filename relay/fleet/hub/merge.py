@@ -48,8 +48,8 @@ return begins a new path. The other agents keep their words, but have no place o
 they see something that belongs to it.
 
 **Time.** ``observed_at`` is by the agent's own clock. It only orders the words of this one agent.
-``seen`` is the same moment by the clock of Azure and the hub (`estimate_seen`). It is compared
-between agents with a tolerance. ``now`` and ``first_gone_at`` are by the clock of the hub.
+``seen`` is the same moment by the clock of Azure and the hub (`agent_time_to_hub_time`). It is
+compared between agents with a tolerance. ``now`` and ``first_gone_at`` are by the clock of the hub.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ IsFresh: TypeAlias = Callable[[str], bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gone:
+class GoneFromDocument:
     """The event is gone from an agent's document.
 
     ``gap``: the agent may have missed a state before. ``rebooted``: see `EndEvidence`.
@@ -88,7 +88,7 @@ class Gone:
     gap: bool = True
 
 
-Word: TypeAlias = ScheduledEvent | Gone
+Word: TypeAlias = ScheduledEvent | GoneFromDocument
 """What an agent says about an event."""
 
 
@@ -113,7 +113,7 @@ class LastWord:
         return self.state is None and self.place != NO_PLACE
 
 
-class ToldState(NamedTuple):
+class PublishedState(NamedTuple):
     """A state that was told. ``seen`` is when the agent that reported it saw it."""
 
     state: str
@@ -130,7 +130,7 @@ class EventHistory:
     gone and the hub waits for those that show it.
     """
 
-    path: tuple[ToldState, ...]
+    path: tuple[PublishedState, ...]
     started: bool
     returned: bool = False
     ended_at: datetime | None = None
@@ -138,7 +138,7 @@ class EventHistory:
     first_gone_at: datetime | None = None
 
     @property
-    def state(self) -> str:
+    def last_told_state(self) -> str:
         """The last state told."""
         return self.path[-1].state
 
@@ -148,13 +148,15 @@ class EventHistory:
         return self.first_gone_at is not None
 
     @property
-    def current_agents(self) -> frozenset[str]:
+    def agents_at_last_told_state(self) -> frozenset[str]:
         """The agents whose last word is the last state told. Only they can act on it."""
-        return frozenset(agent for agent, word in self.words.items() if word.state == self.state)
+        return frozenset(
+            agent for agent, word in self.words.items() if word.state == self.last_told_state
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class Appeared:
+class EventAppeared:
     """The event is new, or has returned. ``seen`` is when the agent saw it."""
 
     event: ScheduledEvent
@@ -162,7 +164,7 @@ class Appeared:
 
 
 @dataclass(frozen=True, slots=True)
-class Changed:
+class EventChanged:
     """The event has a new state."""
 
     event: ScheduledEvent
@@ -170,7 +172,7 @@ class Changed:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class EventEnded:
     """The event has ended. ``gap`` and ``rebooted`` are as in `EndEvidence`."""
 
     rebooted: bool
@@ -178,7 +180,7 @@ class Ended:
     seen: datetime
 
 
-News: TypeAlias = Appeared | Changed | Ended
+News: TypeAlias = EventAppeared | EventChanged | EventEnded
 
 
 class Merged(NamedTuple):
@@ -203,11 +205,11 @@ def apply_report(
 ) -> tuple[EventHistory | None, News | None]:
     """Apply a word of an agent, from a report or a pulse. The agent itself counts as fresh.
 
-    ``seen`` is what `estimate_seen` returns; None: the agent's clock is right.
+    ``seen`` is what `agent_time_to_hub_time` returns; None: the agent's clock is right.
     """
     seen = min(observed_at if seen is None else seen, now)
     if history is None:
-        if isinstance(word, Gone):
+        if isinstance(word, GoneFromDocument):
             return None, None
         return _begin(agent, word, observed_at, seen, earlier=None)
     last = history.words.get(agent)
@@ -215,7 +217,7 @@ def apply_report(
         if _is_older_than_last(last, observed_at, seen, now):
             return history, None
         seen = max(seen, last.seen)  # the order of one agent's words is known
-    if isinstance(word, Gone):
+    if isinstance(word, GoneFromDocument):
         return _apply_gone(history, agent, word, observed_at, seen, now, fresh)
     if history.ended_at is not None and _has_returned(history, last, seen):
         return _begin(agent, word, observed_at, seen, earlier=history)
@@ -240,7 +242,7 @@ def split_pulse_by_event(
         if last is None or key in shown:
             continue
         if last.state is not None or history.ended_at is None:
-            yield key, Gone()
+            yield key, GoneFromDocument()
 
 
 def repeats_last_state(history: EventHistory, word: Word) -> bool:
@@ -251,7 +253,7 @@ def repeats_last_state(history: EventHistory, word: Word) -> bool:
     return (
         history.ended_at is None
         and isinstance(word, ScheduledEvent)
-        and state_digest(word) == history.state
+        and state_digest(word) == history.last_told_state
     )
 
 
@@ -260,7 +262,7 @@ def document_times_of_pulse(
 ) -> tuple[datetime, datetime]:
     """Return ``observed_at`` and ``seen`` of the words of a pulse: when its document was read."""
     poll_age = timedelta(seconds=pulse.poll_age or 0.0)
-    seen = estimate_seen(sent_at, now, pulse.clock_offset)
+    seen = agent_time_to_hub_time(sent_at, now, pulse.clock_offset)
     return sent_at - poll_age, seen - poll_age
 
 
@@ -276,7 +278,7 @@ def forget_agent(
         or any(word.state is not None for word in words.values())
     ):
         return after, None
-    return _end(after, now)
+    return _end_history(after, now)
 
 
 # --- what time alone does
@@ -303,7 +305,7 @@ def end_if_still_gone(
     gone = [agent for agent, word in history.words.items() if word.says_gone]
     if not any(map(fresh, gone)) or _was_seen_after_gone(history, _newest_gone_time(history)):
         return replace(history, first_gone_at=None), None
-    return _end(history, now)
+    return _end_history(history, now)
 
 
 # --- from and to rows
@@ -326,7 +328,7 @@ def restore_history(
             history = None if history is None else replace(history, ended_at=step)
             continue
         event, seen = step
-        new = ToldState(state_digest(event), seen)
+        new = PublishedState(state_digest(event), seen)
         if history is None or history.ended_at is not None:
             returned = history is not None
             history = EventHistory(path=(new,), started=event.is_started, returned=returned)
@@ -349,7 +351,7 @@ def wait_again_for_agents(history: EventHistory, now: datetime) -> EventHistory:
     return replace(history, first_gone_at=now if is_disputed else None)
 
 
-def estimate_seen(at: datetime, now: datetime, clock_offset: float | None) -> datetime:
+def agent_time_to_hub_time(at: datetime, now: datetime, clock_offset: float | None) -> datetime:
     """Return a time of an agent's clock by the clock of Azure and the hub.
 
     The agent's clock is ``clock_offset`` seconds ahead, as its last pulse said; None: unknown.
@@ -371,7 +373,7 @@ def _begin(
     state = state_digest(event)
     words = {} if earlier is None else earlier.words
     history = EventHistory(
-        path=(ToldState(state, seen),),
+        path=(PublishedState(state, seen),),
         started=event.is_started,
         returned=earlier is not None,
         words={
@@ -379,7 +381,7 @@ def _begin(
             agent: LastWord(state=state, place=0, at=observed_at, seen=seen),
         },
     )
-    return Merged(history, Appeared(event, seen))
+    return Merged(history, EventAppeared(event, seen))
 
 
 def _is_older_than_last(
@@ -416,14 +418,14 @@ def _apply_live_event(
     last = history.words.get(agent)
     if (
         history.ended_at is not None
-        or state == history.state
+        or state == history.last_told_state
         or _is_about_earlier_occurrence(history, last, state, seen)
     ):
         return _note_live(history, agent, state, observed_at, seen)
     showing = {
         name: word
         for name, word in history.words.items()
-        if name != agent and word.state == history.state
+        if name != agent and word.state == history.last_told_state
     }
     shown = max([history.path[-1].seen, *(word.seen for word in showing.values())])
     is_overdue = seen > shown + MAX_LAG and not any(map(fresh, showing))
@@ -431,15 +433,15 @@ def _apply_live_event(
         if not is_overdue:
             return _note_live(history, agent, state, observed_at, seen)
         word = LastWord(state=None, place=0, at=observed_at, seen=seen, gap=True)
-        return _end(replace(history, words={**history.words, agent: word}), now)
+        return _end_history(replace(history, words={**history.words, agent: word}), now)
     is_ahead = _find_place(history, last, state, seen) is not None
     is_overtaken = shown > seen + CLOCK_TOLERANCE
     if not is_overdue and (is_ahead or is_overtaken):
         return _note_live(history, agent, state, observed_at, seen)
-    path = (*history.path, ToldState(state, seen))
+    path = (*history.path, PublishedState(state, seen))
     history = replace(history, path=path, started=history.started or event.is_started)
     after, _ = _note_live(history, agent, state, observed_at, seen, place=len(path) - 1)
-    return Merged(after, Changed(event, seen))
+    return Merged(after, EventChanged(event, seen))
 
 
 def _note_live(
@@ -455,7 +457,7 @@ def _note_live(
         place = _agent_place_on_path(history, history.words.get(agent), state, seen)
     word = LastWord(state=state, place=place, at=observed_at, seen=seen)
     history = replace(history, words={**history.words, agent: word})
-    if history.is_ending and _shows(word, _newest_gone_time(history)):
+    if history.is_ending and _still_shows_event(word, _newest_gone_time(history)):
         history = replace(history, first_gone_at=None)
     return Merged(history, None)
 
@@ -504,7 +506,7 @@ def _is_about_earlier_occurrence(
 def _apply_gone(
     history: EventHistory,
     agent: str,
-    gone: Gone,
+    gone: GoneFromDocument,
     observed_at: datetime,
     seen: datetime,
     now: datetime,
@@ -533,16 +535,16 @@ def _apply_gone(
         return Merged(history, None)
     live = [(name, word) for name, word in history.words.items() if word.state is not None]
     if not any(fresh(name) for name, _ in live):
-        return _end(history, now)
-    must_wait = not is_repeated or not any(_shows(word, newest) for _, word in live)
+        return _end_history(history, now)
+    must_wait = not is_repeated or not any(_still_shows_event(word, newest) for _, word in live)
     if must_wait and history.first_gone_at is None:
         history = replace(history, first_gone_at=now)
     return Merged(history, None)
 
 
-def _end(history: EventHistory, now: datetime) -> Merged:
+def _end_history(history: EventHistory, now: datetime) -> Merged:
     gone = [word for word in history.words.values() if word.says_gone]
-    news = Ended(
+    news = EventEnded(
         rebooted=any(word.rebooted for word in gone),
         gap=all(word.gap for word in gone),
         seen=max((word.seen for word in gone), default=now),
@@ -563,6 +565,6 @@ def _was_seen_after_gone(history: EventHistory, newest_gone: datetime) -> bool:
     )
 
 
-def _shows(word: LastWord, newest_gone: datetime) -> bool:
+def _still_shows_event(word: LastWord, newest_gone: datetime) -> bool:
     """Whether a last word shows the event still, and is not much older than the newest gone."""
     return word.state is not None and word.seen + MAX_LAG >= newest_gone

@@ -20,14 +20,14 @@ from relay.fleet.hub.histories import (
     EventName,
     Histories,
     find_changed_last_words,
-    live_names,
     read_histories,
+    read_live_event_names,
     sighting_row,
 )
 from relay.fleet.hub.merge import (
-    Ended,
+    EventEnded,
     EventHistory,
-    Gone,
+    GoneFromDocument,
     IsFresh,
     News,
     Word,
@@ -37,7 +37,7 @@ from relay.fleet.hub.merge import (
     next_timer,
     wait_again_for_agents,
 )
-from relay.ingest.recorder import EventDeparture, EventNews, EventSighting, Recorder
+from relay.ingest.recorder import EventDeparture, EventObservation, EventSighting, Recorder
 from relay.outbox.event_keys import EventKeyFormat
 from relay.outbox.fleet import SightingRow
 from relay.outbox.sqlite import Store
@@ -50,7 +50,7 @@ RETRY_DELAY = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heard:
+class HeardWord:
     """A word of an agent about an event. ``incarnation`` is that of the agent's document.
 
     ``observed_at`` and ``seen`` are as in `relay.fleet.hub.merge`.
@@ -71,7 +71,7 @@ class _MergeResults:
     """New histories, and what is to be recorded because of them."""
 
     histories: dict[EventName, EventHistory] = field(default_factory=dict)
-    news: list[EventNews] = field(default_factory=list)
+    news: list[EventObservation] = field(default_factory=list)
     relay_events: Sequence[CloudEvent] = ()
     forgotten: tuple[str, str] | None = None
     """The scope and relay word of an agent that is gone for good."""
@@ -89,12 +89,12 @@ class _MergeResults:
         match news:
             case None:
                 pass
-            case Ended():
+            case EventEnded():
                 departure = EventDeparture(event_id, news.gap, news.rebooted)
-                self.news.append(EventNews(scope, news.seen, departure))
+                self.news.append(EventObservation(scope, news.seen, departure))
             case _:
                 sighting = EventSighting(news.event, incarnation)
-                self.news.append(EventNews(scope, news.seen, sighting))
+                self.news.append(EventObservation(scope, news.seen, sighting))
 
 
 class EventMerger:
@@ -136,31 +136,33 @@ class EventMerger:
 
     async def load(self) -> None:
         """Read the histories of the events that have not ended."""
-        stored = await self._store.read(lambda tx: read_histories(tx, live_names(tx)))
+        stored = await self._store.read(lambda tx: read_histories(tx, read_live_event_names(tx)))
         for item in stored:
             self._histories.put(item.name, item.history)
 
     async def merge_heard(
         self,
-        heard: Sequence[Heard],
+        heard: Sequence[HeardWord],
         relay_events: Sequence[CloudEvent] = (),
         *,
         only_quiet: bool = False,
-    ) -> list[Heard]:
+    ) -> list[HeardWord]:
         """Merge words, and record what is new, and what agents report about themselves.
 
         ``only_quiet``: merge only words from which no event follows, and return the others.
         """
-        others: list[Heard] = []
+        others: list[HeardWord] = []
         for first in range(0, max(len(heard), 1), MAX_WORDS):
             part = heard[first : first + MAX_WORDS]
-            others += await self._take(part, () if first else relay_events, only_quiet=only_quiet)
+            others += await self._merge_part(
+                part, () if first else relay_events, only_quiet=only_quiet
+            )
         return others
 
-    async def _take(
-        self, heard: Sequence[Heard], relay_events: Sequence[CloudEvent], *, only_quiet: bool
-    ) -> list[Heard]:
-        others: list[Heard] = []
+    async def _merge_part(
+        self, heard: Sequence[HeardWord], relay_events: Sequence[CloudEvent], *, only_quiet: bool
+    ) -> list[HeardWord]:
+        others: list[HeardWord] = []
         async with self._lock:
             await self._load_missing({word.name for word in heard})
             now, batch = self._clock.now(), _MergeResults(relay_events=relay_events)
@@ -175,7 +177,11 @@ class EventMerger:
                     self._freshness(word.name[0], now),
                     seen=word.seen,
                 )
-                if only_quiet and after is not before and (news or isinstance(word.word, Gone)):
+                if (
+                    only_quiet
+                    and after is not before
+                    and (news or isinstance(word.word, GoneFromDocument))
+                ):
                     others.append(word)
                     continue
                 self.copies += word.is_report and news is None
@@ -206,14 +212,14 @@ class EventMerger:
             async with self._lock:
                 if self._must_wait_again:
                     self._must_wait_again = False
-                    self._restart_waits(self._clock.now())
+                    self._restart_disagreement_waits(self._clock.now())
                 next_due = await self._apply_timers(self._clock.now())
             seconds = None
             if next_due is not None:
                 seconds = max(0.0, (next_due - self._clock.now()).total_seconds())
             await wait_for_event(self._timer_wake, self._clock, seconds)
 
-    def _restart_waits(self, now: datetime) -> None:
+    def _restart_disagreement_waits(self, now: datetime) -> None:
         batch = _MergeResults()
         for name, history in self._histories.live():
             batch.add_merge_result(name, wait_again_for_agents(history, now), None)
@@ -253,7 +259,7 @@ class EventMerger:
         now = self._clock.now()
 
         def work(tx: Transaction) -> None:
-            self._recorder.record_news(tx, batch.news, now)
+            self._recorder.record_observations(tx, batch.news, now)
             for event in batch.relay_events:
                 attributes = {**event.attributes, "journalhead": str(tx.head())}
                 tx.record(CloudEvent.build(attributes, event.data), now)
@@ -311,7 +317,7 @@ class EventMerger:
             raise cancellation
 
     async def _load_missing(self, names: set[EventName]) -> None:
-        missing = self._histories.missing(names)
+        missing = self._histories.event_names_to_load(names)
         while missing:
             try:
                 stored = await self._store.read(lambda tx: read_histories(tx, missing))

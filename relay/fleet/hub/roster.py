@@ -117,13 +117,13 @@ class Roster:
 
     def note_report(self, sender: Sender, name: str, now: datetime) -> Agent:
         """Note any message of an agent but a pulse. Return what is known about the agent now."""
-        return self._put(replace(self._agent(sender, name, now), last_report=now))
+        return self._put(replace(self._known_or_new_agent(sender, name, now), last_report=now))
 
     def note_pulse(self, sender: Sender, name: str, pulse: Pulse, now: datetime) -> Agent:
         """Note a pulse. Return what is known about the agent now."""
         return self._put(
             replace(
-                self._agent(sender, name, now),
+                self._known_or_new_agent(sender, name, now),
                 last_pulse=now,
                 vm_id=pulse.vm_id,
                 boot_id=pulse.boot_id,
@@ -206,7 +206,7 @@ class Roster:
             agent for agent in self.agents_of_scope(scope) if agent.is_named_in(event.resources)
         ]
 
-    def with_wrong_clocks(self, now: datetime) -> list[Agent]:
+    def agents_with_wrong_clocks(self, now: datetime) -> list[Agent]:
         """Return the fresh agents whose clocks are wrong."""
         return [agent for agent in self if self.is_fresh(agent, now) and agent.is_clock_wrong]
 
@@ -248,7 +248,7 @@ class Roster:
             return timedelta(0)
         return now - max(agent.last_heard, self._listening_since)
 
-    def _agent(self, sender: Sender, name: str, now: datetime) -> Agent:
+    def _known_or_new_agent(self, sender: Sender, name: str, now: datetime) -> Agent:
         known = self.agent(sender.scope, sender.relay)
         if known is None:
             return Agent(

@@ -56,7 +56,7 @@ class RosterKeeper:
         """Store this agent at the next opportunity."""
         self._unsaved.add((agent.scope, agent.relay))
 
-    def forget(self, agent: Agent) -> None:
+    def forget_in_memory(self, agent: Agent) -> None:
         """Remove an agent from the memory. The caller removes it from the state file."""
         _log.info("agent %s of scope %s is forgotten", agent.relay, agent.scope)
         self.roster.forget(agent)
@@ -99,18 +99,18 @@ class RosterKeeper:
             self._record_about_scope("relay.silent", scope, reason, count, now)
         # A scope is not silent either if the hub hears nobody now, or has forgotten all its agents.
         heard = {
-            scope for scope in self._silent_scopes - silent if self._is_scope_heard(scope, now)
+            scope for scope in self._silent_scopes - silent if self._has_fresh_agent(scope, now)
         }
         for scope in sorted(heard):
             reason = f"an agent of scope {scope} is heard of again"
             self._record_about_scope("relay.source-recovered", scope, reason, 1, now)
         self._silent_scopes = (self._silent_scopes - heard) & self.roster.scopes | silent
 
-    def _is_scope_heard(self, scope: str, now: datetime) -> bool:
+    def _has_fresh_agent(self, scope: str, now: datetime) -> bool:
         return any(self.roster.is_fresh(agent, now) for agent in self.roster.agents_of_scope(scope))
 
     def _report_wrong_clocks(self, now: datetime) -> None:
-        agents = self.roster.with_wrong_clocks(now)
+        agents = self.roster.agents_with_wrong_clocks(now)
         names = frozenset((agent.scope, agent.relay) for agent in agents)
         for agent in agents:
             if (agent.scope, agent.relay) not in self._wrong_clocks:

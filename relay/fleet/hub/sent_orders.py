@@ -121,26 +121,31 @@ class SentOrders:
         """Return an order."""
         return self._orders.get((grant, attempt))
 
-    def of_event(self, event_key: str) -> list[SentOrder]:
+    def orders_of_event(self, event_key: str) -> list[SentOrder]:
         """Return the orders about an event, the oldest first."""
         return list(self._by_event.get(event_key, ()))
 
-    def of_grant(self, event_key: str, grant: int) -> Iterator[SentOrder]:
+    def orders_of_grant(self, event_key: str, grant: int) -> Iterator[SentOrder]:
         """Yield the orders for a grant."""
-        return (order for order in self.of_event(event_key) if order.grant == grant)
+        return (order for order in self.orders_of_event(event_key) if order.grant == grant)
 
-    def accepted(self, event_key: str, grant: int) -> SentOrder | None:
+    def find_accepted_order(self, event_key: str, grant: int) -> SentOrder | None:
         """Return the order for a grant whose StartRequest IMDS accepted."""
         return next(
-            (order for order in self.of_grant(event_key, grant) if order.is_accepted_by_imds), None
+            (
+                order
+                for order in self.orders_of_grant(event_key, grant)
+                if order.is_accepted_by_imds
+            ),
+            None,
         )
 
-    def executable_until(self, event_key: str, monotonic: float) -> float | None:
+    def executable_until_of_event(self, event_key: str, monotonic: float) -> float | None:
         """Return until when an order about an event can be carried out; None: none can."""
         return max(
             (
                 order.executable_until
-                for order in self.of_event(event_key)
+                for order in self.orders_of_event(event_key)
                 if order.can_be_executed(monotonic)
             ),
             default=None,
@@ -148,12 +153,12 @@ class SentOrders:
 
     def add(self, order: SentOrder, monotonic: float) -> None:
         """Remember an order before it is sent."""
-        self._add(order)
+        self._index_order(order)
         self._forget_oldest(monotonic)
 
     def restore(self, order: SentOrder) -> None:
         """Remember an order from before the hub started, and take its result if it has come."""
-        self._add(order)
+        self._index_order(order)
         for results in self._unknown.values():
             key = (order.scope, order.agent, order.grant, order.attempt)
             result = results.pop(key, None)
@@ -164,7 +169,7 @@ class SentOrders:
         """Take the result of an order. Only that of the agent that got the order counts."""
         order = self.find(result.grant, result.attempt)
         if order is None:
-            self._keep_unknown(sender, result)
+            self._keep_result_of_unknown_order(sender, result)
             self._ignore("unknown", sender, result)
         elif (order.scope, order.agent) != (sender.scope, sender.relay):
             self._ignore("other-agent", sender, result)
@@ -186,7 +191,7 @@ class SentOrders:
         else:
             _log.info("fleet: the answer to an order came late: %s (%s)", result.result, order)
 
-    def _keep_unknown(self, sender: Sender, result: StartResult) -> None:
+    def _keep_result_of_unknown_order(self, sender: Sender, result: StartResult) -> None:
         results = self._unknown.setdefault(sender.user, {})
         # The first result counts, as it does for an order that is known.
         results.setdefault((sender.scope, sender.relay, result.grant, result.attempt), result)
@@ -210,7 +215,7 @@ class SentOrders:
             _IGNORE_TEXTS[reason],
         )
 
-    def _add(self, order: SentOrder) -> None:
+    def _index_order(self, order: SentOrder) -> None:
         self._orders[order.grant, order.attempt] = order
         self._by_event.setdefault(order.event_key, []).append(order)
 

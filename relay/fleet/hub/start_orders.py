@@ -116,7 +116,7 @@ class OrderPort:
     each other message once what it says is recorded.
     """
 
-    max_shared = 1
+    max_events_per_start_request = 1
     """An order is for one event."""
 
     def __init__(
@@ -172,16 +172,18 @@ class OrderPort:
             if not returned:
                 del self._returned[scope]
         question = self._questions.get(scope)
-        if question is not None and self._is_answered_by(question, scope, relay):
+        if question is not None and self._has_agent_answered_pulse_request(question, scope, relay):
             question.answered.set()
 
-    def _is_answered_by(self, question: _AwaitedPulse, scope: str, relay: str) -> bool:
+    def _has_agent_answered_pulse_request(
+        self, question: _AwaitedPulse, scope: str, relay: str
+    ) -> bool:
         """Whether a message of an agent that shows the event came after the question."""
         return any(
             agent.relay == relay
             and agent.last_heard >= question.asked_at
             and question.suffices(agent)
-            for agent in self._find_able(scope, question.event)
+            for agent in self._find_able_agents(scope, question.event)
         )
 
     # --- StartRequestPort
@@ -197,12 +199,14 @@ class OrderPort:
         try:
             event = await self._load_granted_event(scope, grant)
             self._events[scope] = event
-            if self.orders.accepted(event.key, grant.id) is None:
+            if self.orders.find_accepted_order(event.key, grant.id) is None:
                 await self._wait_until_settled(event.key)
-            if self.orders.accepted(event.key, grant.id) is None:  # the result may have come
-                if self._needs_word(event, grant):
+            if (
+                self.orders.find_accepted_order(event.key, grant.id) is None
+            ):  # the result may have come
+                if self._needs_agent_confirmation(event, grant):
                     await self._request_pulse_and_wait(scope, event)
-                await self._ask_unnamed_agents(scope, event)
+                await self._ask_if_unnamed_agents_show_event(scope, event)
         except SourceUnavailable as error:
             if scope not in self._read_failures:
                 self._read_failures.add(scope)
@@ -217,15 +221,15 @@ class OrderPort:
         SourceUnavailable.
         """
         (grant,) = grants
-        event = self._event_of(scope, grant)
-        accepted = self.orders.accepted(event.key, grant.id)
+        event = self._require_granted_event(scope, grant)
+        accepted = self.orders.find_accepted_order(event.key, grant.id)
         if accepted is not None:
             return accepted.agent
         if not self._is_connected():
             raise SourceUnavailable("the hub has no connection to RabbitMQ")
         failed_at = self._recent_failures(scope)
         agents = sorted(
-            self._find_reachable(scope, event),
+            self._find_reachable_agents(scope, event),
             key=lambda agent: failed_at.get(agent.relay, float("-inf")),
         )
         if not agents:
@@ -239,12 +243,12 @@ class OrderPort:
         nothing, and SourceUnavailable otherwise.
         """
         (claim,) = claims
-        event = self._event_of(scope, claim.grant)
+        event = self._require_granted_event(scope, claim.grant)
         if self._is_grant_already_accepted(event):
             return
-        agent = self._find_chosen(scope, claim, event)
+        agent = self._require_claimed_agent(scope, claim, event)
         began = self._clock.monotonic()
-        if self.orders.executable_until(event.key, began) is not None:
+        if self.orders.executable_until_of_event(event.key, began) is not None:
             raise SourceUnavailable("an earlier order about the event can still be carried out")
         order = SentOrder(
             scope=scope,
@@ -269,18 +273,20 @@ class OrderPort:
     async def _load_granted_event(self, scope: str, grant: Grant) -> _GrantedEvent:
         """Return the event of a grant, and restore the orders about it that were sent earlier."""
         try:
-            event, claims = await self._store.read(lambda tx: _read_event_and_claims(tx, grant))
+            event, claims = await self._store.read(
+                lambda tx: _read_granted_event_and_claims(tx, grant)
+            )
         except StoreUnavailable as error:
             raise SourceUnavailable(str(error)) from None
         if grant.attempts > 0:
             claims.append(
-                _JournalClaim(grant.id, grant.attempts, agent="")
+                _ClaimedStartRequest(grant.id, grant.attempts, agent="")
             )  # the journal was pruned
         for claim in claims:
             self._restore_order(scope, event.key, claim)
         return event
 
-    def _restore_order(self, scope: str, event_key: str, claim: _JournalClaim) -> None:
+    def _restore_order(self, scope: str, event_key: str, claim: _ClaimedStartRequest) -> None:
         if self.orders.find(claim.grant, claim.attempt) is not None:
             return
         order = SentOrder(
@@ -300,7 +306,7 @@ class OrderPort:
         """Wait until nobody can carry out an earlier order about an event."""
         while True:
             now = self._clock.monotonic()
-            until = self.orders.executable_until(event_key, now)
+            until = self.orders.executable_until_of_event(event_key, now)
             if until is None:
                 return
             _log.info(
@@ -308,25 +314,25 @@ class OrderPort:
                 event_key,
                 until - now,
             )
-            for order in self.orders.of_event(event_key):
+            for order in self.orders.orders_of_event(event_key):
                 if order.can_be_executed(now):
                     await wait_for_event(order.ended, self._clock, order.executable_until - now)
                     break
 
-    def _needs_word(self, event: _GrantedEvent, grant: Grant) -> bool:
+    def _needs_agent_confirmation(self, event: _GrantedEvent, grant: Grant) -> bool:
         """Whether an agent must say what the event is, because an order may have changed it."""
         now = self._clock.monotonic()
         return any(
             not order.was_returned
             and (order.confirmed_at is None or now >= order.confirmed_at + WORD_LIFETIME)
-            for order in self.orders.of_grant(event.key, grant.id)
+            for order in self.orders.orders_of_grant(event.key, grant.id)
         )
 
     async def _request_pulse_and_wait(self, scope: str, event: _GrantedEvent) -> None:
         """Ask agents for a pulse, and wait until what one of them says is recorded."""
         now = self._clock.now()
         agents = [
-            *self._find_reachable(scope, event),
+            *self._find_reachable_agents(scope, event),
             *self._roster.choose_agents(scope, event.resources, now),
             *(
                 agent
@@ -338,10 +344,10 @@ class OrderPort:
             raise SourceUnavailable(
                 f"within {WORD_TIMEOUT:g} s no agent said whether the event is still the same"
             )
-        for order in self.orders.of_grant(event.key, event.grant):
+        for order in self.orders.orders_of_grant(event.key, event.grant):
             order.confirmed_at = self._clock.monotonic()
 
-    async def _ask_unnamed_agents(self, scope: str, event: _GrantedEvent) -> None:
+    async def _ask_if_unnamed_agents_show_event(self, scope: str, event: _GrantedEvent) -> None:
         """Ask whether others show the event, if only agents that it names are known to show it.
 
         Of the agents that see a change, most leave it to another to report it.
@@ -353,7 +359,7 @@ class OrderPort:
             is_named = agent.is_named_in(event.resources)
             return not is_named and agent.relay not in failed and agent.relay not in returned
 
-        if any(map(is_better, self._find_able(scope, event))):
+        if any(map(is_better, self._find_able_agents(scope, event))):
             return
         now = self._clock.now()
         agents = list(filter(is_better, self._roster.choose_agents(scope, event.resources, now)))
@@ -389,7 +395,7 @@ class OrderPort:
 
     # --- agents
 
-    def _find_able(self, scope: str, event: _GrantedEvent) -> list[Agent]:
+    def _find_able_agents(self, scope: str, event: _GrantedEvent) -> list[Agent]:
         """Return the agents that can carry out an order about an event, the best first."""
         return self._roster.choose_agents(
             scope,
@@ -398,17 +404,21 @@ class OrderPort:
             among=self._agents_showing(scope, event.key),
         )
 
-    def _find_reachable(self, scope: str, event: _GrantedEvent) -> list[Agent]:
+    def _find_reachable_agents(self, scope: str, event: _GrantedEvent) -> list[Agent]:
         """Return those of them that an order reaches, as far as the hub knows."""
         returned = self._returned.get(scope, ())
-        return [agent for agent in self._find_able(scope, event) if agent.relay not in returned]
+        return [
+            agent for agent in self._find_able_agents(scope, event) if agent.relay not in returned
+        ]
 
-    def _find_chosen(self, scope: str, claim: ClaimedGrant, event: _GrantedEvent) -> Agent:
+    def _require_claimed_agent(
+        self, scope: str, claim: ClaimedGrant, event: _GrantedEvent
+    ) -> Agent:
         """Return the agent of a claim.
 
         Raises StartRequestNotDelivered if it cannot get the order any more.
         """
-        for agent in self._find_reachable(scope, event):
+        for agent in self._find_reachable_agents(scope, event):
             if agent.relay == claim.agent:
                 return agent
         raise StartRequestNotDelivered(f"relay {claim.agent} cannot carry out the order any more")
@@ -435,7 +445,7 @@ class OrderPort:
 
     # --- an order
 
-    def _event_of(self, scope: str, grant: Grant) -> _GrantedEvent:
+    def _require_granted_event(self, scope: str, grant: Grant) -> _GrantedEvent:
         event = self._events.get(scope)
         if event is None or event.grant != grant.id:
             raise RuntimeError("expected read_fresh for the grant before it is sent")
@@ -443,7 +453,7 @@ class OrderPort:
 
     def _is_grant_already_accepted(self, event: _GrantedEvent) -> bool:
         """Whether IMDS accepted an earlier StartRequest for the grant."""
-        accepted = self.orders.accepted(event.key, event.grant)
+        accepted = self.orders.find_accepted_order(event.key, event.grant)
         if accepted is None:
             return False
         _log.info("fleet: no order is sent, because IMDS accepted an earlier one (%s)", accepted)
@@ -519,7 +529,7 @@ class OrderPort:
 
 
 @dataclass(frozen=True, slots=True)
-class _JournalClaim:
+class _ClaimedStartRequest:
     """A claim in the journal."""
 
     grant: int
@@ -527,11 +537,11 @@ class _JournalClaim:
     agent: str
 
 
-def _read_event_and_claims(
+def _read_granted_event_and_claims(
     tx: Transaction, grant: Grant
-) -> tuple[_GrantedEvent, list[_JournalClaim]]:
+) -> tuple[_GrantedEvent, list[_ClaimedStartRequest]]:
     """Return the event of a grant, and the claims of all grants about its EventId."""
-    occurrence = tx.snapshot.get(grant.occurrence)
+    occurrence = tx.snapshot.get_occurrence(grant.occurrence)
     event = _GrantedEvent(grant.id, occurrence.key, occurrence.event.resources)
     notes = [
         orjson.loads(body)
@@ -539,7 +549,7 @@ def _read_event_and_claims(
         if kind == "claim"
     ]
     return event, [
-        _JournalClaim(note["grant"], note["attempt"], note["agent"])
+        _ClaimedStartRequest(note["grant"], note["attempt"], note["agent"])
         for note in notes
         if note.get("agent") is not None
     ]

@@ -29,7 +29,7 @@ from relay.approvals.request import (
 from relay.clock import Clock
 from relay.fleet.messages import VoteAnswer, VoteMessage
 from relay.fleet.routing import Sender
-from relay.log_fields import with_fields
+from relay.log_fields import log_extra
 from relay.rate_limits import CALLER_BURST, CALLER_RATE, TokenBuckets
 
 CHANNEL = "fleet"
@@ -94,7 +94,7 @@ class MachineVotes:
             return _refusal(400, str(error))
         except InvalidField as error:
             return _refusal(422, str(error), field=error.field)
-        answer = await self._submit(self._request(sender, principal, vote, body))
+        answer = await self._submit(self._make_decision_request(sender, principal, vote, body))
         if answer.accepted and not answer.repeat:
             _log.info(
                 "%s at %s decided: %s of %s",
@@ -102,7 +102,7 @@ class MachineVotes:
                 principal,
                 body.decision,
                 body.eventId,
-                extra=with_fields(
+                extra=log_extra(
                     decision=body.decision,
                     eventId=body.eventId,
                     scope=sender.scope,
@@ -121,7 +121,7 @@ class MachineVotes:
             return f"user {sender.user}"
         return None
 
-    def _request(
+    def _make_decision_request(
         self, sender: Sender, principal: str, vote: VoteMessage, body: DecisionBody
     ) -> DecisionRequest:
         return body.to_request(

@@ -27,7 +27,7 @@ from relay.clock import Clock
 from relay.diagnostics import Finding
 from relay.errors import Deferred, Rejected
 from relay.events.cloudevent import CloudEvent
-from relay.log_fields import with_fields
+from relay.log_fields import log_extra
 from relay.log_once import LogOnce
 from relay.sinks import Receipt
 from relay.sinks.rabbitmq.settings import Settings
@@ -65,7 +65,7 @@ def interpret_publish_result(
                 failure="slow",
                 status=404,
             )
-        case ChannelAccessRefused() if _refusal_covers_topic(result, key):
+        case ChannelAccessRefused() if _refusal_covers_routing_key(result, key):
             raise Deferred(
                 f"the broker refused the message ({broker_message(result)}): "
                 "grant the user write on the exchange, and on the topic",
@@ -90,7 +90,7 @@ def interpret_publish_result(
             raise Deferred(f"expected the broker to confirm, got {type(result).__name__}")
 
 
-def _refusal_covers_topic(error: ChannelAccessRefused, key: str) -> bool:
+def _refusal_covers_routing_key(error: ChannelAccessRefused, key: str) -> bool:
     """Return whether the refusal is for all topics or for this one."""
     text = broker_message(error)
     return "topic '" not in text or f"topic '{key}'" in text
@@ -127,7 +127,7 @@ class RabbitMQ:
                 "sink %s: no queue is bound for %s: no consumer got the message",
                 self._settings.name,
                 key,
-                extra=with_fields(sink=self._settings.name, type=event.name, status=receipt.status),
+                extra=log_extra(sink=self._settings.name, type=event.name, status=receipt.status),
             )
         return receipt
 
@@ -144,7 +144,7 @@ class RabbitMQ:
             self._log_state(
                 logging.INFO, f"connected to {broker}{describe_unchecked_parts(unknown)}"
             )
-            await self._publisher.use(channel, broker)
+            await self._publisher.use_channel_until_closed(channel, broker)
 
     def on_connection_failure(self, failure: ConnectionFailure) -> None:
         """Note why there is no connection."""
@@ -153,7 +153,7 @@ class RabbitMQ:
 
     def _log_state(self, level: int, state: str) -> None:
         name = self._settings.name
-        self._state_log.log(level, "sink %s: %s", name, state, extra=with_fields(sink=name))
+        self._state_log.log(level, "sink %s: %s", name, state, extra=log_extra(sink=name))
 
 
 @contextlib.asynccontextmanager

@@ -83,9 +83,9 @@ async def diagnose(settings: Settings, clock: Clock, scope: str) -> list[Finding
             response = await api.call("GET", f"channels/{settings.channel}")
         except Deferred as error:
             return [failure(subject, error.reason, _DOCUMENTATION)]
-        if not response.ok or response.text("id") != settings.channel:
+        if not response.ok or response.text_field("id") != settings.channel:
             return [failure(subject, api.delivery_error(response).reason, _DOCUMENTATION)]
-        if settings.approve_in_chat and not response.text("team_id"):
+        if settings.approve_in_chat and not response.text_field("team_id"):
             problem = "approve_in_chat is on, but the channel belongs to no team"
             return [failure(subject, problem, "use a channel of a team: votes name the team")]
         return [ok(subject, "Mattermost accepts the token and shows the channel to the bot")]

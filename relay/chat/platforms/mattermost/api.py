@@ -56,10 +56,10 @@ class ApiResponse:
     @property
     def error_id(self) -> str:
         """Mattermost's identifier of the error; empty if there is none."""
-        error_id = None if self.ok else self.text("id")
+        error_id = None if self.ok else self.text_field("id")
         return error_id if error_id is not None and _ERROR_ID.fullmatch(error_id) else ""
 
-    def text(self, field: str) -> str | None:
+    def text_field(self, field: str) -> str | None:
         """Return a field of the body if it is a text."""
         value = self.json.get(field) if isinstance(self.json, dict) else None
         return value if isinstance(value, str) else None
@@ -85,7 +85,7 @@ class MattermostApi:
         response = await self.call("POST", "posts", {"channel_id": self._settings.channel, **post})
         if response.error_id == _THREAD_GONE:
             raise MessageGone("the first post of the thread was deleted")
-        post_id = response.text("id")
+        post_id = response.text_field("id")
         if response.ok and post_id is not None and _POST_ID.fullmatch(post_id):
             return post_id
         raise self.delivery_error(response)

@@ -202,14 +202,16 @@ class Interactions:
                 within=self._lookup_timeout,
             )
         except Deferred as error:
-            raise self._unverified_refusal("a dialog could not be opened", error) from None
+            raise self._refusal_after_server_failure(
+                "a dialog could not be opened", error
+            ) from None
         if "trigger_id" in response.error_id:
             raise CallbackRefused(
                 "expected a trigger id that Mattermost signed, "
                 f"it refuses this trigger id ({response.error_id})"
             )
         if not response.ok:
-            raise self._unverified_refusal(
+            raise self._refusal_after_server_failure(
                 "a dialog could not be opened", self._api.delivery_error(response)
             )
 
@@ -229,7 +231,7 @@ class Interactions:
     async def _require_current_message(self, token: ActionToken, post_id: str) -> ApprovalStatus:
         """Return the status of the token's event if the post is this sink's message about it."""
         try:
-            status = await self._context.statuses.find_shown_status(
+            status = await self._context.statuses.find_status_of_shown_event(
                 self._settings.name, post_id, token.event_id
             )
         except StoreUnavailable:
@@ -248,9 +250,11 @@ class Interactions:
             self._throttled_log.warning(f"refused {token.decision} by user {user_id}: {error}")
             raise UserRefusal(str(error)) from None
         except Deferred as error:
-            raise self._unverified_refusal("a person could not be verified", error) from None
+            raise self._refusal_after_server_failure(
+                "a person could not be verified", error
+            ) from None
 
-    def _unverified_refusal(self, problem: str, error: Deferred) -> UserRefusal:
+    def _refusal_after_server_failure(self, problem: str, error: Deferred) -> UserRefusal:
         self._throttled_log.warning(f"{problem}, nothing was decided: {error.reason}")
         return UserRefusal(_UNVERIFIED)
 

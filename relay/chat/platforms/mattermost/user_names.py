@@ -42,15 +42,20 @@ class UserNames:
             if match is not None:
                 user_ids[principal] = match[1]
         await self._refresh(set(user_ids.values()))
-        names = {principal: self._cached(user_id)[0] for principal, user_id in user_ids.items()}
+        names = {
+            principal: self._cached_name_and_expiry(user_id)[0]
+            for principal, user_id in user_ids.items()
+        }
         return {principal: name for principal, name in names.items() if name}
 
-    def _cached(self, user_id: str) -> tuple[str, float]:
+    def _cached_name_and_expiry(self, user_id: str) -> tuple[str, float]:
         return self._cache.get(user_id, ("", -1.0))
 
     async def _refresh(self, user_ids: set[str]) -> None:
         now = self._clock.monotonic()
-        outdated = sorted(user_id for user_id in user_ids if now >= self._cached(user_id)[1])
+        outdated = sorted(
+            user_id for user_id in user_ids if now >= self._cached_name_and_expiry(user_id)[1]
+        )
         outdated = outdated[:_MAX_USERS_PER_CALL]
         names = await self._fetch(outdated) if outdated else None
         if names is None:

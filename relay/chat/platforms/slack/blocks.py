@@ -29,13 +29,13 @@ from relay.chat.platforms.slack.payloads import LINK_ACTION_PREFIX
 from relay.chat.platforms.slack.rich_text import (
     BOLD,
     CODE,
+    card_text_to_plain_text,
     join_lines,
     notification_markup,
     plain_text_object,
     replace_control_characters,
     rich_text_block,
     rich_text_elements,
-    to_plain_text,
     truncate,
 )
 
@@ -212,7 +212,7 @@ def _button_style(button: Button) -> str | None:
 
 def _confirm_text(question: Text) -> PlainTextObject:
     """Return a question, shortened in its middle: its end says what the decision leads to."""
-    text = to_plain_text(question)
+    text = card_text_to_plain_text(question)
     if len(text) > _MAX_CONFIRM_TEXT:
         start = _MAX_CONFIRM_TEXT // 3
         end = _MAX_CONFIRM_TEXT - start - len(" … ")

@@ -196,12 +196,14 @@ def membership_refusal(user: Any, user_id: str, workspace: Workspace) -> str | N
     for flag, reason in _OPTIONAL_FLAGS.items():
         if user.get(flag, False) is not False:
             return reason
-    if user.get("team_id") != workspace.team_id and not _in_same_enterprise(user, workspace):
+    if user.get("team_id") != workspace.team_id and not _is_enterprise_workspace_member(
+        user, workspace
+    ):
         return _OTHER_WORKSPACE
     return None
 
 
-def _in_same_enterprise(user: Mapping[str, Any], workspace: Workspace) -> bool:
+def _is_enterprise_workspace_member(user: Mapping[str, Any], workspace: Workspace) -> bool:
     """Return whether a user of the same enterprise belongs to this workspace, too."""
     membership = user.get("enterprise_user")
     if workspace.enterprise_id is None or not isinstance(membership, dict):

@@ -68,7 +68,7 @@ class Interactions:
             case UrlVerification():
                 return CallbackReply({"challenge": call.challenge})
             case ButtonClick():
-                reply = await self._reply_to_refusal(call.actor, self._handle_click(call))
+                reply = await self._result_or_refusal_reply(call.actor, self._handle_click(call))
                 if reply is not None:
                     replaces_card = call.is_ephemeral and reply.closes_card
                     self._replies.send(
@@ -77,11 +77,11 @@ class Interactions:
                     )
             case SlashCommand():
                 handling = self._slash_command.handle(call)
-                reply = await self._reply_to_refusal(call.actor, handling)
+                reply = await self._result_or_refusal_reply(call.actor, handling)
                 return CallbackReply(None if reply is None else reply.body())
         return CallbackReply()
 
-    async def _reply_to_refusal(
+    async def _result_or_refusal_reply(
         self, actor: Actor, handling: Coroutine[Any, Any, PrivateReply | None]
     ) -> PrivateReply | None:
         """Return the result of ``handling``, or a reply that explains why it failed."""
@@ -106,7 +106,7 @@ class Interactions:
         if not self._settings.approve_in_chat:
             raise NotAuthorized("decisions are taken on the page behind the links")
         caller = await self._members.require_caller(actor, self._context.decisions, self._settings)
-        status = await self._status_behind_button(click)
+        status = await self._find_status_of_own_button(click)
         if status is None:
             return text_reply((_INVALID_BUTTON,), team_id=actor.team_id)
         answer = await self._context.decisions.decide(
@@ -120,13 +120,13 @@ class Interactions:
             return None  # the message in the channel shows the decision
         return decision_reply(answer, status, actor)
 
-    async def _status_behind_button(self, click: ButtonClick) -> ApprovalStatus | None:
+    async def _find_status_of_own_button(self, click: ButtonClick) -> ApprovalStatus | None:
         """Return the event's status if this sink made the button; None if it did not."""
         action = click.action
         if not click.is_ephemeral:
             if action.action_token is not None:
                 return None
-            return await self._context.statuses.find_shown_status(
+            return await self._context.statuses.find_status_of_shown_event(
                 self._settings.name, click.message_ref, action.event_id
             )
         bot_token, now = self._settings.bot_token(), self._clock.now()

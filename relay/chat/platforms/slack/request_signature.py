@@ -23,8 +23,8 @@ def verify_signature(
     headers: Mapping[str, str], body: bytes, signing_secret: bytes, now: datetime
 ) -> None:
     """Raise CallbackRefused unless Slack signed this body within five minutes of ``now``."""
-    timestamp = _header(headers, "x-slack-request-timestamp")
-    signature = _header(headers, "x-slack-signature")
+    timestamp = _require_header(headers, "x-slack-request-timestamp")
+    signature = _require_header(headers, "x-slack-signature")
     if _TIMESTAMP.fullmatch(timestamp) is None:
         raise CallbackRefused("expected a number in X-Slack-Request-Timestamp, got none")
     if abs(now.timestamp() - int(timestamp)) > MAX_SIGNATURE_AGE:
@@ -38,7 +38,7 @@ def verify_signature(
         raise CallbackRefused("expected a signature made with this app's signing_secret")
 
 
-def _header(headers: Mapping[str, str], name: str) -> str:
+def _require_header(headers: Mapping[str, str], name: str) -> str:
     values = [value for key, value in headers.items() if key.lower() == name]
     if len(values) != 1:  # a proxy between may have read another one
         raise CallbackRefused(f"expected {name} once, got it {len(values)} times")

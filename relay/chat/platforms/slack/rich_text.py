@@ -43,10 +43,10 @@ def rich_text_elements(
                 yield RichTextElementParts.Date(
                     timestamp=int(part.timestamp()),
                     format=_DATE_FORMAT,
-                    fallback=format_utc(part),
+                    fallback=format_plain_utc_time(part),
                     style=style,
                 )
-            case PrincipalRef() if (user_id := _user_id(part, team_id)) is not None:
+            case PrincipalRef() if (user_id := _user_id_of_principal(part, team_id)) is not None:
                 yield RichTextElementParts.User(user_id=user_id)
             case PrincipalRef():
                 yield RichTextElementParts.Text(text=part.principal, style=style)
@@ -60,9 +60,11 @@ def notification_markup(text: Text, team_id: str, max_length: int) -> str:
     for part in truncate(text, max_length):
         match part:
             case datetime():
-                pieces.append(f"<!date^{int(part.timestamp())}^{_DATE_FORMAT}|{format_utc(part)}>")
+                pieces.append(
+                    f"<!date^{int(part.timestamp())}^{_DATE_FORMAT}|{format_plain_utc_time(part)}>"
+                )
             case PrincipalRef():
-                user_id = _user_id(part, team_id)
+                user_id = _user_id_of_principal(part, team_id)
                 pieces.append(_escape(part.principal) if user_id is None else f"<@{user_id}>")
             case str():
                 pieces.append(_escape(part))
@@ -77,13 +79,13 @@ def plain_text_object(text: str, max_length: int) -> PlainTextObject:
     return PlainTextObject(text=text, emoji=False)
 
 
-def to_plain_text(text: Text) -> str:
+def card_text_to_plain_text(text: Text) -> str:
     """Return a text as one string, with times in UTC and principals as rules name them."""
     pieces = []
     for part in text:
         match part:
             case datetime():
-                pieces.append(format_utc(part))
+                pieces.append(format_plain_utc_time(part))
             case PrincipalRef():
                 pieces.append(part.principal)
             case str():
@@ -124,12 +126,12 @@ def replace_control_characters(text: str) -> str:
     return _CONTROL_CHARACTERS.sub(" ", text)
 
 
-def format_utc(time: datetime) -> str:
+def format_plain_utc_time(time: datetime) -> str:
     """Return a time for readers whose client cannot show it in their own time zone."""
     return f"{time.astimezone(UTC):%H:%M:%S on %Y-%m-%d} UTC"
 
 
-def _user_id(reference: PrincipalRef, team_id: str) -> str | None:
+def _user_id_of_principal(reference: PrincipalRef, team_id: str) -> str | None:
     """Return the Slack user id of a member of the workspace; None for anybody else."""
     user_id = reference.principal.removeprefix(f"slack:{team_id}/")
     is_member = user_id != reference.principal

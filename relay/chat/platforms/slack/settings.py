@@ -63,7 +63,7 @@ class Settings(AnswerableChatSettings):
             )
         if self.token is None and self.token_file is None:
             raise ValueError("expected token or token_file, got neither")
-        if self.accepts_callbacks and self.uses_socket_mode:
+        if self.uses_http_callbacks and self.uses_socket_mode:
             raise ValueError(
                 "expected one of signing_secret (Slack calls the relay) and app_token (Socket "
                 "Mode: the relay calls Slack), got both; Slack never calls an app in Socket Mode"
@@ -74,14 +74,14 @@ class Settings(AnswerableChatSettings):
                 "which prove who clicked, got neither"
             )
         self.run_field_checks({"token": self.bot_token, "api_url": self.web_api_url})
-        if self.accepts_callbacks:
+        if self.uses_http_callbacks:
             self.run_field_checks({"signing_secret": self.current_signing_secret})
         if self.uses_socket_mode:
             self.run_field_checks({"app_token": self.app_level_token})
         return self
 
     @property
-    def accepts_callbacks(self) -> bool:
+    def uses_http_callbacks(self) -> bool:
         """Whether Slack calls ``/v1/chat/<name>``."""
         return self.signing_secret is not None or self.signing_secret_file is not None
 
@@ -93,7 +93,7 @@ class Settings(AnswerableChatSettings):
     @property
     def has_interactions(self) -> bool:
         """Whether clicks and commands reach the relay at all."""
-        return self.accepts_callbacks or self.uses_socket_mode
+        return self.uses_http_callbacks or self.uses_socket_mode
 
     def web_api_url(self) -> URL:
         """Return the Web API's URL with a slash at its end. Raises ValueError if it is wrong."""

@@ -48,7 +48,7 @@ class SlackSink(LiveMessageSink):
         Raises CallbackRefused.
         """
         settings = self._slack_settings
-        if not settings.accepts_callbacks:
+        if not settings.uses_http_callbacks:
             raise CallbackRefused(
                 f"sink {settings.name} has no signing_secret: Slack must not call it"
             )

@@ -25,7 +25,7 @@ from relay.chat.platforms.slack.socket_connection import (
 )
 from relay.clock import Clock
 from relay.errors import Deferred
-from relay.log_fields import with_fields
+from relay.log_fields import log_extra
 from relay.log_once import LogOnce
 from relay.net.backoff import exponential_backoff, with_jitter
 
@@ -87,7 +87,7 @@ class SocketMode:
                         "sink %s: clicks and commands do not arrive: %s",
                         self._sink_name,
                         error.reason,
-                        extra=with_fields(sink=self._sink_name, reason=error.reason),
+                        extra=log_extra(sink=self._sink_name, reason=error.reason),
                     )
                     slow_delay = MAX_RECONNECT_DELAY if error.failure == "slow" else 0.0
                     minimum_delay = error.after or slow_delay
@@ -116,7 +116,7 @@ class SocketMode:
             logging.INFO,
             "sink %s: Socket Mode is connected",
             self._sink_name,
-            extra=with_fields(sink=self._sink_name),
+            extra=log_extra(sink=self._sink_name),
         )
         ended: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         tasks.create_task(self._read(socket, tasks, ended), name=f"{self._sink_name}: socket")

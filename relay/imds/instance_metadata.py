@@ -57,7 +57,7 @@ def _none_to_empty(value: object) -> object:
 _Text = Annotated[str, BeforeValidator(_none_to_empty)]
 
 
-class _Wire(BaseModel):
+class _WireModel(BaseModel):
     model_config = ConfigDict(
         extra="ignore",
         hide_input_in_errors=True,
@@ -66,11 +66,11 @@ class _Wire(BaseModel):
     )
 
 
-class _WireOsProfile(_Wire):
+class _WireOsProfile(_WireModel):
     computer_name: _Text = ""
 
 
-class _WireCompute(_Wire):
+class _WireCompute(_WireModel):
     vm_id: str = Field(min_length=1)
     name: _Text = ""
     subscription_id: _Text = ""
@@ -81,7 +81,7 @@ class _WireCompute(_Wire):
     os_profile: _WireOsProfile | None = None
 
 
-class _WireInstance(_Wire):
+class _WireInstance(_WireModel):
     compute: _WireCompute
 
 
@@ -155,7 +155,7 @@ def read_boot_id() -> str | None:
         return None
 
 
-async def discover(
+async def wait_for_instance_metadata(
     client: ImdsClient,
     clock: Clock,
     *,

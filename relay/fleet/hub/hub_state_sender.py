@@ -11,7 +11,7 @@ from relay.clock import Clock, wait_for_event
 from relay.events.build import Origin
 from relay.events.cloudevent import CloudEvent
 from relay.fleet.messages import MAX_TOLD, HubScopeState
-from relay.fleet.routing import state_key
+from relay.fleet.routing import hub_state_key
 from relay.outbox import RecordedEvent
 from relay.outbox.event_keys import EventKeyFormat
 
@@ -56,13 +56,15 @@ class HubStateSender:
         """Remember the ids of events that were recorded."""
         now = self._clock.monotonic()
         for event in events:
-            scope = self._keys.scope(event.event_key) if event.event_key is not None else None
+            scope = (
+                self._keys.scope_of_key(event.event_key) if event.event_key is not None else None
+            )
             if scope is not None and event.name.startswith("event."):
                 self._told.setdefault(scope, deque(maxlen=MAX_TOLD)).append((now, event.id))
 
     def send_soon(self, scope: str) -> None:
         """Send a state to the agents of a scope soon."""
-        if self._may_send(scope, self._clock.monotonic()):
+        if self._is_send_interval_over(scope, self._clock.monotonic()):
             self._send_now(scope)
         else:
             self._due.add(scope)
@@ -73,7 +75,7 @@ class HubStateSender:
         while True:
             self._wake.clear()
             now, known = self._clock.monotonic(), set(scopes())
-            for scope in [scope for scope in self._due if self._may_send(scope, now)]:
+            for scope in [scope for scope in self._due if self._is_send_interval_over(scope, now)]:
                 self._due.discard(scope)
                 self._send_now(scope)
             for scope in known:
@@ -86,7 +88,7 @@ class HubStateSender:
             else:
                 await wait_for_event(self._wake, self._clock, _IDLE_CHECK_INTERVAL)
 
-    def _may_send(self, scope: str, now: float) -> bool:
+    def _is_send_interval_over(self, scope: str, now: float) -> bool:
         sent_at = self._sent_at.get(scope)
         return sent_at is None or now - sent_at >= MIN_STATE_INTERVAL
 
@@ -99,7 +101,7 @@ class HubStateSender:
             ending=tuple(self._ending_event_ids(scope)),
             awaited=tuple(self._agents_awaited_in(scope)),
         )
-        self._send(state_key(scope), state.to_event(self._origin, at))
+        self._send(hub_state_key(scope), state.to_event(self._origin, at))
 
     def _told_ids(self, scope: str, now: float) -> tuple[str, ...]:
         told = self._told.get(scope, deque())

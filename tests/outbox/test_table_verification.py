@@ -96,7 +96,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
             ]
         )
         tx.deliveries.set_sink_state("chat", "on")
-        tx.set_last_read(NOW)
+        tx.set_last_read_at(NOW)
         file.connection.execute(
             "INSERT INTO message (sink, code, told, stale_at) VALUES ('chat', '', 1, '2026')"
         )

@@ -33,7 +33,7 @@ def publish_transient(
         return False
     method = Basic.Publish(exchange=exchange, routing_key=key)
     header = content_header(event, user_id=user, persistent=False)
-    connection.write(
+    connection.write_frames(
         pamqp.frame.marshal(method, channel.number)
         + content_frames(channel.number, header, event.body, max_part_bytes(channel))
     )

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.events.match import matches_any_pattern
-from relay.events.patterns import are_inside, is_inside
+from relay.events.pattern_containment import are_inside, is_inside
 
 _PATTERNS = st.text("ab*?[!]-", max_size=7)
 _NAMES = st.text("ab-[]!", max_size=6)

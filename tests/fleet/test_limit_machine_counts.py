@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from relay.approvals.limits import Limit
-from relay.fleet.hub.machine_counts import COUNT_INTERVAL, LimitMachineCounter
+from relay.fleet.hub.limit_machine_counts import COUNT_INTERVAL, LimitMachineCounter
 from relay.fleet.hub.roster import Agent, Roster
 from tests.approvals.manual_clock import ManualClock
 

@@ -16,15 +16,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.errors import DocumentError
-from relay.imds import SourceSettings, discovery
+from relay.imds import SourceSettings, instance_metadata
 from relay.imds.client import ImdsClient
-from relay.imds.discovery import (
+from relay.imds.instance_metadata import (
     Instance,
     derive_scope,
-    discover,
     parse_instance,
     read_boot_id,
     resource_names,
+    wait_for_instance_metadata,
 )
 from relay.ingest.recorder import names_this_vm
 from tests.approvals.manual_clock import ManualClock
@@ -265,7 +265,7 @@ def test_a_system_without_a_boot_id_has_none(
     path = tmp_path / "boot_id"
     if text is not None:
         path.write_bytes(text)
-    monkeypatch.setattr(discovery, "BOOT_ID_FILE", path)
+    monkeypatch.setattr(instance_metadata, "BOOT_ID_FILE", path)
     assert read_boot_id() is None
 
 
@@ -276,7 +276,9 @@ async def discover_from(server: ScriptedServer, *, required: bool) -> Instance |
     clock = server.clock
     assert isinstance(clock, ManualClock)
     async with ImdsClient(SourceSettings(url=server.url), clock) as client, clock.ticking(0.1):
-        return await discover(client, clock, required=required, jitter=lambda: 0.5)
+        return await wait_for_instance_metadata(
+            client, clock, required=required, jitter=lambda: 0.5
+        )
 
 
 async def test_an_answer_ends_the_wait() -> None:
@@ -341,12 +343,14 @@ async def test_retry_after_slows_the_wait() -> None:
 async def test_a_wait_is_logged_once_and_again_only_when_its_reason_changes(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level(logging.INFO, "relay.imds.discovery")
+    caplog.set_level(logging.INFO, "relay.imds.instance_metadata")
     answers = [*[Answer(b"", 404)] * 3, *[Answer(b"", 503)] * 3, Answer(body())]
     async with run_server(answers_in_order(*answers), ManualClock()) as server:
         await discover_from(server, required=True)
     messages = [
-        record.getMessage() for record in caplog.records if record.name == "relay.imds.discovery"
+        record.getMessage()
+        for record in caplog.records
+        if record.name == "relay.imds.instance_metadata"
     ]
     assert len(messages) == 3
     assert "404" in messages[0]
@@ -355,7 +359,9 @@ async def test_a_wait_is_logged_once_and_again_only_when_its_reason_changes(
 
 
 async def test_an_answer_at_once_is_not_worth_a_line(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "relay.imds.discovery")
+    caplog.set_level(logging.INFO, "relay.imds.instance_metadata")
     async with run_server(Answer(body()), ManualClock()) as server:
         await discover_from(server, required=True)
-    assert not [record for record in caplog.records if record.name == "relay.imds.discovery"]
+    assert not [
+        record for record in caplog.records if record.name == "relay.imds.instance_metadata"
+    ]

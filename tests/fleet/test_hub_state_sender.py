@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from relay.events.build import Origin
 from relay.events.cloudevent import CloudEvent
-from relay.fleet.hub.scope_states import STATE_INTERVAL, TOLD_FOR, HubStateSender
+from relay.fleet.hub.hub_state_sender import STATE_INTERVAL, TOLD_FOR, HubStateSender
 from relay.fleet.messages import MAX_TOLD, HubScopeState, parse_message
 from relay.outbox import RecordedEvent
 from relay.outbox.event_keys import EventKeyFormat

@@ -52,7 +52,7 @@ def verify_contents(connection: sqlite3.Connection, keys: EventKeyFormat) -> Non
 
 
 def _verify_occurrences(connection: sqlite3.Connection, keys: EventKeyFormat) -> None:
-    for occurrence in Snapshot(connection, keys).live():
+    for occurrence in Snapshot(connection, keys).live_occurrences():
         event = occurrence.event
         if occurrence.key != keys.make_key(occurrence.scope, event.event_id):
             raise DamagedContents(
@@ -69,7 +69,7 @@ def _verify_occurrences(connection: sqlite3.Connection, keys: EventKeyFormat) ->
             ) from error
 
 
-def _verify_next(connection: sqlite3.Connection, newest: str, next_id: int) -> None:
+def _verify_next_id_is_unused(connection: sqlite3.Connection, newest: str, next_id: int) -> None:
     """Return if the next row of a table is a new one: no row could be added otherwise."""
     if (connection.execute(f"SELECT {newest}").fetchone()[0] or 0) >= next_id:
         raise DamagedContents(
@@ -89,13 +89,17 @@ def _verify_rows_readable(connection: sqlite3.Connection, keys: EventKeyFormat) 
         "SELECT DISTINCT occurrence FROM decision WHERE counts"
     ):
         decisions.for_occurrence(occurrence, counting=True)
-    decisions.grants_by_occurrence([live.id for live in Snapshot(connection, keys).live()])
+    decisions.grants_by_occurrence(
+        [live.id for live in Snapshot(connection, keys).live_occurrences()]
+    )
     decisions.open_grants()
     standing_holds = StandingHolds(connection, journal)
     standing_holds.open()
     deliveries = Deliveries(connection)
-    _verify_next(connection, "max(id) FROM entry", deliveries.next_id())
-    _verify_next(connection, "max(number) FROM standing_hold", standing_holds.next_number())
+    _verify_next_id_is_unused(connection, "max(id) FROM entry", deliveries.next_id())
+    _verify_next_id_is_unused(
+        connection, "max(number) FROM standing_hold", standing_holds.next_number()
+    )
     deliveries.waiting()
     for name, (state, _) in deliveries.sink_states().items():
         if state not in get_args(SinkState):
@@ -104,4 +108,6 @@ def _verify_rows_readable(connection: sqlite3.Connection, keys: EventKeyFormat) 
     if keys.with_scope:
         fleet = FleetTables(connection)
         fleet.agents()
-        fleet.sightings([occurrence.key for occurrence in Snapshot(connection, keys).live()])
+        fleet.sightings(
+            [occurrence.key for occurrence in Snapshot(connection, keys).live_occurrences()]
+        )
