@@ -45,12 +45,14 @@ async def test_verbs_need_no_secret_and_no_variable_of_the_relay(tmp_path: Path)
 
 
 async def test_a_relay_started_beside_its_configuration_is_found_from_elsewhere(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
     async with running_relay(tmp_path, api={"socket": "auto"}) as relay:
-        (tmp_path / "relay.yaml").write_text(
-            "{}"
-        )  # the default is a state file in the current folder
+        # The default is a state file in the current folder.
+        (tmp_path / "relay.yaml").write_text("{}")
         assert (await relay.run("events")).code == 0
 
 

@@ -195,7 +195,8 @@ async def test_a_lost_connection_is_shown_with_the_age_of_the_data_and_comes_bac
     await expect(page.locator(".event")).to_have_count(2)
     await page.get_by_role("link", name="Log").click()
     await expect(page.locator("#log li")).to_have_count(3)  # nothing is missing, nothing is twice
-    assert positions == ["0", "2"]
+    # The page may have read the hold from the list before the stream told of it.
+    assert positions in (["0", "1"], ["0", "2"])
 
 
 async def test_a_relay_without_room_for_a_stream_is_asked_again_and_again(

@@ -234,10 +234,9 @@ async def test_leaving_ends_publishes_that_have_not_been_written_yet(
     async with asyncio.timeout(30):
         async with sink(broker.amqp_url(), exchange) as bus:
             await delivered(bus, cloudevent())
-            deliveries = [
-                asyncio.ensure_future(bus.deliver(cloudevent(data={"n": n})))
-                for n in range(bus.concurrency)
-            ]
+            # More than the socket takes at once: the broker cannot have confirmed them.
+            large = [cloudevent(data={"description": "x" * 300_000, "n": n}) for n in range(64)]
+            deliveries = [asyncio.ensure_future(bus.deliver(event)) for event in large]
             for _ in range(turns):
                 await asyncio.sleep(0)
         answers = await asyncio.gather(*deliveries, return_exceptions=True)
