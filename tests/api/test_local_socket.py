@@ -120,7 +120,8 @@ async def test_without_a_place_for_the_socket_the_relay_runs_and_says_what_to_do
                 session.get(f"http://127.0.0.1:{server.port}/healthz") as response,
             ):
                 assert response.status == 200
-    (warning,) = [record.getMessage() for record in caplog.records]
+    records = [record for record in caplog.records if record.name.startswith("relay.")]
+    (warning,) = [record.getMessage() for record in records]
     assert "there is no local socket, so the command line needs --url and a key" in warning
     assert "Set api.socket to a path in a folder where this user may write, or to null" in warning
 

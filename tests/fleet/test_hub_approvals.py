@@ -69,7 +69,7 @@ class HubOnBus:
 
         def count(tx: Any) -> dict[str, int]:
             engine = self.running.relay.gate.engine
-            found = tx.snapshot.find_referenced(event.event_id)
+            found = tx.snapshot.find_occurrences_by_reference(event.event_id)
             return {
                 occurrence.scope: engine.status(tx, occurrence, SystemClock().now()).vote_count
                 for occurrence in found
@@ -221,7 +221,7 @@ async def test_a_hold_of_one_scope_stops_no_event_of_the_other(hub: HubOnBus) ->
         engine = hub.running.relay.gate.engine
         return {
             occurrence.scope: len(engine.status(tx, occurrence, SystemClock().now()).active_holds)
-            for occurrence in tx.snapshot.find_referenced(event.event_id)
+            for occurrence in tx.snapshot.find_occurrences_by_reference(event.event_id)
         }
 
     assert await hub.running.relay.store.read(active_holds) == {A: 1, B: 0}

@@ -133,7 +133,7 @@ class VotingHub:
         """Return how the approval of an event stands."""
 
         def read(tx: Any) -> ApprovalStatus:
-            (found,) = tx.snapshot.find_referenced(event.event_id, scope)
+            (found,) = tx.snapshot.find_occurrences_by_reference(event.event_id, scope)
             return self.gate.engine.status(tx, found, self.clock.now())
 
         return await self.store.read(read)

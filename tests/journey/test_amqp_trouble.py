@@ -317,7 +317,7 @@ async def test_a_broker_that_is_killed_costs_no_approval(
         await asyncio.to_thread(node.start)
         await eventually(lambda: log_of(caplog)[-1].endswith("messages wait: approvals are off"))
         assert link.is_connected
-        await system.running.relay.gate.set_mode("on", "local:tester")
+        await system.running.relay.gate.set_approval_mode("on", "local:tester")
         await system.sim.wait_until_approved(event, within=60)
 
 
