@@ -148,8 +148,7 @@ async def test_messages_say_whose_standing_hold_it_is_from_its_making_to_its_end
     async with relay_with_wall(tmp_path, Wall()) as relay:
         await relay.deliver_document(build_event(), build_event("E-2", resources=("web-1",)))
         hold_id = await _hold(relay)
-        await relay.pass_time(60.0)
-        await eventually(lambda: relay.wall.cards["m1"].tone == "held")
+        await relay.clock.advance_until(lambda: relay.wall.cards["m1"].tone == "held", within=240)
         held = dict(relay.wall.cards["m1"].facts)["Held by"]
         assert plain_text(held) == (
             "client:eve until 12:10 by a standing hold (“@all <b>sale</b>”)"
@@ -158,8 +157,9 @@ async def test_messages_say_whose_standing_hold_it_is_from_its_making_to_its_end
         assert relay.wall.decisions("m1") == ["approve", "hold"]
         assert relay.wall.cards["m2"].tone == "waiting"
         await _end(relay, hold_id)
-        await relay.pass_time(60.0)
-        await eventually(lambda: relay.wall.cards["m1"].tone == "waiting")
+        await relay.clock.advance_until(
+            lambda: relay.wall.cards["m1"].tone == "waiting", within=240
+        )
         await relay.settle()
         made, ended = (line.partition(": ")[2] for line in relay.wall.threads[None])
         assert made == (
@@ -174,9 +174,9 @@ async def test_a_message_says_when_a_standing_hold_is_over_by_time(tmp_path: Pat
         await _hold(relay)
         await relay.deliver_document(build_event())
         assert "Held by" in dict(relay.wall.cards["m1"].facts)
-        for _ in range(10):
-            await relay.pass_time(60.0)
-        await eventually(lambda: relay.wall.cards["m1"].tone == "waiting")
+        await relay.clock.advance_until(
+            lambda: relay.wall.cards["m1"].tone == "waiting", step=5, within=900
+        )
 
 
 async def test_a_vote_under_a_standing_hold_says_so_in_the_thread(tmp_path: Path) -> None:
