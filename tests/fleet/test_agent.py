@@ -13,6 +13,7 @@ import pytest
 from relay.app import RunningRelay, start_relay
 from relay.clock import SystemClock
 from relay.events.cloudevent import CloudEvent
+from relay.fleet.agent import agent as agent_parts
 from relay.fleet.agent import link, report_sink, start_orders
 from relay.fleet.messages import Pulse, PulseRequest
 from relay.simulator import VM, Fault, Plan, Setup, Simulator
@@ -208,6 +209,29 @@ async def test_an_agent_that_still_sees_an_event_says_so_and_later_that_it_ended
         azure.cancel(event)
         (ended,) = await hub.wait_for(CloudEvent)
         assert ended.name == "event.ended"
+
+
+async def test_an_agent_that_cannot_read_its_document_does_not_say_that_an_event_is_still_there(
+    hub: HubSide, azure: Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says so after it has read the document again."""
+    monkeypatch.setattr(agent_parts, "AFFIRM_DELAY", 0.01)
+    monkeypatch.setattr(agent_parts, "AFFIRM_SPREAD", 0.0)
+    async with agent(hub, azure, tmp_path, "vm-1") as running:
+        await hub.wait_for_listener()
+        event = azure.schedule(Plan(resources=("vm-0",)))
+        await hub.wait_for(CloudEvent)
+        source = running.relay.source
+        azure.add_fault(Fault(kind="status", lasts=3600.0))
+        await eventually(lambda: source.failures > 0)
+        pulses = len(hub.pulses)
+        await hub.send_state(ending=[event.event_id])
+        before = source.failures
+        await eventually(lambda: source.failures > before + 2)
+        assert len(hub.pulses) == pulses
+        azure.clear_faults()
+        affirming = await hub.wait_for_listener(pulses + 1)
+        assert live_ids(affirming) == [event.event_id]
 
 
 async def test_an_agent_that_is_stopped_ends_the_order_that_it_carries_out(

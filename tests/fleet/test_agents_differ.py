@@ -40,6 +40,8 @@ async def test_agents_that_die_lag_or_come_late_change_nothing(
         event = azure.schedule(Plan(resources=("vm-0",)))
         await eventually(lambda: fleet.told(event.event_id) == WHOLE_STORY[:1])
         azure.add_fault(Fault(kind="status", vm="vm-lagging", lasts=3600.0))
+        lagging = fleet.relays[SCOPE, "vm-lagging"].relay.source
+        await eventually(lambda: lagging.failures > 0)
         azure.start(event)
         await eventually(lambda: fleet.told(event.event_id) == WHOLE_STORY[:2])
         if CHAOS:

@@ -86,8 +86,10 @@ class Agent(CommandHandler):
         self._chance = chance
         self._source: AgentPoller | None = None
         self._orders: StartOrders | None = None
-        self._disputed: set[str] = set()
-        """EventIds that this VM showed when the hub said that somebody says gone."""
+        self._disputed: dict[str, float] = {}
+        """EventIds that this VM showed when the hub said that an agent says gone, and when it did.
+
+        The times are monotonic seconds."""
         self._dispute_came = asyncio.Event()
         self.link = AgentLink(settings, origin, self, clock, chance=chance)
         self.report_sink = ReportSink(self.link, origin, names_this_vm, clock, chance=chance)
@@ -146,26 +148,37 @@ class Agent(CommandHandler):
         self.report_sink.handle_hub_state(state)
         disputed = self._live_among(state.ending)
         if disputed:
-            self._disputed.update(disputed)
+            self._disputed |= dict.fromkeys(disputed, self._clock.monotonic())
             self._dispute_came.set()
 
     async def _affirm_disputed(self) -> NoReturn:
         """Tell the hub of events that another agent says are gone, and that this VM still sees.
 
         Most VMs have only not polled again. So this waits for their next poll first: else each end
-        of an event would cause a pulse of almost every VM of the scope.
+        of an event would cause a pulse of almost every VM of the scope. A VM that cannot read its
+        document does not know whether it still sees the event, and says nothing.
         """
         while True:
             self._dispute_came.clear()
             if not self._disputed:
                 await self._dispute_came.wait()
             await self._clock.sleep(AFFIRM_DELAY + AFFIRM_SPREAD * self._chance())
-            disputed, self._disputed = self._disputed, set()
-            affirmed = self._live_among(disputed)
+            affirmed = self._live_among(self._take_disputes_before_last_read())
             for event_id in affirmed:
                 self.report_sink.mark_reported(event_id)
             if affirmed:
                 self._pulses.send_soon()
+
+    def _take_disputes_before_last_read(self) -> list[str]:
+        """Return the disputed events about which the last read of the document says something."""
+        read_age = self._source.read_age if self._source is not None else None
+        if read_age is None:
+            return []
+        read_at = self._clock.monotonic() - read_age
+        taken = [event_id for event_id, at in self._disputed.items() if at < read_at]
+        for event_id in taken:
+            del self._disputed[event_id]
+        return taken
 
     # --- messages to the hub
 
