@@ -3,11 +3,16 @@
 The recorder compares it with the snapshot in the store. It journals one CloudEvent for each change
 and moves the snapshot on, in one transaction. It does not know which source it was: a poll of the
 metadata service gives a whole document, the agents of a fleet give news of single events.
+
+For a poll, the recorder tells itself whether an event ended with a reboot of this VM. Each live row
+of the snapshot holds the boot id of the VM. An event that can explain a reboot keeps the boot id of
+its row; every other row gets the running boot id with the next poll. So if the two differ when the
+event is gone, the VM has rebooted since.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -95,8 +100,11 @@ class Recorder:
     _events_by_data: dict[str, ScheduledEvent] = field(
         default_factory=dict, init=False, compare=False
     )
-    """What the live rows say, by their data. Whatever happens to a transaction, a text says the
-    same, so an entry is never wrong; those that are not live any more go with the next poll."""
+    """The events of the live rows, by the text of their data, so that each is parsed once.
+
+    The text alone says what the event is, so an entry stays right if a transaction is rolled back.
+    The next poll drops the entries that are not live any more.
+    """
 
     def record(self, tx: Transaction, poll: SuccessfulPoll) -> int:
         """Work for the store: record every change and the new snapshot. Return the change count."""
@@ -104,15 +112,9 @@ class Recorder:
         events = self._parse_live_rows(live)
         changes = diff(events.values(), poll.document)
         rows = {row.key: row for row in live}
-
-        def outcome(row: LiveRow, event: ScheduledEvent, grants: Sequence[Grant]) -> EndOutcome:
-            return determine_outcome(
-                event, self._gather_end_evidence(row, event, grants, poll), poll.at
-            )
-
         for first in range(0, len(changes), CHANGES_PER_STEP):
             found = [
-                _FoundChange(change, self.origin, poll.at, poll.document.incarnation, outcome)
+                _FoundChange(change, self.origin, poll.at, poll.document.incarnation, gap=poll.gap)
                 for change in changes[first : first + CHANGES_PER_STEP]
             ]
             self._record_changes(tx, found, rows, poll.at)
@@ -174,9 +176,10 @@ class Recorder:
             row = live.get(key)
             row_grants = grants.get(row.id, []) if row is not None else []
             outcome: EndOutcome | None = None
-            if row is not None and item.outcome is not None and change.kind == "ended":
+            if row is not None and change.kind == "ended":
                 data = orjson.loads(row.data)
-                outcome = item.outcome(row, change.event, row_grants)
+                evidence = self._gather_end_evidence(item, row, row_grants)
+                outcome = determine_outcome(change.event, evidence, item.at)
             else:
                 data = event_data(change.event, item.incarnation)
             event = change_event(
@@ -211,18 +214,20 @@ class Recorder:
         tx.record_all(events, now)
 
     def _gather_end_evidence(
-        self, row: LiveRow, event: ScheduledEvent, grants: Sequence[Grant], poll: SuccessfulPoll
+        self, found: _FoundChange, row: LiveRow, grants: Sequence[Grant]
     ) -> EndEvidence:
+        event = found.change.event
         start_sent = any(grant.may_have_been_accepted for grant in grants)
-        return EndEvidence(
-            start_sent=start_sent,
-            gap=poll.gap,
-            rebooted=self._has_rebooted(row)
-            and (event.event_type or "").lower() in _REBOOT_TYPES
-            and self.resource_names is not None
-            and names_this_vm(event.resources, self.resource_names)
-            and (start_sent or _has_not_before_passed(event, poll.at)),
-        )
+        rebooted = found.rebooted
+        if rebooted is None:
+            rebooted = (
+                self._has_rebooted(row)
+                and (event.event_type or "").lower() in _REBOOT_TYPES
+                and self.resource_names is not None
+                and names_this_vm(event.resources, self.resource_names)
+                and (start_sent or _has_not_before_passed(event, found.at))
+            )
+        return EndEvidence(start_sent=start_sent, gap=found.gap, rebooted=rebooted)
 
     def _has_rebooted(self, row: LiveRow) -> bool:
         if self.boot_id is None or row.boot_id is None:
@@ -232,13 +237,16 @@ class Recorder:
 
 @dataclass(frozen=True, slots=True)
 class _FoundChange:
-    """A change that a source found at a time. ``outcome`` says how the event ended, if it has."""
+    """A change that a source found at a time."""
 
     change: Change
     origin: Origin
     at: datetime
     incarnation: int | None = None
-    outcome: Callable[[LiveRow, ScheduledEvent, Sequence[Grant]], EndOutcome] | None = None
+    gap: bool = False
+    """As in `EndEvidence`."""
+    rebooted: bool | None = None
+    """As in `EndEvidence`; None: the recorder tells by the boot id of its own VM."""
 
 
 def _batch_distinct_events(
@@ -267,17 +275,9 @@ def _find_change(
         return None if change is None else _FoundChange(change, origin, at, news.what.incarnation)
     if before is None:
         return None
-    departure = news.what
-
-    def outcome(_: LiveRow, event: ScheduledEvent, grants: Sequence[Grant]) -> EndOutcome:
-        evidence = EndEvidence(
-            start_sent=any(grant.may_have_been_accepted for grant in grants),
-            gap=departure.gap,
-            rebooted=departure.rebooted,
-        )
-        return determine_outcome(event, evidence, at)
-
-    return _FoundChange(Change("ended", before, {}), origin, at, outcome=outcome)
+    return _FoundChange(
+        Change("ended", before, {}), origin, at, gap=news.what.gap, rebooted=news.what.rebooted
+    )
 
 
 def names_this_vm(resources: Iterable[str], resource_names: frozenset[str]) -> bool:
