@@ -33,7 +33,7 @@ from relay.outbox import Decision, Grant, GrantState, Mode, RecordedEvent
 from relay.outbox.transaction import Transaction
 
 _NO_VOTES: dict[str, Any] = {"votes": 0, "required": 0, "rule": None}
-_UNKNOWN_EVENT: dict[str, Any] = dict.fromkeys(
+_UNKNOWN_EVENT_DATA: dict[str, Any] = dict.fromkeys(
     (
         "eventType",
         "eventStatus",
@@ -47,6 +47,7 @@ _UNKNOWN_EVENT: dict[str, Any] = dict.fromkeys(
         "revision",
     )
 )
+"""The ``data`` of an event that the store does not know, apart from its EventId: all null."""
 
 
 def new_approval_id() -> str:
@@ -117,31 +118,31 @@ def record_refusal(
 
     ``count`` is the number of refusals that the event stands for, if it stands for several.
     """
-    caller = request.caller
+    event_data: Mapping[str, Any] = {"eventId": request.event_id, **_UNKNOWN_EVENT_DATA}
+    votes, cause, follows = _NO_VOTES, request.message_id, None
+    if status is not None:
+        origin = origin.in_scope(status.occurrence.scope)
+        event_data, votes = status.occurrence.data, status.vote_summary
+        follows = status.occurrence.last_event_id
+        cause = cause or follows
     details = {
         "approvalId": new_approval_id(),
         "decision": request.decision,
-        "principal": caller.principal,
-        "channel": caller.channel,
+        "principal": request.caller.principal,
+        "channel": request.caller.channel,
         "reason": request.reason,
-        **(status.vote_summary if status is not None else _NO_VOTES),
+        **votes,
         "refusal": reason,
         **({} if count is None else {"count": count}),
     }
-    if status is None:
-        event_data: Mapping[str, Any] = {"eventId": request.event_id, **_UNKNOWN_EVENT}
-        cause = request.message_id
-    else:
-        event_data = status.occurrence.data
-        cause = request.message_id or status.occurrence.last_event_id
     _record_event(
         tx,
-        origin.in_scope(status.occurrence.scope) if status is not None else origin,
+        origin,
         "approval.refused",
         event_data,
         details,
         cause=cause,
-        follows=status.occurrence.last_event_id if status is not None else None,
+        follows=follows,
         caller=request.trace,
         at=request.at,
         dry_run=mode == "dry-run",
