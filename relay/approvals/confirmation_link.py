@@ -19,7 +19,7 @@ _NEXT_STEP = (
 
 
 def refuse_confirmation_link(
-    tx: Transaction, request: DecisionRequest, link_use: LinkCredentials, occurrence: TrackedEvent
+    tx: Transaction, request: DecisionRequest, given: LinkCredentials, occurrence: TrackedEvent
 ) -> Refusal | None:
     """Return why a link does not permit a decision about an event, or None if it does.
 
@@ -27,7 +27,7 @@ def refuse_confirmation_link(
     can neither guess codes nor use the link up. Only an approval needs the code: the person who
     reads the message has it, and a program that follows links does not.
     """
-    link = tx.messages.find_confirmation_link(link_use.token)
+    link = tx.messages.find_confirmation_link(given.token)
     wanted = (occurrence.id, request.revision, request.decision)
     if link is None or (link.occurrence, link.revision, link.decision) != wanted:
         return Refusal(
@@ -40,14 +40,14 @@ def refuse_confirmation_link(
         return Refusal(403, f"{reason}; {_NEXT_STEP}")
     if link.decision != "approve":
         return None
-    code = "".join((link_use.code or "").split())
+    code = "".join((given.code or "").split())
     if not code:
         reason = "approving asks for the code that the message shows"
         return Refusal(403, reason, field="code")
     if link.code is None:
         reason = "an older version of the relay made this link, and it approves nothing"
         return Refusal(409, f"{reason}; {_NEXT_STEP}")
-    if hmac.compare_digest(code_digest(link_use.token, code), link.code):
+    if hmac.compare_digest(code_digest(given.token, code), link.code):
         return None
     tx.messages.count_wrong_code(link)
     reason = "this is not the code that the message shows"
