@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from relay.approvals.limits import waits_field
+from relay.approvals.limits import join_names, waits_field
 from relay.approvals.machine_principals import names_machines, scope_of_machine
 from relay.approvals.request import DecisionAnswer, DecisionRequest
 from relay.approvals.standing_holds import (
@@ -33,8 +33,6 @@ SENT_BEFORE_NOTICE = (
     "the event can start at any moment; no further StartRequest is sent while it is held"
 )
 """Part of every text about a hold that was taken after an earlier StartRequest."""
-MAX_NAMED_RESOURCES = 10
-"""Resources that a refusal names; it counts the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +50,10 @@ UNKNOWN_EVENT = Refusal(
     404, "no such event in this scope; see GET /v1/events, or `imds-relay events`"
 )
 """The refusal of a request that names no event of the store."""
+REUSED_ID = Refusal(
+    409, "this id came before with another body; give each request an id of its own"
+)
+"""The refusal of a request whose id the same principal gave to another request before."""
 
 
 def ambiguous_scope_refusal(occurrences: Sequence[TrackedEvent]) -> Refusal:
@@ -147,7 +149,7 @@ def _missing_permission(request: DecisionRequest, status: ApprovalStatus) -> str
     problem = (
         _missing_right_reason(request, status)
         or _machine_refusal_reason(request, status)
-        or _uncovered_resources(request, status)
+        or _uncovered_resources_reason(request, status)
     )
     if problem is not None or request.decision != "approve":
         return problem
@@ -209,13 +211,13 @@ def _machine_refusal_reason(request: DecisionRequest, status: ApprovalStatus) ->
     if request.decision == "hold" or covers_itself or not others:
         return None
     return (
-        f"{machine} may decide for itself only, not for {_join_names(others)}: "
+        f"{machine} may decide for itself only, not for {join_names(others)}: "
         "with each_resource: true, a rule takes a vote of each machine"
     )
 
 
-def _uncovered_resources(request: DecisionRequest, status: ApprovalStatus) -> str | None:
-    """Which resources of the event are not the caller's to decide for."""
+def _uncovered_resources_reason(request: DecisionRequest, status: ApprovalStatus) -> str | None:
+    """Why the caller may not decide for all resources of the event."""
     rights = request.caller.rights
     resources = status.occurrence.event.resources
     quorum = status.quorum if request.decision == "approve" else None
@@ -223,28 +225,22 @@ def _uncovered_resources(request: DecisionRequest, status: ApprovalStatus) -> st
     has_limit = rights.resources is not None or bool(rights.limits)
     if not resources and (must_cover_each or has_limit):
         return "you may not decide for an event that names no resource"
-    uncovered = [name for name in resources if not covers_all_resources(rights.resources, (name,))]
-    if must_cover_each and len(uncovered) < len(resources):
-        uncovered = []  # others can cover the rest
+    foreign = [name for name in resources if not covers_all_resources(rights.resources, (name,))]
+    if must_cover_each and len(foreign) < len(resources):
+        foreign = []  # others can cover the rest
     uncovered = [
         name
         for name in resources
-        if name in uncovered
+        if name in foreign
         or not all(covers_all_resources(limit, (name,)) for limit in rights.limits)
     ]
     if not uncovered:
         return None
     pronoun = "it" if len(uncovered) == 1 else "them"
     return (
-        f"you may not decide for {_join_names(uncovered)}: "
+        f"you may not decide for {join_names(uncovered)}: "
         f"your rights (resources) do not cover {pronoun}"
     )
-
-
-def _join_names(names: list[str]) -> str:
-    named = ", ".join(names[:MAX_NAMED_RESOURCES])
-    unnamed = len(names) - MAX_NAMED_RESOURCES
-    return f"{named} and {unnamed} more" if unnamed > 0 else named
 
 
 # --- accepted requests

@@ -15,6 +15,7 @@ from typing import Any
 
 from relay.approvals import ApprovalsSettings, ClaimedGrant
 from relay.approvals.admission import (
+    REUSED_ID,
     Refusal,
     ambiguous_scope_refusal,
     authorize,
@@ -43,7 +44,7 @@ from relay.approvals.refusals import (
     RefusalAggregator,
 )
 from relay.approvals.request import DecisionAnswer, DecisionRequest
-from relay.approvals.rules import Quorum, Rule
+from relay.approvals.rules import Quorum
 from relay.approvals.standing_hold_engine import (
     expire_standing_holds,
     restore_standing_holds_from_journal,
@@ -65,12 +66,9 @@ from relay.outbox import Decision, FirstAnswer, Grant, GrantState, Mode, Tracked
 from relay.outbox.transaction import Transaction
 
 _MODES_BY_STRICTNESS: tuple[Mode, ...] = ("on", "dry-run", "off")
-_REUSED_ID = Refusal(
-    409, "this id came before with another body; give each request an id of its own"
-)
 MAX_DECISIONS_ABOUT_EVENT = 30
 """Decisions of one principal about one event that are recorded in a minute."""
-_TOO_MANY = Refusal(
+_TOO_MANY_DECISIONS = Refusal(
     409,
     f"you have decided {MAX_DECISIONS_ABOUT_EVENT} times about this event within a minute: "
     "nothing was changed; wait a minute",
@@ -116,7 +114,10 @@ class ApprovalEngine:
         """
         self.settings = settings
         self._client_resources = client_resources
-        self._have_reminders = any(_rule_has_reminder(rule) for rule in settings.rules)
+        self._have_reminders = any(
+            isinstance(rule.approve, Quorum) and rule.approve.remind is not None
+            for rule in settings.rules
+        )
         self.acts_unasked = self._have_reminders or any(
             rule.approve == "automatic" for rule in settings.rules
         )
@@ -174,9 +175,12 @@ class ApprovalEngine:
         if first_answer is not None and first_answer.digest == request.digest:
             return DecisionAnswer(first_answer.status, first_answer.body, repeat=True)
         occurrences = _find_events(tx, request)
-        status = self._current_status(tx, request, occurrences)
+        status: ApprovalStatus | None = None
+        if len(occurrences) == 1:
+            # The transitions that were due before the request come first.
+            status = self._apply_event_transitions(tx, occurrences[0], request.at)
         if first_answer is not None:
-            return self._refuse_request(tx, request, status, _REUSED_ID)
+            return self._refuse_request(tx, request, status, REUSED_ID)
         if len(occurrences) > 1:
             return self._refuse_request(tx, request, None, ambiguous_scope_refusal(occurrences))
         refusal = authorize(request, status)
@@ -198,17 +202,6 @@ class ApprovalEngine:
                 request.at,
             )
         return answer
-
-    def _current_status(
-        self, tx: Transaction, request: DecisionRequest, occurrences: Sequence[TrackedEvent]
-    ) -> ApprovalStatus | None:
-        """Return the status after all transitions that were due before the request.
-
-        None if the request does not say which event it is about.
-        """
-        if len(occurrences) != 1:
-            return None
-        return self._apply_event_transitions(tx, occurrences[0], request.at)
 
     def _refuse_request(
         self,
@@ -272,7 +265,7 @@ class ApprovalEngine:
         if same_decision is not None and not _is_renewal(request, same_decision, recent):
             return build_accepted_answer(request, same_decision, status)
         if recent >= MAX_DECISIONS_ABOUT_EVENT:
-            return self._refuse_request(tx, request, status, _TOO_MANY)
+            return self._refuse_request(tx, request, status, _TOO_MANY_DECISIONS)
         decision = build_decision(
             request,
             status,
@@ -322,16 +315,13 @@ class ApprovalEngine:
                 # Hours begin and end at whole minutes, in every time zone.
                 moments.append(now.replace(second=0, microsecond=0) + timedelta(minutes=1))
         if self._limits is not None:
-            self._grant_free_slots(tx, self._limits, now)
+            # What waited for slots that are free now is granted, first in line first.
+            for occurrence_id in self._limits.grantable_occurrences(tx, now, self.in_flight):
+                self._apply_event_transitions(tx, tx.snapshot.get_occurrence(occurrence_id), now)
             moment = self._limits.next_change_at(tx, now, self.in_flight)
             moments += [moment] if moment is not None else []
             self._limits.refresh_messages(tx, now, self.in_flight, event_keys)
         return min(moments, default=None)
-
-    def _grant_free_slots(self, tx: Transaction, limits: LimitSlots, now: datetime) -> None:
-        """Grant what waited for slots that are free now, first in line first."""
-        for occurrence_id in limits.grantable_occurrences(tx, now, self.in_flight):
-            self._apply_event_transitions(tx, tx.snapshot.get_occurrence(occurrence_id), now)
 
     def unsettled_occurrences(
         self, tx: Transaction, event_keys: Sequence[str] | None = None
@@ -379,7 +369,10 @@ class ApprovalEngine:
     def _keep_slot_allocation_current(
         self, tx: Transaction, *, only: bool = True
     ) -> AbstractContextManager[None]:
-        """Inside, an event that has its slots is granted or claimed, and ``only`` that."""
+        """Inside, an event that has its slots is granted or claimed.
+
+        ``only``: nothing else happens, so who has which slots need not be computed again.
+        """
         if self._limits is None or not only:
             return nullcontext()
         return self._limits.preserve_allocation(tx)
@@ -459,10 +452,6 @@ def _repair_tables_from_journal(tx: Transaction, status: ApprovalStatus) -> bool
     """Correct what the tables say about an event by the journal; return whether it differed."""
     is_changed = restore_standing_holds_from_journal(tx, status.now)
     return restore_from_journal(tx, status) or is_changed
-
-
-def _rule_has_reminder(rule: Rule) -> bool:
-    return isinstance(rule.approve, Quorum) and rule.approve.remind is not None
 
 
 def effective_approvals_mode(settings: ApprovalsSettings, switch: Mode, *, trusted: bool) -> Mode:

@@ -90,9 +90,9 @@ class LimitSlots:
 
     def grantable_occurrences(
         self, tx: Transaction, now: datetime, in_flight: InFlight
-    ) -> Iterator[int]:
-        """Yield the occurrences that could be granted and that have slots, first in line first."""
-        yield from self._current_allocation(tx, now, in_flight).grantable_occurrences()
+    ) -> list[int]:
+        """Return the occurrences that could be granted and that have slots, first in line first."""
+        return self._current_allocation(tx, now, in_flight).grantable_occurrences()
 
     def next_change_at(
         self, tx: Transaction, now: datetime, in_flight: InFlight
@@ -314,10 +314,12 @@ class _SlotAllocation:
             if limits is None or any(limit in limits for limit in event.claimant.needs)
         ]
 
-    def grantable_occurrences(self) -> Iterator[int]:
-        """Yield the occurrences that could be granted and that have slots, first in line first."""
-        ready = [occurrence for occurrence, is_ready in self._turns if is_ready]
-        yield from ready
+    def grantable_occurrences(self) -> list[int]:
+        """Return the occurrences that could be granted and that have slots, first in line first.
+
+        It leaves out those that had their turn before.
+        """
+        return [occurrence for occurrence, is_ready in self._turns if is_ready]
 
     def _take_turns(self) -> Iterator[tuple[int, bool]]:
         """Give each event its turn; yield it, and whether it can be granted and has slots."""

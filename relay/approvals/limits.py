@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from fractions import Fraction
@@ -24,8 +24,8 @@ LIMIT_NOTICE = (
 )
 """Part of every text about an event that waits (docs/guarantees.md#a-limit-delays-this-relay-only).
 """
-MAX_NAMED_MACHINES = 10
-"""Machines that a text names; it counts the rest."""
+MAX_NAMES = 10
+"""Machines or resources that a text names; it counts the rest."""
 _SHARE = re.compile(r"(\d{1,3}(?:\.\d{1,6})?)%")
 
 
@@ -336,8 +336,12 @@ def _describe_wait(wait: WaitingFor) -> str:
     text = f"limit {wait.limit} (at most {wait.slots} machine{plural} at once)"
     if wait.behind is not None:
         return f"{text}: event {wait.behind} comes first"
-    named = ", ".join(wait.machines[:MAX_NAMED_MACHINES])
-    unnamed = len(wait.machines) - MAX_NAMED_MACHINES
-    if unnamed > 0:
-        named += f" and {unnamed} more"
-    return f"{text}: {named} {'has' if len(wait.machines) == 1 else 'have'} the slots"
+    verb = "has" if len(wait.machines) == 1 else "have"
+    return f"{text}: {join_names(wait.machines)} {verb} the slots"
+
+
+def join_names(names: Sequence[str]) -> str:
+    """Return names of machines or resources in one line: the first, and how many more there are."""
+    named = ", ".join(names[:MAX_NAMES])
+    unnamed = len(names) - MAX_NAMES
+    return f"{named} and {unnamed} more" if unnamed > 0 else named

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 
 import orjson
 
-from relay.approvals.admission import Refusal
+from relay.approvals.admission import REUSED_ID, Refusal
 from relay.approvals.effects import new_approval_id
 from relay.approvals.refusals import MINUTE
 from relay.approvals.request import DecisionAnswer
@@ -35,9 +35,6 @@ from relay.outbox.transaction import Transaction
 
 _log = logging.getLogger(__name__)
 _DAY = timedelta(days=1)
-_REUSED_ID = Refusal(
-    409, "this id came before with another body; give each request an id of its own"
-)
 
 
 def create_standing_hold(tx: Transaction, origin: Origin, request: CreateRequest) -> DecisionAnswer:
@@ -144,7 +141,7 @@ def _decide_once(
     first = tx.decisions.first_answer(principal, request_id)
     if first is not None:
         if first.digest != request.digest:
-            return _refusal_answer(_REUSED_ID)
+            return _refusal_answer(REUSED_ID)
         return DecisionAnswer(first.status, first.body, repeat=True)
     answer = decide()
     if answer.status in (200, 201, 403, 409):  # HTTP
