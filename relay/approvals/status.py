@@ -348,7 +348,7 @@ class ApprovalStatus:
 
     def _may_decide_for(self, principal: str, resources: tuple[str, ...]) -> bool:
         if names_machines(principal):
-            own = self._resources_decidable_by(principal, resources)
+            own = own_resources(principal, self.occurrence.scope, resources)
             return bool(resources) and own.issuperset(resources)
         clients: tuple[str, ...] = ()
         if principal.startswith(_PRINCIPALS_OF_CLIENTS):
