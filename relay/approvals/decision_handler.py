@@ -1,4 +1,8 @@
-"""What the API does with decisions: the gate's side of it, or on an agent that of the hub."""
+"""What the channels of decisions call: the API, the chats and the consumer of AMQP.
+
+`relay.approvals.gate.Gate` is the `DecisionHandler` of a relay that decides itself. That of an
+agent is `relay.fleet.agent.votes.VoteForwarder`, which asks the hub.
+"""
 
 from __future__ import annotations
 

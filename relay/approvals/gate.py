@@ -1,6 +1,9 @@
-"""Takes requests to approve, and applies the transitions that are due.
+"""Takes requests of callers, and runs what follows from them.
 
-The decisions themselves are in `engine`. What was granted is sent by `start_requests`.
+Each request is work for the store, in which `engine` decides it. Beside that, `Gate.run` has three
+tasks: it applies the transitions that are due, it records the refusals that were only counted
+(`refusals`), and it sends what was granted (`start_requests`). Events are checked for transitions
+when they change, and when time alone makes one due.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ _NOT_RECORDED = DecisionAnswer(
 
 
 class Gate:
-    """Requests to approve in, StartRequests out."""
+    """The `DecisionHandler` of a relay that decides itself."""
 
     def __init__(
         self,
@@ -63,7 +66,7 @@ class Gate:
             on_sent=self._check_transitions,
             record_span=record_span,
         )
-        # Each of the tasks clears its own event:
+        # Each task waits for its own event and clears it:
         self._transitions_wake = asyncio.Event()
         self._refusals_wake = asyncio.Event()
         self._changed_keys: set[str] | None = None
@@ -105,7 +108,7 @@ class Gate:
 
     async def end_standing_hold(self, request: EndRequest) -> DecisionAnswer:
         """End a standing hold early. The answer is as of `submit`."""
-        engine = self.engine  # its settings are those of the work: a reload changes them in order
+        engine = self.engine  # the work reads its settings: a reload changes them in order
         return await self._change_standing_holds(
             lambda tx: end_standing_hold(tx, engine.origin, request, engine.settings.people)
         )

@@ -1,6 +1,7 @@
 """Makes the journal the authority for votes and holds: it corrects the table that is read.
 
-Another program can change the table of decisions. The journal has a chain of hashes.
+Another program can change the table of decisions. The journal has a chain of hashes. `engine` asks
+before a grant and before a claim. `standing_hold_engine` does the same for standing holds.
 """
 
 from __future__ import annotations

@@ -1,5 +1,9 @@
 """Collects who takes the slots of the limits and who wants them, inside a transaction.
 
+`engine` asks `LimitSlots` for which limits an event waits, and which events have slots and can be
+granted. Who has which slots is computed from all live events, and again as soon as a row, the time
+or the StartRequests in flight have changed.
+
 The order in which events get slots:
 
 1. Events that are Started, that are over and in their rest, or whose StartRequest Azure may have
@@ -129,7 +133,10 @@ class LimitSlots:
 
     @contextmanager
     def preserve_allocation(self, tx: Transaction) -> Iterator[None]:
-        """Inside, an event that has its slots is granted or claimed: nothing else changes."""
+        """Inside, an event that has its slots is granted or claimed: nothing else changes.
+
+        So the rows that change void no allocation, and it is not made again for each grant.
+        """
         allocation, changes = self._newest_allocation, tx.changed_row_count
         yield
         if allocation is not None and allocation.tx is tx and allocation.changes == changes:
@@ -269,7 +276,7 @@ class _SlotAllocation:
         self._events = events
         self._status_of = status_of
         self._granted: dict[int, tuple[WaitingFor, ...]] = {}
-        """For what each event waits that was granted before."""
+        """For what each event of an open grant waits; empty: it has its slots."""
         for grant in open_grants:
             is_sent = grant.state == "sent"
             if is_sent or can_keep_slot(grant, status_of(grant.occurrence)):
@@ -277,7 +284,9 @@ class _SlotAllocation:
                 self._granted[grant.occurrence] = queue.waits_of(claimant)
                 queue.offer(claimant, keeps=is_sent)
         self._queue_after_grants = queue
+        """The slots without those of events that could be granted."""
         self._queue = queue.copy()
+        """The slots with those of the events that had their turn."""
         self._has_slots: dict[int, bool] = {}
         """Of each event that had its turn, whether it has slots or does not want them."""
         self._turns = self._take_turns()
@@ -298,7 +307,7 @@ class _SlotAllocation:
             return self._granted[occurrence]
         claimant = self._events[occurrence].claimant
         if waits := self._queue_after_grants.waits_of(claimant):
-            return waits
+            return waits  # whoever is before it in the line
         while occurrence not in self._has_slots and next(self._turns, None) is not None:
             pass
         if self._has_slots.get(occurrence, True):

@@ -1,5 +1,7 @@
 """How many machines may go at once: the settings of a limit, and who gets its slots. Pure.
 
+A `Limit` counts machines. Each machine of an event that it counts needs one of its slots. A
+`SlotQueue` gives the slots to events, and says for which limits an event waits (`WaitingFor`).
 `relay.approvals.limit_slots` reads from the store who takes slots and who wants them.
 """
 
@@ -177,8 +179,13 @@ class Claimant:
 class SlotQueue:
     """Gives the slots of each limit to one event after the other.
 
-    First `take` for those that have slots whatever the limits say, then `offer` in turn. An event
-    that waits is not passed by a later one that waits for the same limit.
+    First `take_unconditionally` for those that have slots whatever the limits say, then `offer` in
+    turn. A machine takes one slot of a limit, however many events are about it. An event waits for
+    a limit if it needs a slot for a machine that no other event has taken, and
+
+    - there are not enough free slots. An event that needs more than the limit has goes alone, when
+      nobody else takes one.
+    - or another event waits first for the limit. So no later event passes it.
     """
 
     def __init__(self, capacities: Mapping[str, int]) -> None:
@@ -264,10 +271,11 @@ class SlotQueue:
         others: Collection[Machine] = taken.keys()
         has_slots = False
         if claimant.occurrence in self._holders:
+            # Its own slots are free for itself. If it has all that it needs, it is behind nobody.
             others = self._machines_taken_by_others(limit, claimant.occurrence).keys()
             has_slots = all(claimant.occurrence in taken.get(one, ()) for one in machines)
         if all(machine in others for machine in machines):
-            return False
+            return False  # it needs no further slot
         first = self._first_waiting.get(limit)
         is_behind = first not in (None, claimant.reference) and not has_slots
         return is_behind or not self._fits(limit, machines, others)

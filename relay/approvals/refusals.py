@@ -1,8 +1,12 @@
 """Aggregates the refusals of a principal that asks again and again.
 
 In each minute the first refusals are recorded one by one. The others are counted, and recorded as
-one event for each EventId when the minute is over. The counts are in memory: a crash loses those of
-open minutes.
+one event for each EventId when the minute is over. `engine` asks in its transaction whether a
+refusal is recorded; `gate` counts it otherwise, and has the engine record the counts that are due.
+The counts are in memory: a crash loses those of open minutes.
+
+An earlier version of the relay recorded each refusal. `collapse_surplus_refusals` aggregates them
+in the history of an event for readers.
 """
 
 from __future__ import annotations
@@ -42,7 +46,9 @@ class _DisplayedRefusalMinute:
 
     began: datetime
     single: int = 0
+    """Refusals that are shown as they are, also those that stand for several already."""
     surplus: int = 0
+    """Refusals that are shown as one."""
     newest: int | None = None
     """Where the event is that stands for the surplus."""
 
@@ -66,8 +72,7 @@ class _OpenMinute:
 def collapse_surplus_refusals(history: Iterable[tuple[str, bytes]]) -> list[bytes]:
     """Return the JSON of CloudEvents; surplus refusals of a minute are one event with ``count``.
 
-    ``history`` holds the kind and the JSON of each, oldest first. An earlier version of the relay
-    recorded each refusal.
+    ``history`` holds the kind and the JSON of each, oldest first.
     """
     shown: list[bytes | None] = []
     minutes: dict[str, _DisplayedRefusalMinute] = {}
@@ -108,7 +113,8 @@ class RefusalAggregator:
     def admit(self, request: DecisionRequest, event_key: str | None) -> bool:
         """Return whether the refusal of a request is recorded by itself.
 
-        A transaction can run twice, so the answer for the same request stays the same.
+        If not, `count` it after the transaction. A transaction can run twice, so the answer for the
+        same request stays the same.
         """
         with self._lock:
             recorded = self._open_minute(request).recorded
@@ -128,7 +134,11 @@ class RefusalAggregator:
                 minute.recorded = [entry for entry in minute.recorded if entry[1] is not request]
 
     def count(self, request: DecisionRequest, reason: str, event_key: str | None) -> None:
-        """Count a refusal that was not admitted."""
+        """Count a refusal that was not admitted.
+
+        Those about events without a recorded refusal in the minute are counted together, so that
+        nobody can fill the memory with EventIds.
+        """
         with self._lock:
             minute = self._open_minute(request)
             if all(key != event_key for key, _ in minute.recorded):

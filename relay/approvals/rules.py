@@ -1,6 +1,7 @@
-"""What a rule is: its conditions, its hours, and the votes that it needs.
+"""What a rule is: its conditions, its hours, and the votes that it needs; and who may vote.
 
-Pure, except that time zones are read from disk.
+A `Rule` is an entry of ``approvals.rules``. `status` finds the rule of an event and counts its
+votes. Pure, except that time zones are read from disk.
 """
 
 from __future__ import annotations
@@ -250,7 +251,10 @@ def person_or_principal(principal: str, people: Mapping[str, Sequence[str]]) -> 
 def client_principals_of_same_person(
     principal: str, people: Mapping[str, Sequence[str]]
 ) -> tuple[str, ...]:
-    """Return the principals of clients that the person with a chat principal has, too."""
+    """Return the principals of clients that the person with a chat principal has, too.
+
+    The rights of these clients limit what the person may decide in the chat.
+    """
     person = person_or_principal(principal, people).removeprefix("person:")
     return tuple(
         other for other in people.get(person, ()) if other.startswith(("client:", "mtls:"))

@@ -1,4 +1,10 @@
-"""Who may make and end standing holds: the requests, and why they are refused. Pure."""
+"""Who may make and end standing holds: the requests, and why they are refused. Pure.
+
+The API turns a body into a `CreateRequest` or `EndRequest`. `standing_hold_engine` asks
+`refuse_creation` or `refuse_end` before it changes anything. The conditions of a standing hold must
+be inside the rights of its author, because nobody knows yet which events will meet them.
+`hold_to_json` describes a standing hold to the API and in events.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +37,11 @@ MAX_CREATED_IN_DAY = 300
 MAX_AHEAD = timedelta(days=366)
 """How far from now a standing hold may end."""
 MAX_PATTERNS = 100
+"""Entries in each list of the conditions."""
 MAX_OPEN_PATTERNS = 1000
 """Entries in the lists of all standing holds that are not over: each event is compared with all."""
 MAX_PATTERN_LENGTH = 256
+"""Characters of an entry."""
 TIMESTAMP = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:\d\d)$"
 """RFC 3339."""
 

@@ -2,7 +2,8 @@
 
 A standing hold is a hold by the conditions of a rule and for a time. It is made before an event
 exists, and keeps this relay from starting every event that can meet its conditions, automatic rules
-included. `standing_hold_admission` says who may make one.
+included. Its ``within`` are the resources to which the rights of its author are limited: it is
+about no event with others. `standing_hold_admission` says who may make one.
 """
 
 from __future__ import annotations

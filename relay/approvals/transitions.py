@@ -1,7 +1,8 @@
 """What must happen next to the votes, holds and grants of one event. Pure.
 
 Time, the document, the mode and decisions all change an `ApprovalStatus`. `next_transitions` alone
-says what follows, whatever changed. `effects` writes transitions into the store.
+says what follows, whatever changed. `engine` asks for it after each change and when the time has
+come, and `effects` writes the transitions into the store.
 """
 
 from __future__ import annotations
@@ -248,7 +249,8 @@ def annotate_with_waited_limits(
 ) -> list[Transition]:
     """Add to transitions by time for which limits the event waited.
 
-    ``before`` is the status at the last moment before them.
+    ``before`` is the status at the last moment before them: without its votes or its grant, the
+    event waits for no limit any more.
     """
     if not before.waiting_for:
         return transitions
