@@ -17,7 +17,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from relay.approvals.rules import BoundedDuration, Hours, RuleConditions
-from relay.events.match import Match, matches, matches_any_pattern
+from relay.events.match import matches, matches_any_pattern
 from relay.events.timestamps import format_rfc3339
 from relay.settings import Name, Section
 
@@ -93,12 +93,7 @@ class Limit(Section):
         machine.
         """
         conditions = self.match
-        others = Match(
-            event_type=conditions.event_type,
-            event_source=conditions.event_source,
-            duration=conditions.duration,
-            scope=conditions.scope,
-        )
+        others = conditions.model_copy(update={"resources": None})  # these select machines
         if not matches(others, data, scope):
             return frozenset()
         names: Iterable[str] = data.get("resources") or ()

@@ -221,18 +221,14 @@ class Recorder:
         rebooted = found.rebooted
         if rebooted is None:
             rebooted = (
-                self._has_rebooted(row)
+                self.boot_id is not None
+                and row.boot_id not in (None, self.boot_id)
                 and (event.event_type or "").lower() in _REBOOT_TYPES
                 and self.resource_names is not None
                 and names_this_vm(event.resources, self.resource_names)
                 and (start_sent or _has_not_before_passed(event, found.at))
             )
         return EndEvidence(start_sent=start_sent, gap=found.gap, rebooted=rebooted)
-
-    def _has_rebooted(self, row: LiveRow) -> bool:
-        if self.boot_id is None or row.boot_id is None:
-            return False
-        return row.boot_id != self.boot_id
 
 
 @dataclass(frozen=True, slots=True)
