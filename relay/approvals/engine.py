@@ -50,7 +50,7 @@ from relay.approvals.standing_hold_engine import (
     restore_standing_holds_from_journal,
 )
 from relay.approvals.standing_holds import has_hours, is_about
-from relay.approvals.status import ApprovalStatus, rule_for
+from relay.approvals.status import ApprovalStatus, InFlight, rule_for
 from relay.approvals.transitions import (
     CreateGrant,
     Transition,
@@ -94,8 +94,7 @@ class ApprovalEngine:
         one slot.
         """
         self.origin = origin
-        self.in_flight: frozenset[tuple[int, int]] = frozenset()
-        """The StartRequests that are being sent, as in `ApprovalStatus`."""
+        self.in_flight: InFlight = frozenset()
         self.refusals = RefusalAggregator()
         """Which refusals are recorded one by one."""
         self._trusted = trusted

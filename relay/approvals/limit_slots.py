@@ -28,14 +28,12 @@ from relay.approvals.limits import (
     SlotQueue,
     WaitingFor,
 )
-from relay.approvals.status import ApprovalStatus, is_scheduled
+from relay.approvals.status import ApprovalStatus, InFlight, is_scheduled
 from relay.approvals.transitions import can_keep_slot, is_ready_for_grant
 from relay.events.timestamps import parse_timestamp
 from relay.outbox import Grant, TrackedEvent
 from relay.outbox.transaction import Transaction
 
-InFlight = frozenset[tuple[int, int]]
-"""The StartRequests that are being sent, as in `ApprovalStatus`."""
 StatusOf = Callable[[Transaction, TrackedEvent, datetime], ApprovalStatus]
 """Returns the status of an event without the limits."""
 _NEVER = datetime.max.replace(tzinfo=UTC)

@@ -45,6 +45,8 @@ ApprovalState = Literal[
 """waiting: only a limit keeps this relay from starting the event."""
 FAILED_GRANT_STATES = ("failed", "refused")
 """States of a grant for which no StartRequest will be sent any more."""
+InFlight = frozenset[tuple[int, int]]
+"""The StartRequests that are being sent now: the id of each grant, and which attempt it is."""
 _PRINCIPALS_OF_CLIENTS = ("client:", "mtls:")
 
 
@@ -67,8 +69,7 @@ class ApprovalStatus:
     """The principals of each person of ``approvals.people``."""
     resources_by_client: Mapping[str, tuple[str, ...] | None] = field(default_factory=dict)
     """The clients that may approve, and the resources each may decide for (None: all)."""
-    in_flight: frozenset[tuple[int, int]] = frozenset()
-    """The StartRequests that are being sent now: the id of each grant, and which attempt it is."""
+    in_flight: InFlight = frozenset()
     waiting_for: tuple[WaitingFor, ...] = ()
     """The limits that alone keep the event from being granted, or from being sent."""
     standing_holds: tuple[StandingHold, ...] = ()
