@@ -288,6 +288,8 @@ class _SlotAllocation:
         self._has_slots: dict[int, bool] = {}
         """Of each event that had its turn, whether it has slots or does not want them."""
         self._turns = self._take_turns()
+        self._grantable: list[int] = []
+        """Those that had their turn, could be granted and have slots, first in line first."""
 
     def is_current(self, tx: Transaction, now: datetime, in_flight: InFlight) -> bool:
         """Whether nothing has changed since it was made."""
@@ -306,8 +308,9 @@ class _SlotAllocation:
         claimant = self._events[occurrence].claimant
         if waits := self._queue_after_grants.waits_of(claimant):
             return waits  # whoever is before it in the line
-        while occurrence not in self._has_slots and next(self._turns, None) is not None:
-            pass
+        while occurrence not in self._has_slots and (turn := next(self._turns, None)) is not None:
+            if turn[1]:
+                self._grantable.append(turn[0])
         if self._has_slots.get(occurrence, True):
             return ()
         # After its turn, nobody has taken slots of the limits for which it waits.
@@ -322,11 +325,9 @@ class _SlotAllocation:
         ]
 
     def grantable_occurrences(self) -> list[int]:
-        """Return the occurrences that could be granted and that have slots, first in line first.
-
-        It leaves out those that had their turn before.
-        """
-        return [occurrence for occurrence, is_ready in self._turns if is_ready]
+        """Return the occurrences that could be granted and that have slots, first in line first."""
+        self._grantable += [occurrence for occurrence, is_ready in self._turns if is_ready]
+        return list(self._grantable)
 
     def _take_turns(self) -> Iterator[tuple[int, bool]]:
         """Give each event its turn; yield it, and whether it can be granted and has slots."""

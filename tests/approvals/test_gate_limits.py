@@ -63,6 +63,18 @@ async def test_the_end_of_another_event_lets_a_voted_one_go(tmp_path: Path) -> N
         assert harness.azure.sent == [("B",)]
 
 
+async def test_the_first_in_line_goes_also_if_another_waiting_event_changes_with_the_end(
+    tmp_path: Path,
+) -> None:
+    settings = limited("automatic", rest="0s")
+    async with running_gate(tmp_path, started(A), B, C, settings=settings) as harness:
+        await harness.settle()
+        assert harness.azure.sent == []
+        await harness.record_document(build_event("B", resources=B.resources, due=801), C)
+        await harness.wait_for_start_requests(1)
+        assert harness.azure.sent == [("C",)]
+
+
 async def test_an_event_that_waits_can_lose_its_not_before_to_the_year_1(tmp_path: Path) -> None:
     """.NET writes "none" as the year 1."""
     async with running_gate(tmp_path, started(A), B, settings=limited(VOTES)) as harness:
