@@ -1,4 +1,9 @@
-"""Warnings about a configuration that is valid: for ``check``, ``doctor`` and the start."""
+"""Warnings about a configuration that is valid, each as a text.
+
+`start_warnings` is what the log says when a relay starts or reloads. `config_warnings` adds what
+only ``check`` and ``doctor`` show. A warning names something that has no effect, such as a rule
+with a condition that no event can meet.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +11,21 @@ from collections.abc import Iterator
 
 from relay.config.kinds import load_kinds
 from relay.config.model import NO_RULE_FOR_USER_EVENTS, Config
-from relay.config.source_warnings import all_match_conditions, imds_source_warnings
 from relay.events.match import EVENT_SOURCES, EVENT_TYPES, Match
-from relay.fleet.settings import HubSettings
+from relay.fleet.settings import AgentSettings, HubSettings
+from relay.imds import DISCOVER
+from relay.imds.api_versions import API_VERSIONS, NEWEST_API_VERSION, find_impossible_conditions
 from relay.suggestions import closest
 
 
 def start_warnings(config: Config) -> Iterator[str]:
-    """Yield what the log says when a relay starts."""
+    """Yield what the log says when a relay starts or reloads."""
     if config.has_no_rule_for_user_events:
         yield NO_RULE_FOR_USER_EVENTS
-    for place, match in all_match_conditions(config):
+    for place, match in _all_match_conditions(config):
         yield from _unknown_values(place, match)
-    yield from imds_source_warnings(config)
+    if not isinstance(config.fleet, HubSettings):  # a hub has no source
+        yield from _source_warnings(config)
     for plugin in load_kinds().broken:
         yield f"{plugin.problem}; nothing uses it"
 
@@ -38,6 +45,16 @@ def config_warnings(config: Config) -> Iterator[str]:
         )
 
 
+def _all_match_conditions(config: Config) -> Iterator[tuple[str, Match]]:
+    """Yield all conditions on events, each with the name of the rule, limit or sink."""
+    for rule in config.approvals.rules:
+        yield f"rule {rule.name}", rule.match
+    for limit in config.approvals.limits:
+        yield f"limit {limit.name}", limit.match
+    for sink in config.sinks:
+        yield f"match of sink {sink.name}", sink.match
+
+
 def _unknown_values(place: str, match: Match) -> Iterator[str]:
     """Yield each type and source that Azure does not document. It may add some in future."""
     for key, values, known in (
@@ -53,3 +70,26 @@ def _unknown_values(place: str, match: Match) -> Iterator[str]:
                     f"{place}: {key}: Azure sends {', '.join(known)}, and documents no "
                     f"{value}. {meant}Until it sends one, this condition matches nothing"
                 )
+
+
+def _source_warnings(config: Config) -> Iterator[str]:
+    """Yield warnings about the source, and about conditions that no event from it can meet."""
+    source = config.source
+    if source.url == DISCOVER and "auto" in (config.scope, config.relay):
+        yield (
+            "source.url: discover is for VMs without a virtual network. They have no instance "
+            "metadata, so the relay waits for it in vain. Remedy: give scope and relay a name"
+        )
+    if source.api_version not in API_VERSIONS:
+        yield (
+            f"source.api_version: {source.api_version} is none of the versions that Microsoft "
+            f"lists: {', '.join(API_VERSIONS)}"
+        )
+    if isinstance(config.fleet, AgentSettings):
+        return  # it has neither rules nor sinks of its own
+    for place, match in _all_match_conditions(config):
+        for reason in find_impossible_conditions(match, source.api_version):
+            yield (
+                f"{place} never matches with source.api_version {source.api_version}: {reason}. "
+                f"Remedy: api_version: {NEWEST_API_VERSION}"
+            )
