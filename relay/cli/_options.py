@@ -1,11 +1,15 @@
-"""The arguments and options that several verbs share, as annotated types for typer."""
+"""The arguments and options that several verbs share, as annotated types for typer.
+
+Typer learns the options of a verb from its signature, and the help text from its docstring.
+"""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -61,3 +65,23 @@ ConfigFile = Annotated[
 def scope_query(scope: str | None) -> dict[str, str]:
     """Return the query of a call that is limited to a scope."""
     return {} if scope is None else {"scope": scope}
+
+
+def run_without_verb(group: typer.Typer, default: Callable[..., None]) -> None:
+    """Run ``default`` where a group of verbs is called without one of them.
+
+    The options and the help text of the group are then those of ``default``.
+    """
+
+    def run_default(context: typer.Context, **options: Any) -> None:
+        if context.invoked_subcommand is None:
+            default(**options)
+
+    context = inspect.Parameter(
+        "context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context
+    )
+    run_default.__doc__ = inspect.getdoc(default)
+    run_default.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # typer reads it
+        [context, *inspect.signature(default).parameters.values()]
+    )
+    group.callback()(run_default)

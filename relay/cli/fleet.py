@@ -1,34 +1,57 @@
-"""``fleet``: what concerns a hub and its agents. Each verb below it has a module of its own."""
+"""``fleet``: shows the agents of a hub.
+
+Its verbs ``definitions`` and ``simulate`` have a module each.
+"""
 
 from __future__ import annotations
 
-import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import typer
 
+from relay.cli._client import Client
+from relay.cli._connection import with_client
 from relay.cli._fleet_definitions import definitions
-from relay.cli._fleet_roster import roster
 from relay.cli._fleet_simulate import simulate
+from relay.cli._options import AsJson, Scope, run_without_verb, scope_query
+from relay.cli._output import format_local_time, pluralize, print_json, print_lines
+from relay.cli._tables import print_table
 
 fleet = typer.Typer(invoke_without_command=True)
 fleet.command("definitions")(definitions)
 fleet.command("simulate")(simulate)
 
 
-def _show_roster_by_default(context: typer.Context, **options: Any) -> None:
-    if context.invoked_subcommand is None:
-        roster(**options)
+@with_client
+async def roster(relay: Client, *, scope: Scope = None, as_json: AsJson = False) -> None:
+    """Show the agents of a hub: who they are, when they were heard, and who is silent."""
+    answer = await relay.get("fleet", **scope_query(scope))
+    if as_json:
+        print_json(answer)
+        return
+    columns = ("scope", "agent", "state", "heard", "version", "zone", "clock", "polled")
+    rows = [_agent_row(agent) for agent in answer["agents"]]
+    print_table(columns, rows, empty="no agent has been heard of")
+    for name in answer["silentScopes"]:
+        print_lines(f"no agent of scope {name} is heard of: none of its events starts or ends")
+    if rows:
+        scopes = {agent["scope"] for agent in answer["agents"]}
+        print_lines(f"{pluralize(len(rows), 'agent')} in {pluralize(len(scopes), 'scope')}")
 
 
-# Without a verb, the options are those of the roster.
-_show_roster_by_default.__doc__ = inspect.getdoc(roster)
-_show_roster_by_default.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-    [
-        inspect.Parameter(
-            "context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context
-        ),
-        *inspect.signature(roster).parameters.values(),
-    ]
-)
-fleet.callback()(_show_roster_by_default)
+run_without_verb(fleet, roster)
+
+
+def _agent_row(agent: Mapping[str, Any]) -> tuple[object, ...]:
+    offset, poll_age = agent["clockOffsetSeconds"], agent["pollAgeSeconds"]
+    return (
+        agent["scope"],
+        agent["name"],
+        agent["state"],
+        format_local_time(agent["lastHeard"]),
+        agent["version"],
+        agent["zone"],
+        None if offset is None else f"{offset:+.1f} s",
+        None if poll_age is None else f"{poll_age:.0f} s before",
+    )

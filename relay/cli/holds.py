@@ -1,34 +1,242 @@
-"""``holds``: standing holds. Each verb below it has a module of its own."""
+"""``holds``: lists standing holds; ``holds add`` makes them, and ``holds end`` ends them early.
+
+A standing hold keeps the relay from starting every event that can meet its conditions, for a time.
+`imds-relay hold` holds one event that exists.
+"""
 
 from __future__ import annotations
 
-import inspect
-from typing import Any
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any
 
 import typer
 
-from relay.cli._holds_add import add
-from relay.cli._holds_end import end
-from relay.cli._holds_list import list_holds
+from relay.approvals.standing_holds import describe_conditions
+from relay.cli._client import Client
+from relay.cli._connection import with_client
+from relay.cli._decision import AZURE_PROCEEDS, Reason
+from relay.cli._exit_codes import CommandFailed, NotFound
+from relay.cli._options import AllPages, AsJson, run_without_verb
+from relay.cli._output import format_local_time, print_json, print_lines, print_to_stderr
+from relay.cli._tables import print_page
+from relay.errors import ConfigError
+from relay.events.timestamps import format_rfc3339
+from relay.settings import parse_duration
+
+Over = Annotated[bool, typer.Option("--over", help="Also those that were ended or expired.")]
+HoldReason = Annotated[
+    str, typer.Option("--reason", metavar="TEXT", help="Why. It is shown wherever the hold is.")
+]
+For = Annotated[
+    str | None,
+    typer.Option("--for", metavar="DURATION", help="How long it holds, such as 90m, 8h or 3d."),
+]
+Starts = Annotated[
+    str | None,
+    typer.Option(
+        "--starts",
+        metavar="TIME",
+        help="From when it holds, such as 2026-12-24T18:00, in local time without a zone. "
+        "Default: now.",
+    ),
+]
+Ends = Annotated[
+    str | None,
+    typer.Option("--ends", metavar="TIME", help="Until when it holds, instead of --for."),
+]
+Types = Annotated[
+    list[str] | None,
+    typer.Option("--type", metavar="TYPE", help="An EventType such as Reboot; more than once."),
+]
+Sources = Annotated[
+    list[str] | None, typer.Option("--source", metavar="SOURCE", help="Platform or User.")
+]
+Resources = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--resource",
+        metavar="PATTERN",
+        help="Machines such as 'db-*'; more than once. One matching machine is enough.",
+    ),
+]
+Scopes = Annotated[
+    list[str] | None,
+    typer.Option("--scope", metavar="PATTERN", help="Of a hub: scopes such as 'prod-*'."),
+]
+Match = Annotated[
+    str | None,
+    typer.Option(
+        "--match",
+        metavar="CONDITIONS",
+        help="Conditions as in a rule, in YAML: "
+        "'{duration: {max: 8s}, time: {days: [fri], from: \"16:00\"}}'.",
+    ),
+]
+EveryEvent = Annotated[
+    bool, typer.Option("--every-event", help="Hold every event: there are no conditions.")
+]
+HoldId = Annotated[str, typer.Argument(metavar="HOLD", help="Its id, or a unique beginning of it.")]
 
 holds = typer.Typer(invoke_without_command=True)
-holds.command("add")(add)
-holds.command("end")(end)
 
 
-def _list_holds_by_default(context: typer.Context, **options: Any) -> None:
-    if context.invoked_subcommand is None:
-        list_holds(**options)
+@with_client
+async def list_holds(
+    relay: Client, *, over: Over = False, all_pages: AllPages = False, as_json: AsJson = False
+) -> None:
+    """List standing holds: holds by conditions and for a time, also of events still to come.
+
+    `imds-relay hold` holds one event that exists.
+    """
+    query = {"over": "true"} if over else {}
+    page = await relay.get_list("standing-holds", all_pages=all_pages, **query)
+    columns = ("hold", "state", "from", "until", "by", "events", "reason")
+    print_page(page, columns, _hold_row, empty="no standing holds", as_json=as_json)
+    if page["items"] and not as_json:
+        print_to_stderr(AZURE_PROCEEDS)
 
 
-# Without a verb, the options are those of the list.
-_list_holds_by_default.__doc__ = inspect.getdoc(list_holds)
-_list_holds_by_default.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-    [
-        inspect.Parameter(
-            "context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context
-        ),
-        *inspect.signature(list_holds).parameters.values(),
-    ]
-)
-holds.callback()(_list_holds_by_default)
+run_without_verb(holds, list_holds)
+
+
+def _hold_row(hold: Mapping[str, Any]) -> tuple[object, ...]:
+    state = hold["state"]
+    if "endedBy" in hold:
+        state += f" by {hold['endedBy']}"
+    return (
+        hold["holdId"][:8],
+        state,
+        format_local_time(hold["starts"], relative=hold["state"] == "upcoming"),
+        format_local_time(hold["ends"], relative=hold["state"] == "active"),
+        hold["principal"],
+        describe_conditions(hold),
+        hold["reason"],
+    )
+
+
+@holds.command("add")
+@with_client
+async def add(
+    relay: Client,
+    *,
+    reason: HoldReason,
+    duration: For = None,
+    starts: Starts = None,
+    ends: Ends = None,
+    types: Types = None,
+    sources: Sources = None,
+    resources: Resources = None,
+    scopes: Scopes = None,
+    match: Match = None,
+    every_event: EveryEvent = False,
+    as_json: AsJson = False,
+) -> None:
+    """Keep this relay from starting every event that can meet conditions, also later ones.
+
+    What Azure does not say about an event counts as a condition that is met. Azure proceeds at
+    NotBefore regardless, and other relays and Azure Resource Manager can still approve.
+    """
+    conditions = _read_conditions(match)
+    given: dict[str, Sequence[str] | None] = {
+        "event_type": types,
+        "event_source": sources,
+        "resources": resources,
+        "scope": scopes,
+    }
+    for key, values in given.items():
+        if values:
+            if key in conditions:
+                raise ConfigError(f"expected {key} once, got it in --match and as an option")
+            conditions[key] = values
+    if bool(conditions) == every_event:
+        raise ConfigError(
+            "expected conditions, such as --type Reboot or --resource 'db-*', or --every-event"
+        )
+    times = _hold_times(starts, ends, duration)
+    hold = await relay.post("standing-holds", body={"match": conditions, "reason": reason, **times})
+    print_to_stderr(AZURE_PROCEEDS)
+    if as_json:
+        print_json(hold)
+        return
+    print_lines(
+        f"standing hold {hold['holdId'][:8]} holds {describe_conditions(hold)} "
+        f"from {format_local_time(hold['starts'], relative=False)} "
+        f"until {format_local_time(hold['ends'])}; "
+        f"it ends early with: imds-relay holds end {hold['holdId'][:8]}"
+    )
+
+
+def _read_conditions(text: str | None) -> dict[str, Any]:
+    if text is None:
+        return {}
+    from ruamel.yaml import YAML  # noqa: PLC0415  # few calls need it
+    from ruamel.yaml.error import YAMLError  # noqa: PLC0415
+
+    try:
+        conditions = YAML(typ="safe", pure=True).load(text)
+    except (YAMLError, RecursionError):
+        conditions = None
+    if not isinstance(conditions, dict):
+        raise ConfigError(
+            "--match: expected conditions in YAML, such as '{duration: {max: 8s}}', "
+            "got something else"
+        )
+    return conditions
+
+
+def _hold_times(starts: str | None, ends: str | None, duration: str | None) -> dict[str, str]:
+    """Return ``starts`` and ``ends`` of the request. Raises ConfigError."""
+    if (ends is None) == (duration is None):
+        raise ConfigError("expected one of --for and --ends")
+    first = _parse_time("--starts", starts) if starts is not None else None
+    if ends is not None:
+        last = _parse_time("--ends", ends)
+    else:
+        try:
+            last = (first or datetime.now(UTC)) + timedelta(seconds=parse_duration(duration))
+        except (ValueError, OverflowError) as error:
+            raise ConfigError(f"--for: {error}") from None
+    times = {"ends": format_rfc3339(last)}
+    return times if first is None else {"starts": format_rfc3339(first), **times}
+
+
+def _parse_time(option: str, text: str) -> datetime:
+    try:
+        return datetime.fromisoformat(text).astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise ConfigError(f"{option}: expected a time such as 2026-12-24T18:00") from None
+
+
+@holds.command("end")
+@with_client
+async def end(
+    relay: Client, hold: HoldId, *, reason: Reason = None, as_json: AsJson = False
+) -> None:
+    """End a standing hold early. Rules and votes are weighed again.
+
+    Its author may, and whoever has the right operate.
+    """
+    found = await _find_hold(relay, hold)
+    body = {"reason": reason} if reason else {}
+    answer = await relay.post("standing-holds", found["holdId"], "end", body=body)
+    if as_json:
+        print_json(answer)
+        return
+    print_lines(
+        f"standing hold {answer['holdId'][:8]} is ended: events that rules and votes allow can "
+        "start within seconds"
+    )
+
+
+async def _find_hold(relay: Client, text: str) -> Mapping[str, Any]:
+    """Return the standing hold with this id, or with this beginning. Raises CommandFailed."""
+    page = await relay.get_list("standing-holds", all_pages=True)
+    matching = [hold for hold in page["items"] if hold["holdId"].startswith(text.lower())]
+    if len(matching) > 1:
+        names = ", ".join(hold["holdId"] for hold in matching[:5])
+        raise CommandFailed(f"{text!r} begins several ids: {names}. Give more of the one you mean")
+    if not matching or not text:
+        raise NotFound("no such standing hold that is not over; see imds-relay holds")
+    found: Mapping[str, Any] = matching[0]
+    return found
