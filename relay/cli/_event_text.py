@@ -1,15 +1,17 @@
-"""Describes events and CloudEvents of the HTTP API in words, for several verbs."""
+"""Describes events, CloudEvents and standing holds in words, for the verbs that show them.
+
+Everything here takes the JSON objects of the HTTP API. An older relay may leave out some keys.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from relay.approvals.admission import HOLD_NOTICE
 from relay.approvals.limits import LIMIT_NOTICE
 from relay.approvals.standing_holds import describe_conditions
 from relay.cli._output import format_local_time, join_names, pluralize
-from relay.cli._standing_hold_text import describe_holds_in_force
 from relay.events.cloudevent import event_name
 
 
@@ -71,6 +73,16 @@ def _describe_limit_wait(wait: Mapping[str, Any]) -> str:
 def _standing_holds_text(approval: Mapping[str, Any]) -> str | None:
     holds = describe_holds_in_force(approval.get("standingHolds", ()))
     return f"{holds}; {HOLD_NOTICE}" if holds else None
+
+
+def describe_holds_in_force(holds: Iterable[Mapping[str, Any]]) -> str | None:
+    """Return whose standing holds keep an event from starting, and until when; None: nobody's."""
+    texts = [
+        f"standing hold {hold['holdId'][:8]} of {hold['principal']} until "
+        f"{format_local_time(hold['until'])} ({hold['reason']})"
+        for hold in holds
+    ]
+    return "; ".join(texts) or None
 
 
 def vote_count(approval: Mapping[str, Any]) -> str:

@@ -13,11 +13,15 @@ from relay.cli._client import Client
 from relay.cli._connection import with_client
 from relay.cli._decision import Reason, Revision, decide
 from relay.cli._event_lookup import get_event
-from relay.cli._event_text import describe_limit_waits, event_fields, vote_count
+from relay.cli._event_text import (
+    describe_holds_in_force,
+    describe_limit_waits,
+    event_fields,
+    vote_count,
+)
 from relay.cli._exit_codes import CommandFailed
 from relay.cli._options import AsJson, EventId
 from relay.cli._output import print_json, print_lines, print_to_stderr
-from relay.cli._standing_hold_text import describe_holds_in_force
 from relay.errors import ConfigError
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]

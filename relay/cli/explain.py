@@ -8,10 +8,9 @@ from typing import Any
 from relay.cli._client import Client
 from relay.cli._connection import with_client
 from relay.cli._event_lookup import call_about_event
-from relay.cli._event_text import describe_limit_waits, vote_count
+from relay.cli._event_text import describe_holds_in_force, describe_limit_waits, vote_count
 from relay.cli._options import AsJson, EventId, Scope
 from relay.cli._output import format_local_time, join_names, pluralize, print_json, print_lines
-from relay.cli._standing_hold_text import describe_holds_in_force
 from relay.cli._tables import print_fields, print_table
 
 

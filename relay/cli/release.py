@@ -6,10 +6,9 @@ from relay.cli._client import Client
 from relay.cli._connection import with_client
 from relay.cli._decision import AZURE_PROCEEDS, Reason, Revision, decide
 from relay.cli._event_lookup import get_event
-from relay.cli._event_text import describe_limit_waits
+from relay.cli._event_text import describe_holds_in_force, describe_limit_waits
 from relay.cli._options import AsJson, EventId
 from relay.cli._output import print_json, print_lines
-from relay.cli._standing_hold_text import describe_holds_in_force
 
 
 @with_client
