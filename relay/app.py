@@ -1,6 +1,8 @@
-"""The composition root: starts a relay in its role, waits for the signal to stop, and stops it.
+"""The composition root: starts a relay in its role, reloads it on SIGHUP, and stops it on a signal.
 
-`relay.roles` has a module for each role.
+`run` is for ``imds-relay run``. `start_relay` is for whoever stops the relay itself, such as the
+demo. Each role (a plain relay, an agent of a fleet, its hub) has a module in `relay.roles` that
+assembles the parts of a `RunningRelay`.
 """
 
 from __future__ import annotations
@@ -8,8 +10,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import signal
-import sys
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, suppress
 
@@ -21,11 +21,12 @@ from relay.imds.instance_metadata import read_boot_id
 from relay.roles import RunningRelay
 from relay.roles.reload import Reloader
 from relay.service_manager import report_reload, report_to_service_manager
+from relay.signals import call_on_hangup, call_on_stop_signals
 
-__all__ = ["RunningRelay", "hold_hangups", "run", "start_relay"]
+__all__ = ["RunningRelay", "run", "start_relay"]
 
 STOP_TIMEOUT = 9.0
-"""When a stop is forced. A service manager waits ten seconds."""
+"""Seconds after which a stop is forced: before the service manager kills, which waits ten."""
 _log = logging.getLogger(__name__)
 
 
@@ -50,13 +51,13 @@ async def run(
     hangup = asyncio.Event()
     running_clock = clock or SystemClock()
 
-    async def run_until_stopped() -> None:
+    async def run_in_role() -> None:
         async with (
             report_to_service_manager(is_up, stop),
             start_relay(loaded.config, running_clock) as running,
         ):
             reloader = Reloader(running.live, loaded, load, running_clock, report_reload, on_reload)
-            running.live.server.state.reloader = reloader
+            running.live.server.state.reloader = reloader  # the API reloads with it
             # What the start made stays. With it, a full collection would take 25 ms each time.
             gc.collect()
             gc.freeze()
@@ -72,9 +73,9 @@ async def run(
                 await reloader.end()
             _log.info("stopping: the relay sends what it can, the store keeps the rest")
 
-    _call_on_stop_signals(stop.set)
-    _call_on_hangup(hangup.set)
-    relay = asyncio.create_task(run_until_stopped(), name="relay")
+    call_on_stop_signals(stop.set)
+    call_on_hangup(hangup.set)
+    relay = asyncio.create_task(run_in_role(), name="relay")
     stopping = asyncio.create_task(stop.wait(), name="stop")
     await asyncio.wait({relay, stopping}, return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
@@ -120,28 +121,3 @@ async def _reload_on_each_hangup(hangup: asyncio.Event, reloader: Reloader) -> N
         hangup.clear()
         with suppress(ReloadRefused):  # it is logged
             await reloader.reload("SIGHUP")
-
-
-def _call_on_hangup(reload: Callable[[], object]) -> None:
-    """Call a function on SIGHUP, which Windows does not have."""
-    if sys.platform == "win32":
-        return
-    with suppress(NotImplementedError):  # an event loop without signals
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
-
-
-def hold_hangups() -> None:
-    """Let SIGHUP wait until `run` can take it. It would end a process that still begins."""
-    if sys.platform != "win32":
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
-
-
-def _call_on_stop_signals(stop: Callable[[], object]) -> None:
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        try:
-            loop.add_signal_handler(number, stop)
-        except NotImplementedError:
-            # Windows has only signal.signal, whose handlers must not touch the loop directly.
-            signal.signal(number, lambda *_: loop.call_soon_threadsafe(stop))

@@ -16,7 +16,6 @@ from pydantic import ValidationError
 
 from relay.cli._options import AsJson
 from relay.cli._output import pluralize, print_json, print_to_stderr
-from relay.cli._signals import run_until_stopped
 from relay.cli._tables import print_table, show_progress_bar
 from relay.errors import ConfigError
 from relay.fleet.settings import AgentSettings
@@ -26,6 +25,7 @@ from relay.roles.simulated_fleet import (
     raise_open_files_limit,
     simulated_fleet,
 )
+from relay.signals import run_until_stopped
 from relay.validation import first_error
 
 SETTLE_TIMEOUT = 10.0

@@ -23,7 +23,6 @@ from relay.cli._connection import connect
 from relay.cli._decision import decide
 from relay.cli._exit_codes import CommandFailed
 from relay.cli._output import format_local_time, pluralize, print_lines
-from relay.cli._signals import run_until_stopped
 from relay.cli._webhook_receiver import WebhookReceiver, receive_webhooks
 from relay.cli.keys import new_bearer_key, new_signing_secret
 from relay.clock import SystemClock
@@ -31,6 +30,7 @@ from relay.config import Config
 from relay.events.cloudevent import CloudEvent
 from relay.outbox.file import open_for_reading
 from relay.outbox.journal import verify_journal
+from relay.signals import run_until_stopped
 from relay.simulator import VM, Plan, Setup, Simulator
 
 T = TypeVar("T")

@@ -17,6 +17,7 @@ from relay.cli._options import ConfigFile
 from relay.config import LoadedConfig, find_log_format, load
 from relay.errors import ConfigError, RelayError
 from relay.log_fields import log_extra
+from relay.signals import hold_hangups
 from relay.telemetry import TelemetrySettings
 from relay.telemetry.log import configure_logging, flush_log, is_log_json
 
@@ -29,7 +30,7 @@ def run(config: ConfigFile = None) -> None:
     When stopped, it sends what it can send at once, keeps the rest, and ends within ten seconds.
     The log goes to standard error. SIGHUP and `imds-relay reload` read the configuration again.
     """
-    app.hold_hangups()
+    hold_hangups()
     form = find_log_format(config)
     if form == "json":
         configure_logging(TelemetrySettings(log=form))

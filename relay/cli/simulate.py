@@ -10,8 +10,8 @@ import typer
 from relay.cli._exit_codes import CommandFailed
 from relay.cli._options import completion_named
 from relay.cli._output import print_json, print_lines
-from relay.cli._signals import run_until_stopped
 from relay.cli._tables import print_table
+from relay.signals import run_until_stopped
 from relay.simulator import list_playbooks, run_simulator
 from relay.simulator.run import DEFAULT_PORT
 

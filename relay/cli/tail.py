@@ -14,7 +14,7 @@ from relay.cli._event_text import cloudevent_row
 from relay.cli._options import AsJson
 from relay.cli._output import join_names, print_json_line, print_lines, print_to_stderr
 from relay.cli._server_sent_events import EventStream
-from relay.cli._signals import run_until_stopped
+from relay.signals import run_until_stopped
 
 _MIN_RECONNECT_DELAY, _MAX_RECONNECT_DELAY = 0.5, 15.0
 """Seconds. The delay doubles with each attempt that fails."""
