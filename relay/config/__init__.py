@@ -1,20 +1,20 @@
 """Finds, reads and checks the configuration. Environment variables override the YAML document.
 
-Each error of a ConfigError names the file with its line or the variable, the key path, what was
-expected and what was there. It shows no secret.
+`load` goes through the modules of this package in this order: `file` finds the file, `document`
+reads it and the variables as plain values, `model` checks these, and `problems` describes what is
+wrong. Each line of the ConfigError names the file with its line or the variable, the key path, what
+was expected and what was there. It shows no secret.
 """
 
 from __future__ import annotations
 
-import functools
 import importlib.resources
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from pydantic import BaseModel, SecretStr, ValidationError
+from pydantic import ValidationError
 
 from relay.config.changes import RESTART_KEYS
 from relay.config.document import (
@@ -25,7 +25,7 @@ from relay.config.document import (
     read_document,
 )
 from relay.config.file import DEFAULT_PATHS, find_trusted_file
-from relay.config.kinds import load_kinds, sink_modules
+from relay.config.kinds import sink_modules
 from relay.config.log_format import find_log_format
 from relay.config.model import NO_RULE_FOR_USER_EVENTS, Config
 from relay.config.problems import ConfigInputs, describe_errors
@@ -52,14 +52,15 @@ COMMAND_LINE_VARIABLES = frozenset({"IMDS_RELAY_CONFIG", "IMDS_RELAY_URL", "IMDS
 
 @dataclass(frozen=True, slots=True)
 class LoadedConfig:
-    """A valid configuration and its file. The file is None if only defaults and variables apply."""
+    """A valid configuration, and what a reload needs to know of its file."""
 
     config: Config
     file: Path | None
+    """None if only defaults and variables apply."""
     is_empty: bool = False
-    """Whether the file has no keys."""
+    """Whether the file has no keys. A reload refuses it: somebody may just be writing the file."""
     lines: Mapping[str, int] = field(default_factory=dict)
-    """The line in the file of each key that needs a restart, and that the file has."""
+    """The line in the file of each of `RESTART_KEYS` that it has, for the refusal of a reload."""
 
 
 def load(
@@ -86,40 +87,10 @@ def load(
             config, file, is_empty, {key: line for key, line in lines.items() if line is not None}
         )
     except ValidationError as error:
-        config_input = ConfigInputs(
+        inputs = ConfigInputs(
             file=file,
             document=document if file is not None else None,
             values=values,
             variables=variables,
-            secret_keys=_secret_keys(),
-            sink_kinds=sink_modules(),
-            root=Config,
-            broken_kinds={plugin.name: plugin.problem for plugin in load_kinds().broken},
         )
-        raise ConfigError("\n".join(describe_errors(error, config_input))) from None
-
-
-@functools.cache
-def _secret_keys() -> frozenset[str]:
-    """Return the keys that hold secrets, in any section."""
-    keys = {"key_sha256"}  # people put the key itself here by mistake
-    sections: list[type[BaseModel]] = [Config]
-    for section in sections:  # grows by the sections inside, which may contain themselves
-        for name, info in section.model_fields.items():
-            for inner in _nested_types(info.annotation):
-                if inner is SecretStr:
-                    keys.add(name)
-                elif _is_section(inner) and inner not in sections:
-                    sections.append(inner)
-    return frozenset(keys)
-
-
-def _is_section(annotation: Any) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
-
-
-def _nested_types(annotation: Any) -> Iterator[Any]:
-    """Yield an annotation and every annotation inside it."""
-    yield annotation
-    for argument in getattr(annotation, "__args__", ()):
-        yield from _nested_types(argument)
+        raise ConfigError("\n".join(describe_errors(error, inputs))) from None

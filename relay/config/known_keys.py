@@ -1,13 +1,32 @@
-"""Says what a person may have meant by a key that no section of the configuration has."""
+"""The keys that the sections of a configuration have, read from their pydantic models.
+
+They say which keys hold secrets, and what a person may have meant by a key that no section has.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
-from typing import Any, get_args
+from typing import Any, TypeGuard, get_args
 
-from pydantic import BaseModel
+from pydantic import BaseModel, SecretStr
 
 from relay.suggestions import closest
+
+
+@functools.cache
+def secret_keys(root: type[BaseModel]) -> frozenset[str]:
+    """Return the keys that hold secrets, in any section of the document ``root``."""
+    keys = {"key_sha256"}  # people put the key itself here by mistake
+    sections = [root]
+    for section in sections:  # grows by the sections inside, which may contain themselves
+        for name, field in section.model_fields.items():
+            for inner in _nested_types(field.annotation):
+                if inner is SecretStr:
+                    keys.add(name)
+                elif _is_section(inner) and inner not in sections:
+                    sections.append(inner)
+    return frozenset(keys)
 
 
 def describe_unknown_key(root: type[BaseModel], location: Sequence[str | int]) -> str:
@@ -72,7 +91,15 @@ def _keys_of(section: type[BaseModel]) -> list[str]:
 
 
 def _sections_in_annotation(annotation: Any) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    for inner in get_args(annotation):
-        yield from _sections_in_annotation(inner)
+    return filter(_is_section, _nested_types(annotation))
+
+
+def _is_section(annotation: Any) -> TypeGuard[type[BaseModel]]:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+def _nested_types(annotation: Any) -> Iterator[Any]:
+    """Yield an annotation and every annotation inside it."""
+    yield annotation
+    for argument in get_args(annotation):
+        yield from _nested_types(argument)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from relay.config.document import (
@@ -20,7 +20,9 @@ from relay.config.document import (
     location_prefix,
     path_of_variable,
 )
-from relay.config.known_keys import describe_unknown_key
+from relay.config.kinds import load_kinds, sink_modules
+from relay.config.known_keys import describe_unknown_key, secret_keys
+from relay.config.model import Config
 from relay.settings import KeyPath, WrongValue, format_path
 from relay.suggestions import closest
 
@@ -59,7 +61,7 @@ _TAGS: Mapping[str | int, str] = {"fleet": "role"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigInputs:
-    """Everything that a configuration was read from."""
+    """What a configuration was read from: its file and the environment variables."""
 
     file: Path | None
     document: Any
@@ -68,23 +70,16 @@ class ConfigInputs:
     """The plain values after variables were expanded and overrides applied."""
     variables: Mapping[str, str]
     """The environment variables that override values."""
-    secret_keys: Collection[str]
-    """Keys whose values are never shown."""
-    sink_kinds: Collection[str]
-    broken_kinds: Mapping[str, str]
-    """Why plug-ins cannot be used, by the kind that they would add."""
-    root: type[BaseModel]
-    """The section that is the whole document."""
 
 
-def describe_errors(error: ValidationError, config_input: ConfigInputs) -> Iterator[str]:
+def describe_errors(error: ValidationError, inputs: ConfigInputs) -> Iterator[str]:
     """Yield one line for each place with an error."""
     errors_by_path: dict[KeyPath, list[ErrorDetails]] = {}
     for details in error.errors(include_url=False):
-        errors_by_path.setdefault(_path_of_error(details, config_input.values), []).append(details)
+        errors_by_path.setdefault(_path_of_error(details, inputs.values), []).append(details)
     for path, errors in errors_by_path.items():
         if not _follows_from_another_error(path, errors, errors_by_path):
-            line = f"{_location(path, config_input)}{_describe_problem(errors, path, config_input)}"
+            line = f"{_location(path, inputs)}{_describe_problem(errors, path, inputs)}"
             yield _SECRET.sub(r"\1\2…", line)
 
 
@@ -143,33 +138,29 @@ def _keys_or_indexes(node: Any) -> Collection[str | int]:
     return range(len(node)) if isinstance(node, list) else ()
 
 
-def _location(path: KeyPath, config_input: ConfigInputs) -> str:
-    variable = _environment_variable_of(path, config_input)
+def _location(path: KeyPath, inputs: ConfigInputs) -> str:
+    variable = _environment_variable_of(path, inputs)
     if variable is not None:
         return f"environment variable {variable}: {format_path(path)}: "
-    return location_prefix(config_input.file, config_input.document, path)
+    return location_prefix(inputs.file, inputs.document, path)
 
 
-def _environment_variable_of(path: KeyPath, config_input: ConfigInputs) -> str | None:
+def _environment_variable_of(path: KeyPath, inputs: ConfigInputs) -> str | None:
     """Return the environment variable that a value comes from; None if it is the document."""
-    for name in config_input.variables:
+    for name in inputs.variables:
         pairs = zip(path, path_of_variable(name), strict=False)
         if path and all(str(part).lower() == variable_part for part, variable_part in pairs):
             return name
     return None
 
 
-def _describe_problem(
-    errors: Sequence[ErrorDetails], path: KeyPath, config_input: ConfigInputs
-) -> str:
+def _describe_problem(errors: Sequence[ErrorDetails], path: KeyPath, inputs: ConfigInputs) -> str:
     first = errors[0]
     if first["type"] == "extra_forbidden":
-        return describe_unknown_key(config_input.root, first["loc"])
+        return describe_unknown_key(Config, first["loc"])
     if first["type"] == "missing":
         return "expected this key, but it is missing"
-    expectations = dict.fromkeys(
-        _describe_expectation(error, path, config_input) for error in errors
-    )
+    expectations = dict.fromkeys(_describe_expectation(error, path, inputs) for error in errors)
     sentence = " or ".join(expectations).replace(" or expected ", " or ")
     # A check of a whole section says what is wrong with the values of its keys. A check of a value
     # that must not be shown ends with its own ", got …", such as ", got that of an empty text".
@@ -177,44 +168,41 @@ def _describe_problem(
     already_says_what_it_got = ", got " in sentence
     if first["type"] == "value_error" and (is_about_section or already_says_what_it_got):
         return sentence
-    text = f"{sentence}; got {_shown_value(first, path, config_input)}"
+    text = f"{sentence}; got {_shown_value(first, path, inputs)}"
     if first["type"] == "union_tag_invalid":
-        text += _describe_unknown_sink_kind(first, config_input)
+        text += _describe_unknown_sink_kind(first)
     return text
 
 
-def _describe_unknown_sink_kind(error: ErrorDetails, config_input: ConfigInputs) -> str:
+def _describe_unknown_sink_kind(error: ErrorDetails) -> str:
     """Return what may be meant by a kind of sink that is unknown, as the end of a sentence."""
     kind = str(error["ctx"]["tag"])
-    if kind in config_input.broken_kinds:
-        return f": {config_input.broken_kinds[kind]}"
-    close = closest(kind, config_input.sink_kinds)
+    problems = {plugin.name: plugin.problem for plugin in load_kinds().broken}
+    if kind in problems:
+        return f": {problems[kind]}"
+    close = closest(kind, sink_modules())
     return f"; did you mean {close}?" if close else ""
 
 
-def _describe_expectation(error: ErrorDetails, path: KeyPath, config_input: ConfigInputs) -> str:
+def _describe_expectation(error: ErrorDetails, path: KeyPath, inputs: ConfigInputs) -> str:
     if isinstance(wrong_value := error.get("ctx", {}).get("error"), WrongValue):
-        return wrong_value.problem + _describe_other_place(wrong_value, path, config_input)
+        return wrong_value.problem + _describe_other_place(wrong_value, path, inputs)
     if error["type"] == "union_tag_not_found":
         if path[-1] == "role":
             return "expected one of agent, hub"
-        return f"expected one of {', '.join(sorted(config_input.sink_kinds))}"
+        return f"expected one of {', '.join(sorted(sink_modules()))}"
     if error["type"] in _EXPECTED:
         expected = _EXPECTED[error["type"]].format_map(error.get("ctx", {}))
         return f"expected {expected.replace('True', 'true').replace('False', 'false')}"
     return _error_message(error).removeprefix(f"{path[-1]}: " if path else "")
 
 
-def _describe_other_place(error: WrongValue, path: KeyPath, config_input: ConfigInputs) -> str:
+def _describe_other_place(error: WrongValue, path: KeyPath, inputs: ConfigInputs) -> str:
     """Return where the first one of two equal values is, as the end of a sentence."""
     if error.other is None:
         return ""
     other = (*path[: len(path) - len(error.path)], *error.other)
-    line = (
-        None
-        if _environment_variable_of(other, config_input)
-        else line_of(config_input.document, other)
-    )
+    line = None if _environment_variable_of(other, inputs) else line_of(inputs.document, other)
     return f"; the first is {format_path(other) if line is None else f'in line {line}'}"
 
 
@@ -222,16 +210,16 @@ def _error_message(error: ErrorDetails) -> str:
     return error["msg"].removeprefix("Value error, ")
 
 
-def _shown_value(error: ErrorDetails, path: KeyPath, config_input: ConfigInputs) -> str:
+def _shown_value(error: ErrorDetails, path: KeyPath, inputs: ConfigInputs) -> str:
     """Return a short value as it was written, and only the type of a long one. Hides secrets.
 
     Examples: ``timeout: 0s`` gives ``'0s'``, ``sinks: {}`` gives ``a mapping``.
     """
-    if any(part in config_input.secret_keys for part in path):
+    if any(part in secret_keys(Config) for part in path):
         return "a value that is not shown, because it may be a secret"
     value = error["ctx"]["tag"] if error["type"] == "union_tag_invalid" else error["input"]
     if isinstance(value, float):
-        value = _value_at(config_input.values, path)  # a duration, as it was written
+        value = _value_at(inputs.values, path)  # a duration, as it was written
     if value is None or error["type"] == "union_tag_not_found":
         return "nothing"
     # Text in place of a whole section may hold a secret of that section.
