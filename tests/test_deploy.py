@@ -32,9 +32,9 @@ from relay.amqp.connection import Connection
 from relay.amqp.topology import approvals_topology, declare_topology, events_topology
 from relay.api.local_socket import SERVICE_SOCKET
 from relay.app import start_relay
-from relay.cli.audit import SERVICE_STORE
 from relay.clock import SystemClock
 from relay.config import Config, load
+from relay.config.file import SERVICE_STORE
 from relay.simulator import VM, Plan, Setup, Simulator
 from tests.ports import reserve
 from tests.rabbitmq import Broker

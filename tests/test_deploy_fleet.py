@@ -22,8 +22,8 @@ from yarl import URL
 from relay.api.local_socket import SERVICE_SOCKET
 from relay.approvals.machine_principals import machine_principal, matches_principal
 from relay.approvals.rules import Quorum
-from relay.cli.audit import SERVICE_STORE
 from relay.config import Config, load
+from relay.config.file import SERVICE_STORE
 from relay.fleet.settings import TrustDomain
 from relay.simulator import VM, Plan, Setup, Simulator
 from relay.simulator.playbook import load_playbook

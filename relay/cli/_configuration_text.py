@@ -15,7 +15,6 @@ from relay.approvals.rules import Hours, Quorum, Rule, RuleConditions
 from relay.cli._output import format_duration, join_names, pluralize, print_lines
 from relay.cli._tables import print_fields, print_table
 from relay.config import Config, LoadedConfig
-from relay.config.fleet_roles import describe_role
 from relay.config.voters import Voter
 from relay.events.match import Match
 from relay.fleet.settings import AgentSettings, HubSettings
@@ -142,7 +141,10 @@ def _overview_rows(loaded: LoadedConfig) -> Iterator[tuple[str, object]]:
     yield "relay", config.relay
     if config.fleet is not None:
         broker = ", ".join(host_port(url) for url in config.fleet.targets())
-        yield "fleet", f"{describe_role(config.fleet)}, over {broker}"
+        role = "hub"
+        if isinstance(config.fleet, AgentSettings):
+            role = f"agent of the hub whose RabbitMQ user is {config.fleet.hub_user}"
+        yield "fleet", f"{role}, over {broker}"
     if isinstance(config.fleet, HubSettings):
         yield "source", "what the agents of the fleet report"
     else:

@@ -26,6 +26,7 @@ from relay.cli._output import (
     print_lines,
 )
 from relay.cli._tables import print_table
+from relay.config.file import SERVICE_STORE
 from relay.config.relay_location import locate_relay
 from relay.errors import ConfigError
 from relay.files import may_exist
@@ -55,8 +56,6 @@ StoreFile = Annotated[
         help="The state file itself, or a copy of it. No configuration is read then.",
     ),
 ]
-SERVICE_STORE = Path("/var/lib/imds-relay/relay.db")
-"""The state file that the unit file and the image set."""
 
 
 @audit.callback()

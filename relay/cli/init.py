@@ -13,9 +13,8 @@ import typer
 from relay.api.local_socket import SERVICE_SOCKET
 from relay.cli._exit_codes import CommandFailed
 from relay.cli._output import print_lines
-from relay.cli.audit import SERVICE_STORE
 from relay.config import AGENT_EXAMPLE, DEFAULTS
-from relay.config.file import SYSTEM_FILE
+from relay.config.file import SERVICE_STORE, SYSTEM_FILE
 from relay.errors import ConfigError
 from relay.files import describe_os_error
 

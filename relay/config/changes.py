@@ -1,4 +1,8 @@
-"""What differs between two configurations, and what of it needs a restart. Pure."""
+"""What differs between two configurations, and what of it needs a restart. Pure.
+
+A reload lists these changes in the log and in the answer of the API. If one of them needs a
+restart, it refuses the new configuration.
+"""
 
 from __future__ import annotations
 
@@ -60,12 +64,9 @@ def _changes_of(key: str, before: Any, after: Any) -> Iterator[Change]:
     if before == after:
         return
     if isinstance(before, Section) and type(before) is type(after):
-        fields = type(before).model_fields
-        yield from _changes_of_parts(
-            key,
-            {field: getattr(before, field) for field in fields},
-            {field: getattr(after, field) for field in fields},
-        )
+        for field in type(before).model_fields:
+            path = f"{key}.{field}" if key else field
+            yield from _changes_of(path, getattr(before, field), getattr(after, field))
     elif isinstance(before, Mapping) and isinstance(after, Mapping):
         yield from _changes_of_entries(key, before, after)
     elif (old := _by_name(before)) is not None and (new := _by_name(after)) is not None:
@@ -73,13 +74,6 @@ def _changes_of(key: str, before: Any, after: Any) -> Iterator[Change]:
         yield from changes or [Change(key, "moved")]
     else:
         yield Change(key, "changed")
-
-
-def _changes_of_parts(
-    key: str, before: Mapping[str, Any], after: Mapping[str, Any]
-) -> Iterator[Change]:
-    for name, value in before.items():
-        yield from _changes_of(f"{key}.{name}" if key else name, value, after[name])
 
 
 def _changes_of_entries(

@@ -1,4 +1,9 @@
-"""Finds the file of the configuration."""
+"""Finds the file of the configuration: the named one, else the first of the usual places.
+
+Whoever uses the values calls `find_trusted_file`. The usual places include the current folder, in
+which a stranger may have put a file. `find_file` skips this check, for those who only complete a
+name or choose the form of the log.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +15,8 @@ from relay.files import is_planted, may_be_file
 
 SYSTEM_FILE = Path("/etc/imds-relay/relay.yaml")
 """The configuration of the service of a machine."""
+SERVICE_STORE = Path("/var/lib/imds-relay/relay.db")
+"""The state file of the service: the unit file and the image set it."""
 DEFAULT_PATHS = (Path("relay.yaml"), SYSTEM_FILE)
 """Where the document is if no option or variable names it."""
 
@@ -28,7 +35,10 @@ def find_file(
 def find_trusted_file(
     path: Path | None, environment: Mapping[str, str], default_paths: Sequence[Path] = DEFAULT_PATHS
 ) -> Path | None:
-    """Do as `find_file`. Raises ConfigError for a file that nobody named and a stranger planted."""
+    """Return what `find_file` returns.
+
+    Raises ConfigError for a file that nobody named, and that a stranger put there.
+    """
     file = find_file(path, environment, default_paths)
     if file is None or path is not None or environment.get("IMDS_RELAY_CONFIG"):
         return file

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from relay.api import ApiSettings
 from relay.approvals import ApprovalsSettings
-from relay.fleet.settings import AgentSettings, HubSettings
 from relay.settings import KeyPath, Section, WrongValue
 from relay.sinks import SinkSettings
 
@@ -31,9 +30,9 @@ def check_agent(
         )
 
 
-def check_hub_has_no_source(given: set[str]) -> None:
-    """Raise WrongValue if ``source`` is among the keys that the configuration has."""
-    if "source" in given:
+def check_hub_has_no_source(keys: set[str]) -> None:
+    """Raise WrongValue if ``source`` is among the top-level keys that a hub's configuration has."""
+    if "source" in keys:
         raise WrongValue(
             ("source",),
             "expected no such key on a hub (fleet.role: hub); "
@@ -50,13 +49,3 @@ def _non_default_keys(name: str, section: Section, keys: tuple[str, ...]) -> lis
         if getattr(section, key)
         != fields[key].get_default(call_default_factory=True, validated_data={})
     ]
-
-
-def describe_role(fleet: AgentSettings | HubSettings | None) -> str:
-    """Return what the configuration is for, in a few words."""
-    match fleet:
-        case AgentSettings():
-            return f"agent of the hub whose RabbitMQ user is {fleet.hub_user}"
-        case HubSettings():
-            return "hub"
-    return "a relay without a fleet"

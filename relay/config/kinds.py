@@ -1,4 +1,9 @@
-"""The kinds of sinks and chat platforms: those of the package, and those of installed packages."""
+"""The kinds of sinks and chat platforms: those of the relay, and those of installed packages.
+
+A kind is a module with a class ``Settings``, which is its section of the configuration, and a
+function ``connect``, which makes the sink from it. docs/adding-a-sink.md has this contract. The
+configuration needs every kind to validate the section ``sinks``, and the roles to connect them.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +38,7 @@ def sink_modules() -> dict[str, Any]:
 
 @functools.cache
 def load_kinds() -> SinkKinds:
-    """Load the modules of all kinds. A plug-in that cannot be used stops nobody else."""
+    """Import the modules of all kinds. A plug-in that cannot be used stops nobody else."""
     platform_modules, broken_platforms = plugins.load_plugins(
         platforms, _check_chat_platform_module
     )
@@ -44,7 +49,7 @@ def load_kinds() -> SinkKinds:
         _check_module_contract(name, module, SinkSettings)
 
     sink_plugins, broken_sinks = plugins.load_plugins(sinks, check_sink)
-    for platform in platform_modules.values():
+    for platform in platform_modules.values():  # those of the relay too, which need no check
         _declare_principals(platform)
     modules = {**sink_plugins, **platform_modules}
     return SinkKinds(modules, (*broken_sinks, *broken_platforms))

@@ -1,6 +1,8 @@
-"""Reads of a configuration only in which form the relay logs, even if the rest is wrong.
+"""Finds out whether the relay logs JSON or text, even if the configuration cannot be used.
 
-An error in the configuration is logged in the form that the operator asked for.
+``imds-relay run`` calls it before it loads the configuration, so that errors in the configuration
+are logged in the form that the operator asked for. Of a document that is no YAML, a search for
+``telemetry`` and ``log`` guesses the form.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ _LOG_FORM = re.compile(r"(?:^|[\s{,])[\"']?log[\"']?\s*:\s*[\"']?(json|text)\b")
 def find_log_format(
     path: Path | None = None, environment: Mapping[str, str] = os.environ
 ) -> LogFormat:
-    """Return ``telemetry.log`` as far as it can be read."""
+    """Return ``telemetry.log``, or text if that cannot be read. Raises no ConfigError."""
     form = environment.get("IMDS_RELAY_TELEMETRY__LOG")
     file = find_file(path, environment)
     if form is None and file is not None:

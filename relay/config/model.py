@@ -1,4 +1,9 @@
-"""The whole configuration: the sections that the rooms declare, and the rules between sections."""
+"""The whole configuration: the sections that the packages declare, and the rules between sections.
+
+Each package checks its own section. `Config` checks what concerns several of them, such as a rule
+that asks for more votes than the clients can give. The settings of sinks and chat platforms are a
+union by ``kind`` of all that are installed.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +21,7 @@ from relay.chat import ChatSettings
 from relay.config.fleet_roles import check_agent, check_hub_has_no_source
 from relay.config.kinds import sink_modules
 from relay.config.shared_secrets import check_secrets_not_shared
-from relay.config.voters import Voter, check_principals, voters_by_rule
+from relay.config.voters import Voter, check_principals, voters_of_quorum
 from relay.events.match import matches_any_pattern
 from relay.fleet.settings import AgentSettings, FleetSettings, HubSettings
 from relay.imds import SourceSettings
@@ -37,7 +42,7 @@ _APPROVAL_ANSWER_TYPES = (
     "approval.refused",
     "approval.voided",
 )
-
+"""What a sink must send, so that whoever decides over AMQP gets an answer."""
 
 if TYPE_CHECKING:
     AnySink = SinkSettings
@@ -107,18 +112,15 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _check_shares_have_a_roster(self) -> Config:
+        if isinstance(self.fleet, HubSettings):
+            return self  # it knows all machines; other relays know those of current events only
         for limit in self.approvals.limits:
-            if limit.is_share and not self._has_machine_roster:
+            if limit.is_share:
                 raise ValueError(
                     f"approvals.limits.{limit.name}.max: a share such as {limit.max} needs a hub, "
                     "which knows how many machines there are; here give a number of machines"
                 )
         return self
-
-    @property
-    def _has_machine_roster(self) -> bool:
-        """Whether there is a roster of machines. A relay that is no hub knows only events."""
-        return isinstance(self.fleet, HubSettings)
 
     @model_validator(mode="after")
     def _check_secrets_not_shared(self) -> Config:
@@ -128,8 +130,8 @@ class Config(Section):
     @model_validator(mode="after")
     def _check_quorums(self) -> Config:
         check_principals(self.approvals, self.api, self.fleet)
-        for rule, quorum, able in self.voters_by_rule:
-            names = [voter.name for voter in able]
+        for rule, quorum, voters in self.voters_by_rule:
+            names = [voter.name for voter in voters]
             if max_possible_votes(names, each_resource=quorum.each_resource) < quorum.votes:
                 has_machines = any(map(names_machines, names)) and not quorum.each_resource
                 raise ValueError(
@@ -157,8 +159,13 @@ class Config(Section):
 
     @property
     def voters_by_rule(self) -> list[tuple[Rule, Quorum, list[Voter]]]:
-        """Who can vote, by each rule that asks for votes."""
-        return list(voters_by_rule(self.approvals, self.api, self.sinks))
+        """Each rule that asks for votes, its quorum, and who can vote by it."""
+        approvals = self.approvals
+        return [
+            (rule, rule.approve, voters_of_quorum(rule.approve, approvals, self.api, self.sinks))
+            for rule in approvals.rules
+            if isinstance(rule.approve, Quorum)
+        ]
 
     @property
     def has_no_rule_for_user_events(self) -> bool:
@@ -180,9 +187,10 @@ class Config(Section):
 
     @property
     def approvals_exchange(self) -> str:
-        """The exchange for answers to approvals over AMQP. Only valid if approvals.amqp is set.
+        """The exchange of the sink that sends the answers to approvals over AMQP.
 
-        The exchange and the queue of the approvals are named after it.
+        The exchange and the queue of the approvals are named after it. Only valid if approvals.amqp
+        is set: then there is such a sink.
         """
         return next(
             str(getattr(sink, "exchange", ""))

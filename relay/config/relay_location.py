@@ -1,8 +1,9 @@
-"""Reads of a configuration only where its relay is: the local socket, the listener, the state file.
+"""Reads where the relay of a configuration is: its local socket, its listener and its state file.
 
-It reads no secret and expands no variable that it does not need, and it accepts a configuration
-with which the relay would not start. So the command line works for users who have not the secrets
-of the relay, and while a configuration is being edited.
+The command line uses it to call the relay of this machine, and to open its state file. It reads
+these keys only: no secret, and no variable of another key. It accepts a configuration with which
+the relay would not start. So the command line works for users who cannot read the secrets of the
+relay, and while somebody edits the configuration.
 """
 
 from __future__ import annotations
@@ -35,10 +36,11 @@ class RelayLocation:
     socket: Path | Literal["auto"] | None
     state_file: Path
     is_own: bool
-    """Whether the user named the file or stands in its folder. Else it is that of the machine."""
+    """Whether the user named the file or is in its folder. Else it is that of the service, or there
+    is none: then a profile of the user comes first."""
     is_state_file_certain: bool
-    """Whether the relay has this state file for certain: its path may be relative to a folder that
-    only the relay knows."""
+    """Whether the relay has this state file for certain. A relative path begins at the folder in
+    which the relay runs: that is known only if the file was found in the current folder."""
     url: str
     """The URL of the listener, from this machine."""
 
@@ -124,5 +126,5 @@ def _listener_url(api: Mapping[str, Any]) -> str:
 
 
 def _is_system_config_file(file: Path) -> bool:
-    """Return whether a file is that of the service, under whatever name."""
+    """Return whether a file is that of the service, perhaps by a link to it."""
     return os.path.realpath(file) == os.path.realpath(SYSTEM_FILE)

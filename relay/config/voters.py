@@ -1,4 +1,9 @@
-"""Whether the principals that approvals name are somebody, and who can vote by each rule."""
+"""Who the principals of ``approvals`` are, as far as the configuration knows.
+
+`check_principals` refuses a name that nobody can have. `voters_of_quorum` returns who can vote by a
+rule: for the check that there are enough, and for the table of ``imds-relay check``. A principal is
+a way to be known, such as ``client:ci`` or ``entra:…``; a person can have several.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +16,6 @@ from relay.approvals.machine_principals import can_mean_same_machine, names_mach
 from relay.approvals.principals import VM_PREFIX, is_chat_principal
 from relay.approvals.rules import (
     Quorum,
-    Rule,
     client_principals_of_same_person,
     eligible_voters,
     person_or_principal,
@@ -91,25 +95,16 @@ def _named_principals(approvals: ApprovalsSettings) -> Iterator[tuple[KeyPath, s
             yield ("approvals", *path, index), name
 
 
-def voters_by_rule(
-    approvals: ApprovalsSettings, api: ApiSettings, sinks: Sequence[SinkSettings]
-) -> Iterator[tuple[Rule, Quorum, list[Voter]]]:
-    """Yield who can vote by each rule that asks for votes."""
-    for rule in approvals.rules:
-        if isinstance(rule.approve, Quorum):
-            yield rule, rule.approve, voters_of_quorum(rule.approve, approvals, api, sinks)
-
-
 def voters_of_quorum(
     quorum: Quorum, approvals: ApprovalsSettings, api: ApiSettings, sinks: Sequence[SinkSettings]
 ) -> list[Voter]:
     """Return who can vote by a rule, by name.
 
-    A client needs the right to approve. So do the clients of a person who votes in chat. Who the
-    local users and the people in chat are, the configuration does not know: they count.
+    A client needs the right to approve. So do the clients of a person who votes in chat. Local
+    users and people in chat count, although the configuration does not know whether they exist.
     """
     may_approve = api.resources_by_client_principal
-    silent_chats = _chat_prefixes_without_approvals(sinks)
+    prefixes_without_approvals = _chat_prefixes_without_approvals(sinks)
 
     def can_vote(principal: str) -> bool:
         prefix = principal.partition(":")[0]
@@ -120,7 +115,8 @@ def voters_of_quorum(
         if not is_chat_principal(principal):
             return True
         clients = client_principals_of_same_person(principal, approvals.people)
-        return prefix not in silent_chats and all(client in may_approve for client in clients)
+        takes_approvals = prefix not in prefixes_without_approvals
+        return takes_approvals and all(client in may_approve for client in clients)
 
     voters = eligible_voters(quorum, approvals.groups, approvals.people).entries
     principals_by_voter: dict[str, list[str]] = {}

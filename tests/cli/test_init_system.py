@@ -11,9 +11,9 @@ import pytest
 
 from relay.api.local_socket import SERVICE_SOCKET
 from relay.cli import init
-from relay.cli.audit import SERVICE_STORE
 from relay.cli.init import initial_configuration, set_service_paths
 from relay.config import load
+from relay.config.file import SERVICE_STORE
 from relay.config.relay_location import locate_relay
 from tests.cli.command import file_names, run_command
 
