@@ -29,7 +29,7 @@ from relay.cli import make_app
 from relay.clock import SystemClock
 from relay.config import Config, sink_modules
 from relay.config.changes import key_needs_restart
-from relay.log_fields import FIELDS
+from relay.log_fields import field_meanings
 from relay.telemetry.definitions import METRICS
 from relay.telemetry.lines import EVERY_LINE, LINES
 
@@ -292,7 +292,7 @@ def decisions() -> str:
 def log() -> str:
     """Return a table of the fields of the log, and one of the lines about events."""
     rows = ["| field | meaning |", "| --- | --- |"]
-    rows += [f"| `{name}` | {meaning} |" for name, meaning in FIELDS.items()]
+    rows += [f"| `{name}` | {meaning} |" for name, meaning in field_meanings().items()]
     rows += ["", "## Lines about events", ""]
     every = ", ".join(f"`{name}`" for name in EVERY_LINE)
     rows += [f"Each of them has {every} and, with traces, `traceId`.", ""]
