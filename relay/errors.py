@@ -102,8 +102,9 @@ class DeliveryError(RelayError):
     """A sink could not deliver.
 
     ``reason`` is a sentence for the operator. ``status`` is the destination's status code, if there
-    is one. ``answer`` is the start of its answer, for the log of attempts; the attribute is called
-    ``response``. ``skew`` is how many seconds its clock is ahead of ours; None if unknown.
+    is one. ``answer`` is the start of its answer, for the log of attempts, which calls it
+    ``response``: so does the attribute. ``skew`` is how many seconds the destination's clock is
+    ahead of ours; None if unknown.
     """
 
     def __init__(

@@ -1,8 +1,12 @@
-"""Whether something exists at a path, and why it cannot be read.
+"""What the standard library lacks for files of the relay and of its users.
 
-From Python 3.14 on, `Path.exists`, `is_file` and `is_dir` return False if the user may not look.
-These functions return False only if nothing of that kind is there for certain. Whoever then opens
-the path gets the reason.
+`may_exist` and its like answer whether something is there. From Python 3.14 on, `Path.exists` and
+its like return False if the user may not look. These return False only if nothing of that kind is
+there for certain, so that whoever opens the path gets the reason.
+
+`open_private` and its like make files and folders that this user alone can read, such as the state
+file and its locks. `is_planted` and `symlinks_leading_to` find what a stranger may have put into a
+folder that others can write.
 """
 
 from __future__ import annotations
@@ -14,9 +18,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 MAX_FILE_BYTES = 4 * 1024 * 1024
-"""Of a file with a secret or certificates: the CAs of a whole machine are much smaller."""
+"""The largest file with a secret or certificates. The CAs of a whole machine are much smaller."""
 MAX_PARTS = 1000
-"""Names of a path and of the links in it. A link that leads to itself has no end."""
+"""How many names of a path and of the links in it are followed: a link can lead to itself."""
 _ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
 
 
@@ -87,7 +91,7 @@ def open_private(path: Path) -> int:
     flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
     descriptor = os.open(path, flags, PRIVATE_FILE)
     try:
-        narrow(path)
+        remove_rights_of_others(path)
     except OSError:
         os.close(descriptor)
         raise
@@ -103,14 +107,15 @@ def ensure_private_file(path: Path) -> None:
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, PRIVATE_FILE))
     except FileExistsError:
-        narrow(path)
+        remove_rights_of_others(path)
 
 
-def narrow(path: Path) -> bool:
+def remove_rights_of_others(path: Path) -> bool:
     """Take the rights of others on a file away; return whether they had any.
 
-    Raises OSError, also if it is no file, belongs to another user, or has another name: it would
-    have one lock and one log for each name. Windows has no such rights.
+    Raises OSError, also if it is no regular file, belongs to another user, or has a hard link: a
+    state file with two names would have two locks and two write-ahead logs. Windows has no such
+    rights.
     """
     status = path.lstat()
     if not stat.S_ISREG(status.st_mode):

@@ -1,4 +1,8 @@
-"""A histogram of durations. It costs one search and two additions for each value."""
+"""A histogram of durations, for the metrics about commits, deliveries and polls.
+
+It costs one search and two additions for each value. `relay.telemetry.metrics` turns its counts
+into the cumulative counts of Prometheus.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,10 @@ from collections.abc import Sequence
 
 
 class Histogram:
-    """Counts durations, in seconds, by the upper bounds of buckets. `counts` has one for the rest.
+    """Counts durations in seconds. ``bounds`` are the upper bounds of its buckets, in order.
 
-    One thread adds values. Others may read meanwhile.
+    `counts` has a number for each bucket, and one more for the durations above all bounds. One
+    thread adds values. Others may read meanwhile.
     """
 
     __slots__ = ("bounds", "counts", "sum")

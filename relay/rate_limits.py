@@ -1,12 +1,17 @@
-"""Limits the rate of calls for each caller: token buckets in bounded memory. Time is passed in."""
+"""Limits the rate of calls for each caller, with token buckets in bounded memory.
+
+The HTTP API, approvals over AMQP and the votes of agents use it. Time is passed in.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 
 CALLER_RATE = 10.0
+"""Calls a second of an identified caller: of a client, user or agent. HTTP, AMQP and the fleet each
+count their own calls."""
 CALLER_BURST = 50
-"""Calls of an identified caller: in a second, and at once. Each way in counts its own."""
+"""Calls at once of such a caller."""
 
 
 class TokenBuckets:
@@ -40,7 +45,7 @@ class TokenBuckets:
         return self._tokens(key, now) >= 1.0
 
     def refund(self, key: str, now: float) -> None:
-        """Return the token of a `take`."""
+        """Put the token of a `take` back, as for a caller who proved who it is."""
         self._set_tokens(key, min(self._tokens(key, now) + 1.0, self._burst), now)
 
     def _tokens(self, key: str, now: float) -> float:

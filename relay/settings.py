@@ -79,9 +79,10 @@ def format_path(path: KeyPath) -> str:
 
 
 class WrongValue(ValueError):
-    """A value that is wrong because of another one. ``path`` begins at the section that raises it.
+    """A value that is wrong because of another one, and where it is.
 
-    ``other`` is the path of the other one, if a person should see where it is.
+    ``path`` begins at the section that raises the error. ``other`` is the path of the other value,
+    if the text should say where that is: of two equal names, the first.
     """
 
     def __init__(self, path: KeyPath, problem: str, other: KeyPath | None = None) -> None:
@@ -134,9 +135,10 @@ class Section(BaseModel):
         return bool(self._files)
 
     def run_field_checks(self, checks: Mapping[str, Callable[[], object]]) -> None:
-        """Call the check of each field. Raises its ValueError with the key that is configured.
+        """Call the check of the secret in each field: sections call it in a validator.
 
-        That key is the field's name, or the name of the field for its file.
+        A ValueError of a check is raised with the configured key before its text: the field's name,
+        or that of the field for its file.
         """
         for field, check in checks.items():
             try:
@@ -166,7 +168,7 @@ class Section(BaseModel):
             yield from _secrets_in(getattr(self, field))
 
     def reveal_file_lines(self, field: str) -> tuple[str, ...]:
-        """Return the current lines of a field's file, without empty lines."""
+        """Return the current lines of a field's file, without empty lines. It must have one."""
         lines = (line.strip() for line in self._files[field].get().splitlines())
         return tuple(line for line in lines if line)
 

@@ -1,4 +1,7 @@
-"""Makes the ids of spans that no event stands for."""
+"""Makes the ids of trace spans for tries: of a delivery, or of a StartRequest.
+
+The span of an event needs none of these: its id follows from the id of the event.
+"""
 
 from __future__ import annotations
 

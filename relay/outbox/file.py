@@ -26,7 +26,7 @@ from relay.files import (
     describe_os_error,
     ensure_private_file,
     may_exist,
-    narrow,
+    remove_rights_of_others,
     symlinks_leading_to,
 )
 from relay.outbox import Mode, StateFileOwner
@@ -330,12 +330,12 @@ def _make_private(path: Path) -> None:
     index = path.with_name(f"{path.name}-shm")
     for part in (path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-journal")):
         if os.path.lexists(part):
-            narrow(part)
-    if os.path.lexists(index) and narrow(index):
+            remove_rights_of_others(part)
+    if os.path.lexists(index) and remove_rights_of_others(index):
         index.unlink()  # whoever could read it may hold locks on it; SQLite makes it anew
     for older in path.parent.glob(f"{glob.escape(path.name)}.set-aside-*"):
         with contextlib.suppress(OSError):  # of another user: not ours to change
-            narrow(older)
+            remove_rights_of_others(older)
 
 
 def _check_schema(connection: sqlite3.Connection, identity: StateFileOwner) -> int:
