@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import operator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, model_validator
@@ -18,7 +19,6 @@ from relay.approvals import ONE_MACHINE_VOTES, ApprovalsSettings
 from relay.approvals.machine_principals import max_possible_votes, names_machines
 from relay.approvals.rules import Quorum, Rule, eligible_voters, person_or_principal
 from relay.chat import ChatSettings
-from relay.config.fleet_roles import check_agent, check_hub_has_no_source
 from relay.config.kinds import sink_modules
 from relay.config.shared_secrets import check_secrets_not_shared
 from relay.config.voters import Voter, check_principals, voters_of_quorum
@@ -27,7 +27,7 @@ from relay.fleet.settings import AgentSettings, FleetSettings, HubSettings
 from relay.imds import SourceSettings
 from relay.imds.api_versions import SOURCE_SINCE
 from relay.outbox import StoreSettings
-from relay.settings import Section, check_unique, text_like
+from relay.settings import KeyPath, Section, WrongValue, check_unique, text_like
 from relay.sinks import SinkSettings
 from relay.telemetry import TelemetrySettings
 
@@ -43,6 +43,8 @@ _APPROVAL_ANSWER_TYPES = (
     "approval.voided",
 )
 """What a sink must send, so that whoever decides over AMQP gets an answer."""
+_HUB_API_KEYS = ("clients", "oidc", "public_url")
+"""Keys of ``api`` about people and programs elsewhere, who call the hub and not its agents."""
 
 if TYPE_CHECKING:
     AnySink = SinkSettings
@@ -82,12 +84,28 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _check_role(self) -> Config:
-        match self.fleet:
-            case AgentSettings():
-                check_agent(self.sinks, self.approvals, self.api)
-            case HubSettings():
-                check_hub_has_no_source(self.model_fields_set)
+        """Refuse keys that belong elsewhere. Ignored, they would look as if they had an effect."""
+        if isinstance(self.fleet, AgentSettings):
+            for path in self._keys_of_hub():
+                raise WrongValue(
+                    path,
+                    "expected no value on an agent (fleet.role: agent); "
+                    "this belongs in the hub's configuration",
+                )
+        if isinstance(self.fleet, HubSettings) and "source" in self.model_fields_set:
+            raise WrongValue(
+                ("source",),
+                "expected no such key on a hub (fleet.role: hub); "
+                "a hub has no IMDS: this belongs in the configuration of the agents",
+            )
         return self
+
+    def _keys_of_hub(self) -> Iterator[KeyPath]:
+        """Yield the keys with another value than the default that only a hub can have."""
+        if self.sinks:
+            yield ("sinks",)
+        yield from _non_default_keys("approvals", self.approvals, ApprovalsSettings.model_fields)
+        yield from _non_default_keys("api", self.api, _HUB_API_KEYS)
 
     @model_validator(mode="after")
     def _check_sinks(self) -> Config:
@@ -197,6 +215,15 @@ class Config(Section):
             for sink in self.sinks
             if _delivers_approval_answers(sink)
         )
+
+
+def _non_default_keys(name: str, section: Section, keys: Iterable[str]) -> Iterator[KeyPath]:
+    """Yield the keys of a section that have another value than the default."""
+    fields = type(section).model_fields
+    for key in keys:
+        default = fields[key].get_default(call_default_factory=True, validated_data={})
+        if getattr(section, key) != default:
+            yield name, key
 
 
 def _delivers_approval_answers(sink: SinkSettings) -> bool:

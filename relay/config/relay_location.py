@@ -93,7 +93,10 @@ def locate_relay(
         _path_or_none(store.get("path") if isinstance(store, dict) else None) or _DEFAULT_STATE_FILE
     )
     is_named = path is not None or bool(environment.get("IMDS_RELAY_CONFIG"))
-    is_own = is_named or (file is not None and not _is_system_config_file(file))
+    # A link to the file of the service counts as that file.
+    is_own = is_named or (
+        file is not None and os.path.realpath(file) != os.path.realpath(SYSTEM_FILE)
+    )
     is_in_current_folder = is_own and not is_named
     return RelayLocation(
         file=file,
@@ -123,8 +126,3 @@ def _listener_url(api: Mapping[str, Any]) -> str:
     host, _, port = listen.rpartition(":")
     scheme = "http" if api.get("tls") is None else "https"
     return f"{scheme}://{_LOOPBACK_OF_WILDCARD.get(host, host)}:{port}"
-
-
-def _is_system_config_file(file: Path) -> bool:
-    """Return whether a file is that of the service, perhaps by a link to it."""
-    return os.path.realpath(file) == os.path.realpath(SYSTEM_FILE)
