@@ -13,7 +13,7 @@ class Clock(Protocol):
     """The source of time."""
 
     def now(self) -> datetime:
-        """Return the wall-clock time in UTC, with its time zone. Others see it."""
+        """Return the wall-clock time in UTC, with its time zone: for timestamps that others see."""
 
     def monotonic(self) -> float:
         """Return seconds that never go back, to measure intervals."""

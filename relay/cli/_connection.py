@@ -1,6 +1,8 @@
 """Connects a verb to its relay: by a local socket, by ``--url`` and a key, or by a profile.
 
-`with_client` turns an async function into a verb that has the options for this choice.
+Without an option, it is the relay of this machine. If no configuration of the user's own is meant,
+the profile ``default`` comes first. `with_client` turns an async function into a verb that has the
+options for this choice: typer learns them from the signature that it makes.
 """
 
 from __future__ import annotations
@@ -128,7 +130,11 @@ async def connect_locally(location: RelayLocation) -> AsyncIterator[Client]:
 
 
 def with_client(work: Callable[Concatenate[Client, P], Awaitable[None]]) -> Callable[..., None]:
-    """Make a verb of a function that needs a client: add the options of `connect`."""
+    """Make a verb of an async function whose first parameter is the client.
+
+    The verb has the function's other parameters and the options of `connect`. It connects, and runs
+    the function to its end.
+    """
     connection_options = inspect.signature(connect, eval_str=True).parameters
 
     @functools.wraps(work)

@@ -1,4 +1,9 @@
-"""Finds the event that a person means: by its EventId, or by a unique beginning of it."""
+"""Lets people write and read the beginning of an EventId instead of its 36 characters.
+
+`call_about_event` and what builds on it find the event that a person means, by its EventId or by a
+unique beginning. `shorten_on_terminal` puts such beginnings into lists. On a hub, several scopes
+can have an EventId: EVENTID@SCOPE names one of them.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +19,9 @@ T = TypeVar("T")
 _EVENT_ID_LENGTH = 36
 """Characters of an EventId. A text of this length or longer begins no other."""
 _MIN_BEGINNING = 8
+"""Characters of the shortest beginning that is printed."""
 _MAX_NAMED = 5
+"""How many of several possible EventIds an error lists."""
 
 
 async def call_about_event(

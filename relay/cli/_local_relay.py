@@ -1,8 +1,10 @@
 """Finds the local socket of the relay that a configuration means.
 
-With ``api.socket: auto`` the relay chooses the place when it starts, so every place is tried. The
-socket of a relay of its own comes first, that of the service last. A call there names the state
-file, so that a decision that is meant for one relay never reaches another.
+With ``api.socket: auto`` the relay chooses the path when it starts, so every possible path is
+tried: first those that follow from the state file, last that of the service. If the state file is
+certain, each call to the service's socket names it in a header, and a relay with another state file
+refuses the call: a decision that is meant for one relay never reaches another. Sockets and links
+that a stranger may have put there are not used.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ _CONNECT_TIMEOUT = 10.0
 
 @dataclass(frozen=True, slots=True)
 class LocalSocket:
-    """A local socket, and the headers of each call there."""
+    """A local socket, and the headers of each call to it."""
 
     path: Path
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -102,7 +104,7 @@ def _refuse_planted_links(state_file: Path) -> None:
 
 
 async def _unreachable_reason(place: LocalSocket) -> str | None:
-    """Return why there is no relay for these calls; None if there is one."""
+    """Return why the relay that is meant cannot be called at a socket; None if it can."""
     try:
         # A link is of whoever made it: others can change where it leads.
         owner, folder_owner = place.path.lstat().st_uid, place.path.parent.stat().st_uid
@@ -119,7 +121,7 @@ async def _unreachable_reason(place: LocalSocket) -> str | None:
         return "it does not answer"
     except OSError as error:
         return describe_os_error(error)
-    return await _ask_who_is_there(place) if place.headers else None
+    return await _ask_for_state_file(place) if place.headers else None
 
 
 def is_socket_owner_trusted(owner: int, folder_owner: int, user: int) -> bool:
@@ -130,7 +132,8 @@ def is_socket_owner_trusted(owner: int, folder_owner: int, user: int) -> bool:
     return owner in (user, 0, folder_owner)
 
 
-async def _ask_who_is_there(place: LocalSocket) -> str | None:
+async def _ask_for_state_file(place: LocalSocket) -> str | None:
+    """Return why no relay with the state file of the headers answers; None if it does."""
     connector = aiohttp.UnixConnector(str(place.path))
     timeout = aiohttp.ClientTimeout(total=_CONNECT_TIMEOUT)
     try:

@@ -1,4 +1,8 @@
-"""``run``: the relay itself, as a service manager starts it."""
+"""``run``: the relay itself, as a service manager starts it.
+
+It loads the configuration, sets the log up, and leaves the rest to `relay.app`. An error ends the
+process with an exit code, and is the last line on standard error.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +54,11 @@ def run(config: ConfigFile = None) -> None:
 
 
 class _ConfigSource:
-    """Loads the configuration, and sets the log up as it says."""
+    """Loads the configuration at the start and for each reload, and sets the log up as it says.
+
+    A reload calls `load`, and `put_in_force` once the relay has taken the result over. In between,
+    and after a reload that was refused, two configurations have secrets that no log may show.
+    """
 
     def __init__(self, file: Path | None) -> None:
         """Load it for the first time. Raises ConfigError."""
@@ -80,6 +88,7 @@ class _ConfigSource:
 
 
 def _run(source: _ConfigSource) -> None:
+    """Run the relay, and end the process with code 0. Raises what ended the relay early."""
     try:
         runner = asyncio.Runner()
         runner.run(app.run(source.in_force, source.load, on_reload=source.put_in_force))
