@@ -37,7 +37,6 @@ The module of a verb defines a function with the name of the verb, or a typer.Ty
 the verb has verbs of its own.
 """
 
-
 _COMPLETION = "_IMDS_RELAY_COMPLETE"
 """The variable with which a shell asks for completions."""
 
@@ -105,7 +104,10 @@ def main() -> None:
     except typer.Abort:
         code = EXIT_FAILED
     except Exception as error:  # noqa: BLE001  # a person must see no traceback
-        code = _print_error(unwrap_exception_group(error))
+        cause = unwrap_exception_group(error)
+        for line in error_text(cause).splitlines():
+            print_to_stderr(f"imds-relay: {line}")
+        code = exit_code(cause)
     sys.exit(code if code in range(4) else EXIT_FAILED)
 
 
@@ -117,9 +119,3 @@ def _completed_words(environment: Mapping[str, str]) -> list[str]:
     words = environment.get("COMP_WORDS") or environment.get("_TYPER_COMPLETE_ARGS") or ""
     is_beyond_verb = len(words.split()) > 2 or words[-1:].isspace()
     return words.split() if is_beyond_verb else []
-
-
-def _print_error(error: Exception) -> int:
-    for line in error_text(error).splitlines():
-        print_to_stderr(f"imds-relay: {line}")
-    return exit_code(error)

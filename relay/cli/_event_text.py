@@ -17,9 +17,13 @@ from relay.events.cloudevent import event_name
 
 def event_fields(event: Mapping[str, Any]) -> list[tuple[str, object]]:
     """Return what a person needs to know to decide about an event, as names and values."""
-    is_live = event["outcome"] is None
-    closes = format_local_time(event["approval"]["closes"]) if is_live else None
-    duration = event["durationSeconds"]
+    approval, duration = event["approval"], event["durationSeconds"]
+    waits = closes = holds = runbook = None  # an event that is over waits for nothing
+    if event["outcome"] is None:
+        waits = describe_limit_waits(approval)
+        closes = format_local_time(approval["closes"])
+        holds = describe_holds_in_force(approval.get("standingHolds", ()))
+        runbook = approval.get("runbook")
     return [
         ("event", event["eventId"]),
         ("scope", event.get("scope")),
@@ -31,10 +35,10 @@ def event_fields(event: Mapping[str, Any]) -> list[tuple[str, object]]:
         ("started by", event["eventSource"]),
         ("because", event["description"]),
         ("approval", approval_summary(event)),
-        ("waits for", describe_limit_waits(event["approval"]) if is_live else None),
-        ("held by", _standing_holds_text(event["approval"]) if is_live else None),
+        ("waits for", waits),
+        ("held by", f"{holds}; {HOLD_NOTICE}" if holds else None),
         ("closes", closes),
-        ("runbook", event["approval"].get("runbook") if is_live else None),
+        ("runbook", runbook),
         ("revision", event["revision"]),
     ]
 
@@ -68,11 +72,6 @@ def _describe_limit_wait(wait: Mapping[str, Any]) -> str:
         return f"{text}: event {wait['behind']} comes first"
     until = f" until {format_local_time(wait['until'])}" if wait["until"] else ""
     return f"{text}: {join_names(wait['machines'], limit=10)}{until}"
-
-
-def _standing_holds_text(approval: Mapping[str, Any]) -> str | None:
-    holds = describe_holds_in_force(approval.get("standingHolds", ()))
-    return f"{holds}; {HOLD_NOTICE}" if holds else None
 
 
 def describe_holds_in_force(holds: Iterable[Mapping[str, Any]]) -> str | None:
@@ -128,7 +127,9 @@ def _decision_details(data: Mapping[str, Any]) -> Iterator[object]:
         yield vote_count(data)
     if "missing" in data:
         yield f"{pluralize(data['missing'], 'vote')} missing"
-    yield from _limits_of_decision(data)
+    for field, verb in (("waitingFor", "waits"), ("waitedFor", "waited")):
+        for wait in data.get(field, ()):
+            yield f"{verb} for limit {wait['limit']}"
     holders = [hold["principal"] for hold in data.get("standingHolds", ())]
     if holders:
         yield f"standing hold of {join_names(holders)}"
@@ -136,9 +137,3 @@ def _decision_details(data: Mapping[str, Any]) -> Iterator[object]:
         yield f"{data['count']} times"
     if data.get("dryRun"):
         yield "dry run"
-
-
-def _limits_of_decision(data: Mapping[str, Any]) -> Iterator[str]:
-    for field, verb in (("waitingFor", "waits"), ("waitedFor", "waited")):
-        for wait in data.get(field, ()):
-            yield f"{verb} for limit {wait['limit']}"

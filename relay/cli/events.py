@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,19 +26,17 @@ async def events(
     """List current and recent events."""
     page = await relay.get_list("events", all_pages=all_pages, **scope_query(scope))
     columns: tuple[str, ...] = ("event", "type", "state", "machines", "not before", "approval")
-    row = _event_row
-    if len({event.get("scope") for event in page["items"]}) > 1:
-        columns, row = ("scope", *columns), _event_row_with_scope
+    has_scopes = len({event.get("scope") for event in page["items"]}) > 1
+    if has_scopes:
+        columns = ("scope", *columns)
     shown = page if as_json else shorten_on_terminal(page)
+    row = functools.partial(_event_row, with_scope=has_scopes)
     print_page(shown, columns, row, empty="no events", as_json=as_json)
 
 
-def _event_row_with_scope(event: Mapping[str, Any]) -> tuple[object, ...]:
-    return (event["scope"], *_event_row(event))
-
-
-def _event_row(event: Mapping[str, Any]) -> tuple[object, ...]:
+def _event_row(event: Mapping[str, Any], *, with_scope: bool) -> tuple[object, ...]:
     return (
+        *((event["scope"],) if with_scope else ()),
         event["eventId"],
         event["eventType"],
         event["outcome"] or event["eventStatus"],
