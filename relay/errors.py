@@ -125,8 +125,8 @@ class DeliveryError(RelayError):
 class Deferred(DeliveryError):
     """A later try may work.
 
-    ``after`` is the pause in seconds that the destination asks for. ``failure`` tells the retry
-    plan what kind of failure it is:
+    ``after`` is the pause in seconds that the destination asks for. ``failure`` tells
+    `relay.delivery.retry` what kind of failure it is:
 
     - ``transient``: it can pass by itself. Retries get slower.
     - ``slow``: a person must correct something. Retries are slow until NotBefore. Then the entry

@@ -52,7 +52,7 @@ async def find_socket(
     if isinstance(location.socket, Path):
         return LocalSocket(location.socket)
     if location.socket is None:
-        # The environment of the service may set a socket that its configuration has not.
+        # The environment of the service may set a socket that its configuration does not have.
         if may_exist(service_socket):
             return LocalSocket(service_socket)
         raise ConfigError(
@@ -106,7 +106,7 @@ def _refuse_planted_links(state_file: Path) -> None:
 async def _unreachable_reason(place: LocalSocket) -> str | None:
     """Return why the relay that is meant cannot be called at a socket; None if it can."""
     try:
-        # A link is of whoever made it: others can change where it leads.
+        # lstat: of a link, its own owner counts, who can change where it leads.
         owner, folder_owner = place.path.lstat().st_uid, place.path.parent.stat().st_uid
         if not is_socket_owner_trusted(owner, folder_owner, os.geteuid()):
             return "it belongs to another user; to use it all the same, set api.socket to its path"
@@ -125,9 +125,9 @@ async def _unreachable_reason(place: LocalSocket) -> str | None:
 
 
 def is_socket_owner_trusted(owner: int, folder_owner: int, user: int) -> bool:
-    """Return whether a socket is of this user, of root, or of the owner of its folder.
+    """Return whether a socket belongs to this user, to root, or to the owner of its folder.
 
-    In a folder that all can write, anybody can put a socket.
+    Anybody can put a socket into a folder that all can write.
     """
     return owner in (user, 0, folder_owner)
 

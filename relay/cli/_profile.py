@@ -1,7 +1,8 @@
 """Profiles: files of a user that name a relay elsewhere, and the key for it.
 
 A profile is the file ``<name>.yaml`` in the user's folder for configurations of this program. The
-profile ``default`` applies where nothing else names a relay.
+profile ``default`` applies where nothing else names a relay. `check_file_permissions` examines
+profiles and the key files that they name.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class LoadedConfig:
     file: Path | None
     """None if only defaults and variables apply."""
     is_empty: bool = False
-    """Whether the file has no keys. A reload refuses it: somebody may just be writing the file."""
+    """Whether the file has no keys. A reload may refuse it: somebody may just be writing it."""
     lines: Mapping[str, int] = field(default_factory=dict)
     """The line in the file of each of `RESTART_KEYS` that it has, for the refusal of a reload."""
 
@@ -81,11 +81,6 @@ def load(
     override_values(values, variables)
     try:
         config = Config.model_validate(values)
-        is_empty = file is not None and not document
-        lines = {key: line_of(document, tuple(key.split("."))) for key in RESTART_KEYS}
-        return LoadedConfig(
-            config, file, is_empty, {key: line for key, line in lines.items() if line is not None}
-        )
     except ValidationError as error:
         inputs = ConfigInputs(
             file=file,
@@ -94,3 +89,10 @@ def load(
             variables=variables,
         )
         raise ConfigError("\n".join(describe_errors(error, inputs))) from None
+    lines = {key: line_of(document, tuple(key.split("."))) for key in RESTART_KEYS}
+    return LoadedConfig(
+        config,
+        file,
+        is_empty=file is not None and not document,
+        lines={key: line for key, line in lines.items() if line is not None},
+    )

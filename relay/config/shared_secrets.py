@@ -64,7 +64,7 @@ def _clients_sharing_secrets(
     """Yield the index of each client that shares a secret, and what is wrong."""
     owners: dict[bytes, tuple[int, str]] = {}
     for index, client in enumerate(clients):
-        with suppress(ValueError):  # a file has changed, and its secret is nobody's
+        with suppress(ValueError):  # a file has changed and holds no usable secret
             for kind, credential in client.key_digests_and_signing_keys():
                 owner, _ = owners.setdefault(credential, (index, kind))
                 if owner != index:

@@ -29,10 +29,10 @@ from relay.suggestions import describe_choices
 
 @dataclass(frozen=True, slots=True)
 class Voter:
-    """One who can cast one vote."""
+    """A person, program or machine that can cast one vote."""
 
     name: str
-    """``person:<name>``, or the principal of one who is no person of ``approvals.people``.
+    """``person:<name>`` for a person of ``approvals.people``, else the principal.
 
     A pattern over machines stands for all of them.
     """
