@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -137,9 +137,11 @@ def _vhost_name(url: URL) -> str:
     return url.path[1:] or "/"
 
 
-def _password_hashes_from_options(
-    hashes: list[str] | tuple[()], files: list[str] | tuple[()]
-) -> dict[str, str]:
+def _password_hashes_from_options(hashes: Sequence[str], files: Sequence[str]) -> dict[str, str]:
+    """Return the hash of the password of each user that the two options name.
+
+    Raises ConfigError for an option or file that cannot be used, and for two passwords of a user.
+    """
     found: dict[str, str] = {}
     for option in hashes:
         user, value = _split_user_option("--password-hash", option)

@@ -1,6 +1,7 @@
 """The arguments and options that several verbs share, as annotated types for typer.
 
 Typer learns the options of a verb from its signature, and the help text from its docstring.
+`run_without_verb` gives a group of verbs, such as ``holds``, those of a default.
 """
 
 from __future__ import annotations
