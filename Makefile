@@ -42,8 +42,8 @@ install: $(VENV)/.dev
 demo: $(VENV)/.run
 	@$(BIN)/imds-relay demo $(ARGS)
 
-# Most tests wait for something: four at a time keep two cores busy. ARGS="-n 0" for one after the other.
-WORKERS := -n 4 --dist loadfile --no-loadscope-reorder
+# Most tests wait for something: six at a time keep two cores busy. ARGS="-n 0" for one after the other.
+WORKERS := -n 6 --dist loadfile --no-loadscope-reorder
 test: export PYTHONDONTWRITEBYTECODE := # pytest keeps the assertions that it has rewritten
 test: $(VENV)/.dev
 	@$(BIN)/python -m compileall -q relay tests # hundreds of processes import them

@@ -33,16 +33,18 @@ settings.load_profile("relay")
 
 TEARDOWN_SECONDS = 120.0
 
+_OWN_BROKER = re.compile(r"\b(own_broker|_private_node): ")
 GROUPS = {
-    "private RabbitMQ of the fleet": (re.compile(r"\b(own_broker|_private_node): "), "fleet"),
-    "private RabbitMQ of journeys": (re.compile(r"\b(own_broker|_private_node): "), "journey"),
-    "private RabbitMQ": (re.compile(r"\b(own_broker|_private_node): "), None),
-    "RabbitMQ": (re.compile(r"\bbroker: Reachable"), None),
-    "browser": (re.compile(r"\b(browser: Browser|page: Page)\b"), None),
+    "private RabbitMQ of agents": (_OWN_BROKER, "fleet/test_agent"),
+    "private RabbitMQ of the fleet": (_OWN_BROKER, "fleet/"),
+    "private RabbitMQ of journeys": (_OWN_BROKER, "journey/"),
+    "private RabbitMQ": (_OWN_BROKER, ""),
+    "browser": (re.compile(r"\b(browser: Browser|page: Page)\b"), ""),
+    "RabbitMQ": (re.compile(r"\bbroker: Reachable"), ""),
 }
 """Groups of files that share a costly fixture, the slowest group first.
 
-Each has a pattern for the parameters of its tests, and the folder of its files, if any.
+Each has a pattern for the parameters of its tests, and a part of the paths of its files.
 """
 _stderr = pytest.StashKey[int]()
 
@@ -117,8 +119,8 @@ def pytest_collection_finish() -> None:
 def _group(file: Path) -> str | None:
     """Return the group of a test file by the fixtures that it names, or None."""
     text = file.read_text(encoding="utf-8")
-    for group, (fixtures, folder) in GROUPS.items():
-        if fixtures.search(text) and (folder is None or file.parent.name == folder):
+    for group, (fixtures, path) in GROUPS.items():
+        if fixtures.search(text) and path in file.as_posix():
             return group
     return None
 
