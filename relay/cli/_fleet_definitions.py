@@ -25,7 +25,7 @@ from relay.fleet.definitions import (
     is_password_hash,
 )
 from relay.fleet.settings import HubSettings
-from relay.sinks.rabbitmq.settings import Settings as RabbitMQSettings
+from relay.sinks.rabbitmq import Settings as RabbitMQSettings
 
 AsDefinitions = Annotated[
     bool, typer.Option("--json", help="Print JSON for `rabbitmqctl import_definitions`.")

@@ -1,19 +1,34 @@
 """RabbitMQ: each event is a persistent message on a topic exchange, with publisher confirm.
 
-`settings` is the sink's section of the configuration. `sink` needs the AMQP libraries, so it is
-imported only when a sink is connected: a relay without RabbitMQ saves their memory.
+This module is what the contract in `relay.sinks` asks for. The sink itself is in `sink`, which needs
+the AMQP libraries. It is imported only when a sink is connected or checked: a relay without
+RabbitMQ saves their memory.
 """
 
 from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager
+from typing import Literal
 
+from pydantic import Field
+
+from relay.amqp.broker_url import BrokerSettings, Declare, ExchangeName
 from relay.clock import Clock
 from relay.diagnostics import Finding
-from relay.sinks import Sink
-from relay.sinks.rabbitmq.settings import Settings
+from relay.settings import Duration
+from relay.sinks import Sink, SinkSettings
 
-__all__ = ["Settings", "connect", "diagnose"]
+
+class Settings(SinkSettings, BrokerSettings):
+    """A topic exchange on a RabbitMQ."""
+
+    kind: Literal["rabbitmq"]
+    exchange: ExchangeName = "azure.scheduledevents"
+    """The topic exchange; the unrouted exchange and queue are named after it."""
+    declare: Declare = True
+    """true: make exchanges and queue; passive: check that they exist; false: take them as given."""
+    timeout: Duration = Field(default=15.0, gt=0)
+    """How long the broker may take to confirm a message."""
 
 
 def connect(settings: Settings, clock: Clock) -> AbstractAsyncContextManager[Sink]:

@@ -1,4 +1,9 @@
-"""Delivers events to RabbitMQ: persistent messages on a topic exchange, with publisher confirm."""
+"""Delivers events to RabbitMQ: persistent messages on a topic exchange, with publisher confirm.
+
+`connect` keeps a connection and a channel open in the background, and `RabbitMQ.deliver` publishes
+on that channel. `interpret_publish_result` decides what the answer of the broker means; the links
+of the fleet use it, too.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +35,7 @@ from relay.events.cloudevent import CloudEvent
 from relay.log_fields import log_extra
 from relay.log_once import LogOnce
 from relay.sinks import Receipt
-from relay.sinks.rabbitmq.settings import Settings
+from relay.sinks.rabbitmq import Settings
 
 _log = logging.getLogger("relay.sinks.rabbitmq")
 
