@@ -1,6 +1,8 @@
 """Runs one worker for each sink and hands them the recorded events.
 
-It also carries out what operators ask of a sink: pause, resume, redeliver.
+A role makes the `Dispatcher`, calls `start`, and then `run` until it stops. A reload that changes
+sinks calls `begin_worker_replacement`, lets the store do the work of `reconcile`, and calls
+`end_worker_replacement`. The API asks for the status of sinks, and pauses or resumes one.
 """
 
 from __future__ import annotations
@@ -21,7 +23,6 @@ from relay.events.build import RecordRelayEvent
 from relay.events.tracing import RecordSpan
 from relay.histogram import Histogram
 from relay.outbox import AttemptOutcome, Entry, EntryState, RecordedEvent, SinkState
-from relay.outbox.deliveries import DeadLetterFilter
 from relay.outbox.sqlite import Store, Work
 from relay.outbox.transaction import Transaction
 from relay.sinks import Sink, SinkSettings
@@ -97,7 +98,7 @@ class Dispatcher:
             name: self._make_worker(settings, sink) for name, (settings, sink) in sinks.items()
         }
         self._early_entries: dict[str, list[Entry]] = {name: [] for name in sinks}
-        """Of each sink for which was not read yet what waits: the entries that came meanwhile."""
+        """New entries, by sink, that came before the worker of the sink got what waits for it."""
         self._group: asyncio.TaskGroup | None = None
         self._tasks: dict[Worker, asyncio.Task[None]] = {}
         self._runs = asyncio.Event()
@@ -326,44 +327,6 @@ def _by_sink(entries: Iterable[Entry]) -> defaultdict[str, list[Entry]]:
     for entry in entries:
         entries_by_sink[entry.sink].append(entry)
     return entries_by_sink
-
-
-def make_redelivery_work(entry_id: int, at: datetime) -> Callable[[Transaction], bool]:
-    """Work for the store: redeliver a dead letter.
-
-    The work returns False if there is no such dead letter or its sink no longer exists.
-    """
-
-    def work(tx: Transaction) -> bool:
-        entry = tx.deliveries.redeliver(entry_id, at)
-        if entry is not None:
-            tx.redelivered.append(entry)
-        return entry is not None
-
-    return work
-
-
-def make_bulk_redelivery_work(
-    dead_letters: DeadLetterFilter, at: datetime, *, after: int, until: datetime, limit: int
-) -> Callable[[Transaction], tuple[list[int], int]]:
-    """Work for the store: redeliver the oldest matching dead letters, at most ``limit``.
-
-    The work returns their ids and how many are left. For ``after`` and ``until`` see
-    `relay.outbox.deliveries.Deliveries.redeliver_matching`.
-    """
-
-    def work(tx: Transaction) -> tuple[list[int], int]:
-        entries = tx.deliveries.redeliver_matching(
-            dead_letters, at, after=after, until=until, limit=limit
-        )
-        tx.redelivered.extend(entries)
-        ids = [entry.id for entry in entries]
-        remaining = tx.deliveries.count_matching_dead_letters(
-            dead_letters, after=max(ids, default=after), until=until
-        )
-        return ids, remaining
-
-    return work
 
 
 def _reconcile_sinks(

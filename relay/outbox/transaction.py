@@ -1,6 +1,9 @@
-"""What work can do in one transaction: read and write the tables, and record events.
+"""What work can do in one transaction: read and write the tables, record events, redeliver.
 
-To record an event appends it to the journal and makes one entry for each sink that wants it.
+`relay.outbox.sqlite.Store` hands a `Transaction` to each piece of work that another package
+submits. Its attributes (`journal`, `snapshot`, `decisions`, …) read and write the tables. To record
+an event appends it to the journal and makes one entry for each sink that wants it. The store tells
+its listeners of the events and entries once they are on disk.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from relay.events.tracing import SpanContext, context_of, make_event_context
 from relay.outbox import Entry, JournalHead, Mode, RecordedEvent
 from relay.outbox.chat_messages import ChatMessages
 from relay.outbox.decisions import Decisions
-from relay.outbox.deliveries import Deliveries
+from relay.outbox.deliveries import DeadLetterFilter, Deliveries
 from relay.outbox.event_keys import SINGLE_SCOPE, EventKeyFormat
 from relay.outbox.file import get_meta
 from relay.outbox.fleet import FleetTables
@@ -27,9 +30,7 @@ from relay.outbox.standing_holds import StandingHolds
 
 Route = Callable[[CloudEvent], Iterable[str]]
 """Returns the names of the sinks that want an event."""
-
-
-MAX_EVENTS_IN_MEMORY = 1000
+MAX_EVENTS_IN_RESULTS = 1000
 """Events that the results of one piece of work hold.
 
 Those of the other entries are read from the journal when they are sent.
@@ -153,27 +154,86 @@ class Transaction:
         for recorded in self._add_delivery_entries([(event, position, [sink])], at):
             self.redelivered += recorded.entries
 
+    def redeliver_dead_letter(self, entry_id: int, at: datetime) -> bool:
+        """Make a dead letter wait again.
+
+        Return False if there is no such dead letter or its sink no longer exists.
+        """
+        entry = self.deliveries.redeliver(entry_id, at)
+        if entry is not None:
+            self.redelivered.append(entry)
+        return entry is not None
+
+    def redeliver_matching_dead_letters(
+        self,
+        dead_letters: DeadLetterFilter,
+        at: datetime,
+        *,
+        after: int,
+        until: datetime,
+        limit: int,
+    ) -> tuple[list[int], int]:
+        """Make the oldest matching dead letters wait again, at most ``limit``.
+
+        Return their ids and how many are left. For ``after`` and ``until`` see
+        `Deliveries.redeliver_matching`.
+        """
+        entries = self.deliveries.redeliver_matching(
+            dead_letters, at, after=after, until=until, limit=limit
+        )
+        self.redelivered.extend(entries)
+        ids = [entry.id for entry in entries]
+        remaining = self.deliveries.count_matching_dead_letters(
+            dead_letters, after=max(ids, default=after), until=until
+        )
+        return ids, remaining
+
     def _add_delivery_entries(
         self, events: Iterable[tuple[CloudEvent, int, Iterable[str]]], at: datetime
     ) -> list[RecordedEvent]:
         """Make an entry for each sink of each event, which comes with its position."""
         ids = count(self.deliveries.next_id())
-        room = MAX_EVENTS_IN_MEMORY - len(self.recorded)
+        room = MAX_EVENTS_IN_RESULTS - len(self.recorded)
         recorded = [
-            _make_recorded_event(
-                event,
-                self._event_key(event),
-                self._ordering_prefix(event),
-                position,
-                sinks,
-                at,
-                ids,
-                in_memory=index < room,
-            )
+            self._make_recorded_event(event, position, sinks, at, ids, in_memory=index < room)
             for index, (event, position, sinks) in enumerate(events)
         ]
         self.deliveries.add_entries(entry for event in recorded for entry in event.entries)
         return recorded
+
+    def _make_recorded_event(
+        self,
+        event: CloudEvent,
+        position: int,
+        sinks: Iterable[str],
+        at: datetime,
+        ids: Iterator[int],
+        *,
+        in_memory: bool,
+    ) -> RecordedEvent:
+        key = self._event_key(event)
+        ordering_key = key
+        if ordering_key is None:
+            ordering_key = f"{self._ordering_prefix(event)}/{event.subject or ''}"
+        not_before = parse_timestamp(event.data.get("notBefore"))
+        event_in_memory = event if in_memory else None
+        entries = tuple(
+            Entry(
+                id=next(ids),
+                sink=sink,
+                position=position,
+                ordering_key=ordering_key,
+                type=event.name,
+                event_key=key,
+                not_before=not_before,
+                attempts=0,
+                next_at=None,
+                recorded=at,
+                event=event_in_memory,
+            )
+            for sink in sinks
+        )
+        return RecordedEvent(position, event.id, event.name, key, event_in_memory, entries)
 
     def _event_key(self, event: CloudEvent) -> str | None:
         """Return the key of the event of Azure that a CloudEvent is about; None for no event."""
@@ -218,37 +278,3 @@ class Transaction:
             self._connection.execute("DELETE FROM meta WHERE key = ?", (key,))
         else:
             self._connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
-
-
-def _make_recorded_event(
-    event: CloudEvent,
-    key: str | None,
-    about: str,
-    position: int,
-    sinks: Iterable[str],
-    at: datetime,
-    ids: Iterator[int],
-    *,
-    in_memory: bool,
-) -> RecordedEvent:
-    name = event.name
-    ordering_key = key if key is not None else f"{about}/{event.subject or ''}"
-    not_before = parse_timestamp(event.data.get("notBefore"))
-    event_in_memory = event if in_memory else None
-    entries = tuple(
-        Entry(
-            id=next(ids),
-            sink=sink,
-            position=position,
-            ordering_key=ordering_key,
-            type=name,
-            event_key=key,
-            not_before=not_before,
-            attempts=0,
-            next_at=None,
-            recorded=at,
-            event=event_in_memory,
-        )
-        for sink in sinks
-    )
-    return RecordedEvent(position, event.id, name, key, event_in_memory, entries)

@@ -164,6 +164,10 @@ class RunningDispatcher:
         page = await self.store.read(lambda tx: tx.deliveries.page(sink=sink, limit=100_000))
         return [delivery for delivery in reversed(page) if state is None or delivery.state == state]
 
+    async def redeliver(self, entry_id: int, at: datetime) -> bool:
+        """Redeliver a dead letter; return whether there was one."""
+        return await self.store.transact(lambda tx: tx.redeliver_dead_letter(entry_id, at))
+
     async def attempts(self, sink: str) -> list[tuple[Any, ...]]:
         """Entry, outcome, status and reason of a sink's attempts, in order."""
         query = (

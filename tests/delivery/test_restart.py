@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from relay.clock import SystemClock
-from relay.delivery.dispatcher import Dispatcher, make_redelivery_work
+from relay.delivery.dispatcher import Dispatcher
 from relay.delivery.ordered_queue import MAX_EVENTS_IN_MEMORY
 from relay.errors import Deferred, Rejected, StoreUnavailable
 from relay.events.cloudevent import CloudEvent
@@ -193,12 +193,12 @@ async def test_what_waits_for_a_sink_that_is_gone_is_parked_and_its_news_dropped
         ] == [
             ("event.scheduled", "parked", "the sink bus is not in the configuration any more"),
         ] * 2
-        assert not await relay.store.transact(make_redelivery_work(1, NOW))
+        assert not await relay.redeliver(1, NOW)
     async with running_dispatcher(tmp_path, {"bus": bus, "chat": chat}) as relay:
         await relay.settle()
         assert not bus.delivered, "parked is parked, until somebody sends it again"
         for delivery in await relay.deliveries("bus", "parked"):
-            assert await relay.store.transact(make_redelivery_work(delivery.id, NOW))
+            assert await relay.redeliver(delivery.id, NOW)
         await wait_until(lambda: len(bus.delivered) == 2)
 
 
@@ -235,11 +235,9 @@ async def test_a_dead_letter_goes_out_again_with_the_same_id_and_a_life_of_its_o
                 "UPDATE entry SET recorded = '2020-01-01T00:00:00.000000Z'"
             )
         )
-        assert await relay.store.transact(make_redelivery_work(1, relay.clock.now()))
+        assert await relay.redeliver(1, relay.clock.now())
         await wait_until(lambda: len(far.attempts) == 2)
-        assert not await relay.store.transact(make_redelivery_work(1, relay.clock.now())), (
-            "it waits already"
-        )
+        assert not await relay.redeliver(1, relay.clock.now()), "it waits already"
         await relay.settle()
         assert [delivery.state for delivery in await relay.deliveries("bus")] == ["waiting"]
     async with running_dispatcher(tmp_path, {"bus": far}) as relay:
@@ -266,7 +264,7 @@ async def test_a_redelivered_old_state_does_not_replace_newer_ones(tmp_path: Pat
         await relay.dispatcher.set_state("chat", "paused", None)
         await relay.record_event("E-1", "event.started")
         chat.answer = accepts
-        assert await relay.store.transact(make_redelivery_work(1, NOW))
+        assert await relay.redeliver(1, NOW)
         await relay.dispatcher.set_state("chat", "on", None)
         await wait_until(lambda: len(chat.delivered) == 2)
         assert chat.names() == ["event.started", "event.scheduled"]

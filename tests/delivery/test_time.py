@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from relay.delivery.dispatcher import make_redelivery_work
 from relay.errors import Deferred
 from relay.events.cloudevent import CloudEvent
 from relay.sinks import Receipt
@@ -394,6 +393,6 @@ async def test_a_redelivery_goes_out_at_once_to_a_sink_that_is_failing(tmp_path:
         parked, waiting = await relay.deliveries("drain")
         assert (parked.state, waiting.state) == ("parked", "waiting")
         drain.answer = accepts
-        assert await relay.store.transact(make_redelivery_work(parked.id, clock.now()))
+        assert await relay.redeliver(parked.id, clock.now())
         await relay.forward(0)
         assert [event.subject for event in drain.delivered] == ["E-0", "E-1"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from relay.outbox.journal import verify_journal
 from relay.outbox.rows import MAX_ROWS_PER_STATEMENT
-from relay.outbox.transaction import MAX_EVENTS_IN_MEMORY, Transaction
+from relay.outbox.transaction import MAX_EVENTS_IN_RESULTS, Transaction
 from tests.outbox.open_store import NOW, numbered_event, open_file_in
 
 
@@ -41,13 +41,13 @@ def test_more_than_go_into_one_statement_are_journalled_and_wait_in_their_order(
 
 
 def test_the_results_of_a_burst_hold_the_first_events_and_entries_for_all(tmp_path: Path) -> None:
-    events = [numbered_event(number) for number in range(MAX_EVENTS_IN_MEMORY + 20)]
+    events = [numbered_event(number) for number in range(MAX_EVENTS_IN_RESULTS + 20)]
     with open_file_in(tmp_path / "relay.db") as file:
         tx = Transaction(file.connection, lambda _: ("bus",))
         for first in range(0, len(events), 100):
             tx.record_all([(event, None) for event in events[first : first + 100]], NOW)
         recorded, _ = tx.take_results()
-        kept = [*events[:MAX_EVENTS_IN_MEMORY], *[None] * 20]
+        kept = [*events[:MAX_EVENTS_IN_RESULTS], *[None] * 20]
         assert [recorded_event.event for recorded_event in recorded] == kept
         assert [entry.event for event in recorded for entry in event.entries] == kept
         assert [recorded_event.id for recorded_event in recorded] == [event.id for event in events]

@@ -14,7 +14,7 @@ import pytest
 from relay.events.build import Origin, relay_event
 from relay.outbox import StateFileOwner, StoreSettings
 from relay.outbox.sqlite import open_store
-from relay.outbox.transaction import MAX_EVENTS_IN_MEMORY, Transaction
+from relay.outbox.transaction import MAX_EVENTS_IN_RESULTS, Transaction
 from relay.simulator import Plan
 from relay.telemetry.event_log import EventLog
 from tests.approvals.manual_clock import NOON, ManualClock
@@ -144,7 +144,7 @@ async def test_a_new_sink_that_gets_old_events_tells_nothing(tmp_path: Path, tol
 async def test_more_events_than_fit_in_memory_are_told_in_their_order(
     tmp_path: Path, told: Told
 ) -> None:
-    count = MAX_EVENTS_IN_MEMORY + 300
+    count = MAX_EVENTS_IN_RESULTS + 300
     owner = StateFileOwner("west", None)
     settings = StoreSettings(path=tmp_path / "relay.db")
     async with open_store(settings, owner, ManualClock(), lambda _: ()) as store:
@@ -160,7 +160,7 @@ async def test_more_events_than_fit_in_memory_are_told_in_their_order(
 async def test_what_is_left_at_the_end_is_told_though_the_store_is_closed(
     tmp_path: Path, told: Told
 ) -> None:
-    count = MAX_EVENTS_IN_MEMORY + 3
+    count = MAX_EVENTS_IN_RESULTS + 3
     owner = StateFileOwner("west", None)
     settings = StoreSettings(path=tmp_path / "relay.db")
     async with open_store(settings, owner, ManualClock(), lambda _: ()) as store:

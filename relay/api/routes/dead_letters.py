@@ -15,7 +15,6 @@ from relay.api.schema.paging import PAGE_SIZE, page_route
 from relay.api.schema.responses import Problem
 from relay.api.schema.route import Call, Route
 from relay.approvals.admission import ambiguous_scope_refusal
-from relay.delivery.dispatcher import make_bulk_redelivery_work, make_redelivery_work
 from relay.events.cloudevent import event_name
 from relay.events.timestamps import format_rfc3339, parse_timestamp
 from relay.outbox import EntryState
@@ -98,7 +97,8 @@ async def _redeliver(call: Call) -> RedeliveredDeadLetter:
     dead_letter: Delivery = call.resource
     if dead_letter.sink not in {sink.name for sink in relay.dispatcher.status()}:
         raise Problem(409, f"the sink {dead_letter.sink} is not in the configuration any more")
-    if not await relay.store.transact(make_redelivery_work(dead_letter.id, relay.clock.now())):
+    now = relay.clock.now()
+    if not await relay.store.transact(lambda tx: tx.redeliver_dead_letter(dead_letter.id, now)):
         raise Problem(404, _NO_SUCH_DEAD_LETTER)
     return RedeliveredDeadLetter(id=dead_letter.id, sink=dead_letter.sink, state="waiting")
 
@@ -128,7 +128,9 @@ async def _redeliver_matching(call: Call) -> BulkRedeliveryResult:
     )
     until = body.until or now
     ids, left = await relay.store.transact(
-        make_bulk_redelivery_work(condition, now, after=body.after, until=until, limit=PAGE_SIZE)
+        lambda tx: tx.redeliver_matching_dead_letters(
+            condition, now, after=body.after, until=until, limit=PAGE_SIZE
+        )
     )
     return BulkRedeliveryResult(
         redelivered=len(ids),
