@@ -20,7 +20,7 @@ from pydantic import TypeAdapter
 from relay.events.cloudevent import priority
 from relay.events.timestamps import format_sortable
 from relay.outbox import Attempt, Entry, EntryState, SinkState
-from relay.outbox.rows import bulk_insert, parse_rows
+from relay.outbox.rows import bulk_insert, next_autoincrement_id, parse_rows
 
 _ENTRY_COLUMNS = (
     "id, sink, position, lane, type, event_key, not_before, attempts, next_at, "
@@ -106,10 +106,7 @@ class Deliveries:
     def next_id(self) -> int:
         """Return the id of the next new entry."""
         if self._next_id is None:
-            row = self._connection.execute(
-                "SELECT seq FROM sqlite_sequence WHERE name = 'entry'"
-            ).fetchone()
-            self._next_id = int(row[0]) + 1 if row else 1
+            self._next_id = next_autoincrement_id(self._connection, "entry")
         return self._next_id
 
     def add_entries(self, entries: Iterable[Entry]) -> None:

@@ -1,4 +1,8 @@
-"""Reads rows as dataclasses and in pages, and inserts many rows with few statements."""
+"""Reads rows as dataclasses and in pages, and inserts many rows with few statements.
+
+The modules of `relay.outbox` that own tables use it. Other packages use only `PageLimit`, to say
+how much they want to read at once.
+"""
 
 from __future__ import annotations
 
@@ -44,6 +48,26 @@ def take_page(
             return page, True
         page.append(row)
     return page, False
+
+
+def parse_page(
+    adapter: TypeAdapter[T], rows: sqlite3.Cursor, long_columns: Sequence[str], limit: PageLimit
+) -> tuple[list[T], bool]:
+    """Return the first rows as dataclasses, see `parse_rows`, and whether there are more.
+
+    The size of a row is that of its ``long_columns``. Only the rows of the page are parsed.
+    """
+    rows.row_factory = sqlite3.Row
+    page, has_more = take_page(
+        rows, lambda row: sum(len(row[name]) for name in long_columns), limit
+    )
+    return [adapter.validate_python(dict(row)) for row in page], has_more
+
+
+def next_autoincrement_id(connection: sqlite3.Connection, table: str) -> int:
+    """Return the id of the next new row of a table whose ids are never used twice."""
+    row = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = ?", (table,)).fetchone()
+    return int(row[0]) + 1 if row is not None else 1
 
 
 def bulk_insert(

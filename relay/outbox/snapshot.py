@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from relay.events.timestamps import format_sortable
 from relay.outbox import TrackedEvent
 from relay.outbox.event_keys import SINGLE_SCOPE, EventKeyFormat
-from relay.outbox.rows import PageLimit, bulk_insert, parse_rows, take_page
+from relay.outbox.rows import PageLimit, bulk_insert, parse_page, parse_rows
 
 _OCCURRENCE = TypeAdapter(TrackedEvent)
 
@@ -218,8 +218,7 @@ class Snapshot:
         rows = self._select_rows(
             f"{among}{condition}id < coalesce(?, 9e18) ORDER BY id DESC", *values, before
         )
-        page, has_more = take_page(rows, lambda row: len(row["data"]), limit)
-        return [_OCCURRENCE.validate_python(dict(row)) for row in page], has_more
+        return parse_page(_OCCURRENCE, rows, ("data",), limit)
 
     def add_appeared_events(self, rows: Sequence[AppearedEventRow], boot_id: str | None) -> None:
         """Add events that appeared, in their order."""
@@ -313,13 +312,11 @@ class Snapshot:
         return list(parse_rows(_OCCURRENCE, self._select_rows(where, *values)))
 
     def _select_rows(self, where: str, *values: object) -> sqlite3.Cursor:
-        rows = self._connection.execute(
+        return self._connection.execute(
             "SELECT id, scope, key, number, data, revision, live, boot_id, "  # noqa: S608  # our own text
             f"first_seen, last_changed, outcome, told AS last_event_id FROM occurrence {where}",
             values,
         )
-        rows.row_factory = sqlite3.Row
-        return rows
 
 
 def _json(rows: Sequence[object]) -> str:

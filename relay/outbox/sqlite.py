@@ -1,11 +1,14 @@
-"""Runs every transaction on the state file in one thread, grouped under load.
+"""The store: runs every transaction on the state file in one thread, grouped under load.
 
-While the file cannot be written, three kinds of work differ:
+Other packages give their work to `Store`, as functions that get a `Transaction`. The role opens the
+store with `open_store`. While the file cannot be written, three kinds of work differ:
 
-- Work that *fails closed* (approvals) is refused with StoreUnavailable.
-- Work that *fails open* (events, deliveries) runs on a copy in memory, and its results go out from
-  there. Once the file can be written again, the work runs on it in the same order.
-- Work that only *reads* sees the newer of the two.
+- Work that *fails closed* (approvals) is refused with StoreUnavailable. That is how `Store.submit`
+  and `Store.transact` run work by default.
+- Work that *fails open* (events, deliveries; ``fail_open=True``) runs on a copy in memory, and its
+  results go out from there. Once the file can be written again, the work runs on it in the same
+  order.
+- Work that only *reads* (`Store.read`, `Store.submit_read`) sees the newer of the two.
 """
 
 from __future__ import annotations
@@ -78,8 +81,8 @@ class _UndoableChange:
 
 
 @dataclass(slots=True, eq=False)
-class StoreJob:
-    """One piece of work.
+class _Job:
+    """One piece of work that waits or ran. `Store` alone makes it.
 
     ``fail_mode`` says what happens to it while the file cannot be written. After it ran, either
     ``error`` or ``result`` is set, and ``recorded`` and ``redelivered`` hold what the listeners
@@ -131,7 +134,7 @@ class Store:
         self.traced = traced
         """Whether events get a ``traceparent``."""
         self.trusted = state_file.trusted
-        """False if the VM ID could not be compared with that of the file. Approvals stay off."""
+        """See `relay.outbox.file.StateFile`. If it is False, the role leaves approvals off."""
         self.write_error: str | None = None
         """Why the file cannot be written; None while it can."""
         self.commit_seconds = Histogram(_COMMIT_BOUNDS)
@@ -140,7 +143,7 @@ class Store:
         self._state_file = state_file
         self._route = route
         self._loop = asyncio.get_running_loop()
-        self._jobs: queue.SimpleQueue[StoreJob | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._is_closed = False
         self._memory: sqlite3.Connection | None = None
         self._done_in_memory: list[Work[Any]] = []  # still to be done on the file
@@ -195,7 +198,7 @@ class Store:
             error = StoreUnavailable("the state file was closed: the relay is stopping")
             future.set_exception(error)
         else:
-            self._jobs.put(StoreJob(work, fail_mode, future))
+            self._jobs.put(_Job(work, fail_mode, future))
         return future
 
     async def close(self) -> None:
@@ -207,7 +210,7 @@ class Store:
     # --- on the thread
 
     def _run_thread(self) -> None:
-        jobs: list[StoreJob] = []
+        jobs: list[_Job] = []
         is_open = True
         try:
             while is_open:
@@ -235,12 +238,12 @@ class Store:
                 self._memory.close()
             self._state_file.close()
 
-    def _next_jobs(self) -> tuple[list[StoreJob], bool]:
+    def _next_jobs(self) -> tuple[list[_Job], bool]:
         """Wait for jobs and return all that are queued, up to a limit.
 
         The second value is False if they are the last ones.
         """
-        jobs: list[StoreJob] = []
+        jobs: list[_Job] = []
         seconds: float | None = None
         if self.write_error is not None:
             seconds = max(0.0, self._recover_at - time.monotonic())
@@ -255,7 +258,7 @@ class Store:
         except queue.Empty:
             return jobs, True
 
-    def _execute_jobs(self, jobs: list[StoreJob], *, is_last: bool) -> None:
+    def _execute_jobs(self, jobs: list[_Job], *, is_last: bool) -> None:
         if self.write_error is not None and (is_last or time.monotonic() >= self._recover_at):
             self._replay_memory_to_file()
         if self._memory is not None or not self._commit_jobs(jobs):
@@ -265,8 +268,8 @@ class Store:
     def _replay_memory_to_file(self) -> None:
         """If the file can be written again, repeat on it what was done in memory."""
         began = time.monotonic()
-        repeated = [StoreJob(work, "open") for work in self._done_in_memory]
-        if self._commit_jobs([StoreJob(_write_probe, "closed")]) and self._commit_again(repeated):
+        repeated = [_Job(work, "open") for work in self._done_in_memory]
+        if self._commit_jobs([_Job(_write_probe, "closed")]) and self._commit_again(repeated):
             for job in repeated:
                 if job.error is not None:
                     _log.error(
@@ -280,7 +283,7 @@ class Store:
         elapsed = time.monotonic() - began
         self._recover_at = time.monotonic() + max(MIN_RECOVERY_INTERVAL, 10 * elapsed)
 
-    def _commit_again(self, jobs: Sequence[StoreJob]) -> bool:
+    def _commit_again(self, jobs: Sequence[_Job]) -> bool:
         """Commit what was done in memory, with what it depended on then."""
         for change in reversed(self._changed_beside_memory):
             change.undo()
@@ -290,7 +293,7 @@ class Store:
             change.apply()
         return False
 
-    def _commit_jobs(self, jobs: Sequence[StoreJob]) -> bool:
+    def _commit_jobs(self, jobs: Sequence[_Job]) -> bool:
         """Run jobs in one transaction on the file. Return whether it could be written."""
         connection = self._state_file.connection
         began = time.monotonic()
@@ -330,7 +333,7 @@ class Store:
         # The route can change between two pieces of work in one transaction.
         return self._route(event)
 
-    def _run_on_memory_copy(self, jobs: list[StoreJob]) -> None:
+    def _run_on_memory_copy(self, jobs: list[_Job]) -> None:
         """Refuse jobs that fail closed. Run the others on a copy in memory."""
         self._changes = []
         for job in jobs:
@@ -360,7 +363,7 @@ class Store:
             raise
         return memory
 
-    def _refuse_jobs(self, jobs: Sequence[StoreJob], reason: str) -> None:
+    def _refuse_jobs(self, jobs: Sequence[_Job], reason: str) -> None:
         for job in jobs:
             job.error = StoreUnavailable(reason)
         self._publish_results(jobs)
@@ -372,7 +375,7 @@ class Store:
                 lambda: [listener(reason) for listener in self.listeners.write_error_changed]
             )
 
-    def _publish_results(self, jobs: Sequence[StoreJob]) -> None:
+    def _publish_results(self, jobs: Sequence[_Job]) -> None:
         self._call_on_loop(lambda: self._resolve_futures(jobs))
 
     def _call_on_loop(self, callback: Callable[[], object]) -> None:
@@ -381,7 +384,7 @@ class Store:
 
     # --- on the event loop
 
-    def _resolve_futures(self, jobs: Sequence[StoreJob]) -> None:
+    def _resolve_futures(self, jobs: Sequence[_Job]) -> None:
         """Call the listeners and resolve the futures of the jobs."""
         for job in jobs:
             if job.error is None:
@@ -396,7 +399,7 @@ class Store:
             else:
                 job.future.set_result(job.result)
 
-    def _call_listeners(self, job: StoreJob) -> None:
+    def _call_listeners(self, job: _Job) -> None:
         if job.recorded:
             for on_recorded in self.listeners.recorded:
                 on_recorded(job.recorded)

@@ -17,10 +17,9 @@ from relay.events.cloudevent import CloudEvent
 from relay.events.timestamps import format_sortable, parse_timestamp
 from relay.outbox import StandingHold
 from relay.outbox.journal import Journal
-from relay.outbox.rows import PageLimit, parse_rows, take_page
+from relay.outbox.rows import PageLimit, next_autoincrement_id, parse_page, parse_rows
 
 _STANDING_HOLD = TypeAdapter(StandingHold)
-_LONG_COLUMNS = ("conditions", "within", "reason")
 CREATED, ENDED, EXPIRED = (f"standing-hold.{change}" for change in ("created", "ended", "expired"))
 """The names of the events about a standing hold."""
 
@@ -51,10 +50,7 @@ class StandingHolds:
         rows = self._rows(
             f"WHERE {condition}number < coalesce(?, 9e18) ORDER BY number DESC", before
         )
-        page, has_more = take_page(
-            rows, lambda row: sum(len(row[name]) for name in _LONG_COLUMNS), limit
-        )
-        return [_STANDING_HOLD.validate_python(dict(row)) for row in page], has_more
+        return parse_page(_STANDING_HOLD, rows, ("conditions", "within", "reason"), limit)
 
     def count_created(self, principal: str, since: datetime, until: datetime) -> int:
         """Return how many standing holds a principal made after ``since`` and before ``until``."""
@@ -67,10 +63,7 @@ class StandingHolds:
 
     def next_number(self) -> int:
         """Return the number of the next standing hold."""
-        row = self._connection.execute(
-            "SELECT seq FROM sqlite_sequence WHERE name = 'standing_hold'"
-        ).fetchone()
-        return int(row[0]) + 1 if row is not None else 1
+        return next_autoincrement_id(self._connection, "standing_hold")
 
     def add(self, hold: StandingHold) -> None:
         """Store a standing hold, in place of the row with its id if there is one."""
@@ -152,13 +145,11 @@ class StandingHolds:
         return list(parse_rows(_STANDING_HOLD, self._rows(rest, *values)))
 
     def _rows(self, rest: str, *values: object) -> sqlite3.Cursor:
-        rows = self._connection.execute(
+        return self._connection.execute(
             "SELECT number, hold_id, conditions, within, starts, ends, principal, channel, "  # noqa: S608  # our own text
             f"reason, created, ended, ended_by, position FROM standing_hold {rest}",
             values,
         )
-        rows.row_factory = sqlite3.Row
-        return rows
 
 
 def only_in_first(

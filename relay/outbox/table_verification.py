@@ -1,18 +1,20 @@
 """Verifies that the tables of a state file can be read as what they hold.
 
 SQLite sees damage to its own structure. It does not see damage inside a value, such as the JSON of
-an event. The relay would fail on that at each start, so it must know before it uses the file.
+an event. The relay would fail on that at each start. So `relay.outbox.file` calls `verify_contents`
+before the relay uses a file, and sets a damaged one aside.
 """
 
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Sequence
 from typing import get_args
 
 import orjson
 
 from relay.events.model import ScheduledEvent
-from relay.outbox import SinkState
+from relay.outbox import SinkState, TrackedEvent
 from relay.outbox.decisions import Decisions
 from relay.outbox.deliveries import Deliveries
 from relay.outbox.event_keys import EventKeyFormat
@@ -27,7 +29,10 @@ _TABLES = (
 )
 """Tables whose indexes are compared with their rows. A value that differs shows there."""
 VALUE_ERRORS = (ValueError, LookupError, TypeError, AttributeError)
-"""What the readers of the tables raise for a value that is not what was written."""
+"""What the readers of the tables raise for a value that is not what was written.
+
+`relay.outbox.claim_audit` reads files that a relay did not open, and expects the same.
+"""
 
 
 class DamagedContents(Exception):
@@ -37,30 +42,37 @@ class DamagedContents(Exception):
 def verify_contents(connection: sqlite3.Connection, keys: EventKeyFormat) -> None:
     """Read what the relay reads after its start, and return if that is possible.
 
-    Of the journal only its head is read, because ``imds-relay audit`` verifies it. Raises
-    DamagedContents and sqlite3.Error.
+    Of the journal only its head is read, because ``imds-relay audit`` verifies it. The tables of a
+    fleet are read only from the file of a hub. Raises DamagedContents and sqlite3.Error.
     """
     for table in _TABLES:
         problem = connection.execute(f"PRAGMA integrity_check('{table}')").fetchone()[0]
         if problem != "ok":
             raise DamagedContents(f"table {table}: {problem}")
     try:
-        _verify_occurrences(connection, keys)
-        _verify_rows_readable(connection, keys)
+        live = Snapshot(connection, keys).live_occurrences()
+        _verify_occurrences(connection, keys, live)
+        _verify_rows_readable(connection, live)
+        if keys.with_scope:
+            fleet = FleetTables(connection)
+            fleet.agents()
+            fleet.sightings([occurrence.key for occurrence in live])
     except VALUE_ERRORS as error:
         raise DamagedContents(f"{type(error).__name__}: {error}") from error
 
 
-def _verify_occurrences(connection: sqlite3.Connection, keys: EventKeyFormat) -> None:
-    for occurrence in Snapshot(connection, keys).live_occurrences():
+def _verify_occurrences(
+    connection: sqlite3.Connection, keys: EventKeyFormat, live: Sequence[TrackedEvent]
+) -> None:
+    for occurrence in live:
         event = occurrence.event
         if occurrence.key != keys.make_key(occurrence.scope, event.event_id):
             raise DamagedContents(
                 f"table occurrence: the event {occurrence.key} has the EventId {event.event_id}"
             )
-    # SQLite's own functions take text that is not UTF-8. To fetch it fails.
-    over = connection.execute("SELECT key, data, * FROM occurrence WHERE NOT live")
-    for key, data, *_ in over:
+    # All columns, because SQLite's own functions take text that is not UTF-8: to fetch it fails.
+    ended = connection.execute("SELECT key, data, * FROM occurrence WHERE NOT live")
+    for key, data, *_ in ended:
         try:
             ScheduledEvent.from_fields(orjson.loads(data))
         except VALUE_ERRORS as error:
@@ -77,7 +89,7 @@ def _verify_next_id_is_unused(connection: sqlite3.Connection, newest: str, next_
         )
 
 
-def _verify_rows_readable(connection: sqlite3.Connection, keys: EventKeyFormat) -> None:
+def _verify_rows_readable(connection: sqlite3.Connection, live: Sequence[TrackedEvent]) -> None:
     for key, value in connection.execute("SELECT key, value FROM meta"):
         if not isinstance(value, str):
             raise DamagedContents(f"table meta: the value of {key} is not text")
@@ -89,9 +101,7 @@ def _verify_rows_readable(connection: sqlite3.Connection, keys: EventKeyFormat) 
         "SELECT DISTINCT occurrence FROM decision WHERE counts"
     ):
         decisions.for_occurrence(occurrence, counting=True)
-    decisions.grants_by_occurrence(
-        [live.id for live in Snapshot(connection, keys).live_occurrences()]
-    )
+    decisions.grants_by_occurrence([occurrence.id for occurrence in live])
     decisions.open_grants()
     standing_holds = StandingHolds(connection, journal)
     standing_holds.open()
@@ -105,9 +115,3 @@ def _verify_rows_readable(connection: sqlite3.Connection, keys: EventKeyFormat) 
         if state not in get_args(SinkState):
             raise DamagedContents(f"table sink: the sink {name} has the state {state}")
     connection.execute("SELECT * FROM message").fetchall()
-    if keys.with_scope:
-        fleet = FleetTables(connection)
-        fleet.agents()
-        fleet.sightings(
-            [occurrence.key for occurrence in Snapshot(connection, keys).live_occurrences()]
-        )
