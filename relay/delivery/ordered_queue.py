@@ -1,7 +1,9 @@
 """The waiting entries of one sink, in memory. No I/O.
 
-Entries with the same ordering key leave in order. Among the keys, the one with the most important
-entry comes first, and of equal ones the one with the oldest first entry.
+The worker takes the next entry from it. Entries with the same ordering key leave in order, one at a
+time. Among the keys, the one with the most important entry comes first, and of equal ones the one
+with the oldest first entry. An entry supersedes those of its key and family that were recorded
+before it.
 """
 
 from __future__ import annotations
@@ -167,8 +169,15 @@ class OrderedQueue:
         with one of these ids. For each entry that was taken, call `remove_head` or `delay_head`.
         """
         if least_tried or among is not None:
-            return self._take_best_ranked(least_tried=least_tried, among=among)
-        return self._take_first()
+            key_queue = self._find_best_ranked(least_tried=least_tried, among=among)
+        else:
+            key_queue = self._pop_ready_queue()
+        if key_queue is None:
+            return None
+        head = key_queue.entries[0]
+        key_queue.state = "in_flight"
+        self._in_flight[head.ordering_key] = key_queue
+        return head
 
     def upcoming_not_in_memory(self, limit: int) -> list[Entry]:
         """Return entries that are probably next and whose events are not in memory.
@@ -188,11 +197,8 @@ class OrderedQueue:
         entries = chain.from_iterable(zip_longest(*entries_by_key))
         return list(islice((entry for entry in entries if entry and not entry.event), limit))
 
-    def _take_first(self) -> Entry | None:
-        key_queue = self._pop_ready_queue()
-        return self._mark_in_flight(key_queue) if key_queue is not None else None
-
     def _pop_ready_queue(self) -> _KeyQueue | None:
+        """Take the next ready key from the heap. Whoever leaves it ready must push it again."""
         while self._ready:
             priority, entry_id, key = heapq.heappop(self._ready)
             key_queue = self._queues.get(key)
@@ -202,13 +208,9 @@ class OrderedQueue:
                 return key_queue
         return None
 
-    def _mark_in_flight(self, key_queue: _KeyQueue) -> Entry:
-        head = key_queue.entries[0]
-        key_queue.state = "in_flight"
-        self._in_flight[head.ordering_key] = key_queue
-        return head
-
-    def _take_best_ranked(self, *, least_tried: bool, among: Container[int] | None) -> Entry | None:
+    def _find_best_ranked(
+        self, *, least_tried: bool, among: Container[int] | None
+    ) -> _KeyQueue | None:
         ready = (key_queue for key_queue in self._queues.values() if key_queue.state == "ready")
 
         def rank(key_queue: _KeyQueue) -> tuple[int, int, int]:
@@ -216,8 +218,7 @@ class OrderedQueue:
             return (head.attempts if least_tried else 0, key_queue.highest_priority, head.id)
 
         allowed = (queue for queue in ready if among is None or queue.entries[0].id in among)
-        first = min(allowed, key=rank, default=None)
-        return self._mark_in_flight(first) if first is not None else None
+        return min(allowed, key=rank, default=None)
 
     def remove_head(self, entry: Entry) -> None:
         """Remove an entry that was in flight; the next one of its ordering key becomes ready."""

@@ -1,7 +1,9 @@
 """The health of one sink, and what follows from a try: retry, pause, probe or report.
 
-Each fact is recorded once as a ``relay.*`` event, and again when it changes. The event goes to the
-other sinks, and to the log.
+The worker calls `SinkHealth.record_start` before each try and the ``record_*`` of its result after
+it. Each fact is recorded once as a ``relay.*`` event, and again when it changes. The event goes to
+the other sinks, and to the log. A *refused* entry failed in a way that a person must correct. While
+the receiver accepts others, such a failure says nothing about it: the entry is *excused*.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from relay.delivery.retry import (
     plan_retry,
     probe_delay,
 )
+from relay.delivery.sink_call import error_name
 from relay.errors import Deferred, Rejected
 from relay.events.build import RecordRelayEvent
 from relay.log_fields import log_extra
@@ -59,10 +62,9 @@ class SinkHealth:
         self._report = report
         self._stop_reason: str | None = None
         self._last_failure: str | None = None
-        # Ids of the entries that the receiver refused until a person corrects something:
-        self._refused: set[int] = set()
-        # Those of them that it refused before it accepted another entry. They say nothing about the
-        # receiver, until it does not accept another entry:
+        self._refused: set[int] = set()  # ids of entries
+        # Those of them that it refused before it accepted another entry. Any other failure makes
+        # them count again:
         self._excused: set[int] = set()
         self._dead_letters = 0
         self.is_skewed = False
@@ -230,8 +232,3 @@ class SinkHealth:
 
     def _report_failing(self, reason: str) -> None:
         self._report("relay.sink-failing", reason, sink=self._name, count=len(self._waiting))
-
-
-def error_name(error: Exception) -> str:
-    """Return the type of an unexpected error. Its text may hold a secret, such as a password."""
-    return type(error).__name__

@@ -1,14 +1,16 @@
 """The worker of one sink: takes entries from its queue and lets the sink deliver them.
 
-While a sink is failing, one entry at a time is tried. When one is delivered, everything that waited
-is sent at once, in order per event (docs/protocol.md#a-backlog-goes-out-at-once).
+The dispatcher makes it, and hands it entries. The worker decides how many tries run and which entry
+is next. Its `SinkHealth` decides what follows from a failure, and the `ResultRecorder` writes what
+became of an entry. While a sink is failing, one entry at a time is tried. When one is delivered,
+everything that waited is sent at once, in order per event
+(docs/protocol.md#a-backlog-goes-out-at-once).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
@@ -20,8 +22,9 @@ from relay.delivery.ordered_queue import OrderedQueue
 from relay.delivery.read_ahead import ReadAhead
 from relay.delivery.result_recorder import ResultRecorder
 from relay.delivery.retry import DeadLetter, DisableSink, RetryAfter, RetryDecision
-from relay.delivery.sink_health import SinkHealth, error_name
-from relay.errors import Deferred, DeliveryError, Rejected, StoreUnavailable, Superseded
+from relay.delivery.sink_call import call_sink, error_name, make_attempt
+from relay.delivery.sink_health import SinkHealth
+from relay.errors import Deferred, Rejected, StoreUnavailable, Superseded
 from relay.events.build import RecordRelayEvent
 from relay.events.cloudevent import CloudEvent
 from relay.events.tracing import RecordSpan, Span, SpanContext, context_of
@@ -46,8 +49,6 @@ and while it is delivered but not recorded.
 _TRY_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0)
 """Seconds: the buckets of tries."""
 _log = logging.getLogger(__name__)
-MAX_STATUS = 2**31
-"""The largest status that a sink may report."""
 
 
 class Worker:
@@ -80,7 +81,8 @@ class Worker:
         self.health = SinkHealth(settings.name, sink, self._queue, clock, report)
         self._in_flight = 0
         self._unrecorded = 0  # delivered, but not recorded yet
-        self._unanswered: set[int] = set()  # ids of entries whose last try was not answered yet
+        # Ids of the entries that were sent, and whose answer can still come:
+        self._unanswered: set[int] = set()
         self._rate_allows_at = float("-inf")  # monotonic seconds
         self._wake = asyncio.Event()
         self._timer: tuple[float, asyncio.Task[None]] | None = None  # see `_set_timer`
@@ -277,7 +279,7 @@ class Worker:
         at, began = self._clock.now(), self._clock.monotonic()
         parent = context_of(event) if self._record_span is not None else None
         context = parent.child(new_span_id()) if parent is not None else None
-        if context is not None:
+        if context is not None:  # the receiver continues the trace from the span of this try
             event = replace(event, carrier=str(context))
         result = await self._call_sink(event)
         if isinstance(result, Superseded):
@@ -285,7 +287,7 @@ class Worker:
             self._settle_undelivered_entry(entry, "superseded", result.reason)
             self._release_queue_if_recovered(entry)
             return True
-        attempt = _attempt_record_from_result(result, at, self._clock.monotonic() - began)
+        attempt = make_attempt(result, at, self._clock.monotonic() - began)
         self.tries[attempt.outcome, attempt.status] += 1
         self.try_seconds.observe(attempt.elapsed)
         self._log_attempt(entry, attempt)
@@ -348,25 +350,17 @@ class Worker:
             )
 
     async def _call_sink(self, event: CloudEvent) -> Receipt | Exception:
-        """Let the sink deliver an event once; return its receipt, or why there is none.
+        """Return what `relay.delivery.sink_call.call_sink` returns.
 
-        An exception that is neither Rejected nor Deferred is a bug of the sink. Raises
-        CancelledError only if the worker is stopping.
+        Raises CancelledError only if the worker is stopping.
         """
         try:
-            try:
-                receipt = await self.sink.deliver(event)
-            except DeliveryError as error:
-                return _make_error_storable(error)
-            # What is no receipt, such as None, fails here: that is a bug of the sink too.
-            return _make_receipt_storable(receipt)
+            return await call_sink(self.sink, event)
         except asyncio.CancelledError:
             if self._is_stopping:
                 raise
             # Nobody canceled this task: docs/protocol.md#a-library-cancels-publishers
             return Deferred("the connection was lost")
-        except Exception as error:  # noqa: BLE001  # a bug in one sink must not stop the others
-            return error
 
     # --- what follows from a try
 
@@ -435,74 +429,3 @@ class Worker:
         if entry.type_family == "event":
             return self.settings.stale == "drop"
         return entry.type_family == "relay"
-
-
-def _make_receipt_storable(receipt: Receipt) -> Receipt:
-    """Return a receipt that the store can hold. Raises TypeError or ValueError if it cannot.
-
-    The store records it together with the deliveries of other sinks.
-    """
-    _check_status(receipt.status)
-    _check_seconds(receipt.skew)
-    response = receipt.response
-    return Receipt(
-        receipt.status,
-        _replace_lone_surrogates(response) if response is not None else None,
-        receipt.skew,
-    )
-
-
-def _make_error_storable(error: DeliveryError) -> DeliveryError:
-    """Return the error with details that the store can hold, as `_make_receipt_storable` does."""
-    _check_status(error.status)
-    _check_seconds(error.skew)
-    if isinstance(error, Deferred):
-        _check_seconds(error.after)
-    error.reason = _replace_lone_surrogates(error.reason)
-    error.response = (
-        _replace_lone_surrogates(error.response) if error.response is not None else None
-    )
-    return error
-
-
-def _check_status(status: int | None) -> None:
-    if status is not None and abs(status) > MAX_STATUS:
-        raise ValueError(f"expected a status of at most {MAX_STATUS}, got a larger one")
-
-
-def _check_seconds(seconds: float | None) -> None:
-    if seconds is not None and math.isnan(seconds):
-        raise ValueError("expected a number of seconds, got NaN")
-
-
-def _replace_lone_surrogates(text: str) -> str:
-    """Return the text without lone surrogates, which UTF-8 cannot encode."""
-    if not isinstance(text, str):
-        raise TypeError(f"expected a text, got {type(text).__name__}")
-    return text.encode(errors="replace").decode()
-
-
-def _attempt_record_from_result(
-    result: Receipt | Exception, at: datetime, elapsed: float
-) -> Attempt:
-    """Return the row in the log of attempts, where "parked" stands for a rejection."""
-    match result:
-        case Receipt():
-            return Attempt(
-                at=at,
-                elapsed=elapsed,
-                outcome="delivered",
-                status=result.status,
-                response=result.response,
-            )
-        case Rejected() | Deferred():
-            return Attempt(
-                at=at,
-                elapsed=elapsed,
-                outcome="parked" if isinstance(result, Rejected) else "deferred",
-                status=result.status,
-                reason=result.reason,
-                response=result.response,
-            )
-        case _:
-            return Attempt(at=at, elapsed=elapsed, outcome="error", reason=error_name(result))
