@@ -1,5 +1,8 @@
 """Decides whether a sink as a whole may be tried now. Times are monotonic seconds. No I/O.
 
+`sink_health` tells it how each try went, and the worker asks it before the next one. A sink becomes
+*failing* after a few failures in a row, or after a minute of tries without a success.
+
 While a sink is failing, one entry at a time is tried, as a probe. Probes alternate between the
 first entry of the queue and the entry with the fewest attempts. So a receiver that always answers
 500 to one event holds back no other.
@@ -28,7 +31,7 @@ class CircuitBreaker:
         """Whether the sink failed repeatedly or stalled, or was disabled, with no success since."""
         self.failures = 0
         """Failures in a row."""
-        self._last_failure_at = float("-inf")
+        self._last_failure_at = float("-inf")  # when it was counted
         # The first try since there is something to deliver, and since the last success:
         self._busy_since: float | None = None
         self._idle_since: float | None = None
@@ -100,7 +103,7 @@ class CircuitBreaker:
             self._idle_since = now
 
     def forget_earlier_tries(self) -> None:
-        """Start the minute anew: a success, an operator or the state file came in between."""
+        """Begin the `STALL_TIMEOUT` anew: a success, an operator or the state file came between."""
         self._busy_since = self._first_failure_at = None
 
     def mark_failing_if_stalled(self, now: float) -> bool:

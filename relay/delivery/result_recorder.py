@@ -1,8 +1,9 @@
 """Records in the store how deliveries went, for all sinks, in the order of their ends.
 
-No delivery waits for it. If something is lost with the process, the same event is sent again with
-the same id. Deliveries that succeed within a few milliseconds of each other, or while a batch is
-being written, form one batch: a commit costs the same for one as for many.
+The dispatcher makes one `ResultRecorder`, and every worker reports to it. No delivery waits for it.
+If something is lost with the process, the same event is sent again with the same id. Deliveries
+that succeed within a few milliseconds of each other, or while a batch is being written, form one
+batch: a commit costs the same for one as for many.
 """
 
 from __future__ import annotations

@@ -1,5 +1,8 @@
 """Decides when a failed delivery is tried again. Pure: deadline, history and jitter are arguments.
 
+`sink_health` asks after each failed try. The sink says which kind of failure it was: *transient*
+can pass by itself, *slow* is for a person to correct, and *disabled* asks the relay to stop.
+
 A fixed schedule does not know the deadline: a receiver that was down for 20 s may get the event
 minutes later, after 30 s of notice are over (docs/protocol.md#fixed-retry-schedules). So the tries
 here fit the time that is left before NotBefore. After it, ordinary backoff applies.

@@ -1,4 +1,8 @@
-"""Decides which sinks want an event. Pure."""
+"""Decides which sinks want an event. Pure.
+
+The roles make `matching_sinks` the route of the store, so it decides which entries an event gets.
+The dispatcher asks `wants` when a sink is new and live events wait for it.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,11 @@
-"""The store: one SQLite file with journal, snapshot, approvals, deliveries and chat messages.
+"""The state file: one SQLite file with journal, snapshot, approvals, deliveries and chat messages.
 
-This module defines the facts that the file holds, as the other rooms see them. `sqlite` runs
-transactions, `transaction` is what work can do in one, `journal` is the hash chain, and `file`
-opens the file.
+This module defines the facts that the file holds, as the other packages see them. `file` opens the
+file and `sqlite` runs transactions on it. `transaction` is what work can do in one, with a module
+for each group of tables: `journal` (the hash chain of all that happened), `snapshot` (the events as
+last seen), `decisions`, `standing_holds`, `deliveries`, `chat_messages` and `fleet`. `retention`
+deletes what is old, and `claim_audit` and `diagnostics` read the file for ``imds-relay audit`` and
+``doctor``.
 """
 
 from __future__ import annotations
@@ -21,13 +24,16 @@ from relay.events.tracing import SpanContext
 from relay.settings import Duration, Section
 
 Mode = Literal["on", "dry-run", "off"]
+"""Of approvals. dry-run: they are granted, and no StartRequest is sent."""
 EntryState = Literal["waiting", "delivered", "superseded", "parked"]
-"""parked: the entry is a dead letter."""
+"""superseded: it need not be sent any more. parked: the entry is a dead letter."""
 GrantState = Literal["granted", "sent", "accepted", "failed", "refused"]
-"""failed: the relay gave up without a final answer. refused: IMDS answered 400."""
+"""sent: a StartRequest was claimed, and may have been sent. failed: the relay gave up without a
+final answer. refused: IMDS answered 400."""
 AttemptOutcome = Literal["delivered", "deferred", "parked", "error"]
 """error: the code of the sink raised an unexpected error."""
 SinkState = Literal["on", "paused", "disabled"]
+"""paused: by an operator. disabled: its receiver asked the relay to stop."""
 
 
 class StoreSettings(Section):
@@ -75,6 +81,10 @@ class TrackedEvent:
 
     This is one occurrence of its EventId. An EventId that comes back gets a new one with the next
     ``number``. ``key`` is that of `relay.outbox.event_keys`. ``data`` is the data of ``event.*``.
+    ``revision`` names this state of the event; decisions are about one. ``live``: the event is in
+    the document. ``boot_id`` is that of this VM when the event was last neither due nor approved.
+    ``outcome`` is that of its ``event.ended``. ``last_event_id`` is the id of the last CloudEvent
+    that reported its state.
     """
 
     id: int
@@ -106,8 +116,9 @@ class TrackedEvent:
 class Decision:
     """A vote, hold or release that was accepted.
 
-    ``counts``: the vote still counts, or the hold is still in force. ``recorded_event_id`` is the
-    id of its ``approval.recorded``, and ``position`` the place of that event in the journal.
+    ``principal`` is who decided, and ``channel`` the way on which the decision came. ``counts``:
+    the vote still counts, or the hold is still in force. ``recorded_event_id`` is the id of its
+    ``approval.recorded``, and ``position`` the place of that event in the journal.
     """
 
     approval_id: str
@@ -156,7 +167,8 @@ class StandingHold:
 class Grant:
     """A granted approval and its StartRequest.
 
-    ``attempts`` counts the StartRequests that were sent, ``status`` is the HTTP status of the last
+    ``rule`` is the rule that granted. ``approval_id`` is that of ``approval.granted``. ``attempts``
+    counts the StartRequests that were sent, ``status`` is the HTTP status of the last
     answer, and ``cause`` is the causationid of its events. ``position`` is that of its
     ``approval.granted`` in the journal.
     """
@@ -187,8 +199,10 @@ class Grant:
 class Entry:
     """One event that waits for one sink. Times are in UTC.
 
-    Entries with the same ``ordering_key`` are sent in order. ``position`` is that of the event in
-    the journal. ``event`` is None if it is not in memory: then it is read from the journal.
+    ``event_key`` is that of `relay.outbox.event_keys`; None if it is about no event of Azure.
+    ``next_at`` is when it is tried again; None: at once. Entries with the same ``ordering_key`` are
+    sent in order. ``position`` is that of the event in the journal. ``event`` is None if it is not
+    in memory: then it is read from the journal.
     """
 
     id: int
@@ -233,7 +247,10 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class FirstAnswer:
-    """The first answer to a request, and the digest of the request's body."""
+    """The first answer to a request, and the digest of the request's body.
+
+    A request that comes again gets the same answer. Another body with the same id is a conflict.
+    """
 
     digest: str
     status: int

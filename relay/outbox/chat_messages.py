@@ -1,6 +1,9 @@
 """The tables of chat messages: which events each shows, and the links to the confirm page in it.
 
-It stores what `relay.chat` decides, and knows no platform.
+It stores what `relay.chat` decides, and knows no platform. A message shows a card, which is edited
+when it changes, and has a thread, which tells the history. Some columns have older names: ``looks``
+is the content hash, ``told`` the history position, ``stale_at`` the time of the next refresh, and
+the table ``invitation`` holds the links.
 """
 
 from __future__ import annotations
@@ -28,10 +31,9 @@ class ChatMessage:
     """One message.
 
     ``ref`` is the platform's name of it; None if the platform cannot name it. ``times_shown`` is
-    how often it was posted or edited. ``content_hash`` is
-    that of the card that it shows; None if it must be shown again. ``history_position`` is the
-    journal position up to which its thread tells. ``refresh_at`` is when time alone changes it, or
-    has changed it.
+    how often it was posted or edited. ``content_hash`` is that of the card that it shows; None if
+    it must be shown again. ``history_position`` is the journal position up to which its thread
+    tells. ``refresh_at`` is when time alone changes it, or has changed it.
     """
 
     id: int

@@ -1,7 +1,9 @@
 """Follows every claim in the journal back to the grant and the votes that it came from.
 
-The chain shows that no row was changed. This shows that no StartRequest was claimed without a rule
-or a quorum, and that the tables hold no vote or grant that the journal does not.
+A claim is the row that the relay writes before it sends a StartRequest. ``imds-relay audit`` calls
+`audit_claims` after it has verified the chain. The chain shows that no row was changed. This shows
+that no StartRequest was claimed without a rule or a quorum, and that the tables hold no vote or
+grant that the journal does not.
 """
 
 from __future__ import annotations

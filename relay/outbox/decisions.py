@@ -1,7 +1,10 @@
-"""The tables of approvals: decisions, grants with their StartRequests, and first answers.
+"""The tables of approvals: decisions, grants with their StartRequests, reminders, first answers.
 
-The journal is the authority. A row says where the journal holds its decision or grant, and what
-matters is read from there. So a row that was put into a table by hand grants nothing.
+`relay.approvals` decides, and reads and writes here. Votes that *count* lead to a grant. The grant
+is *claimed* before its StartRequest is sent: the claim is a row of the journal. The journal is the
+authority. A row says where the journal holds its decision or grant, and what matters is read from
+there. So a row that was put into a table by hand grants nothing. The column ``told`` is the id of
+the ``approval.recorded`` of a decision.
 """
 
 from __future__ import annotations
@@ -118,7 +121,7 @@ class Decisions:
                 continue
             event = CloudEvent.parse(body)
             data = event.data
-            for approval_id in data.get("ended", ()):
+            for approval_id in data.get("ended", ()):  # decisions that this event took out of force
                 found.pop(approval_id, None)
             if event.name == "approval.recorded":
                 if data["decision"] == "approve" or (

@@ -1,6 +1,10 @@
 """The tables of deliveries: entries, attempts, and the states of the sinks.
 
-There is one entry for each event and each sink that wants it.
+There is one entry for each event and each sink that wants it. It waits until it is *settled*:
+delivered, superseded or a dead letter (``parked``). The dispatcher and its workers write here what
+becomes of entries; the API reads them as people see them. Some columns have older names: ``lane``
+is the ordering key, ``took`` and ``answer`` are the elapsed seconds and the response of an attempt,
+and ``revived`` is when a dead letter was redelivered.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ _ENTRY_COLUMNS = (
     "id, sink, position, lane, type, event_key, not_before, attempts, next_at, "
     "coalesce(revived, recorded)"
 )
+# The journal has the EventId in its original case. A damaged row may be no JSON.
 _DELIVERY_QUERY = (
     "SELECT e.id, e.sink, "
     "iif(e.event_key IS NULL, NULL, CASE WHEN json_valid(CAST(j.body AS TEXT)) "

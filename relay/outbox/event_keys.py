@@ -1,5 +1,6 @@
 """The keys by which a state file knows the events of Azure.
 
+Whoever writes or looks up an event makes its key with the `EventKeyFormat` of the state file.
 A relay has the events of one scope, so their EventIds identify them. A hub has those of many
 scopes. Two scopes can have the same EventId, so there the key names the scope, too.
 """

@@ -1,7 +1,9 @@
 """Opens the state file: checks its schema version and owner, and locks it.
 
-A file that cannot be used is set aside under a new name, and a fresh one begins. Every file is for
-this user alone, whatever the folder and the umask are.
+`open_store` calls `open_state_file`; ``imds-relay audit`` and ``doctor`` only read, with
+`open_for_reading`. A file of an older version gets what it lacks. A file that cannot be used is set
+aside under a new name, and a fresh one begins. Every file is for this user alone, whatever the
+folder and the umask are.
 """
 
 from __future__ import annotations

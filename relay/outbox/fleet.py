@@ -1,4 +1,10 @@
-"""The tables of a hub: its agents, and what each of them last said about each event."""
+"""The tables of a hub: its agents, and what each of them last said about each event.
+
+A hub is a relay that gets its events from other relays, the agents, over RabbitMQ. An agent reports
+what changed in the document of its VM, and sends a pulse from time to time. The hub
+(`relay.fleet.hub`) decides what follows from it, and keeps here what it must know after a restart.
+On a relay that is no hub these tables are empty.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +29,8 @@ class AgentRow:
     """An agent, as it last described itself.
 
     ``relay`` is its name as a word of a routing key, ``name`` as it writes it. ``names`` are the
-    names by which events refer to its VM. ``poll_age`` and ``clock_offset`` are in seconds.
+    names by which events refer to its VM. ``poll_age`` is in seconds, in its last pulse.
+    ``clock_offset`` is how many seconds its clock is ahead of Azure's.
     """
 
     scope: str
@@ -44,7 +51,13 @@ class AgentRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SightingRow:
-    """What an agent last said about an event. ``state`` is None if the event is gone."""
+    """What an agent last said about an event: a `relay.fleet.hub.merge.LastWord`.
+
+    ``state`` is the digest of the state; None if the event is gone. ``place`` is how far the agent
+    has come among the states that the hub has told. ``at`` is when the agent saw this, by its own
+    clock, and ``seen`` the same by Azure's clock. ``gap`` and ``rebooted`` are as in
+    `relay.events.build.EndEvidence`.
+    """
 
     event_key: str
     relay: str

@@ -1,6 +1,9 @@
 """The audit trail: an append-only table whose rows form a hash chain.
 
-The hash of each row covers the row and the hash before it. What the sinks send is read from here.
+`Transaction.record` appends each CloudEvent; approvals append a ``claim`` before each StartRequest,
+and the mode of approvals is noted as ``mode``. The hash of each row covers the row and the hash
+before it. What the sinks send is read from here. ``imds-relay audit`` verifies the chain. Old rows
+are pruned; a checkpoint with the last hash of them remains.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Deletes old rows: deliveries, the journal, ended events, and dead letters over a limit."""
+"""Deletes old rows: deliveries, the journal, ended events, and dead letters over a limit.
+
+Every role runs `prune_forever` beside its other tasks. What one round deletes, `prune` does in one
+transaction, with the limits of `StoreSettings`.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,9 @@
-"""The table of occurrences: the events as last seen.
+"""The table of occurrences: the events of Azure as last seen.
 
-The next document is compared with the live ones, also after a restart.
+An occurrence is one stay of an EventId in the document, which Azure's metadata service returns. It
+is read as a `TrackedEvent`. The *live* ones are the snapshot: the recorder compares the next
+document with them, also after a restart, and writes here what changed. Approvals, chat and API read
+them.
 """
 
 from __future__ import annotations

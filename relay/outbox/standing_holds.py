@@ -1,6 +1,9 @@
 """The table of standing holds, and what the journal says about them.
 
-The journal is the authority. The table says the same and is quick to read.
+A standing hold keeps all events that meet its conditions from a grant, for a time. The journal is
+the authority. The table says the same and is quick to read. Before each grant and claim,
+`relay.approvals.standing_hold_engine` compares both, and corrects the table;
+``imds-relay audit`` reports what differs.
 """
 
 from __future__ import annotations

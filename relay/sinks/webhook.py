@@ -1,6 +1,7 @@
 """Webhooks: each event is a signed POST, a CloudEvent in structured mode.
 
-The headers follow Standard Webhooks. See docs/webhooks.md.
+The headers follow Standard Webhooks. See docs/webhooks.md. A secret can be in a file: then the
+settings are read anew for each delivery, so that it can change while the relay runs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """RabbitMQ: each event is a persistent message on a topic exchange, with publisher confirm.
 
-This module is what the contract in `relay.sinks` asks for. The sink itself is in `sink`, which needs
-the AMQP libraries. It is imported only when a sink is connected or checked: a relay without
+This module is what the contract in `relay.sinks` asks for. The sink itself is in `sink`, which
+needs the AMQP libraries. It is imported only when a sink is connected or checked: a relay without
 RabbitMQ saves their memory.
 """
 
