@@ -84,17 +84,14 @@ class CircuitBreaker:
         the try tells nothing about the receiver.
         """
         if not is_excused:
-            self._end_idle_period(now)
+            if self._idle_since is not None and now - self._idle_since > STALL_TIMEOUT:
+                self._first_failure_at = None
+            self._idle_since = None
+            if self._busy_since is None:
+                self._busy_since = now
         if not self._has_extra_probe:
             self._is_least_tried_turn = self.is_probing and not self._is_least_tried_turn
         self._is_extra_probe_running, self._has_extra_probe = self._has_extra_probe, False
-
-    def _end_idle_period(self, now: float) -> None:
-        if self._idle_since is not None and now - self._idle_since > STALL_TIMEOUT:
-            self._first_failure_at = None
-        self._idle_since = None
-        if self._busy_since is None:
-            self._busy_since = now
 
     def record_idle(self, now: float) -> None:
         """There is nothing to deliver."""

@@ -10,7 +10,7 @@ the ``approval.recorded`` of a decision.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -304,19 +304,19 @@ class Decisions:
             f"SELECT * FROM start_request WHERE {condition} ORDER BY id",  # noqa: S608  # our own text
             values,
         )
-        return list(self._verified_grants(parse_rows(_GRANT, rows)))
+        verified = [self._verified_grant(grant) for grant in parse_rows(_GRANT, rows)]
+        return [grant for grant in verified if grant is not None]
 
-    def _verified_grants(self, grants: Iterator[Grant]) -> Iterator[Grant]:
-        """Yield all grants but those that are open and not in the journal."""
-        for grant in grants:
-            if grant.state not in ("granted", "sent"):
-                yield grant
-                continue
-            event = self._journal.verified_event_at(
-                grant.position, "approval.granted", self._event_key_of_occurrence(grant.occurrence)
-            )
-            if event is not None and _granted_event_matches_grant(event, grant):
-                yield replace(grant, granted_at=_event_time(event))
+    def _verified_grant(self, grant: Grant) -> Grant | None:
+        """Return a grant with the time that the journal has; None if it is open and not there."""
+        if grant.state not in ("granted", "sent"):
+            return grant
+        event = self._journal.verified_event_at(
+            grant.position, "approval.granted", self._event_key_of_occurrence(grant.occurrence)
+        )
+        if event is None or not _granted_event_matches_grant(event, grant):
+            return None
+        return replace(grant, granted_at=_event_time(event))
 
     # --- reminders
 

@@ -140,17 +140,13 @@ class Snapshot:
         ``scope`` an EventId can mean an event in several scopes. If it is in the document of only
         one of them, it means that one.
         """
-        if scope is not None:
-            found = [self.find(self._keys.make_key(scope, reference))]
-        else:
-            found = [self.find(reference.lower())]
-        known = [
-            occurrence
-            for occurrence in found
-            if occurrence is not None and scope in (None, occurrence.scope)
-        ]
-        if known or scope is not None or not self._keys.with_scope:
-            return known
+        # A whole reference is a key: <EventId>@<scope> on a hub, the EventId on any other relay.
+        key = reference.lower() if scope is None else self._keys.make_key(scope, reference)
+        found = self.find(key)
+        if found is not None and scope in (None, found.scope):
+            return [found]
+        if scope is not None or not self._keys.with_scope:
+            return []
         prefix = self._keys.prefix_of_event_id(reference)
         newest = self._select(
             "WHERE key > ? AND key < ? AND number = "

@@ -254,7 +254,7 @@ class Transaction:
 
     def approval_mode(self) -> Mode:
         """Return whether approvals are on, off, or a dry run."""
-        return get_meta(self._connection, "mode") or "off"  # type: ignore[return-value]  # written by set_mode and file
+        return get_meta(self._connection, "mode") or "off"  # type: ignore[return-value]  # `set_approval_mode` and `file` write it
 
     def set_approval_mode(self, mode: Mode, principal: str, at: datetime) -> None:
         """Turn approvals on or off, and journal who did it."""
