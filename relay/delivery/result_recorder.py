@@ -78,7 +78,7 @@ class ResultRecorder:
 
     def _submit_after_batch(self, work: Work[None]) -> None:
         self.submit_pending_results()  # keep the order
-        self._submit(work).add_done_callback(_log_unexpected_error)
+        self._store.submit(work, fail_open=True).add_done_callback(_log_unexpected_error)
 
     def _write_batch_when_due(self) -> None:
         if self._is_writing or not self._delivered:
@@ -111,12 +111,11 @@ class ResultRecorder:
             for callback in callbacks:
                 callback()
 
-        future = self._submit(lambda tx: tx.deliveries.mark_delivered(delivered))
+        future = self._store.submit(
+            lambda tx: tx.deliveries.mark_delivered(delivered), fail_open=True
+        )
         future.add_done_callback(on_done)
         return future
-
-    def _submit(self, work: Work[None]) -> asyncio.Future[None]:
-        return self._store.submit(work, fail_open=True)
 
 
 def _log_unexpected_error(future: asyncio.Future[Any]) -> None:

@@ -279,7 +279,7 @@ def _open_connection(path: Path, identity: StateFileOwner) -> tuple[sqlite3.Conn
         if version != 0:
             _verify_schema(connection)
             verify_contents(connection, EventKeyFormat(with_scope=identity.is_hub))
-        if version == 0:
+        else:
             _write_initial_meta(
                 connection, "off" if _was_set_aside_before(path) else "on", identity
             )

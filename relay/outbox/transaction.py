@@ -94,7 +94,8 @@ class Transaction:
     ) -> None:
         """Record one event, for the sinks that want it or for the named ones.
 
-        For ``follows`` and ``caller`` see `RecordedEvent`.
+        ``transition`` identifies the change that an ``event.*`` reports; the journal counts it. For
+        ``follows`` and ``caller`` see `RecordedEvent`.
         """
         self.record_all([(event, transition)], at, to=to)
         if self.traced:
