@@ -27,10 +27,11 @@ from relay.approvals.request import (
 from relay.approvals.rules import Quorum, client_principals_of_same_person
 from relay.approvals.status import ApprovalStatus
 from relay.chat import AnswerableChatSettings
+from relay.chat.cards.buttons import keep_usable_buttons
 from relay.chat.cards.card import Card
 from relay.chat.cards.event_card import event_card
 from relay.chat.links import ConfirmationLinks
-from relay.chat.message_planner import MessagePlanner, keep_usable_buttons
+from relay.chat.message_planner import MessagePlanner
 from relay.clock import Clock
 from relay.events.match import matches
 from relay.outbox import TrackedEvent

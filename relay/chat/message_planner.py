@@ -1,8 +1,13 @@
-"""Plans the update of each chat message, and records what the message shows.
+"""Plans the update of a chat message from the store, and records what the message shows.
 
-What a message should show follows from the store alone, never from the event that is delivered. So
-a message that could not be posted or edited for an hour is correct after one call. This module
-does not call platforms: `relay.chat.live_message` does.
+`relay.chat.live_message` asks for a plan at each delivery, calls the platform, and reports what
+succeeded. What a message should show follows from the store alone, never from the event that is
+delivered. So a message that could not be posted or edited for an hour is correct after one call.
+
+A message shows occurrences: stays of EventIds in Azure's document. Its card is their present state.
+Its thread gets what the journal records about them, up to the ``history_position`` of the message.
+Methods that write use ``fail_open``: a message must reach people while the state file cannot be
+written.
 """
 
 from __future__ import annotations
@@ -13,10 +18,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from relay.approvals.engine import ApprovalEngine
-from relay.chat import AnswerableChatSettings
-from relay.chat.cards.buttons import keep_permitted_buttons
-from relay.chat.cards.card import Card, Text
-from relay.chat.cards.event_card import next_refresh_time, single_or_grouped_card
+from relay.chat.cards.buttons import keep_usable_buttons
+from relay.chat.cards.card import Card, Link, Text
+from relay.chat.cards.deadlines import next_refresh_time
+from relay.chat.cards.event_card import event_card
+from relay.chat.cards.grouped_card import grouped_card
 from relay.chat.cards.timeline import history_lines, reminder_sentence, voting_closed_lines
 from relay.chat.cards.wording import follow_up_subject
 from relay.chat.links import ConfirmationLinks
@@ -32,7 +38,7 @@ from relay.outbox.transaction import Transaction
 from relay.sinks import SinkSettings
 
 MAX_SEPARATE_MESSAGES = 5
-"""Events of one document that get a message each; more events share one message."""
+"""Events that appear in the document together and get a message each; more share a message."""
 MAX_UNPOSTED_EVENTS = 200
 """Events that are read for one reply in a thread, the newest."""
 
@@ -131,18 +137,23 @@ class MessagePlanner:
         ]
         now = self.clock.now()
         statuses = [self.approvals.status(tx, occurrence, now) for occurrence in occurrences]
-        code = self.links.confirmation_code(message)
-        placeholder = self.links.make_unrecorded(in_chat=in_chat)  # each edit has new URLs
-        content = single_or_grouped_card(statuses, link=placeholder, code="")
-        content = keep_usable_buttons(sink, content, in_chat=in_chat)
+
+        def make_card(link: Link | None, code: str) -> Card:
+            if len(statuses) == 1:
+                card = event_card(statuses[0], link=link, code=code)
+            else:
+                card = grouped_card(statuses, link=link, code=code)
+            return keep_usable_buttons(sink, card, in_chat=in_chat)
+
+        # The hash is that of a card without URLs and code, because each edit has new URLs.
+        content = make_card(self.links.make_unrecorded(in_chat=in_chat), "")
         content_hash = hashlib.sha256(repr(content).encode()).hexdigest()
         card = None
         if content_hash != message.content_hash:
             # The number grows with each edit, so a link that is void never comes back.
             nonce = f"edit {message.times_shown}"
             link = self.links.make_recorded(tx, message, nonce=nonce, in_chat=in_chat)
-            card = single_or_grouped_card(statuses, link=link, code=code)
-            card = keep_usable_buttons(sink, card, in_chat=in_chat)
+            card = make_card(link, self.links.confirmation_code(message))
         history, is_cut = _unposted_history(tx, sink, message, occurrences)
         if card is not None and not message.is_posted:
             card, history = _fold_reminders_into_card(card, history)
@@ -221,16 +232,6 @@ class MessagePlanner:
         end = tx.journal.last_change_position(occurrence.key, successor.first_seen)
         if end is not None and end > message.history_position:
             tx.redeliver(end, sink.name, self.clock.now())
-
-
-def keep_usable_buttons(sink: SinkSettings, card: Card, *, in_chat: bool) -> Card:
-    """Return the card without buttons that the sink refuses to everybody.
-
-    The page behind links knows the rights of its callers alone.
-    """
-    if in_chat and isinstance(sink, AnswerableChatSettings):
-        return keep_permitted_buttons(card, sink.can)
-    return card
 
 
 def _occurrence_of(tx: Transaction, event: CloudEvent) -> TrackedEvent | None:

@@ -21,7 +21,8 @@ from relay.approvals.status import ApprovalStatus
 from relay.chat.cards.buttons import available_decisions
 from relay.chat.cards.card import Card
 from relay.chat.cards.confirmation_view import decision_outcome
-from relay.chat.cards.event_card import event_card, next_refresh_time
+from relay.chat.cards.deadlines import next_refresh_time, time_left, time_left_changes_at
+from relay.chat.cards.event_card import event_card
 from relay.chat.cards.grouped_card import MAX_LISTED_EVENTS, grouped_card
 from relay.chat.cards.timeline import timeline_line
 from relay.chat.cards.wording import (
@@ -29,8 +30,6 @@ from relay.chat.cards.wording import (
     WHAT_HOLD_DOES,
     impact_text,
     join_names,
-    time_left,
-    time_left_changes_at,
 )
 from relay.events.catalog import CATALOG, EventDefinition
 from relay.events.cloudevent import CloudEvent

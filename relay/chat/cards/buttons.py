@@ -1,18 +1,22 @@
-"""The decisions that are possible about an event now, and their buttons. Pure.
+"""Which decisions about an event are possible now, and the buttons for them. Pure.
 
-The gate decides on its own: a button only offers what the gate would accept from somebody who may.
+A button offers what the gate would accept from somebody who has the right. The gate checks each
+decision again. `available_decisions` is for messages, which everybody sees, and
+`decisions_available_to_caller` for the API, which knows the caller.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 
 from relay.approvals.admission import authorize, hold_caveat
 from relay.approvals.request import Caller, DecisionKind, DecisionRequest, Right
 from relay.approvals.status import ApprovalStatus
+from relay.chat import AnswerableChatSettings
 from relay.chat.cards.card import Button, Card, Link, Text
 from relay.chat.cards.wording import event_title
+from relay.sinks import SinkSettings
 
 LABELS: dict[DecisionKind, str] = {
     "approve": "Approve",
@@ -21,7 +25,7 @@ LABELS: dict[DecisionKind, str] = {
 }
 """The texts of the buttons."""
 _RIGHTS: dict[DecisionKind, Right] = {"approve": "approve", "hold": "hold", "release": "hold"}
-"""The right that a decision needs at least. With it a person releases their own hold."""
+"""The right that each decision needs at least. People release their own holds with ``hold``."""
 
 
 def available_decisions(status: ApprovalStatus) -> tuple[DecisionKind, ...]:
@@ -33,7 +37,8 @@ def available_decisions(status: ApprovalStatus) -> tuple[DecisionKind, ...]:
         decisions.append("approve")
     if status.active_holds:
         decisions.append("release")
-    elif not status.accepted_by_imds:  # it is refused only while a StartRequest is being sent
+    elif not status.accepted_by_imds:
+        # The gate also refuses a hold for the moment in which a StartRequest is being sent.
         decisions.append("hold")
     return tuple(decisions)
 
@@ -41,7 +46,7 @@ def available_decisions(status: ApprovalStatus) -> tuple[DecisionKind, ...]:
 def decisions_available_to_caller(caller: Caller, status: ApprovalStatus) -> list[DecisionKind]:
     """Return the decisions that the gate would take from a caller now, and that change something.
 
-    Unlike a message, which everybody sees, it can offer a hold beside the holds of others.
+    A caller can add a hold to the holds of others, and cannot repeat their own vote or hold.
     """
     possible = {*available_decisions(status)}
     if possible:
@@ -68,16 +73,22 @@ def _can_be_approved(status: ApprovalStatus) -> bool:
     return status.quorum is not None and not status.is_voting_closed and not is_settled
 
 
-def keep_permitted_buttons(card: Card, can: Collection[Right]) -> Card:
-    """Return the card with the buttons for which these rights are enough."""
+def keep_usable_buttons(sink: SinkSettings, card: Card, *, in_chat: bool) -> Card:
+    """Return the card without buttons that the sink refuses to everybody: those beyond ``can``.
 
-    def limited(buttons: Iterable[Button]) -> tuple[Button, ...]:
+    Links stay (``in_chat`` false): the confirm page knows the rights of its callers alone.
+    """
+    if not in_chat or not isinstance(sink, AnswerableChatSettings):
+        return card
+    can = sink.can
+
+    def usable(buttons: Iterable[Button]) -> tuple[Button, ...]:
         return tuple(button for button in buttons if _RIGHTS[button.decision] in can)
 
     return replace(
         card,
-        buttons=limited(card.buttons),
-        lines=tuple(replace(line, buttons=limited(line.buttons)) for line in card.lines),
+        buttons=usable(card.buttons),
+        lines=tuple(replace(line, buttons=usable(line.buttons)) for line in card.lines),
     )
 
 

@@ -1,20 +1,21 @@
-"""The card of a message: what it says about one event, in the same words on every platform. Pure.
+"""The card about one event: a message, the confirm page and a private reply show it. Pure.
 
-`relay.chat.cards.grouped_card` makes the card for several events; `single_or_grouped_card` chooses.
+It says when Azure begins, what happens to which machines, which rule and votes decide, who holds
+the event, and what can be decided now. `relay.approvals.status` explains the terms.
+`relay.chat.cards.grouped_card` makes the card about several events.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from relay.approvals.rules import Quorum
-from relay.approvals.standing_holds import latest_ending_holds, turns_at
+from relay.approvals.standing_holds import latest_ending_holds
 from relay.approvals.status import ApprovalStatus, approval_state
-from relay.approvals.transitions import grant_expires_at
 from relay.chat.cards.buttons import available_decisions, decision_buttons
 from relay.chat.cards.card import Card, Link, PrincipalRef, Text
-from relay.chat.cards.grouped_card import grouped_card
+from relay.chat.cards.deadlines import time_left
 from relay.chat.cards.wording import (
     MAX_NAMES,
     event_outcome_text,
@@ -25,15 +26,9 @@ from relay.chat.cards.wording import (
     limit_waits_text,
     proceeds_notice,
     runbooks_of,
-    time_left,
-    time_left_changes_at,
 )
 from relay.outbox import Decision, StandingHold
 
-_TIME_TO_FAIL_GRANT = timedelta(seconds=1)
-"""The gate fails an expired grant a moment after its end."""
-_TIME_TO_FREE_SLOT = timedelta(seconds=1)
-"""The gate gives a slot that is free to another event a moment later."""
 _SOURCES = {"platform": "Azure itself", "user": "a user of the subscription"}
 _STATE_NOTES = {
     "granted": "It is approved: the StartRequest is about to be sent.",
@@ -43,53 +38,15 @@ _STATE_NOTES = {
 }
 
 
-def single_or_grouped_card(
-    statuses: Sequence[ApprovalStatus], *, link: Link | None, code: str | None
-) -> Card:
-    """Return the card of a message about one event or several."""
-    if len(statuses) == 1:
-        return event_card(statuses[0], link=link, code=code)
-    return grouped_card(statuses, link=link, code=code)
-
-
-def next_refresh_time(statuses: Iterable[ApprovalStatus]) -> datetime | None:
-    """Return when time alone will change what a message should show; None if it never will."""
-    times = [
-        time
-        for status in statuses
-        if status.occurrence.live
-        for time in _content_change_times(status)
-        if time is not None and time > status.now
-    ]
-    return min(times, default=None)
-
-
-def _content_change_times(status: ApprovalStatus) -> Iterator[datetime | None]:
-    """Yield the times at which what a message says about a live event becomes wrong."""
-    if status.is_open:
-        yield status.voting_closes_at
-    yield time_left_changes_at(status)
-    if not status.occurrence.event.is_started:
-        yield status.not_before
-    yield from (turns_at(hold, status.now) for hold in status.standing_holds)
-    yield from (status.decision_expires_at(decision) for decision in status.decisions)
-    for wait in status.waiting_for:
-        if wait.until is not None:
-            yield wait.until + _TIME_TO_FREE_SLOT
-    for grant in status.grants:
-        expires_at = grant_expires_at(grant, status)
-        if expires_at is not None:
-            yield expires_at + _TIME_TO_FAIL_GRANT
-
-
 def event_card(status: ApprovalStatus, *, link: Link | None, code: str | None) -> Card:
-    """Return the card of a message about one event.
+    """Return the card about one event.
 
-    ``link`` is None if nothing can be decided from the message.
+    ``link`` makes the URLs of the buttons. It is None if the relay has no address for links; the
+    card then names the command that decides. ``code`` is what the confirm page asks for.
     """
     event = status.occurrence.event
     buttons = decision_buttons(status, link)
-    notes = [*_note_texts(status)]
+    notes = list(_note_texts(status))
     decisions = available_decisions(status)
     notes += proceeds_notice([status], can_hold="hold" in decisions)
     possible_decisions = "|".join(decisions)
@@ -165,9 +122,12 @@ def _quorum_text(quorum: Quorum) -> Text:
 
 
 def _can_votes_still_count(status: ApprovalStatus) -> bool:
-    """Votes are void once the event has started, or changed after its StartRequest."""
-    is_spent = status.is_claimed and status.votes_missing > 0
-    return not status.occurrence.event.is_started and not is_spent
+    """Votes are void once the event has started, or changed after its StartRequest.
+
+    Then they are missing again, but the relay sends no second StartRequest.
+    """
+    is_void = status.is_claimed and status.votes_missing > 0
+    return not status.occurrence.event.is_started and not is_void
 
 
 def _votes_text(status: ApprovalStatus) -> Text:

@@ -1,4 +1,8 @@
-"""The card of one message about several events that one document brought. Pure."""
+"""The card about several events, which appeared together and share one message. Pure.
+
+It has one line with buttons for each event, those that wait for votes first.
+`relay.chat.cards.event_card` makes the card about one event.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +13,13 @@ from datetime import datetime
 from relay.approvals.status import ApprovalStatus
 from relay.chat.cards.buttons import available_decisions, decision_buttons
 from relay.chat.cards.card import Card, EventLine, Link, Text, Tone
+from relay.chat.cards.deadlines import time_left
 from relay.chat.cards.wording import (
     event_title,
     event_tone,
     join_names,
     proceeds_notice,
     runbooks_of,
-    time_left,
 )
 
 MAX_LISTED_EVENTS = 10
@@ -26,9 +30,9 @@ _TONES_BY_URGENCY: tuple[Tone, ...] = ("waiting", "held", "running", "approved",
 def grouped_card(
     statuses: Sequence[ApprovalStatus], *, link: Link | None, code: str | None
 ) -> Card:
-    """Return the card of a message about several events.
+    """Return the card about several events.
 
-    ``link`` is None if nothing can be decided from the message.
+    ``link`` and ``code`` are as for `relay.chat.cards.event_card.event_card`.
     """
     live = [status for status in statuses if status.occurrence.live]
     ordered = sorted(live or statuses, key=_sort_key)
@@ -59,7 +63,7 @@ def grouped_card(
 
 
 def event_line(status: ApprovalStatus) -> Text:
-    """Return one line about an event among others."""
+    """Return one line about an event: its title, when it begins, and how its approval stands."""
     occurrence = status.occurrence
     title = event_title(status)
     if not occurrence.live:

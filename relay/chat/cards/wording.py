@@ -1,10 +1,8 @@
-"""Words about one event that several messages share. Pure."""
+"""Phrases that several parts of a message share: titles, outcomes, impacts and notices. Pure."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import datetime, timedelta
 
 from relay.approvals.admission import hold_caveat
 from relay.approvals.limits import LIMIT_NOTICE, describe_waits
@@ -14,11 +12,6 @@ from relay.chat.cards.card import Text, Tone
 MAX_NAMES = 10
 """Machines or people that a text names; the rest are counted."""
 UNNAMED_MACHINES = "no machine that is named"
-_DAY = 24 * 60
-_MAX_MINUTES = 90
-"""`time_left` names longer times in hours or days."""
-_STEPS = (1, 2, 5, 10, 15, 20, 30, 45, 60, 90, 120, *(60 * hours for hours in (3, 4, 6, 8, 12, 24)))
-"""Minutes: how long before the deadline `time_left` changes. Before these, it changes each day."""
 WHAT_HOLD_DOES = (
     "Hold keeps this relay from starting it, whatever rules and votes say; other relays and Azure "
     "Resource Manager can still approve."
@@ -52,7 +45,10 @@ def event_title(status: ApprovalStatus) -> str:
 
 
 def follow_up_subject(statuses: Sequence[ApprovalStatus]) -> str:
-    """Return the heading of a follow-up; it distinguishes events of the same machines."""
+    """Return the heading of a message that follows, where the platform has no threads.
+
+    It distinguishes events of the same machines.
+    """
     if len(statuses) > 1:
         return f"{len(statuses)} maintenance events"
     event_id = statuses[0].occurrence.event.event_id
@@ -79,12 +75,15 @@ def runbooks_of(statuses: Iterable[ApprovalStatus]) -> tuple[tuple[str, str], ..
 
 
 def event_outcome_text(outcome: str | None) -> str:
-    """Return how an event ended; ``outcome`` is that of ``event.ended``."""
+    """Return how an event ended; ``outcome`` is the field of ``event.ended``."""
     return _OUTCOMES.get(outcome or "unknown", _UNKNOWN_OUTCOME)
 
 
 def impact_text(event_type: str | None, seconds: int | None, machines: int = 1) -> str:
-    """Return what happens to the machines (Azure, "Scheduled Events", event types)."""
+    """Return what an event does to this many machines, and for how many ``seconds``.
+
+    Source: Azure's documentation of Scheduled Events, event types.
+    """
     unknown_impact = f"goes through “{event_type}”" if event_type else "goes through maintenance"
     impact = _IMPACTS.get((event_type or "").lower(), unknown_impact)
     if "{duration}" in impact:
@@ -101,50 +100,6 @@ def _duration_text(seconds: int) -> str:
     if seconds < 120:
         return f"{seconds} s"
     return f"{seconds // 60} min" if seconds < 7200 else f"{seconds // 3600} h"
-
-
-def time_left(status: ApprovalStatus, until: datetime | None) -> str | None:
-    """Return how much time is left at most until NotBefore or the end of voting.
-
-    It stays true until then. It changes a few times only, and for both at once: a message that says
-    it is edited then. None if no time is known, or nobody need answer: what is approved is over
-    before the time matters.
-    """
-    deadline = _answers_close_at(status)
-    if deadline is None or until is None or not status.is_open or status.is_approved:
-        return None
-    seconds = (deadline - status.now).total_seconds()
-    shown = next((step for step in _STEPS if seconds <= step * 60), None)
-    if shown is None:
-        shown = math.ceil(seconds / 60 / _DAY) * _DAY
-    minutes = shown + math.ceil((until - deadline).total_seconds() / 60)
-    return f"at most {_minutes_text(minutes)} left"
-
-
-def _minutes_text(minutes: int) -> str:
-    if minutes <= _MAX_MINUTES:
-        return f"{minutes} min"
-    if minutes > 2 * _DAY:
-        return f"{math.ceil(minutes / _DAY)} days"
-    hours, rest = divmod(minutes, 60)
-    return f"{hours} h {rest} min" if rest else f"{hours} h"
-
-
-def time_left_changes_at(status: ApprovalStatus) -> datetime | None:
-    """Return when `time_left` changes next; None: it does not."""
-    deadline = _answers_close_at(status)
-    if deadline is None or time_left(status, deadline) is None:
-        return None
-    days = range(2 * _DAY, (deadline - status.now).days * _DAY + 1, _DAY)
-    moments = (deadline - timedelta(minutes=step) for step in (*_STEPS, *days))
-    return min((moment for moment in moments if moment > status.now), default=None)
-
-
-def _answers_close_at(status: ApprovalStatus) -> datetime | None:
-    """Return until when people can answer: while votes are missing, until voting closes."""
-    if status.votes_missing and not status.is_voting_closed:
-        return status.voting_closes_at
-    return status.not_before
 
 
 def proceeds_notice(statuses: Iterable[ApprovalStatus], *, can_hold: bool) -> Iterator[Text]:
