@@ -1,7 +1,8 @@
 """The contract of the chat platforms: sinks that keep one message per event and take answers.
 
 Each module of `relay.chat.platforms` that does not start with ``_``, and each entry point of the
-group ``relay.chat.platforms``, is one platform. The module defines
+group ``relay.chat.platforms``, is one platform (`relay.config` loads them, docs/adding-a-sink.md
+shows how to write one). The module defines
 
 - ``Settings``: a subclass of `ChatSettings` that narrows ``kind`` to a literal. It is the
   platform's section of the YAML document, an entry of ``sinks`` like any other. It is a subclass
@@ -9,8 +10,10 @@ group ``relay.chat.platforms``, is one platform. The module defines
 - ``connect(settings, clock, context)``: an async context manager that yields a `ChatSink`. The
   `relay.chat.context.ChatContext` gives the platform everything that it may use of the relay.
 
-A platform builds a `relay.chat.live_message.LiveMessageSink` around its `ChatPlatform`. The live
-message sink decides what is posted, edited and replied; the platform knows how.
+- ``diagnose(settings, clock, scope)``, optional, as for every sink (`relay.sinks`).
+
+``connect`` builds a `relay.chat.live_message.LiveMessageSink`, which decides what is posted, edited
+and replied, around a `relay.chat.live_message.ChatPlatform`, which knows how.
 """
 
 from __future__ import annotations
@@ -30,12 +33,14 @@ from relay.sinks import Sink, SinkSettings
 _SECRET_IN_MESSAGE = re.compile(
     rb'/approve#([\w-]+)|this code: \*\*(\d+)\*\*|"(?:proof|state)":"([^"]+)"'
 )
+"""The token of a link, the code beside links, and the action token of a button or a dialog."""
 
 
 def secrets_in_message(body: bytes) -> tuple[str, ...]:
-    """Return the link tokens, codes and action tokens that a message body contains.
+    """Return the link tokens, codes and action tokens in the body of a request to a platform.
 
-    No log may contain them, although a platform may repeat the message in its answer.
+    Platforms pass them as `relay.net.http.Request.secrets`: if the answer repeats the message,
+    neither a log nor the log of attempts contains them.
     """
     return tuple(
         secret.decode()

@@ -1,8 +1,9 @@
-"""What the relay hands to each chat platform: `ChatContext`.
+"""What a chat platform may use of the relay: `ChatContext`, the third argument of its ``connect``.
 
-A platform proves who decided. `ChatDecisionSubmitter.caller` accepts only principals that a rule,
-group or person names, with the rights that the sink and the person's clients leave. The gate then
-authorizes the decision like any other.
+It gives three things: the plans of messages (`relay.chat.message_planner`), the status of events
+(`EventStatusReader`), and the way of a decision to the gate (`ChatDecisionSubmitter`). A platform
+proves who decided. It asks `ChatDecisionSubmitter.caller` for the caller of that principal, and
+passes the caller to `decide`. The gate then authorizes the decision like any other.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import hashlib
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from relay.approvals import ApprovalsSettings
 from relay.approvals.engine import ApprovalEngine
@@ -34,7 +34,6 @@ from relay.chat.links import ConfirmationLinks
 from relay.chat.message_planner import MessagePlanner
 from relay.clock import Clock
 from relay.events.match import matches
-from relay.outbox import TrackedEvent
 from relay.outbox.sqlite import Store
 from relay.outbox.transaction import Transaction
 from relay.sinks import SinkSettings
@@ -43,7 +42,11 @@ Submit = Callable[[DecisionRequest], Awaitable[DecisionAnswer]]
 
 
 class ChatDecisionSubmitter:
-    """Takes decisions from all chats. It answers 503 until a gate is attached."""
+    """Takes the decisions of one chat sink. It answers 503 until a gate is attached.
+
+    A caller has what ``can`` and ``resources`` of the sink allow. If ``approvals.people`` says that
+    the person also has clients (``client:``, ``mtls:``), each of these limits the caller further.
+    """
 
     def __init__(
         self, settings: ApprovalsSettings, clock: Clock, rights_by_client: Mapping[str, Rights]
@@ -53,13 +56,17 @@ class ChatDecisionSubmitter:
         self._issued: dict[Caller, AnswerableChatSettings] = {}
         """Every caller that was returned, with its sink: no more than there are principals."""
         self._outdated: frozenset[Caller] = frozenset()
-        """Those that would be others by the settings of now."""
+        """Those that would be others by the settings of now. A platform that looks a person up
+        during a reload decides with such a caller."""
         self.use_callers(settings, rights_by_client)
 
     def use_callers(
         self, settings: ApprovalsSettings, rights_by_client: Mapping[str, Rights]
     ) -> None:
-        """Take callers and their rights from these settings from now on."""
+        """Take callers and their rights from these settings from now on.
+
+        ``rights_by_client`` are the rights of each client, by its principal.
+        """
         self._people = settings.people
         self._rights_by_client = rights_by_client
         self._principals = _named_chat_principals(settings)
@@ -70,11 +77,11 @@ class ChatDecisionSubmitter:
         )
 
     def attach_gate(self, submit: Submit) -> None:
-        """From now on decisions reach the gate."""
+        """From now on `decide` passes requests to ``submit`` of the gate."""
         self._submit = submit
 
     def detach_gate(self) -> None:
-        """From now on nothing is decided: the sink leaves."""
+        """From now on nothing is decided: the sink is about to be disconnected."""
         self._submit = None
 
     def caller(self, principal: str, sink: AnswerableChatSettings) -> Caller | None:
@@ -94,7 +101,12 @@ class ChatDecisionSubmitter:
         return Caller(principal, sink.kind, self._limited_rights(principal, sink))
 
     def _limited_rights(self, principal: str, sink: AnswerableChatSettings) -> Rights:
-        """Return what the sink and every client of the person allow."""
+        """Return what the sink and every client of the person allow.
+
+        If all clients have the same patterns, these are ``resources`` of the rights: others may
+        cover the rest of the event where the rule says ``each_resource``. Every other list of
+        patterns is a limit.
+        """
         of_clients = [
             self._rights_by_client[client]
             for client in client_principals_of_same_person(principal, self._people)
@@ -118,6 +130,7 @@ class ChatDecisionSubmitter:
     ) -> DecisionAnswer:
         """Submit a decision to the gate. An accepted decision is on disk when this returns.
 
+        ``event_id`` is a `TrackedEvent.reference`, and ``revision`` the state that the person saw.
         ``request_id`` identifies the click, so that a repeated call counts once.
         """
         if self._submit is None:
@@ -153,7 +166,7 @@ def _named_chat_principals(settings: ApprovalsSettings) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventStatusReader:
-    """Answers what a platform may ask about events. Its coroutines raise StoreUnavailable."""
+    """Reads how the approval of events stands. Its coroutines raise StoreUnavailable."""
 
     store: Store
     approvals: ApprovalEngine
@@ -161,7 +174,7 @@ class EventStatusReader:
     links: ConfirmationLinks
 
     async def live_statuses(self, sink: SinkSettings) -> list[ApprovalStatus]:
-        """Return the status of every event in the document that matches a sink's conditions."""
+        """Return the status of every live event that meets a sink's ``match``."""
 
         def work(tx: Transaction) -> list[ApprovalStatus]:
             now = self.clock.now()
@@ -185,7 +198,7 @@ class EventStatusReader:
         def work(tx: Transaction) -> ApprovalStatus | None:
             for occurrence in tx.snapshot.find_occurrences_by_reference(reference):
                 if tx.messages.shows_occurrence(sink, ref, occurrence.id):
-                    return self._read_status(tx, occurrence)
+                    return self.approvals.status(tx, occurrence, self.clock.now())
             return None
 
         return await self.store.read(work)
@@ -193,9 +206,10 @@ class EventStatusReader:
     async def make_private_card(
         self, sink: SinkSettings, reference: str, *, in_chat: bool
     ) -> Card | None:
-        """Return the card of an event for one person, with new links.
+        """Return the card of an event as a message to one person, with links of its own.
 
-        None if the event is not in the document.
+        None if the event is over. The links and the code are those of the sink's message about the
+        event: there are none if it has no message yet.
         """
         nonce = secrets.token_hex()
 
@@ -204,31 +218,26 @@ class EventStatusReader:
             if len(occurrences) != 1 or not occurrences[0].live:
                 return None
             occurrence = occurrences[0]
+            status = self.approvals.status(tx, occurrence, self.clock.now())
             message = tx.messages.find(sink.name, occurrence.id)
             link = self.links.make_recorded(tx, message, nonce=nonce, in_chat=in_chat)
             code = self.links.confirmation_code(message) if message is not None else None
-            card = event_card(self._read_status(tx, occurrence), link=link, code=code)
+            card = event_card(status, link=link, code=code)
             return keep_usable_buttons(sink, card, in_chat=in_chat)
 
         return await self.store.transact(work)
 
-    def _read_status(self, tx: Transaction, occurrence: TrackedEvent) -> ApprovalStatus:
-        return self.approvals.status(tx, occurrence, self.clock.now())
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatContext:
-    """What a chat platform may use of the relay. All platforms share it.
-
-    ``messages`` plans what messages show, ``statuses`` reads how events stand, ``decisions`` takes
-    what people answer. ``public_url`` is where others reach this relay, without a slash at its end;
-    None if the configuration does not say.
-    """
+    """What a chat platform may use of the relay. Sinks share it, apart from ``decisions``."""
 
     messages: MessagePlanner
+    """Plans what messages show, for `relay.chat.live_message`."""
     statuses: EventStatusReader
     decisions: ChatDecisionSubmitter
     public_url: str | None
+    """Where others reach this relay, without a slash at its end; None if that is not configured."""
 
 
 def make_chat_context(
@@ -236,17 +245,13 @@ def make_chat_context(
     approvals: ApprovalEngine,
     clock: Clock,
     public_url: str | None,
-    rights_by_client: Mapping[str, Rights] = MappingProxyType({}),
 ) -> ChatContext:
-    """Return the context over a store. Its decisions need a gate: `attach_gate`.
-
-    ``rights_by_client`` are the rights of the clients, by their principals.
-    """
+    """Return the context over a store, with a `ChatDecisionSubmitter` that has no gate yet."""
     url = public_url.rstrip("/") if public_url is not None else None
     links = ConfirmationLinks(url)
     return ChatContext(
         messages=MessagePlanner(store=store, approvals=approvals, clock=clock, links=links),
         statuses=EventStatusReader(store=store, approvals=approvals, clock=clock, links=links),
-        decisions=ChatDecisionSubmitter(approvals.settings, clock, rights_by_client),
+        decisions=ChatDecisionSubmitter(approvals.settings, clock, {}),
         public_url=url,
     )

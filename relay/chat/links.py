@@ -1,6 +1,9 @@
-"""The links in a message to the page that confirms a decision, and the tokens in them.
+"""The links from a message to the confirm page, and the code that the page asks for.
 
-The state file holds digests of tokens and codes only (`relay.outbox.chat_messages`).
+A link stands for one decision about one revision of an event: that is what its token, behind
+``/approve#``, is recorded for. To approve, a person also types the code that the message shows. The
+state file holds only digests of tokens and codes (`relay.outbox.chat_messages`). A `Link` is the
+function that gives the buttons of a card their URLs.
 """
 
 from __future__ import annotations
@@ -17,12 +20,12 @@ from relay.outbox.transaction import Transaction
 
 
 class ConfirmationLinks:
-    """Makes the links of messages; there are none without ``public_url``.
+    """Makes the links of messages. There are none without ``public_url``, the relay's own address.
 
-    A token is a MAC with a key that only this process has. So nobody can guess it, and it is the
-    same again when the store runs a transaction twice, or when a message could not be posted or
-    edited and is tried again. Otherwise the tokens of tries that fail for hours would displace
-    those that people see.
+    A token is a MAC with a key that only this process has. So nobody can guess it. It is the same
+    again when the store runs a transaction twice, or when a post or an edit failed and is tried
+    again. Otherwise the tokens of tries that fail for hours would displace those that people see:
+    the store keeps the newest only.
     """
 
     def __init__(self, public_url: str | None) -> None:
@@ -32,10 +35,10 @@ class ConfirmationLinks:
     def make_recorded(
         self, tx: Transaction, message: ChatMessage | None, *, nonce: str, in_chat: bool
     ) -> Link | None:
-        """Return where the buttons of a message lead; None if nothing can be decided from it.
+        """Return the link for the buttons of a message; None if they have nowhere to lead.
 
-        Each URL that the link makes is recorded for the message. The same ``nonce`` makes the same
-        URLs. ``in_chat``: the chat itself takes decisions, so buttons lead nowhere else.
+        Each URL that the link makes is recorded for ``message``. The same ``nonce`` makes the same
+        URLs. ``in_chat``: the chat itself takes decisions, so the link makes no URLs (None).
         """
         if in_chat or self._public_url is None:
             return self.make_unrecorded(in_chat=in_chat)
@@ -56,11 +59,14 @@ class ConfirmationLinks:
         return link
 
     def confirmation_code(self, message: ChatMessage) -> str:
-        """Return the code that a message shows; the same until this process ends."""
+        """Return the six digits that a message shows; the same until this process ends."""
         return f"{int.from_bytes(self._mac('code', message.id)) % 10**6:06d}"
 
     def make_unrecorded(self, *, in_chat: bool) -> Link | None:
-        """Return what `make_recorded` would, with the same URL for every button and no record."""
+        """Return a link that stands for that of `make_recorded`, and makes the URL "" only.
+
+        The planner hashes a card with it, to see whether the message shows another content.
+        """
         if in_chat:
             return lambda _status, _decision: None
         return (lambda _status, _decision: "") if self._public_url is not None else None

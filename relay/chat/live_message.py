@@ -1,7 +1,9 @@
-"""The sink that all chats share: it keeps one message per event up to date.
+"""The sink that all chat platforms share: it keeps one message per event up to date.
 
-`relay.chat.message_planner` decides what a message should show; a `ChatPlatform` posts, edits and
-replies in its own way.
+Each platform builds a `LiveMessageSink` around its `ChatPlatform`, which posts, edits and replies.
+`deliver` gets a plan from `relay.chat.message_planner`, calls the platform, and records what
+succeeded. A task of the sink adds an entry to the outbox when time alone has changed a message, so
+the outbox retries that update like any other.
 """
 
 from __future__ import annotations
@@ -55,21 +57,25 @@ class ChatPlatform(Protocol):
         """
 
     async def edit(self, ref: str, card: Card) -> None:
-        """Replace the content of a message. Raises MessageGone.
+        """Replace the content of a message. Raises MessageGone if it does not exist.
 
-        It is never called where ``post`` returns None.
+        ``ref`` is what ``post`` returned. A sink of another kind can have had the name of this
+        sink: a ``ref`` of another form is a MessageGone, too.
         """
 
     async def reply_in_thread(self, ref: str | None, lines: Sequence[Text]) -> None:
-        """Post lines in the thread of a message. Raises MessageGone.
+        """Post lines in the thread of a message. Raises MessageGone if it does not exist.
 
-        Without ``ref`` the lines are a message of their own; about an event, the first line is
-        then the subject.
+        Without ``ref`` the lines are a message of their own. If there are several, the first line
+        is then its subject.
         """
 
 
 class LiveMessageSink:
-    """A chat sink. Each delivery brings one message up to date with everything recorded."""
+    """A chat sink. Each delivery brings one message up to date with everything recorded.
+
+    ``in_chat``: cards get buttons that decide in the chat, instead of links to the confirm page.
+    """
 
     concurrency = 1
     longest_pause = 60.0
@@ -92,7 +98,10 @@ class LiveMessageSink:
         self._delivered = asyncio.Event()
 
     async def deliver(self, event: CloudEvent) -> Receipt:
-        """Return when the message about an event is up to date. Raises Deferred, Rejected."""
+        """Return when the message about an event is up to date. Raises Deferred, Rejected.
+
+        A ``relay.*`` event belongs to no message: it is posted as a line of its own.
+        """
         if not is_about_event(event.name):
             await self._platform.reply_in_thread(None, [timeline_line(event)])
             return Receipt()
@@ -113,25 +122,26 @@ class LiveMessageSink:
         return background_task(self._refresh_forever(), f"{self._settings.name}: refresh")
 
     async def _apply_update(self, update: MessageUpdate) -> str:
-        """Call the platform and record the result. Returns what was done, for the attempt log."""
-        ref, shown, told = update.ref, "", ""
-        if update.card is not None:
-            ref, shown = await self._show_card(update, update.card)
-        if shown:
+        """Call the platform and record each success. Returns what was done, for the attempt log.
+
+        A platform that cannot edit gets a new message only if Azure changed an event. Otherwise
+        the history lines tell what is new.
+        """
+        card, ref, shown, told = update.card, update.ref, "", ""
+        only_lines_tell = ref is None and update.is_posted and not update.is_event_changed
+        if card is not None and not only_lines_tell:
+            ref, shown = await self._show_card(update, card)
             await self._messages.mark_shown(update, ref)
         if update.history_lines and shown != _POSTED_AGAIN:
             told = await self._post_history(update, ref)
-        if update.card is not None and not shown:
+        if card is not None and only_lines_tell:
+            # This clears refresh_at, from which a repeat learns that voting has closed since.
             await self._messages.mark_shown(update, ref)
         await self._messages.mark_history_told(update)
         return ", ".join(filter(None, (shown, told))) or _UP_TO_DATE
 
     async def _show_card(self, update: MessageUpdate, card: Card) -> tuple[str | None, str]:
-        """Return the name that the message has now, and what was done.
-
-        A platform that cannot edit gets a new message only if Azure changed an event. Otherwise
-        the history lines tell what is new.
-        """
+        """Edit or post the message. Returns the name that it has now, and what was done."""
         if update.ref is not None:
             try:
                 await self._platform.edit(update.ref, card)
@@ -140,13 +150,11 @@ class LiveMessageSink:
             return update.ref, "edited"
         if not update.is_posted:
             return await self._platform.post(card), "posted"
-        if update.is_event_changed:
-            await self._platform.post(card)
-            return None, _POSTED_AGAIN
-        return None, ""
+        await self._platform.post(card)
+        return None, _POSTED_AGAIN
 
     async def _post_history(self, update: MessageUpdate, ref: str | None) -> str:
-        """Return what was done."""
+        """Reply in the thread, or post a message with a subject. Returns what was done."""
         lines = update.history_lines
         if ref is None:
             lines = ((update.subject,), *lines)

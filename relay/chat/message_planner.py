@@ -45,25 +45,26 @@ MAX_UNPOSTED_EVENTS = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageUpdate:
-    """What to do about one message.
-
-    ``card`` is what it should show; None if it shows that already. ``ref`` is the platform's name
-    of the message; None before it is posted, and on platforms that cannot name it. ``subject``
-    heads ``history_lines``, which its thread does not have yet, where there is no thread.
-    ``is_event_changed``: Azure changed an event, so that older buttons are void.
-    ``history_position`` is the journal position that the lines lead up to.
-    """
+    """What to do about one message."""
 
     message_id: int
-    subject: str
     ref: str | None
+    """The platform's name of the message; None before it is posted, or if it cannot be edited."""
     is_posted: bool
     card: Card | None
+    """What the message should show; None if it shows that already."""
     content_hash: str
+    """Identifies what the card shows, apart from URLs and the code."""
     refresh_at: datetime | None
+    """When time alone will change the message."""
+    subject: str
+    """The heading of ``history_lines`` where there is no thread."""
     history_lines: tuple[Text, ...]
-    is_event_changed: bool
+    """What happened and the thread does not tell yet, oldest first."""
     history_position: int
+    """The journal position up to which the thread tells with these lines."""
+    is_event_changed: bool
+    """Whether the lines tell that Azure changed an event, so that older buttons are void."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,9 +79,10 @@ class MessagePlanner:
     async def plan_update(
         self, sink: SinkSettings, event: CloudEvent, *, in_chat: bool
     ) -> MessageUpdate | None:
-        """Return the update of the message that an event belongs to; None if it is up to date.
+        """Return the update of the message that an event belongs to.
 
-        ``in_chat``: the chat itself takes decisions, not the page behind links.
+        None if that message is up to date, or if the store does not know the event any more.
+        Creates the message if there is none. ``in_chat`` is that of the sink.
         """
 
         def work(tx: Transaction) -> MessageUpdate | None:
@@ -97,14 +99,17 @@ class MessagePlanner:
         return await self.store.transact(work, fail_open=True)
 
     async def mark_shown(self, update: MessageUpdate, ref: str | None) -> None:
-        """Record that the message shows the card of an update; ``ref`` names it."""
+        """Record that the message shows the card of an update. ``ref`` is its name now.
+
+        It has no refresh time until `mark_history_told`.
+        """
         await self.store.transact(
             lambda tx: tx.messages.mark_shown(update.message_id, ref, update.content_hash),
             fail_open=True,
         )
 
     async def mark_history_told(self, update: MessageUpdate) -> None:
-        """Record that the thread has the history lines of an update."""
+        """Record that the thread has the lines of an update, and when to refresh the message."""
         position, refresh_at = update.history_position, update.refresh_at
         await self.store.transact(
             lambda tx: tx.messages.mark_history_told(update.message_id, position, refresh_at),
@@ -150,7 +155,7 @@ class MessagePlanner:
         content_hash = hashlib.sha256(repr(content).encode()).hexdigest()
         card = None
         if content_hash != message.content_hash:
-            # The number grows with each edit, so a link that is void never comes back.
+            # times_shown grows with each edit, so a link that is void never comes back.
             nonce = f"edit {message.times_shown}"
             link = self.links.make_recorded(tx, message, nonce=nonce, in_chat=in_chat)
             card = make_card(link, self.links.confirmation_code(message))
@@ -183,7 +188,10 @@ class MessagePlanner:
     def _begin_message(
         self, tx: Transaction, sink: SinkSettings, occurrence: TrackedEvent
     ) -> ChatMessage:
-        """Create the message about an event; many events of one document share a message."""
+        """Create the message about an event.
+
+        It also shows the events that appeared with it and have no message yet, if they are many.
+        """
         together = [
             other
             for other in tx.snapshot.seen_together(occurrence)
@@ -216,7 +224,8 @@ class MessagePlanner:
     ) -> None:
         """Have the message about the previous occurrence of an EventId show its end.
 
-        The entry of that end may have been superseded by the one that is delivered now.
+        The outbox drops a queued entry for a newer entry of the same EventId, and so may have
+        dropped the entry of that end.
         """
         previous_id = tx.messages.previous_shown_occurrence(
             sink.name, occurrence.key, occurrence.number
@@ -241,7 +250,7 @@ def _occurrence_of(tx: Transaction, event: CloudEvent) -> TrackedEvent | None:
 
 
 def _is_up_to_date(tx: Transaction, message: ChatMessage, occurrence: TrackedEvent) -> bool:
-    """Return whether an earlier delivery has told what is delivered now."""
+    """Return whether an earlier delivery told everything that is recorded about an event."""
     return (
         message.content_hash is not None
         and tx.journal.last_position_about(occurrence.key) <= message.history_position
@@ -266,9 +275,9 @@ def _fold_reminders_into_card(
 def _unposted_history(
     tx: Transaction, sink: SinkSettings, message: ChatMessage, occurrences: Sequence[TrackedEvent]
 ) -> tuple[list[tuple[TrackedEvent, CloudEvent]], bool]:
-    """Return the newest of what the thread does not tell yet, and whether there is more.
+    """Return the newest events that the thread does not tell yet, and whether there are more.
 
-    The message itself tells that an event was announced.
+    ``event.scheduled`` is left out: the message itself tells it.
     """
     history = []
     by_key = {occurrence.key: occurrence for occurrence in occurrences}

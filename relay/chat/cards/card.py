@@ -1,7 +1,8 @@
-"""The parts of a message on any platform: texts with times and people, facts, and buttons.
+"""What a message shows, without the form of any platform: texts, facts and buttons. Pure.
 
-Times and people stay objects in a text. Each platform formats them itself, in the reader's time
-zone where it can. Plain strings are not escaped for any platform.
+The other modules of this package make a `Card` from an approval status, and each platform renders
+it. Times and people stay objects in a text, so that a platform can show a time in the reader's
+time zone. Plain strings are not escaped for any platform.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ class PrincipalRef:
 Text = tuple[str | datetime | PrincipalRef, ...]
 """A text in pieces: plain strings, times in UTC, and people."""
 Tone = Literal["waiting", "held", "approved", "running", "over"]
+"""The state of an event that the color of a message shows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,4 +76,4 @@ class Card:
 
 
 Link = Callable[[ApprovalStatus, DecisionKind], str | None]
-"""Returns the URL that confirms a decision about an event; None if it is taken in the chat."""
+"""Returns the URL of the button for a decision about an event; None if it decides in the chat."""

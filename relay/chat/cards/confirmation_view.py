@@ -1,6 +1,7 @@
-"""What the confirm page says beside the card of the event. Pure.
+"""The texts around one decision: why it is not possible, what changed, and its result. Pure.
 
-That is: why a decision is not possible now, what Azure changed, and the result of a decision.
+`relay.api.routes.confirmations` shows them on the confirm page, to which the links in messages
+lead, beside the card of the event. Slack's private replies have the result, too.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from relay.events.timestamps import parse_timestamp
 _CALLER_WITH_ALL_RIGHTS = Caller(
     "anybody", "page", Rights(frozenset({"read", "approve", "hold", "operate"}))
 )
-_CONFLICT = 409  # HTTP
+_CONFLICT = 409
+"""The status of a refusal that has its reason in the event, and not in the caller."""
 _CHANGED_SINCE_LINK = (
     "Azure has changed the event since this link was made. The message has links for its new state."
 )
@@ -39,7 +41,10 @@ _FIELD_LABELS = {
 
 
 def blocking_reason(decision: DecisionKind, revision: str, status: ApprovalStatus) -> Text | None:
-    """Return why nobody can take a decision about this revision now; None if somebody may."""
+    """Return why nobody can take a decision now, whatever their rights; None if somebody can.
+
+    ``revision`` is the one that the link is for.
+    """
     request = DecisionRequest(
         caller=_CALLER_WITH_ALL_RIGHTS,
         event_id=status.occurrence.reference,
@@ -87,10 +92,10 @@ def changes_since_revision(changes: Sequence[CloudEvent], revision: str) -> list
 
     ``changes`` holds the newest ``event.*`` about the event, oldest first.
     """
-    newer = list(takewhile(lambda event: event.data["revision"] != revision, reversed(changes)))
+    newest_first = takewhile(lambda event: event.data["revision"] != revision, reversed(changes))
     return [
         line
-        for event in reversed(newer)
+        for event in reversed(list(newest_first))
         if event.name == "event.updated"
         for line in _changed_field_lines(event)
     ]

@@ -97,7 +97,7 @@ def time_left_changes_at(status: ApprovalStatus) -> datetime | None:
 
 
 def _answers_close_at(status: ApprovalStatus) -> datetime | None:
-    """Return until when people can answer: voting closes while votes are missing, else NotBefore."""
+    """Return the end of voting while votes are missing and can come; otherwise NotBefore."""
     if status.votes_missing and not status.is_voting_closed:
         return status.voting_closes_at
     return status.not_before

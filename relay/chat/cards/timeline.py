@@ -1,4 +1,8 @@
-"""The history in a message's thread: one line for each recorded event. Pure."""
+"""The lines in the thread of a message: one for each recorded CloudEvent. Pure.
+
+`relay.chat.message_planner` asks for them. ``data`` is the data of a CloudEvent, with the fields
+that docs/events.md names; the name of an event is its type without prefix and version.
+"""
 
 from __future__ import annotations
 
@@ -75,9 +79,10 @@ def history_lines(
 
 
 def voting_closed_lines(status: ApprovalStatus, since: datetime | None) -> tuple[Text, ...]:
-    """Return the line for a message that cannot be edited and still asks for votes, if any.
+    """Return the line that voting has closed, if votes are missing; nothing in other cases.
 
-    ``since`` is when time alone would change the message; None: never.
+    It is for a message that cannot be edited and still asks for votes. ``since`` is the refresh
+    time that was recorded for the message: voting that closed before it was told already.
     """
     closed_at = status.voting_closes_at
     if since is None or closed_at is None or not since <= closed_at <= status.now:
