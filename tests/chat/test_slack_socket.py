@@ -15,8 +15,7 @@ from typing_extensions import override
 from relay.chat import CallbackReply
 from relay.chat.platforms.slack.payloads import Call, SlashCommand
 from relay.chat.platforms.slack.settings import Settings
-from relay.chat.platforms.slack.socket_connection import SocketConnector
-from relay.chat.platforms.slack.socket_mode import HandleCall, SocketMode
+from relay.chat.platforms.slack.socket_mode import HandleCall, SocketConnector, SocketMode
 from relay.chat.platforms.slack.web import WebApi
 from relay.clock import SystemClock
 from relay.net.http import open_session

@@ -1,11 +1,14 @@
-"""Sends each text to every service of a sink."""
+"""Sends each text to every service of a sink: the platform of the sink's live messages.
+
+If some services fail, the outbox delivers again. The repeat makes the same text, and skips the
+services that have it: `ServiceFanout` remembers them by the digest of the text until all have it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from relay.chat import MessageGone
 from relay.chat.cards.card import Card, Text, Tone
@@ -28,16 +31,6 @@ _MESSAGE_TYPES: dict[Tone, str] = {
 _TRANSIENT_STATUSES = frozenset({408, 409, 425, 429})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _DeliveryProgress:
-    """A text on its way. ``recipients`` are the URLs of the services that have it already."""
-
-    title: str
-    body: str
-    message_type: str
-    recipients: set[str]
-
-
 class ServiceFanout:
     """The `ChatPlatform` of a sink. Each service has a thread of its own."""
 
@@ -49,7 +42,7 @@ class ServiceFanout:
         self._services = settings.load_services()
         self._callers: dict[str, SerialCaller[SendResult]] = {}
         self._recipients: dict[str, set[str]] = {}
-        """By the digest of the message."""
+        """The URLs of the services that have a message, by its digest. Oldest message first."""
 
     async def post(self, card: Card) -> None:
         """Send a card. Raises Deferred."""
@@ -75,17 +68,17 @@ class ServiceFanout:
         """
         self._reload_services()
         digest = hashlib.sha256(f"{title}\n{body}".encode()).hexdigest()
-        delivery = _DeliveryProgress(
-            title=title,
-            body=body,
-            message_type=message_type,
-            recipients=self._recipients.setdefault(digest, set()),
-        )
+        recipients = self._recipients.setdefault(digest, set())
+
+        async def send(url: str) -> Deferred | None:
+            error = await self._send(url, title, body, message_type)
+            if error is None:
+                recipients.add(url)
+            return error
+
         async with asyncio.TaskGroup() as group:
             tasks = [
-                group.create_task(self._send(url, delivery))
-                for url in self._services
-                if url not in delivery.recipients
+                group.create_task(send(url)) for url in self._services if url not in recipients
             ]
         errors = [error for error in (task.result() for task in tasks) if error is not None]
         if not errors:
@@ -100,7 +93,7 @@ class ServiceFanout:
             status=errors[0].status,
         )
 
-    async def _send(self, url: str, delivery: _DeliveryProgress) -> Deferred | None:
+    async def _send(self, url: str, title: str, body: str, message_type: str) -> Deferred | None:
         """Send a message to one service. Returns the error, so that other services go on."""
         service = self._services[url]
         timeout = self._settings.timeout
@@ -108,7 +101,7 @@ class ServiceFanout:
         caller = self._callers.setdefault(url, SerialCaller(thread_name))
         try:
             result, is_address_refused = await caller.call(
-                lambda: service.send(delivery.title, delivery.body, delivery.message_type), timeout
+                lambda: service.send(title, body, message_type), timeout
             )
         except TimeoutError:
             return Deferred(
@@ -120,7 +113,6 @@ class ServiceFanout:
                 f"{type(error).__name__}"
             )
         if result.accepted:
-            delivery.recipients.add(url)
             return None
         if is_address_refused:
             return Deferred(
@@ -131,7 +123,7 @@ class ServiceFanout:
         return _refusal_error(service.name, result.status)
 
     def _reload_services(self) -> None:
-        """Follow changes of the file with the URLs. Raises Deferred if they are not usable."""
+        """Follow changes of the file with the URLs. Raises Deferred if it is not usable."""
         settings = self._settings
         if not settings.has_secret_files or set(settings.reveal_list("urls")) == set(
             self._services

@@ -1,8 +1,10 @@
 """One service of the library Apprise: checks its URL, and sends messages to it.
 
-The rules ask the library what it knows about each kind of service (`template_tokens` and
-`template_args` of its plugins, see https://appriseit.com). There are hundreds of kinds, so a list
-in the relay would be out of date.
+`load_service` refuses a URL that makes the library show a message on this machine, run code, read a
+local file, follow redirects or go without TLS. The library has a plugin class for each of hundreds of
+kinds of services, so a list of kinds in the relay would be out of date. The checks read what each
+class says about the parts of its URLs: ``template_tokens`` and ``template_args``, whose ``name`` is
+a label for people (https://appriseit.com).
 """
 
 from __future__ import annotations
@@ -107,7 +109,8 @@ def _make_asset(library: Any) -> Any:
 def _check_plugin_class(kind: Any, parsed: dict[str, Any], *, allow_http: bool) -> None:
     """Raise ValueError for a service that is not on the network or would read local files.
 
-    ``kind`` is the class of the library's plugin, ``parsed`` the parts of the URL.
+    ``kind`` is the class of the library's plugin. ``parsed`` are the parts of the URL, with
+    its query as ``qsd``.
     """
     schema = parsed["schema"]
     if kind.category != "native" or not _is_remote(kind):

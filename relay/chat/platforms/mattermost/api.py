@@ -109,7 +109,7 @@ class MattermostApi:
     ) -> ApiResponse:
         """Call the API and return the response, also if it is a refusal. Raises Deferred.
 
-        ``within`` is a limit in seconds that is shorter than that of the sink.
+        ``within`` limits the call to so many seconds, if that is less than the sink's ``timeout``.
         """
         timeout = self._settings.timeout
         if within is not None:
@@ -123,7 +123,11 @@ class MattermostApi:
             return ApiResponse(response, None)
 
     def delivery_error(self, response: ApiResponse) -> Deferred:
-        """Return the error to raise for a refusal. It holds a remedy."""
+        """Return the error to raise for a response that is not what the call needs.
+
+        What can pass by itself, such as 429 and 5xx, is tried again soon. A redirect is explained
+        as for every sink. Everything else is slow, with a remedy: a person must correct something.
+        """
         http, now = response.http, self._clock.now()
         outcome = interpret_response(http, now)
         if isinstance(outcome, Deferred) and outcome.failure == "transient":

@@ -1,6 +1,7 @@
 """The manifest of the Slack app that the relay needs, with no scope that it does not use. Pure.
 
-Source: https://docs.slack.dev/reference/app-manifest.
+``imds-relay schema slack-manifest`` prints it for whoever makes the app at Slack. The generated
+pages of the documentation contain it, too. A running relay does not use it. Source: https://docs.slack.dev/reference/app-manifest.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ SCOPES = {
 
 
 def manifest(answers: str) -> dict[str, Any]:
-    """Return the manifest.
+    """Return the manifest as JSON values.
 
     ``answers`` says how clicks and commands reach the relay: ``none``, ``socket`` (Socket Mode), or
     the URL that Slack calls.

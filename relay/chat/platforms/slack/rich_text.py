@@ -43,7 +43,7 @@ def rich_text_elements(
                 yield RichTextElementParts.Date(
                     timestamp=int(part.timestamp()),
                     format=_DATE_FORMAT,
-                    fallback=format_plain_utc_time(part),
+                    fallback=_plain_utc_time(part),
                     style=style,
                 )
             case PrincipalRef() if (user_id := _user_id_of_principal(part, team_id)) is not None:
@@ -61,7 +61,7 @@ def notification_markup(text: Text, team_id: str, max_length: int) -> str:
         match part:
             case datetime():
                 pieces.append(
-                    f"<!date^{int(part.timestamp())}^{_DATE_FORMAT}|{format_plain_utc_time(part)}>"
+                    f"<!date^{int(part.timestamp())}^{_DATE_FORMAT}|{_plain_utc_time(part)}>"
                 )
             case PrincipalRef():
                 user_id = _user_id_of_principal(part, team_id)
@@ -85,7 +85,7 @@ def card_text_to_plain_text(text: Text) -> str:
     for part in text:
         match part:
             case datetime():
-                pieces.append(format_plain_utc_time(part))
+                pieces.append(_plain_utc_time(part))
             case PrincipalRef():
                 pieces.append(part.principal)
             case str():
@@ -126,7 +126,7 @@ def replace_control_characters(text: str) -> str:
     return _CONTROL_CHARACTERS.sub(" ", text)
 
 
-def format_plain_utc_time(time: datetime) -> str:
+def _plain_utc_time(time: datetime) -> str:
     """Return a time for readers whose client cannot show it in their own time zone."""
     return f"{time.astimezone(UTC):%H:%M:%S on %Y-%m-%d} UTC"
 

@@ -17,8 +17,7 @@ from relay.chat.platforms.slack.payloads import parse_payload
 from relay.chat.platforms.slack.private_reply import ResponseUrlSender
 from relay.chat.platforms.slack.request_signature import verify_signature
 from relay.chat.platforms.slack.settings import Settings
-from relay.chat.platforms.slack.socket_connection import SocketConnector
-from relay.chat.platforms.slack.socket_mode import SocketMode
+from relay.chat.platforms.slack.socket_mode import SocketConnector, SocketMode
 from relay.chat.platforms.slack.web import WebApi
 from relay.clock import Clock
 from relay.diagnostics import Finding, failure, ok

@@ -1,7 +1,9 @@
 """Handles the slash command: list events, hold an event, or show an event with buttons.
 
-The command never approves or releases by itself: it shows the event first, so that nobody approves
-a state that they did not see.
+`relay.chat.platforms.slack.interactions` passes each command here. The command never approves or
+releases by itself: it shows the event first, so that nobody approves a state that they did not see.
+It works in the channel of the sink alone, and for members of the workspace. Only with
+``approve_in_chat`` it decides: without it, the buttons of the event are links to the confirm page.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ from relay.chat.platforms.slack.settings import Settings
 from relay.clock import Clock
 
 MAX_LISTED_EVENTS = 15
+"""Events that a list names; the rest are counted."""
 MAX_REASON_LENGTH = 1000
+"""Characters of the reason of a hold; the rest is cut."""
 _DECISIONS: Mapping[str, DecisionKind] = {
     "approve": "approve",
     "hold": "hold",
@@ -62,7 +66,7 @@ class SlashCommandHandler:
         if verb not in _DECISIONS or len(arguments) < 2:
             return text_reply(*_USAGE, team_id=actor.team_id)
         decision, event_prefix = _DECISIONS[verb], arguments[1]
-        caller = None
+        caller = None  # without approve_in_chat nobody decides here
         if self._settings.approve_in_chat:
             caller = await self._members.require_caller(
                 actor, self._context.decisions, self._settings
@@ -115,9 +119,10 @@ class SlashCommandHandler:
 def find_events(
     statuses: Sequence[ApprovalStatus], event_id: str, *, exact: bool = False
 ) -> list[ApprovalStatus]:
-    """Return the event with this reference; without it, unless ``exact``, those that begin so.
+    """Return the event with this reference; if there is none, those whose references begin so.
 
-    References are compared without case.
+    ``exact``: without the latter. References are compared without case. The key of an event is its
+    reference in lower case.
     """
     key = event_id.lower()
     same = [status for status in statuses if status.occurrence.key == key]

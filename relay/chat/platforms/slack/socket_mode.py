@@ -1,7 +1,10 @@
 """Socket Mode: receives clicks and commands over a connection that the relay opens to Slack.
 
-Source: https://docs.slack.dev/apis/events-api/using-socket-mode. The SDK's client is not used for
-the reasons in docs/decisions/0017-own-slack-socket.md.
+`SocketConnector` opens one connection: it asks Slack for the URL, connects, and waits for the
+greeting. `SocketMode` stays connected, passes each envelope on and acknowledges it. An envelope is
+a message of Slack with one click or command. Source:
+https://docs.slack.dev/apis/events-api/using-socket-mode. The SDK's client is not used for the
+reasons in docs/decisions/0017-own-slack-socket.md.
 """
 
 from __future__ import annotations
@@ -18,17 +21,21 @@ import orjson
 
 from relay.chat import CallbackRefused, CallbackReply
 from relay.chat.platforms.slack.payloads import Call, parse_command, parse_interaction
-from relay.chat.platforms.slack.socket_connection import (
-    SocketConnector,
-    envelope_type,
-    parse_envelope,
-)
+from relay.chat.platforms.slack.settings import Settings
+from relay.chat.platforms.slack.web import WebApi
 from relay.clock import Clock
-from relay.errors import Deferred
+from relay.errors import Deferred, DeliveryError
 from relay.log_fields import log_extra
 from relay.log_once import LogOnce
 from relay.net.backoff import exponential_backoff, with_jitter
+from relay.net.egress import parse_receiver_url
 
+HEARTBEAT_INTERVAL = 10.0
+"""Seconds between pings. aiohttp closes a connection that does not answer within half of it."""
+CONNECT_TIMEOUT = 10.0
+"""Seconds from the start of the handshake to the greeting."""
+MAX_MESSAGE_BYTES = 512 * 1024
+"""aiohttp closes a connection on which a longer message arrives."""
 INITIAL_RECONNECT_DELAY = 0.5
 MAX_RECONNECT_DELAY = 60.0
 """Seconds before the relay connects again."""
@@ -37,6 +44,7 @@ STABLE_CONNECTION_TIME = 30.0
 DRAIN_TIMEOUT = 30.0
 """Seconds for which the relay reads from a connection that Slack has replaced."""
 MAX_OPEN_ENVELOPES = 16
+"""Envelopes that are handled at once. Nothing is read while there are so many."""
 _SWITCHED_OFF = (
     "Socket Mode is switched off in the app's settings: "
     "switch it on, or give signing_secret instead of app_token"
@@ -46,11 +54,72 @@ _log = logging.getLogger(__name__)
 HandleCall = Callable[[Call], Awaitable[CallbackReply]]
 
 
+class SocketConnector:
+    """Opens connections for one sink, with its current app-level token."""
+
+    def __init__(self, api: WebApi, session: aiohttp.ClientSession, settings: Settings) -> None:
+        self._api = api
+        self._settings = settings
+        # The same guarded sockets as the sink's session, but a handshake would follow redirects.
+        self.session = aiohttp.ClientSession(
+            connector=session.connector,
+            connector_owner=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers=session.headers,
+            trust_env=False,
+            middlewares=(_refuse_redirects,),
+        )
+        """Must be entered as a context manager before `connect`."""
+
+    async def connect(self) -> aiohttp.ClientWebSocketResponse:
+        """Return a connection that Slack has greeted.
+
+        Raises Deferred. Its text does not contain the URL, which holds a secret ticket.
+        """
+        try:
+            response = await self._api.call(
+                self._api.methods.apps_connections_open, app_token=self._settings.app_level_token()
+            )
+            url = _parse_socket_url(response.get("url"), allow_http=self._settings.allow_http)
+            async with asyncio.timeout(CONNECT_TIMEOUT):
+                return await self._connect_and_wait_for_greeting(url)
+        except Deferred as error:
+            raise Deferred(
+                f"Socket Mode: {error.reason}", after=error.after, failure=error.failure
+            ) from None
+        except (DeliveryError, ValueError) as error:
+            raise Deferred(f"Socket Mode: {error}", failure="slow") from None
+        except TimeoutError:
+            raise Deferred(
+                f"Socket Mode: expected a connection within {CONNECT_TIMEOUT:g} s, got none"
+            ) from None
+        except (aiohttp.ClientError, OSError) as error:
+            cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+            reason = cause.strerror if isinstance(cause, OSError) else None
+            raise Deferred(
+                f"Socket Mode: expected a connection, it failed: {reason or type(error).__name__}"
+            ) from None
+
+    async def _connect_and_wait_for_greeting(self, url: str) -> aiohttp.ClientWebSocketResponse:
+        socket = await self.session.ws_connect(
+            url, heartbeat=HEARTBEAT_INTERVAL, max_msg_size=MAX_MESSAGE_BYTES
+        )
+        is_greeted = False
+        try:
+            is_greeted = _envelope_type(_parse_envelope(await socket.receive())) == "hello"
+        finally:
+            if not is_greeted:
+                await socket.close()
+        if not is_greeted:
+            raise Deferred("expected Slack's hello, got something else")
+        return socket
+
+
 class SocketMode:
-    """Stays connected. An envelope is acknowledged after ``handle`` has returned.
+    """Stays connected for one sink. An envelope is acknowledged after ``handle`` has returned.
 
     A decision is therefore on disk before Slack gets the acknowledgement. ``random_fraction``
-    returns a number from 0 to 1.
+    returns a number from 0 to 1, and varies the pause before the next connection.
     """
 
     def __init__(
@@ -139,10 +208,10 @@ class SocketMode:
         try:
             async with asyncio.timeout(None) as limit:
                 async for message in socket:
-                    envelope = parse_envelope(message)
+                    envelope = _parse_envelope(message)
                     if envelope is None:
                         break
-                    if envelope_type(envelope) == "disconnect":
+                    if _envelope_type(envelope) == "disconnect":
                         limit.reschedule(loop.time() + self._drain_timeout)
                         is_switched_off = envelope.get("reason") == "link_disabled"
                         _set_once(ended, _SWITCHED_OFF if is_switched_off else None)
@@ -184,7 +253,7 @@ class SocketMode:
 
     async def _handle_envelope(self, envelope: Mapping[str, Any]) -> CallbackReply:
         try:
-            match envelope_type(envelope):
+            match _envelope_type(envelope):
                 case "interactive":
                     return await self._handle(parse_interaction(envelope.get("payload")))
                 case "slash_commands":
@@ -197,3 +266,41 @@ class SocketMode:
 def _set_once(future: asyncio.Future[str | None], result: str | None) -> None:
     if not future.done():
         future.set_result(result)
+
+
+def _parse_envelope(message: aiohttp.WSMessage) -> dict[str, Any] | None:
+    """Return the JSON object in a message; None for the end and for any other message."""
+    if message.type is not aiohttp.WSMsgType.TEXT:
+        return None
+    try:
+        envelope = orjson.loads(message.data)
+    except orjson.JSONDecodeError:
+        return None
+    return envelope if isinstance(envelope, dict) else None
+
+
+def _envelope_type(envelope: Mapping[str, Any] | None) -> str:
+    """Return the type of an envelope; an empty text for None."""
+    return str(envelope.get("type")) if envelope is not None else ""
+
+
+def _parse_socket_url(url: Any, *, allow_http: bool) -> str:
+    """Return the URL if the relay may call it. Raises ValueError, which does not contain it."""
+    scheme, _, rest = url.partition("://") if isinstance(url, str) else ("", "", "")
+    if scheme not in ("wss", "ws"):
+        raise ValueError(
+            "expected a URL that starts with wss:// from apps.connections.open, got another value"
+        )
+    http_scheme = "https" if scheme == "wss" else "http"
+    parse_receiver_url(f"{http_scheme}://{rest}", allow_http=allow_http)
+    return str(url)
+
+
+async def _refuse_redirects(
+    request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+) -> aiohttp.ClientResponse:
+    response = await handler(request)
+    if 300 <= response.status <= 399:  # HTTP
+        response.close()
+        raise aiohttp.ClientConnectionError("redirects are not followed")
+    return response

@@ -106,13 +106,16 @@ SdkMethod = Callable[..., Awaitable[AsyncSlackResponse]]
 
 
 class WebApi:
-    """Calls methods of the Web API with the bot token of one sink."""
+    """Calls methods of the Web API with the bot token of one sink.
+
+    Example: ``await api.call(api.methods.users_info, user="U7")``.
+    """
 
     def __init__(self, session: aiohttp.ClientSession, settings: Settings, clock: Clock) -> None:
         self._settings = settings
         self._clock = clock
         self.methods = _SdkClient(session, settings.web_api_url(), settings.timeout)
-        """The SDK's client. Pass its methods to `call`."""
+        """The SDK's client, whose methods are those of the Web API. Pass them to `call`."""
 
     def token(self) -> str:
         """Return the current bot token. Raises Deferred if its file holds none."""
@@ -126,11 +129,11 @@ class WebApi:
     async def call(
         self, method: SdkMethod, *, refers_to_message: bool = False, **arguments: Any
     ) -> Mapping[str, Any]:
-        """Return a method's response.
+        """Call a method with its arguments and return the JSON object of the response.
 
-        ``refers_to_message`` says that the call is about a message that was posted before. Raises
-        Deferred, Rejected and, if ``refers_to_message``, MessageGone. None of them contains a
-        secret.
+        ``refers_to_message``: the call is about a message that was posted before. Only then some
+        errors mean that somebody deleted it: MessageGone. Also raises Deferred and Rejected. None
+        of these errors contains a secret.
         """
         self.methods.token = self.token()
         try:
@@ -147,7 +150,8 @@ class WebApi:
 class _SdkClient(AsyncWebClient):
     """The SDK's client, but its requests go through `relay.net.http`.
 
-    ``token`` is that of the call that starts next. A call reads it before it waits.
+    `WebApi.call` sets ``token`` before each method. The SDK reads it before the method first
+    waits, so calls at the same time cannot mix up their tokens.
     """
 
     def __init__(self, session: aiohttp.ClientSession, url: URL, request_timeout: float) -> None:
@@ -182,7 +186,7 @@ class _SdkClient(AsyncWebClient):
 def _raise_error(
     response: AsyncSlackResponse, now: datetime, *, refers_to_message: bool
 ) -> NoReturn:
-    """Raise Deferred, Rejected or MessageGone for an error response."""
+    """Raise Deferred, Rejected or MessageGone for an error response of the Web API."""
     document = cast("Mapping[str, Any]", response.data)
     status = response.status_code
     code = document.get("error")

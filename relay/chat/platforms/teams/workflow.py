@@ -1,4 +1,8 @@
-"""Posts cards through a workflow's webhook, and explains its errors with what to do about them."""
+"""Posts cards through a workflow's webhook, and explains its errors with what to do about them.
+
+Power Automate answers 202 when it has taken the request. What the workflow then does with it, no
+caller learns. The URL is a secret: whoever has its ``sig`` can post.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +81,10 @@ class WorkflowWebhook:
 
 
 def build_request(url: URL, message: Json) -> Request:
-    """Return the request that posts a message. Pure."""
+    """Return the request that posts a message. Pure.
+
+    Its ``secrets`` are kept out of logs, although the workflow can repeat them in its answer.
+    """
     body = orjson.dumps(message)
     signature = url.query.get("sig", "")
     secrets = (signature,) if signature else ()
