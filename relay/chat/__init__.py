@@ -19,14 +19,15 @@ and replied, around a `relay.chat.live_message.ChatPlatform`, which knows how.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol
 
 from pydantic import Field
 
 from relay.approvals.principals import PrincipalForm
-from relay.errors import RelayError
+from relay.errors import Deferred, RelayError
 from relay.settings import Duration
 from relay.sinks import Sink, SinkSettings
 
@@ -48,6 +49,17 @@ def secrets_in_message(body: bytes) -> tuple[str, ...]:
         for secret in groups
         if secret
     )
+
+
+@contextmanager
+def defer_unusable_secret(name: str) -> Iterator[None]:
+    """Raise Deferred in place of the ValueError of a secret that somebody replaced in its file."""
+    try:
+        yield
+    except ValueError as error:
+        raise Deferred(
+            f"the {name} of this sink is no longer usable: {error}", failure="slow"
+        ) from None
 
 
 class ChatSettings(SinkSettings):

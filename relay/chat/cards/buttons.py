@@ -33,7 +33,8 @@ def available_decisions(status: ApprovalStatus) -> tuple[DecisionKind, ...]:
     if not status.is_open or status.mode == "off":
         return ()
     decisions: list[DecisionKind] = []
-    if _can_be_approved(status):
+    is_settled = status.is_approved or status.refused_by_imds
+    if status.quorum is not None and not status.is_voting_closed and not is_settled:
         decisions.append("approve")
     if status.active_holds:
         decisions.append("release")
@@ -66,11 +67,6 @@ def _may_decide(caller: Caller, decision: DecisionKind, status: ApprovalStatus) 
         at=status.now,
     )
     return authorize(request, status) is None
-
-
-def _can_be_approved(status: ApprovalStatus) -> bool:
-    is_settled = status.is_approved or status.refused_by_imds
-    return status.quorum is not None and not status.is_voting_closed and not is_settled
 
 
 def keep_usable_buttons(sink: SinkSettings, card: Card, *, in_chat: bool) -> Card:

@@ -7,8 +7,7 @@ the event, and what can be decided now. `relay.approvals.status` explains the te
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from datetime import datetime
+from collections.abc import Iterator
 
 from relay.approvals.rules import Quorum
 from relay.approvals.standing_holds import latest_ending_holds
@@ -23,7 +22,9 @@ from relay.chat.cards.wording import (
     event_tone,
     impact_text,
     join_names,
+    join_texts,
     limit_waits_text,
+    principals_text,
     proceeds_notice,
     runbooks_of,
 )
@@ -108,7 +109,7 @@ def _approval_facts(status: ApprovalStatus) -> Iterator[tuple[str, Text]]:
     if status.is_held:
         holds = [_hold_text(hold) for hold in status.active_holds]
         holds += map(_standing_hold_text, latest_ending_holds(status.active_standing_holds))
-        yield "Held by", _join_texts(holds)
+        yield "Held by", join_texts(holds)
 
 
 def _quorum_text(quorum: Quorum) -> Text:
@@ -117,7 +118,7 @@ def _quorum_text(quorum: Quorum) -> Text:
         for voter in quorum.from_
     ]
     plural = "s" if quorum.votes != 1 else ""
-    text: Text = (f"{quorum.votes} vote{plural} from ", *_join_texts(voters))
+    text: Text = (f"{quorum.votes} vote{plural} from ", *join_texts(voters))
     return (*text, ", for every machine") if quorum.each_resource else text
 
 
@@ -133,7 +134,7 @@ def _can_votes_still_count(status: ApprovalStatus) -> bool:
 def _votes_text(status: ApprovalStatus) -> Text:
     count = f"{status.vote_count} of {status.votes_required}"
     voters = [vote.principal for vote in status.counted_votes[:MAX_NAMES]]
-    return (f"{count}: ", *_principals_text(voters)) if voters else (count,)
+    return (f"{count}: ", *principals_text(voters)) if voters else (count,)
 
 
 def _missing_votes_text(status: ApprovalStatus) -> Text:
@@ -143,10 +144,7 @@ def _missing_votes_text(status: ApprovalStatus) -> Text:
     if status.is_voting_closed and status.voting_closes_at is not None:
         text: Text = ("; voting closed at ", status.voting_closes_at)
         return (*text, f"; nobody has spoken for {uncovered}") if uncovered else text
-    voters = status.missing_voters
-    text = (f"; {status.votes_missing} missing, from ", *_principals_text(voters[:MAX_NAMES]))
-    if len(voters) > MAX_NAMES:
-        text += (f" and {len(voters) - MAX_NAMES} more",)
+    text = (f"; {status.votes_missing} missing, from ", *principals_text(status.missing_voters))
     if status.voting_closes_at is not None and status.voting_closes_at != status.not_before:
         text += (", until ", status.voting_closes_at)
         left = time_left(status, status.voting_closes_at)
@@ -164,17 +162,6 @@ def _hold_text(hold: Decision) -> Text:
 def _standing_hold_text(hold: StandingHold) -> Text:
     reason = f" by a standing hold (“{hold.reason}”)"
     return (PrincipalRef(hold.principal), " until ", hold.ends, reason)
-
-
-def _principals_text(principals: Iterable[str]) -> Text:
-    return _join_texts([(PrincipalRef(principal),) for principal in principals])
-
-
-def _join_texts(texts: Sequence[Text]) -> Text:
-    joined: list[str | datetime | PrincipalRef] = []
-    for text in texts:
-        joined += [", ", *text]
-    return tuple(joined[1:])
 
 
 def _note_texts(status: ApprovalStatus) -> Iterator[Text]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
+from operator import itemgetter
 
 from relay.approvals.status import ApprovalStatus
 from relay.chat.cards.buttons import available_decisions, decision_buttons
@@ -116,20 +117,11 @@ def _summary_text(statuses: Sequence[ApprovalStatus]) -> Text:
     if any(counts.values()):
         parts.append(", ".join(f"{count} {state}" for state, count in counts.items() if count))
     text: Text = ("".join(f"{part}. " for part in parts),)
-    times = [status.not_before for status in open_statuses if status.not_before is not None]
-    if times:
-        text += (
-            "The first begins at ",
-            min(times),
-            " or soon after, whether or not anybody answers."
-            + _time_to_first_not_before_text(open_statuses),
-        )
+    dated = [(status.not_before, status) for status in open_statuses if status.not_before]
+    if dated:
+        first_not_before, first = min(dated, key=itemgetter(0))
+        left = time_left(first, first_not_before)
+        ending = " or soon after, whether or not anybody answers."
+        ending += f" There are {left}." if left is not None else ""
+        text += ("The first begins at ", first_not_before, ending)
     return text
-
-
-def _time_to_first_not_before_text(open_statuses: Sequence[ApprovalStatus]) -> str:
-    """Return how much time is left until the first NotBefore; empty: it does not matter."""
-    with_time = [status for status in open_statuses if status.not_before is not None]
-    first = min(with_time, key=lambda status: status.not_before or status.now)
-    left = time_left(first, first.not_before)
-    return f" There are {left}." if left is not None else ""

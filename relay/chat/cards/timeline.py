@@ -15,10 +15,10 @@ from relay.approvals.standing_holds import describe_conditions
 from relay.approvals.status import ApprovalStatus
 from relay.chat.cards.card import PrincipalRef, Text
 from relay.chat.cards.wording import (
-    MAX_NAMES,
     UNNAMED_MACHINES,
     event_outcome_text,
     join_names,
+    principals_text,
     sentence,
 )
 from relay.events.cloudevent import CloudEvent
@@ -136,14 +136,10 @@ def _start_request_sentence(name: str, data: Mapping[str, Any]) -> str:
 
 def reminder_sentence(data: Mapping[str, Any]) -> Text:
     """Return what an ``approval.reminder`` says."""
-    voters = [PrincipalRef(principal) for principal in data["mayVote"][:MAX_NAMES]]
-    text: Text = (
-        f"Reminder: {data['votes']} of {data['required']} votes, {data['missing']} missing",
-    )
-    for index, voter in enumerate(voters):
-        text += (", " if index else ", from ", voter)
-    if len(data["mayVote"]) > len(voters):
-        text += (f" and {len(data['mayVote']) - len(voters)} more",)
+    count = f"{data['votes']} of {data['required']} votes"
+    text: Text = (f"Reminder: {count}, {data['missing']} missing",)
+    if data["mayVote"]:
+        text += (", from ", *principals_text(data["mayVote"]))
     closes_at = parse_timestamp(data["closes"])
     if closes_at is not None:
         text += ("; voting closes at ", closes_at)

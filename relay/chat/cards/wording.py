@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
 
 from relay.approvals.admission import hold_caveat
 from relay.approvals.limits import LIMIT_NOTICE, describe_waits
 from relay.approvals.status import ApprovalStatus
-from relay.chat.cards.card import Text, Tone
+from relay.chat.cards.card import PrincipalRef, Text, Tone
 
 MAX_NAMES = 10
 """Machines or people that a text names; the rest are counted."""
@@ -35,6 +36,21 @@ def join_names(names: Sequence[str], *, most: int = MAX_NAMES) -> str:
     """Return names in one line: the first ``most``, and how many more there are."""
     shown = ", ".join(names[:most])
     return f"{shown} and {len(names) - most} more" if len(names) > most else shown
+
+
+def join_texts(texts: Iterable[Text]) -> Text:
+    """Return texts as one text, with commas between them."""
+    joined: list[str | datetime | PrincipalRef] = []
+    for text in texts:
+        joined += [", ", *text]
+    return tuple(joined[1:])
+
+
+def principals_text(principals: Sequence[str]) -> Text:
+    """Return principals in one line: the first `MAX_NAMES`, and how many more there are."""
+    text = join_texts((PrincipalRef(principal),) for principal in principals[:MAX_NAMES])
+    more = len(principals) - MAX_NAMES
+    return (*text, f" and {more} more") if more > 0 else text
 
 
 def event_title(status: ApprovalStatus) -> str:

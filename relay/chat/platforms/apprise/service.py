@@ -1,10 +1,10 @@
 """One service of the library Apprise: checks its URL, and sends messages to it.
 
 `load_service` refuses a URL that makes the library show a message on this machine, run code, read a
-local file, follow redirects or go without TLS. The library has a plugin class for each of hundreds of
-kinds of services, so a list of kinds in the relay would be out of date. The checks read what each
-class says about the parts of its URLs: ``template_tokens`` and ``template_args``, whose ``name`` is
-a label for people (https://appriseit.com).
+local file, follow redirects or go without TLS. The library has a plugin class for each of
+hundreds of kinds of services, so a list in the relay would be out of date. The checks read what
+each class says about the parts of its URLs: ``template_tokens`` and ``template_args``, whose
+``name`` is a label for people (https://appriseit.com).
 """
 
 from __future__ import annotations

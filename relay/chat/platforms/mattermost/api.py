@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from relay.chat import MessageGone, secrets_in_message
+from relay.chat import MessageGone, defer_unusable_secret, secrets_in_message
 from relay.chat.platforms.mattermost.settings import Settings
 from relay.clock import Clock
 from relay.errors import Deferred
@@ -141,12 +141,8 @@ class MattermostApi:
         )
 
     def _build_request(self, path: str, payload: object) -> Request:
-        try:
+        with defer_unusable_secret("token"):
             token = self._settings.bot_token()
-        except ValueError as error:
-            raise Deferred(
-                f"the token of this sink is no longer usable: {error}", failure="slow"
-            ) from None
         headers = {"Authorization": f"Bearer {token}", "Accept": "application/json"}
         body = b""
         if payload is not None:

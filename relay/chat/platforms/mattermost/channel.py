@@ -6,12 +6,12 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from relay.chat import defer_unusable_secret
 from relay.chat.cards.card import Button, Card, PrincipalRef, Text
 from relay.chat.platforms.mattermost.api import MattermostApi
 from relay.chat.platforms.mattermost.interactions import Interactions
 from relay.chat.platforms.mattermost.post_rendering import attachments, thread_message
 from relay.chat.platforms.mattermost.user_names import UserNames
-from relay.errors import Deferred
 
 
 class Channel:
@@ -78,12 +78,8 @@ class Channel:
 
     def _integration(self, button: Button) -> Mapping[str, Any]:
         assert self._interactions is not None  # noqa: S101  # otherwise every button has a link
-        try:
+        with defer_unusable_secret("secret"):
             return self._interactions.build_integration(button)
-        except ValueError as error:
-            raise Deferred(
-                f"the secret of this sink is no longer usable: {error}", failure="slow"
-            ) from None
 
 
 def _mentioned_principals(texts: Iterable[Text]) -> set[str]:

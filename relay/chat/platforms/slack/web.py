@@ -21,7 +21,7 @@ from slack_sdk.web.async_slack_response import AsyncSlackResponse
 from typing_extensions import override
 from yarl import URL
 
-from relay.chat import MessageGone
+from relay.chat import MessageGone, defer_unusable_secret
 from relay.chat.platforms.slack.settings import Settings
 from relay.clock import Clock
 from relay.errors import Deferred, Rejected
@@ -119,12 +119,8 @@ class WebApi:
 
     def token(self) -> str:
         """Return the current bot token. Raises Deferred if its file holds none."""
-        try:
+        with defer_unusable_secret("token"):
             return self._settings.bot_token()
-        except ValueError as error:
-            raise Deferred(
-                f"the token of this sink is no longer usable: {error}", failure="slow"
-            ) from None
 
     async def call(
         self, method: SdkMethod, *, refers_to_message: bool = False, **arguments: Any

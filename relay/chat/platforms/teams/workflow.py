@@ -12,7 +12,7 @@ import aiohttp
 import orjson
 from yarl import URL
 
-from relay.chat import MessageGone, secrets_in_message
+from relay.chat import MessageGone, defer_unusable_secret, secrets_in_message
 from relay.chat.cards.card import Card, Text
 from relay.chat.platforms.teams.card import Json, card_message, follow_up_message
 from relay.chat.platforms.teams.settings import CREATE_WORKFLOW, Settings
@@ -67,12 +67,8 @@ class WorkflowWebhook:
         await self._send(follow_up_message(lines))
 
     async def _send(self, message: Json) -> None:
-        try:
+        with defer_unusable_secret("url"):
             url = self._settings.webhook_url()
-        except ValueError as error:
-            raise Deferred(
-                f"the url of this sink is no longer usable: {error}", failure="slow"
-            ) from None
         request = build_request(url, message)
         response = await post(self._session, request, seconds=self._settings.timeout)
         outcome = interpret_response(response, self._clock.now())
