@@ -48,11 +48,11 @@ class ConfirmationLinks:
 
         def link(status: ApprovalStatus, decision: DecisionKind) -> str:
             occurrence = status.occurrence
-            token = self._make_token(
-                message.id, nonce, occurrence.id, occurrence.revision, decision
-            )
+            revision = occurrence.revision
+            mac = self._mac("token", message.id, nonce, occurrence.id, revision, decision)
+            token = base64.urlsafe_b64encode(mac).decode().rstrip("=")
             tx.messages.add_confirmation_link(
-                message.id, token, code, occurrence.id, occurrence.revision, decision, status.now
+                message.id, token, code, occurrence.id, revision, decision, status.now
             )
             return f"{self._public_url}/approve#{token}"
 
@@ -70,9 +70,6 @@ class ConfirmationLinks:
         if in_chat:
             return lambda _status, _decision: None
         return (lambda _status, _decision: "") if self._public_url is not None else None
-
-    def _make_token(self, *meaning: object) -> str:
-        return base64.urlsafe_b64encode(self._mac("token", *meaning)).decode().rstrip("=")
 
     def _mac(self, *meaning: object) -> bytes:
         return hmac.digest(self._key, repr(meaning).encode(), "sha256")

@@ -100,7 +100,7 @@ class LiveMessageSink:
     async def deliver(self, event: CloudEvent) -> Receipt:
         """Return when the message about an event is up to date. Raises Deferred, Rejected.
 
-        A ``relay.*`` event belongs to no message: it is posted as a line of its own.
+        What is about no event of Azure, such as ``relay.*``, is posted as a line of its own.
         """
         if not is_about_event(event.name):
             await self._platform.reply_in_thread(None, [timeline_line(event)])

@@ -169,8 +169,9 @@ class MessagePlanner:
             and tx.journal.has_update_after(keys, message.history_position)
         )
         lines = history_lines(history, is_grouped=len(statuses) > 1, is_cut=is_cut)
-        is_told = matches_any_pattern(sink.events, "approval.recorded")
-        if is_told and message.is_posted and message.ref is None and len(statuses) == 1:
+        # A message that cannot be edited goes on asking for votes after voting has closed.
+        tells_of_votes = matches_any_pattern(sink.events, "approval.recorded")
+        if tells_of_votes and message.is_posted and message.ref is None and len(statuses) == 1:
             lines += voting_closed_lines(statuses[0], since=message.refresh_at)
         return MessageUpdate(
             message_id=message.id,

@@ -147,7 +147,10 @@ def _adaptive_card(body: list[Json], actions: list[Json], fallback: str) -> Json
 
 
 def _fitting_message(render: Callable[[int], Json]) -> Json:
-    """Return the message with the longest texts that fit. ``render`` takes their length."""
+    """Return the message with the longest texts that fit, or with the shortest if none do.
+
+    ``render`` takes the most characters of one text and returns the Adaptive Card.
+    """
     card: Json = {}
     for max_text in _TEXT_LENGTHS:
         card = render(max_text)
