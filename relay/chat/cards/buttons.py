@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from relay.approvals.admission import authorize, hold_caveat
+from relay.approvals.admission import Refusal, authorize, hold_caveat
 from relay.approvals.request import Caller, DecisionKind, DecisionRequest, Right
 from relay.approvals.status import ApprovalStatus
 from relay.chat import AnswerableChatSettings
@@ -55,18 +55,26 @@ def decisions_available_to_caller(caller: Caller, status: ApprovalStatus) -> lis
     for decision in (*status.counted_votes, *status.active_holds):
         if decision.principal == caller.principal:
             possible.discard(decision.decision)
-    return [kind for kind in LABELS if kind in possible and _may_decide(caller, kind, status)]
+    revision = status.occurrence.revision
+    return [
+        kind
+        for kind in LABELS
+        if kind in possible and find_refusal(caller, kind, revision, status) is None
+    ]
 
 
-def _may_decide(caller: Caller, decision: DecisionKind, status: ApprovalStatus) -> bool:
+def find_refusal(
+    caller: Caller, decision: DecisionKind, revision: str, status: ApprovalStatus
+) -> Refusal | None:
+    """Return why the gate would refuse a decision about a revision now; None: it would take it."""
     request = DecisionRequest(
         caller=caller,
         event_id=status.occurrence.reference,
         decision=decision,
-        revision=status.occurrence.revision,
+        revision=revision,
         at=status.now,
     )
-    return authorize(request, status) is None
+    return authorize(request, status)
 
 
 def keep_usable_buttons(sink: SinkSettings, card: Card, *, in_chat: bool) -> Card:

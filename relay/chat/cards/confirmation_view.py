@@ -10,10 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
-from relay.approvals.admission import HOLD_NOTICE, authorize
+from relay.approvals.admission import HOLD_NOTICE
 from relay.approvals.limits import LIMIT_NOTICE
-from relay.approvals.request import Caller, DecisionKind, DecisionRequest, Rights
+from relay.approvals.request import Caller, DecisionKind, Rights
 from relay.approvals.status import ApprovalStatus
+from relay.chat.cards.buttons import find_refusal
 from relay.chat.cards.card import Text
 from relay.chat.cards.timeline import standing_holds_text
 from relay.chat.cards.wording import event_outcome_text, join_names, sentence
@@ -45,14 +46,7 @@ def blocking_reason(decision: DecisionKind, revision: str, status: ApprovalStatu
 
     ``revision`` is the one that the link is for.
     """
-    request = DecisionRequest(
-        caller=_CALLER_WITH_ALL_RIGHTS,
-        event_id=status.occurrence.reference,
-        decision=decision,
-        revision=revision,
-        at=status.now,
-    )
-    refusal = authorize(request, status)
+    refusal = find_refusal(_CALLER_WITH_ALL_RIGHTS, decision, revision, status)
     if refusal is not None and refusal.status == _CONFLICT:
         return _too_late_or_changed_text(decision, revision, status) or (sentence(refusal.reason),)
     if status.mode == "off":
