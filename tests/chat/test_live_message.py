@@ -294,6 +294,27 @@ async def test_a_platform_that_cannot_edit_is_told_once_that_voting_has_closed(
     assert wall.calls.count("post") == 1
 
 
+async def test_a_platform_that_takes_nothing_when_voting_closes_is_told_later(
+    tmp_path: Path,
+) -> None:
+    clock = ManualClock()
+    async with relay_with_wall(tmp_path, Wall(can_edit=False), clock=clock) as relay:
+        await relay.deliver_document(build_event())
+        await relay.pass_time(700)
+        await relay.submit("approve", "alice")
+        await relay.settle()
+        relay.wall.threads.clear()
+        relay.wall.error = Deferred("down")
+        await relay.pass_time(140)
+        await eventually(lambda: relay.dispatcher.status()[0].tries[("deferred", None)] > 0)
+        relay.wall.error = None
+        await clock.advance_until(lambda: bool(relay.wall.threads))
+        assert relay.wall.threads[None] == [
+            "Reboot of db-1 (E-1)",
+            "12:14: Voting closed, with 1 of 2 votes.",
+        ]
+
+
 async def test_nobody_is_told_that_voting_has_closed_where_all_votes_were_given(
     tmp_path: Path,
 ) -> None:
