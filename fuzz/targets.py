@@ -40,7 +40,7 @@ from relay.imds.dhcp import parse_lease_file, read_option_245_of_reply
 from relay.imds.document import parse_document
 from relay.imds.instance_metadata import derive_scope, parse_instance, resource_names
 from relay.net.egress import is_refused, parse_address_literal, parse_receiver_url
-from relay.net.retry_after import parse_retry_after
+from relay.net.http import parse_retry_after
 from relay.settings import parse_duration
 from relay.signature import SignatureRefused, sign, verify
 

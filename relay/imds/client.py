@@ -40,8 +40,7 @@ from relay.imds.document import DocumentReader, parse_document
 from relay.imds.endpoint import VIRTUAL_NETWORK, Candidate, CandidateFinder
 from relay.net.backoff import exponential_backoff
 from relay.net.egress import start_refusing_imds_address, stop_refusing_imds_address
-from relay.net.http import measure_clock_skew
-from relay.net.retry_after import parse_retry_after
+from relay.net.http import measure_clock_skew, parse_retry_after
 
 MAX_CALLS = 2
 """Calls in one window. Azure allows five a second for each VM, shared by all its programs.

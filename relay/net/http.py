@@ -1,7 +1,16 @@
-"""HTTP for all sinks: a guarded session, one bounded request, and what its response means."""
+"""HTTP requests to receivers: of webhooks, of chat platforms, and of the exporter of traces.
+
+`open_session` makes a session whose sockets pass the egress guard. `post` and `send` make one
+request with a deadline, and read a bounded start of the body. `interpret_response` says what a
+response means for a delivery. Each failure is a Deferred, whose kind of failure decides about the
+next try (`relay.delivery.retry`). The texts of aiohttp can contain the URL, which is secret. The
+texts of this module never do.
+"""
 
 from __future__ import annotations
 
+import os
+import re
 import ssl
 from asyncio import get_running_loop, timeout_at
 from base64 import b64encode
@@ -9,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
+from http import HTTPStatus
 from io import BytesIO
 from typing import Literal
 
@@ -19,10 +29,8 @@ from yarl import URL
 from relay import __version__
 from relay.errors import Deferred, Failure
 from relay.events.timestamps import parse_timestamp
-from relay.net.egress import guarded_socket
-from relay.net.http_errors import describe_and_classify_error, status_text
-from relay.net.retry_after import MAX_RETRY_AFTER, parse_retry_after
-from relay.net.tls_context import default_context
+from relay.net.egress import AddressRefused, guarded_socket
+from relay.net.tls_context import HTTPS_CA_OPTION, default_context, explain_refusal
 
 Method = Literal["GET", "POST", "PUT"]
 USER_AGENT = f"imds-relay/{__version__}"
@@ -32,6 +40,9 @@ MAX_TEXT_BYTES = 1024
 """Bytes of a response body that the log of attempts keeps."""
 BODY_TIMEOUT = 1.0
 """Seconds for the body of a response whose status decides. The next event of its EventId waits."""
+MAX_RETRY_AFTER = 3600.0
+"""Seconds: the longest pause that the server of a sink can ask for."""
+_RETRY_AFTER_SECONDS = re.compile(r"[0-9]+(\.[0-9]+)?")
 _TRANSIENT_STATUSES = {408, 409, 425, 429}
 _MAX_HARMLESS_SKEW = 60.0
 """Seconds. Receivers of Standard Webhooks accept at least this much."""
@@ -112,6 +123,29 @@ def interpret_response(response: Response, now: datetime) -> Deferred | None:
         answer=response.text,
         skew=skew,
     )
+
+
+def status_text(status: int) -> str:
+    """Return the status with its phrase, such as ``404 Not Found``."""
+    try:
+        return f"{status} {HTTPStatus(status).phrase}"
+    except ValueError:
+        return str(status)
+
+
+def parse_retry_after(text: str | None, now: datetime, *, maximum: float) -> float | None:
+    """Return the seconds that a ``Retry-After`` header asks for, between 0 and ``maximum``.
+
+    The header holds seconds or a date (RFC 9110, section 10.2.3). A fraction of a second is
+    accepted too. Returns None if there is no header, or one that cannot be read.
+    """
+    text = (text or "").strip()
+    if _RETRY_AFTER_SECONDS.fullmatch(text) is not None:
+        return min(float(text), maximum)
+    date = parse_timestamp(text)
+    if date is None:
+        return None
+    return min(max((date - now).total_seconds(), 0.0), maximum)
 
 
 def measure_clock_skew(date_header: str | None, now: datetime, *, elapsed: float) -> float | None:
@@ -235,7 +269,7 @@ async def send(
     except TimeoutError:
         raise Deferred(f"expected an answer within {seconds:g} s, none came") from None
     except (aiohttp.ClientError, OSError) as error:
-        reason, failure = describe_and_classify_error(error)
+        reason, failure = _describe_and_classify_error(error)
         # Without the cause: its text can contain the URL.
         raise Deferred(reason, failure=failure) from None
     elapsed = loop.time() - start
@@ -302,3 +336,42 @@ def _url_secrets(url: URL) -> frozenset[str]:
             url.query_string,
         }
     )
+
+
+def _describe_and_classify_error(error: Exception) -> tuple[str, Failure]:
+    """Return why there was no response, and the kind of failure."""
+    cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+    system_text = cause.strerror if isinstance(cause, OSError) else None
+    if isinstance(cause, AddressRefused):
+        # Not permanent: the name can get another address.
+        reason = f"expected a receiver's address, the name in the URL stands for {system_text}"
+        return reason, "slow"
+    return _describe_error(error, cause, system_text), "transient"
+
+
+def _describe_error(error: Exception, cause: Exception, system_text: str | None) -> str:
+    match error:
+        case aiohttp.ClientConnectorCertificateError():
+            explanation = "; ".join(explain_refusal(error.certificate_error, HTTPS_CA_OPTION))
+            return f"expected a certificate that this machine trusts: {explanation}"
+        case aiohttp.ClientConnectorDNSError():
+            problem = system_text or "the look-up failed"
+            return f"expected an address for the name in the URL: {problem}"
+        case aiohttp.ClientHttpProxyError():
+            status = status_text(error.status)
+            return f"expected the proxy to connect to the receiver, it answered {status}"
+        case aiohttp.ClientSSLError() | ssl.SSLError():
+            problem = getattr(cause, "reason", None) or "the connection was closed"
+            return f"expected TLS, the handshake failed: {problem}"
+        case aiohttp.ClientProxyConnectionError():
+            return f"expected a connection to the proxy: {_connection_problem(cause)}"
+        case aiohttp.ServerDisconnectedError():
+            return "expected an answer, the connection was closed without one"
+        case OSError():
+            return f"expected a connection to the receiver: {_connection_problem(cause)}"
+    return "expected an HTTP answer, got something else"
+
+
+def _connection_problem(cause: Exception) -> str:
+    number = cause.errno if isinstance(cause, OSError) else None
+    return os.strerror(number) if number else "none of its addresses could be reached"

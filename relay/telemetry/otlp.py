@@ -29,8 +29,7 @@ from relay.errors import Deferred
 from relay.events.tracing import Span, SpanContext
 from relay.log_fields import log_extra
 from relay.net.backoff import exponential_backoff
-from relay.net.http import ConnectionOptions, Request, open_session, post
-from relay.net.http_errors import status_text
+from relay.net.http import ConnectionOptions, Request, open_session, post, status_text
 from relay.telemetry import TracesSettings
 
 MAX_WAITING = 4096

@@ -7,7 +7,7 @@ from email.utils import format_datetime
 
 import pytest
 
-from relay.net.retry_after import parse_retry_after
+from relay.net.http import parse_retry_after
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 

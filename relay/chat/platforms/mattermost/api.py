@@ -19,8 +19,7 @@ from relay.chat import MessageGone, defer_unusable_secret, secrets_in_message
 from relay.chat.platforms.mattermost.settings import Settings
 from relay.clock import Clock
 from relay.errors import Deferred
-from relay.net.http import Method, Request, Response, interpret_response, send
-from relay.net.retry_after import MAX_RETRY_AFTER
+from relay.net.http import MAX_RETRY_AFTER, Method, Request, Response, interpret_response, send
 
 _POST_ID = re.compile(r"[A-Za-z0-9]{1,64}")
 _ERROR_ID = re.compile(r"[A-Za-z0-9_.]{1,128}")

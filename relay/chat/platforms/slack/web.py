@@ -25,8 +25,7 @@ from relay.chat import MessageGone, defer_unusable_secret
 from relay.chat.platforms.slack.settings import Settings
 from relay.clock import Clock
 from relay.errors import Deferred, Rejected
-from relay.net.http import Method, Request, send
-from relay.net.retry_after import MAX_RETRY_AFTER, parse_retry_after
+from relay.net.http import MAX_RETRY_AFTER, Method, Request, parse_retry_after, send
 
 _COPY_AGAIN = (
     "token does not belong to an installed app, or no longer does: "
