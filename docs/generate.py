@@ -40,8 +40,9 @@ from relay.events.build import (
     relay_event,
     standing_hold_event,
 )
-from relay.events.catalog import CATALOG, EventData, EventDefinition, cloudevent_schema
+from relay.events.catalog import CATALOG, EventDefinition, cloudevent_schema
 from relay.events.cloudevent import CloudEvent
+from relay.events.data_types import EventData
 from relay.events.delta import Change, diff
 from relay.events.model import Document, ScheduledEvent
 from tests.mutation import report as mutation

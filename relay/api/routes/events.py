@@ -22,7 +22,7 @@ from relay.approvals.refusals import collapse_surplus_refusals
 from relay.approvals.request import Caller, DecisionKind
 from relay.approvals.status import ApprovalState, ApprovalStatus, approval_summary
 from relay.chat.cards.buttons import decisions_available_to_caller
-from relay.events.catalog import EventData, LimitWait, StandingHoldInForce
+from relay.events.data_types import EventData, LimitWait, StandingHoldInForce
 from relay.events.timestamps import format_rfc3339
 from relay.outbox import Decision, TrackedEvent
 from relay.outbox.rows import PageLimit

@@ -21,7 +21,7 @@ from relay.approvals.rules import Rule
 from relay.approvals.standing_holds import standing_hold_summaries
 from relay.approvals.status import ApprovalState, ApprovalStatus, approval_state
 from relay.approvals.transitions import grant_expires_at, remind_at
-from relay.events.catalog import LimitWait, StandingHoldInForce
+from relay.events.data_types import LimitWait, StandingHoldInForce
 from relay.events.timestamps import format_rfc3339
 from relay.outbox import Mode, TrackedEvent
 from relay.outbox.transaction import Transaction

@@ -25,7 +25,7 @@ from relay.approvals.standing_hold_admission import (
     hold_to_json,
 )
 from relay.approvals.standing_holds import has_begun
-from relay.events.catalog import EndedStandingHoldData, StandingHoldData
+from relay.events.data_types import EndedStandingHoldData, StandingHoldData
 from relay.events.timestamps import format_rfc3339
 from relay.outbox import StandingHold
 from relay.outbox.rows import PageLimit

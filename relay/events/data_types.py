@@ -1,0 +1,387 @@
+"""The ``data`` of each type of CloudEvent: its fields, and what each of them means.
+
+`relay.events.catalog` assigns these types to the CloudEvents, and makes JSON Schemas of them, with
+the descriptions. The routes of the API answer with some of them. They are TypedDicts, because the
+relay stores and sends ``data`` as a dictionary. No type accepts other fields (``_Strict``).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, NotRequired
+
+from pydantic import Field, with_config
+from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
+
+_Strict = with_config({"extra": "forbid"})
+
+
+def _described_field(description: str) -> Any:
+    return Field(description=description)
+
+
+_EventId = Annotated[
+    str, _described_field("Azure's identifier, in its original case; compare without case")
+]
+_Type = Annotated[
+    str | None,
+    _described_field("Freeze, Reboot, Redeploy, Preempt, Terminate, or a later addition of Azure"),
+]
+_Status = Annotated[
+    str | None, _described_field("Scheduled or Started, or a later addition of Azure")
+]
+_ResourceType = Annotated[
+    str | None, _described_field("VirtualMachine, or a later addition of Azure")
+]
+_NotBefore = Annotated[
+    str | None,
+    _described_field(
+        "RFC 3339: Azure does not start the event before this time; null once it has started"
+    ),
+]
+_Description = Annotated[str | None, _described_field("Azure's description, for people")]
+_Source = Annotated[str | None, _described_field("Platform or User, or a later addition of Azure")]
+_Duration = Annotated[
+    int | None, _described_field("announced length of the interruption in seconds; null: unknown")
+]
+_Incarnation = Annotated[
+    int | None,
+    _described_field(
+        "DocumentIncarnation of the last document that held the event; a hint, it can decrease"
+    ),
+]
+_Resources = _described_field("names of all machines that the event concerns")
+_CHANGED_TEXT = "name as in data, mapped to the value before; "
+_ApprovedByRelay = Annotated[
+    bool, _described_field("IMDS has accepted a StartRequest of this relay for the event")
+]
+
+
+@_Strict
+class EventData(TypedDict):
+    """A scheduled event as Azure last described it."""
+
+    eventId: _EventId
+    eventType: _Type
+    eventStatus: _Status
+    resourceType: _ResourceType
+    resources: Annotated[list[str], _Resources]
+    notBefore: _NotBefore
+    description: _Description
+    eventSource: _Source
+    durationSeconds: _Duration
+    documentIncarnation: _Incarnation
+    revision: Annotated[
+        str, _described_field("names this state of the event; approvals refer to it")
+    ]
+
+
+@_Strict
+class UpdatedData(EventData):
+    """The changes of a known event."""
+
+    changed: Annotated[
+        dict[str, Any], _described_field(f"{_CHANGED_TEXT}never revision or documentIncarnation")
+    ]
+
+
+@_Strict
+class StartedData(EventData):
+    """The event has started."""
+
+    changed: Annotated[
+        dict[str, Any],
+        _described_field(f"{_CHANGED_TEXT}empty if the event was first seen as Started"),
+    ]
+    approvedByRelay: _ApprovedByRelay
+
+
+@_Strict
+class EndedData(EventData):
+    """The event left Azure's document. The other fields are as last seen."""
+
+    outcome: Annotated[
+        Literal["completed", "canceled", "unknown"],
+        _described_field("how the event ended, as far as this relay saw"),
+    ]
+    evidence: Annotated[
+        Literal["observed", "rebooted", "none"], _described_field("what the outcome is based on")
+    ]
+    approvedByRelay: _ApprovedByRelay
+
+
+class _AboutEvent(TypedDict):
+    eventId: Annotated[
+        str,
+        _described_field(
+            "Azure's identifier; for an unknown event as the caller wrote it, "
+            "and the other fields are null"
+        ),
+    ]
+    eventType: _Type
+    eventStatus: _Status
+    resourceType: _ResourceType
+    resources: Annotated[list[str] | None, _Resources]
+    notBefore: _NotBefore
+    description: _Description
+    eventSource: _Source
+    durationSeconds: _Duration
+    documentIncarnation: _Incarnation
+    revision: Annotated[str | None, _described_field("names the state that the decision is about")]
+
+
+_DryRun = Annotated[
+    bool,
+    _described_field(
+        "true if approvals.dry_run is on and no StartRequest will follow; else absent"
+    ),
+]
+
+
+_Ended = Annotated[
+    list[str],
+    _described_field("approvalId of each decision that counts no more because of this one"),
+]
+
+
+@_Strict
+class LimitWait(TypedDict):
+    """A limit of approvals.limits for which an event waits."""
+
+    limit: Annotated[str, _described_field("name of the limit")]
+    max: Annotated[int, _described_field("how many machines may go at once")]
+    machines: Annotated[
+        list[str],
+        _described_field("machines that take its slots; those of another scope as scope/name"),
+    ]
+    behind: Annotated[
+        str | None,
+        _described_field(
+            "the event that comes first: its EventId, on a hub <EventId>@<scope>; null if no slot "
+            "is free"
+        ),
+    ]
+    until: Annotated[
+        str | None,
+        _described_field("RFC 3339: when time alone frees a slot; null if that is not known"),
+    ]
+
+
+@_Strict
+class StandingHoldInForce(TypedDict):
+    """A standing hold that keeps this relay from starting an event."""
+
+    holdId: Annotated[str, _described_field("identifies the standing hold")]
+    principal: Annotated[str, _described_field("who made it")]
+    until: Annotated[str, _described_field("RFC 3339: when it expires")]
+    reason: Annotated[str, _described_field("the reason that its author gave")]
+
+
+_HoldsInForce = Annotated[
+    list[StandingHoldInForce],
+    _described_field(
+        "the standing holds that keep this relay from starting the event, if there are any; Azure "
+        "proceeds at NotBefore regardless"
+    ),
+]
+
+
+@_Strict
+class ApprovalData(_AboutEvent):
+    """A decision about an event, and the event at that time."""
+
+    approvalId: Annotated[str, _described_field("identifies the decision, as in the response")]
+    decision: Annotated[
+        Literal["approve", "hold", "release"], _described_field("the requested decision")
+    ]
+    principal: Annotated[
+        str,
+        _described_field(
+            "who decided: client:<name>, local:<user>, vm:<scope>/<relay>, "
+            "slack:<team>/<user> and so on, rule:<name> or relay"
+        ),
+    ]
+    channel: Annotated[
+        str,
+        _described_field(
+            "how the decision arrived: http, callback, amqp, local, page, fleet, slack, "
+            "mattermost, rule or relay"
+        ),
+    ]
+    reason: Annotated[str | None, _described_field("the reason that the caller gave")]
+    votes: Annotated[int, _described_field("votes that count now; 0 for an automatic rule")]
+    required: Annotated[
+        int, _described_field("votes that the rule requires; 0 for an automatic rule")
+    ]
+    rule: Annotated[str | None, _described_field("name of the rule that matches the event")]
+    dryRun: NotRequired[_DryRun]
+
+
+@_Strict
+class RecordedData(ApprovalData):
+    """An accepted decision, and the event at that time."""
+
+    expires: NotRequired[
+        Annotated[
+            str | None,
+            _described_field("RFC 3339: when the decision stops counting; null: at NotBefore"),
+        ]
+    ]
+    ended: NotRequired[_Ended]
+    notice: NotRequired[
+        Annotated[
+            str,
+            _described_field(
+                "only of a hold after an earlier StartRequest: Azure may have accepted that one, "
+                "and the hold stops further ones"
+            ),
+        ]
+    ]
+    waitingFor: NotRequired[
+        Annotated[
+            list[LimitWait],
+            _described_field(
+                "the limits for which the event waits, if only they keep it from being granted; "
+                "Azure proceeds at NotBefore regardless"
+            ),
+        ]
+    ]
+    standingHolds: NotRequired[_HoldsInForce]
+
+
+@_Strict
+class RefusedData(ApprovalData):
+    """A request of an authenticated caller that was refused."""
+
+    refusal: Annotated[str, _described_field("the reason, as in the response")]
+    count: NotRequired[
+        Annotated[
+            int,
+            _described_field(
+                "how many refusals this event stands for, if the principal had more than ten "
+                "within a minute; the other fields are those of the newest; else absent"
+            ),
+        ]
+    ]
+
+
+@_Strict
+class VoidedData(_AboutEvent):
+    """Recorded votes no longer count."""
+
+    why: Annotated[
+        Literal["changed", "expired", "ended"],
+        _described_field("the event changed, the votes expired, or the event ended"),
+    ]
+    ended: NotRequired[_Ended]
+    waitedFor: NotRequired[
+        Annotated[
+            list[LimitWait],
+            _described_field("the limits for which the event waited until the votes expired"),
+        ]
+    ]
+    dryRun: NotRequired[_DryRun]
+
+
+@_Strict
+class ReminderData(_AboutEvent):
+    """Votes are missing, and NotBefore is near."""
+
+    votes: Annotated[int, _described_field("votes that count now")]
+    required: Annotated[int, _described_field("votes that the rule requires")]
+    missing: Annotated[int, _described_field("how many more votes are needed at least")]
+    rule: Annotated[str, _described_field("name of the rule that matches the event")]
+    mayVote: Annotated[
+        list[str],
+        _described_field("principals, or patterns over machines, whose votes would count"),
+    ]
+    uncoveredResources: Annotated[
+        list[str], _described_field("machines that nobody has voted for yet, with each_resource")
+    ]
+    closes: Annotated[str, _described_field("RFC 3339: when voting closes")]
+    runbook: Annotated[str | None, _described_field("the runbook of the rule; null: it has none")]
+    dryRun: NotRequired[_DryRun]
+
+
+@_Strict
+class DurationCondition(TypedDict, total=False):
+    """Bounds on the announced length, both included."""
+
+    min: Annotated[str, _described_field("such as 8s")]
+    max: Annotated[str, _described_field("such as 8s")]
+
+
+HoldHours = TypedDict(  # "from" is a keyword
+    "HoldHours",
+    {
+        "days": Annotated[list[str], _described_field("mon, tue, wed, thu, fri, sat, sun")],
+        "from": Annotated[str, _described_field("the first minute, such as 08:00")],
+        "to": Annotated[str, _described_field("the first minute after the hours")],
+        "zone": Annotated[str, _described_field("the time zone of the hours")],
+    },
+    total=False,
+)
+_Strict(HoldHours)
+
+
+@_Strict
+class HoldConditions(TypedDict, total=False):
+    """The conditions of a rule; an absent one is always met."""
+
+    event_type: list[str]
+    event_source: list[str]
+    duration: DurationCondition
+    resources: Annotated[list[str], _described_field("patterns; one matching resource is enough")]
+    scope: Annotated[list[str], _described_field("patterns over the scope's name")]
+    time: HoldHours
+
+
+@_Strict
+class StandingHoldData(TypedDict):
+    """A hold by conditions and for a time."""
+
+    holdId: Annotated[str, _described_field("identifies the standing hold")]
+    match: Annotated[HoldConditions, _described_field("which events it holds, also later ones")]
+    within: NotRequired[
+        Annotated[
+            list[list[str]],
+            _described_field(
+                "only if its author may not decide for every resource: it holds events whose "
+                "resources all match a pattern of each list"
+            ),
+        ]
+    ]
+    starts: Annotated[str, _described_field("RFC 3339: from when it holds")]
+    ends: Annotated[str, _described_field("RFC 3339: until when it holds")]
+    principal: Annotated[str, _described_field("who made it")]
+    channel: Annotated[str, _described_field("how it arrived: http or local")]
+    reason: Annotated[str, _described_field("the reason that its author gave")]
+    created: Annotated[str, _described_field("RFC 3339: when it was made")]
+    notice: Annotated[str, _described_field("what it does not stop, for people")]
+
+
+@_Strict
+class EndedStandingHoldData(StandingHoldData):
+    """A standing hold that somebody ended early."""
+
+    endedBy: Annotated[str, _described_field("who ended it")]
+    endReason: Annotated[str | None, _described_field("the reason that they gave")]
+
+
+@_Strict
+class StartRequestData(_AboutEvent):
+    """The result of a StartRequest."""
+
+    status: Annotated[
+        int | None, _described_field("HTTP status of the last response; null if there was none")
+    ]
+    attempts: Annotated[int, _described_field("how often the StartRequest was sent")]
+    reason: Annotated[str | None, _described_field("why the relay gave up")]
+
+
+@_Strict
+class RelayData(TypedDict):
+    """A state of the relay itself or of one sink."""
+
+    sink: Annotated[str | None, _described_field("the sink that the event is about; null if none")]
+    reason: Annotated[str, _described_field("what happened, for people")]
+    count: Annotated[int, _described_field("how many entries or messages the event is about")]
