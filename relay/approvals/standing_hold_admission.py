@@ -23,7 +23,7 @@ from relay.approvals.standing_holds import (
     parse_resource_limits,
     parse_stored_conditions,
 )
-from relay.events.pattern_containment import are_inside
+from relay.events.match import are_patterns_inside
 from relay.events.timestamps import format_rfc3339, parse_timestamp
 from relay.outbox import StandingHold
 from relay.validation import RequestBody
@@ -209,7 +209,7 @@ def _are_resources_within_rights(conditions: RuleConditions, rights: Rights) -> 
     if not limits:
         return True
     patterns = conditions.resources
-    return patterns is not None and all(are_inside(patterns, limit) for limit in limits)
+    return patterns is not None and all(are_patterns_inside(patterns, limit) for limit in limits)
 
 
 def resource_patterns_of_rights(rights: Rights) -> tuple[tuple[str, ...], ...]:

@@ -1,4 +1,11 @@
-"""Builds the CloudEvent of a change, of a decision, or of a state of the relay."""
+"""Builds the CloudEvents that the store records. Pure.
+
+There is one function for each family: `change_event` for the recorder of documents,
+`decision_event` and `standing_hold_event` for approvals, and `relay_event` for the relay's own
+state. Each id is a digest of what the event says, so a relay that restarts gives a change the same
+id again. ``head`` is the position and hash of the journal before the event: it is a part of the id,
+because a relay can say the same twice. `determine_outcome` says how an event of Azure ended.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +22,7 @@ from relay.events.timestamps import format_rfc3339, parse_timestamp
 
 
 class RecordRelayEvent(Protocol):
-    """A function that records a ``relay.*`` event."""
+    """A function that records a ``relay.*`` event: parts get it to report their own state."""
 
     def __call__(self, name: str, reason: str, *, sink: str | None = None, count: int = 1) -> None:
         """``count`` is how many things the event stands for; ``sink`` is what it is about."""
@@ -133,7 +140,8 @@ def change_event(
         **_event_extension_attributes(data),
     }
     if change.kind in ("scheduled", "updated"):
-        attributes["notbefore"] = _not_before(data)
+        not_before = parse_timestamp(data["notBefore"])
+        attributes["notbefore"] = format_rfc3339(not_before) if not_before else None
     if change.kind in ("updated", "started"):
         added["changed"] = dict(change.changed)
     if change.kind == "ended" and outcome is not None:
@@ -157,7 +165,8 @@ def decision_event(
     """Build an ``approval.*`` or ``startrequest.*`` CloudEvent.
 
     Its data is that of the ``event`` at that time, and what ``added`` holds. ``cause`` becomes
-    ``causationid``. ``head`` is the position and hash of the journal before this event.
+    ``causationid``. ``head`` is the position and hash of the journal before this event, as
+    ``<position>:<hash>``.
     """
     attributes = {
         "specversion": "1.0",
@@ -228,8 +237,3 @@ def _event_extension_attributes(data: Mapping[str, Any]) -> dict[str, str | None
         "correlationid": data["eventId"],
         "partitionkey": data["eventId"],
     }
-
-
-def _not_before(data: Mapping[str, Any]) -> str | None:
-    moment = parse_timestamp(data["notBefore"])
-    return format_rfc3339(moment) if moment else None

@@ -33,7 +33,10 @@ class CloudEvent:
     data: Mapping[str, Any]
     body: bytes
     carrier: str | None = None
-    """The ``traceparent`` of the request or message that delivers the event; None: it has none."""
+    """The ``traceparent`` of the request or message that delivers the event; None: it has none.
+
+    Each attempt to deliver has another one, so it is neither an attribute nor in the body.
+    """
 
     @classmethod
     def build(cls, attributes: Mapping[str, str | None], data: Mapping[str, Any]) -> CloudEvent:

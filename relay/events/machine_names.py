@@ -1,6 +1,7 @@
-"""The names under which one machine of a scale set can stand in ``Resources``.
+"""The names under which one machine of a scale set can stand in ``Resources``. Pure.
 
-See docs/protocol.md#names-of-resources.
+A relay finds itself by them, and approvals and the hub find the machine that a relay runs on. See
+docs/protocol.md#names-of-resources.
 """
 
 from __future__ import annotations

@@ -1,7 +1,14 @@
-"""Conditions on events: the one matching language of rules, sinks and clients."""
+"""Conditions on events: the one matching language of rules, sinks, clients and standing holds.
+
+`Match` is the section of the configuration, and the object in bodies of the API. `matches` decides
+whether an event meets it, and `event_may_meet_conditions` whether it could. Texts are compared with
+patterns of ``*``, ``?`` and ``[…]``, without case. `are_patterns_inside` compares patterns with
+patterns: whoever may decide for some machines makes standing holds for no others.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -15,6 +22,9 @@ EVENT_TYPES = ("Freeze", "Reboot", "Redeploy", "Preempt", "Terminate")
 """The EventTypes that Azure documents. It may add others."""
 EVENT_SOURCES = ("Platform", "User")
 """The EventSources that Azure documents. It may add others."""
+
+_PATTERN_PART = re.compile(r"\[!?+\]?+[^\]]*\]|.", re.DOTALL)
+"""A set of characters, or one character."""
 
 
 class DurationRange(Section):
@@ -51,13 +61,49 @@ class Match(Section):
 
 
 def matches_any_pattern(patterns: Iterable[str], name: str) -> bool:
-    """Whether a name matches one of the patterns (``*``, ``?``, ``[…]``), without case."""
+    """Whether a name matches one of the patterns."""
     return any(_matches_pattern(pattern, name) for pattern in patterns)
 
 
 @lru_cache(maxsize=1024)  # the events of a document share few names
 def _matches_pattern(pattern: str, name: str) -> bool:
     return fnmatchcase(name.lower(), pattern.lower())
+
+
+def are_patterns_inside(patterns: Iterable[str], covers: Iterable[str]) -> bool:
+    """Whether each name that one of the patterns can match certainly matches one of the covers."""
+    known = tuple(covers)
+    return all(any(is_pattern_inside(pattern, cover) for cover in known) for pattern in patterns)
+
+
+def is_pattern_inside(pattern: str, cover: str) -> bool:
+    """Whether each name that the pattern can match certainly matches the cover.
+
+    False if that cannot be shown: of two sets of characters only equal ones are known to match.
+    """
+    inner, outer = _PATTERN_PART.findall(pattern.lower()), _PATTERN_PART.findall(cover.lower())
+    # row[i]: whether the rest of the pattern from i on is inside the rest of the cover. The rest of
+    # the cover is empty at first, and then longer by one part in each round.
+    row = [False] * len(inner) + [True]
+    for taken in reversed(outer):
+        after, row = row, [False] * (len(inner) + 1)
+        for index in reversed(range(len(inner) + 1)):
+            has_more = index < len(inner)
+            if taken == "*":  # it takes nothing, or one part of the pattern and perhaps more
+                row[index] = after[index] or (has_more and row[index + 1])
+            elif has_more:
+                row[index] = after[index + 1] and _is_part_inside(inner[index], taken)
+    return row[0]
+
+
+def _is_part_inside(part: str, cover: str) -> bool:
+    """Whether each character that a part of a pattern stands for is one that the cover takes."""
+    if part == "*":
+        return False
+    if cover in ("?", part):
+        return True
+    is_single_character = len(part) == 1 and part != "?"
+    return is_single_character and fnmatchcase(part, cover)
 
 
 def covers_all_resources(patterns: tuple[str, ...] | None, resources: Iterable[str]) -> bool:

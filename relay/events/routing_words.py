@@ -1,10 +1,14 @@
-"""The words of RabbitMQ's routing keys, and the names of relays as such words. Pure."""
+"""Texts as words of RabbitMQ's routing keys. Pure.
+
+The sink writes the keys of events with them, and a fleet the keys of its messages. A hub knows an
+agent only by such a word, so the rights of machines are compared by it too.
+"""
 
 from __future__ import annotations
 
 import re
 
-MAX_RELAY_WORD = 80
+_MAX_RELAY_WORD_BYTES = 80
 
 
 def routing_word(text: str, max_bytes: int) -> str:
@@ -14,4 +18,4 @@ def routing_word(text: str, max_bytes: int) -> str:
 
 def relay_word(name: str) -> str:
     """Return the name of a relay as a word of a routing key."""
-    return routing_word(name, MAX_RELAY_WORD)
+    return routing_word(name, _MAX_RELAY_WORD_BYTES)

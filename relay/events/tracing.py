@@ -1,8 +1,11 @@
-"""Traces: one for each occurrence of an event of Azure, from the poll to the StartRequest. Pure.
+"""What a trace consists of, and the ids in it. Pure.
 
-The id of a trace follows from the occurrence, and the id of a span from the CloudEvent that it
-stands for. So nothing needs to be remembered over a restart, and all relays of a scope add to the
-same trace.
+There is one trace for each occurrence of an event of Azure, from the poll to the StartRequest. The
+id of a trace follows from the occurrence, and the id of a span from the CloudEvent that it stands
+for. So nothing needs to be remembered over a restart, and all relays of a scope add to the same
+trace. The store writes the context into each event that it records (``traceparent``).
+`relay.telemetry.traces` makes the spans of events. Deliveries and StartRequests add their own,
+whose ids are random.
 """
 
 from __future__ import annotations
@@ -89,10 +92,11 @@ def make_event_context(event: CloudEvent, number: int) -> SpanContext:
 
 
 def span_id_of_event(event: CloudEvent, about: str) -> str:
-    """Return the id of the span of an event that the relay of ``event`` recorded.
+    """Return the id of a span that the relay of ``event`` makes about something.
 
-    ``about`` is the id of that event. Relays with the same history make the same ids of events, so
-    the name of the relay is a part.
+    ``about`` is the id of an event that this relay recorded, or other text that is unique in the
+    trace. Relays with the same history make the same ids of events, so the name of the relay is a
+    part.
     """
     relay = f"{event.scope}/{event.attributes['relay']}"
     return hashlib.sha256(f"{relay} {about}".encode()).hexdigest()[:16]
