@@ -6,7 +6,6 @@ relay that do something for an event add spans of their own: deliveries and Star
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -89,9 +88,9 @@ class Traces:
 
         The first one of an event is the root of the trace. A hub has reports instead of polls.
         """
-        root = context.child(_derived_id(event, f"root {context.trace_id}"))
+        root = context.child(span_id_of_event(event, f"root {context.trace_id}"))
         is_first = event.name == "event.scheduled" or event.data.get("changed") == {}
-        own = root if is_first else context.child(_derived_id(event, f"poll {event.id}"))
+        own = root if is_first else context.child(span_id_of_event(event, f"poll {event.id}"))
         seen_at = _event_time(event) or self._clock.now()
         began = self._reads.get(event.attributes["time"])
         self.record(
@@ -106,11 +105,6 @@ class Traces:
             )
         )
         return own
-
-
-def _derived_id(event: CloudEvent, about: str) -> str:
-    relay = f"{event.scope}/{event.attributes['relay']}"
-    return hashlib.sha256(f"{relay} {about}".encode()).hexdigest()[:16]
 
 
 def _kind_of(event: CloudEvent) -> SpanKind:
