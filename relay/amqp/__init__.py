@@ -1,5 +1,8 @@
-"""AMQP 0-9-1 with RabbitMQ: connections, topology, and the queue of approvals.
+"""AMQP 0-9-1 with RabbitMQ, for the RabbitMQ sink, for approvals, and for fleets.
 
-The sink that publishes events is `relay.sinks.rabbitmq`. `relay.approvals.amqp_handler` decides
-about the approvals that the consumer receives.
+`broker_url` reads the URL, `connection` connects for ever through `frames`, `failures` explains why
+it could not, and `cancellation` is about a flaw of the library. `topology` makes the exchanges and
+queues. `event_message` encodes events and `publisher` publishes them. `deliveries` is the receiving
+end of a queue. `approval_consumer` receives approvals: `approval_message` checks who sent one, and
+`fair_queue` chooses the next one. `diagnostics` is for ``imds-relay doctor``.
 """

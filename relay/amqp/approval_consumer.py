@@ -1,9 +1,12 @@
 """Receives approvals from a queue, and acknowledges what has been decided.
 
-Messages stay in the queue while nothing can be decided. A message is acknowledged only after its
-decision is on disk, and an unusable one is dead-lettered. So is one that is too many of its client:
-the consumer reads ahead, so that nobody waits behind another's messages. What a message means is
-the handler's business.
+Messages stay in the queue while nothing can be decided. Else the consumer opens a channel, and two
+loops work on it. One reads ahead of the decisions: it checks each message that arrives, and lets it
+wait in a `FairQueue`, so that nobody waits behind another's messages. The other takes messages from
+there and has the handler decide. A message is acknowledged only after its decision is on disk. An
+unusable one is dead-lettered, and so is one that is too many of its client. If a decision cannot be
+recorded, or nothing can be decided any more, the channel is closed, and all messages that are not
+acknowledged return to the queue. What a message means is the handler's business.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""Reads a message, an approval for example, as far as RabbitMQ vouches for it. Pure."""
+"""Checks who published a message, as far as RabbitMQ vouches for it. Pure.
+
+`parse_message` is for the consumer of approvals: it refuses what did not come through the approvals
+exchange with a routing key of the queue. What the body says is read by
+`relay.approvals.amqp_handler`. `publisher` is also for messages of a fleet.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The URL of a broker, which may name several hosts and a client certificate, and its settings."""
+"""The URL of a broker, and the settings of all sections that have one.
+
+Such sections are the RabbitMQ sink, approvals over AMQP, and both ends of a fleet. The URL may name
+several hosts, and files for TLS. It holds a password, so no error repeats it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""What consumers of a queue have in common: their channel, and the queue of what arrives."""
+"""The receiving end of a queue: a channel, and a buffer of the messages that arrive on it.
+
+The consumer of approvals and both ends of a fleet read from such a buffer. If the channel or the
+queue goes away, the buffer gets the error behind the last message, so a reader need not watch them.
+"""
 
 from __future__ import annotations
 

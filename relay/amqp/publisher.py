@@ -1,19 +1,50 @@
-"""Publishes to one exchange with publisher confirms, over whichever channel is open."""
+"""Publishes messages to RabbitMQ: with a confirm of each, or without if they may be lost.
+
+A `ConfirmedPublisher` belongs to a sink or to one end of a fleet. Whoever keeps the connection
+(`relay.amqp.connection.keep_connected`) opens a `PublishChannel` on it and gives it to the
+publisher (`use_channel_until_closed`), or says why there is none (`set_failure`). `publish` sends a
+message over the channel that is open, and returns the broker's answer. `publish_transient` writes a
+message without a confirm.
+
+The frames are written here, which costs much less than aiormq's ``basic_publish``. aiormq handles
+the answers (docs/decisions/0010-own-reconnect.md).
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from collections.abc import Callable
+from functools import lru_cache
+from typing import cast
 
+import aiormq
+import pamqp.frame
 from aio_pika import exceptions as amqp
+from aio_pika.abc import AbstractChannel
+from pamqp.commands import Basic
 
+from relay.amqp.connection import Connection
+from relay.amqp.event_message import content_header
 from relay.amqp.failures import ConnectionFailure, describe_failure
-from relay.amqp.publish_channel import PublishChannel, PublishResult
+from relay.amqp.frames import content_frames
 from relay.errors import Deferred
+from relay.events.cloudevent import CloudEvent
+
+PublishResult = aiormq.abc.ConfirmationFrameType | BaseException | None
+"""What the broker answered to one message, or why there is no answer."""
 
 CONNECTION_WAIT = 1.0
 """Seconds that a message waits for a connection that is being made."""
+MAX_UNTAKEN_RESULTS = 1024
+"""Results that are kept until a delivery takes them.
+
+A worker has 64 open deliveries, and those of its probes: while a broker confirms nothing, each
+probe can send another event, about one hundred in an hour. The event of an older result was
+superseded, or became a dead letter.
+"""
+_MAX_CACHED_FRAMES = 128
 
 
 class ConfirmedPublisher:
@@ -114,3 +145,208 @@ class ConfirmedPublisher:
         self._channel = None
         self._has_channel.clear()
         self._failure = ConnectionFailure("the channel to the broker is being opened again")
+
+
+class PublishChannel:
+    """An open channel, the messages in flight on it, and the results that nobody took yet.
+
+    Nothing else may publish on the channel: aiormq takes its count of messages from here.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        channel: AbstractChannel,
+        aiormq_channel: aiormq.Channel,
+        exchange: str,
+    ) -> None:
+        self.close_reason: BaseException | None = None
+        """What closed the channel."""
+        self._connection = connection
+        self._channel = channel
+        self._aiormq_channel = aiormq_channel
+        self._max_part_bytes = _max_part_bytes(aiormq_channel)
+        self._loop = asyncio.get_running_loop()
+        self._has_ended = False
+        self._publishes: dict[str, asyncio.Future[PublishResult]] = {}
+        self._untaken: dict[str, None] = {}  # ids of publishes that are done, the oldest first
+
+        @lru_cache(_MAX_CACHED_FRAMES)
+        def publish_frame(routing_key: str) -> bytes:
+            method = Basic.Publish(exchange=exchange, routing_key=routing_key, mandatory=True)
+            return pamqp.frame.marshal(method, aiormq_channel.number)
+
+        self._publish_frame = publish_frame
+        channel.close_callbacks.add(self._set_close_reason)
+
+    @classmethod
+    async def open(cls, connection: Connection, exchange: str) -> PublishChannel:
+        """Open a channel."""
+        channel = connection.channel(on_return_raises=True)
+        await channel.initialize()
+        aiormq_channel = cast("aiormq.Channel", await channel.get_underlay_channel())
+        return cls(connection, channel, aiormq_channel, exchange)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the channel is closed. This is true before `wait_closed` returns.
+
+        aiormq forgets a channel as soon as it has read that the broker closed it, and closes it
+        some turns of the loop later. A message in between would end the whole connection.
+        """
+        is_known = _is_known_to_connection(self._aiormq_channel)
+        return self._has_ended or self._channel.is_closed or not is_known
+
+    def _set_close_reason(self, _: object, error: BaseException | None) -> None:
+        self.close_reason = error
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether the broker blocks publishers, as under a memory or disk alarm."""
+        return _is_blocked(self._aiormq_channel)
+
+    async def wait_unblocked(self) -> None:
+        """Wait while the broker blocks publishers."""
+        await self._aiormq_channel.connection.ready()
+
+    def find_publish_of_message(self, message_id: str) -> asyncio.Future[PublishResult] | None:
+        """Return the publish of this message if nobody took its result yet. It may be done."""
+        return self._publishes.get(message_id)
+
+    def start_publish(
+        self, message_id: str, body: bytes, routing_key: str, header: bytes
+    ) -> asyncio.Future[PublishResult]:
+        """Send a message with this content header.
+
+        The future is done when the broker has answered or the channel is closed. Nobody has to wait
+        for it. Whoever waits must not cancel it.
+        """
+        publish: asyncio.Future[PublishResult] = self._loop.create_future()
+        self._publishes[message_id] = publish
+        if self.is_closed:
+            publish.set_result(amqp.ChannelInvalidStateError())
+            return publish
+        channel = self._aiormq_channel
+        frames = self._publish_frame(routing_key) + content_frames(
+            channel.number, header, body, self._max_part_bytes
+        )
+        channel.delivery_tag += 1
+        channel.confirmations[channel.delivery_tag] = publish
+        channel.message_id_delivery_tag[message_id] = channel.delivery_tag
+        self._connection.write_frames(frames)
+        return publish
+
+    async def wait_until_publish_done(
+        self, publish: asyncio.Future[PublishResult], deadline: float
+    ) -> bool:
+        """Wait until a publish is done, or until this time of the loop. Return whether it is done.
+
+        With `asyncio.wait` in `asyncio.timeout` a delivery would cost a sixth more.
+        """
+        end: asyncio.Future[None] = self._loop.create_future()
+
+        def on_end(_: object = None) -> None:
+            if not end.done():
+                end.set_result(None)
+
+        timer = self._loop.call_at(deadline, on_end)
+        publish.add_done_callback(on_end)
+        try:
+            await end
+        finally:
+            timer.cancel()
+            publish.remove_done_callback(on_end)
+        return publish.done()
+
+    def keep_result_for_next_delivery(
+        self, message_id: str, publish: asyncio.Future[PublishResult]
+    ) -> None:
+        """Stop waiting for a publish. Its result is kept for the next delivery of the event."""
+        publish.add_done_callback(lambda _: self._keep_result(message_id, publish))
+
+    def _keep_result(self, message_id: str, publish: asyncio.Future[PublishResult]) -> None:
+        _mark_as_seen(publish)
+        if self._publishes.get(message_id) is publish:
+            self._untaken[message_id] = None
+        if len(self._untaken) > MAX_UNTAKEN_RESULTS:
+            self._forget(next(iter(self._untaken)))
+
+    def _forget(self, message_id: str) -> None:
+        self._untaken.pop(message_id, None)
+        del self._publishes[message_id]
+        self._aiormq_channel.message_id_delivery_tag.pop(message_id, None)
+
+    def pop_result(self, message_id: str, publish: asyncio.Future[PublishResult]) -> PublishResult:
+        """Return the result of a publish that is done. The next publish sends the message again."""
+        if self._publishes.get(message_id) is publish:
+            self._forget(message_id)
+        if publish.cancelled():
+            return self.close_reason or asyncio.CancelledError()
+        return publish.exception() or publish.result()
+
+    async def wait_closed(self) -> None:
+        """Wait until the channel is closed."""
+        await self._channel.closed()
+
+    def cancel_publishes(self) -> None:
+        """End the publishes in flight: the channel gets no more answers."""
+        self._has_ended = True
+        for publish in self._publishes.values():
+            publish.cancel()
+            _mark_as_seen(publish)
+
+
+def can_write_frames(connection: Connection, channel: aiormq.abc.AbstractChannel) -> bool:
+    """Whether frames may be written: on a channel that is closed they end the connection."""
+    is_known = _is_known_to_connection(channel)
+    return is_known and not channel.is_closed and not connection.is_over
+
+
+def publish_transient(
+    connection: Connection,
+    channel: aiormq.abc.AbstractChannel,
+    *,
+    exchange: str,
+    key: str,
+    event: CloudEvent,
+    user: str,
+) -> bool:
+    """Write an event as this user; return whether it was written. It may be lost after that."""
+    if not can_write_frames(connection, channel) or _is_blocked(channel):
+        return False
+    method = Basic.Publish(exchange=exchange, routing_key=key)
+    header = content_header(event, user_id=user, persistent=False)
+    connection.write_frames(
+        pamqp.frame.marshal(method, channel.number)
+        + content_frames(channel.number, header, event.body, _max_part_bytes(channel))
+    )
+    return True
+
+
+def _is_known_to_connection(channel: aiormq.abc.AbstractChannel) -> bool:
+    """Return whether aiormq still knows the channel: it forgets one that the broker closed."""
+    return channel.connection.channels.get(channel.number) is channel
+
+
+def _max_part_bytes(channel: aiormq.abc.AbstractChannel) -> int:
+    """Return how many bytes of a body go into one frame."""
+    # A broker that sets no limit says 0.
+    has_limit = bool(channel.connection.connection_tune.frame_max)
+    return cast("aiormq.Channel", channel).max_content_size if has_limit else sys.maxsize
+
+
+def _is_blocked(channel: aiormq.abc.AbstractChannel) -> bool:
+    """Return whether the broker blocks publishers, as under a memory or disk alarm."""
+    unblocked = channel.connection.ready()
+    try:
+        unblocked.send(None)  # aiormq tells it only to whoever waits
+    except StopIteration:
+        return False
+    unblocked.close()
+    return True
+
+
+def _mark_as_seen(publish: asyncio.Future[PublishResult]) -> None:
+    """Prevent that asyncio reports the error of a publish that nobody waited for."""
+    if not publish.cancelled():
+        publish.exception()

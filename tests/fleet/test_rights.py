@@ -28,7 +28,7 @@ from yarl import URL
 from relay.amqp.approval_message import UnusableMessage
 from relay.amqp.connection import Connection
 from relay.amqp.event_message import content_header
-from relay.amqp.publish_channel import PublishChannel
+from relay.amqp.publisher import PublishChannel
 from relay.amqp.topology import declare_topology, events_topology
 from relay.events.build import Origin
 from relay.fleet.definitions import (

@@ -20,7 +20,7 @@ from pamqp.header import ContentHeader
 from pydantic import ValidationError
 
 from relay.amqp.event_message import MAX_TEXT_BYTES, content_header, routing_key
-from relay.amqp.publish_channel import PublishResult
+from relay.amqp.publisher import PublishResult
 from relay.errors import Deferred, DeliveryError, Failure, Rejected
 from relay.events.cloudevent import CONTENT_TYPE, CloudEvent
 from relay.sinks.rabbitmq.sink import interpret_publish_result

@@ -14,7 +14,7 @@ from yarl import URL
 
 from relay.amqp import connection
 from relay.amqp.event_message import content_header
-from relay.amqp.publish_channel import MAX_UNTAKEN_RESULTS, PublishChannel
+from relay.amqp.publisher import MAX_UNTAKEN_RESULTS, PublishChannel
 from relay.delivery.worker import MAX_OPEN_DELIVERIES
 from relay.errors import Deferred
 from relay.events.cloudevent import CloudEvent

@@ -30,9 +30,12 @@ from relay.amqp.deliveries import (
 )
 from relay.amqp.event_message import content_header
 from relay.amqp.failures import ConnectionFailure, broker_message
-from relay.amqp.publish_channel import PublishChannel
-from relay.amqp.publisher import CONNECTION_WAIT, ConfirmedPublisher
-from relay.amqp.transient_publish import publish_transient
+from relay.amqp.publisher import (
+    CONNECTION_WAIT,
+    ConfirmedPublisher,
+    PublishChannel,
+    publish_transient,
+)
 from relay.clock import Clock
 from relay.errors import Deferred
 from relay.events.build import Origin

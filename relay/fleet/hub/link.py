@@ -23,10 +23,13 @@ from relay.amqp.connection import HEARTBEAT, SETUP_TIMEOUT, Connection, keep_con
 from relay.amqp.deliveries import Deliveries, make_delivery_buffer, open_consuming_channel
 from relay.amqp.event_message import content_header
 from relay.amqp.failures import ConnectionFailure, broker_message
-from relay.amqp.publish_channel import PublishChannel
-from relay.amqp.publisher import ConfirmedPublisher
+from relay.amqp.publisher import (
+    ConfirmedPublisher,
+    PublishChannel,
+    can_write_frames,
+    publish_transient,
+)
 from relay.amqp.topology import declare_topology, describe_unchecked_parts
-from relay.amqp.transient_publish import is_open, publish_transient
 from relay.clock import Clock
 from relay.errors import Deferred, DeliveryError
 from relay.events.build import Origin
@@ -93,7 +96,7 @@ class Settlements:
     def _write_frame(self, frame: Basic.Ack | Basic.Reject) -> None:
         # Not through aiormq, where a frame can wait for ever in the queue of a connection that is
         # lost, and can be overtaken.
-        if is_open(self._connection, self._channel):
+        if can_write_frames(self._connection, self._channel):
             self._connection.write_frames(pamqp.frame.marshal(frame, self._channel.number))
 
 

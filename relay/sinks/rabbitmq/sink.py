@@ -25,8 +25,7 @@ from relay.amqp.connection import HEARTBEAT, SETUP_TIMEOUT, Connection, keep_con
 from relay.amqp.diagnostics import diagnose as diagnose_broker
 from relay.amqp.event_message import content_header, routing_key
 from relay.amqp.failures import ConnectionFailure, broker_message, describe_failure
-from relay.amqp.publish_channel import PublishChannel, PublishResult
-from relay.amqp.publisher import CONNECTION_WAIT, ConfirmedPublisher
+from relay.amqp.publisher import CONNECTION_WAIT, ConfirmedPublisher, PublishChannel, PublishResult
 from relay.amqp.topology import declare_topology, describe_unchecked_parts, events_topology
 from relay.clock import Clock
 from relay.diagnostics import Finding
