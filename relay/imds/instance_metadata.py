@@ -20,7 +20,8 @@ from pydantic.alias_generators import to_camel
 from relay.clock import Clock
 from relay.errors import DocumentError, SourceError, SourceUnavailable
 from relay.events.machine_names import add_underscored_names, other_instance_names
-from relay.imds.client import ImdsClient, retry_delay
+from relay.imds.calls import retry_delay
+from relay.imds.client import ImdsClient
 from relay.log_once import LogOnce
 from relay.validation import first_error
 

@@ -1,4 +1,11 @@
-"""Polls the document. A fresh read before a StartRequest counts as the next poll."""
+"""Polls the document of scheduled events, and reports when its source is lost and is back.
+
+Each document with new bytes goes to the recorder, in one transaction of the store. Whoever sends a
+StartRequest first wants a document that was asked for from now on (`read_fresh`, for an agent of a
+fleet `read_dated`). That read is the next poll, which then begins at once; all who ask before it
+begins share it. After a failure it waits as every poll does: the service asked for that pause, or
+needs it.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +29,8 @@ from relay.events.model import Document
 from relay.histogram import Histogram
 from relay.imds import SourceSettings
 from relay.imds.api_versions import shows_all_types
-from relay.imds.client import ImdsClient, retry_delay
+from relay.imds.calls import retry_delay
+from relay.imds.client import ImdsClient
 from relay.imds.document import DocumentReader
 from relay.ingest.recorder import Recorder, SuccessfulPoll
 from relay.log_fields import log_extra
@@ -102,9 +110,10 @@ class Poller:
         self._last_read_monotonic: float | None = None
         self._state_log = LogOnce(_log)
         self._last_error: SourceError | None = None  # of the last poll, if it failed
-        self._fresh_reads: list[asyncio.Future[FreshRead]] = []
-        self._current_fresh_reads: list[asyncio.Future[FreshRead]] = []
-        self._fresh_read_requested = asyncio.Event()
+        self._reads_of_next_poll: list[asyncio.Future[FreshRead]] = []
+        self._reads_of_this_poll: list[asyncio.Future[FreshRead]] = []
+        """Those who asked before this poll began. Those who ask now wait for the next one."""
+        self._poll_requested = asyncio.Event()
         self._has_ended = False
 
     async def run(self) -> None:
@@ -114,7 +123,7 @@ class Poller:
                 group.create_task(self._poll_forever(), name="source: poll")
                 group.create_task(self._watch_for_source_loss(), name="source: watch")
         finally:
-            self._fail_pending_fresh_reads(SourceUnavailable("the relay stops, and reads no more"))
+            self._fail_waiting_reads(SourceUnavailable("the relay stops, and reads no more"))
 
     @property
     def read_age(self) -> float | None:
@@ -132,7 +141,7 @@ class Poller:
     def use_source_settings(self, settings: SourceSettings) -> None:
         """Poll from now on at the interval of these settings."""
         if settings.interval != self._settings.interval:
-            self._fresh_read_requested.set()  # the pause that goes on has the earlier interval
+            self._poll_requested.set()  # ends the pause, which has the earlier interval
         self._settings = settings
 
     async def read_fresh(self) -> None:
@@ -150,14 +159,14 @@ class Poller:
         if self._has_ended:
             raise SourceUnavailable("the relay stops, and reads no more")
         future: asyncio.Future[FreshRead] = asyncio.get_running_loop().create_future()
-        self._fresh_reads.append(future)
-        self._fresh_read_requested.set()
+        self._reads_of_next_poll.append(future)
+        self._poll_requested.set()
         return await future
 
-    def _fail_pending_fresh_reads(self, error: SourceError) -> None:
+    def _fail_waiting_reads(self, error: SourceError) -> None:
         """Nobody reads any more: tell those who wait for it."""
         self._has_ended = True
-        for future in [*self._current_fresh_reads, *self._fresh_reads]:
+        for future in [*self._reads_of_this_poll, *self._reads_of_next_poll]:
             if not future.done():
                 future.set_exception(error)
                 future.exception()  # whoever waits may be cancelled too
@@ -165,19 +174,19 @@ class Poller:
     async def _poll_forever(self) -> None:
         while True:
             began = self._clock.monotonic()
-            self._current_fresh_reads, self._fresh_reads = self._fresh_reads, []
-            self._fresh_read_requested.clear()
+            self._reads_of_this_poll, self._reads_of_next_poll = self._reads_of_next_poll, []
+            self._poll_requested.clear()
             self.polls += 1
             try:
                 read = await self._poll()
             except SourceError as error:
                 self._on_failure(error)
-                for future in self._current_fresh_reads:
+                for future in self._reads_of_this_poll:
                     if not future.done():
                         future.set_exception(error)
             else:
                 self._on_success()
-                for future in self._current_fresh_reads:
+                for future in self._reads_of_this_poll:
                     if not future.done():
                         future.set_result(read)
             await self._wait_for_next_poll(began)
@@ -222,14 +231,14 @@ class Poller:
 
     async def _wait_for_next_poll(self, began: float) -> None:
         if self.failures:
-            # Fresh reads wait too: the service asked for this pause, or needs it.
+            # Fresh reads wait too.
             error = self._last_error
             retry_after = error.retry_after if isinstance(error, SourceUnavailable) else None
             delay = retry_delay(self.failures, retry_after, self._settings.interval, self._jitter())
             await self._clock.sleep(delay)
             return
         seconds = began + self._settings.interval - self._clock.monotonic()
-        await wait_for_event(self._fresh_read_requested, self._clock, seconds)
+        await wait_for_event(self._poll_requested, self._clock, seconds)
 
     def _on_failure(self, error: SourceError) -> None:
         self.failures += 1

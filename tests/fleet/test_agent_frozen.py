@@ -21,7 +21,7 @@ import pytest
 
 from relay.events.cloudevent import CloudEvent
 from relay.fleet.messages import StartOrder
-from relay.imds.client import CALL_WINDOW
+from relay.imds.calls import CALL_WINDOW
 from tests.fleet.hub_side import (
     HubSide,
     agent_document,

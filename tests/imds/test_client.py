@@ -24,7 +24,8 @@ from relay.errors import (
     SourceUnavailable,
 )
 from relay.imds import SourceSettings
-from relay.imds.client import MAX_DOCUMENT_BYTES, DatedBody, ImdsClient
+from relay.imds.calls import MAX_DOCUMENT_BYTES, DatedBody
+from relay.imds.client import ImdsClient
 from tests.approvals.manual_clock import NOON, ManualClock
 from tests.imds.scripted_server import (
     EMPTY,

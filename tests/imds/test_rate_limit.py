@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.imds.client import (
+from relay.imds.calls import (
     CALL_WINDOW,
     MAX_BACKOFF,
     MAX_CALLS,
