@@ -1,6 +1,8 @@
-"""The simulated Azure of one scope, without HTTP: state machine, clock, faults and past calls.
+"""The simulated Azure of one scope, without HTTP: state machine, timer, faults and past calls.
 
-Playbooks, the control API and tests drive it, and tests can wait for its events.
+`Scope` is the state machine, which changes only when somebody asks it. `SimulatedAzure` adds a
+timer, so that events happen when they are due, and lets tests wait for them. Playbooks, the control
+API and tests drive it. `Simulator` in `relay.simulator.server` adds HTTP.
 """
 
 from __future__ import annotations
@@ -112,7 +114,10 @@ class SimulatedAzure(Scope):
                 await self._changed.wait()
 
     def wake_waiters(self) -> None:
-        """Wake those who wait, and set the timer for what is due next."""
+        """Wake those who wait, and set the timer for what is due next.
+
+        Call it after anything that a condition may depend on: a transition or an HTTP call.
+        """
         self._changed.set()
         self._changed = asyncio.Event()
         if self._timer is not None:

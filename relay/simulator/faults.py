@@ -1,7 +1,8 @@
 """Faults of the simulated IMDS: their kinds, which calls they meet, and the wrong answers.
 
-`server` applies them. It also applies three parts that no function here handles: the pause of
-``delay``, the content type of ``wrong-type``, and ``processed``.
+`Faults` counts the calls, and `relay.simulator.server` asks it at each call. A fault replaces the
+right answer (`answer_with_fault`) or changes it (`distort_answer`). The server itself handles
+``processed``: it then lets Azure accept the StartRequest first.
 """
 
 from __future__ import annotations
@@ -128,7 +129,49 @@ class Faults:
         return None
 
 
-def distort_body(body: bytes, fault: Fault) -> bytes:
+async def answer_with_fault(
+    request: web.Request, fault: Fault, *, span: Callable[[float], timedelta]
+) -> web.StreamResponse:
+    """Return the answer of a fault that replaces the right one.
+
+    A hang lasts until the client or the simulator ends.
+    """
+    if fault.kind == "hang":
+        await asyncio.Event().wait()
+    if fault.kind == "reset":
+        _reset_connection(request)
+        return web.Response()
+    if fault.kind == "redirect":
+        location = fault.location or str(request.rel_url.update_query(redirected="true"))
+        return web.Response(status=302, headers={"Location": location})
+    headers = {}
+    if fault.retry_after is not None:
+        seconds = math.ceil(span(fault.retry_after).total_seconds())
+        headers["Retry-After"] = str(max(1, seconds))
+    body = orjson.dumps({"error": f"Simulated fault: {fault.status}"})
+    return web.Response(status=fault.status, headers=headers, body=body, content_type=JSON)
+
+
+async def distort_answer(
+    request: web.Request,
+    body: bytes,
+    fault: Fault,
+    *,
+    span: Callable[[float], timedelta],
+    clock: Clock,
+) -> web.StreamResponse:
+    """Return the answer that a fault makes of the right one, a 200 with this body."""
+    pause = span(fault.time).total_seconds()
+    if fault.kind == "drip":
+        return await _send_slowly(request, body, pause=pause, clock=clock)
+    if fault.kind == "delay":
+        await clock.sleep(pause)
+    content_type = "text/html" if fault.kind == "wrong-type" and body else JSON
+    body = _distort_body(body, fault)
+    return web.Response(body=body, content_type=content_type, charset="utf-8")
+
+
+def _distort_body(body: bytes, fault: Fault) -> bytes:
     """Return the body that a fault makes of the right one."""
     if not body:
         return body
@@ -154,30 +197,7 @@ def distort_body(body: bytes, fault: Fault) -> bytes:
     return body
 
 
-async def answer_with_fault(
-    request: web.Request, fault: Fault, *, span: Callable[[float], timedelta]
-) -> web.StreamResponse:
-    """Return the answer of a fault that replaces the right one.
-
-    A hang lasts until the client or the simulator ends.
-    """
-    if fault.kind == "hang":
-        await asyncio.Event().wait()
-    if fault.kind == "reset":
-        _reset_connection(request)
-        return web.Response()
-    if fault.kind == "redirect":
-        location = fault.location or str(request.rel_url.update_query(redirected="true"))
-        return web.Response(status=302, headers={"Location": location})
-    headers = {}
-    if fault.retry_after is not None:
-        seconds = math.ceil(span(fault.retry_after).total_seconds())
-        headers["Retry-After"] = str(max(1, seconds))
-    body = orjson.dumps({"error": f"Simulated fault: {fault.status}"})
-    return web.Response(status=fault.status, headers=headers, body=body, content_type=JSON)
-
-
-async def send_slowly(
+async def _send_slowly(
     request: web.Request, body: bytes, *, pause: float, clock: Clock
 ) -> web.StreamResponse:
     """Send a body byte by byte, ``pause`` seconds apart."""

@@ -1,4 +1,13 @@
-"""The state machine of a scope: VMs that share one document, its events, and their approvals."""
+"""The state machine of a scope: VMs that share one document, its events, and their approvals.
+
+An event is Scheduled, then Started, then Completed, or it is Canceled before its start. Each change
+is a `Transition`, which is reported. What is due by time happens at the next call of any method
+(`tick`), at the time at which it was due.
+
+Azure's service is off until its first call, and again after a day without one. After that call it
+does not answer for a while (``first_call``), and does not show events for a while
+(``events_after``): `enable_by_call`.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +86,7 @@ class Scope:
         self._live_events: dict[str, Event] = {}
         self._past_events: deque[Event] = deque(maxlen=_MAX_PAST_EVENTS)
         self._skipped_incarnations = 0
-        self._answers_at: datetime | None = None
+        self._answers_at: datetime | None = None  # None: the service is off
         self._shows_events_at: datetime | None = None
         self._hides_events = setup.events_after > 0
         self._last_call_at: datetime | None = None
@@ -133,7 +142,8 @@ class Scope:
     def tick(self) -> datetime:
         """Let everything happen that is due, in order and each at its own time. Return the time.
 
-        Only tests with a manual clock need to call this.
+        Methods that read or change the state call it first. Only the timer, and tests with a manual
+        clock, need to call it.
         """
         now = self.clock.now()
         while (at := self.next_transition_at()) is not None and at <= now:

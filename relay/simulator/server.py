@@ -24,14 +24,7 @@ from relay.clock import Clock
 from relay.simulator.azure import RecordedCall, SimulatedAzure
 from relay.simulator.control import ControlApi
 from relay.simulator.event import API_VERSIONS, PREVIEW_API_VERSION
-from relay.simulator.faults import (
-    JSON,
-    Fault,
-    Target,
-    answer_with_fault,
-    distort_body,
-    send_slowly,
-)
+from relay.simulator.faults import JSON, Fault, Target, answer_with_fault, distort_answer
 from relay.simulator.instance import INSTANCE_VERSIONS, compute_document, instance_document
 from relay.simulator.scope import UnknownEvent
 from relay.simulator.setup import VM, Setup
@@ -164,14 +157,9 @@ class Simulator(SimulatedAzure):
         self.wake_waiters()
         if fault is None or status != 200:
             return web.Response(status=status, body=body, content_type=JSON, charset="utf-8")
-        pause = self.scale_duration(fault.time).total_seconds()
-        if fault.kind == "drip":
-            return await send_slowly(request, body, pause=pause, clock=self.clock)
-        if fault.kind == "delay":
-            await self.clock.sleep(pause)
-        content_type = "text/html" if fault.kind == "wrong-type" and body else JSON
-        body = distort_body(body, fault)
-        return web.Response(body=body, content_type=content_type, charset="utf-8")
+        return await distort_answer(
+            request, body, fault, span=self.scale_duration, clock=self.clock
+        )
 
     async def _send_faulty_answer(
         self, request: web.Request, call: RecordedCall, vm: VM, target: Target, fault: Fault
