@@ -272,7 +272,7 @@ class ApprovalConsumer:
                 message = self._parse_delivery(delivery, rejected)
                 given_up = waiting.add(message) if message is not None else None
                 if given_up is not None:
-                    self._on_unusable(given_up.submission.user, TOO_MANY)
+                    self._on_unusable(given_up.received.user, TOO_MANY)
                     rejected.append(given_up.tag)
                 if given_up is not message:
                     news.set()
@@ -289,13 +289,13 @@ class ApprovalConsumer:
         tag = delivery.delivery_tag or 0
         try:
             message = parse_message(delivery, self._queue)
-            submission = self._handler.read(message)
+            received = self._handler.read(message)
         except UnusableMessage as error:
             self._on_unusable(delivery.header.properties.user_id, str(error))
         except Exception:  # noqa: BLE001  # given back, it would return at once and block the others
             _log.exception(INTERNAL_ERROR)
         else:
-            return WaitingMessage(tag, submission)
+            return WaitingMessage(tag, received)
         rejected.append(tag)
         return None
 
@@ -317,9 +317,9 @@ class ApprovalConsumer:
             if not isinstance(message, WaitingMessage):
                 return taken or message
             for release in waiting.take_releases_before_hold(message):
-                self._on_unusable(release.submission.user, OVERTAKEN)
+                self._on_unusable(release.received.user, OVERTAKEN)
                 await channel.basic_reject(release.tag, requeue=False, wait=False)
-            if taken and message.submission.decision != taken[0].submission.decision:
+            if taken and message.received.decision != taken[0].received.decision:
                 carried.append(message)
                 return taken
             taken.append(message)
@@ -358,9 +358,9 @@ class ApprovalConsumer:
     async def _decide_message(self, channel: AbstractChannel, message: WaitingMessage) -> bool:
         """Decide about a message and settle it; return False if the decision is not recorded."""
         try:
-            recorded = await message.submission.decide()
+            recorded = await message.received.decide()
         except UnusableMessage as error:
-            self._on_unusable(message.submission.user, str(error))
+            self._on_unusable(message.received.user, str(error))
             await channel.basic_reject(message.tag, requeue=False)
             return True
         except Exception:  # noqa: BLE001  # given back, it would return at once and block the others
@@ -392,4 +392,4 @@ async def _reject_together(channel: AbstractChannel, tags: Sequence[int]) -> Non
 
 
 def _max_messages_decided_together(message: WaitingMessage) -> int:
-    return VOTES_AT_ONCE if message.submission.decision == "approve" else URGENT_AT_ONCE
+    return VOTES_AT_ONCE if message.received.decision == "approve" else URGENT_AT_ONCE

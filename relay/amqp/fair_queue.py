@@ -34,10 +34,13 @@ class ReceivedDecision:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WaitingMessage:
-    """A submission and the tag of its message. Tags grow in the order of arrival."""
+    """The decision in a message that waits, and the tag of the message on its channel.
+
+    Tags grow in the order of arrival.
+    """
 
     tag: int
-    submission: ReceivedDecision
+    received: ReceivedDecision
 
 
 @dataclass(slots=True)
@@ -50,8 +53,8 @@ class _ClientBacklog:
     def __len__(self) -> int:
         return len(self.urgent) + len(self.votes)
 
-    def queue_for_decision(self, submission: ReceivedDecision) -> deque[WaitingMessage]:
-        return self.votes if submission.decision == "approve" else self.urgent
+    def queue_of(self, message: WaitingMessage) -> deque[WaitingMessage]:
+        return self.votes if message.received.decision == "approve" else self.urgent
 
 
 class FairQueue:
@@ -69,8 +72,8 @@ class FairQueue:
 
     def add(self, message: WaitingMessage) -> WaitingMessage | None:
         """Add a message; return the message that is given up for it."""
-        messages = self._clients.setdefault(message.submission.user, _ClientBacklog())
-        messages.queue_for_decision(message.submission).append(message)
+        backlog = self._clients.setdefault(message.received.user, _ClientBacklog())
+        backlog.queue_of(message).append(message)
         if sum(map(len, self._clients.values())) <= self._capacity:
             return None
         most = max(self._clients.values(), key=len)
@@ -83,12 +86,12 @@ class FairQueue:
 
         `now` is monotonic seconds.
         """
-        clients = self._clients.values()
-        urgent = (messages.urgent[0] for messages in clients if messages.urgent)
-        votes = (messages.votes[0] for messages in clients if messages.votes)
+        backlogs = self._clients.values()
+        urgent = (backlog.urgent[0] for backlog in backlogs if backlog.urgent)
+        votes = (backlog.votes[0] for backlog in backlogs if backlog.votes)
         delay = math.inf
         for message in (*sorted(urgent, key=lambda message: message.tag), *votes):
-            wait = self._buckets.take(message.submission.user, now)
+            wait = self._buckets.take(message.received.user, now)
             if not wait:
                 self._remove_message(message)
                 return message
@@ -100,14 +103,14 @@ class FairQueue:
 
         Their clients are over their rate. Such a release could end a hold that is newer than it.
         """
-        if taken.submission.decision != "hold":
+        if taken.received.decision != "hold":
             return []
         overtaken = [
             message
-            for messages in self._clients.values()
-            for message in messages.urgent
-            if message.submission.decision == "release"
-            and message.submission.is_about_same_event(taken.submission)
+            for backlog in self._clients.values()
+            for message in backlog.urgent
+            if message.received.decision == "release"
+            and message.received.is_about_same_event(taken.received)
             and message.tag < taken.tag
         ]
         for message in overtaken:
@@ -116,8 +119,8 @@ class FairQueue:
 
     def _remove_message(self, message: WaitingMessage) -> None:
         """Remove a message. Its client is then the one that was served last."""
-        user = message.submission.user
-        messages = self._clients.pop(user)
-        messages.queue_for_decision(message.submission).remove(message)
-        if messages:
-            self._clients[user] = messages
+        user = message.received.user
+        backlog = self._clients.pop(user)
+        backlog.queue_of(message).remove(message)
+        if backlog:
+            self._clients[user] = backlog

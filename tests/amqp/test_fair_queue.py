@@ -26,10 +26,10 @@ class Lane:
         """Add a message; return the name of the one that is given up."""
         tag = len(self._names) + 1
         self._names[tag] = f"{user} {tag}"
-        submission = ReceivedDecision(
+        received = ReceivedDecision(
             user=user, decision=decision, scope=scope, event_id=event_id, decide=_decide
         )
-        given_up = self._queue.add(WaitingMessage(tag, submission))
+        given_up = self._queue.add(WaitingMessage(tag, received))
         return None if given_up is None else self._names[given_up.tag]
 
     def take(self) -> tuple[list[str], float]:
