@@ -1,4 +1,7 @@
-"""How long to wait before the next try. Pure."""
+"""How long to wait before the next try of a call or a connection that failed. Pure.
+
+Deliveries have more to consider, so they have `relay.delivery.retry` instead.
+"""
 
 from __future__ import annotations
 

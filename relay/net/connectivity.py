@@ -1,4 +1,8 @@
-"""Checks for ``imds-relay doctor`` whether a URL can be reached. No request is sent."""
+"""Checks for ``imds-relay doctor`` whether the URL of a sink or a service can be reached.
+
+It connects as the sink would, with the same guard and the same checks of certificates, and hangs
+up. No request is sent.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +37,7 @@ async def check_connectivity(
 ) -> Finding:
     """Look up the name, connect through the egress guard, do the TLS handshake, and hang up.
 
-    ``tls`` replaces the default context for https.
+    ``subject`` is what the finding is about. ``tls`` replaces the default context for https.
     """
     origin = str(url.origin())
     loop = asyncio.get_running_loop()

@@ -1,11 +1,13 @@
 """The egress guard: no sink connects to a metadata or host address.
 
-An address at which the relay found the metadata service is such an address
+`guarded_socket` creates the sockets of sinks, chat platforms and connections to the broker. A
+guarded resolver would not see addresses in URLs, and a check before the request would not see to
+which address a name resolves. Loopback and private addresses are allowed, because receivers are
+there. An address at which the relay found the metadata service is refused too
 (`start_refusing_imds_address`).
 
-Loopback and private addresses are allowed, because receivers are there. The guard creates the
-sockets. A guarded resolver would not see addresses in URLs, and a check before the request would
-not see to which address a name resolves.
+`parse_receiver_url` reads the URLs of receivers. It refuses the same addresses earlier, where an
+operator can read why.
 """
 
 from __future__ import annotations
@@ -141,7 +143,7 @@ def guarded_socket(info: AddrInfoType) -> socket.socket:
     return socket.socket(family, kind, protocol)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=64)  # a sink reads its URL for each request: a file can hold it
 def parse_receiver_url(text: str, *, allow_http: bool) -> URL:
     """Return the URL of a receiver. Raises ValueError, which repeats at most its scheme."""
     if _SPACE_OR_CONTROL.search(text):

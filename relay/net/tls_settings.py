@@ -1,4 +1,8 @@
-"""The ``tls`` section of a sink: the CAs that it trusts, and its own certificate."""
+"""The ``tls`` section of a receiver: the CAs that are trusted, and the relay's own certificate.
+
+The files are read when the configuration is checked, so that an unusable file is found then. A
+running sink reads them again when they change.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The metrics for Prometheus, as a collector of values that were read at one moment."""
+"""Hands values of metrics to the Prometheus client, which writes them as text for ``/metrics``.
+
+`relay.api.metric_values` reads all values at one moment, for each call, and makes `Samples` of
+them. `relay.telemetry.definitions` says what each metric is.
+"""
 
 from __future__ import annotations
 
