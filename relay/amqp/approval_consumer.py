@@ -137,22 +137,32 @@ class ApprovalConsumer:
         self, connection: Connection, poll_interval: float
     ) -> NoReturn:
         async with asyncio.timeout(SETUP_TIMEOUT):
-            hint = await self._declare_topology(connection)
+            topology_note = await self._declare_topology(connection)
         self.is_connected = True
         broker = host_port(connection.url)
         failures = 0
         while True:
             while (reason := await self._handler.blocking_reason()) is not None:
-                self._log_state(f"connected to {broker}; messages wait: {reason}{hint}")
+                self._log_state(f"connected to {broker}; messages wait: {reason}{topology_note}")
                 await self._clock.sleep(poll_interval)
                 if connection.is_over:
                     raise Deferred(f"the connection to {broker} was lost")
             channel = await open_consuming_channel(connection, MESSAGES_PER_TURN)
             deliveries = await self._start_consuming(channel)
             self._log_state(
-                f"connected to {broker}; messages are taken from {self._queue.name}{hint}"
+                f"connected to {broker}; messages are taken from {self._queue.name}{topology_note}"
             )
-            recorded = await self._decide_all(channel, deliveries, poll_interval)
+            consumer = _ChannelConsumer(
+                channel,
+                deliveries,
+                queue=self._queue,
+                handler=self._handler,
+                on_unusable=self._on_unusable,
+                buckets=self._buckets,
+                clock=self._clock,
+                poll_interval=poll_interval,
+            )
+            recorded = await consumer.decide_all()
             # What is not acknowledged returns to the queue when the channel closes. It keeps its
             # order only because all of it is delivered again together.
             with connection.abort_after(CLOSE_TIMEOUT):
@@ -162,7 +172,7 @@ class ApprovalConsumer:
             await self._clock.sleep(pause)
 
     async def _declare_topology(self, connection: Connection) -> str:
-        """Make or check the topology; return the end of a sentence about what is not as it should.
+        """Make or check the topology; return what to add to a line of the log about it.
 
         A queue that was made before there were limits stays in use. Raises Deferred.
         """
@@ -202,84 +212,91 @@ class ApprovalConsumer:
         raise_if_cancelled()
         return deliveries
 
-    async def _decide_all(
+    def _log_failure(self, failure: ConnectionFailure) -> None:
+        self._state_log.log(logging.WARNING, "approvals over AMQP: %s", failure.reason)
+
+    def _log_state(self, state: str) -> None:
+        self._state_log.log(logging.INFO, "approvals over AMQP: %s", state)
+
+
+class _ChannelConsumer:
+    """Reads the messages of one channel ahead, and decides them.
+
+    ``buckets`` has the rate of each client, and outlives the channel.
+    """
+
+    def __init__(
         self,
         channel: AbstractChannel,
         deliveries: Deliveries,
+        *,
+        queue: ApprovalsQueue,
+        handler: ApprovalHandler,
+        on_unusable: Callable[[str | None, str], None],
+        buckets: TokenBuckets,
+        clock: Clock,
         poll_interval: float,
-    ) -> bool:
+    ) -> None:
+        self._channel = channel
+        self._deliveries = deliveries
+        self._queue = queue
+        self._handler = handler
+        self._on_unusable = on_unusable
+        self._clock = clock
+        self._poll_interval = poll_interval
+        self._waiting = FairQueue(buckets, MAX_WAITING)
+        self._postponed: WaitingMessage | None = None
+        """Was taken from those that wait, and is decided next: it is of another kind than they."""
+        self._has_news = asyncio.Event()
+        """A message waits now, or reading has ended."""
+        self._reading: asyncio.Task[NoReturn] | None = None
+
+    async def decide_all(self) -> bool:
         """Read and decide messages while that is possible.
 
         Returns False if the last decision could not be recorded. Raises Deferred if the channel or
         the queue is gone.
         """
-        waiting = FairQueue(self._buckets, MAX_WAITING)
-        news = asyncio.Event()
-        reading = asyncio.create_task(
-            self._queue_received_messages(channel, deliveries, waiting, news)
-        )
-        reading.add_done_callback(lambda _: news.set())
-        carried: list[WaitingMessage] = []
+        reading = self._reading = asyncio.create_task(self._queue_received_messages())
+        reading.add_done_callback(lambda _: self._has_news.set())
         try:
             while await self._handler.blocking_reason() is None:
-                if reading.done():
-                    await reading
-                news.clear()
-                taken = await self._take_next_messages(channel, waiting, carried)
+                await self._raise_error_of_reading()
+                self._has_news.clear()
+                taken = await self._take_next_messages()
                 if not isinstance(taken, list):
-                    await wait_for_event(news, self._clock, min(taken, poll_interval))
+                    seconds = min(taken, self._poll_interval)
+                    await wait_for_event(self._has_news, self._clock, seconds)
                     continue
-                if not await self._decide_together(channel, taken, reading, poll_interval):
+                if not await self._decide_together(taken):
                     return False
         finally:
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
         return True
 
-    async def _sleep_while_decidable(
-        self, seconds: float, reading: asyncio.Task[NoReturn], poll_interval: float
-    ) -> bool:
-        """Wait; return False at once if no message can be decided.
-
-        Raises Deferred if the channel or the queue is gone.
-        """
-        end = self._clock.monotonic() + seconds
-        while (remaining := end - self._clock.monotonic()) > 0:
-            if await self._handler.blocking_reason() is not None:
-                return False
-            await self._clock.sleep(min(remaining, poll_interval))
-            if reading.done():
-                await reading
-        return True
-
-    async def _queue_received_messages(
-        self,
-        channel: AbstractChannel,
-        deliveries: Deliveries,
-        waiting: FairQueue,
-        news: asyncio.Event,
-    ) -> NoReturn:
+    async def _queue_received_messages(self) -> NoReturn:
         """Let messages wait for their decision; dead-letter the unusable and those too many.
 
         Raises Deferred if the channel or the queue is gone.
         """
         while True:
             rejected: list[int] = []
-            delivery = await deliveries.get()
+            delivery = await self._deliveries.get()
             for left in reversed(range(MESSAGES_PER_TURN)):
                 if isinstance(delivery, Deferred):
                     raise delivery
                 message = self._parse_delivery(delivery, rejected)
-                given_up = waiting.add(message) if message is not None else None
+                given_up = self._waiting.add(message) if message is not None else None
                 if given_up is not None:
                     self._on_unusable(given_up.received.user, TOO_MANY)
                     rejected.append(given_up.tag)
                 if given_up is not message:
-                    news.set()
-                if not left or deliveries.empty():
+                    self._has_news.set()
+                if not left or self._deliveries.empty():
                     break
-                delivery = deliveries.get_nowait()
-            await _reject_together(channel, rejected)
+                delivery = self._deliveries.get_nowait()
+            await _reject_together(self._channel, rejected)
             await asyncio.sleep(0)  # a flood leaves the rest of the relay its turn
 
     def _parse_delivery(
@@ -299,39 +316,28 @@ class ApprovalConsumer:
         rejected.append(tag)
         return None
 
-    async def _take_next_messages(
-        self,
-        channel: AbstractChannel,
-        waiting: FairQueue,
-        carried: list[WaitingMessage],
-    ) -> list[WaitingMessage] | float:
+    async def _take_next_messages(self) -> list[WaitingMessage] | float:
         """Return the next messages; without any, the seconds until there can be one.
 
         They have one kind of decision: if only some of them can be recorded at first, no release
-        ends a newer hold, and no vote overtakes a hold. ``carried`` holds the message that was
-        taken and belongs to the next ones.
+        ends a newer hold, and no vote overtakes a hold.
         """
-        taken = [carried.pop()] if carried else []
+        taken = [self._postponed] if self._postponed is not None else []
+        self._postponed = None
         while not taken or len(taken) < _max_messages_decided_together(taken[0]):
-            message = waiting.take(self._clock.monotonic())
+            message = self._waiting.take(self._clock.monotonic())
             if not isinstance(message, WaitingMessage):
                 return taken or message
-            for release in waiting.take_releases_before_hold(message):
+            for release in self._waiting.take_releases_before_hold(message):
                 self._on_unusable(release.received.user, OVERTAKEN)
-                await channel.basic_reject(release.tag, requeue=False, wait=False)
+                await self._channel.basic_reject(release.tag, requeue=False, wait=False)
             if taken and message.received.decision != taken[0].received.decision:
-                carried.append(message)
+                self._postponed = message
                 return taken
             taken.append(message)
         return taken
 
-    async def _decide_together(
-        self,
-        channel: AbstractChannel,
-        messages: list[WaitingMessage],
-        reading: asyncio.Task[NoReturn],
-        poll_interval: float,
-    ) -> bool:
+    async def _decide_together(self, messages: list[WaitingMessage]) -> bool:
         """Decide about messages; return False if some cannot be recorded. Raises Deferred.
 
         What is not recorded is tried again here. Returned to the queue, it would come behind others
@@ -340,7 +346,7 @@ class ApprovalConsumer:
         failures = 0
         while True:
             # Each submits its decision before it first waits, so their order stays.
-            decisions = (self._decide_message(channel, message) for message in messages)
+            decisions = (self._decide_message(message) for message in messages)
             recorded = await asyncio.gather(*decisions)
             raise_if_cancelled()
             messages = [
@@ -351,31 +357,42 @@ class ApprovalConsumer:
             if not messages:
                 return True
             failures += 1
-            pause = exponential_backoff(failures + 1, first=poll_interval, maximum=MAX_PAUSE)
-            if not await self._sleep_while_decidable(pause, reading, poll_interval):
+            pause = exponential_backoff(failures + 1, first=self._poll_interval, maximum=MAX_PAUSE)
+            if not await self._sleep_while_decidable(pause):
                 return False
 
-    async def _decide_message(self, channel: AbstractChannel, message: WaitingMessage) -> bool:
+    async def _sleep_while_decidable(self, seconds: float) -> bool:
+        """Wait; return False at once if no message can be decided.
+
+        Raises Deferred if the channel or the queue is gone.
+        """
+        end = self._clock.monotonic() + seconds
+        while (remaining := end - self._clock.monotonic()) > 0:
+            if await self._handler.blocking_reason() is not None:
+                return False
+            await self._clock.sleep(min(remaining, self._poll_interval))
+            await self._raise_error_of_reading()
+        return True
+
+    async def _raise_error_of_reading(self) -> None:
+        """Raise the error with which reading ended, if it has ended."""
+        if self._reading is not None and self._reading.done():
+            await self._reading
+
+    async def _decide_message(self, message: WaitingMessage) -> bool:
         """Decide about a message and settle it; return False if the decision is not recorded."""
         try:
             recorded = await message.received.decide()
         except UnusableMessage as error:
             self._on_unusable(message.received.user, str(error))
-            await channel.basic_reject(message.tag, requeue=False)
-            return True
         except Exception:  # noqa: BLE001  # given back, it would return at once and block the others
             _log.exception(INTERNAL_ERROR)
-            await channel.basic_reject(message.tag, requeue=False)
-            return True
-        if recorded:
-            await channel.basic_ack(message.tag)
-        return recorded
-
-    def _log_failure(self, failure: ConnectionFailure) -> None:
-        self._state_log.log(logging.WARNING, "approvals over AMQP: %s", failure.reason)
-
-    def _log_state(self, state: str) -> None:
-        self._state_log.log(logging.INFO, "approvals over AMQP: %s", state)
+        else:
+            if recorded:
+                await self._channel.basic_ack(message.tag)
+            return recorded
+        await self._channel.basic_reject(message.tag, requeue=False)
+        return True
 
 
 async def _reject_together(channel: AbstractChannel, tags: Sequence[int]) -> None:
