@@ -20,7 +20,7 @@ from relay.diagnostics import Finding, failure, ok, warning
 from relay.net.egress import AddressRefused, guarded_socket, is_refused
 from relay.net.tls_context import HTTPS_CA_OPTION, default_context, explain_refusal
 
-CONNECT_TIMEOUT = 10.0
+_CONNECT_TIMEOUT = 10.0
 """Seconds for look-up, connection and TLS together."""
 _EXPIRY_WARNING = 14 * 86400.0
 """Seconds before the end of a certificate from which on the finding is a warning."""
@@ -33,7 +33,6 @@ async def check_connectivity(
     *,
     tls: ssl.SSLContext | None,
     now: datetime,
-    seconds: float = CONNECT_TIMEOUT,
 ) -> Finding:
     """Look up the name, connect through the egress guard, do the TLS handshake, and hang up.
 
@@ -43,7 +42,7 @@ async def check_connectivity(
     loop = asyncio.get_running_loop()
     context = (tls or default_context()) if url.scheme == "https" else None
     try:
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(_CONNECT_TIMEOUT):
             infos = await loop.getaddrinfo(url.host, url.port, type=socket.SOCK_STREAM)
             sock = await aiohappyeyeballs.start_connection(
                 infos, happy_eyeballs_delay=0.25, socket_factory=guarded_socket
@@ -56,7 +55,7 @@ async def check_connectivity(
                 server_hostname=url.host if context is not None else None,
             )
     except TimeoutError:
-        problem = f"{origin}: nobody answered within {seconds:g} s"
+        problem = f"{origin}: nobody answered within {_CONNECT_TIMEOUT:g} s"
         return failure(subject, problem, _CHECK_RECEIVER)
     except OSError as error:
         problem, remedy = _explain(error)

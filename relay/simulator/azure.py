@@ -56,13 +56,12 @@ class SimulatedAzure(Scope):
         setup: Setup | None = None,
         *,
         clock: Clock | None = None,
-        new_id: Callable[[], str] = lambda: str(uuid.uuid4()),
         report: Callable[[str], None] = lambda _: None,
     ) -> None:
         super().__init__(
             setup or Setup(),
             clock=clock or SystemClock(),
-            new_id=new_id,
+            new_id=lambda: str(uuid.uuid4()),
             on_transition=self._report_transition,
         )
         self.faults = Faults()

@@ -93,13 +93,13 @@ def _scheduled(data: Mapping[str, Any]) -> str:
 def _updated(data: Mapping[str, Any]) -> str:
     changes = [
         f"{name} was {_value(old)}, is {_value(data.get(name))}"
-        for name, old in _changed_fields(data)
+        for name, old in data["changed"].items()
     ]
     return f"{_subject(data)} has changed: {'; '.join(changes)}"
 
 
 def _started(data: Mapping[str, Any]) -> str:
-    others = [name for name, _ in _changed_fields(data) if name not in ("eventStatus", "notBefore")]
+    others = [name for name in data["changed"] if name not in ("eventStatus", "notBefore")]
     also = f"; also changed: {', '.join(others)}" if others else ""
     return f"{_subject(data)} has started{_own_approval_clause(data)}{also}"
 
@@ -110,10 +110,6 @@ def _ended(data: Mapping[str, Any]) -> str:
 
 def _own_approval_clause(data: Mapping[str, Any]) -> str:
     return ", approved by this relay" if data["approvedByRelay"] else ""
-
-
-def _changed_fields(data: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    return list(data["changed"].items())
 
 
 def _value(value: Any) -> str:
