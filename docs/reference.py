@@ -30,8 +30,8 @@ from relay.clock import SystemClock
 from relay.config import Config, sink_modules
 from relay.config.changes import key_needs_restart
 from relay.log_fields import field_meanings
-from relay.telemetry.definitions import METRICS
 from relay.telemetry.lines import EVERY_LINE, LINES
+from relay.telemetry.metrics import METRICS
 
 STATUS_LEVELS = "warning; error if Azure answered 400"
 """The level of `startrequest.failed`."""

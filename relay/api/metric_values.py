@@ -1,4 +1,4 @@
-"""Reads the values of all metrics at one moment; `relay.telemetry.definitions` has their meaning.
+"""Reads the values of all metrics at one moment; `relay.telemetry.metrics` has their meaning.
 
 Nothing is read before somebody asks: a relay that nobody scrapes pays for plain counters only.
 """

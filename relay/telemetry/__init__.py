@@ -1,8 +1,8 @@
 """What the relay reports to its operator: the log, the metrics and the traces.
 
 `log` sets up the log of the process. `event_log` writes a line for each event that the store
-recorded, which `lines` makes. `definitions` lists the metrics, `event_counts` counts recorded
-events for them, and `metrics` hands values to the Prometheus client. `traces` makes spans of
+recorded, which `lines` makes. `metrics` defines the metrics and hands their values to the
+Prometheus client, and `event_counts` counts recorded events for them. `traces` makes spans of
 recorded events, and `otlp` sends them to a collector. This module has the section ``telemetry`` of
 the configuration.
 """

@@ -1,15 +1,17 @@
-"""Hands values of metrics to the Prometheus client, which writes them as text for ``/metrics``.
+"""The metrics: what each of them means, and how values become text for ``/metrics``.
 
-`relay.api.metric_values` reads all values at one moment, for each call, and makes `Samples` of
-them. `relay.telemetry.definitions` says what each metric is.
+`METRICS` defines them; docs/metrics.md follows from it. `relay.api.metric_values` reads all values
+at one moment, for each call of ``/metrics``, and makes `Samples` of them. `MetricsCollector` hands
+these to the Prometheus client. The values of every label are from a fixed set, or are names in the
+configuration.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -22,11 +24,315 @@ from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from relay.histogram import Histogram
-from relay.telemetry.definitions import METRICS, Metric
 
 Value: TypeAlias = float | Histogram
 Samples: TypeAlias = Mapping[str, Sequence[tuple[tuple[str, ...], Value]]]
 """By the name of the metric: values, each with its labels in the order of the definition."""
+MetricKind = Literal["counter", "gauge", "histogram", "info"]
+Unit = Literal["", "seconds"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """The definition of a metric. ``labels`` has the meaning of each label.
+
+    ``only`` says which relays have the metric; empty: all of them.
+    """
+
+    name: str
+    kind: MetricKind
+    help: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+    only: str = ""
+
+    @property
+    def unit(self) -> Unit:
+        """The unit; empty for plain numbers."""
+        return "seconds" if self.name.endswith("_seconds") else ""
+
+
+_EVENT_TYPE = {"event_type": "the EventType of Azure, `other` for an unknown one"}
+_APPROVAL = {
+    "approval": "`none`, `pending`, `held`, `waiting` (for a limit), `granted`, `sent`, "
+    "`accepted` or `failed`"
+}
+_DECISION = {"decision": "`approve`, `hold` or `release`"}
+_SINK = {"sink": "the name in the configuration", "kind": "such as `webhook`"}
+_WITH_POLLS = "not on a hub"
+_ON_HUB = "on a hub"
+
+METRICS = (
+    Metric(
+        name="imds_relay_build_info",
+        kind="info",
+        help="The running relay",
+        labels={
+            "version": "of imds-relay",
+            "scope": "of the relay",
+            "relay": "the name of the relay",
+        },
+    ),
+    Metric(
+        name="imds_relay_config_last_reload_successful",
+        kind="gauge",
+        help="1 unless the last reload was refused, so that an earlier configuration is in force",
+    ),
+    Metric(
+        name="imds_relay_polls_total",
+        kind="counter",
+        help="Polls of the metadata service; on a hub messages of agents",
+    ),
+    Metric(
+        name="imds_relay_poll_failures",
+        kind="gauge",
+        help="Polls in a row without a usable response; on a hub failed connections in a row",
+    ),
+    Metric(
+        name="imds_relay_poll_duration_seconds",
+        kind="histogram",
+        help="Time until the metadata service had answered with a document",
+        only=_WITH_POLLS,
+    ),
+    Metric(
+        name="imds_relay_poll_age_seconds",
+        kind="gauge",
+        help="Time since the last good poll; missing before the first one",
+        only=_WITH_POLLS,
+    ),
+    Metric(
+        name="imds_relay_source_lost",
+        kind="gauge",
+        help="1 while the metadata service gives no usable response; on a hub while it is not "
+        "connected to RabbitMQ",
+    ),
+    Metric(
+        name="imds_relay_clock_offset_seconds",
+        kind="gauge",
+        help="How far the clock is certainly ahead of that of the metadata service; negative if "
+        "it is behind, missing if it is not known",
+        only=_WITH_POLLS,
+    ),
+    Metric(
+        name="imds_relay_store_failing",
+        kind="gauge",
+        help="1 while the state file cannot be written",
+    ),
+    Metric(
+        name="imds_relay_store_commit_duration_seconds",
+        kind="histogram",
+        help="Duration of transactions on the state file, with all work in them",
+    ),
+    Metric(
+        name="imds_relay_journal_position",
+        kind="gauge",
+        help="Position of the journal's last row",
+    ),
+    Metric(
+        name="imds_relay_events_total",
+        kind="counter",
+        help="Changes of scheduled events that were recorded",
+        labels={"change": "`scheduled`, `updated`, `started` or `ended`", **_EVENT_TYPE},
+    ),
+    Metric(
+        name="imds_relay_live_events",
+        kind="gauge",
+        help="Scheduled events that are in the document",
+        labels={**_EVENT_TYPE, "status": "`Scheduled`, `Started` or `other`"},
+    ),
+    Metric(
+        name="imds_relay_scheduled_events",
+        kind="gauge",
+        help="Events with the status Scheduled by the state of their approval; of more than 200, "
+        "those with the earliest NotBefore",
+        labels=_APPROVAL,
+    ),
+    Metric(
+        name="imds_relay_next_event_seconds",
+        kind="gauge",
+        help="Time until the earliest NotBefore of these events that is still to come; missing if "
+        "there is none",
+        labels=_APPROVAL,
+    ),
+    Metric(
+        name="imds_relay_missing_votes",
+        kind="gauge",
+        help="Votes that these events need and do not have yet",
+    ),
+    Metric(
+        name="imds_relay_approvals_mode",
+        kind="gauge",
+        help="1 for the mode of approvals",
+        labels={"mode": "`on`, `dry-run` or `off`"},
+    ),
+    Metric(
+        name="imds_relay_approvals_link_up",
+        kind="gauge",
+        help="1 while the relay is connected to RabbitMQ to take approvals",
+        only="with `approvals.amqp`",
+    ),
+    Metric(
+        name="imds_relay_decisions_total",
+        kind="counter",
+        help="Votes, holds and releases that were accepted",
+        labels=_DECISION,
+    ),
+    Metric(
+        name="imds_relay_refusals_total",
+        kind="counter",
+        help="Votes, holds and releases of known callers that were refused",
+        labels=_DECISION,
+    ),
+    Metric(
+        name="imds_relay_grants_total",
+        kind="counter",
+        help="Events whose start was granted, dry runs included",
+    ),
+    Metric(
+        name="imds_relay_start_requests_total",
+        kind="counter",
+        help="Grants that ended",
+        labels={
+            "result": "`accepted` by Azure, `refused` by Azure (400), or `failed`: the relay gave "
+            "up, for example because the event changed"
+        },
+    ),
+    Metric(
+        name="imds_relay_sink_waiting",
+        kind="gauge",
+        help="Deliveries that wait for the sink",
+        labels=_SINK,
+    ),
+    Metric(
+        name="imds_relay_sink_oldest_waiting_seconds",
+        kind="gauge",
+        help="Age of the oldest delivery that waits for the sink; 0 if none waits",
+        labels=_SINK,
+    ),
+    Metric(
+        name="imds_relay_sink_failing",
+        kind="gauge",
+        help="1 while deliveries to the sink fail",
+        labels=_SINK,
+    ),
+    Metric(
+        name="imds_relay_sink_state",
+        kind="gauge",
+        help="1 for the state of the sink",
+        labels={**_SINK, "state": "`on`, `paused` or `disabled`"},
+    ),
+    Metric(
+        name="imds_relay_sink_circuit_state",
+        kind="gauge",
+        help="1 for the state of the sink's circuit breaker",
+        labels={
+            **_SINK,
+            "state": "`closed`; while the sink fails `open`, or `half-open` when it may be tried",
+        },
+    ),
+    Metric(
+        name="imds_relay_sink_clock_skewed",
+        kind="gauge",
+        help="1 while the clocks of the receiver and of the relay differ by more than 30 seconds",
+        labels=_SINK,
+    ),
+    Metric(
+        name="imds_relay_sink_tries_total",
+        kind="counter",
+        # An unrouted message that RabbitMQ returned counts as delivered, with status 312.
+        help="Delivery attempts",
+        labels={
+            **_SINK,
+            "outcome": "`delivered`, `deferred`, `parked` (the receiver rejected the event for "
+            "good), or `error` (the code of the sink failed)",
+            "status": "of HTTP or AMQP, empty without one, `other` for an unknown one",
+        },
+    ),
+    Metric(
+        name="imds_relay_sink_try_duration_seconds",
+        kind="histogram",
+        help="Duration of delivery attempts",
+        labels=_SINK,
+    ),
+    Metric(
+        name="imds_relay_sink_deliveries_total",
+        kind="counter",
+        help="Deliveries that ended",
+        labels={
+            **_SINK,
+            "result": "`delivered`, `superseded` or `parked` (a dead letter)",
+        },
+    ),
+    Metric(
+        name="imds_relay_sink_dead_letters",
+        kind="gauge",
+        help="Dead letters of the sink that the state file holds",
+        labels=_SINK,
+    ),
+    Metric(
+        name="imds_relay_rejected_calls_total",
+        kind="counter",
+        help="Calls without valid credentials, and AMQP messages that could not be used",
+    ),
+    Metric(
+        name="imds_relay_http_answers_total",
+        kind="counter",
+        help="Responses of the API",
+        labels={"status": "of HTTP"},
+    ),
+    Metric(
+        name="imds_relay_hub_agents",
+        kind="gauge",
+        help="Agents of the fleet",
+        labels={
+            "state": "`fresh`, `silent`, or `unknown` while the hub has not listened for long "
+            "enough"
+        },
+        only=_ON_HUB,
+    ),
+    Metric(
+        name="imds_relay_hub_agents_with_wrong_clock",
+        kind="gauge",
+        help="Fresh agents whose clock is wrong by more than 2 seconds, so that they get no orders",
+        only=_ON_HUB,
+    ),
+    Metric(
+        name="imds_relay_hub_scopes",
+        kind="gauge",
+        help="Scopes that have agents",
+        labels={"state": "`silent` if all agents of the scope are silent, else `fresh`"},
+        only=_ON_HUB,
+    ),
+    Metric(
+        name="imds_relay_hub_reports_total",
+        kind="counter",
+        help="Reports about events that were read, copies included",
+        only=_ON_HUB,
+    ),
+    Metric(
+        name="imds_relay_hub_copies_total",
+        kind="counter",
+        help="Reports that said nothing new",
+        only=_ON_HUB,
+    ),
+    Metric(
+        name="imds_relay_hub_pulses_total",
+        kind="counter",
+        help="Pulses that were read",
+        only=_ON_HUB,
+    ),
+    Metric(
+        name="imds_relay_hub_orders_total",
+        kind="counter",
+        help="Start orders to agents that ended",
+        labels={
+            "result": "`accepted` or `refused` by Azure, `failed` without a final answer of Azure, "
+            "`changed` or `stale` (the agent sent nothing), `returned` (the agent is not "
+            "connected), or `unanswered`"
+        },
+        only=_ON_HUB,
+    ),
+)
+"""Every metric, in the order of `/metrics`."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -24,7 +24,7 @@ from relay.errors import ConfigError, Deferred, Rejected, ReloadRefused
 from relay.fleet.messages import Pulse
 from relay.fleet.routing import Sender
 from relay.roles.reload import Reloader
-from relay.telemetry.definitions import METRICS
+from relay.telemetry.metrics import METRICS
 from tests.api.measured_relay import run_measured_relay, scrape
 from tests.api.running_relay import eventually, make_event
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from relay.errors import Deferred, Rejected, StoreUnavailable
-from relay.telemetry.definitions import METRICS
+from relay.telemetry.metrics import METRICS
 from tests.api.measured_relay import Values, run_measured_relay, scrape, values_of
 from tests.api.running_relay import (
     RunningRelay,
