@@ -154,17 +154,12 @@ def measure_clock_skew(date_header: str | None, now: datetime, *, elapsed: float
     Returns None without a readable ``Date``. The server wrote it at some moment of our wait, which
     took ``elapsed`` seconds, and without the fraction of its second (RFC 9110, section 6.6.1).
     """
-    date = _parse_date(date_header)
+    date = parse_timestamp(date_header)
     if date is None:
         return None
     ahead = (date - now).total_seconds()
     behind = ahead + elapsed + 1
     return ahead if ahead > 0 else min(behind, 0.0)
-
-
-@lru_cache(maxsize=16)
-def _parse_date(text: str | None) -> datetime | None:
-    return parse_timestamp(text)  # all responses of a second have the same text
 
 
 def _skew_hint(status: int, skew: float | None) -> str:
