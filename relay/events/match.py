@@ -1,9 +1,10 @@
 """Conditions on events: the one matching language of rules, sinks, clients and standing holds.
 
 `Match` is the section of the configuration, and the object in bodies of the API. `matches` decides
-whether an event meets it, and `event_may_meet_conditions` whether it could. Texts are compared with
-patterns of ``*``, ``?`` and ``[…]``, without case. `are_patterns_inside` compares patterns with
-patterns: whoever may decide for some machines makes standing holds for no others.
+whether an event meets it, and `event_may_meet_conditions` whether it could. Names of machines and
+scopes are compared with patterns of ``*``, ``?`` and ``[…]``, without case. `are_patterns_inside`
+compares patterns with patterns: a client that may decide only for some machines may make standing
+holds only for those.
 """
 
 from __future__ import annotations

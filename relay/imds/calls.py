@@ -1,10 +1,10 @@
 """Makes one HTTP call to the metadata service, and says when the next may follow.
 
-`ImdsClient` decides which calls there are, and this module how each of them is made: at most two
-within a second or so, whoever asks for them (`CallRateLimiter`); sent once or not at all; not sent
-after its deadline; with a bounded answer. Each failure is a SourceError. A call is never repeated
-here: the poller and the reader of instance metadata call again after `retry_delay`. Sources: the
-events page and the IMDS page (docs/protocol.md#imds-scheduled-events).
+`ImdsClient` decides which calls there are. All of them share one limit of calls in a second
+(`CallRateLimiter`). A call is sent once or not at all, never after its deadline, and its answer is
+bounded. Each failure is a SourceError. Nothing is repeated here: the poller and the reader of
+instance metadata call again after `retry_delay`. Sources: the events page and the IMDS page
+(docs/protocol.md#imds-scheduled-events).
 """
 
 from __future__ import annotations
