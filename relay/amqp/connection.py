@@ -1,5 +1,7 @@
 """A connection to RabbitMQ, and a loop that reconnects for ever.
 
+The RabbitMQ sink, the consumer of approvals and both ends of a fleet each run `keep_connected`, and
+hand it what they do with a connection. ``imds-relay doctor`` uses `open_connection` to check one.
 docs/decisions/0010-own-reconnect.md says why this is not aio-pika's robust connection.
 """
 

@@ -37,8 +37,8 @@ async def diagnose(
     """Return a finding for each host and, from the first that works, one for each part.
 
     ``writes`` is an exchange and a routing key with which the user must be allowed to publish.
-    ``reads`` are the queues from which the user must be allowed to consume. ``examine`` looks at
-    more.
+    ``reads`` are the queues from which the user must be allowed to consume. ``examine`` returns
+    more findings over the same connection, as a fleet does about the rights of its users.
     """
     findings: list[Finding] = []
     checked = False
