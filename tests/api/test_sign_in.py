@@ -24,7 +24,7 @@ from relay.api.auth.entra_endpoints import ENDPOINTS_RETRY_INTERVAL, MAX_ENDPOIN
 from relay.api.auth.pending_sign_in import PENDING_LIFETIME
 from relay.api.auth.session_cookie import PENDING_COOKIE, SESSION_COOKIE
 from relay.api.auth.sessions import MAX_SESSIONS_OF_PRINCIPAL, SESSION_LIFETIME
-from relay.api.schema.problem_page import ProblemWithLink, problem_page
+from relay.api.schema.html_pages import ProblemWithLink, problem_page
 from relay.approvals.request import Caller, Rights
 from tests.api.entra import (
     ACCOUNTS,

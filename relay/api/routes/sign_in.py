@@ -25,7 +25,7 @@ from relay.api.auth.session_cookie import (
     set_session_cookie,
 )
 from relay.api.auth.sessions import SESSION_LIFETIME
-from relay.api.schema.problem_page import ProblemWithLink
+from relay.api.schema.html_pages import ProblemWithLink
 from relay.api.schema.responses import Problem, bytes_response, json_response
 from relay.api.schema.route import SESSION, Call, Parameter, Route
 from relay.approvals.request import Right

@@ -26,7 +26,7 @@ from relay.api.auth.authentication import (
 )
 from relay.api.auth.session_cookie import check_sent_by_own_page, read_session_cookie
 from relay.api.auth.sessions import Session
-from relay.api.schema.problem_page import problem_page
+from relay.api.schema.html_pages import problem_page
 from relay.api.schema.responses import Problem, json_response
 from relay.api.schema.route import SESSION, Call, Route
 from relay.api.server.connection import UNTIL_SENT, connection_of

@@ -1,4 +1,9 @@
-"""Problems as pages, for the routes that a browser opens as a page. They contain no script."""
+"""What HTML pages have in common: headers that restrict them, and problems as pages.
+
+The routes of pages send `page_headers` with their files. The server sends `problem_page` in place
+of JSON for the routes that a browser opens as a page (`Route.shows_problems`). Such a problem
+contains no script.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +18,45 @@ from aiohttp import web
 
 from relay.api.schema.responses import Problem, bytes_response
 
+
+def page_headers(*, script_source: str, style_source: str) -> Mapping[str, str]:
+    """Return the headers of a page, which runs its own scripts and loads nothing else.
+
+    The sources are source expressions of CSP. Trusted types keep the page's own scripts from
+    inserting text as markup.
+    """
+    policy = (
+        "default-src 'none'",
+        f"script-src {script_source}",
+        f"style-src {style_source}",
+        "img-src data:",  # the page's icon; without one, browsers ask for /favicon.ico
+        "connect-src 'self'",
+        "form-action 'none'",
+        "base-uri 'none'",
+        "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'",
+        "trusted-types 'none'",
+    )
+    return {
+        "Content-Security-Policy": "; ".join(policy),
+        "Cross-Origin-Opener-Policy": "same-origin",
+        "Cross-Origin-Resource-Policy": "same-origin",
+        "Permissions-Policy": "camera=(), display-capture=(), geolocation=(), microphone=(), "
+        "payment=(), usb=()",
+        "Referrer-Policy": "no-referrer",
+        "X-Frame-Options": "DENY",
+        "X-Robots-Tag": "noindex, nofollow",
+    }
+
+
+def hash_source(content: bytes) -> str:
+    """Return the source expression of CSP that allows exactly this inline script or style.
+
+    Source: https://www.w3.org/TR/CSP3/, section 2.3.1.
+    """
+    return f"'sha256-{base64.b64encode(hashlib.sha256(content).digest()).decode()}'"
+
+
 _STYLE = """
 :root { color-scheme: light dark; --page: #f2f4f7; --card: #fff; --ink: #1b1f24; --line: #d5dae1;
   --act: #0b57c2; }
@@ -26,9 +70,8 @@ main { max-width: 38rem; margin: 1rem auto; padding: 1.25rem; background: var(--
 h1 { font-size: 1.4rem; line-height: 1.25; margin: 0; }
 a { color: var(--act); }
 """
-_STYLE_HASH = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
 _HEADERS: Mapping[str, str] = {
-    "Content-Security-Policy": f"default-src 'none'; style-src 'sha256-{_STYLE_HASH}'; "
+    "Content-Security-Policy": f"default-src 'none'; style-src {hash_source(_STYLE.encode())}; "
     "img-src data:; form-action 'none'; base-uri 'none'; frame-ancestors 'none'",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",

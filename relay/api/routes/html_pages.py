@@ -1,7 +1,10 @@
-"""`GET /`: the page for people. It holds no data: its scripts call the API with the reader's key.
+"""`GET /` and `GET /approve`: the page for people, and the page behind the links in messages.
 
-The files are in `relay/api/page/`. They are read for each call, so that a relay without readers
-spends no memory on them.
+Neither holds data. The scripts of the page at `/` call the API with the reader's credentials; its
+files are in `relay/api/page/`. They are read for each call, so that a relay without readers spends
+no memory on them. The page at `/approve` is the same for all links and decides nothing. A link's
+token is in the fragment, which browsers do not send; the page calls
+`relay.api.routes.confirmations`.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from importlib import resources
 
 from aiohttp import web
 
-from relay.api.schema.page_headers import page_headers
+from relay.api.schema.html_pages import hash_source, page_headers
 from relay.api.schema.responses import Problem, bytes_response
 from relay.api.schema.route import Call, Route
 
@@ -23,6 +26,23 @@ _CONTENT_TYPES = {
     "js": "text/javascript; charset=utf-8",
 }
 _HEADERS = page_headers(script_source="'self'", style_source="'self'")
+_CONFIRM_PAGE = resources.files("relay.api.routes").joinpath("confirm_page.html").read_bytes()
+
+
+def _inline_source(tag: str) -> str:
+    """Return the source expression for the confirm page's only element of this kind."""
+    _, _, rest = _CONFIRM_PAGE.partition(f"<{tag}>".encode())
+    content, _, _ = rest.partition(f"</{tag}>".encode())
+    return hash_source(content)
+
+
+_CONFIRM_PAGE_HEADERS = page_headers(
+    script_source=_inline_source("script"), style_source=_inline_source("style")
+)
+
+
+async def _show_confirm_page(_call: Call) -> web.Response:
+    return bytes_response(200, _CONFIRM_PAGE, _CONTENT_TYPES["html"], _CONFIRM_PAGE_HEADERS)
 
 
 async def _show_page(_call: Call) -> web.Response:
@@ -62,5 +82,14 @@ ROUTES = (
         access="public",
         media_types=("text/javascript", "text/css", "text/html"),
         find_resource=_find_file,
+    ),
+    Route(
+        method="GET",
+        path="/approve",
+        summary="the page behind the links in messages; "
+        "the link's token is in the fragment, which browsers do not send",
+        handler=_show_confirm_page,
+        access="public",
+        media_types=("text/html",),
     ),
 )
