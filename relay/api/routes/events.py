@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -15,7 +14,7 @@ from typing_extensions import TypedDict
 
 from relay.api.routes.deliveries import DeliverySummary, delivery_summary
 from relay.api.schema.paging import LOG_SIZE, PAGE_SIZE, page_route, parse_cursor
-from relay.api.schema.responses import Problem
+from relay.api.schema.responses import Problem, rfc3339_or_null
 from relay.api.schema.route import Call, Parameter
 from relay.approvals.admission import UNKNOWN_EVENT, Refusal, ambiguous_scope_refusal
 from relay.approvals.refusals import collapse_surplus_refusals
@@ -131,7 +130,6 @@ SCOPE = Parameter(
     description="only events of this scope; a hub has events of several",
     pattern=r"^[a-z0-9-]{1,80}$",
 )
-_SCOPE = re.compile(SCOPE.pattern, re.ASCII)
 _LIVE = Parameter(
     name="live",
     place="query",
@@ -151,12 +149,7 @@ class _EventsQuery:
 
 def parse_scope_name(request: web.Request) -> str | None:
     """Return the scope of the query; None for all. Raises Problem 422."""
-    values = request.query.getall(SCOPE.name, [])
-    if not values:
-        return None
-    if len(values) > 1 or _SCOPE.fullmatch(values[0]) is None:
-        raise Problem(422, "scope: expected the name of a scope, once", field=SCOPE.name)
-    return values[0]
+    return SCOPE.read_from_query(request, "the name of a scope")
 
 
 def _parse_page(request: web.Request) -> _EventsQuery:
@@ -164,10 +157,8 @@ def _parse_page(request: web.Request) -> _EventsQuery:
 
 
 def _parse_page_and_live(request: web.Request) -> _EventsQuery:
-    values = request.query.getall(_LIVE.name, ["false"])
-    if len(values) > 1 or values[0] not in ("true", "false"):
-        raise Problem(422, "live: expected true or false, once", field=_LIVE.name)
-    return replace(_parse_page(request), live=values[0] == "true")
+    live = _LIVE.read_from_query(request, "true or false") == "true"
+    return replace(_parse_page(request), live=live)
 
 
 async def run_read_about_event_in_path(
@@ -261,9 +252,7 @@ def votes_or_holds_in_force(
     return [
         VoteInForce(
             principal=decision.principal,
-            until=None
-            if (until := status.decision_expires_at(decision)) is None
-            else format_rfc3339(until),
+            until=rfc3339_or_null(status.decision_expires_at(decision)),
         )
         for decision in decisions
     ]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Literal
 
 from typing_extensions import TypedDict
 
 from relay.api.routes.events import SCOPE, parse_scope_name
-from relay.api.schema.responses import Problem
+from relay.api.schema.responses import Problem, rfc3339_or_null
 from relay.api.schema.route import Call, Route
 from relay.events.timestamps import format_rfc3339
 
@@ -63,8 +62,8 @@ async def _show_fleet(call: Call) -> FleetRoster:
             vmId=agent.vm_id,
             firstHeard=format_rfc3339(agent.first_heard),
             lastHeard=format_rfc3339(agent.last_heard),
-            lastReport=_format_time(agent.last_report),
-            lastPulse=_format_time(agent.last_pulse),
+            lastReport=rfc3339_or_null(agent.last_report),
+            lastPulse=rfc3339_or_null(agent.last_pulse),
             pollAgeSeconds=agent.poll_age,
             clockOffsetSeconds=agent.clock_offset,
         )
@@ -74,10 +73,6 @@ async def _show_fleet(call: Call) -> FleetRoster:
     agents.sort(key=lambda agent: (agent["scope"], agent["relay"]))
     silent = sorted(name for name in roster.silent_scopes(now) if scope in (None, name))
     return FleetRoster(agents=agents, silentScopes=silent)
-
-
-def _format_time(time: datetime | None) -> str | None:
-    return None if time is None else format_rfc3339(time)
 
 
 ROUTES = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import cast
 
 from typing_extensions import TypedDict
@@ -14,6 +13,7 @@ from relay.api.routes.events import (
     run_read_about_event_in_path,
     votes_or_holds_in_force,
 )
+from relay.api.schema.responses import rfc3339_or_null
 from relay.api.schema.route import Call, Route
 from relay.approvals.admission import hold_caveat
 from relay.approvals.limits import LIMIT_NOTICE
@@ -22,7 +22,6 @@ from relay.approvals.standing_holds import standing_hold_summaries
 from relay.approvals.status import ApprovalState, ApprovalStatus, approval_state
 from relay.approvals.transitions import grant_expires_at, remind_at
 from relay.events.data_types import LimitWait, StandingHoldInForce
-from relay.events.timestamps import format_rfc3339
 from relay.outbox import Mode, TrackedEvent
 from relay.outbox.transaction import Transaction
 
@@ -102,7 +101,7 @@ def _evaluate(tx: Transaction, call: Call, occurrence: TrackedEvent) -> Approval
         missing=status.votes_missing if status.is_open else 0,
         mayVote=list(status.missing_voters) if status.is_open else [],
         uncoveredResources=list(status.uncovered_resources) if status.is_open else [],
-        closes=_format_time(status.voting_closes_at),
+        closes=rfc3339_or_null(status.voting_closes_at),
         voted=votes_or_holds_in_force(
             status.counted_votes if status.quorum is not None else (), status
         ),
@@ -111,10 +110,10 @@ def _evaluate(tx: Transaction, call: Call, occurrence: TrackedEvent) -> Approval
             "list[StandingHoldInForce]", standing_hold_summaries(status.active_standing_holds)
         ),
         holdMeans=hold_caveat(status),
-        lapses=_format_time(grant_expires_at(grant, status) if grant is not None else None),
+        lapses=rfc3339_or_null(grant_expires_at(grant, status) if grant is not None else None),
         waitingFor=[cast("LimitWait", wait.to_json()) for wait in status.waiting_for],
         limitMeans=LIMIT_NOTICE,
-        reminder=_format_time(remind_at(status)),
+        reminder=rfc3339_or_null(remind_at(status)),
         runbook=status.runbook,
     )
 
@@ -125,12 +124,8 @@ def _rule_evaluation(rule: Rule, status: ApprovalStatus) -> RuleEvaluation:
         name=rule.name,
         unmet=rule.unmet_conditions(occurrence.data, occurrence.scope, status.now),
         decides=status.rule is not None and status.rule.name == rule.name,
-        turns=_format_time(hours.next_change(status.now) if hours is not None else None),
+        turns=rfc3339_or_null(hours.next_change(status.now) if hours is not None else None),
     )
-
-
-def _format_time(time: datetime | None) -> str | None:
-    return None if time is None else format_rfc3339(time)
 
 
 ROUTES = (

@@ -64,10 +64,8 @@ class _PageQuery:
 
 
 def _parse_page(request: web.Request) -> _PageQuery:
-    values = request.query.getall(_OVER.name, [])
-    if len(values) > 1 or any(value not in ("true", "false") for value in values):
-        raise Problem(422, "over: expected true or false, once", field=_OVER.name)
-    return _PageQuery(parse_cursor(request), only_open=values != ["true"])
+    over = _OVER.read_from_query(request, "true or false") == "true"
+    return _PageQuery(parse_cursor(request), only_open=not over)
 
 
 async def _list(call: Call) -> StandingHoldPage:

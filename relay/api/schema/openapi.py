@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from relay import __version__
 from relay.api.auth.session_cookie import PAGE_HEADER, PAGE_HEADER_VALUE, SESSION_COOKIE
 from relay.api.schema.responses import PROBLEM_MEDIA_TYPE, ProblemDetails
-from relay.api.schema.route import Access, Call, Route
+from relay.api.schema.route import NEVER_REFUSED, Access, Call, Route
 
 _PATH_PARAMETER = re.compile(r"{(\w+)}")
 _BEARER: dict[str, list[str]] = {"bearer": []}
@@ -27,7 +27,6 @@ _SECURITY: Mapping[Access, list[dict[str, list[str]]]] = {
     "key, loopback or public": [{}, _BEARER, _SESSION],
     "signature": [{"standardWebhooks": []}],
 }
-_NEVER_REFUSED: tuple[Access, ...] = ("public", "key or public", "key, loopback or public")
 _SECURITY_SCHEMES = {
     "bearer": {
         "type": "http",
@@ -165,11 +164,11 @@ def _response(status: int, media_types: Sequence[str], schema: Any) -> dict[str,
 def _problem_statuses(route: Route) -> list[int]:
     """Return the statuses of all problems of a route. Most follow from its checks."""
     statuses = {400, 408, 413, 415, 417, *route.problem_statuses}
-    if route.access not in _NEVER_REFUSED:
+    if route.access not in NEVER_REFUSED:
         statuses |= {429, 503}
-    if route.access not in (*_NEVER_REFUSED, "handler"):
+    if route.access not in (*NEVER_REFUSED, "handler"):
         statuses.add(401)
-    if _SESSION in _SECURITY[route.access] and route.access not in _NEVER_REFUSED:
+    if _SESSION in _SECURITY[route.access] and route.access not in NEVER_REFUSED:
         statuses.add(403)
     if route.needs is not None:
         statuses.add(403)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from aiohttp import web
 
-from relay.api.schema.responses import Problem
 from relay.api.schema.route import Call, Parameter, Route
 
 PAGE_SIZE = 100
@@ -20,7 +18,6 @@ CURSOR = Parameter(
     description="`next` of the page before",
     pattern=r"^[0-9]{1,18}$",
 )
-_CURSOR = re.compile(CURSOR.pattern, re.ASCII)
 
 
 class _HasId(Protocol):
@@ -33,12 +30,8 @@ _Row = TypeVar("_Row", bound=_HasId)
 
 def parse_cursor(request: web.Request) -> int | None:
     """Return the id that precedes the page; None for the first page. Raises Problem 422."""
-    values = request.query.getall(CURSOR.name, [])
-    if not values:
-        return None
-    if len(values) > 1 or _CURSOR.fullmatch(values[0]) is None:
-        raise Problem(422, "cursor: expected `next` of another page, once", field=CURSOR.name)
-    return int(values[0])
+    value = CURSOR.read_from_query(request, "`next` of another page")
+    return None if value is None else int(value)
 
 
 def split_page(rows: Sequence[_Row]) -> tuple[Sequence[_Row], str | None]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from http import HTTPStatus
 from typing import Any, NotRequired
 
 import orjson
 from aiohttp import web
 from typing_extensions import TypedDict
+
+from relay.events.timestamps import format_rfc3339
 
 COMMON_HEADERS: Mapping[str, str] = {
     "Cache-Control": "no-store",
@@ -38,6 +41,11 @@ def bytes_response(
         body=body,
         headers={**COMMON_HEADERS, "Content-Type": content_type, **(headers or {})},
     )
+
+
+def rfc3339_or_null(time: datetime | None) -> str | None:
+    """Return a time as responses show it; None, in JSON null, without one."""
+    return None if time is None else format_rfc3339(time)
 
 
 class ProblemDetails(TypedDict):

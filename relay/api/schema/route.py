@@ -6,6 +6,7 @@ declaration of its response: the server sends what the handler returns, and Open
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from types import UnionType
@@ -41,6 +42,8 @@ refused: the others are anonymous, without rights. key or loopback: as key, and 
 machine need none. key, loopback or public: the same, and no caller is refused. signature: by a
 Standard Webhooks signature.
 """
+NEVER_REFUSED: tuple[Access, ...] = ("public", "key or public", "key, loopback or public")
+"""Callers without good credentials are anonymous there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +90,18 @@ class Parameter:
     description: str
     pattern: str = r"^.+$"
     required: bool = False
+
+    def read_from_query(self, request: web.Request, expected: str) -> str | None:
+        """Return the value of this query parameter; None without it.
+
+        Raises Problem 422 if it comes twice or does not match. `expected` says what it should be.
+        """
+        values = request.query.getall(self.name, [])
+        if not values:
+            return None
+        if len(values) > 1 or re.fullmatch(self.pattern, values[0], re.ASCII) is None:
+            raise Problem(422, f"{self.name}: expected {expected}, once", field=self.name)
+        return values[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

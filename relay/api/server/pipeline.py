@@ -28,7 +28,7 @@ from relay.api.auth.session_cookie import check_sent_by_own_page, read_session_c
 from relay.api.auth.sessions import Session
 from relay.api.schema.html_pages import problem_page
 from relay.api.schema.responses import Problem, json_response
-from relay.api.schema.route import SESSION, Call, Route
+from relay.api.schema.route import NEVER_REFUSED, SESSION, Call, Route
 from relay.api.server.connection import UNTIL_SENT, connection_of
 from relay.api.server.limits import MAX_BODY_BYTES
 from relay.api.server.loopback import is_direct_loopback_call
@@ -36,9 +36,6 @@ from relay.api.server.state import ServerState
 from relay.api.server.tls import trusts_all_cas_of
 from relay.approvals.request import Caller, MalformedBody, read_json
 from relay.validation import first_error
-
-NEVER_REFUSED = ("key or public", "key, loopback or public")
-"""Callers without good credentials are anonymous there."""
 
 
 @dataclass(slots=True)
