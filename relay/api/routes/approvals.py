@@ -14,7 +14,6 @@ from typing_extensions import TypedDict
 from relay.api.schema.responses import Problem
 from relay.api.schema.route import Call, Parameter, Route
 from relay.approvals.admission import HOLD_NOTICE
-from relay.approvals.decision_handler import NotDecidedHere
 from relay.approvals.request import DecisionAnswer, DecisionBody, DecisionKind
 from relay.events.data_types import LimitWait, StandingHoldInForce
 from relay.outbox import Mode
@@ -144,10 +143,7 @@ def parse_request_id(request: web.Request) -> str | None:
 
 async def _set_mode(call: Call) -> ApprovalMode:
     body: ApprovalModeRequest = call.body
-    try:
-        mode = await call.relay.gate.set_approval_mode(body.mode, call.caller.principal)
-    except NotDecidedHere as error:
-        raise Problem(409, str(error)) from None
+    mode = await call.relay.gate.set_approval_mode(body.mode, call.caller.principal)
     return ApprovalMode(mode=mode)
 
 

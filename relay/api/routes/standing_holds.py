@@ -1,11 +1,15 @@
-"""`/v1/standing-holds`: holds by conditions and for a time, also of events still to come."""
+"""`/v1/standing-holds`: holds by conditions and for a time, also of events still to come.
+
+A standing hold keeps the relay from starting every event that meets its conditions. The gate makes,
+finds and ends standing holds. On an agent of a fleet it raises NotDecidedHere, because the hub has
+them: the server answers 409.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable
 from dataclasses import dataclass
-from typing import Literal, NotRequired, TypeVar, cast
+from typing import Literal, NotRequired, cast
 
 from aiohttp import web
 from typing_extensions import TypedDict
@@ -15,7 +19,6 @@ from relay.api.schema.paging import PAGE_SIZE, page_route, parse_cursor
 from relay.api.schema.responses import Problem
 from relay.api.schema.route import Call, Parameter, Route
 from relay.approvals.admission import HOLD_NOTICE
-from relay.approvals.decision_handler import NotDecidedHere
 from relay.approvals.request import DecisionAnswer
 from relay.approvals.standing_hold_admission import (
     CreateRequest,
@@ -30,7 +33,6 @@ from relay.events.timestamps import format_rfc3339
 from relay.outbox import StandingHold
 from relay.outbox.rows import PageLimit
 
-T = TypeVar("T")
 _OVER = Parameter(
     name="over",
     place="query",
@@ -71,10 +73,8 @@ def _parse_page(request: web.Request) -> _PageQuery:
 async def _list(call: Call) -> StandingHoldPage:
     page: _PageQuery = call.parameters
     async with call.server.long_reads:
-        holds, has_more = await _result_if_decided_here(
-            call.relay.gate.standing_holds_page(
-                page.cursor, PageLimit(PAGE_SIZE), only_open=page.only_open
-            )
+        holds, has_more = await call.relay.gate.standing_holds_page(
+            page.cursor, PageLimit(PAGE_SIZE), only_open=page.only_open
         )
     return StandingHoldPage(
         items=[_standing_hold_details(call, hold) for hold in holds],
@@ -83,8 +83,7 @@ async def _list(call: Call) -> StandingHoldPage:
 
 
 async def _find(call: Call) -> StandingHold:
-    gate = call.relay.gate
-    hold = await _result_if_decided_here(gate.find_standing_hold(call.request.match_info["holdId"]))
+    hold = await call.relay.gate.find_standing_hold(call.request.match_info["holdId"])
     if hold is None:
         raise Problem(404, "no such standing hold; see GET /v1/standing-holds")
     return hold
@@ -96,15 +95,13 @@ async def _show(call: Call) -> StandingHoldDetails:
 
 async def _create(call: Call) -> StandingHoldData:
     body: StandingHoldBody = call.body
-    answer = await _result_if_decided_here(
-        call.relay.gate.create_standing_hold(
-            CreateRequest(
-                caller=call.caller,
-                at=call.relay.clock.now(),
-                request_id=call.parameters,
-                digest=_digest(call),
-                body=body,
-            )
+    answer = await call.relay.gate.create_standing_hold(
+        CreateRequest(
+            caller=call.caller,
+            at=call.relay.clock.now(),
+            request_id=call.parameters,
+            digest=_digest(call),
+            body=body,
         )
     )
     return cast("StandingHoldData", _body_if_accepted(answer))
@@ -112,27 +109,17 @@ async def _create(call: Call) -> StandingHoldData:
 
 async def _end(call: Call) -> EndedStandingHoldData:
     body: EndBody = call.body
-    answer = await _result_if_decided_here(
-        call.relay.gate.end_standing_hold(
-            EndRequest(
-                caller=call.caller,
-                at=call.relay.clock.now(),
-                request_id=call.parameters,
-                digest=_digest(call),
-                hold_id=call.request.match_info["holdId"],
-                reason=body.reason,
-            )
+    answer = await call.relay.gate.end_standing_hold(
+        EndRequest(
+            caller=call.caller,
+            at=call.relay.clock.now(),
+            request_id=call.parameters,
+            digest=_digest(call),
+            hold_id=call.request.match_info["holdId"],
+            reason=body.reason,
         )
     )
     return cast("EndedStandingHoldData", _body_if_accepted(answer))
-
-
-async def _result_if_decided_here(work: Awaitable[T]) -> T:
-    """Return the result. Raises Problem 409 if another relay has the standing holds."""
-    try:
-        return await work
-    except NotDecidedHere as error:
-        raise Problem(409, str(error)) from None
 
 
 def _body_if_accepted(answer: DecisionAnswer) -> dict[str, object]:

@@ -33,6 +33,7 @@ from relay.api.server.sockets import listen_on_automatic_socket, local_socket, o
 from relay.api.server.state import ServerState
 from relay.api.server.tls import reloading_server_context
 from relay.api.settings import ApiSettings
+from relay.approvals.decision_handler import NotDecidedHere
 from relay.clock import Clock
 from relay.errors import StoreUnavailable
 from relay.log_fields import log_extra
@@ -252,6 +253,8 @@ async def _run_handler(
         return problem.to_response()
     except web.HTTPException as error:
         return problem_from_http_exception(error).to_response()
+    except NotDecidedHere as error:
+        return Problem(409, str(error)).to_response()
     except StoreUnavailable:
         detail = "the state file can be neither read nor written now; try again"
         return Problem(503, detail).to_response()
