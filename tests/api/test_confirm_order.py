@@ -126,9 +126,10 @@ async def _prepare(relay: RunningRelay, message: MessageLinks, names: set[str]) 
 
 async def _sent(relay: RunningRelay, attempt: Attempt) -> int:
     relay.clock.freeze_monotonic()
-    state = relay.server.state  # faster than a hundred calls
+    charges = relay.server.state.charges  # faster than a hundred calls
     for key in attempt.flooded:
-        bucket = state.caller_buckets if key.startswith("client:") else state.address_buckets
+        is_client = key.startswith("client:")
+        bucket = charges.caller_buckets if is_client else charges.address_buckets
         while not bucket.take(key, relay.clock.monotonic()):
             pass
     headers = {"Content-Encoding": attempt.encoding}

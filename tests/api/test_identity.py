@@ -513,7 +513,7 @@ async def test_a_good_certificate_is_let_through_where_strangers_used_up_the_add
     certified.relay.clock.freeze_monotonic()
     stranger, drain = x509.DNSName("other.internal"), x509.DNSName("drain.internal")
     state = certified.relay.server.state
-    while not state.address_buckets.take("loopback", certified.relay.clock.monotonic()):
+    while not state.charges.address_buckets.take("loopback", certified.relay.clock.monotonic()):
         pass
     assert (await certified.call("GET", "/v1/events", stranger))[0] == 429
     assert (await certified.call("GET", "/v1/events", drain))[0] == 200

@@ -355,7 +355,7 @@ async def test_strangers_who_read_no_answer_hold_no_slot(tmp_path: Path) -> None
     )
     async with run_relay(tmp_path, limits=limits) as relay:
         # No call is over the limit of the address, as each would get another problem.
-        relay.server.state.address_buckets = TokenBuckets(1, 10_000)
+        relay.server.state.charges.address_buckets = TokenBuckets(1, 10_000)
         await relay.observe(make_event())
         responses = relay.server.state.responses_by_status
         with socket.socket() as deaf:

@@ -829,13 +829,13 @@ async def test_sign_ins_and_guessed_cookies_count_as_calls_without_credentials(d
     ann = desk.browser()
     await ann.sign_in()
     state, now = desk.relay.server.state, desk.relay.clock.monotonic()
-    while not state.address_buckets.take("loopback", now):
+    while not state.charges.address_buckets.take("loopback", now):
         pass
     guess = desk.browser()
     guess.cookies[SESSION_COOKIE] = "x" * 43
     assert (await guess.call("GET", "/v1/events")).status == 429
     assert (await ann.call("GET", "/v1/events")).status == 200
-    while not state.slow_check_buckets.take("loopback", now):
+    while not state.charges.slow_check_buckets.take("loopback", now):
         pass
     answer = await desk.browser().call("GET", "/sign-in?to=/")
     assert (answer.status, "Retry-After" in answer.headers) == (429, True)

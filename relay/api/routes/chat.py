@@ -22,11 +22,11 @@ async def _handle_callback(call: Call) -> dict[str, Any] | web.Response:
     try:
         reply = await sink.handle_callback(call.request.headers, call.content)
     except CallbackRefused as error:
-        call.server.reject_credentials(call.request, f"chat {name}: {error}")
+        call.server.charges.reject_credentials(call.request, f"chat {name}: {error}")
         raise Problem(
             error.status, "the call proves nothing, or cannot be read; the relay's log says more"
         ) from None
-    call.server.refund_address_charge(call.request)
+    call.server.charges.refund_address_charge(call.request)
     return web.Response(headers=COMMON_HEADERS) if reply.body is None else dict(reply.body)
 
 

@@ -128,10 +128,10 @@ async def _show_preview(call: Call) -> ConfirmationPreview:
     body: ConfirmationPreviewRequest = call.body
     preview = await call.run_long_read(lambda tx: _find_preview(tx, call, body.token))
     if preview is None:
-        call.server.reject_credentials(call.request, "an invalid link was looked at")
+        call.server.charges.reject_credentials(call.request, "an invalid link was looked at")
         raise Problem(404, _INVALID_LINK)
-    call.server.refund_address_charge(call.request)
-    call.server.charge_caller(f"link {token_digest(body.token)}", "with this link")
+    call.server.charges.refund_address_charge(call.request)
+    call.server.charges.charge_caller(f"link {token_digest(body.token)}", "with this link")
     return preview
 
 

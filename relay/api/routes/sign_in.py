@@ -98,7 +98,7 @@ async def _finish(call: Call) -> web.Response:
     except SignInRefused as error:
         raise _sign_in_refused_problem(call, error, sign_in) from None
     _log_session_action(sign_in, cookie, "signed in")
-    call.server.refund_address_charge(request)
+    call.server.charges.refund_address_charge(request)
     response = _redirect(sign_in.url_of_path(target))
     clear_pending_cookie(response)
     set_session_cookie(response, cookie, seconds=SESSION_LIFETIME)
@@ -107,7 +107,7 @@ async def _finish(call: Call) -> web.Response:
 
 def _sign_in_refused_problem(call: Call, error: SignInRefused, sign_in: SignIn) -> Problem:
     """Return the problem of a sign-in that failed, and log its reason."""
-    call.server.reject_credentials(call.request, f"sign-in: {error}")
+    call.server.charges.reject_credentials(call.request, f"sign-in: {error}")
     return ProblemWithLink(
         error.status,
         error.advice,

@@ -1,9 +1,11 @@
-"""Runs the checks of a call in order (docs/api.md#order-of-checks), then the route's handler.
+"""Runs the checks of a call in order, then the handler of its route.
 
-413 body over 64 KiB, 415 wrong content type, 429 too many calls from this address, 401
-credentials, 429 too many calls of this caller, 400 malformed body, 422 invalid field, 404 unknown
-resource, 403 missing right. The gate makes the other checks of a decision. Without an attached
-relay, the first use of the store fails with 503.
+The server makes a handler for aiohttp from each route here. docs/api.md#order-of-checks says the
+order to callers: 413 body over 64 KiB, 415 wrong content type, 429 too many calls from this
+address, 401 credentials, 429 too many calls of this caller, 400 malformed parameter or body, 422
+invalid field, 429 too many large answers, 404 unknown resource, 503 changed settings of the
+caller, 403 missing right. The gate makes the other checks of a decision. While no relay is
+attached, its first use fails with 503.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ from relay.validation import first_error
 
 @dataclass(slots=True)
 class RequestPipeline:
-    """Checks calls and runs their handlers."""
+    """Makes handlers for aiohttp, which check a call and run the handler of its route."""
 
     authenticator: Authenticator
     """A reload replaces it."""
@@ -53,8 +55,9 @@ class RequestPipeline:
             try:
                 return await self._run(route, request)
             except Problem as problem:
-                is_checked = route.access == "handler"
-                shown = self.state.problem_of_refusal(request, problem) if is_checked else problem
+                shown = problem
+                if route.access == "handler":  # its handler has checked the proof
+                    shown = self.state.charges.problem_of_refusal(request, problem)
                 if route.shows_problems:
                     return problem_page(shown)
                 raise shown from None
@@ -81,6 +84,7 @@ class RequestPipeline:
                 await request[UNTIL_SENT].enter_async_context(slot)
         if route.find_resource is not None:
             call = replace(call, resource=await route.find_resource(call))
+        # A reload may have taken rights away while the call waited for a slot or the store.
         if not self.authenticator.has_same_principal_settings(authenticator, caller.principal):
             raise Problem(
                 503,
@@ -97,13 +101,13 @@ class RequestPipeline:
         return json_response(route.status, result)
 
     async def _identify_caller(self, route: Route, request: web.Request, content: bytes) -> Caller:
-        """Return the caller. Raises Problem 429 or 401."""
+        """Return the caller as `Route.access` asks. Raises Problem 429, 401 or 403."""
         peer = connection_of(request).peer
         if route.access == "public":
             return ANONYMOUS
         if route.access == "handler":
-            self.state.charge_address_until_authenticated(request)
-            self.state.charge_slow_check(request)
+            self.state.charges.charge_address_until_authenticated(request)
+            self.state.charges.charge_slow_check(request)
             return ANONYMOUS
         if peer.uid is not None and route.access != "signature":
             caller = local_socket_caller(await asyncio.to_thread(_user_name_from_uid, peer.uid))
@@ -124,73 +128,78 @@ class RequestPipeline:
     async def _authenticate_with_rate_limit(
         self, route: Route, request: web.Request, content: bytes
     ) -> Caller:
-        """Return the caller that the credentials prove. Raises Problem 429 or 401."""
-        state = self.state
-        state.charge_address_until_authenticated(request)
+        """Return the caller that the credentials prove, and charge it. Raises Problem.
+
+        429: no calls left. 401: bad credentials. 403: another site's page uses a session.
+        """
+        charges = self.state.charges
+        charges.charge_address_until_authenticated(request)
         try:
             caller = await self._authenticate(route, request, content)
         except NotAuthenticated as error:
             # A certificate that names no client is normal for a health check, and is no attempt.
             if route.access not in NEVER_REFUSED or "Authorization" in request.headers:
-                state.reject_credentials(request, str(error))
-            problem = _unauthorized_problem(route, has_session=self._has_session(request))
-            raise state.problem_of_refusal(request, problem) from None
+                charges.reject_credentials(request, str(error))
+            has_session = self._find_session_cookie(request) is not None
+            problem = _unauthorized_problem(route, has_session=has_session)
+            raise charges.problem_of_refusal(request, problem) from None
         callback = None
         if route.access == "signature":
             digest = hashlib.sha256(content).hexdigest()
             callback = f"{caller.principal} {request.headers['webhook-id']} {digest}"
-            if state.is_callback_charged(callback):
+            if charges.is_callback_charged(callback):
                 return caller  # it may be a captured copy: its address is charged, not the client
-        state.refund_address_charge(request)
-        state.charge_caller(caller.principal, f"of {caller.principal}")
+        charges.refund_address_charge(request)
+        charges.charge_caller(caller.principal, f"of {caller.principal}")
         if callback is not None:
-            state.remember_charged_callback(callback)
+            charges.remember_charged_callback(callback)
         connection_of(request).mark_authenticated(caller.principal)
         return caller
 
     async def _authenticate(self, route: Route, request: web.Request, content: bytes) -> Caller:
+        """Return the caller that the credentials prove. Raises Problem, NotAuthenticated."""
+        charges = self.state.charges
         if route.access == "signature":
-            self.state.charge_slow_check(request)
+            charges.charge_slow_check(request)
             client = request.match_info["client"]
             return self.authenticator.caller_from_signature(client, request.headers, content)
         authorization = request.headers.getall("Authorization", [])
-        if self._has_session(request):
-            request[SESSION] = session = self._find_session(request)
+        cookie = self._find_session_cookie(request)
+        if cookie is not None:
+            request[SESSION] = session = self._session_of_cookie(request, cookie)
             return session.caller
         certificate = request.get_extra_info("peercert")  # the TLS handshake has verified it
         if certificate and not authorization:
             self._check_cas_still_trusted(request)
         return await self.authenticator.caller_from_bearer(
-            authorization, certificate, before_token=lambda: self.state.charge_slow_check(request)
+            authorization, certificate, before_token=lambda: charges.charge_slow_check(request)
         )
 
     def _has_credentials(self, request: web.Request) -> bool:
         """Whether the caller gives a key, a token, a certificate or the cookie of a session."""
         has_certificate = bool(request.get_extra_info("peercert"))
-        return "Authorization" in request.headers or has_certificate or self._has_session(request)
+        has_session = self._find_session_cookie(request) is not None
+        return "Authorization" in request.headers or has_certificate or has_session
 
-    def _has_session(self, request: web.Request) -> bool:
-        """Whether the cookie of a session says who calls.
+    def _find_session_cookie(self, request: web.Request) -> str | None:
+        """Return the cookie of a session if it says who calls; else None.
 
         A key counts instead, because a page has added it. A certificate does not: who signed in
         does not want to be somebody else when the session is over.
         """
-        return (
-            self.state.sign_in is not None
-            and "Authorization" not in request.headers
-            and read_session_cookie(request) is not None
-        )
+        if self.state.sign_in is None or "Authorization" in request.headers:
+            return None
+        return read_session_cookie(request)
 
-    def _find_session(self, request: web.Request) -> Session:
+    def _session_of_cookie(self, request: web.Request, cookie: str) -> Session:
         """Return the session of a call. Raises Problem 403, NotAuthenticated."""
-        sign_in, cookie = self.state.sign_in, read_session_cookie(request)
-        assert sign_in is not None  # noqa: S101  # `_has_session`
-        assert cookie is not None  # noqa: S101  # the same
+        sign_in, charges = self.state.sign_in, self.state.charges
+        assert sign_in is not None  # noqa: S101  # `_find_session_cookie`
         try:
             check_sent_by_own_page(request, sign_in.origin)
         except Problem as problem:
-            self.state.reject_credentials(request, problem.detail)
-            raise self.state.problem_of_refusal(request, problem) from None
+            charges.reject_credentials(request, problem.detail)
+            raise charges.problem_of_refusal(request, problem) from None
         session = sign_in.sessions.find(cookie)
         if session is None:
             raise NotAuthenticated("the session has ended, or there was none")
@@ -201,17 +210,17 @@ class RequestPipeline:
 
         Nobody knows whether that CA signed this certificate. Raises Problem 401.
         """
-        context = request.get_extra_info("sslcontext")
+        context, charges = request.get_extra_info("sslcontext"), self.state.charges
         current = self.state.tls_context
         if context is None or current is None or trusts_all_cas_of(current(), context):
             return
-        self.state.reject_credentials(request, "client_ca_file has lost a CA since the handshake")
+        charges.reject_credentials(request, "client_ca_file has lost a CA since the handshake")
         problem = Problem(
             401,
             "the trusted CAs have changed since this connection was opened; connect again",
             closes=True,
         )
-        raise self.state.problem_of_refusal(request, problem)
+        raise charges.problem_of_refusal(request, problem)
 
 
 def check_content_length(request: web.Request) -> None:

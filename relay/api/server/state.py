@@ -1,14 +1,12 @@
-"""What the server remembers between calls: the attached relay, rate limits and counters.
+"""What the server remembers between calls: the attached relay, open streams and counters.
 
-Behind a proxy all callers have one address. So an address is charged for calls without valid
-credentials only, and where it has no calls left, credentials are still checked: good ones are let
-through, all else is 429 (docs/decisions/0030-who-gives-way.md).
+The roles of the relay attach their parts once they run, and detach them before they stop. The
+request pipeline and the routes find here what they need beside the call.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
 import ssl
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -17,24 +15,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
-from aiohttp import web
-
 from relay.api import ConfigurationReloader, Relay
 from relay.api.auth.rejection_log import RejectionLog
 from relay.api.schema.responses import Problem
-from relay.api.server.connection import connection_of
+from relay.api.server.call_charges import CallCharges
 from relay.api.server.limits import ServerLimits
 from relay.clock import Clock
 from relay.outbox import RecordedEvent
-from relay.rate_limits import CALLER_BURST, CALLER_RATE, TokenBuckets
-from relay.signature import MAX_AGE, MAX_AHEAD
 from relay.telemetry.event_counts import EventCounts
 
 if TYPE_CHECKING:  # a relay without sign-in saves the memory of the token library
     from relay.api.auth.sign_in import SignIn
-
-_WAIT = web.RequestKey("wait", int)
-"""Seconds until the address may call again. Only while nothing shows that the call is good."""
 
 
 class LargeAnswerLimiter:
@@ -84,30 +75,27 @@ class ServerState:
     """None if this process was not started to reload."""
     tls_context: Callable[[], ssl.SSLContext] | None = None
     """Returns the context for new connections; None without TLS."""
-    rejections: RejectionLog = field(default_factory=RejectionLog)
+    charges: CallCharges = field(init=False)
+    """Who is charged for a call."""
     responses_by_status: Counter[int] = field(default_factory=Counter)
     event_counts: EventCounts = field(default_factory=EventCounts)
     stream_wakeups: dict[asyncio.Event, str] = field(default_factory=dict)
     """The principal of each open stream, by the event that makes the stream look for news."""
-    address_buckets: TokenBuckets = field(default_factory=lambda: TokenBuckets(20, 100))
-    slow_check_buckets: TokenBuckets = field(default_factory=lambda: TokenBuckets(200, 200))
-    """For each address without calls left: credentials that take longer to check than a key."""
-    caller_buckets: TokenBuckets = field(
-        default_factory=lambda: TokenBuckets(CALLER_RATE, CALLER_BURST)
-    )
-    callback_buckets: TokenBuckets = field(
-        default_factory=lambda: TokenBuckets(1 / (MAX_AGE + MAX_AHEAD), 1)
-    )
-    """Each callback for which its client was charged, while its signature can be valid."""
     large_answers: LargeAnswerLimiter = field(init=False)
     long_reads: asyncio.Semaphore = field(init=False)
 
     def __post_init__(self) -> None:
+        self.charges = CallCharges(clock=self.clock)
         limits = self.limits
         self.large_answers = LargeAnswerLimiter(
             limits.max_large_answers, limits.max_large_answers_of_caller, limits.send_timeout
         )
         self.long_reads = asyncio.Semaphore(limits.max_long_reads)
+
+    @property
+    def rejections(self) -> RejectionLog:
+        """The calls and messages that were rejected."""
+        return self.charges.rejections
 
     def attach(self, relay: Relay) -> None:
         """Let calls reach this relay."""
@@ -134,56 +122,6 @@ class ServerState:
                 del self.stream_wakeups[wakeup]
                 wakeup.set()
 
-    def charge_address_until_authenticated(self, request: web.Request) -> None:
-        """Charge the caller's address until its credentials prove valid."""
-        network = connection_of(request).peer.network
-        wait = self.address_buckets.take(network, self.clock.monotonic())
-        if wait:
-            request[_WAIT] = math.ceil(wait)
-
-    def charge_slow_check(self, request: web.Request) -> None:
-        """Charge the address for credentials that take long to check. Raises Problem 429.
-
-        It is free while the address has calls left, as it was charged for the call.
-        """
-        network = connection_of(request).peer.network
-        if _WAIT in request and self.slow_check_buckets.take(network, self.clock.monotonic()):
-            raise _address_limit_problem(request[_WAIT])
-
-    def charge_caller(self, name: str, description: str) -> None:
-        """Charge an identified caller for a call. Raises Problem 429."""
-        wait = math.ceil(self.caller_buckets.take(name, self.clock.monotonic()))
-        if wait:
-            raise _rate_limit_problem(description, wait)
-
-    def is_callback_charged(self, callback: str) -> bool:
-        """Whether the client was charged for this callback already."""
-        return not self.callback_buckets.has_token(callback, self.clock.monotonic())
-
-    def remember_charged_callback(self, callback: str) -> None:
-        """Remember that the client was charged for this callback."""
-        self.callback_buckets.take(callback, self.clock.monotonic())
-
-    def refund_address_charge(self, request: web.Request) -> None:
-        """Refund the address: the caller's credentials are valid."""
-        if request.pop(_WAIT, None) is None:
-            network = connection_of(request).peer.network
-            self.address_buckets.refund(network, self.clock.monotonic())
-
-    def reject_credentials(self, request: web.Request, reason: str) -> None:
-        """Count and log a call without valid credentials, unless its address has no calls left.
-
-        The reason contains no secret.
-        """
-        if _WAIT not in request:
-            peer = connection_of(request).peer
-            self.rejections.record_unauthenticated_call(peer, reason, self.clock.monotonic())
-
-    def problem_of_refusal(self, request: web.Request, problem: Problem) -> Problem:
-        """Return the problem of a refused call: 429 if its address has no calls left."""
-        wait = request.get(_WAIT)
-        return problem if wait is None else _address_limit_problem(wait)
-
     def end_session(self, cookie: str) -> None:
         """End the session of this cookie, and the streams of ended sessions."""
         if self.sign_in is not None:
@@ -193,15 +131,3 @@ class ServerState:
     def _wake_streams(self, _recorded: Sequence[RecordedEvent] = ()) -> None:
         for wakeup in self.stream_wakeups:
             wakeup.set()
-
-
-def _address_limit_problem(wait: int) -> Problem:
-    return _rate_limit_problem("from this address without valid credentials", wait)
-
-
-def _rate_limit_problem(description: str, wait: int) -> Problem:
-    return Problem(
-        429,
-        f"too many calls {description}; try again in {wait} s",
-        headers={"Retry-After": str(wait)},
-    )
