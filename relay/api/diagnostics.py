@@ -1,4 +1,9 @@
-"""Checks of the API for `doctor`: the listener, the running relay, the certificate, Entra ID."""
+"""Checks of the API for `imds-relay doctor` and `imds-relay check`, as findings for people.
+
+`diagnose` asks the relay that runs with this configuration for its readiness. It tries the places
+where that relay may listen: local sockets first, then TCP. If no relay runs, it checks whether the
+address is free. It also loads the certificate and asks Entra ID. `static_findings` asks nobody.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +40,9 @@ _LOOPBACK_OF_WILDCARD = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
 
 
 async def diagnose(settings: ApiSettings, state_file: Path) -> tuple[list[Finding], bool]:
-    """Return the findings, and whether something listens at the configured address."""
-    findings, is_running = await _probe_running_relay(settings, state_file)
-    findings.extend(static_findings(settings, state_file))
+    """Return the findings, and whether a relay with this configuration seems to run."""
+    finding, is_running = await _probe_running_relay(settings, state_file)
+    findings = [finding, *static_findings(settings, state_file)]
     if settings.tls is not None:
         findings.append(_check_certificate(settings.tls))
     if settings.oidc is not None:
@@ -108,6 +113,7 @@ class _AnotherRelay(Exception):
 
 
 def _endpoints_to_check(settings: ApiSettings, state_file: Path) -> Iterator[_Endpoint]:
+    """Yield the places where this relay may listen, the local sockets first."""
     if settings.socket == "auto":
         sockets = [*sockets_of_state_file(state_file, os.environ), SERVICE_SOCKET]
     else:
@@ -127,35 +133,40 @@ def _endpoints_to_check(settings: ApiSettings, state_file: Path) -> Iterator[_En
     yield _Endpoint(subject="listener", address=settings.listen, url=url)
 
 
-async def _probe_running_relay(
-    settings: ApiSettings, state_file: Path
-) -> tuple[list[Finding], bool]:
+async def _probe_running_relay(settings: ApiSettings, state_file: Path) -> tuple[Finding, bool]:
+    """Return the finding about the first place where something listens, and `is_running`.
+
+    A local socket that this user may not open counts as that of the running relay if the
+    configuration names it. An automatic one may be that of another relay.
+    """
     needs_certificate = settings.tls is not None and settings.tls.client_ca_file is not None
     for endpoint in _endpoints_to_check(settings, state_file):
         subject, address = endpoint.subject, endpoint.address
         try:
-            return [await _check_readiness(endpoint)], True
+            return await _check_readiness(endpoint), True
         except _AnotherRelay:
             continue
         except aiohttp.ClientConnectorError as error:
             if isinstance(error.os_error, PermissionError) and endpoint.state_file is None:
                 remedy = "join its group, or run doctor as the service's user"
-                return [warning(subject, f"you may not open {address}", remedy)], True
+                return warning(subject, f"you may not open {address}", remedy), True
             if isinstance(error, aiohttp.ClientSSLError):
-                return [_not_a_relay_finding(endpoint)], False
+                return _not_a_relay_finding(endpoint), False
+            # Nothing listens there, or only another user may know: try the next place.
         except (aiohttp.ClientError, TimeoutError, ValueError):
             if not needs_certificate:
-                return [_not_a_relay_finding(endpoint)], False
+                return _not_a_relay_finding(endpoint), False
             message = (
                 f"the program that listens on {address} needs a client certificate: "
                 "doctor cannot check whether it is a relay"
             )
             remedy = "set api.socket: doctor then asks through the local socket"
-            return [warning(subject, message, remedy)], True
-    return [await _check_address_is_free(settings)], False
+            return warning(subject, message, remedy), True
+    return await _check_address_is_free(settings), False
 
 
 async def _check_address_is_free(settings: ApiSettings) -> Finding:
+    """Return whether a relay could listen there, by listening for a moment."""
     try:
         for sock in await open_tcp_sockets(settings.host, settings.port):
             sock.close()
@@ -168,7 +179,7 @@ async def _check_address_is_free(settings: ApiSettings) -> Finding:
 async def _check_readiness(endpoint: _Endpoint) -> Finding:
     """Return the readiness of the relay there.
 
-    Raises aiohttp's errors, and ValueError for a response that is not a relay's.
+    Raises aiohttp's errors, _AnotherRelay, and ValueError for a response that is not a relay's.
     """
     status, body = await _get_readiness(endpoint)
     if status != 200:
@@ -188,6 +199,7 @@ async def _check_readiness(endpoint: _Endpoint) -> Finding:
 
 
 async def _get_readiness(endpoint: _Endpoint) -> tuple[int, dict[str, Any]]:
+    """Return the status and the body of `/readyz`. Raises as `_check_readiness`."""
     connector = None
     if endpoint.socket is not None:
         connector = aiohttp.UnixConnector(str(endpoint.socket))

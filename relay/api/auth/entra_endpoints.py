@@ -1,5 +1,7 @@
 """The endpoints of Entra ID for signing in: finds them, and exchanges a code for an ID token.
 
+`relay.api.auth.sign_in` uses them for people, and `doctor` to check the client secret.
+
 Sources: OpenID Connect Discovery 1.0, section 4; OpenID Connect Core 1.0, section 3.1.3; RFC 7636.
 The configured issuer alone says where the endpoints are. So no answer of a browser can make the
 relay send a code or the client secret elsewhere.
@@ -19,7 +21,7 @@ import orjson
 from yarl import URL
 
 from relay.api.auth.entra_settings import OidcSettings, check_url
-from relay.api.auth.pending_sign_in import PendingSignIn, SignInRefused
+from relay.api.auth.pending_sign_in import SignInRefused
 from relay.clock import Clock
 from relay.errors import Deferred
 from relay.net.http import Method, Request, Response, open_session, send
@@ -32,6 +34,7 @@ MAX_EXCHANGES = 8
 """Codes that are exchanged at once. Others wait, as long as one exchange may take."""
 _TIMEOUT = 10.0
 _DISCOVERY_PATH = "/.well-known/openid-configuration"
+_HEADERS = {"Accept": "application/json"}
 _ERROR = re.compile(r"[a-z_]{1,64}")
 _ENTRA_ERROR = re.compile(r"AADSTS\d{1,10}")
 _CREDENTIALS_REFUSED = "invalid_client"
@@ -53,7 +56,7 @@ class EntraUnavailable(Exception):
 
 
 class EntraEndpoints:
-    """The endpoints of one issuer."""
+    """The endpoints of one issuer, kept for a day."""
 
     def __init__(self, settings: OidcSettings, clock: Clock) -> None:
         self._settings = settings
@@ -85,14 +88,17 @@ class EntraEndpoints:
             interval = ENDPOINTS_RETRY_INTERVAL
         self._next_fetch_at = self._clock.monotonic() + interval
 
-    async def exchange(self, code: str, pending: PendingSignIn, redirect_uri: str) -> str:
-        """Return the ID token for a code. Raises SignInRefused, EntraUnavailable."""
+    async def exchange(self, code: str, verifier: str, redirect_uri: str) -> str:
+        """Return the ID token for a code. Raises SignInRefused, EntraUnavailable.
+
+        `verifier` is the code verifier (RFC 7636) of the sign-in that got the code.
+        """
         endpoints = await self.find()
         form = {
             "grant_type": "authorization_code",
             "code": code,
             "redirect_uri": redirect_uri,
-            "code_verifier": pending.verifier,
+            "code_verifier": verifier,
         }
         try:
             async with asyncio.timeout(_TIMEOUT):
@@ -110,8 +116,11 @@ class EntraEndpoints:
 
 
 def _refusal_of_exchange(error: object, description: object) -> SignInRefused:
-    """Return what an error of the token endpoint means. It alone knows of the client secret."""
-    codes = extract_error_codes(error, description)
+    """Return what an error of the token endpoint means.
+
+    Only this endpoint gets the client secret, so only its errors can say that it is wrong.
+    """
+    codes = _extract_error_codes(error, description)
     if error == _CREDENTIALS_REFUSED:
         return SignInRefused(
             f"Entra ID refused the client secret of api.oidc.sign_in ({codes})",
@@ -127,7 +136,7 @@ def refusal_by_entra(error: object, description: object) -> SignInRefused:
 
     Only codes are repeated: the description can contain anything.
     """
-    codes = extract_error_codes(error, description)
+    codes = _extract_error_codes(error, description)
     return SignInRefused(
         f"Entra ID refused the sign-in ({codes})",
         f"Entra ID refused the sign-in ({codes}). Begin again, with an account that may use this "
@@ -135,7 +144,7 @@ def refusal_by_entra(error: object, description: object) -> SignInRefused:
     )
 
 
-def extract_error_codes(error: object, description: object) -> str:
+def _extract_error_codes(error: object, description: object) -> str:
     """Return the codes of an error: that of OAuth, and that of Entra ID."""
     codes = []
     if isinstance(error, str) and _ERROR.fullmatch(error):
@@ -177,13 +186,10 @@ async def check_client_secret(settings: OidcSettings, endpoints: Endpoints) -> s
     status, answer = await _post_form(endpoints.token, form, settings)
     if status == HTTPStatus.OK:
         return None
-    codes = extract_error_codes(answer.get("error"), answer.get("error_description"))
+    codes = _extract_error_codes(answer.get("error"), answer.get("error_description"))
     if answer.get("error") == _CREDENTIALS_REFUSED:
         return codes
     raise EntraUnavailable(codes)
-
-
-_HEADERS = {"Accept": "application/json"}
 
 
 async def _post_form(

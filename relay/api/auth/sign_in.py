@@ -105,7 +105,7 @@ class SignIn:
         if not code or len(code) > _MAX_CODE_LENGTH or not code.isascii():
             raise _malformed("the answer has not exactly one code")
         try:
-            token = await self._endpoints.exchange(code, pending, self.redirect_uri)
+            token = await self._endpoints.exchange(code, pending.verifier, self.redirect_uri)
             return await self._tokens.person_from_id_token(token, pending.nonce)
         except EntraUnavailable as error:
             raise _entra_unavailable_refusal(error) from None

@@ -98,7 +98,7 @@ class Connection(web.RequestHandler):
             loop=asyncio.get_running_loop(),
             access_log=None,  # type: ignore[arg-type]  # aiohttp itself passes None for no log
             keepalive_timeout=limits.idle_timeout,
-            lingering_time=0,  # `drain_refused_body` also limits the bytes
+            lingering_time=0,  # `_drain_refused_body` also limits the bytes
             max_headers=_MAX_HEADERS,
             max_line_size=_MAX_LINE_BYTES,
             max_field_size=_MAX_LINE_BYTES,
@@ -175,27 +175,22 @@ class Connection(web.RequestHandler):
     ) -> tuple[web.StreamResponse, bool]:
         """Send the response, and abort the connection if the peer does not receive it in time."""
         async with request.get(UNTIL_SENT) or contextlib.AsyncExitStack():
-            return await self._finish_response(request, resp, start_time)
-
-    async def _finish_response(
-        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
-    ) -> tuple[web.StreamResponse, bool]:
-        if not self.in_good_call:
-            self.principal = None
-        elif self._exceeds_principal_limit() and not resp.prepared:
-            resp.force_close()
-        try:
-            async with asyncio.timeout(self._limits.send_timeout):
-                result = await super().finish_response(request, resp, start_time)
-        except TimeoutError:
-            self.abort()
-            return resp, True
-        if not request.content.at_eof():
-            await drain_refused_body(request, self._limits.linger_timeout)
-        if self.in_good_call:
-            self.in_good_call = False
-            self.used_at = self._loop.time()
-        return result
+            if not self.in_good_call:
+                self.principal = None
+            elif self._exceeds_principal_limit() and not resp.prepared:
+                resp.force_close()
+            try:
+                async with asyncio.timeout(self._limits.send_timeout):
+                    result = await super().finish_response(request, resp, start_time)
+            except TimeoutError:
+                self.abort()
+                return resp, True
+            if not request.content.at_eof():
+                await _drain_refused_body(request, self._limits.linger_timeout)
+            if self.in_good_call:
+                self.in_good_call = False
+                self.used_at = self._loop.time()
+            return result
 
     def _exceeds_principal_limit(self) -> bool:
         """Whether the principal has more connections than it may keep."""
@@ -241,7 +236,7 @@ def connection_of(request: web.Request) -> Connection:
     return connection
 
 
-async def drain_refused_body(request: web.BaseRequest, seconds: float) -> None:
+async def _drain_refused_body(request: web.BaseRequest, seconds: float) -> None:
     """Read some of a refused body, so that the caller gets the response instead of a reset."""
     remaining = _MAX_LINGER_BYTES
     try:

@@ -85,7 +85,7 @@ def local_socket(place: SocketPlace) -> Iterator[socket.socket]:
     Replaces the socket of a relay that has ended, but not one that accepts connections. Raises
     ConfigError.
     """
-    if not hasattr(socket, "AF_UNIX"):
+    if not supports_local_sockets():
         raise ConfigError(
             "api.socket: this system has no local sockets that say who calls; "
             "remove it, and use api.listen with clients"
