@@ -13,12 +13,13 @@ import orjson
 from multidict import MultiMapping
 from yarl import URL
 
-from relay.api.auth.session_cookie import PENDING_COOKIE, SESSION_COOKIE
 from tests.api.entra import ACCOUNTS, ANN, BEN, Account, Entra, principal, run_entra
 from tests.api.running_relay import Response, RunningRelay, make_event, run_relay
 from tests.ports import reserve
 
 VOTE = {"name": "all", "approve": {"votes": 2, "from": [principal(ANN), principal(BEN)]}}
+SESSION_COOKIE = "__Host-imds-relay-session"
+PENDING_COOKIE = "__Host-imds-relay-sign-in"
 OWN_PAGE = {"Sec-Fetch-Site": "same-origin", "X-Requested-With": "imds-relay"}
 """What the relay's own pages show besides a cookie."""
 

@@ -22,7 +22,6 @@ from pydantic import ValidationError
 from relay.api import ApiSettings
 from relay.api.auth.entra_endpoints import ENDPOINTS_RETRY_INTERVAL, MAX_ENDPOINTS_AGE
 from relay.api.auth.pending_sign_in import PENDING_LIFETIME
-from relay.api.auth.session_cookie import PENDING_COOKIE, SESSION_COOKIE
 from relay.api.auth.sessions import MAX_SESSIONS_OF_PRINCIPAL, SESSION_LIFETIME
 from relay.api.schema.html_pages import ProblemWithLink, problem_page
 from relay.approvals.request import Caller, Rights
@@ -39,7 +38,14 @@ from tests.api.entra import (
     sign,
 )
 from tests.api.running_relay import SECRET, RunningRelay, run_relay
-from tests.api.signed_in import OWN_PAGE, Browser, Desk, run_desk
+from tests.api.signed_in import (
+    OWN_PAGE,
+    PENDING_COOKIE,
+    SESSION_COOKIE,
+    Browser,
+    Desk,
+    run_desk,
+)
 from tests.api.test_identity import Certified
 from tests.certificates import LOCALHOST, Authority
 from tests.documented import block

@@ -11,12 +11,11 @@ from playwright.async_api import Page, expect
 from pytest_aiohttp import AiohttpServer
 from yarl import URL
 
-from relay.api.auth.session_cookie import SESSION_COOKIE
 from relay.api.auth.sessions import SESSION_LIFETIME
 from tests.api.confirmation_links import MessageLinks, proxy_application, render_message
 from tests.api.entra import ANN, BEN, principal
 from tests.api.running_relay import RunningRelay
-from tests.api.signed_in import Desk, run_desk
+from tests.api.signed_in import SESSION_COOKIE, Desk, run_desk
 from tests.api.test_confirm_page import CONTRAST, LABELS
 from tests.api.test_confirm_page_hostile import Elsewhere, elsewhere  # noqa: F401  # a fixture
 from tests.ports import reserve

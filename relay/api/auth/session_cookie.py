@@ -7,77 +7,61 @@ counts only for calls of the relay's own pages.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Literal
+
 from aiohttp import web
 
 from relay.api.schema.responses import Problem
 
-SESSION_COOKIE = "__Host-imds-relay-session"
-"""The prefix lets browsers accept it over https from this host alone, for this host alone."""
-PENDING_COOKIE = "__Host-imds-relay-sign-in"
-"""Lax: Entra ID sends the browser back, and a Strict cookie would be missing then."""
+
+@dataclass(frozen=True, slots=True)
+class Cookie:
+    """A cookie of the relay. Browsers send it over https alone, and show it to no script."""
+
+    name: str
+    """The prefix `__Host-` lets browsers accept it from this host alone, for this host alone."""
+    same_site: Literal["Strict", "Lax"]
+
+    def read(self, request: web.Request) -> str | None:
+        """Return the value, split as a browser joins it (RFC 6265bis, section 5.8.3).
+
+        None if the browser sent none. `request.cookies` also ends a value at a space, and strips
+        other spaces from a name. So a cookie of a sibling host could contain one with the prefix,
+        which that host may not set. A browser has one cookie with the prefix and this name: of two,
+        none counts.
+        """
+        pairs = (
+            pair.strip(" \t").partition("=")
+            for header in request.headers.getall("Cookie", [])
+            for pair in header.split(";")
+        )
+        values = [value for key, _, value in pairs if key == self.name]
+        return values[0] or None if len(values) == 1 else None
+
+    def set(self, response: web.StreamResponse, value: str, *, seconds: float) -> None:
+        """Let the browser keep the cookie, in place of an older one."""
+        response.set_cookie(
+            self.name,
+            value,
+            max_age=int(seconds),
+            path="/",
+            secure=True,
+            httponly=True,
+            samesite=self.same_site,
+        )
+
+    def clear(self, response: web.StreamResponse) -> None:
+        """Let the browser forget the cookie."""
+        self.set(response, "", seconds=0)
+
+
+SESSION_COOKIE = Cookie("__Host-imds-relay-session", "Strict")
+PENDING_COOKIE = Cookie("__Host-imds-relay-sign-in", "Lax")
+"""Of a sign-in that has begun. Entra ID sends the browser back: a Strict one would be missing."""
 PAGE_HEADER = "X-Requested-With"
 PAGE_HEADER_VALUE = "imds-relay"
 """No page of another origin can add this header without asking, and the relay allows it to none."""
-
-
-def read_session_cookie(request: web.Request) -> str | None:
-    """Return the cookie of a session; None if the browser sent none."""
-    return _find_value_in_cookie_header(request, SESSION_COOKIE)
-
-
-def read_pending_cookie(request: web.Request) -> str | None:
-    """Return the cookie of a sign-in that has begun; None if the browser sent none."""
-    return _find_value_in_cookie_header(request, PENDING_COOKIE)
-
-
-def _find_value_in_cookie_header(request: web.Request, name: str) -> str | None:
-    """Return the value of a cookie, split as a browser joins it (RFC 6265bis, section 5.8.3).
-
-    `request.cookies` also ends a value at a space, and strips other spaces from a name. So a
-    cookie of a sibling host could contain one with the prefix, which that host may not set. A
-    browser has one cookie with the prefix and this name: of two, none counts.
-    """
-    pairs = (
-        pair.strip(" \t").partition("=")
-        for header in request.headers.getall("Cookie", [])
-        for pair in header.split(";")
-    )
-    values = [value for key, _, value in pairs if key == name]
-    return values[0] or None if len(values) == 1 else None
-
-
-def set_session_cookie(response: web.StreamResponse, value: str, *, seconds: float) -> None:
-    """Let the browser keep the cookie of a session."""
-    _set_cookie(response, SESSION_COOKIE, value, seconds, "Strict")
-
-
-def clear_session_cookie(response: web.StreamResponse) -> None:
-    """Let the browser forget the cookie of a session."""
-    _set_cookie(response, SESSION_COOKIE, "", 0, "Strict")
-
-
-def set_pending_cookie(response: web.StreamResponse, value: str, *, seconds: float) -> None:
-    """Let the browser keep the cookie of a sign-in that has begun, in place of an older one."""
-    _set_cookie(response, PENDING_COOKIE, value, seconds, "Lax")
-
-
-def clear_pending_cookie(response: web.StreamResponse) -> None:
-    """Let the browser forget the cookie of a sign-in that has begun."""
-    _set_cookie(response, PENDING_COOKIE, "", 0, "Lax")
-
-
-def _set_cookie(
-    response: web.StreamResponse, name: str, value: str, seconds: float, same_site: str
-) -> None:
-    response.set_cookie(
-        name,
-        value,
-        max_age=int(seconds),
-        path="/",
-        secure=True,
-        httponly=True,
-        samesite=same_site,
-    )
 
 
 def check_sent_by_own_page(request: web.Request, origin: str) -> None:

@@ -16,13 +16,9 @@ from relay.api.auth.authentication import ANONYMOUS
 from relay.api.auth.entra_settings import CALLBACK_PATH
 from relay.api.auth.pending_sign_in import PENDING_LIFETIME, SignInRefused
 from relay.api.auth.session_cookie import (
+    PENDING_COOKIE,
+    SESSION_COOKIE,
     check_sent_by_own_page,
-    clear_pending_cookie,
-    clear_session_cookie,
-    read_pending_cookie,
-    read_session_cookie,
-    set_pending_cookie,
-    set_session_cookie,
 )
 from relay.api.auth.sessions import SESSION_LIFETIME
 from relay.api.schema.html_pages import ProblemWithLink
@@ -71,7 +67,7 @@ async def _begin(call: Call) -> web.Response:
     except SignInRefused as error:
         raise _sign_in_refused_problem(call, error, sign_in) from None
     response = _redirect(url)
-    set_pending_cookie(response, pending.cookie, seconds=PENDING_LIFETIME)
+    PENDING_COOKIE.set(response, pending.cookie, seconds=PENDING_LIFETIME)
     return response
 
 
@@ -93,15 +89,15 @@ async def _finish(call: Call) -> web.Response:
     sign_in, request = _sign_in_of(call), call.request
     try:
         cookie, target = await sign_in.finish(
-            read_pending_cookie(request), request.rel_url, read_session_cookie(request)
+            PENDING_COOKIE.read(request), request.rel_url, SESSION_COOKIE.read(request)
         )
     except SignInRefused as error:
         raise _sign_in_refused_problem(call, error, sign_in) from None
     _log_session_action(sign_in, cookie, "signed in")
     call.server.charges.refund_address_charge(request)
     response = _redirect(sign_in.url_of_path(target))
-    clear_pending_cookie(response)
-    set_session_cookie(response, cookie, seconds=SESSION_LIFETIME)
+    PENDING_COOKIE.clear(response)
+    SESSION_COOKIE.set(response, cookie, seconds=SESSION_LIFETIME)
     return response
 
 
@@ -131,22 +127,22 @@ async def _show_session(call: Call) -> SessionInfo | web.Response:
         name=None if session is None else session.name,
         can=[right for right in _RIGHTS if right in caller.rights.can],
     )
-    cookie, sign_in = read_session_cookie(call.request), call.server.sign_in
+    cookie, sign_in = SESSION_COOKIE.read(call.request), call.server.sign_in
     if cookie is None or sign_in is None or sign_in.sessions.find(cookie) is not None:
         return info
     response = json_response(200, info)
-    clear_session_cookie(response)
+    SESSION_COOKIE.clear(response)
     return response
 
 
 async def _sign_out(call: Call) -> SessionInfo | web.Response:
-    sign_in, cookie = _sign_in_of(call), read_session_cookie(call.request)
+    sign_in, cookie = _sign_in_of(call), SESSION_COOKIE.read(call.request)
     check_sent_by_own_page(call.request, sign_in.origin)
     if cookie is not None:
         _log_session_action(sign_in, cookie, "signed out")
         call.server.end_session(cookie)
     response = json_response(200, _session_info(call, principal=None, name=None, can=[]))
-    clear_session_cookie(response)
+    SESSION_COOKIE.clear(response)
     return response
 
 

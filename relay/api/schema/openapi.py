@@ -36,7 +36,7 @@ _SECURITY_SCHEMES = {
     "session": {
         "type": "apiKey",
         "in": "cookie",
-        "name": SESSION_COOKIE,
+        "name": SESSION_COOKIE.name,
         "description": "for the relay's own pages, after a sign-in; all but GET also needs "
         f"{PAGE_HEADER}: {PAGE_HEADER_VALUE}",
     },

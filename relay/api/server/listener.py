@@ -57,14 +57,14 @@ class Listener:
                 group.create_task(self._attach_accepted_socket(sock, connection))
 
     async def _attach_accepted_socket(self, sock: socket.socket, connection: Connection) -> None:
-        has_tls = self.tls_context is not None
         try:
+            context = None if self.tls_context is None else self.tls_context()
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: connection,
                 sock,
-                ssl=self.tls_context() if self.tls_context is not None else None,
-                ssl_handshake_timeout=self.limits.handshake_timeout if has_tls else None,
-                ssl_shutdown_timeout=_TLS_SHUTDOWN_TIMEOUT if has_tls else None,
+                ssl=context,
+                ssl_handshake_timeout=None if context is None else self.limits.handshake_timeout,
+                ssl_shutdown_timeout=None if context is None else _TLS_SHUTDOWN_TIMEOUT,
             )
         except OSError as error:  # includes ssl.SSLError
             self.group.discard(connection)

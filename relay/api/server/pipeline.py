@@ -26,7 +26,7 @@ from relay.api.auth.authentication import (
     NotAuthenticated,
     local_socket_caller,
 )
-from relay.api.auth.session_cookie import check_sent_by_own_page, read_session_cookie
+from relay.api.auth.session_cookie import SESSION_COOKIE, check_sent_by_own_page
 from relay.api.auth.sessions import Session
 from relay.api.schema.html_pages import problem_page
 from relay.api.schema.responses import Problem, json_response
@@ -189,7 +189,7 @@ class RequestPipeline:
         """
         if self.state.sign_in is None or "Authorization" in request.headers:
             return None
-        return read_session_cookie(request)
+        return SESSION_COOKIE.read(request)
 
     def _session_of_cookie(self, request: web.Request, cookie: str) -> Session:
         """Return the session of a call. Raises Problem 403, NotAuthenticated."""
@@ -297,15 +297,11 @@ def _unauthorized_problem(route: Route, *, has_session: bool) -> Problem:
             "expected a body signed as Standard Webhooks with this client's secret",
             headers={"WWW-Authenticate": "Signature"},
         )
-    if has_session:
-        return Problem(
-            401,
-            "the session has ended: sign in again",
-            headers={"WWW-Authenticate": 'Bearer realm="imds-relay"'},
-        )
     return Problem(
         401,
-        "expected Authorization: Bearer and the key of a client",
+        "the session has ended: sign in again"
+        if has_session
+        else "expected Authorization: Bearer and the key of a client",
         headers={"WWW-Authenticate": 'Bearer realm="imds-relay"'},
     )
 
