@@ -1,7 +1,9 @@
 """The HTTP API: what programs and people call. This module names the parts of the relay it uses.
 
 `server` accepts connections and checks each request, `auth` identifies callers, `routes` holds a
-module for each resource, and `schema` describes requests, responses and errors.
+module for each resource, and `schema` describes requests, responses and errors. The roles of the
+relay (`relay.roles`) make a `Relay` of their parts and attach it to the server while they run.
+A relay polls Azure itself, alone or as an agent of a fleet. A hub takes the events from its agents.
 """
 
 from __future__ import annotations
@@ -90,7 +92,9 @@ class HubMessageCounts(Protocol):
     """What a hub counts of the messages of its agents."""
 
     reports: int
+    """Messages of agents about the document that they read."""
     pulses: int
+    """Messages by which agents show that they run."""
 
     @property
     def redundant_reports(self) -> int:
@@ -103,10 +107,12 @@ class Relay:
 
     store: Store
     gate: DecisionHandler
-    """The gate; on an agent the way to the hub's."""
+    """Takes approvals, holds and releases. An agent forwards them to the gate of its hub."""
     dispatcher: Dispatcher
+    """Delivers what is recorded to the sinks."""
     source: SourceHealth
     origin: Origin
+    """The scope and the name of this relay."""
     clock: Clock
     chats: Mapping[str, ChatSink] = field(default_factory=dict)
     """The chat sinks by name."""

@@ -1,6 +1,8 @@
-"""Reads the values of all metrics at one moment; `relay.telemetry.metrics` has their meaning.
+"""Reads the values of all metrics at one moment, for `/metrics`.
 
-Nothing is read before somebody asks: a relay that nobody scrapes pays for plain counters only.
+`relay.telemetry.metrics` has the meaning of each metric and its labels. The values come from
+the parts of the relay, from the state of the server and from the state file. Nothing is read
+before somebody asks: a relay that nobody scrapes pays for plain counters only.
 """
 
 from __future__ import annotations
@@ -37,6 +39,8 @@ MAX_EXAMINED = 200
 """Scheduled events whose approval is examined for a scrape. The store waits meanwhile."""
 _AMQP_STATUSES = {311, 312, 313, 320, 402, 403, 404, 405, 406, 501, 502, 503, 504, 505, 506, 530}
 _STATUSES = {*map(int, HTTPStatus), *_AMQP_STATUSES, 540, 541}
+"""The statuses of receivers that have a label of their own: those of HTTP and of AMQP 0-9-1."""
+# The type OrderResult has the same names. Its module loads the AMQP libraries.
 _ORDER_RESULTS = (
     "accepted",
     "refused",

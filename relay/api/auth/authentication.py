@@ -1,4 +1,10 @@
-"""Identifies callers: bearer keys and tokens, certificates, signed callbacks, local users."""
+"""Identifies callers: bearer keys and tokens, certificates, signed callbacks, local users.
+
+`relay.api.server.pipeline` asks an `Authenticator` who calls. The result is a `Caller`: a principal
+such as `client:<name>`, the channel by which the call came, and the rights of the caller. The
+consumer of approvals over RabbitMQ makes its callers with `caller_for_client`, too. A reload makes
+a new `Authenticator`, and compares it with the old one.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +51,10 @@ class Authenticator:
             if client.san is not None
         }
         self.suspended: Collection[str] = ()
-        """The names of clients whose keys and signatures are refused: others have their secrets."""
+        """The names of clients whose keys and signatures are refused: others have their secrets.
+
+        The server sets it (`Server.refuse_client_credentials`).
+        """
         self.tokens: TokenVerifier | None = None
         """Verifies tokens of Entra ID; None without api.oidc."""
         if settings.oidc is not None:
@@ -148,6 +157,7 @@ class Authenticator:
         return True
 
     def _client_caller(self, client: Client, channel: str) -> Caller:
+        """Return the client as a caller. Raises NotAuthenticated if it is suspended."""
         if client.name in self.suspended:
             raise NotAuthenticated(f"the key or secret of {client.name} is also somebody else's")
         return caller_for_client(client, channel)

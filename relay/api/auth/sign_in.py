@@ -1,5 +1,10 @@
 """People sign in with Entra ID on the relay's pages: authorization code flow with PKCE.
 
+`relay.api.routes.sign_in` calls `begin`, which sends the browser to Entra ID, and `finish` when the
+browser comes back with a code. `pending_sign_in` proves that it is the same browser. The code is
+exchanged for an ID token (`entra_endpoints`), which `entra_tokens` verifies. Then a session begins
+(`sessions`). Whatever fails raises SignInRefused, which has a text for the person.
+
 Sources: OpenID Connect Core 1.0, section 3.1; RFC 9700 (known attacks), RFC 7636, RFC 9207;
 https://learn.microsoft.com/entra/identity-platform/v2-oauth2-auth-code-flow. docs/sign-in.md says
 how to set it up, and docs/decisions/0045-people-sign-in-by-code-and-pkce.md how the known attacks

@@ -1,6 +1,8 @@
 """`/v1/approvals`: decisions about events, and the mode of approvals.
 
-`/v1/callbacks/{client}` takes the same decisions, with a signature instead of a key.
+`/v1/callbacks/{client}` takes the same decisions, with a signature instead of a key. The gate
+checks and records a decision, and answers with the status and the body that the caller gets: 202 if
+it was recorded, else the members of a problem. A repeat of a request gets its first answer again.
 """
 
 from __future__ import annotations

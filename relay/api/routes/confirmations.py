@@ -1,7 +1,9 @@
-"""`/v1/confirmations`: the calls of the confirm page.
+"""`/v1/confirmations`: the calls of the page behind the links in chat messages.
 
-The preview shows the decision of a link to everybody who has the link. The confirmation takes the
-decision like `POST /v1/approvals`: the caller needs credentials, and the vote is the caller's.
+A link stands for one decision about one revision of an event. Its secret token is in the link; the
+store has only the token's digest. The preview shows the decision to everybody who has the link. The
+confirmation takes the decision like `POST /v1/approvals`: the caller needs credentials, and the
+vote is the caller's. Texts are lists of parts, so that the page can show times and principals.
 """
 
 from __future__ import annotations
@@ -130,6 +132,7 @@ async def _show_preview(call: Call) -> ConfirmationPreview:
     if preview is None:
         call.server.charges.reject_credentials(call.request, "an invalid link was looked at")
         raise Problem(404, _INVALID_LINK)
+    # The token proves the call. From now on its limit is that of the link, not of the address.
     call.server.charges.refund_address_charge(call.request)
     call.server.charges.charge_caller(f"link {token_digest(body.token)}", "with this link")
     return preview
@@ -195,8 +198,9 @@ async def _confirm(call: Call) -> ConfirmationRecorded:
             revision=link.revision,
             at=relay.clock.now(),
             reason=body.reason or None,
-            # The space separates it from every Idempotency-Key. The digest ignores code and
-            # reason: each principal uses the link once.
+            # `link.token` is the digest of the token. The space separates the id from every
+            # Idempotency-Key. The request's digest ignores code and reason: each principal uses
+            # the link once.
             request_id=f"link {link.token}",
             digest=link.token,
             link=LinkCredentials(body.token, body.code),

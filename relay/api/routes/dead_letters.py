@@ -1,4 +1,9 @@
-"""`/v1/dead-letters`: deliveries that were given up, and their redelivery."""
+"""`/v1/dead-letters`: deliveries that were given up, and their redelivery.
+
+A dead letter is a delivery in the state `parked`. People send one dead letter again, or all that
+meet conditions, up to a page in one call. The next call names the time of the first one (`until`)
+and the last id of the call before (`after`), so that no dead letter is sent twice.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +14,7 @@ from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
-from relay.api.routes.deliveries import DeliveryPage, read_delivery_of_path, read_page
+from relay.api.routes.deliveries import DeliveryPage, find_delivery_of_path, read_delivery_page
 from relay.api.routes.events import problem_of_refusal
 from relay.api.schema.paging import PAGE_SIZE, page_route
 from relay.api.schema.responses import Problem
@@ -82,11 +87,11 @@ class BulkRedeliveryRequest(RequestBody):
 
 
 async def _list_dead_letters(call: Call) -> DeliveryPage:
-    return await read_page(call, ("parked",))
+    return await read_delivery_page(call, ("parked",))
 
 
 async def _find_dead_letter(call: Call) -> Delivery:
-    delivery = await read_delivery_of_path(call)
+    delivery = await find_delivery_of_path(call)
     if delivery is None or delivery.state != "parked":
         raise Problem(404, _NO_SUCH_DEAD_LETTER)
     return delivery
@@ -112,17 +117,17 @@ async def _redeliver_matching(call: Call) -> BulkRedeliveryResult:
             404,
             f"no sink {body.sink!r} in the configuration; {describe_choices(body.sink, sinks)}",
         )
-    reference = body.eventId
-    occurrences = (
-        await relay.store.read(lambda tx: tx.snapshot.find_occurrences_by_reference(reference))
-        if reference is not None
-        else []
-    )
+    reference, occurrences = body.eventId, []
+    if reference is not None:
+        occurrences = await relay.store.read(
+            lambda tx: tx.snapshot.find_occurrences_by_reference(reference)
+        )
     if len(occurrences) > 1:
         raise problem_of_refusal(ambiguous_scope_refusal(occurrences))
     condition = DeadLetterFilter(
         sink=body.sink,
         type=None if body.type is None else event_name(body.type),
+        # Dead letters outlive their event in the snapshot.
         event_key=occurrences[0].key if occurrences else reference and reference.lower(),
         since=body.since,
     )

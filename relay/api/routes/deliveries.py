@@ -1,4 +1,8 @@
-"""`/v1/deliveries`: what was sent and what waits, with the attempts of each delivery."""
+"""`/v1/deliveries`: what was sent and what waits, with the attempts of each delivery.
+
+A delivery is one event for one sink. It waits, is delivered, or was given up (`parked`, see
+`relay.api.routes.dead_letters`).
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from typing import Literal, cast
 
 from typing_extensions import TypedDict
 
-from relay.api.schema.paging import LOG_SIZE, PAGE_SIZE, page_route, split_page
+from relay.api.schema.paging import MAX_DETAIL_ROWS, PAGE_SIZE, page_route, split_page
 from relay.api.schema.responses import Problem
 from relay.api.schema.route import Call
 from relay.events.cloudevent import TYPE_PREFIX, TYPE_VERSION
@@ -82,7 +86,7 @@ def delivery_summary(delivery: Delivery) -> DeliverySummary:
     )
 
 
-async def read_page(call: Call, states: tuple[EntryState, ...] = ()) -> DeliveryPage:
+async def read_delivery_page(call: Call, states: tuple[EntryState, ...] = ()) -> DeliveryPage:
     """Return the page that the cursor names, of deliveries in these states; none means all."""
     cursor: int | None = call.parameters
     deliveries = await call.run_long_read(
@@ -92,7 +96,7 @@ async def read_page(call: Call, states: tuple[EntryState, ...] = ()) -> Delivery
     return DeliveryPage(items=[delivery_summary(row) for row in page], next=next_cursor)
 
 
-async def read_delivery_of_path(call: Call) -> Delivery | None:
+async def find_delivery_of_path(call: Call) -> Delivery | None:
     """Return the delivery that the path names; None if there is none."""
     text = call.request.match_info["id"]
     if _DELIVERY_ID.fullmatch(text) is None:
@@ -101,12 +105,12 @@ async def read_delivery_of_path(call: Call) -> Delivery | None:
 
 
 async def _list_deliveries(call: Call) -> DeliveryPage:
-    return await read_page(call)
+    return await read_delivery_page(call)
 
 
 async def _require_delivery(call: Call) -> Delivery:
     """Return the delivery that the path names. Raises Problem 404."""
-    delivery = await read_delivery_of_path(call)
+    delivery = await find_delivery_of_path(call)
     if delivery is None:
         raise Problem(404, "no such delivery; see GET /v1/deliveries, or `imds-relay deliveries`")
     return delivery
@@ -116,9 +120,9 @@ async def _show_delivery(call: Call) -> DeliveryDetails:
     delivery: Delivery = call.resource
     cursor: int | None = call.parameters
     attempts = await call.run_long_read(
-        lambda tx: tx.deliveries.attempts_of_entry(delivery.id, cursor, LOG_SIZE + 1)
+        lambda tx: tx.deliveries.attempts_of_entry(delivery.id, cursor, MAX_DETAIL_ROWS + 1)
     )
-    page = attempts[-LOG_SIZE:]
+    page = attempts[-MAX_DETAIL_ROWS:]
     log = [
         DeliveryAttempt(
             number=attempt.number,
@@ -131,7 +135,7 @@ async def _show_delivery(call: Call) -> DeliveryDetails:
         )
         for attempt in page
     ]
-    next_cursor = str(page[0].number) if len(attempts) > LOG_SIZE else None
+    next_cursor = str(page[0].number) if len(attempts) > MAX_DETAIL_ROWS else None
     return DeliveryDetails(**delivery_summary(delivery), log=log, next=next_cursor)
 
 

@@ -1,4 +1,9 @@
-"""`/v1/events`: scheduled events with the state of their approval, votes and deliveries."""
+"""`/v1/events`: scheduled events with the state of their approval, votes and deliveries.
+
+An occurrence is one time that an EventId was in the document of a scope. A path names an event by
+its EventId, or on a hub by `<EventId>@<scope>`, and means its newest occurrence. `_find_event` and
+its like read the whole answer, so that an unknown event is 404 before a missing right is 403.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +18,7 @@ from pydantic import with_config
 from typing_extensions import TypedDict
 
 from relay.api.routes.deliveries import DeliverySummary, delivery_summary
-from relay.api.schema.paging import LOG_SIZE, PAGE_SIZE, page_route, parse_cursor
+from relay.api.schema.paging import MAX_DETAIL_ROWS, PAGE_SIZE, page_route, parse_cursor
 from relay.api.schema.responses import Problem, rfc3339_or_null
 from relay.api.schema.route import Call, Parameter
 from relay.approvals.admission import UNKNOWN_EVENT, Refusal, ambiguous_scope_refusal
@@ -261,9 +266,9 @@ def votes_or_holds_in_force(
 def _event_details(
     tx: Transaction, call: Call, occurrence: TrackedEvent, cursor: int | None
 ) -> EventDetails:
-    deliveries = tx.deliveries.page(event_key=occurrence.key, limit=LOG_SIZE)
+    deliveries = tx.deliveries.page(event_key=occurrence.key, limit=MAX_DETAIL_ROWS)
     rows, has_more = tx.journal.history_page(
-        occurrence.key, occurrence.first_seen, cursor, PageLimit(LOG_SIZE)
+        occurrence.key, occurrence.first_seen, cursor, PageLimit(MAX_DETAIL_ROWS)
     )
     bodies = collapse_surplus_refusals([(row.kind, row.body) for row in reversed(rows)])
     return EventDetails(
@@ -280,7 +285,7 @@ def _event_details(
                 at=format_rfc3339(decision.at),
                 counts=decision.counts,
             )
-            for decision in tx.decisions.for_occurrence(occurrence.id, limit=LOG_SIZE)
+            for decision in tx.decisions.for_occurrence(occurrence.id, limit=MAX_DETAIL_ROWS)
         ],
         deliveries=[
             delivery_summary(delivery)

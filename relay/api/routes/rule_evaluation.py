@@ -1,4 +1,9 @@
-"""`/v1/events/{eventId}/rule`: which rule decides about an event, and what its approval needs."""
+"""`/v1/events/{eventId}/rule`: which rule decides about an event, and what its approval needs.
+
+For people who ask why an event is not approved: each rule of approvals.rules with the conditions
+that the event does not meet, then the votes, holds and limits that count now. The answer is read
+as in `relay.api.routes.events`.
+"""
 
 from __future__ import annotations
 

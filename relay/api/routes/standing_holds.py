@@ -72,7 +72,7 @@ def _parse_page(request: web.Request) -> _PageQuery:
 
 async def _list(call: Call) -> StandingHoldPage:
     page: _PageQuery = call.parameters
-    async with call.server.long_reads:
+    async with call.server.long_reads:  # the gate reads the page from the store
         holds, has_more = await call.relay.gate.standing_holds_page(
             page.cursor, PageLimit(PAGE_SIZE), only_open=page.only_open
         )
@@ -134,6 +134,7 @@ def _digest(call: Call) -> str:
 
 
 def _standing_hold_details(call: Call, hold: StandingHold) -> StandingHoldDetails:
+    """Return a standing hold with its state, which its events do not have."""
     details = cast("StandingHoldDetails", hold_to_json(hold))
     now = call.relay.clock.now()
     if hold.ended_by is not None:

@@ -1,6 +1,8 @@
 """Describes the messages over RabbitMQ in both directions, as AsyncAPI 3.
 
-The document is made from the code that sends, receives and declares them.
+`imds-relay schema asyncapi` prints the document for people who write consumers and approvers. It is
+made from the code that sends, receives and declares the messages: names of queues contain
+`{scope}`, a parameter of AsyncAPI, in the place of the relay's scope.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ _SCOPE = {"description": "the group of VMs that reads the same document: the rel
 
 
 def asyncapi_document(exchange: str = SinkSettings.model_fields["exchange"].default) -> Json:
-    """Return the document for this name of the exchange."""
+    """Return the document for a sink with this `exchange`."""
     parts = (*events_topology(exchange), *approvals_topology(exchange, "{scope}"))
     exchanges = {part.name: part for part in parts if isinstance(part, Exchange)}
     queues = [part for part in parts if isinstance(part, Queue)]

@@ -1,4 +1,9 @@
-"""Pages of lists: `{"items": […], "next": cursor or null}`. `?cursor=` requests the next page."""
+"""Pages of lists: `{"items": […], "next": cursor or null}`. `?cursor=` requests the next page.
+
+Lists are sorted, most with the newest first. A cursor is the id of the last item of a page: a row
+of the list, or inside one event or delivery the position of what happened. The routes of lists
+parse it here, and declare themselves with `page_route`.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +15,8 @@ from aiohttp import web
 from relay.api.schema.route import Call, Parameter, Route
 
 PAGE_SIZE = 100
-LOG_SIZE = 200
-"""Rows of the lists inside one event or one delivery: the newest of what happened."""
+MAX_DETAIL_ROWS = 200
+"""Rows of each list inside one event or one delivery: the newest of what happened."""
 CURSOR = Parameter(
     name="cursor",
     place="query",
@@ -53,9 +58,10 @@ def page_route(
     parse_parameters: Callable[[web.Request], Any] = parse_cursor,
     problem_statuses: tuple[int, ...] = (),
 ) -> Route:
-    """Return a route whose response is a page. `Call.parameters` of its handler is the cursor.
+    """Return a route whose response is a page, for callers with the right to read.
 
-    ``filters`` are further parameters, and ``parse_parameters`` reads them and the cursor.
+    ``filters`` are query parameters beside the cursor. ``parse_parameters`` reads them and the
+    cursor; its result, by default the cursor alone, is `Call.parameters` of the handler.
     """
     return Route(
         method="GET",

@@ -1,7 +1,9 @@
 """One HTTP/1.1 connection: aiohttp's request handler with limits, and errors as problems.
 
-It says who holds the connection. `relay.api.server.listener` decides which connection is closed
-when too many are open.
+A call is good if its credentials were valid and its caller had calls left. The pipeline says so
+with `mark_authenticated`. When too many connections are open, `relay.api.server.listener` decides
+by `holder`, `in_good_call` and `used_at` which of them is closed. A response must be received in
+time, and releases what its request held only then.
 """
 
 from __future__ import annotations
@@ -62,9 +64,9 @@ class Peer:
 class Connection(web.RequestHandler):
     """A connection, one of `group`: those that are open and share a maximum.
 
-    `principal` made the last call, if that call was good: its credentials were valid, and it was
-    within its rate. `in_good_call`: a good call is in progress. `used_at`: when the last good call
-    began or ended, or else the connection, by the clock of the event loop.
+    `principal` made the last call, if that call was good. `in_good_call`: a good call is in
+    progress. `used_at`: when the last good call began or ended, or else the connection, by the
+    clock of the event loop.
 
     `wakeup` is set when the connection is lost, for handlers that wait for something else, which
     may set it too.

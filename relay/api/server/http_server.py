@@ -1,4 +1,10 @@
-"""The HTTP server: opens the sockets, serves the routes, and turns errors into problems."""
+"""The HTTP server: opens the sockets, serves the routes, and turns errors into problems.
+
+The roles of the relay enter `Server`, and attach their parts to `Server.state` once they run.
+`relay.api.server.pipeline` makes the handlers of the routes. A middleware around them answers every
+exception as a problem and counts the responses. A reload of the configuration replaces clients,
+tokens and certificates, while connections stay.
+"""
 
 from __future__ import annotations
 
@@ -143,6 +149,7 @@ class Server:
         return application
 
     async def _open_listeners(self, stack: AsyncExitStack, runner: web.AppRunner) -> list[Listener]:
+        """Open the sockets, set `port` and `address`, and return a listener for each socket."""
         settings, limits = self.settings, self.state.limits
         assert runner.server is not None  # noqa: S101  # the runner is set up
         make_listener = partial(
@@ -212,6 +219,7 @@ def _error_middleware(state: ServerState, state_file: Path | None) -> Middleware
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        # The pipeline puts the slot of a large answer here, and the connection releases it.
         until_sent = request[UNTIL_SENT] = AsyncExitStack()
         began = state.clock.monotonic()
         try:
