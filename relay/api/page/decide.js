@@ -5,7 +5,8 @@ import { Failure, get, key, newId, post, session } from "./api.js";
 import { state, want } from "./store.js";
 import { eventTitle, plural, sentence, time } from "./words.js";
 
-const LABELS = { approve: "Approve", hold: "Hold", release: "Release the hold" };
+/** The labels of the buttons that decide. */
+export const LABELS = { approve: "Approve", hold: "Hold", release: "Release the hold" };
 const QUESTIONS = {
   approve: "It may begin within seconds of the last vote, and cannot be taken back.",
   hold: "This relay sends no StartRequest for it, whatever rules and votes say, until the hold is released or expires.",

@@ -3,7 +3,7 @@
 import { h, icon, setText, showItems } from "./dom.js";
 import { state } from "./store.js";
 import { actions, approvalFacts, countdown, standing } from "./now.js";
-import { deliveryRow } from "./sinks.js";
+import { deliveryRow, mayOperate } from "./sinks.js";
 import { legend, timeline } from "./timeline.js";
 import { eventTitle, impact, names, outcome, plural, sentence, source, tell, time } from "./words.js";
 
@@ -38,7 +38,6 @@ export function renderEvent(view) {
 }
 
 const isOpen = one => ["waiting", "parked"].includes(one.state);
-const mayOperate = () => state.status?.caller.can.includes("operate") ?? false;
 
 function build(view, detail) {
   drawn = "";

@@ -1,6 +1,7 @@
 // The newest lines of the journal, as they are recorded.
 
 import { h, icon, showItems } from "./dom.js";
+import { eventHref } from "./now.js";
 import { state } from "./store.js";
 import { eventName, eventTitle, tell, time } from "./words.js";
 
@@ -30,5 +31,5 @@ function renderLine({ event }) {
   const isAbout = Boolean(data.eventId) && !eventName(event).startsWith("relay.");
   const title = data.resources ? eventTitle(data) : data.eventId;
   return h("li", {}, h("span", { class: "when soft" }, time(event.time)), icon(name, tone),
-    h("span", { class: "what" }, isAbout ? [h("a", { href: `#/event/${encodeURIComponent(event.scope)}/${encodeURIComponent(data.eventId)}` }, title), ": "] : null, text));
+    h("span", { class: "what" }, isAbout ? [h("a", { href: eventHref({ scope: event.scope, eventId: data.eventId }) }, title), ": "] : null, text));
 }

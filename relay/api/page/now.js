@@ -2,7 +2,7 @@
 
 import { announce, h, icon, showItems, svg } from "./dom.js";
 import { more, state } from "./store.js";
-import { openDecision, openEndOfHold } from "./decide.js";
+import { LABELS, openDecision, openEndOfHold } from "./decide.js";
 import { eventTitle, impact, names, now, outcome, plural, roughly, sentence, source, time, urgency } from "./words.js";
 
 const SHOWN_AT_ONCE = 50;
@@ -214,8 +214,6 @@ function people(principals, name, tone) {
   return h("ul", { class: "people" }, principals.slice(0, 12).map(one => h("li", {}, icon(name, tone), one)),
     principals.length > 12 ? h("li", {}, `and ${principals.length - 12} more`) : null);
 }
-
-const LABELS = { approve: "Approve", hold: "Hold", release: "Release the hold" };
 
 /** The decisions that this reader may take. */
 export function actions(item) {

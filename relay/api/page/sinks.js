@@ -3,11 +3,12 @@
 import { announce, h, icon, showItems } from "./dom.js";
 import { post } from "./api.js";
 import { more, state, want } from "./store.js";
-import { plural, roughly, sentence, time } from "./words.js";
+import { plural, roughly, sentence, time, typeName } from "./words.js";
 
 const HEADS = ["Recorded", "Sink", "What", "Why", ""];
-const mayOperate = () => state.status?.caller.can.includes("operate") ?? false;
-const label = type => type.replace(/^io\.imdsrelay\./, "").replace(/\.v[0-9]+$/, "");
+
+/** Whether the reader may pause sinks and send dead letters again. */
+export const mayOperate = () => state.status?.caller.can.includes("operate") ?? false;
 
 export function renderSinks(view) {
   if (!view.querySelector("#sinks")) {
@@ -76,7 +77,7 @@ function renderGroup({ name, count }) {
 function renderDeadLetter(one) {
   return h("tr", {},
     h("td", {}, time(one.recorded)), h("td", {}, one.sink),
-    h("td", {}, label(one.type), one.eventId ? h("span", { class: "soft small block" }, one.eventId) : null),
+    h("td", {}, typeName(one.type), one.eventId ? h("span", { class: "soft small block" }, one.eventId) : null),
     h("td", { class: "reason" }, sentence(one.reason ?? "no reason is known"), h("span", { class: "soft small block" },
       `${plural(one.attempts, "try").replace("trys", "tries")}${one.lastStatus ? `, last status ${one.lastStatus}` : ""}`)),
     h("td", { class: "last" }, one.isConfigured ? sendAgain(one) : h("span", { class: "soft small" }, "its sink is not configured any more")));
@@ -84,7 +85,7 @@ function renderDeadLetter(one) {
 
 function sendAgain(one) {
   return one.may && one.state === "parked" ? h("button", {
-    class: "plain small", type: "button", "data-key": "again", "aria-label": `Send ${label(one.type)} to ${one.sink} again`,
+    class: "plain small", type: "button", "data-key": "again", "aria-label": `Send ${typeName(one.type)} to ${one.sink} again`,
     on: { click: event => act(event, `v1/dead-letters/${one.id}/redeliver`, `It is sent to ${one.sink} again.`) },
   }, "Send again") : null;
 }
@@ -95,7 +96,7 @@ const STATES = { delivered: "delivered", parked: "given up", waiting: "waiting",
 /** Make a row of the table of an event's deliveries. */
 export function deliveryRow(one) {
   return h("tr", {},
-    h("td", {}, time(one.recorded)), h("td", {}, one.sink), h("td", {}, label(one.type)),
+    h("td", {}, time(one.recorded)), h("td", {}, one.sink), h("td", {}, typeName(one.type)),
     h("td", { class: "reason" }, h("span", { class: `pill ${TONES[one.state] ?? ""}` }, STATES[one.state] ?? one.state),
       one.attempts > 1 ? ` after ${one.attempts} tries` : "",
       one.reason && one.state !== "delivered" ? h("span", { class: "soft small block" }, sentence(one.reason)) : null,

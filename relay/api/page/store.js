@@ -104,6 +104,7 @@ function byNotBefore(one, other) {
   return moment(one) - moment(other) || one.firstSeen.localeCompare(other.firstSeen);
 }
 
+/** What each view shows beside status, live and sinks. */
 const EXTRA = { now: ["recent", "standingHolds"], log: [], sinks: ["deadLetters"], fleet: ["fleet"], event: ["detail"] };
 
 /** Read these parts soon: `live`, `sinks` and so on; none means all that the view shows. */

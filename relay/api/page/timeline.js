@@ -2,7 +2,7 @@
 // and each sink. The list below it says the same in words.
 
 import { h, svg } from "./dom.js";
-import { clock, eventName, now, tell } from "./words.js";
+import { clock, eventName, now, tell, typeName } from "./words.js";
 
 const LEFT = 108, RIGHT = 14, TOP = 22, LANE = 30, AXIS = 24;
 const STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 604800];
@@ -122,7 +122,7 @@ const STATES = { delivered: "good", parked: "bad", waiting: "warn", superseded: 
 function delivery(one, x, y, present, place) {
   const from = Date.parse(one.recorded), to = one.settled ? Date.parse(one.settled) : present;
   const at = place(one.sink, x(to), 8);
-  const title = `${one.type.replace(/^io\.imdsrelay\.|\.v1$/g, "")}: ${one.state}${one.reason ? ` (${one.reason})` : ""}`;
+  const title = `${typeName(one.type)}: ${one.state}${one.reason ? ` (${one.reason})` : ""}`;
   return svg("g", { class: `delivery ${STATES[one.state] ?? ""}` },
     svg("line", { x1: x(from), x2: at, y1: y, y2: y }),
     svg(one.state === "parked" ? "path" : "circle", one.state === "parked"

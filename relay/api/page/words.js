@@ -127,9 +127,14 @@ export function outcome(text) {
   return OUTCOMES[text] ?? OUTCOMES.unknown;
 }
 
-/** Return the name of a CloudEvent without prefix and version, such as event.scheduled. */
+/** Return the type of a CloudEvent without prefix and version, such as event.scheduled. */
+export function typeName(type) {
+  return type.replace(/^io\.imdsrelay\./, "").replace(/\.v[0-9]+$/, "");
+}
+
+/** Return the type of this CloudEvent without prefix and version. */
 export function eventName(event) {
-  return event.type.replace(/^io\.imdsrelay\./, "").replace(/\.v[0-9]+$/, "");
+  return typeName(event.type);
 }
 
 const DECISIONS = { approve: "voted to approve", hold: "put it on hold", release: "released the hold" };
