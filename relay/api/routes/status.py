@@ -7,6 +7,7 @@ import contextlib
 from typing_extensions import TypedDict
 
 from relay import __version__
+from relay.api import AmqpApprovalsLink
 from relay.api.schema.route import Call, Route
 from relay.approvals.request import Right
 from relay.errors import StoreUnavailable
@@ -90,15 +91,14 @@ async def _show_status(call: Call) -> RelayStatus:
             clockOffsetSeconds=None if polling is None else polling.clock_offset,
         ),
         store=PartHealth(ok=relay.store.write_error is None, reason=relay.store.write_error),
-        approvalsLink=None
-        if link is None
-        else PartHealth(
-            ok=link.is_connected,
-            reason=None
-            if link.is_connected
-            else "no connection to RabbitMQ: approvals on the queue wait",
-        ),
+        approvalsLink=None if link is None else _link_health(link),
     )
+
+
+def _link_health(link: AmqpApprovalsLink) -> PartHealth:
+    if link.is_connected:
+        return PartHealth(ok=True, reason=None)
+    return PartHealth(ok=False, reason="no connection to RabbitMQ: approvals on the queue wait")
 
 
 ROUTES = (

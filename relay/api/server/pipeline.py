@@ -56,7 +56,7 @@ class RequestPipeline:
                 return await self._run(route, request)
             except Problem as problem:
                 shown = problem
-                if route.access == "handler":  # its handler has checked the proof
+                if route.access == "handler":  # nothing before its handler checks a proof
                     shown = self.state.charges.problem_of_refusal(request, problem)
                 if route.shows_problems:
                     return problem_page(shown)

@@ -9,56 +9,20 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
-from weakref import WeakValueDictionary
 
 from relay.api import ConfigurationReloader, Relay
 from relay.api.auth.rejection_log import RejectionLog
-from relay.api.schema.responses import Problem
 from relay.api.server.call_charges import CallCharges
-from relay.api.server.limits import ServerLimits
+from relay.api.server.limits import LargeAnswerLimiter, ServerLimits
 from relay.clock import Clock
 from relay.outbox import RecordedEvent
 from relay.telemetry.event_counts import EventCounts
 
 if TYPE_CHECKING:  # a relay without sign-in saves the memory of the token library
     from relay.api.auth.sign_in import SignIn
-
-
-class LargeAnswerLimiter:
-    """Bounds how many large answers are built or sent at once: slow readers hold few of them.
-
-    Each answer is a page of bounded size. A problem is small, so it holds no slot while it is sent.
-    """
-
-    def __init__(self, total: int, per_caller: int, timeout: float) -> None:
-        """``timeout``: the seconds that a call waits for a slot."""
-        self._free = asyncio.Semaphore(total)
-        self._per_caller = per_caller
-        self._timeout = timeout
-        self._by_caller: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
-
-    @asynccontextmanager
-    async def slot(self, caller: str) -> AsyncIterator[None]:
-        """Hold a slot while the context lasts. Raises Problem 429 if none becomes free in time."""
-        own = self._by_caller.get(caller)
-        if own is None:
-            own = self._by_caller[caller] = asyncio.Semaphore(self._per_caller)
-        async with AsyncExitStack() as stack:
-            try:
-                async with asyncio.timeout(self._timeout):
-                    await stack.enter_async_context(own)
-                    await stack.enter_async_context(self._free)
-            except TimeoutError:
-                raise Problem(
-                    429,
-                    "too many answers are being read at once; read them faster, or one by one",
-                    headers={"Retry-After": "1"},
-                ) from None
-            yield
 
 
 @dataclass(slots=True, kw_only=True)
