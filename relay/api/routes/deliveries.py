@@ -104,10 +104,6 @@ async def find_delivery_of_path(call: Call) -> Delivery | None:
     return await call.relay.store.read(lambda tx: tx.deliveries.find_delivery(int(text)))
 
 
-async def _list_deliveries(call: Call) -> DeliveryPage:
-    return await read_delivery_page(call)
-
-
 async def _require_delivery(call: Call) -> Delivery:
     """Return the delivery that the path names. Raises Problem 404."""
     delivery = await find_delivery_of_path(call)
@@ -143,7 +139,7 @@ ROUTES = (
     page_route(
         "/v1/deliveries",
         "what was sent and what waits, the newest first",
-        _list_deliveries,
+        read_delivery_page,
     ),
     page_route(
         "/v1/deliveries/{id}",

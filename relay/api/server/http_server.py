@@ -68,7 +68,7 @@ class Server:
     ) -> None:
         """``state_file`` is that of the relay. Without it, api.socket: auto makes no socket."""
         self.settings = settings
-        """What is in force; `prepare` replaces it."""
+        """What is in force; a reload replaces it."""
         self._clock = clock
         self._state_file = state_file
         self.state = ServerState(clock=clock, limits=limits or ServerLimits())
@@ -88,10 +88,11 @@ class Server:
         self._pipeline.authenticator.suspended = names
 
     def prepare_reload(self, settings: ApiSettings) -> Callable[[], None]:
-        """Return what makes the server use other clients, tokens and certificates.
+        """Return a function that makes the server use other clients, tokens and certificates.
 
+        Only the preparation can fail: it raises ConfigError if the certificate is unusable.
         Connections and streams stay, except the streams of callers whose client has changed. The
-        addresses must be the same. Raises ConfigError if the certificate is unusable.
+        addresses must be the same.
         """
         authenticator = Authenticator(settings, self._clock)
         tls_context = self.state.tls_context
@@ -99,7 +100,7 @@ class Server:
             tls_context = _make_tls_context(settings)
         sign_in, earlier = self.state.sign_in, self.settings
         if (settings.oidc, settings.public_url) != (earlier.oidc, earlier.public_url):
-            # It has no sessions: rights that were taken away must not live on in them.
+            # The new one has no sessions: rights that were taken away must not live on in them.
             sign_in = _sign_in(settings, authenticator, self._clock)
 
         def use() -> None:
