@@ -127,7 +127,7 @@ async def _redeliver_matching(call: Call) -> BulkRedeliveryResult:
     condition = DeadLetterFilter(
         sink=body.sink,
         type=None if body.type is None else event_name(body.type),
-        # Dead letters outlive their event in the snapshot.
+        # A dead letter can outlive what the store knows of its event.
         event_key=occurrences[0].key if occurrences else reference and reference.lower(),
         since=body.since,
     )
