@@ -34,7 +34,7 @@ from relay.errors import ConfigError, DocumentError
 from relay.events.build import event_data
 from relay.events.delta import diff
 from relay.events.timestamps import format_rfc3339, format_sortable, parse_timestamp
-from relay.fleet.messages import read_message
+from relay.fleet.message_reader import read_message
 from relay.imds.api_versions import API_VERSIONS
 from relay.imds.dhcp import parse_lease_file, read_option_245_of_reply
 from relay.imds.document import parse_document

@@ -17,15 +17,13 @@ from typing import Literal, get_args
 from aiormq.abc import DeliveredMessage
 
 from relay.amqp.approval_message import UnusableMessage, publisher
-from relay.events import routing_words
 from relay.events.build import Origin
 from relay.events.cloudevent import CloudEvent
-from relay.events.routing_words import routing_word
+from relay.events.routing_words import relay_word, routing_word
 from relay.fleet.settings import TrustDomain
 
 ReportKind = Literal["event", "relay", "pulse", "vote", "start"]
 """What an agent publishes: the first word of the routing key."""
-relay_word = routing_words.relay_word
 _MAX_CHANGE_WORD = 20
 _MAX_DETAIL_WORD = 64
 """Bytes of the words of a routing key, which has at most 255 with its dots and a scope of 80."""
@@ -79,9 +77,9 @@ def result_key(origin: Origin) -> str:
     return _agent_key("start", origin)
 
 
-def command_key(scope: str, relay_word: str) -> str:
-    """Return the routing key of what the hub sends to one agent."""
-    return f"to.{scope}.{relay_word}"
+def command_key(scope: str, relay: str) -> str:
+    """Return the routing key of what the hub sends to one agent. ``relay`` is the relay word."""
+    return f"to.{scope}.{relay}"
 
 
 def hub_state_key(scope: str) -> str:

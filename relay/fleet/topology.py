@@ -23,7 +23,8 @@ from relay.amqp.topology import (
     dead_letters_topology,
 )
 from relay.events.build import Origin
-from relay.fleet.routing import command_key, hub_state_key, relay_word
+from relay.events.routing_words import relay_word
+from relay.fleet.routing import command_key, hub_state_key
 
 HUB = "hub"
 """The scope of a hub that configures none, and the last word of its approvals queue. No agent has

@@ -34,14 +34,8 @@ from relay.fleet.hub.merge import (
 )
 from relay.fleet.hub.roster import Roster
 from relay.fleet.hub.start_orders import OrderPort
-from relay.fleet.messages import (
-    Pulse,
-    PulseRequest,
-    StartOrder,
-    StartOutcome,
-    StartResult,
-    parse_message,
-)
+from relay.fleet.message_reader import read_message
+from relay.fleet.messages import Pulse, PulseRequest, StartOrder, StartOutcome, StartResult
 from relay.fleet.routing import Sender
 from relay.ingest.recorder import EventDeparture, EventObservation, EventSighting, Recorder
 from relay.outbox import StateFileOwner, StoreSettings
@@ -192,7 +186,7 @@ class Fleet:
         await asyncio.sleep(0)
         if self.publish == "down":
             raise Deferred("no connection")
-        order = parse_message(event.body)
+        order = read_message(event.body).content
         assert isinstance(order, StartOrder)
         to, scope, relay = key.split(".")
         assert to == "to"
@@ -210,7 +204,7 @@ class Fleet:
 
     def send_transient(self, key: str, event: CloudEvent) -> None:
         """Deliver a request for a pulse."""
-        assert isinstance(parse_message(event.body), PulseRequest)
+        assert isinstance(read_message(event.body).content, PulseRequest)
         _, scope, relay = key.split(".")
         agent = self.agents[scope, relay]
         self.pulse_requests.append((scope, relay))

@@ -22,6 +22,7 @@ from relay.amqp.topology import declare_topology
 from relay.config import Config
 from relay.events.build import Origin
 from relay.events.cloudevent import CloudEvent
+from relay.fleet.message_reader import read_message
 from relay.fleet.messages import (
     HubScopeState,
     Message,
@@ -30,7 +31,6 @@ from relay.fleet.messages import (
     StartResult,
     VoteAnswer,
     VoteMessage,
-    parse_message,
 )
 from relay.fleet.routing import command_key, hub_state_key
 from relay.fleet.topology import (
@@ -292,7 +292,7 @@ async def hub_side(broker: Broker, exchange: str | None = None) -> AsyncIterator
             async def keep(
                 message: AbstractIncomingMessage, received: list[Received] = received
             ) -> None:
-                content = parse_message(message.body)
+                content = read_message(message.body).content
                 received.append(
                     Received(message.routing_key or "", message.user_id, content, message)
                 )

@@ -16,14 +16,8 @@ import pytest
 from relay.events.build import Origin
 from relay.events.model import ScheduledEvent
 from relay.events.timestamps import format_rfc3339
-from relay.fleet.messages import (
-    Message,
-    Pulse,
-    PulseRequest,
-    VoteAnswer,
-    VoteMessage,
-    parse_message,
-)
+from relay.fleet.message_reader import read_message
+from relay.fleet.messages import Message, Pulse, PulseRequest, VoteAnswer, VoteMessage
 from relay.fleet.routing import command_key
 from relay.fleet.topology import command_exchange_name
 from relay.simulator import Plan
@@ -241,7 +235,7 @@ async def test_a_machine_of_another_scope_cannot_vote_for_an_event(fleet: Runnin
         vote = vote_for(event, OTHER, "vm-0")
         await fleet.publish(f"vote.{OTHER}.vm-0", vote, user=STRANGER)
         async with answers.iterator(timeout=30) as iterator:
-            answer = parse_message((await anext(iterator)).body)
+            answer = read_message((await anext(iterator)).body).content
     assert isinstance(answer, VoteAnswer)
     assert answer.status in (403, 404, 422)
     assert "approval.granted" not in fleet.told(event.event_id)

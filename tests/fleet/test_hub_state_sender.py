@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from relay.events.build import Origin
 from relay.events.cloudevent import CloudEvent
 from relay.fleet.hub.hub_state_sender import STATE_INTERVAL, TOLD_FOR, HubStateSender
-from relay.fleet.messages import MAX_TOLD, HubScopeState, parse_message
+from relay.fleet.message_reader import read_message
+from relay.fleet.messages import MAX_TOLD, HubScopeState
 from relay.outbox import RecordedEvent
 from relay.outbox.event_keys import EventKeyFormat
 from tests.approvals.manual_clock import ManualClock, wait_until
@@ -53,7 +54,7 @@ class Rig:
 
     def take(self, key: str, event: CloudEvent) -> None:
         """Take a state."""
-        state = parse_message(event.body)
+        state = read_message(event.body).content
         assert isinstance(state, HubScopeState)
         self.sent.append((key, state))
 

@@ -13,7 +13,8 @@ import pytest
 from relay.approvals.request import Caller, Rights
 from relay.events.build import Origin
 from relay.fleet.hub.votes import RIGHTS, USER_BURST
-from relay.fleet.messages import VoteMessage, parse_message
+from relay.fleet.message_reader import read_message
+from relay.fleet.messages import VoteMessage
 from relay.fleet.routing import Sender
 from relay.rate_limits import CALLER_BURST
 from tests.fleet.voting_hub import EACH, HUB, ONE, OPS, A, B, VotingHub, reboot, rules, voting_hub
@@ -498,10 +499,10 @@ async def test_a_vote_that_travelled_is_the_vote_that_was_sent(hub: VotingHub) -
     body = {"eventId": "E-1", "decision": "approve", "revision": event.revision}
     vote = VoteMessage(request_id="one", user="local:root", body=body)
     sent = vote.to_event(Origin(A, "VMSS_0"), hub.clock.now())
-    received = parse_message(sent.body)
+    received = read_message(sent.body).content
     assert isinstance(received, VoteMessage)
     answer = await hub.answer(Sender(A, "vmss_0", "vmss"), received)
     assert answer is not None
-    travelled = parse_message(answer.to_event(HUB, hub.clock.now()).body)
+    travelled = read_message(answer.to_event(HUB, hub.clock.now()).body).content
     assert travelled == answer
     assert answer.status == 202

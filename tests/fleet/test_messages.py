@@ -18,6 +18,7 @@ from relay.amqp.approval_message import UnusableMessage
 from relay.amqp.event_message import content_header
 from relay.events.build import Origin, event_data
 from relay.events.cloudevent import CloudEvent
+from relay.fleet.message_reader import read_message
 from relay.fleet.messages import (
     MAX_AWAITED,
     MAX_BODY_BYTES,
@@ -34,8 +35,6 @@ from relay.fleet.messages import (
     StartResult,
     VoteAnswer,
     VoteMessage,
-    parse_message,
-    read_message,
 )
 from relay.fleet.routing import ReportKey, parse_report_key, report_key
 from relay.imds.document import parse_document
@@ -100,7 +99,7 @@ def names(message: Message) -> str:
 def unusable(body: bytes) -> str:
     """The reason why a message is unusable."""
     with pytest.raises(UnusableMessage) as refused:
-        parse_message(body)
+        read_message(body)
     return str(refused.value)
 
 
@@ -150,7 +149,7 @@ def test_what_an_agent_recorded_arrives_with_the_same_bytes(event: CloudEvent) -
 
 
 def test_a_pulse_gives_the_events_that_it_lists() -> None:
-    pulse = parse_message(PULSE.to_event(ORIGIN, NOW).body)
+    pulse = read_message(PULSE.to_event(ORIGIN, NOW).body).content
     assert isinstance(pulse, Pulse)
     assert pulse.events is not None
     assert [event_data(event, LIVE[0]["documentIncarnation"]) for event in pulse.events] == [*LIVE]
@@ -168,7 +167,7 @@ def test_whatever_the_reader_of_azure_takes_is_taken_from_an_agent() -> None:
     document = orjson.dumps({"DocumentIncarnation": -(2**63), "Events": [entry]})
     parsed = parse_document(document)
     data = event_data(parsed.events[0], parsed.incarnation)
-    pulse = parse_message(replace(PULSE, live=(data,)).to_event(ORIGIN, NOW).body)
+    pulse = read_message(replace(PULSE, live=(data,)).to_event(ORIGIN, NOW).body).content
     assert isinstance(pulse, Pulse)
     assert pulse.events == parsed.events
 
@@ -180,8 +179,8 @@ def test_fields_of_a_later_version_are_ignored() -> None:
         if "live" in fields["data"]:
             fields["data"]["live"][0]["later"] = 1
 
-    assert parse_message(changed(BODIES[0], add)) == PULSE
-    recorded = parse_message(changed(RECORDED[0].body, add))
+    assert read_message(changed(BODIES[0], add)).content == PULSE
+    recorded = read_message(changed(RECORDED[0].body, add)).content
     assert isinstance(recorded, CloudEvent)
     assert recorded.body == RECORDED[0].body
 
@@ -199,13 +198,13 @@ def test_fields_of_a_later_version_are_ignored() -> None:
 )
 def test_a_pulse_whose_events_do_not_fit_says_nothing_of_them(live: tuple[Any, ...]) -> None:
     sent = replace(PULSE, live=live).to_event(ORIGIN, NOW)
-    assert parse_message(sent.body) == replace(PULSE, live=None)
+    assert read_message(sent.body).content == replace(PULSE, live=None)
 
 
 def test_a_pulse_may_list_as_many_events_as_fit() -> None:
     live = tuple({**LIVE[0], "eventId": f"e{number}"} for number in range(MAX_LIVE_EVENTS))
     pulse = replace(PULSE, live=live, names=("vm",) * (MAX_NAMES + 1))
-    assert parse_message(pulse.to_event(ORIGIN, NOW).body) == replace(
+    assert read_message(pulse.to_event(ORIGIN, NOW).body).content == replace(
         pulse, names=("vm",) * MAX_NAMES
     )
 
@@ -217,11 +216,11 @@ def test_a_sender_shortens_what_the_receiver_would_refuse() -> None:
         ending=tuple(f"e{number}" for number in range(MAX_ENDING + 1)),
         awaited=tuple(f"vm-{number}" for number in range(MAX_AWAITED + 1)),
     )
-    assert parse_message(state.to_event(ORIGIN, NOW).body) == replace(
+    assert read_message(state.to_event(ORIGIN, NOW).body).content == replace(
         state, told=state.told[1:], ending=state.ending[:-1], awaited=state.awaited[:-1]
     )
     result = StartResult(grant=1, attempt=1, result="failed", status=500, reason="x" * 2000)
-    assert parse_message(result.to_event(ORIGIN, NOW).body) == replace(
+    assert read_message(result.to_event(ORIGIN, NOW).body).content == replace(
         result, reason="x" * MAX_REASON
     )
 
@@ -311,7 +310,7 @@ def _set(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
 )
 def test_a_message_with_a_wrong_value_is_unusable(message: Message, path: str, value: Any) -> None:
     body = message.to_event(ORIGIN, NOW).body
-    assert parse_message(changed(body, lambda _: None)) == message
+    assert read_message(changed(body, lambda _: None)).content == message
     assert unusable(changed(body, _set(path, value)))
 
 
@@ -327,7 +326,7 @@ def test_a_message_without_a_field_is_unusable_unless_it_may_be_null(message: Me
         without = changed(body, _set("data", rest))
         if name in may_be_null:
             null = changed(body, _set("data", {**rest, name: None}))
-            assert parse_message(without) == parse_message(null)
+            assert read_message(without).content == read_message(null).content
         else:
             assert f"{name}: Field required" in unusable(without)
 
@@ -370,7 +369,7 @@ def test_an_agent_chooses_the_id_of_no_relay_event(event: CloudEvent) -> None:
             assert "its id is not" in unusable(changed(event.body, _set(path, value)))
         assert "no journalhead" in unusable(changed(event.body, _set("journalhead", None)))
     else:  # the hub makes the ids of changes itself
-        assert isinstance(parse_message(body), CloudEvent)
+        assert isinstance(read_message(body).content, CloudEvent)
         assert "text" in unusable(changed(event.body, _set("eventtype", 1)))
 
 
@@ -428,10 +427,10 @@ def harmless(body: bytes) -> None:
         return
     content = received.content
     if isinstance(content, CloudEvent):
-        assert parse_message(content.body) == content
+        assert read_message(content.body).content == content
         assert content_header(content)
     else:
-        assert parse_message(content.to_event(received.origin, received.at).body) == content
+        assert read_message(content.to_event(received.origin, received.at).body).content == content
         for event in (isinstance(content, Pulse) and content.events) or ():
             assert len(event.revision) == 16
 

@@ -37,7 +37,8 @@ from relay.fleet.definitions import (
     fleet_definitions,
     hash_password,
 )
-from relay.fleet.messages import HubScopeState, PulseRequest, VoteMessage, read_message
+from relay.fleet.message_reader import read_message
+from relay.fleet.messages import HubScopeState, PulseRequest, VoteMessage
 from relay.fleet.routing import (
     Sender,
     command_key,

@@ -16,6 +16,7 @@ from pydantic import SecretStr
 from relay.amqp.approval_message import UnusableMessage
 from relay.events.build import Origin
 from relay.events.match import matches_any_pattern
+from relay.events.routing_words import relay_word
 from relay.fleet.definitions import HubAccount, fleet_definitions
 from relay.fleet.routing import (
     ReportKey,
@@ -25,7 +26,6 @@ from relay.fleet.routing import (
     hub_state_key,
     parse_report_key,
     pulse_key,
-    relay_word,
     report_key,
     result_key,
     verify_command_from_hub,

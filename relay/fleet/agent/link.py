@@ -41,6 +41,7 @@ from relay.errors import Deferred
 from relay.events.build import Origin
 from relay.events.cloudevent import CloudEvent
 from relay.events.tracing import SpanContext, parse_traceparent
+from relay.fleet.message_reader import read_message
 from relay.fleet.messages import (
     MAX_BODY_BYTES,
     Content,
@@ -48,7 +49,6 @@ from relay.fleet.messages import (
     PulseRequest,
     StartOrder,
     VoteAnswer,
-    parse_message,
 )
 from relay.fleet.routing import hub_state_key, verify_command_from_hub
 from relay.fleet.settings import AgentSettings
@@ -296,7 +296,7 @@ class AgentLink:
     def _parse_hub_message(self, message: DeliveredMessage) -> Content:
         """Return what the hub says. Raises UnusableMessage if the message is not the hub's."""
         key = verify_command_from_hub(message, self._commands, self._keys, self._settings.hub_user)
-        content = parse_message(message.body)
+        content = read_message(message.body).content
         if isinstance(content, HubScopeState) is not (key == hub_state_key(self._origin.scope)):
             raise UnusableMessage(f"it is of another kind than its routing key {key}")
         return content

@@ -16,9 +16,10 @@ from relay.clock import Clock, wait_for_event
 from relay.errors import Rejected, Superseded
 from relay.events.build import Origin
 from relay.events.cloudevent import CloudEvent
+from relay.events.routing_words import relay_word
 from relay.events.timestamps import parse_timestamp
 from relay.fleet.messages import HubScopeState
-from relay.fleet.routing import relay_word, report_key
+from relay.fleet.routing import report_key
 from relay.sinks import Receipt, SinkSettings
 
 MAX_COPY_WAIT = 3.0

@@ -42,15 +42,8 @@ from relay.fleet.hub.merger import EventMerger, HeardWord
 from relay.fleet.hub.roster import Agent, Roster
 from relay.fleet.hub.roster_keeper import RosterKeeper
 from relay.fleet.hub.source_health import FleetSourceHealth
-from relay.fleet.messages import (
-    MAX_LIVE_EVENTS,
-    Pulse,
-    ReceivedMessage,
-    StartResult,
-    VoteAnswer,
-    VoteMessage,
-    read_message,
-)
+from relay.fleet.message_reader import ReceivedMessage, read_message
+from relay.fleet.messages import MAX_LIVE_EVENTS, Pulse, StartResult, VoteAnswer, VoteMessage
 from relay.fleet.routing import Sender, command_key, verify_report_from_agent
 from relay.fleet.settings import HubSettings, TrustDomain
 from relay.fleet.topology import fleet_exchange_name

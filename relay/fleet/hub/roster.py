@@ -16,8 +16,9 @@ from typing import Literal
 
 from relay.events.machine_names import add_underscored_names, other_instance_names
 from relay.events.model import ScheduledEvent
+from relay.events.routing_words import relay_word
 from relay.fleet.messages import Pulse
-from relay.fleet.routing import Sender, relay_word
+from relay.fleet.routing import Sender
 
 FRESH_FOR = timedelta(seconds=150)
 """Two pulses can be lost before an agent is silent."""
