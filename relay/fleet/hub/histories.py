@@ -7,7 +7,7 @@ event (the journal). So a hub that restarts goes on where it stopped.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from relay.events.cloudevent import CloudEvent
@@ -27,14 +27,6 @@ _MAX_CHANGES_BYTES = 64 * 1024 * 1024
 
 EventName = tuple[str, str]
 """A scope, and an EventId in lower case."""
-
-
-@dataclass(frozen=True, slots=True)
-class StoredHistory:
-    """What the state file holds about one event."""
-
-    name: EventName
-    history: EventHistory | None
 
 
 class Histories:
@@ -122,8 +114,10 @@ class Histories:
             del self._by_scope[name[0]]
 
 
-def read_histories(tx: Transaction, names: Collection[EventName]) -> list[StoredHistory]:
-    """Work for the store: return what it holds about these events."""
+def read_histories(
+    tx: Transaction, names: Collection[EventName]
+) -> dict[EventName, EventHistory | None]:
+    """Work for the store: return what it holds about each of these events; None: nothing."""
     keys = {tx.keys.make_key(scope, event_id): (scope, event_id) for scope, event_id in names}
     sightings = tx.fleet.sightings(list(keys))
     # Of most events that are asked for, nobody has said anything yet. A fleet has many agents.
@@ -133,10 +127,10 @@ def read_histories(tx: Transaction, names: Collection[EventName]) -> list[Stored
     for row in sightings:
         agent = agents.get((keys[row.event_key][0], row.relay))
         words.setdefault(row.event_key, {})[row.relay] = _last_word_from_row(row, agent)
-    return [
-        StoredHistory(name, restore_history(_read_recorded_changes(tx, key), words.get(key, {})))
+    return {
+        name: restore_history(_read_recorded_changes(tx, key), words.get(key, {}))
         for key, name in keys.items()
-    ]
+    }
 
 
 def read_live_event_names(tx: Transaction) -> list[EventName]:

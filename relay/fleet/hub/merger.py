@@ -137,8 +137,8 @@ class EventMerger:
     async def load(self) -> None:
         """Read the histories of the events that have not ended."""
         stored = await self._store.read(lambda tx: read_histories(tx, read_live_event_names(tx)))
-        for item in stored:
-            self._histories.put(item.name, item.history)
+        for name, history in stored.items():
+            self._histories.put(name, history)
 
     async def merge_heard(
         self,
@@ -324,6 +324,6 @@ class EventMerger:
             except StoreUnavailable:
                 await self._clock.sleep(RETRY_DELAY)
                 continue
-            for item in stored:
-                self._histories.put(item.name, item.history)
+            for name, history in stored.items():
+                self._histories.put(name, history)
             return

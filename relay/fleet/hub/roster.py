@@ -79,10 +79,14 @@ class Roster:
     """The agents by scope. Time is an argument."""
 
     def __init__(self, agents: Iterable[Agent] = ()) -> None:
-        """Take the agents that the state file holds. The hub does not listen yet."""
+        """Begin with these agents. The hub does not listen yet."""
         self._agents: dict[str, dict[str, Agent]] = {}
         self._listening_since: datetime | None = None
         self._listened_at: datetime | None = None
+        self.add_stored_agents(agents)
+
+    def add_stored_agents(self, agents: Iterable[Agent]) -> None:
+        """Add the agents that the state file holds."""
         for agent in agents:
             self._put(agent)
 

@@ -50,7 +50,7 @@ class RosterKeeper:
     async def load(self) -> None:
         """Read the agents that the state file knows."""
         rows = await self._store.read(lambda tx: tx.fleet.agents())
-        self.roster = Roster(map(_agent_from_row, rows))
+        self.roster.add_stored_agents(map(_agent_from_row, rows))
 
     def note_changed(self, agent: Agent) -> None:
         """Store this agent at the next opportunity."""
