@@ -14,7 +14,8 @@ from pamqp.header import ContentHeader
 from relay.events.build import Origin, event_data
 from relay.events.model import ScheduledEvent
 from relay.fleet.hub import merger
-from relay.fleet.hub.hub import MAX_PUT_OFF, Hub
+from relay.fleet.hub.hub import Hub
+from relay.fleet.hub.pulses import MAX_POSTPONED
 from relay.fleet.messages import MAX_LIVE_EVENTS, Pulse, StartResult
 from relay.fleet.routing import Sender, pulse_key
 from relay.fleet.settings import HubSettings, TrustDomain
@@ -111,7 +112,7 @@ async def test_an_agent_that_invents_events_in_its_pulses_fills_no_memory(tmp_pa
             del events
         kept = [each for each in gc.get_objects() if isinstance(each, merger.HeardWord)]
         assert {each.name[1][:4] for each in kept} == {"e-2-", "e-3-"}
-        assert len(kept) == MAX_PUT_OFF
+        assert len(kept) == MAX_POSTPONED
 
 
 async def test_nobody_reports_in_the_name_of_the_hub(tmp_path: Path) -> None:

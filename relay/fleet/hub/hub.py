@@ -1,68 +1,46 @@
 """The hub: it reads what agents publish, and hands it to the parts that merge and decide.
 
-Agents publish reports, which are events that they recorded, and pulses, which list the events in
-their document at intervals. Either becomes a `Word` about one event: its state, or
-`GoneFromDocument`. `merge` makes one history of the words of all agents. It ends an event some time
-after the first agent said that it is gone (``first_gone_at``), unless an agent says later that it
-still sees the event.
+`HubLink` hands over the messages of agents (`take_reports`, `take_pulses`). Each is checked first:
+who may have sent it, and whether it can be read. Reports, which are events that an agent recorded,
+become a `HeardWord` each, and `EventMerger` merges and records them. A report is acknowledged when
+it is on disk. Pulses go through `PulseMerger`, votes to `VoteAnswerer`, and results of start orders
+to the handler that was attached.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from dataclasses import dataclass, field
-from datetime import datetime, timedelta
-from itertools import islice
-from typing import Any, Literal, NoReturn, Protocol
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from aiormq.abc import DeliveredMessage
 
 from relay.amqp.approval_message import UnusableMessage
 from relay.clock import Clock
-from relay.errors import DeliveryError, StoreUnavailable
+from relay.errors import StoreUnavailable
 from relay.events.build import Origin, RecordRelayEvent
 from relay.events.cloudevent import CloudEvent
 from relay.events.model import ScheduledEvent
 from relay.fleet.hub.histories import EventName, Histories
 from relay.fleet.hub.hub_state_sender import HubStateSender
 from relay.fleet.hub.link import HubLink, Settlements
-from relay.fleet.hub.merge import (
-    EventHistory,
-    GoneFromDocument,
-    IsFresh,
-    Word,
-    agent_time_to_hub_time,
-    document_times_of_pulse,
-    repeats_last_state,
-    split_pulse_by_event,
-)
+from relay.fleet.hub.merge import GoneFromDocument, Word, agent_time_to_hub_time
 from relay.fleet.hub.merger import EventMerger, HeardWord
-from relay.fleet.hub.roster import Agent, Roster
+from relay.fleet.hub.pulses import PulseMerger
+from relay.fleet.hub.roster import Agent
 from relay.fleet.hub.roster_keeper import RosterKeeper
 from relay.fleet.hub.source_health import FleetSourceHealth
+from relay.fleet.hub.votes import MachineVotes, VoteAnswerer
 from relay.fleet.message_reader import ReceivedMessage, read_message
-from relay.fleet.messages import MAX_LIVE_EVENTS, Pulse, StartResult, VoteAnswer, VoteMessage
-from relay.fleet.routing import Sender, command_key, verify_report_from_agent
+from relay.fleet.messages import Pulse, StartResult, VoteMessage
+from relay.fleet.routing import Sender, verify_report_from_agent
 from relay.fleet.settings import HubSettings, TrustDomain
 from relay.fleet.topology import fleet_exchange_name
 from relay.outbox.event_keys import EventKeyFormat
 from relay.outbox.sqlite import Store
 
-MAX_VOTES_AT_ONCE = 200
-"""Votes that are decided at the same time. The others wait in the queue."""
-PULSE_GRACE = 5.0
-"""Seconds that reports have to arrive before a pulse is believed that says something new."""
-ENOUGH_WITNESSES = 3
-"""Agents that show an event and can act. The hub awaits the end of the event from each of them."""
-OBJECTION_DELAY = timedelta(seconds=1)
-"""How long after the first agent said that an event is gone pulses that show it are ignored.
-
-Their documents may be older. An agent that still sees the event then says so again after
-`relay.fleet.agent.agent.AFFIRM_DELAY`, which is longer."""
-MAX_PUT_OFF = 2 * MAX_LIVE_EVENTS
-"""Words of an agent that wait for its reports. Of more, the oldest go: the next pulse says them."""
 COMPLAINT_INTERVAL = 60.0
 """Seconds between two events about unusable messages of one agent."""
 MAX_COMPLAINTS = 10_000
@@ -82,16 +60,6 @@ class StartResultHandler(Protocol):
         """What an agent said has been merged and recorded."""
 
 
-class VoteHandler(Protocol):
-    """Who decides the votes of machines."""
-
-    def admit(self, sender: Sender, vote: VoteMessage) -> VoteAnswer | Literal["decide", "drop"]:
-        """Return what to do with a vote: decide it, drop it, or answer this."""
-
-    async def decide(self, sender: Sender, vote: VoteMessage) -> VoteAnswer:
-        """Decide a vote; return the answer for the local program."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Report:
     """An event that an agent recorded, and the delivery tag of its message."""
@@ -107,17 +75,12 @@ class _Report:
         return self.event.name.startswith("relay.")
 
 
-@dataclass(frozen=True, slots=True)
-class _PostponedPulseWords:
-    """What pulses of an agent say and its reports did not say; ``due`` is monotonic."""
-
-    due: float
-    words: dict[EventName, HeardWord] = field(default_factory=dict)
-    """The longest put off first."""
-
-
 class Hub:
-    """The source of a hub. `attach` gives it the parts that need the store with its sinks."""
+    """The `MessageHandler` of a hub, with all parts that its messages need.
+
+    Call `load` first, then `attach_result_and_vote_handlers`, whose parts need the store with its
+    sinks, then `run`.
+    """
 
     def __init__(
         self,
@@ -138,6 +101,8 @@ class Hub:
         self._keeper = RosterKeeper(
             origin, store, clock, on_upkeep=self._note_listening, on_lost=self.forget
         )
+        self.roster = self._keeper.roster
+        """The agents."""
         self._histories = Histories()
         self._states = HubStateSender(
             origin,
@@ -153,10 +118,19 @@ class Hub:
             _KEYS,
             clock,
             self._histories,
-            freshness=self._make_freshness_check,
-            listens=self._is_listening,
+            freshness=self.roster.make_freshness_check,
+            listens=self.roster.is_hub_listening,
             on_change=self._states.send_soon,
             on_ended=self._forget_terminated_agents_soon,
+        )
+        self._pulse_merger = PulseMerger(
+            self._histories,
+            self.roster,
+            self._merger,
+            clock,
+            has_waiting_reports=self.link.has_waiting_reports,
+            ask_scope=self._states.send_soon,
+            on_merged=self._on_agent_message_recorded,
         )
         self._exchange = fleet_exchange_name(settings.exchange)
         self._domains: Sequence[TrustDomain] = settings.domains
@@ -166,11 +140,9 @@ class Hub:
         self._report = report
         self._on_unusable = on_unusable
         self._results: StartResultHandler | None = None
-        self._votes: VoteHandler | None = None
-        self._vote_slots = asyncio.Semaphore(MAX_VOTES_AT_ONCE)
+        self._votes: VoteAnswerer | None = None
         self._tasks: asyncio.TaskGroup | None = None
         self._complained_at: dict[tuple[str, str], float] = {}
-        self._doubtful: dict[tuple[str, str], _PostponedPulseWords] = {}
         self._unsaved: list[tuple[Settlements, int]] = []
         """Messages whose content is only in memory: the state file cannot be written."""
         store.listeners.recorded.append(self._states.note_recorded_events)
@@ -185,28 +157,18 @@ class Hub:
         """Reports that said nothing new: other agents had said it before."""
         return self._merger.copies
 
-    @property
-    def roster(self) -> Roster:
-        """The agents. `load` replaces it."""
-        return self._keeper.roster
-
-    def _is_listening(self, now: datetime) -> bool:
-        return self.roster.is_hub_listening(now)
-
-    def _make_freshness_check(self, scope: str, now: datetime) -> IsFresh:
-        return self.roster.make_freshness_check(scope, now)
-
     def attach_result_and_vote_handlers(
         self,
         results: StartResultHandler,
-        votes: VoteHandler,
+        votes: MachineVotes,
         on_agents_changed: Callable[[], None],
     ) -> None:
         """From now on results and votes can be handled.
 
         ``on_agents_changed`` is called a few seconds after agents came or went.
         """
-        self._results, self._votes = results, votes
+        self._results = results
+        self._votes = VoteAnswerer(votes, self.link.send, self._spawn, self._origin, self._clock)
         self._keeper.on_agents_changed = on_agents_changed
 
     def agents_showing(self, scope: str, event_key: str) -> frozenset[str] | None:
@@ -228,7 +190,7 @@ class Hub:
             group.create_task(self._merger.end_events_when_due(), name="hub: ends of events")
             group.create_task(self._states.run(lambda: self.roster.scopes), name="hub: states")
             group.create_task(self._keeper.run(), name="hub: roster")
-            group.create_task(self._merge_doubtful_pulses(), name="hub: doubtful pulses")
+            group.create_task(self._pulse_merger.merge_postponed(), name="hub: postponed pulses")
 
     def save_roster(self) -> None:
         """Have the store write what is known about agents. Do this at the end."""
@@ -283,8 +245,9 @@ class Hub:
         if reports:
             await self._merge_reports(reports)
             self._acknowledge_when_saved(reports, settlements)
-        for tag, sender, vote in votes:  # the event that it is about is recorded now
-            await self._start_vote(sender, vote, tag, settlements)
+        if self._votes is not None:
+            for tag, sender, vote in votes:  # the event that it is about is recorded now
+                await self._votes.start(sender, vote, tag, settlements)
 
     async def _merge_reports(self, reports: Sequence[_Report]) -> None:
         about_relays = [report.event for report in reports if report.is_about_relay]
@@ -294,7 +257,7 @@ class Hub:
         self.reports += len(heard)
         await self._merger.merge_heard(heard, about_relays)
         for report in reports:
-            self._on_recorded_word(report.sender.scope, report.sender.relay)
+            self._on_agent_message_recorded(report.sender.scope, report.sender.relay)
 
     def _acknowledge_when_saved(self, reports: Sequence[_Report], settlements: Settlements) -> None:
         """Acknowledge what is on disk. The rest stays in the queue until it is."""
@@ -335,102 +298,15 @@ class Hub:
             agent = self.roster.note_pulse(sender, received.origin.relay, received.content, now)
             self._keeper.note_changed(agent)
             senders.append(sender)
-            heard += self._extract_pulse_words(sender, received, received.content)
-        doubtful = await self._merger.merge_heard(heard, only_quiet=True) if heard else []
-        self._defer_doubtful_pulses(doubtful)
-        put_off = {(word.name[0], word.relay) for word in doubtful}
+            heard += self._pulse_merger.extract_words(sender, received, received.content)
+        postponed = await self._pulse_merger.merge_or_postpone(heard)
         for sender in senders:
-            if (sender.scope, sender.relay) not in put_off:
-                self._on_recorded_word(sender.scope, sender.relay)
+            if (sender.scope, sender.relay) not in postponed:
+                self._on_agent_message_recorded(sender.scope, sender.relay)
 
-    def _on_recorded_word(self, scope: str, relay: str) -> None:
+    def _on_agent_message_recorded(self, scope: str, relay: str) -> None:
         if self._results is not None:
             self._results.on_agent_message_recorded(scope, relay)
-
-    def _extract_pulse_words(
-        self, sender: Sender, received: ReceivedMessage, pulse: Pulse
-    ) -> Iterator[HeardWord]:
-        """Yield the words that a pulse stands for."""
-        histories = self._histories.of_scope(sender.scope)
-        if not pulse.live and not histories:
-            return
-        incarnations = {
-            event["eventId"].lower(): event["documentIncarnation"] for event in pulse.live or ()
-        }
-        observed_at, seen = document_times_of_pulse(pulse, received.at, self._clock.now())
-        for event_id, word in split_pulse_by_event(sender.relay, pulse, histories):
-            if self._would_only_delay_end(sender, word, histories.get(event_id)):
-                continue
-            yield HeardWord(
-                name=(sender.scope, event_id),
-                relay=sender.relay,
-                word=word,
-                observed_at=observed_at,
-                seen=seen,
-                incarnation=incarnations.get(event_id),
-            )
-
-    def _would_only_delay_end(
-        self, sender: Sender, word: Word, history: EventHistory | None
-    ) -> bool:
-        """Whether a word of a pulse would only delay the end of an event.
-
-        The merge waits with the end for every agent that has shown the event. So if enough agents
-        show it, the hub ignores another that shows the same state. Only agents of the same trust
-        domain count: those of another could otherwise hide the event from the hub. Shortly after
-        the first agent said that the event is gone, a pulse may show an older document.
-        """
-        if history is None or not repeats_last_state(history, word):
-            return False
-        now, first_gone_at = self._clock.now(), history.first_gone_at
-        if first_gone_at is not None:  # later, every word that shows the event counts
-            # Before it, the clock was set back, and nobody knows how long the end has waited.
-            is_early = timedelta(0) <= now - first_gone_at < OBJECTION_DELAY
-            if is_early:  # the agent may have connected after the last state, and must object
-                self._states.send_soon(sender.scope)
-            return is_early
-        if sender.relay in history.words:
-            return False
-        witnesses = (
-            self.roster.agent(sender.scope, relay) for relay in history.agents_at_last_told_state
-        )
-        able = (
-            agent
-            for agent in witnesses
-            if agent and agent.user == sender.user and self.roster.can_act(agent, now)
-        )
-        return len(list(islice(able, ENOUGH_WITNESSES))) == ENOUGH_WITNESSES
-
-    def _defer_doubtful_pulses(self, doubtful: Sequence[HeardWord]) -> None:
-        """Merge what pulses know and reports did not say only after reports had time to arrive.
-
-        Pulses overtake reports, and a report says more: each state, and how an event ended.
-        """
-        due = self._clock.monotonic() + PULSE_GRACE
-        for word in doubtful:
-            agent = (word.name[0], word.relay)
-            words = self._doubtful.setdefault(agent, _PostponedPulseWords(due)).words
-            words.pop(word.name, None)
-            words[word.name] = word
-            if len(words) > MAX_PUT_OFF:
-                del words[next(iter(words))]
-
-    async def _merge_doubtful_pulses(self) -> NoReturn:
-        """Merge them once nothing waits in the queue of reports."""
-        while True:
-            await self._clock.sleep(PULSE_GRACE / 5)
-            now = self._clock.monotonic()
-            due = [agent for agent, pulse in self._doubtful.items() if pulse.due <= now]
-            if not due or await self.link.has_waiting_reports():
-                continue
-            words = {agent: list(self._doubtful.pop(agent).words.values()) for agent in due}
-            for agent, heard in words.items():
-                try:
-                    await self._merger.merge_heard(heard)
-                except Exception:  # noqa: BLE001  # the next pulse of the agent says the same
-                    _log.exception("internal error: a pulse of %s was dropped", "/".join(agent))
-                else:
-                    self._on_recorded_word(*agent)
 
     def _parse_agent_message(
         self, message: DeliveredMessage
@@ -509,59 +385,6 @@ class Hub:
             settlements.acknowledge(tag)
         for settlements in {settlements for settlements, _ in unsaved}:
             settlements.flush()
-
-    # --- votes
-
-    async def _start_vote(
-        self, sender: Sender, vote: VoteMessage, tag: int, settlements: Settlements
-    ) -> None:
-        """Decide a vote beside the next messages. It is acknowledged once it is decided."""
-        if self._votes is None:
-            return
-        admitted = self._votes.admit(sender, vote)
-        if admitted == "drop":
-            settlements.acknowledge(tag)
-            return
-        refusal = None if admitted == "decide" else admitted
-        await self._vote_slots.acquire()
-        answering = self._answer_vote(self._votes, sender, vote, refusal, tag, settlements)
-        self._spawn(answering, "hub: vote")
-
-    async def _answer_vote(
-        self,
-        votes: VoteHandler,
-        sender: Sender,
-        vote: VoteMessage,
-        refusal: VoteAnswer | None,
-        tag: int,
-        settlements: Settlements,
-    ) -> None:
-        try:
-            answer = refusal or await votes.decide(sender, vote)
-        except Exception:  # noqa: BLE001  # one vote must not stop the hub
-            _log.exception("internal error: a vote was dead-lettered")
-            settlements.reject(tag)
-            return
-        else:
-            settlements.acknowledge(tag)
-            settlements.flush()
-            await self._send_answer(sender, answer)
-        finally:
-            self._vote_slots.release()
-
-    async def _send_answer(self, sender: Sender, answer: VoteAnswer) -> None:
-        try:
-            await self.link.send(
-                command_key(sender.scope, sender.relay),
-                answer.to_event(self._origin, self._clock.now()),
-            )
-        except DeliveryError as error:
-            _log.warning(
-                "the answer to a vote of agent %s of scope %s was not sent: %s",
-                sender.relay,
-                sender.scope,
-                error.reason,
-            )
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         try:

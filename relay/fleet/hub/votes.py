@@ -1,16 +1,18 @@
-"""Decides what the programs on the machines of a fleet decide about their own machines.
+"""Decides the votes of machines: what programs on the VMs of a fleet decide about their own VM.
 
-An agent passes on the body of ``POST /v1/approvals``, and this module returns the answer that the
-API of the hub would give. Who votes, and for which scope, follows from what RabbitMQ has checked:
-the user and the routing key. The body has no say in it. What a machine may decide is up to
-`relay.approvals.admission`.
+A vote is the body of ``POST /v1/approvals``, which an agent passes on. `VoteAnswerer` takes votes
+from the hub and sends the answers. `MachineVotes` limits their rate and submits each to the gate:
+the answer is that of the API of the hub. Who votes, and for which scope, follows from what RabbitMQ
+has checked: the user and the routing key. The body has no say in it. What a machine may decide is
+up to `relay.approvals.admission`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Literal
 
 import orjson
@@ -19,7 +21,6 @@ from relay.approvals.machine_principals import machine_principal
 from relay.approvals.request import (
     Caller,
     DecisionAnswer,
-    DecisionBody,
     DecisionRequest,
     InvalidField,
     MalformedBody,
@@ -27,8 +28,12 @@ from relay.approvals.request import (
     validate_body,
 )
 from relay.clock import Clock
+from relay.errors import DeliveryError
+from relay.events.build import Origin
+from relay.events.cloudevent import CloudEvent
+from relay.fleet.hub.link import Settlements
 from relay.fleet.messages import VoteAnswer, VoteMessage
-from relay.fleet.routing import Sender
+from relay.fleet.routing import Sender, command_key
 from relay.log_fields import log_extra
 from relay.rate_limits import CALLER_BURST, CALLER_RATE, TokenBuckets
 
@@ -47,6 +52,8 @@ ANSWER_RATE = 1.0
 
 Further votes get no answer, so that a flood costs the hub little more than to read it.
 """
+MAX_VOTES_AT_ONCE = 200
+"""Votes that are decided at the same time. The others wait in the queue."""
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,256}")
 _log = logging.getLogger(__name__)
 
@@ -94,7 +101,14 @@ class MachineVotes:
             return _refusal(400, str(error))
         except InvalidField as error:
             return _refusal(422, str(error), field=error.field)
-        answer = await self._submit(self._make_decision_request(sender, principal, vote, body))
+        request = body.to_request(
+            Caller(principal, CHANNEL, RIGHTS),
+            self._clock.now(),
+            orjson.dumps(dict(vote.body), option=orjson.OPT_SORT_KEYS),
+            arrival_scope=sender.scope,
+            request_id=vote.request_id,
+        )
+        answer = await self._submit(request)
         if answer.accepted and not answer.repeat:
             _log.info(
                 "%s at %s decided: %s of %s",
@@ -121,20 +135,78 @@ class MachineVotes:
             return f"user {sender.user}"
         return None
 
-    def _make_decision_request(
-        self, sender: Sender, principal: str, vote: VoteMessage, body: DecisionBody
-    ) -> DecisionRequest:
-        return body.to_request(
-            Caller(principal, CHANNEL, RIGHTS),
-            self._clock.now(),
-            _canonical_json(vote.body),
-            arrival_scope=sender.scope,
-            request_id=vote.request_id,
-        )
 
+class VoteAnswerer:
+    """Has each vote decided beside the hub's next messages, and sends the answer to its agent."""
 
-def _canonical_json(body: Mapping[str, Any]) -> bytes:
-    return orjson.dumps(dict(body), option=orjson.OPT_SORT_KEYS)
+    def __init__(
+        self,
+        votes: MachineVotes,
+        send: Callable[[str, CloudEvent], Awaitable[object]],
+        spawn: Callable[[Coroutine[Any, Any, None], str], None],
+        origin: Origin,
+        clock: Clock,
+    ) -> None:
+        """``send`` publishes with a routing key, and raises DeliveryError.
+
+        ``spawn`` runs a task of this name. ``origin`` is the hub.
+        """
+        self._votes = votes
+        self._send = send
+        self._spawn = spawn
+        self._origin = origin
+        self._clock = clock
+        self._slots = asyncio.Semaphore(MAX_VOTES_AT_ONCE)
+
+    async def start(
+        self, sender: Sender, vote: VoteMessage, tag: int, settlements: Settlements
+    ) -> None:
+        """Return once the vote has its turn. It is acknowledged when it is decided.
+
+        ``tag`` is the delivery tag of its message.
+        """
+        admitted = self._votes.admit(sender, vote)
+        if admitted == "drop":
+            settlements.acknowledge(tag)
+            return
+        refusal = None if admitted == "decide" else admitted
+        await self._slots.acquire()
+        self._spawn(self._answer(sender, vote, refusal, tag, settlements), "hub: vote")
+
+    async def _answer(
+        self,
+        sender: Sender,
+        vote: VoteMessage,
+        refusal: VoteAnswer | None,
+        tag: int,
+        settlements: Settlements,
+    ) -> None:
+        try:
+            answer = refusal or await self._votes.decide(sender, vote)
+        except Exception:  # noqa: BLE001  # one vote must not stop the hub
+            _log.exception("internal error: a vote was dead-lettered")
+            settlements.reject(tag)
+            return
+        else:
+            settlements.acknowledge(tag)
+            settlements.flush()
+            await self._send_answer(sender, answer)
+        finally:
+            self._slots.release()
+
+    async def _send_answer(self, sender: Sender, answer: VoteAnswer) -> None:
+        try:
+            await self._send(
+                command_key(sender.scope, sender.relay),
+                answer.to_event(self._origin, self._clock.now()),
+            )
+        except DeliveryError as error:
+            _log.warning(
+                "the answer to a vote of agent %s of scope %s was not sent: %s",
+                sender.relay,
+                sender.scope,
+                error.reason,
+            )
 
 
 def _refusal(status: int, detail: str, **members: str) -> DecisionAnswer:

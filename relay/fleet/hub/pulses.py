@@ -1,0 +1,174 @@
+"""Merges what pulses say about events, so that it does not overtake what reports say.
+
+A pulse lists the events that an agent sees now. Each of them is a `HeardWord`, and so is each event
+that the agent showed before and does not list. A report says more: each state, and how an event
+ended. But pulses overtake reports. So words of pulses that tell nothing new are merged at once, and
+the others are postponed: they are merged `PULSE_GRACE` later, when no report waits in the queue.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from itertools import islice
+from typing import NoReturn
+
+from relay.clock import Clock
+from relay.fleet.hub.histories import EventName, Histories
+from relay.fleet.hub.merge import (
+    EventHistory,
+    Word,
+    document_times_of_pulse,
+    repeats_last_state,
+    split_pulse_by_event,
+)
+from relay.fleet.hub.merger import EventMerger, HeardWord
+from relay.fleet.hub.roster import Roster
+from relay.fleet.message_reader import ReceivedMessage
+from relay.fleet.messages import MAX_LIVE_EVENTS, Pulse
+from relay.fleet.routing import Sender
+
+PULSE_GRACE = 5.0
+"""Seconds that reports have to arrive before a pulse is believed that says something new."""
+ENOUGH_WITNESSES = 3
+"""Agents that show an event and can act. The hub awaits the end of the event from each of them."""
+OBJECTION_DELAY = timedelta(seconds=1)
+"""How long after the first agent said that an event is gone pulses that show it are ignored.
+
+Their documents may be older. An agent that still sees the event then says so again after
+`relay.fleet.agent.agent.AFFIRM_DELAY`, which is longer."""
+MAX_POSTPONED = 2 * MAX_LIVE_EVENTS
+"""Words of an agent that wait for its reports. Of more, the oldest go: the next pulse says them."""
+
+AgentName = tuple[str, str]
+"""The scope and the relay word of an agent."""
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _PostponedWords:
+    """The words of one agent that wait for its reports; ``due`` is monotonic."""
+
+    due: float
+    words: dict[EventName, HeardWord] = field(default_factory=dict)
+    """The longest postponed first."""
+
+
+class PulseMerger:
+    """The way of pulses into the histories of events. `Hub` hands their words over."""
+
+    def __init__(
+        self,
+        histories: Histories,
+        roster: Roster,
+        merger: EventMerger,
+        clock: Clock,
+        *,
+        has_waiting_reports: Callable[[], Awaitable[bool]],
+        ask_scope: Callable[[str], None],
+        on_merged: Callable[[str, str], None],
+    ) -> None:
+        """``has_waiting_reports`` says whether the queue of reports holds any.
+
+        ``ask_scope`` asks the agents of a scope whether they still see events that may have ended.
+        ``on_merged`` gets scope and relay word of each agent whose postponed words were merged.
+        """
+        self._histories = histories
+        self._roster = roster
+        self._merger = merger
+        self._clock = clock
+        self._has_waiting_reports = has_waiting_reports
+        self._ask_scope = ask_scope
+        self._on_merged = on_merged
+        self._postponed: dict[AgentName, _PostponedWords] = {}
+
+    def extract_words(
+        self, sender: Sender, received: ReceivedMessage, pulse: Pulse
+    ) -> Iterator[HeardWord]:
+        """Yield the words that a pulse stands for."""
+        histories = self._histories.of_scope(sender.scope)
+        if not pulse.live and not histories:
+            return
+        incarnations = {
+            event["eventId"].lower(): event["documentIncarnation"] for event in pulse.live or ()
+        }
+        observed_at, seen = document_times_of_pulse(pulse, received.at, self._clock.now())
+        for event_id, word in split_pulse_by_event(sender.relay, pulse, histories):
+            if self._would_only_delay_end(sender, word, histories.get(event_id)):
+                continue
+            yield HeardWord(
+                name=(sender.scope, event_id),
+                relay=sender.relay,
+                word=word,
+                observed_at=observed_at,
+                seen=seen,
+                incarnation=incarnations.get(event_id),
+            )
+
+    def _would_only_delay_end(
+        self, sender: Sender, word: Word, history: EventHistory | None
+    ) -> bool:
+        """Whether a word of a pulse would only delay the end of an event.
+
+        The merge waits with the end for every agent that has shown the event. So if enough agents
+        show it, the hub ignores another that shows the same state. Only agents of the same trust
+        domain count: those of another could otherwise hide the event from the hub. Shortly after
+        the first agent said that the event is gone, a pulse may show an older document.
+        """
+        if history is None or not repeats_last_state(history, word):
+            return False
+        now, first_gone_at = self._clock.now(), history.first_gone_at
+        if first_gone_at is not None:  # later, every word that shows the event counts
+            # Before it, the clock was set back, and nobody knows how long the end has waited.
+            is_early = timedelta(0) <= now - first_gone_at < OBJECTION_DELAY
+            if is_early:  # the agent may have connected after the last state, and must object
+                self._ask_scope(sender.scope)
+            return is_early
+        if sender.relay in history.words:
+            return False
+        witnesses = (
+            self._roster.agent(sender.scope, relay) for relay in history.agents_at_last_told_state
+        )
+        able = (
+            agent
+            for agent in witnesses
+            if agent and agent.user == sender.user and self._roster.can_act(agent, now)
+        )
+        return len(list(islice(able, ENOUGH_WITNESSES))) == ENOUGH_WITNESSES
+
+    async def merge_or_postpone(self, heard: Sequence[HeardWord]) -> set[AgentName]:
+        """Merge the words of pulses that tell nothing new, and postpone the others.
+
+        Return the agents with postponed words.
+        """
+        if not heard:
+            return set()
+        news = await self._merger.merge_heard(heard, only_quiet=True)
+        due = self._clock.monotonic() + PULSE_GRACE
+        for word in news:
+            agent = (word.name[0], word.relay)
+            words = self._postponed.setdefault(agent, _PostponedWords(due)).words
+            words.pop(word.name, None)
+            words[word.name] = word
+            if len(words) > MAX_POSTPONED:
+                del words[next(iter(words))]
+        return {(word.name[0], word.relay) for word in news}
+
+    async def merge_postponed(self) -> NoReturn:
+        """Merge postponed words that are due, once nothing waits in the queue of reports."""
+        while True:
+            await self._clock.sleep(PULSE_GRACE / 5)
+            now = self._clock.monotonic()
+            due = [agent for agent, postponed in self._postponed.items() if postponed.due <= now]
+            if not due or await self._has_waiting_reports():
+                continue
+            words = {agent: list(self._postponed.pop(agent).words.values()) for agent in due}
+            for agent, heard in words.items():
+                try:
+                    await self._merger.merge_heard(heard)
+                except Exception:  # noqa: BLE001  # the next pulse of the agent says the same
+                    _log.exception("internal error: a pulse of %s was dropped", "/".join(agent))
+                else:
+                    self._on_merged(*agent)
