@@ -19,12 +19,8 @@ from relay.cli._output import pluralize, print_json, print_to_stderr
 from relay.cli._tables import print_table, show_progress_bar
 from relay.errors import ConfigError
 from relay.fleet.settings import AgentSettings
-from relay.roles.simulated_fleet import (
-    Counters,
-    FleetPlan,
-    raise_open_files_limit,
-    simulated_fleet,
-)
+from relay.roles.simulated_agents import Counters
+from relay.roles.simulated_fleet import FleetPlan, raise_open_files_limit, simulated_fleet
 from relay.signals import run_until_stopped
 from relay.validation import first_error
 

@@ -23,13 +23,8 @@ from relay.imds.document import parse_document
 from relay.ingest.recorder import Recorder, SuccessfulPoll
 from relay.outbox import StateFileOwner, StoreSettings
 from relay.outbox.sqlite import open_store
-from relay.roles.simulated_fleet import (
-    FleetPlan,
-    LightRecorder,
-    SimulatedFleet,
-    StateCache,
-    simulated_fleet,
-)
+from relay.roles.simulated_agents import LightRecorder, StateCache
+from relay.roles.simulated_fleet import FleetPlan, SimulatedFleet, simulated_fleet
 from relay.simulator import VM, Plan, Setup
 from relay.simulator.azure import SimulatedAzure
 from tests import documented
