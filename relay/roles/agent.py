@@ -1,4 +1,8 @@
-"""An agent of a fleet: it polls and records, and its only sink is the hub, whom it obeys."""
+"""An agent of a fleet: it polls and records, reports to the hub, and carries out its orders.
+
+`start` puts its parts together. Its only sink is that of `relay.fleet.agent`: the sinks of the
+configuration are the hub's. It decides nothing, and passes decisions of local programs to the hub.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +23,13 @@ from relay.fleet.agent.report_sink import ReportSinkSettings
 from relay.fleet.agent.votes import VoteForwarder
 from relay.fleet.settings import AgentSettings
 from relay.imds.client import ImdsClient
-from relay.imds.poller import Poller
-from relay.ingest.recorder import Recorder
 from relay.outbox import StateFileOwner
 from relay.roles import RunningRelay
 from relay.roles.live_parts import LiveParts
 from relay.roles.parts import (
     DRAIN_TIMEOUT,
     identify,
+    make_poller,
     open_relay_store,
     open_traces,
     remember_last_read,
@@ -56,7 +59,7 @@ async def start(
         owner = StateFileOwner(origin.scope, identity.vm_id)
         traces = await open_traces(config, origin, clock, stack)
         record_span = traces.record if traces is not None else None
-        store, record = await open_relay_store(config, owner, origin, [sink], clock, stack, traces)
+        store, report = await open_relay_store(config, owner, origin, [sink], clock, stack, traces)
         machine = Machine(
             vm_id=identity.vm_id,
             boot_id=boot_id,
@@ -67,19 +70,10 @@ async def start(
             fleet, origin, machine, identity.names_this_vm, clock, record_span=record_span
         )
         dispatcher = Dispatcher(
-            {sink.name: (sink, agent.report_sink)}, store, clock, record, record_span
+            {sink.name: (sink, agent.report_sink)}, store, clock, report, record_span
         )
         await dispatcher.start()
-        poller = Poller(
-            config.source,
-            client,
-            Recorder(origin, boot_id, identity.names),
-            store,
-            clock,
-            report=record,
-            last_read_at=await store.transact(lambda tx: tx.pop_last_read_at(), fail_open=True),
-            on_read=traces.note_read if traces is not None else None,
-        )
+        poller = await make_poller(config, client, identity, boot_id, store, clock, report, traces)
         agent.attach_source(poller, client)
         # Nothing is approved here. The engine only tells the API that.
         no_approvals = config.approvals.model_copy(update={"enabled": False})
@@ -103,7 +97,7 @@ async def start(
             origin.scope,
             server.address,
         )
-        parts = LiveParts(config, server=server, store=store, clock=clock, report=record)
+        parts = LiveParts(config, server=server, store=store, clock=clock, report=report)
         parts.polling = (poller, client)
         inputs = {"source": poller.run(), **parts.make_replaceable_input_tasks()}
         async with run_tasks(inputs, agent.run(), dispatcher, finish) as parts.inputs:

@@ -1,4 +1,8 @@
-"""The hub of a fleet: its source is the agents, and an agent sends each StartRequest for it."""
+"""The hub of a fleet: its source is the agents, and an agent sends each StartRequest for it.
+
+`start` puts its parts together. `Hub` records what agents report. The dispatcher delivers it to the
+sinks. The gate decides, and its `OrderPort` orders an agent to send the StartRequest.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +29,7 @@ from relay.fleet.topology import HUB
 from relay.outbox import StateFileOwner
 from relay.roles import RunningRelay
 from relay.roles.live_parts import DecidingParts
-from relay.roles.parts import (
-    DRAIN_TIMEOUT,
-    open_relay_store,
-    open_traces,
-    run_tasks,
-)
+from relay.roles.parts import DRAIN_TIMEOUT, open_relay_store, open_traces, run_tasks
 from relay.roles.sink_connections import SinkConnections
 
 _log = logging.getLogger(__name__)
@@ -53,14 +52,14 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
         owner = StateFileOwner(origin.scope, None, is_hub=True)
         traces = await open_traces(config, origin, clock, stack)
         record_span = traces.record if traces is not None else None
-        store, record = await open_relay_store(
+        store, report = await open_relay_store(
             config, owner, origin, config.sinks, clock, stack, traces
         )
 
         def on_unusable(user: str | None, reason: str) -> None:
             server.state.rejections.record_unusable_message(user, reason, clock.monotonic())
 
-        hub = Hub(fleet, origin, store, clock, record, on_unusable)
+        hub = Hub(fleet, origin, store, clock, report, on_unusable)
         await hub.load()
         approvals = ApprovalEngine(
             config.approvals,
@@ -79,12 +78,13 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
             server=server,
             store=store,
             clock=clock,
-            report=record,
+            report=report,
             record_span=record_span,
             engine=approvals,
             connections=await stack.enter_async_context(SinkConnections(clock)),
             use_role=use_domains,
-            # A second hub knows no event, and would refuse what is for the first.
+            # A second hub of a fleet never connects. It knows no event, so it would refuse the
+            # approvals that the first hub can decide.
             before_approvals=hub.link.wait_until_connected,
         )
         dispatcher = await parts.start_sinks()
@@ -97,8 +97,8 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
             hub.agents_showing,
             is_connected=lambda: hub.link.is_connected,
         )
-        # An agent tells what it knows before it sends a StartRequest: nothing of the hub is at
-        # stake when a VM stops.
+        # No event is about the machine of the hub. So no StartRequest waits until the sinks were
+        # told: the hub can still tell them when the VM stops.
         gate = Gate(approvals, store, port, clock, lambda _: False, record_span)
         hub.attach_result_and_vote_handlers(port, MachineVotes(gate.submit, clock), gate.wake)
         relay = Relay(

@@ -9,6 +9,10 @@ sinks change, and one piece of work is submitted to the store, which runs work i
 submission. That work changes the rules and the route of events, and gives new sinks the live
 events. So a decision that a caller was let in for by the earlier configuration is also judged by
 the earlier rules, and no event misses a sink or reaches it twice.
+
+A role calls these methods in this order: `start_sinks` and `attach_gate` (only `DecidingParts`),
+then `make_replaceable_input_tasks`. It sets ``inputs`` when the tasks run. Then
+`relay.roles.reload` may call `prepare_take_over` and `run_take_over`.
 """
 
 from __future__ import annotations
@@ -75,9 +79,12 @@ class LiveParts:
         self.clock = clock
         self.report = report
         self.inputs: InputTasks | None = None
-        """Set when the relay runs."""
+        """The tasks of the running relay. The role sets it; None before that."""
         self.polling: tuple[Poller, ImdsClient] | None = None
-        """None on a hub."""
+        """The poller of this VM and its client, which use the settings of the source.
+
+        The role sets it; None on a hub.
+        """
 
     def make_replaceable_input_tasks(self) -> dict[str, Coroutine[Any, Any, object]]:
         """Return the tasks that a reload may replace, by name."""
@@ -135,7 +142,7 @@ class DecidingParts(LiveParts):
         use_role: Callable[[Config], object] = lambda _: None,
         before_approvals: Callable[[], Coroutine[Any, Any, object]] | None = None,
     ) -> None:
-        """``use_role`` takes over what only this role has.
+        """``use_role`` takes over what only this role has from a configuration.
 
         ``before_approvals`` is waited for before approvals are taken from RabbitMQ.
         """
@@ -148,6 +155,9 @@ class DecidingParts(LiveParts):
         self._chat = make_chat_context(store, engine, clock, config.api.public_url)
         self._sinks: dict[str, ConnectedSink] = {}
         self._amqp_callers: dict[str, Caller] = {}
+        # Set by `start_sinks` and `attach_gate`:
+        self._dispatcher: Dispatcher
+        self._consumer: ApprovalConsumer | None
         self._gate: Gate | None = None
         self._relay: Relay | None = None
 
@@ -181,7 +191,10 @@ class DecidingParts(LiveParts):
 
     @override
     def make_replaceable_input_tasks(self) -> dict[str, Coroutine[Any, Any, object]]:
-        inputs = {**super().make_replaceable_input_tasks(), "secrets": self._watch_shared_secrets()}
+        inputs = {
+            **super().make_replaceable_input_tasks(),
+            "secrets": self._watch_shared_secrets(self.config),
+        }
         if self._consumer is not None:
             inputs[_APPROVALS_INPUT] = self._run_consumer(self._consumer)
         return inputs
@@ -311,8 +324,7 @@ class DecidingParts(LiveParts):
             await self._before_approvals()
         await consumer.run()
 
-    def _watch_shared_secrets(self, config: Config | None = None) -> Coroutine[Any, Any, object]:
-        config = config or self.config
+    def _watch_shared_secrets(self, config: Config) -> Coroutine[Any, Any, object]:
         return suspend_clients_sharing_secrets(
             config.sinks, config.api.clients, self.clock, self.server.refuse_client_credentials
         )
@@ -324,12 +336,12 @@ class DecidingParts(LiveParts):
 
     @property
     def _gate_or_raise(self) -> Gate:
-        assert self._gate is not None  # noqa: S101  # `attach` comes before all else
+        assert self._gate is not None  # noqa: S101  # `attach_gate` comes before all else
         return self._gate
 
     @property
     def _relay_or_raise(self) -> Relay:
-        assert self._relay is not None  # noqa: S101  # `attach` comes before all else
+        assert self._relay is not None  # noqa: S101  # `attach_gate` comes before all else
         return self._relay
 
 

@@ -1,4 +1,11 @@
-"""The parts that several roles start in the same way."""
+"""The parts that several roles start in the same way.
+
+- Who the relay is: `identify` asks the metadata service of the VM.
+- What it records: `open_relay_store` opens the state file, `open_traces` the export of traces.
+- What it reads: `make_poller` and `remember_last_read`, at the start and at the end of polling.
+- Approvals over AMQP: `make_approval_consumer`.
+- What runs: `run_tasks` holds the tasks of all parts, and ends them in the right order.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +45,7 @@ from relay.imds.instance_metadata import (
     wait_for_instance_metadata,
 )
 from relay.imds.poller import Poller
-from relay.ingest.recorder import names_this_vm
+from relay.ingest.recorder import Recorder, names_this_vm
 from relay.outbox import JournalHead, StateFileOwner
 from relay.outbox.journal import GENESIS
 from relay.outbox.sqlite import Store, open_store
@@ -59,6 +66,7 @@ class Identity:
     """Who this relay is. ``instance`` is its VM, None if the metadata service does not tell."""
 
     origin: Origin
+    """Its scope and its name, as its events state them."""
     instance: Instance | None
     names: frozenset[str] | None
     """The names by which events refer to this VM, in lower case; None if they are unknown."""
@@ -117,7 +125,10 @@ async def open_relay_store(
     stack: AsyncExitStack,
     traces: Traces | None = None,
 ) -> tuple[Store, RecordRelayEvent]:
-    """Return the store of a relay with these sinks, and what records ``relay.*`` events in it."""
+    """Return the store of a relay with these sinks, and what records ``relay.*`` events in it.
+
+    ``owner`` is whose state file it must be. The store is closed when ``stack`` is left.
+    """
     route = partial(matching_sinks, sinks=tuple(sinks))
     event_log = EventLog(traces.record_spans if traces is not None else None)
     stack.callback(event_log.finish)  # after the store is closed
@@ -161,15 +172,42 @@ def _report_write_error_change(reason: str | None, record: RecordRelayEvent) -> 
     record("relay.store-failing", f"the state file cannot be written: {reason}")
 
 
-def make_approval_consumer(
+async def make_poller(
     config: Config,
-    relay: Relay,
-    rejections: RejectionLog,
-    callers: Mapping[str, Caller] | None = None,
+    client: ImdsClient,
+    identity: Identity,
+    boot_id: str | None,
+    store: Store,
+    clock: Clock,
+    report: RecordRelayEvent,
+    traces: Traces | None,
+) -> Poller:
+    """Return the poller of this VM. It knows when the process before it has read last."""
+    return Poller(
+        config.source,
+        client,
+        Recorder(identity.origin, boot_id, identity.names),
+        store,
+        clock,
+        report=report,
+        last_read_at=await store.transact(lambda tx: tx.pop_last_read_at(), fail_open=True),
+        on_read=traces.note_read if traces is not None else None,
+    )
+
+
+def remember_last_read(store: Store, poller: Poller) -> None:
+    """Store when the poller read last: the next start tells from it whether polling paused."""
+    last_read = poller.last_read_at
+    if last_read is not None:
+        store.submit(lambda tx: tx.set_last_read_at(last_read), fail_open=True)
+
+
+def make_approval_consumer(
+    config: Config, relay: Relay, rejections: RejectionLog, callers: Mapping[str, Caller]
 ) -> ApprovalConsumer | None:
     """Return the consumer of approvals over AMQP; None if the configuration has no such section.
 
-    ``callers`` are the clients by their RabbitMQ user; None: those of the configuration.
+    ``callers`` are the clients by their RabbitMQ user. The consumer reads them at each message.
     """
     settings = config.approvals.amqp
     if settings is None:
@@ -196,7 +234,7 @@ def make_approval_consumer(
         ),
         relay=relay.origin.relay,
         handler=AmqpApprovalHandler(
-            callers=callers if callers is not None else callers_by_amqp_user(config.api.clients),
+            callers=callers,
             gate=relay.gate,
             store=relay.store,
             clock=relay.clock,
@@ -283,10 +321,3 @@ async def run_tasks(
                 _log.warning("not everything could be sent; the store keeps the rest")
             delivery.cancel()
             service_task.cancel()
-
-
-def remember_last_read(store: Store, poller: Poller) -> None:
-    """Store when the poller read last: the next start tells from it whether polling paused."""
-    last_read = poller.last_read_at
-    if last_read is not None:
-        store.submit(lambda tx: tx.set_last_read_at(last_read), fail_open=True)

@@ -1,4 +1,8 @@
-"""A relay without a fleet: it polls, tells, decides, and sends its StartRequests itself."""
+"""A relay without a fleet: it polls, tells, decides, and sends its StartRequests itself.
+
+`start` puts its parts together. The poller records events in the store. The dispatcher delivers
+them to the sinks. The gate decides, and sends StartRequests through the client of the poller.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +19,14 @@ from relay.clock import Clock
 from relay.config import Config
 from relay.config.warnings import start_warnings
 from relay.imds.client import ImdsClient
-from relay.imds.poller import Poller
 from relay.imds.start_request_port import ImdsPort
-from relay.ingest.recorder import Recorder
 from relay.outbox import StateFileOwner
 from relay.roles import RunningRelay
 from relay.roles.live_parts import DecidingParts
 from relay.roles.parts import (
     DRAIN_TIMEOUT,
     identify,
+    make_poller,
     open_relay_store,
     open_traces,
     remember_last_read,
@@ -53,7 +56,7 @@ async def start(
         owner = StateFileOwner(origin.scope, identity.vm_id)
         traces = await open_traces(config, origin, clock, stack)
         record_span = traces.record if traces is not None else None
-        store, record = await open_relay_store(
+        store, report = await open_relay_store(
             config, owner, origin, config.sinks, clock, stack, traces
         )
         if not store.trusted:
@@ -72,23 +75,14 @@ async def start(
             server=server,
             store=store,
             clock=clock,
-            report=record,
+            report=report,
             record_span=record_span,
             engine=approvals,
             connections=await stack.enter_async_context(SinkConnections(clock)),
         )
         dispatcher = await parts.start_sinks()
 
-        poller = Poller(
-            config.source,
-            client,
-            Recorder(origin, boot(), identity.names),
-            store,
-            clock,
-            report=record,
-            last_read_at=await store.transact(lambda tx: tx.pop_last_read_at(), fail_open=True),
-            on_read=traces.note_read if traces is not None else None,
-        )
+        poller = await make_poller(config, client, identity, boot(), store, clock, report, traces)
         gate = Gate(
             approvals,
             store,

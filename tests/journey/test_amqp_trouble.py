@@ -25,7 +25,7 @@ from relay.clock import SystemClock
 from relay.config import Config
 from relay.errors import StoreUnavailable
 from relay.outbox.transaction import Transaction
-from relay.roles.parts import make_approval_consumer
+from relay.roles.parts import callers_by_amqp_user, make_approval_consumer
 from relay.simulator import VM, Setup, Simulator
 from tests.journey.bus import (
     SCOPE,
@@ -364,7 +364,10 @@ async def _second_consumer(
     system: System, *, heartbeat: int = HEARTBEAT, poll_interval: float = POLL_INTERVAL
 ) -> AsyncIterator[None]:
     """Another consumer of the same relay, with other intervals."""
-    consumer = make_approval_consumer(system.config, system.running.relay, RejectionLog())
+    config = system.config
+    consumer = make_approval_consumer(
+        config, system.running.relay, RejectionLog(), callers_by_amqp_user(config.api.clients)
+    )
     assert consumer is not None
     async with asyncio.TaskGroup() as group:
         running = consumer.run(heartbeat=heartbeat, poll_interval=poll_interval)
