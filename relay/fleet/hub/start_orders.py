@@ -9,8 +9,8 @@ At most one order about an event can be carried out at any time:
 - An order whose publish failed can have been delivered. It counts as sent.
 - After a restart, the hub waits as long for the orders that the journal tells of.
 
-Before an order is repeated, an agent must say afresh what the event is. Each agent also reads the
-document itself before it sends anything.
+Before an order is repeated, an agent must say afresh what the event is (`order_agents`). Each agent
+also reads the document itself before it sends anything. `sent_orders` holds the orders and results.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Protocol
 
 import orjson
@@ -36,9 +36,10 @@ from relay.errors import (
 )
 from relay.events.build import Origin
 from relay.events.cloudevent import CloudEvent
+from relay.fleet.hub.order_agents import PULSE_TIMEOUT, AgentsShowing, GrantedEvent, OrderAgents
 from relay.fleet.hub.roster import Agent, Roster
 from relay.fleet.hub.sent_orders import OrderResult, SentOrder, SentOrders
-from relay.fleet.messages import PulseRequest, StartOrder, StartResult
+from relay.fleet.messages import StartOrder, StartResult
 from relay.fleet.routing import Sender, command_key
 from relay.outbox import Grant
 from relay.outbox.sqlite import Store
@@ -50,19 +51,8 @@ ANSWER_MARGIN = 3.0
 """Seconds after the deadline in which the result can still come."""
 SETTLED_AFTER = ORDER_LIFETIME + ANSWER_MARGIN
 """Seconds after which nobody can carry out an order any more."""
-WORD_TIMEOUT = 5.0
-"""Seconds in which an agent must say what an event is, before an order is repeated."""
-WORD_LIFETIME = 5.0
-"""Seconds for which that suffices, if the order is not sent at once."""
-MAX_ASKED = 3
-"""Agents that are asked at once for a pulse."""
-LOOK_PAUSES = (1.0, 0.5)
-"""Seconds that the hub waits after it has asked agents whether they show the event, too.
-
-They read the document once a second, so it asks twice.
-"""
-FAILURE_MEMORY = 600.0
-"""Seconds in which an agent that did not carry out an order comes after all others."""
+CONFIRMATION_LIFETIME = 5.0
+"""Seconds for which what an agent said suffices, if the order is not sent at once."""
 
 _log = logging.getLogger(__name__)
 
@@ -80,40 +70,13 @@ class CommandPublisher(Protocol):
         """Publish an event that may be lost."""
 
 
-AgentsShowing = Callable[[str, str], frozenset[str] | None]
-"""Returns the agents of a scope whose last word is the current state of an event.
-
-The event is named by its key in the store, the agents by their relay words. None: not known.
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class _GrantedEvent:
-    """The event of a grant, as the last `OrderPort.read_fresh` found it."""
-
-    grant: int
-    key: str
-    resources: tuple[str, ...]
-
-
-@dataclass(slots=True)
-class _AwaitedPulse:
-    """A request to agents to say what they see.
-
-    ``suffices`` says whether it is enough if this agent shows the event.
-    """
-
-    asked_at: datetime
-    event: _GrantedEvent
-    suffices: Callable[[Agent], bool]
-    answered: asyncio.Event = field(default_factory=asyncio.Event)
-
-
 class OrderPort:
     """The `StartRequestPort` of a hub.
 
-    The intake of the hub calls `on_result` for each result, and `on_agent_message_recorded` for
-    each other message once what it says is recorded.
+    For each grant, the approvals call `read_fresh`, then `choose_agent`, whose answer they record,
+    then `start`. In a scope they do so for one grant after the other. `Hub` calls `on_result` for
+    each result, and `on_agent_message_recorded` for each other message once what it says is
+    recorded.
     """
 
     max_events_per_start_request = 1
@@ -135,23 +98,18 @@ class OrderPort:
         While ``is_connected`` returns False, no grant is claimed.
         """
         self._store = store
-        self._roster = roster
         self._publisher = publisher
         self._origin = origin
         self._clock = clock
-        self._agents_showing = agents_showing
+        self._agents = OrderAgents(roster, publisher.send_transient, origin, clock, agents_showing)
         self._is_connected = is_connected
         self.orders = SentOrders()
         self.results: Counter[OrderResult] = Counter()
         """How orders ended since the start."""
         self._earlier_settled_at = clock.monotonic() + SETTLED_AFTER
         """When nobody can carry out an order any more that an earlier process sent."""
-        self._events: dict[str, _GrantedEvent] = {}
-        self._questions: dict[str, _AwaitedPulse] = {}
-        self._returned: dict[str, set[str]] = {}
-        """The agents of each scope that an order did not reach, until they are heard again."""
-        self._failed_at: dict[str, dict[str, float]] = {}
-        """When agents of each scope did not carry out an order, by the monotonic clock."""
+        self._events: dict[str, GrantedEvent] = {}
+        """The event in each scope for which `read_fresh` was called last."""
         self._read_failures: set[str] = set()
         """The scopes whose last `read_fresh` failed."""
 
@@ -166,32 +124,14 @@ class OrderPort:
 
         The roster knows of the message already.
         """
-        returned = self._returned.get(scope)
-        if returned is not None:
-            returned.discard(relay)
-            if not returned:
-                del self._returned[scope]
-        question = self._questions.get(scope)
-        if question is not None and self._has_agent_answered_pulse_request(question, scope, relay):
-            question.answered.set()
-
-    def _has_agent_answered_pulse_request(
-        self, question: _AwaitedPulse, scope: str, relay: str
-    ) -> bool:
-        """Whether a message of an agent that shows the event came after the question."""
-        return any(
-            agent.relay == relay
-            and agent.last_heard >= question.asked_at
-            and question.suffices(agent)
-            for agent in self._find_able_agents(scope, question.event)
-        )
+        self._agents.note_heard(scope, relay)
 
     # --- StartRequestPort
 
     async def read_fresh(self, scope: str, grants: Sequence[Grant], /) -> None:
         """Return once an order may be sent, and what its event is now is recorded.
 
-        The first order for a grant needs no fresh word: the agent reads the document itself. But it
+        The first order for a grant needs no confirmation: the agent reads the document itself. It
         waits a moment if only agents that the event names are known to show it: their VMs may be
         about to stop. Raises SourceUnavailable.
         """
@@ -201,12 +141,11 @@ class OrderPort:
             self._events[scope] = event
             if self.orders.find_accepted_order(event.key, grant.id) is None:
                 await self._wait_until_settled(event.key)
-            if (
-                self.orders.find_accepted_order(event.key, grant.id) is None
-            ):  # the result may have come
-                if self._needs_agent_confirmation(event, grant):
-                    await self._request_pulse_and_wait(scope, event)
-                await self._ask_if_unnamed_agents_show_event(scope, event)
+            # The result may have come meanwhile.
+            if self.orders.find_accepted_order(event.key, grant.id) is None:
+                if self._needs_agent_confirmation(event):
+                    await self._await_agent_confirmation(event)
+                await self._agents.ask_if_unnamed_agents_show(event)
         except SourceUnavailable as error:
             if scope not in self._read_failures:
                 self._read_failures.add(scope)
@@ -227,14 +166,10 @@ class OrderPort:
             return accepted.agent
         if not self._is_connected():
             raise SourceUnavailable("the hub has no connection to RabbitMQ")
-        failed_at = self._recent_failures(scope)
-        agents = sorted(
-            self._find_reachable_agents(scope, event),
-            key=lambda agent: failed_at.get(agent.relay, float("-inf")),
-        )
-        if not agents:
-            raise SourceUnavailable(self._why_nobody(scope, event))
-        return agents[0].relay
+        agent = self._agents.choose(event)
+        if agent is None:
+            raise SourceUnavailable(self._agents.explain_why_none(event))
+        return agent.relay
 
     async def start(self, scope: str, claims: Sequence[ClaimedGrant], /) -> None:
         """Order one agent to send the StartRequest; return if IMDS accepted it.
@@ -246,7 +181,7 @@ class OrderPort:
         event = self._require_granted_event(scope, claim.grant)
         if self._is_grant_already_accepted(event):
             return
-        agent = self._require_claimed_agent(scope, claim, event)
+        agent = self._require_claimed_agent(claim, event)
         began = self._clock.monotonic()
         if self.orders.executable_until_of_event(event.key, began) is not None:
             raise SourceUnavailable("an earlier order about the event can still be carried out")
@@ -270,37 +205,35 @@ class OrderPort:
 
     # --- before an order
 
-    async def _load_granted_event(self, scope: str, grant: Grant) -> _GrantedEvent:
+    async def _load_granted_event(self, scope: str, grant: Grant) -> GrantedEvent:
         """Return the event of a grant, and restore the orders about it that were sent earlier."""
         try:
             event, claims = await self._store.read(
-                lambda tx: _read_granted_event_and_claims(tx, grant)
+                lambda tx: _read_granted_event_and_claims(tx, scope, grant)
             )
         except StoreUnavailable as error:
             raise SourceUnavailable(str(error)) from None
         if grant.attempts > 0:
-            claims.append(
-                _ClaimedStartRequest(grant.id, grant.attempts, agent="")
-            )  # the journal was pruned
+            # The journal may have been pruned. A claim that it holds was added first, and counts.
+            claims.append(_ClaimedStartRequest(grant.id, grant.attempts, agent=""))
         for claim in claims:
-            self._restore_order(scope, event.key, claim)
+            self._restore_order(event, claim)
         return event
 
-    def _restore_order(self, scope: str, event_key: str, claim: _ClaimedStartRequest) -> None:
+    def _restore_order(self, event: GrantedEvent, claim: _ClaimedStartRequest) -> None:
         if self.orders.find(claim.grant, claim.attempt) is not None:
             return
         order = SentOrder(
-            scope=scope,
+            scope=event.scope,
             agent=claim.agent,
-            event_key=event_key,
+            event_key=event.key,
             grant=claim.grant,
             attempt=claim.attempt,
             executable_until=self._earlier_settled_at,
         )
         self.orders.restore(order)
-        now = self._clock.monotonic()
-        if order.can_be_executed(now):
-            self._failed_at.setdefault(scope, {})[order.agent] = now
+        if order.can_be_executed(self._clock.monotonic()):
+            self._agents.note_failure(order.scope, order.agent)
 
     async def _wait_until_settled(self, event_key: str) -> None:
         """Wait until nobody can carry out an earlier order about an event."""
@@ -319,139 +252,43 @@ class OrderPort:
                     await wait_for_event(order.ended, self._clock, order.executable_until - now)
                     break
 
-    def _needs_agent_confirmation(self, event: _GrantedEvent, grant: Grant) -> bool:
+    def _needs_agent_confirmation(self, event: GrantedEvent) -> bool:
         """Whether an agent must say what the event is, because an order may have changed it."""
         now = self._clock.monotonic()
         return any(
             not order.was_returned
-            and (order.confirmed_at is None or now >= order.confirmed_at + WORD_LIFETIME)
-            for order in self.orders.orders_of_grant(event.key, grant.id)
+            and (order.confirmed_at is None or now >= order.confirmed_at + CONFIRMATION_LIFETIME)
+            for order in self.orders.orders_of_grant(event.key, event.grant)
         )
 
-    async def _request_pulse_and_wait(self, scope: str, event: _GrantedEvent) -> None:
-        """Ask agents for a pulse, and wait until what one of them says is recorded."""
-        now = self._clock.now()
-        agents = [
-            *self._find_reachable_agents(scope, event),
-            *self._roster.choose_agents(scope, event.resources, now),
-            *(
-                agent
-                for agent in self._roster.agents_of_scope(scope)
-                if self._roster.is_fresh(agent, now)
-            ),
-        ]
-        if not await self._request_pulses(scope, event, agents, (WORD_TIMEOUT,), lambda _: True):
+    async def _await_agent_confirmation(self, event: GrantedEvent) -> None:
+        """Return once an agent has said what the event is. Raises SourceUnavailable."""
+        if not await self._agents.request_confirmation(event):
             raise SourceUnavailable(
-                f"within {WORD_TIMEOUT:g} s no agent said whether the event is still the same"
+                f"within {PULSE_TIMEOUT:g} s no agent said whether the event is still the same"
             )
         for order in self.orders.orders_of_grant(event.key, event.grant):
             order.confirmed_at = self._clock.monotonic()
 
-    async def _ask_if_unnamed_agents_show_event(self, scope: str, event: _GrantedEvent) -> None:
-        """Ask whether others show the event, if only agents that it names are known to show it.
+    # --- an order
 
-        Of the agents that see a change, most leave it to another to report it.
-        """
-        failed = self._recent_failures(scope)
-        returned = self._returned.get(scope, ())
-
-        def is_better(agent: Agent) -> bool:
-            is_named = agent.is_named_in(event.resources)
-            return not is_named and agent.relay not in failed and agent.relay not in returned
-
-        if any(map(is_better, self._find_able_agents(scope, event))):
-            return
-        now = self._clock.now()
-        agents = list(filter(is_better, self._roster.choose_agents(scope, event.resources, now)))
-        if agents:
-            await self._request_pulses(scope, event, agents, LOOK_PAUSES, is_better)
-
-    async def _request_pulses(
-        self,
-        scope: str,
-        event: _GrantedEvent,
-        agents: Iterable[Agent],
-        pauses: Iterable[float],
-        suffices: Callable[[Agent], bool],
-    ) -> bool:
-        """Ask the first of these agents for pulses, before each pause, until one suffices.
-
-        Return whether one did: then what it says is recorded.
-        """
-        relays = list(dict.fromkeys(agent.relay for agent in agents))[:MAX_ASKED]
-        question = _AwaitedPulse(self._clock.now(), event, suffices)
-        self._questions[scope] = question
-        try:
-            for pause in pauses:
-                request = PulseRequest().to_event(self._origin, self._clock.now())
-                for relay in relays:
-                    self._publisher.send_transient(command_key(scope, relay), request)
-                await wait_for_event(question.answered, self._clock, pause)
-                if question.answered.is_set():
-                    break
-        finally:
-            del self._questions[scope]
-        return question.answered.is_set()
-
-    # --- agents
-
-    def _find_able_agents(self, scope: str, event: _GrantedEvent) -> list[Agent]:
-        """Return the agents that can carry out an order about an event, the best first."""
-        return self._roster.choose_agents(
-            scope,
-            event.resources,
-            self._clock.now(),
-            among=self._agents_showing(scope, event.key),
-        )
-
-    def _find_reachable_agents(self, scope: str, event: _GrantedEvent) -> list[Agent]:
-        """Return those of them that an order reaches, as far as the hub knows."""
-        returned = self._returned.get(scope, ())
-        return [
-            agent for agent in self._find_able_agents(scope, event) if agent.relay not in returned
-        ]
-
-    def _require_claimed_agent(
-        self, scope: str, claim: ClaimedGrant, event: _GrantedEvent
-    ) -> Agent:
+    def _require_claimed_agent(self, claim: ClaimedGrant, event: GrantedEvent) -> Agent:
         """Return the agent of a claim.
 
         Raises StartRequestNotDelivered if it cannot get the order any more.
         """
-        for agent in self._find_reachable_agents(scope, event):
+        for agent in self._agents.find_reachable(event):
             if agent.relay == claim.agent:
                 return agent
         raise StartRequestNotDelivered(f"relay {claim.agent} cannot carry out the order any more")
 
-    def _why_nobody(self, scope: str, event: _GrantedEvent) -> str:
-        now = self._clock.now()
-        agents = self._roster.agents_of_scope(scope)
-        fresh = [agent for agent in agents if self._roster.is_fresh(agent, now)]
-        able = self._roster.choose_agents(scope, event.resources, now)
-        return (
-            f"no agent can carry out the order: of {len(agents)} agents of the scope, "
-            f"{len(fresh)} were heard lately, and {len(able)} of these read their document and "
-            "have a right clock; they do not show the event as it is, or orders do not reach them"
-        )
-
-    def _recent_failures(self, scope: str) -> dict[str, float]:
-        since = self._clock.monotonic() - FAILURE_MEMORY
-        recent = {relay: at for relay, at in self._failed_at.get(scope, {}).items() if at > since}
-        if recent:
-            self._failed_at[scope] = recent
-        else:
-            self._failed_at.pop(scope, None)
-        return recent
-
-    # --- an order
-
-    def _require_granted_event(self, scope: str, grant: Grant) -> _GrantedEvent:
+    def _require_granted_event(self, scope: str, grant: Grant) -> GrantedEvent:
         event = self._events.get(scope)
         if event is None or event.grant != grant.id:
             raise RuntimeError("expected read_fresh for the grant before it is sent")
         return event
 
-    def _is_grant_already_accepted(self, event: _GrantedEvent) -> bool:
+    def _is_grant_already_accepted(self, event: GrantedEvent) -> bool:
         """Whether IMDS accepted an earlier StartRequest for the grant."""
         accepted = self.orders.find_accepted_order(event.key, event.grant)
         if accepted is None:
@@ -499,14 +336,13 @@ class OrderPort:
             order.end_returned()
 
     def _raise_unless_accepted(self, order: SentOrder) -> None:
-        failed_at = self._failed_at.setdefault(order.scope, {})
         result = order.result
         if result is not None and result.result in ("accepted", "refused"):
-            failed_at.pop(order.agent, None)
+            self._agents.forget_failure(order.scope, order.agent)
         else:
-            failed_at[order.agent] = self._clock.monotonic()
+            self._agents.note_failure(order.scope, order.agent)
         if order.was_returned:
-            self._returned.setdefault(order.scope, set()).add(order.agent)
+            self._agents.note_returned(order.scope, order.agent)
             raise StartRequestNotDelivered(
                 f"RabbitMQ returned the order: relay {order.agent} is not connected"
             )
@@ -538,11 +374,13 @@ class _ClaimedStartRequest:
 
 
 def _read_granted_event_and_claims(
-    tx: Transaction, grant: Grant
-) -> tuple[_GrantedEvent, list[_ClaimedStartRequest]]:
+    tx: Transaction, scope: str, grant: Grant
+) -> tuple[GrantedEvent, list[_ClaimedStartRequest]]:
     """Return the event of a grant, and the claims of all grants about its EventId."""
     occurrence = tx.snapshot.get_occurrence(grant.occurrence)
-    event = _GrantedEvent(grant.id, occurrence.key, occurrence.event.resources)
+    event = GrantedEvent(
+        scope=scope, grant=grant.id, key=occurrence.key, resources=occurrence.event.resources
+    )
     notes = [
         orjson.loads(body)
         for _, kind, body in tx.journal.decisive_rows(occurrence.key)
