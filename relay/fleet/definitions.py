@@ -44,10 +44,11 @@ _WORD_CHARACTERS = {"scopes": "[a-z0-9-]", "relays": "[a-z0-9_-]"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdditionalHubExchange:
-    """That the hub's user also needs an exchange, and whether the hub makes what belongs to it."""
+    """An exchange that the hub's user needs besides those of the fleet."""
 
     exchange: str
     declare: Declare
+    """Whether the hub makes the exchange and its queues."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,10 @@
 """The routing keys of a fleet, and who may send what under them. Pure.
 
+Agents publish under keys such as ``pulse.<scope>.<relay>``. The hub publishes for one agent under
+``to.<scope>.<relay>``, and for all agents of a scope under ``scope.<scope>``. The last word is the
+*relay word*: the name of the relay in the characters of a routing key
+(`relay.events.routing_words`).
+
 Only the RabbitMQ user and the routing key say which relay a message is about. RabbitMQ checks both
 against the rights in `relay.fleet.definitions`. This module checks them again on arrival, because
 RabbitMQ 3.10 checks no topic permission for the CC header and no version does for dead letters

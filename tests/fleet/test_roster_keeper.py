@@ -42,7 +42,7 @@ class Rig:
             self.store,
             self.clock,
             on_upkeep=self.listen,
-            on_lost=self.lose,
+            forget=self.lose,
         )
 
     def listen(self) -> None:
@@ -144,7 +144,7 @@ async def test_a_wrong_clock_is_told_once_until_it_is_right_again(rig: Rig) -> N
 async def test_the_agents_are_known_after_a_restart(rig: Rig) -> None:
     await rig.pass_time(UPKEEP_INTERVAL)
     again = RosterKeeper(
-        Origin("hub", "hub-0"), rig.store, rig.clock, on_upkeep=rig.listen, on_lost=rig.lose
+        Origin("hub", "hub-0"), rig.store, rig.clock, on_upkeep=rig.listen, forget=rig.lose
     )
     await again.load()
     assert [agent.relay for agent in again.roster] == ["vm-0"]

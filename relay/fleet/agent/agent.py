@@ -1,4 +1,10 @@
-"""One agent: its link to the hub, and the parts that use it."""
+"""One agent: its link to the hub, and the parts that use it.
+
+`Agent` hands each message of the hub to the part that it is for, and makes the messages to the hub.
+It also affirms *disputed* events: if the hub says that another agent reported an event as gone
+(`HubScopeState.ending`), and this VM still sees it when it has read its document again, a pulse
+says so.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +38,10 @@ from relay.fleet.routing import pulse_key, result_key, vote_key
 from relay.fleet.settings import AgentSettings
 
 AFFIRM_DELAY = 1.5
-"""Seconds until an agent affirms an event that another says is gone. The hub waits longer."""
+"""Seconds until an agent affirms an event that another says is gone.
+
+The hub ends the event later than that (`relay.fleet.hub.merge.END_WAIT`).
+"""
 AFFIRM_SPREAD = 1.0
 """Seconds over which agents spread what they affirm."""
 
@@ -65,7 +74,7 @@ class Machine:
 class Agent(CommandHandler):
     """What a relay needs to be an agent of a fleet.
 
-    ``source`` is set later, because the poller needs the store, whose sink is `report_sink`.
+    `attach_source` comes later, because the poller needs the store, whose sink is `report_sink`.
     """
 
     def __init__(
@@ -87,7 +96,7 @@ class Agent(CommandHandler):
         self._source: AgentPoller | None = None
         self._orders: StartOrders | None = None
         self._disputed: dict[str, float] = {}
-        """EventIds that this VM showed when the hub said that an agent says gone, and when it did.
+        """EventIds that this VM showed when the hub said that another agent says gone, and when.
 
         The times are monotonic seconds."""
         self._dispute_came = asyncio.Event()

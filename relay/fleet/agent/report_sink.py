@@ -2,6 +2,9 @@
 
 All agents of a scope see the same document. An agent whose VM an event does not name waits a random
 time for a state of the hub that names the event's id. So the hub gets few copies of each change.
+
+The end of an event is an exception: the hub waits for it from each agent from which it has heard of
+the event. So the sink remembers these events (`mark_reported`), and always reports their end.
 """
 
 from __future__ import annotations
@@ -93,6 +96,7 @@ class ReportSink:
         self._told = frozenset(state.told)
         self._ending = frozenset(event_id.lower() for event_id in state.ending)
         if self._relay_word in state.awaited:
+            # The hub has heard of one of these events from this agent, and does not say of which.
             for event_id in state.ending:
                 self.mark_reported(event_id)
         self._state_at = self._clock.monotonic()

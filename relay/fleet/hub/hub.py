@@ -99,7 +99,7 @@ class Hub:
         self.pulses = 0
         """Pulses that were read."""
         self._keeper = RosterKeeper(
-            origin, store, clock, on_upkeep=self._note_listening, on_lost=self.forget
+            origin, store, clock, on_upkeep=self._note_listening, forget=self.forget
         )
         self.roster = self._keeper.roster
         """The agents."""

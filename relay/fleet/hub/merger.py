@@ -1,5 +1,9 @@
 """Merges what agents say about events, and records what is new.
 
+A `HeardWord` is what one agent says about one event. `relay.fleet.hub.merge` makes the history of
+the event and at most one `News` of it. Each `News` becomes an `EventObservation`, from which
+`Recorder` records an ``event.*``, as it does for what a poller sees.
+
 One batch is merged and recorded after the other. A batch changes the memory only after the state
 file has it.
 """
@@ -149,7 +153,8 @@ class EventMerger:
     ) -> list[HeardWord]:
         """Merge words, and record what is new, and what agents report about themselves.
 
-        ``only_quiet``: merge only words from which no event follows, and return the others.
+        ``only_quiet``: leave out the words that would tell something new, or that say gone, and
+        return these.
         """
         others: list[HeardWord] = []
         for first in range(0, max(len(heard), 1), MAX_WORDS):
@@ -294,10 +299,11 @@ class EventMerger:
     async def _transact(
         self, work: Callable[[Transaction], None], then: Callable[[], None]
     ) -> None:
-        """Run work in the store, then ``then``. It is told even if it cannot be written.
+        """Run work in the store, then ``then``. Repeat it while the store is unavailable.
 
-        A cancellation waits for the store. Otherwise the memory would lack what the state file has,
-        and messages that come again would be news.
+        Sinks are told even if the state file cannot be written (``fail_open``). A cancellation
+        waits for the store. Otherwise the memory would lack what the state file has, and messages
+        that come again would be news.
         """
         cancellation: asyncio.CancelledError | None = None
         while cancellation is None:

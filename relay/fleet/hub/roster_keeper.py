@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 class RosterKeeper:
-    """Looks after the roster. The intake of the hub writes into it what it hears."""
+    """Looks after the roster, into which `Hub` writes what it hears."""
 
     def __init__(
         self,
@@ -28,21 +28,22 @@ class RosterKeeper:
         clock: Clock,
         *,
         on_upkeep: Callable[[], None],
-        on_lost: Callable[[Agent], Awaitable[None]],
+        forget: Callable[[Agent], Awaitable[None]],
     ) -> None:
         """``on_upkeep`` is called each `UPKEEP_INTERVAL`.
 
-        ``on_lost`` gets each agent that was silent for so long that it is to be forgotten.
+        ``forget`` gets each agent that was silent for `FORGOTTEN_AFTER`. It removes the agent from
+        the state file and calls `forget_in_memory`.
         """
         self.roster = Roster()
         self.on_agents_changed: Callable[[], None] = lambda: None
-        """Called when agents came or went."""
+        """Called when agents came or went. `Hub` sets it once there is a gate."""
         self._known_agents: frozenset[tuple[str, str]] = frozenset()
         self._origin = origin
         self._store = store
         self._clock = clock
         self._on_upkeep = on_upkeep
-        self._on_lost = on_lost
+        self._forget = forget
         self._unsaved: set[tuple[str, str]] = set()
         self._silent_scopes: frozenset[str] = frozenset()
         self._wrong_clocks: frozenset[tuple[str, str]] = frozenset()
@@ -71,7 +72,7 @@ class RosterKeeper:
             self._report_silence(now)
             self._report_wrong_clocks(now)
             for agent in self.roster.agents_to_forget(now):
-                await self._on_lost(agent)
+                await self._forget(agent)
             known = frozenset((agent.scope, agent.relay) for agent in self.roster)
             if known != self._known_agents:
                 self._known_agents = known
