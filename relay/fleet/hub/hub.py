@@ -202,6 +202,30 @@ class Hub:
             agent.scope, agent.relay, lambda: self._keeper.forget_in_memory(agent)
         )
 
+    def _forget_terminated_agents_soon(self, name: EventName) -> None:
+        self._spawn(self._forget_terminated(name), "hub: terminated agents")
+
+    async def _forget_terminated(self, name: EventName) -> None:
+        """Forget the agents whose VMs Azure has deleted. One that is heard again comes back."""
+        scope, event_id = name
+        key = _KEYS.make_key(scope, event_id)
+        try:
+            ended = await self._store.read(lambda tx: tx.snapshot.find(key))
+        except StoreUnavailable:
+            return  # the agents are forgotten after they were silent for long
+        if ended is not None and ended.outcome == "completed":
+            for agent in self.roster.agents_terminated_by(scope, ended.event):
+                await self.forget(agent)
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        try:
+            if self._tasks is not None:
+                self._tasks.create_task(work, name=name)
+                return
+        except RuntimeError:  # the hub stops: the message comes again, and the rest can wait
+            pass
+        work.close()
+
     # --- messages of agents
 
     def on_connected(self) -> None:
@@ -259,6 +283,28 @@ class Hub:
         for report in reports:
             self._on_agent_message_recorded(report.sender.scope, report.sender.relay)
 
+    def _extract_report_word(self, report: _Report) -> HeardWord:
+        """Return the word that a reported change stands for."""
+        sender, data = report.sender, report.event.data
+        agent = self.roster.agent(sender.scope, sender.relay)
+        offset = agent.clock_offset if agent is not None else None
+        scheduled = ScheduledEvent.from_fields(data)
+        word: Word = scheduled
+        if report.event.name == "event.ended":
+            word = GoneFromDocument(
+                rebooted=data["evidence"] == "rebooted", gap=data["outcome"] == "unknown"
+            )
+        at = report.received.at
+        return HeardWord(
+            name=(sender.scope, scheduled.key),
+            relay=sender.relay,
+            word=word,
+            observed_at=at,
+            seen=agent_time_to_hub_time(at, self._clock.now(), offset),
+            incarnation=data["documentIncarnation"],
+            is_report=True,
+        )
+
     def _acknowledge_when_saved(self, reports: Sequence[_Report], settlements: Settlements) -> None:
         """Acknowledge what is on disk. The rest stays in the queue until it is."""
         for report in reports:
@@ -267,20 +313,15 @@ class Hub:
             else:
                 self._unsaved.append((settlements, report.tag))
 
-    def _forget_terminated_agents_soon(self, name: EventName) -> None:
-        self._spawn(self._forget_terminated(name), "hub: terminated agents")
-
-    async def _forget_terminated(self, name: EventName) -> None:
-        """Forget the agents whose VMs Azure has deleted. One that is heard again comes back."""
-        scope, event_id = name
-        key = _KEYS.make_key(scope, event_id)
-        try:
-            ended = await self._store.read(lambda tx: tx.snapshot.find(key))
-        except StoreUnavailable:
-            return  # the agents are forgotten after they were silent for long
-        if ended is not None and ended.outcome == "completed":
-            for agent in self.roster.agents_terminated_by(scope, ended.event):
-                await self.forget(agent)
+    def _acknowledge_after_write_recovery(self, reason: str | None) -> None:
+        """Acknowledge what was only in memory, once the state file has it."""
+        if reason is not None:
+            return
+        unsaved, self._unsaved = self._unsaved, []
+        for settlements, tag in unsaved:
+            settlements.acknowledge(tag)
+        for settlements in {settlements for settlements, _ in unsaved}:
+            settlements.flush()
 
     async def take_pulses(self, messages: Sequence[DeliveredMessage]) -> None:
         """Note who is alive, and merge what they see."""
@@ -305,13 +346,17 @@ class Hub:
                 self._on_agent_message_recorded(sender.scope, sender.relay)
 
     def _on_agent_message_recorded(self, scope: str, relay: str) -> None:
+        """Note that what a message of an agent says is recorded: an order may wait for it."""
         if self._results is not None:
             self._results.on_agent_message_recorded(scope, relay)
 
     def _parse_agent_message(
         self, message: DeliveredMessage
     ) -> tuple[Sender, ReceivedMessage] | None:
-        """Return a message and who sent it; None if it is unusable."""
+        """Return a message and who sent it; None if it is unusable, which is reported.
+
+        The roster notes all messages here but pulses, which `take_pulses` notes with what they say.
+        """
         sender: Sender | None = None
         try:
             key, sender = verify_report_from_agent(message, self._exchange, self._domains)
@@ -353,44 +398,3 @@ class Hub:
                 f"a message of agent {sender.relay} of scope {sender.scope} cannot be used: "
                 f"{reason}",
             )
-
-    def _extract_report_word(self, report: _Report) -> HeardWord:
-        """Return the word that a reported change stands for."""
-        sender, data = report.sender, report.event.data
-        agent = self.roster.agent(sender.scope, sender.relay)
-        offset = agent.clock_offset if agent is not None else None
-        scheduled = ScheduledEvent.from_fields(data)
-        word: Word = scheduled
-        if report.event.name == "event.ended":
-            word = GoneFromDocument(
-                rebooted=data["evidence"] == "rebooted", gap=data["outcome"] == "unknown"
-            )
-        at = report.received.at
-        return HeardWord(
-            name=(sender.scope, scheduled.key),
-            relay=sender.relay,
-            word=word,
-            observed_at=at,
-            seen=agent_time_to_hub_time(at, self._clock.now(), offset),
-            incarnation=data["documentIncarnation"],
-            is_report=True,
-        )
-
-    def _acknowledge_after_write_recovery(self, reason: str | None) -> None:
-        """Acknowledge what was only in memory, once the state file has it."""
-        if reason is not None:
-            return
-        unsaved, self._unsaved = self._unsaved, []
-        for settlements, tag in unsaved:
-            settlements.acknowledge(tag)
-        for settlements in {settlements for settlements, _ in unsaved}:
-            settlements.flush()
-
-    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        try:
-            if self._tasks is not None:
-                self._tasks.create_task(work, name=name)
-                return
-        except RuntimeError:  # the hub stops: the message comes again, and the rest can wait
-            pass
-        work.close()
