@@ -31,7 +31,6 @@ from relay.roles.parts import (
     identify,
     make_poller,
     open_relay_store,
-    open_traces,
     remember_last_read,
     run_tasks,
 )
@@ -57,9 +56,8 @@ async def start(
 
         sink = ReportSinkSettings()
         owner = StateFileOwner(origin.scope, identity.vm_id)
-        traces = await open_traces(config, origin, clock, stack)
+        store, report, traces = await open_relay_store(config, owner, origin, [sink], clock, stack)
         record_span = traces.record if traces is not None else None
-        store, report = await open_relay_store(config, owner, origin, [sink], clock, stack, traces)
         machine = Machine(
             vm_id=identity.vm_id,
             boot_id=boot_id,

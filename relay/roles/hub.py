@@ -29,7 +29,7 @@ from relay.fleet.topology import HUB
 from relay.outbox import StateFileOwner
 from relay.roles import RunningRelay
 from relay.roles.live_parts import DecidingParts
-from relay.roles.parts import DRAIN_TIMEOUT, open_relay_store, open_traces, run_tasks
+from relay.roles.parts import DRAIN_TIMEOUT, open_relay_store, run_tasks
 from relay.roles.sink_connections import SinkConnections
 
 _log = logging.getLogger(__name__)
@@ -50,11 +50,10 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
             Server(config.api, clock, state_file=config.store.path)
         )
         owner = StateFileOwner(origin.scope, None, is_hub=True)
-        traces = await open_traces(config, origin, clock, stack)
-        record_span = traces.record if traces is not None else None
-        store, report = await open_relay_store(
-            config, owner, origin, config.sinks, clock, stack, traces
+        store, report, traces = await open_relay_store(
+            config, owner, origin, config.sinks, clock, stack
         )
+        record_span = traces.record if traces is not None else None
 
         def on_unusable(user: str | None, reason: str) -> None:
             server.state.rejections.record_unusable_message(user, reason, clock.monotonic())

@@ -1,7 +1,7 @@
 """The parts that several roles start in the same way.
 
 - Who the relay is: `identify` asks the metadata service of the VM.
-- What it records: `open_relay_store` opens the state file, `open_traces` the export of traces.
+- What it records: `open_relay_store` opens the state file, and the export of traces.
 - What it reads: `make_poller` and `remember_last_read`, at the start and at the end of polling.
 - Approvals over AMQP: `make_approval_consumer`.
 - What runs: `run_tasks` holds the tasks of all parts, and ends them in the right order.
@@ -86,22 +86,15 @@ async def identify(config: Config, client: ImdsClient, clock: Clock) -> Identity
     instance = await wait_for_instance_metadata(
         client, clock, required="auto" in (config.scope, config.relay)
     )
-    return Identity(
-        origin=_resolve_auto_scope_and_relay(config, instance),
-        instance=instance,
-        names=resource_names(instance, socket.gethostname()) if instance is not None else None,
-    )
-
-
-def _resolve_auto_scope_and_relay(config: Config, instance: Instance | None) -> Origin:
-    scope, relay = config.scope, config.relay
+    scope, relay, names = config.scope, config.relay, None
     if instance is not None:
         scope = derive_scope(instance) if scope == "auto" else scope
         relay = instance.name if relay == "auto" else relay
-    return Origin(scope, relay)
+        names = resource_names(instance, socket.gethostname())
+    return Identity(origin=Origin(scope, relay), instance=instance, names=names)
 
 
-async def open_traces(
+async def _open_traces(
     config: Config, origin: Origin, clock: Clock, stack: AsyncExitStack
 ) -> Traces | None:
     """Export traces until the stack is left; return what takes them. None: tracing is off."""
@@ -123,12 +116,13 @@ async def open_relay_store(
     sinks: Iterable[SinkSettings],
     clock: Clock,
     stack: AsyncExitStack,
-    traces: Traces | None = None,
-) -> tuple[Store, RecordRelayEvent]:
-    """Return the store of a relay with these sinks, and what records ``relay.*`` events in it.
+) -> tuple[Store, RecordRelayEvent, Traces | None]:
+    """Return the store of a relay with these sinks, until ``stack`` is left.
 
-    ``owner`` is whose state file it must be. The store is closed when ``stack`` is left.
+    With it, return what records ``relay.*`` events in it, and what takes traces; None: tracing is
+    off. ``owner`` is whose state file it must be.
     """
+    traces = await _open_traces(config, origin, clock, stack)
     route = partial(matching_sinks, sinks=tuple(sinks))
     event_log = EventLog(traces.record_spans if traces is not None else None)
     stack.callback(event_log.finish)  # after the store is closed
@@ -137,10 +131,15 @@ async def open_relay_store(
     )
     event_log.subscribe_to_store(store)
     record = make_relay_event_recorder(store, origin, clock)
-    store.listeners.write_error_changed.append(
-        lambda reason: _report_write_error_change(reason, record)
-    )
-    return store, record
+
+    def report_write_error_change(reason: str | None) -> None:
+        if reason is None:
+            _log.info("the state file can be written again; it holds what happened meanwhile")
+        else:
+            record("relay.store-failing", f"the state file cannot be written: {reason}")
+
+    store.listeners.write_error_changed.append(report_write_error_change)
+    return store, record, traces
 
 
 def make_relay_event_recorder(store: Store, origin: Origin, clock: Clock) -> RecordRelayEvent:
@@ -162,14 +161,6 @@ def make_relay_event_recorder(store: Store, origin: Origin, clock: Clock) -> Rec
         recorded.add_done_callback(tell_unrecorded)
 
     return record
-
-
-def _report_write_error_change(reason: str | None, record: RecordRelayEvent) -> None:
-    """Report that the store cannot be written (``reason``), or can be written again (None)."""
-    if reason is None:
-        _log.info("the state file can be written again; it holds what happened meanwhile")
-        return
-    record("relay.store-failing", f"the state file cannot be written: {reason}")
 
 
 async def make_poller(

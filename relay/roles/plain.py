@@ -28,7 +28,6 @@ from relay.roles.parts import (
     identify,
     make_poller,
     open_relay_store,
-    open_traces,
     remember_last_read,
     run_tasks,
 )
@@ -54,11 +53,10 @@ async def start(
         origin = identity.origin
 
         owner = StateFileOwner(origin.scope, identity.vm_id)
-        traces = await open_traces(config, origin, clock, stack)
-        record_span = traces.record if traces is not None else None
-        store, report = await open_relay_store(
-            config, owner, origin, config.sinks, clock, stack, traces
+        store, report, traces = await open_relay_store(
+            config, owner, origin, config.sinks, clock, stack
         )
+        record_span = traces.record if traces is not None else None
         if not store.trusted:
             _log.warning(
                 "cannot verify the VM ID, and the state file is bound to one VM: approvals are off"

@@ -5,8 +5,8 @@ deadline of its order. So this module rather sends nothing than too late. It jud
 the clock of IMDS, which it reads with the document. From then on it takes the longer of two times
 that have passed: by the monotonic clock, which can stop while the VM is frozen, and by the wall
 clock, which can be set. Only a freeze during which both stand still, between the read and the
-StartRequest, is not seen. It is as long as the StartRequest waits for its place in the budget of
-calls, a second at most.
+StartRequest, is not seen. It is as long as the StartRequest waits for its turn, which `ImdsClient`
+gives within a second.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ MAX_UNSENT = 100
 RESULT_RETRY_DELAY = 1.0
 """Seconds until the next try to publish a result."""
 IDLE_CHECK_INTERVAL = 0.05
+"""Seconds between two looks whether all orders have ended, while the agent stops."""
 
 _log = logging.getLogger(__name__)
 
@@ -181,12 +182,10 @@ class StartOrders:
         """Begin no more orders. Return when no order is left, or after ``within`` seconds."""
         self._is_stopping = True
         deadline = self._clock.monotonic() + within
-        while self._has_unfinished_orders and self._clock.monotonic() < deadline:
+        while self._waiting or self._current or self._unsent:
+            if self._clock.monotonic() >= deadline:
+                return
             await self._clock.sleep(IDLE_CHECK_INTERVAL)
-
-    @property
-    def _has_unfinished_orders(self) -> bool:
-        return bool(self._waiting or self._current or self._unsent)
 
     # --- orders
 

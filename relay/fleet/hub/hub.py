@@ -121,7 +121,9 @@ class Hub:
             freshness=self.roster.make_freshness_check,
             listens=self.roster.is_hub_listening,
             on_change=self._states.send_soon,
-            on_ended=self._forget_terminated_agents_soon,
+            on_ended=lambda name: self._spawn(
+                self._forget_terminated(name), "hub: terminated agents"
+            ),
         )
         self._pulse_merger = PulseMerger(
             self._histories,
@@ -201,9 +203,6 @@ class Hub:
         await self._merger.forget_agent(
             agent.scope, agent.relay, lambda: self._keeper.forget_in_memory(agent)
         )
-
-    def _forget_terminated_agents_soon(self, name: EventName) -> None:
-        self._spawn(self._forget_terminated(name), "hub: terminated agents")
 
     async def _forget_terminated(self, name: EventName) -> None:
         """Forget the agents whose VMs Azure has deleted. One that is heard again comes back."""
