@@ -679,7 +679,7 @@ class Approvals(RuleBasedStateMachine):
 
     @invariant()
     def nothing_follows_for_an_event_that_no_check_considers(self) -> None:
-        """What `unsettled` leaves out has no transition now, and none by time alone."""
+        """What `unsettled_occurrences` leaves out has no transition now, and none by time alone."""
         if not hasattr(self, "approvals"):
             return
 

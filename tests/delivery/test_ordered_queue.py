@@ -265,7 +265,7 @@ class LanesLaw(RuleBasedStateMachine):
 
     @invariant()
     def nobody_oversleeps(self) -> None:
-        """`next_wake` is early at times, for a lane that was freed otherwise; never late."""
+        """`next_release_at` is early at times, for a lane that was freed otherwise; never late."""
         resting = [lane.until for lane in self.of("resting").values()]
         moment = self.lanes.next_release_at()
         assert not resting or (moment is not None and moment <= min(resting))
