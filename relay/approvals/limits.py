@@ -2,6 +2,7 @@
 
 A `Limit` counts machines. Each machine of an event that it counts needs one of its slots. A
 `SlotQueue` gives the slots to events, and says for which limits an event waits (`WaitingFor`).
+An occurrence is an event from its appearance to its end; Azure can give an EventId again later.
 `relay.approvals.limit_slots` reads from the store who takes slots and who wants them.
 """
 

@@ -135,7 +135,8 @@ class LiveMessageSink:
         if update.history_lines and shown != _POSTED_AGAIN:
             told = await self._post_history(update, ref)
         if card is not None and only_lines_tell:
-            # This clears refresh_at, from which a repeat learns that voting has closed since.
+            # This clears refresh_at, from which a repeat sees that voting has closed since. Before
+            # the lines are sent, it would lose the line "Voting closed" if sending fails.
             await self._messages.mark_shown(update, ref)
         await self._messages.mark_history_told(update)
         return ", ".join(filter(None, (shown, told))) or _UP_TO_DATE

@@ -196,7 +196,8 @@ def _parse_head(text: str) -> JournalHead:
 def _rows_of_one_event(text: str, rows: Sequence[JournalRow]) -> list[JournalRow]:
     """Return the rows about the event that a text names or begins.
 
-    Raises CommandFailed if it begins several EventIds.
+    On a hub, an EventId without a scope names the events of all scopes that have it. Raises
+    CommandFailed if the text begins several EventIds.
     """
     keys = {row.event_key or "" for row in rows}
     exact = {key for key in keys if text.lower() in (key, key.rpartition("@")[0])}

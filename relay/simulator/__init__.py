@@ -1,7 +1,9 @@
 """A simulator of Azure IMDS: maintenance happens when a test, a playbook or a person wants it.
 
 Use ``async with Simulator(Setup(vms=(VM("vm-0"),))) as sim``, or ``run_simulator``. The simulator
-does not know the relay. docs/simulator.md describes it.
+does not know the relay. docs/simulator.md describes it. A `Plan` says what shall happen to an
+`Event`. `play_playbook` performs all steps of a `Playbook`, each at its time. `perform_action`
+performs one action now.
 """
 
 from __future__ import annotations
@@ -9,8 +11,8 @@ from __future__ import annotations
 from relay.simulator.azure import RecordedCall
 from relay.simulator.event import Event, Plan
 from relay.simulator.faults import Fault
-from relay.simulator.playbook import Playbook, list_playbooks, load_playbook, perform
-from relay.simulator.run import play, run_simulator
+from relay.simulator.playbook import Playbook, list_playbooks, load_playbook, perform_action
+from relay.simulator.run import play_playbook, run_simulator
 from relay.simulator.scope import InvalidTransition, UnknownEvent
 from relay.simulator.server import Simulator
 from relay.simulator.setup import VM, Setup
@@ -28,7 +30,7 @@ __all__ = [
     "UnknownEvent",
     "list_playbooks",
     "load_playbook",
-    "perform",
-    "play",
+    "perform_action",
+    "play_playbook",
     "run_simulator",
 ]

@@ -12,7 +12,7 @@ from aiohttp import web
 from pydantic import ValidationError
 
 from relay.simulator.azure import SimulatedAzure
-from relay.simulator.playbook import ACTIONS, Action, describe_errors, perform
+from relay.simulator.playbook import ACTIONS, Action, describe_errors, perform_action
 from relay.simulator.scope import InvalidTransition, UnknownEvent
 
 
@@ -59,7 +59,7 @@ class ControlApi:
             return _error_response(f"expected one of {', '.join(ACTIONS)}, got {name}", status=404)
         try:
             argument = orjson.loads(await request.read())
-            event = perform(self._azure, Action.model_validate({name: argument}))
+            event = perform_action(self._azure, Action.model_validate({name: argument}))
         except orjson.JSONDecodeError as error:
             return _error_response(f"expected JSON: {error}", status=400)
         except ValidationError as error:

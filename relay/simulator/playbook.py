@@ -165,7 +165,7 @@ _ACTION_METHODS: Mapping[str, Callable[[SimulatedAzure, Any], Event | None]] = {
 }
 
 
-def perform(azure: SimulatedAzure, action: Action) -> Event | None:
+def perform_action(azure: SimulatedAzure, action: Action) -> Event | None:
     """Perform an action now. Return its event, if it has one.
 
     Raises UnknownEvent, or InvalidTransition if the event's state does not allow the action.

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from relay.simulator.azure import SimulatedAzure
-from relay.simulator.playbook import Condition, Playbook, Step, load_playbook, perform
+from relay.simulator.playbook import Condition, Playbook, Step, load_playbook, perform_action
 from relay.simulator.scope import InvalidTransition
 from relay.simulator.server import Simulator
 from relay.simulator.setup import Setup
@@ -18,7 +18,7 @@ from relay.simulator.setup import Setup
 DEFAULT_PORT = 8169
 
 
-async def play(azure: SimulatedAzure, playbook: Playbook) -> None:
+async def play_playbook(azure: SimulatedAzure, playbook: Playbook) -> None:
     """Perform every step at its time, then wait until no event is left. Repeat if it has ``loop``.
 
     A step that is no longer possible is skipped and reported: the software under test may be
@@ -29,7 +29,7 @@ async def play(azure: SimulatedAzure, playbook: Playbook) -> None:
         for step in playbook.steps:
             await _wait_until_step_is_due(azure, step, started_at)
             try:
-                perform(azure, step)
+                perform_action(azure, step)
             except InvalidTransition as error:
                 azure.report_line_with_time(f"a step is left out: {error}")
         await azure.wait_until(lambda: not azure.events)
@@ -67,7 +67,7 @@ async def run_simulator(
             )
         if loaded is not None:
             simulator.report_line_with_time(loaded.description)
-            await play(simulator, loaded)
+            await play_playbook(simulator, loaded)
             simulator.report_line_with_time("the playbook has ended")
         if stay:
             await asyncio.Event().wait()

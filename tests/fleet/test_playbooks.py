@@ -10,7 +10,7 @@ import pytest
 
 from relay.app import RunningRelay
 from relay.clock import SystemClock
-from relay.simulator import InvalidTransition, Simulator, list_playbooks, perform
+from relay.simulator import InvalidTransition, Simulator, list_playbooks, perform_action
 from relay.simulator.playbook import Action
 from tests.fleet.running_fleet import RunningFleet, running_fleet
 from tests.fleet.test_one_scope import PLAIN, SCOPE, changes, histories
@@ -43,7 +43,7 @@ def apply(azure: Simulator, action: Action) -> bool:
     if CHANGES.isdisjoint(action.given_keys()):
         return False
     try:
-        perform(azure, action)
+        perform_action(azure, action)
     except InvalidTransition:
         return False  # the action waits for something that Azure does by itself later
     return True

@@ -18,7 +18,7 @@ from relay.simulator import (
     Simulator,
     list_playbooks,
     load_playbook,
-    play,
+    play_playbook,
     run_simulator,
 )
 from relay.simulator.event import NEWEST_API_VERSION
@@ -67,7 +67,7 @@ async def test_every_shipped_playbook_runs_to_its_end(name: str) -> None:
             for _ in range(10):  # the playbook's next step
                 await asyncio.sleep(0)
 
-        playing = asyncio.create_task(play(sim, playbook))
+        playing = asyncio.create_task(play_playbook(sim, playbook))
         async with asyncio.timeout(60):
             while not playing.done():
                 due = sim.next_transition_at()
@@ -120,7 +120,7 @@ async def test_every_shipped_playbook_ends_with_software_that_approves_all_at_on
 
     async with Simulator(accelerated_setup(playbook)) as sim, asyncio.timeout(60):
         pollers = [asyncio.create_task(approve_everything(url)) for url in sim.urls.values()]
-        await play(sim, playbook)
+        await play_playbook(sim, playbook)
         over.set()
         for poller in pollers:
             poller.cancel()
@@ -153,7 +153,7 @@ async def test_the_live_migration_is_that_of_the_pages(client: aiohttp.ClientSes
         asyncio.TaskGroup() as tasks,
     ):
         await see(sim)
-        tasks.create_task(play(sim, playbook))
+        tasks.create_task(play_playbook(sim, playbook))
         await sim.wait_until(lambda: bool(sim.events))
         await see(sim)
         sim.start("C7061BAC-AFDC-4513-B24B-AA5F13A16123")
@@ -309,7 +309,7 @@ async def _report_times(playbook: Playbook) -> list[tuple[float, str]]:
         replace(playbook.azure, scale=30.0),
         report=lambda line: reported.append((loop.time() - began, line.split()[1])),
     ) as sim:
-        await play(sim, playbook)
+        await play_playbook(sim, playbook)
     return reported
 
 
@@ -324,7 +324,7 @@ async def test_a_step_that_comes_too_late_is_left_out_and_said(tmp_path: Path) -
     )
     lines: list[str] = []
     async with Simulator(replace(playbook.azure, scale=10.0), report=lines.append) as sim:
-        await play(sim, playbook)
+        await play_playbook(sim, playbook)
     assert any("a step is left out: expected" in line for line in lines)
     assert any(line.endswith(" on") for line in lines)
 
@@ -336,7 +336,7 @@ async def test_a_playbook_can_go_round_and_round(tmp_path: Path) -> None:
     )
     lines: list[str] = []
     async with Simulator(replace(playbook.azure, scale=100.0), report=lines.append) as sim:
-        playing = asyncio.create_task(play(sim, playbook))
+        playing = asyncio.create_task(play_playbook(sim, playbook))
         await sim.wait_until(lambda: sum("scheduled" in line for line in lines) > 2, within=60)
         assert not playing.done()
         playing.cancel()
