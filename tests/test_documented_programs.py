@@ -26,7 +26,7 @@ from relay.clock import SystemClock
 from relay.config import load
 from relay.events.catalog import CATALOG, cloudevent_schema
 from relay.events.timestamps import format_rfc3339
-from relay.simulator import VM, Plan, Setup, Simulator, list_playbooks
+from relay.simulator import VM, Plan, Setup, Simulator, load_packaged_playbooks
 from tests.builders import cloudevent
 from tests.chat.teams_server import running_workflow
 from tests.cli.command import run_async, run_process
@@ -257,7 +257,7 @@ async def test_the_simulation_of_the_page_prints_what_the_page_shows() -> None:
     """Faster than on the page, on another port, and with the times and the EventId of today."""
     shown = block("docs/simulator.md", "console").splitlines()
     first, second = (line.removeprefix("$ ").split()[1:] for line in shown if line[0] == "$")
-    assert next(iter(list_playbooks())) in (await run_async(*first)).out
+    assert next(iter(load_packaged_playbooks())) in (await run_async(*first)).out
     command = [*second, "--once", "--port", "0"]
     command[command.index("60")] = "600"
     result = await asyncio.to_thread(run_process, *command)

@@ -97,7 +97,7 @@ class Gate:
             self.engine.refusals.undo_admit(request)
         elif decided.result().is_aggregated:
             answer = decided.result()
-            self.engine.refusals.count(request, answer.body["detail"], answer.event_key)
+            self.engine.refusals.aggregate_refusal(request, answer.body["detail"], answer.event_key)
             self._refusals_wake.set()
 
     async def create_standing_hold(self, request: CreateRequest) -> DecisionAnswer:

@@ -113,8 +113,8 @@ class RefusalAggregator:
     def admit(self, request: DecisionRequest, event_key: str | None) -> bool:
         """Return whether the refusal of a request is recorded by itself.
 
-        If not, `count` it after the transaction. A transaction can run twice, so the answer for the
-        same request stays the same.
+        If not, the caller calls `aggregate_refusal` after the transaction. A transaction can run
+        twice, so the answer for the same request stays the same.
         """
         with self._lock:
             recorded = self._open_minute(request).recorded
@@ -133,7 +133,9 @@ class RefusalAggregator:
             if minute is not None:
                 minute.recorded = [entry for entry in minute.recorded if entry[1] is not request]
 
-    def count(self, request: DecisionRequest, reason: str, event_key: str | None) -> None:
+    def aggregate_refusal(
+        self, request: DecisionRequest, reason: str, event_key: str | None
+    ) -> None:
         """Count a refusal that was not admitted.
 
         Those about events without a recorded refusal in the minute are counted together, so that

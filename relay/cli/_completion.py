@@ -21,7 +21,7 @@ from relay.config.document import read_document
 from relay.config.file import find_file
 from relay.config.relay_location import locate_relay
 from relay.events.catalog import CATALOG
-from relay.simulator import list_playbooks
+from relay.simulator import load_packaged_playbooks
 
 _TIMEOUT = 2.0
 
@@ -87,7 +87,7 @@ def schemas(_: typer.Context) -> Iterable[str]:
 @_make_completion
 def playbooks(_: typer.Context) -> Iterable[str]:
     """Return the playbooks of the package."""
-    return list_playbooks()
+    return load_packaged_playbooks()
 
 
 @_make_completion

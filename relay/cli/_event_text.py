@@ -104,7 +104,7 @@ def _cloudevent_details(family: str, data: Mapping[str, Any]) -> Iterator[object
         case "relay":
             yield from (data["sink"], data["reason"])
         case "approval":
-            yield from _decision_details(data)
+            yield from _approval_event_details(data)
         case "standing-hold":
             yield describe_conditions(data)
             yield f"until {format_local_time(data['ends'], relative=False)}"
@@ -121,7 +121,7 @@ def _cloudevent_details(family: str, data: Mapping[str, Any]) -> Iterator[object
                 yield f"{field} was {value}"
 
 
-def _decision_details(data: Mapping[str, Any]) -> Iterator[object]:
+def _approval_event_details(data: Mapping[str, Any]) -> Iterator[object]:
     yield from map(data.get, ("decision", "refusal", "why", "reason"))
     if data.get("required"):
         yield vote_count(data)

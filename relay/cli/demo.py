@@ -51,13 +51,13 @@ def demo(
     A simulated Azure announces a reboot. The relay tells a webhook receiver, a client approves
     over the HTTP API, Azure starts the event and ends it. The demo takes some seconds.
     """
-    was_stopped = asyncio.run(run_until_stopped(run_demo(TimedSteps(), stay=stay)))
+    was_stopped = asyncio.run(run_until_stopped(run_demo(TimedStepPrinter(), stay=stay)))
     if was_stopped and not stay:
         raise CommandFailed("stopped before the demo had ended")
 
 
 @dataclass(slots=True, kw_only=True)
-class TimedSteps:
+class TimedStepPrinter:
     """Prints each step as it happens, with the seconds since the start and since the last step."""
 
     timeout: float = STEP_TIMEOUT
@@ -102,7 +102,7 @@ class _DemoPrograms:
     key: str
 
 
-async def run_demo(steps: TimedSteps, *, stay: bool) -> None:
+async def run_demo(steps: TimedStepPrinter, *, stay: bool) -> None:
     """Run the demo. Raises CommandFailed if a step does not come in time."""
     async with _start_programs(steps) as programs:
         event_id = await _schedule_reboot(programs, steps)
@@ -120,7 +120,7 @@ async def run_demo(steps: TimedSteps, *, stay: bool) -> None:
 
 
 @asynccontextmanager
-async def _start_programs(steps: TimedSteps) -> AsyncIterator[_DemoPrograms]:
+async def _start_programs(steps: TimedStepPrinter) -> AsyncIterator[_DemoPrograms]:
     clock = SystemClock()
     key = new_bearer_key()
     secret = new_signing_secret()
@@ -175,7 +175,7 @@ def _demo_configuration(
     )
 
 
-async def _schedule_reboot(programs: _DemoPrograms, steps: TimedSteps) -> str:
+async def _schedule_reboot(programs: _DemoPrograms, steps: TimedStepPrinter) -> str:
     """Let Azure schedule an event. Return its EventId."""
     event = programs.azure.schedule(Plan(type="Reboot", starts_after=1.0, lasts=2.0))
     not_before = format_local_time(event.not_before.isoformat())
@@ -185,7 +185,7 @@ async def _schedule_reboot(programs: _DemoPrograms, steps: TimedSteps) -> str:
 
 
 async def _wait_for_webhook(
-    programs: _DemoPrograms, steps: TimedSteps, name: str, event_id: str
+    programs: _DemoPrograms, steps: TimedStepPrinter, name: str, event_id: str
 ) -> CloudEvent:
     event = await steps.await_within_timeout(
         f"{name} at the receiver", programs.receiver.wait_for(name, event_id)
@@ -194,7 +194,7 @@ async def _wait_for_webhook(
     return event
 
 
-async def _approve(programs: _DemoPrograms, steps: TimedSteps, event_id: str) -> None:
+async def _approve(programs: _DemoPrograms, steps: TimedStepPrinter, event_id: str) -> None:
     event: dict[str, Any] = await programs.relay.get("events", event_id)
     approval = event["approval"]
     missing_votes = pluralize(approval["missing"], "vote")
@@ -214,7 +214,9 @@ async def _approve(programs: _DemoPrograms, steps: TimedSteps, event_id: str) ->
     await _wait_for_webhook(programs, steps, "startrequest.accepted", event_id)
 
 
-async def _watch_until_ended(programs: _DemoPrograms, steps: TimedSteps, event_id: str) -> str:
+async def _watch_until_ended(
+    programs: _DemoPrograms, steps: TimedStepPrinter, event_id: str
+) -> str:
     """Wait until the event has started and ended. Return its outcome."""
     await steps.await_within_timeout(
         "the event to start", programs.azure.wait_until_started(event_id, within=steps.timeout)

@@ -12,7 +12,7 @@ from relay.cli._options import completion_named
 from relay.cli._output import print_json, print_lines
 from relay.cli._tables import print_table
 from relay.signals import run_until_stopped
-from relay.simulator import list_playbooks, run_simulator
+from relay.simulator import load_packaged_playbooks, run_simulator
 from relay.simulator.run import DEFAULT_PORT
 
 
@@ -63,7 +63,9 @@ def simulate(
     Serves the metadata service of one or more VMs, with the maintenance of a playbook.
     """
     if list_names:
-        rows = [(name, playbook.description) for name, playbook in list_playbooks().items()]
+        rows = [
+            (name, playbook.description) for name, playbook in load_packaged_playbooks().items()
+        ]
         if as_json:
             print_json([{"name": name, "description": description} for name, description in rows])
         else:

@@ -208,7 +208,7 @@ class ImdsSession:
                 return await self._send(call)
         except TimeoutError:
             if not call.is_sent:
-                raise _deadline_passed_error() from None
+                raise _not_sent_in_time_error() from None
             raise SourceUnavailable(
                 f"expected an answer from {call.origin} before the deadline of the call"
             ) from None
@@ -254,7 +254,7 @@ class ImdsSession:
             if isinstance(
                 error.__cause__, SourceCallNotSentInTime
             ):  # raised in `_check_deadline_before_sending_body`
-                raise _deadline_passed_error() from None
+                raise _not_sent_in_time_error() from None
             raise _unavailable_error(error) from error
         finally:
             if not call.is_sent:
@@ -279,7 +279,7 @@ class ImdsSession:
     ) -> None:
         call: Call = context.trace_request_ctx
         if call.is_too_late:
-            raise _deadline_passed_error()
+            raise _not_sent_in_time_error()
         call.is_sent = True
         call.sent_at, call.sent_monotonic = self._clock.now(), self._clock.monotonic()
         self._budget.mark_sent(call.sent_monotonic)
@@ -322,7 +322,7 @@ async def _check_deadline_before_sending_body(
     """
     call: Call = context.trace_request_ctx
     if call.is_too_late:
-        raise _deadline_passed_error()
+        raise _not_sent_in_time_error()
 
 
 def _make_abortive_socket(info: AddrInfoType) -> socket.socket:
@@ -348,7 +348,7 @@ async def _send_once(
         raise _unavailable_error(error) from error
 
 
-def _deadline_passed_error() -> SourceCallNotSentInTime:
+def _not_sent_in_time_error() -> SourceCallNotSentInTime:
     return SourceCallNotSentInTime("the deadline of the call passed before it was sent")
 
 

@@ -106,7 +106,7 @@ def parse_lease_file(text: str) -> IPv4Address | None:
     return IPv4Address(whole[-1]) if whole else None
 
 
-def read_leases(patterns: Iterable[str] = LEASE_FILES) -> Iterator[IPv4Address]:
+def read_option_245_of_leases(patterns: Iterable[str] = LEASE_FILES) -> Iterator[IPv4Address]:
     """Yield the addresses in option 245 of the leases on this machine. Reads files."""
     for pattern in patterns:
         path = Path(pattern)

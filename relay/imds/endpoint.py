@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, ip_network
 
 from relay.clock import Clock
-from relay.imds.dhcp import REPLY_TIMEOUT, ask_dhcp, find_mac, read_leases
+from relay.imds.dhcp import REPLY_TIMEOUT, ask_dhcp, find_mac, read_option_245_of_leases
 
 VIRTUAL_NETWORK = IPv4Address("169.254.169.254")
 """The address in a virtual network."""
@@ -76,7 +76,7 @@ class CandidateFinder:
         self,
         clock: Clock,
         *,
-        leases: Callable[[], Iterable[IPv4Address]] = read_leases,
+        leases: Callable[[], Iterable[IPv4Address]] = read_option_245_of_leases,
         ask: AskDhcp = ask_network_card,
     ) -> None:
         self.problems: list[str] = []

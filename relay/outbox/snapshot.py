@@ -199,7 +199,7 @@ class Snapshot:
             raise KeyError(occurrence_id)
         return occurrence
 
-    def page(
+    def occurrence_page(
         self,
         before: int | None,
         limit: PageLimit,

@@ -11,7 +11,12 @@ from __future__ import annotations
 from relay.simulator.azure import RecordedCall
 from relay.simulator.event import Event, Plan
 from relay.simulator.faults import Fault
-from relay.simulator.playbook import Playbook, list_playbooks, load_playbook, perform_action
+from relay.simulator.playbook import (
+    Playbook,
+    load_packaged_playbooks,
+    load_playbook,
+    perform_action,
+)
 from relay.simulator.run import play_playbook, run_simulator
 from relay.simulator.scope import InvalidTransition, UnknownEvent
 from relay.simulator.server import Simulator
@@ -28,7 +33,7 @@ __all__ = [
     "Setup",
     "Simulator",
     "UnknownEvent",
-    "list_playbooks",
+    "load_packaged_playbooks",
     "load_playbook",
     "perform_action",
     "play_playbook",

@@ -174,7 +174,7 @@ def perform_action(azure: SimulatedAzure, action: Action) -> Event | None:
     return _ACTION_METHODS[name](azure, getattr(action, name))
 
 
-def list_playbooks() -> dict[str, Playbook]:
+def load_packaged_playbooks() -> dict[str, Playbook]:
     """Return the playbooks of the package by name."""
     return {
         name: _parse(file.read_text(encoding="utf-8"), name)

@@ -173,7 +173,7 @@ def test_a_minute_ends_when_the_clock_is_set_back() -> None:
     for _ in range(MAX_RECORDED_ABOUT_EVENT):
         assert aggregator.admit(build_request(), "e-1")
     assert not aggregator.admit(request, "e-1")
-    aggregator.count(request, "why", None)
+    aggregator.aggregate_refusal(request, "why", None)
     earlier = build_request(at=request.at.replace(hour=3))
     assert aggregator.admit(earlier, "e-1")
     assert [aggregated.count for aggregated in aggregator.take_due(earlier.at)] == [1]

@@ -686,7 +686,7 @@ class Approvals(RuleBasedStateMachine):
         def check(tx: Transaction) -> None:
             engine, now = self.approvals.engine, self.approvals.clock.now()
             considered = engine.unsettled_occurrences(tx)
-            occurrences, _ = tx.snapshot.page(None, PageLimit(1000))
+            occurrences, _ = tx.snapshot.occurrence_page(None, PageLimit(1000))
             for occurrence in occurrences:
                 keys = [occurrence.key]
                 is_considered = occurrence.id in considered

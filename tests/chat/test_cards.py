@@ -20,7 +20,7 @@ from relay.approvals.request import DecisionKind
 from relay.approvals.status import ApprovalStatus
 from relay.chat.cards.buttons import available_decisions
 from relay.chat.cards.card import Card
-from relay.chat.cards.confirmation_view import decision_outcome
+from relay.chat.cards.confirmation_view import decision_outcome_text
 from relay.chat.cards.deadlines import next_refresh_time, time_left, time_left_changes_at
 from relay.chat.cards.event_card import event_card
 from relay.chat.cards.grouped_card import MAX_LISTED_EVENTS, grouped_card
@@ -345,7 +345,7 @@ def test_every_text_about_a_hold_says_that_an_earlier_start_request_may_count() 
     answer = {"decision": "hold", "state": "held", "votes": 0, "required": 0}
     late = {**answer, "notice": SENT_BEFORE_NOTICE}
     told, told_late = (
-        plain_text(decision_outcome(body, dry_run=False, repeat=False)).lower()
+        plain_text(decision_outcome_text(body, dry_run=False, repeat=False)).lower()
         for body in (answer, late)
     )
     assert SENT_BEFORE_NOTICE.lower() in told_late

@@ -14,10 +14,10 @@ import pytest
 
 from relay.cli._exit_codes import CommandFailed, unwrap_exception_group
 from relay.cli._webhook_receiver import receive_webhooks
-from relay.cli.demo import TimedSteps, run_demo
+from relay.cli.demo import TimedStepPrinter, run_demo
 from relay.clock import SystemClock
 from relay.events.cloudevent import CloudEvent
-from relay.simulator import list_playbooks
+from relay.simulator import load_packaged_playbooks
 from tests.cli.command import (
     file_names,
     read_until,
@@ -54,10 +54,12 @@ STEPS = (
 def test_the_playbooks_are_listed() -> None:
     result = run_command("simulate", "--list")
     assert result.code == 0
-    assert [line.split()[0] for line in result.out.splitlines()[1:]] == list(list_playbooks())
+    assert [line.split()[0] for line in result.out.splitlines()[1:]] == list(
+        load_packaged_playbooks()
+    )
     assert [
         playbook["name"] for playbook in run_command("simulate", "--list", "--json").json
-    ] == list(list_playbooks())
+    ] == list(load_packaged_playbooks())
 
 
 @pytest.mark.parametrize(
@@ -195,7 +197,7 @@ async def test_a_step_of_the_demo_that_does_not_come_is_named(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(ExceptionGroup) as caught:
-        await run_demo(TimedSteps(timeout=0.001), stay=False)
+        await run_demo(TimedStepPrinter(timeout=0.001), stay=False)
     error = unwrap_exception_group(caught.value)
     assert isinstance(error, CommandFailed)
     assert str(error) == "expected event.scheduled at the receiver within 0.001 s, it did not come"

@@ -10,7 +10,7 @@ import pytest
 
 from relay.app import RunningRelay
 from relay.clock import SystemClock
-from relay.simulator import InvalidTransition, Simulator, list_playbooks, perform_action
+from relay.simulator import InvalidTransition, Simulator, load_packaged_playbooks, perform_action
 from relay.simulator.playbook import Action
 from tests.fleet.running_fleet import RunningFleet, running_fleet
 from tests.fleet.test_one_scope import PLAIN, SCOPE, changes, histories
@@ -69,7 +69,7 @@ async def test_each_change_of_each_playbook_is_told_once(
     async with running as fleet, inbox() as alone, AsyncExitStack() as stack:
         plain = await fleet.start_plain_relay(stack, SCOPE, PLAIN, alone.url)
         azure = fleet.azures[SCOPE]
-        for name, playbook in list_playbooks().items():
+        for name, playbook in load_packaged_playbooks().items():
             before = len(changes(alone))
             for step in playbook.steps:
                 if apply(azure, step):

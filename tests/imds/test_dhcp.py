@@ -17,7 +17,7 @@ from relay.imds.dhcp import (
     find_mac,
     make_discover,
     parse_lease_file,
-    read_leases,
+    read_option_245_of_leases,
     read_option_245_of_reply,
 )
 from tests.imds.dhcp_server import offer, offer_endpoint, options_of, run_dhcp_server
@@ -187,7 +187,7 @@ def test_leases_are_read_where_they_can_be(tmp_path: Path) -> None:
     (tmp_path / "5").symlink_to(tmp_path / "gone")
     (tmp_path / "6").write_bytes(b"\xff" * (MAX_LEASE_BYTES + 5) + b"\nOPTION_245=0a010203\n")
     os.chmod(tmp_path / "3", 0)  # noqa: PTH101  # root reads it regardless
-    found = list(read_leases([f"{tmp_path}/*", f"{tmp_path}/gone/*"]))
+    found = list(read_option_245_of_leases([f"{tmp_path}/*", f"{tmp_path}/gone/*"]))
     assert found == [ADDRESS, IPv4Address("10.1.2.3")]
 
 

@@ -156,7 +156,7 @@ def test_the_same_event_id_is_a_new_occurrence_after_it_ended(tx: Transaction) -
     assert newest is not None
     assert (newest.number, newest.live) == (2, True)
     pages = [
-        tx.snapshot.page(before, PageLimit(rows))
+        tx.snapshot.occurrence_page(before, PageLimit(rows))
         for before, rows in ((None, 10), (None, 1), (newest.id, 1))
     ]
     assert [([row.number for row in page], more) for page, more in pages] == [
@@ -248,7 +248,7 @@ def test_ended_events_are_forgotten_with_all_that_hangs_on_them(tx: Transaction)
     end_occurrence(tx, "ended", "completed", numbered_event(8), NOW)
     end_occurrence(tx, "late", "completed", numbered_event(9), LATER)
     tx.snapshot.prune(LATER)
-    occurrences, _ = tx.snapshot.page(None, PageLimit(10))
+    occurrences, _ = tx.snapshot.occurrence_page(None, PageLimit(10))
     assert [occurrence.key for occurrence in occurrences] == ["late", "live"]
     assert [len(tx.decisions.for_occurrence(number)) for number in (1, 2, 3)] == [0, 1, 1]
     assert [len(tx.decisions.grants(number)) for number in (1, 2, 3)] == [0, 1, 1]
@@ -263,7 +263,7 @@ def test_old_events_behind_a_young_one_are_forgotten_with_it(tx: Transaction) ->
     tx.snapshot.prune(LATER)
     assert [tx.snapshot.get_occurrence(number).key for number in (2, 3)] == ["young", "late"]
     tx.snapshot.prune(LATER + timedelta(seconds=1))
-    assert tx.snapshot.page(None, PageLimit(10)) == ([], False)
+    assert tx.snapshot.occurrence_page(None, PageLimit(10)) == ([], False)
 
 
 def test_the_events_of_one_document_were_seen_together(tx: Transaction) -> None:

@@ -16,7 +16,7 @@ from relay.simulator import (
     Playbook,
     Setup,
     Simulator,
-    list_playbooks,
+    load_packaged_playbooks,
     load_playbook,
     play_playbook,
     run_simulator,
@@ -24,7 +24,7 @@ from relay.simulator import (
 from relay.simulator.event import NEWEST_API_VERSION
 from tests.delivery.running_dispatcher import SteppedClock
 
-SHIPPED = list_playbooks()
+SHIPPED = load_packaged_playbooks()
 FINITE = sorted(name for name, playbook in SHIPPED.items() if not playbook.loop)
 STEPS = "description: a case\nsteps:\n"
 

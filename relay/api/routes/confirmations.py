@@ -24,7 +24,7 @@ from relay.chat.cards.card import PrincipalRef, Text
 from relay.chat.cards.confirmation_view import (
     blocking_reason,
     changes_since_revision,
-    decision_outcome,
+    decision_outcome_text,
 )
 from relay.chat.cards.event_card import event_card
 from relay.events.timestamps import format_rfc3339
@@ -208,7 +208,7 @@ async def _confirm(call: Call) -> ConfirmationRecorded:
     )
     recorded = decision_body_if_accepted(answer)
     is_dry_run = await relay.gate.approval_mode() == "dry-run"
-    outcome = decision_outcome(recorded, dry_run=is_dry_run, repeat=answer.repeat)
+    outcome = decision_outcome_text(recorded, dry_run=is_dry_run, repeat=answer.repeat)
     return ConfirmationRecorded(**recorded, repeat=answer.repeat, said=_rich_text(outcome))
 
 

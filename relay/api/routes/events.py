@@ -199,7 +199,7 @@ async def _list_events(call: Call) -> EventPage:
     now = call.relay.clock.now()
 
     def read(tx: Transaction) -> EventPage:
-        page, has_more = tx.snapshot.page(
+        page, has_more = tx.snapshot.occurrence_page(
             query.cursor, PageLimit(PAGE_SIZE), scope=query.scope, live=query.live
         )
         return EventPage(

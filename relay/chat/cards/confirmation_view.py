@@ -114,7 +114,7 @@ def _value_text(name: str, value: Any) -> Text:
     return ("not known" if value is None else str(value),)
 
 
-def decision_outcome(answer: Mapping[str, Any], *, dry_run: bool, repeat: bool) -> Text:
+def decision_outcome_text(answer: Mapping[str, Any], *, dry_run: bool, repeat: bool) -> Text:
     """Return the result of a decision; ``answer`` is the body that the gate gave."""
     votes = f"{answer['votes']} of {answer['required']} votes"
     outcome = _outcome_text(answer["decision"], answer["state"], votes)

@@ -120,7 +120,7 @@ def _event_sentence(name: str, data: Mapping[str, Any]) -> Text:
         case "approval.reminder":
             return reminder_sentence(data)
         case "standing-hold.created" | "standing-hold.ended" | "standing-hold.expired":
-            return _standing_hold_sentence(name, data)
+            return _standing_hold_change_sentence(name, data)
         case "startrequest.accepted" | "startrequest.failed":
             return (_start_request_sentence(name, data),)
         case _:
@@ -147,7 +147,7 @@ def reminder_sentence(data: Mapping[str, Any]) -> Text:
     return (*text, f". Azure proceeds at NotBefore regardless.{dry_run}")
 
 
-def _standing_hold_sentence(name: str, data: Mapping[str, Any]) -> Text:
+def _standing_hold_change_sentence(name: str, data: Mapping[str, Any]) -> Text:
     principal, events = PrincipalRef(data["principal"]), describe_conditions(data)
     notice = sentence(data["notice"])
     if name == "standing-hold.expired":

@@ -434,7 +434,7 @@ def _apply_live_event(
             return _note_live(history, agent, state, observed_at, seen)
         word = LastWord(state=None, place=0, at=observed_at, seen=seen, gap=True)
         return _end_history(replace(history, words={**history.words, agent: word}), now)
-    is_ahead = _find_place(history, last, state, seen) is not None
+    is_ahead = _find_state_index_on_path(history, last, state, seen) is not None
     is_overtaken = shown > seen + CLOCK_TOLERANCE
     if not is_overdue and (is_ahead or is_overtaken):
         return _note_live(history, agent, state, observed_at, seen)
@@ -469,11 +469,11 @@ def _agent_place_on_path(
     place = NO_PLACE if last is None else last.place
     if _is_about_earlier_occurrence(history, last, state, seen):
         return place
-    found = _find_place(history, last, state, seen)
+    found = _find_state_index_on_path(history, last, state, seen)
     return place if found is None else found
 
 
-def _find_place(
+def _find_state_index_on_path(
     history: EventHistory, last: LastWord | None, state: str, seen: datetime
 ) -> int | None:
     """Return where a state is on the path after the place of an agent; None: nowhere.

@@ -165,7 +165,7 @@ class OrderAgents:
 
     # --- what agents are asked
 
-    async def request_confirmation(self, event: GrantedEvent) -> bool:
+    async def await_pulse_showing_event(self, event: GrantedEvent) -> bool:
         """Ask agents for a pulse, and wait until what one of them says is recorded.
 
         Return whether one that shows the event said so within `PULSE_TIMEOUT`.

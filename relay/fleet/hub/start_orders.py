@@ -263,7 +263,7 @@ class OrderPort:
 
     async def _await_agent_confirmation(self, event: GrantedEvent) -> None:
         """Return once an agent has said what the event is. Raises SourceUnavailable."""
-        if not await self._agents.request_confirmation(event):
+        if not await self._agents.await_pulse_showing_event(event):
             raise SourceUnavailable(
                 f"within {PULSE_TIMEOUT:g} s no agent said whether the event is still the same"
             )

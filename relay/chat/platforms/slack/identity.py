@@ -64,7 +64,7 @@ class Workspace:
     bot_id: str
 
 
-class MemberDirectory:
+class MemberVerifier:
     """Looks up the workspace, the app and members, and caches what Slack says.
 
     ``lookup_timeout`` limits the calls that decide about a person, in seconds.

@@ -16,7 +16,7 @@ from relay.chat.context import ChatContext
 from relay.chat.platforms.slack.action_token import is_action_token_valid
 from relay.chat.platforms.slack.identity import (
     IdentityUnavailable,
-    MemberDirectory,
+    MemberVerifier,
     NotAuthorized,
 )
 from relay.chat.platforms.slack.payloads import (
@@ -50,7 +50,7 @@ class Interactions:
         self,
         settings: Settings,
         context: ChatContext,
-        members: MemberDirectory,
+        members: MemberVerifier,
         clock: Clock,
         replies: ResponseUrlSender,
     ) -> None:

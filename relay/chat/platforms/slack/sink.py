@@ -11,7 +11,7 @@ from relay.chat import CallbackRefused, CallbackReply
 from relay.chat.context import ChatContext
 from relay.chat.live_message import ChatPlatform, LiveMessageSink, background_task
 from relay.chat.platforms.slack.channel import Channel
-from relay.chat.platforms.slack.identity import LOOKUP_TIMEOUT, MemberDirectory
+from relay.chat.platforms.slack.identity import LOOKUP_TIMEOUT, MemberVerifier
 from relay.chat.platforms.slack.interactions import Interactions
 from relay.chat.platforms.slack.payloads import parse_payload
 from relay.chat.platforms.slack.private_reply import ResponseUrlSender
@@ -67,7 +67,7 @@ async def connect(
     async with AsyncExitStack() as stack:
         session = await stack.enter_async_context(open_session())
         api = WebApi(session, settings, clock)
-        members = MemberDirectory(api, clock, lookup_timeout=LOOKUP_TIMEOUT)
+        members = MemberVerifier(api, clock, lookup_timeout=LOOKUP_TIMEOUT)
         replies = ResponseUrlSender(session, settings)
         await stack.enter_async_context(replies.cancel_at_end())
         interactions = Interactions(settings, context, members, clock, replies)
@@ -89,7 +89,7 @@ async def diagnose(settings: Settings, clock: Clock) -> list[Finding]:
     subject = f"sink {settings.name}"
     async with open_session() as session:
         api = WebApi(session, settings, clock)
-        members = MemberDirectory(api, clock, lookup_timeout=LOOKUP_TIMEOUT)
+        members = MemberVerifier(api, clock, lookup_timeout=LOOKUP_TIMEOUT)
         try:
             team_id = await members.team_id()
             if settings.has_interactions:

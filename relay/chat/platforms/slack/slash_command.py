@@ -14,12 +14,12 @@ from dataclasses import replace
 from relay.approvals.request import Caller, DecisionAnswer, DecisionKind
 from relay.approvals.status import ApprovalStatus
 from relay.chat.cards.card import Button, Card, Text
-from relay.chat.cards.confirmation_view import decision_outcome
+from relay.chat.cards.confirmation_view import decision_outcome_text
 from relay.chat.cards.grouped_card import event_line
 from relay.chat.context import ChatContext
 from relay.chat.platforms.slack.action_token import make_action_token
 from relay.chat.platforms.slack.blocks import card_message
-from relay.chat.platforms.slack.identity import MemberDirectory, NotAuthorized
+from relay.chat.platforms.slack.identity import MemberVerifier, NotAuthorized
 from relay.chat.platforms.slack.payloads import Actor, SlashCommand, format_button_value
 from relay.chat.platforms.slack.private_reply import PrivateReply, text_reply
 from relay.chat.platforms.slack.settings import Settings
@@ -45,7 +45,7 @@ class SlashCommandHandler:
     """Handles the slash commands of one sink."""
 
     def __init__(
-        self, settings: Settings, context: ChatContext, members: MemberDirectory, clock: Clock
+        self, settings: Settings, context: ChatContext, members: MemberVerifier, clock: Clock
     ) -> None:
         self._settings = settings
         self._context = context
@@ -134,7 +134,7 @@ def find_events(
 def decision_reply(answer: DecisionAnswer, status: ApprovalStatus, actor: Actor) -> PrivateReply:
     """Return a reply that tells the actor what the gate answered."""
     if answer.accepted:
-        outcome = decision_outcome(answer.body, dry_run=status.mode == "dry-run", repeat=False)
+        outcome = decision_outcome_text(answer.body, dry_run=status.mode == "dry-run", repeat=False)
         return text_reply(outcome, team_id=actor.team_id)
     refusal = answer.body.get("detail") or "the relay refuses it"
     return text_reply((f"Nothing was decided: {refusal}.",), team_id=actor.team_id)
