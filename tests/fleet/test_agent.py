@@ -15,7 +15,9 @@ from relay.clock import SystemClock
 from relay.events.cloudevent import CloudEvent
 from relay.fleet.agent import agent as agent_parts
 from relay.fleet.agent import link, report_sink, start_orders
+from relay.fleet.hub.merge import END_WAIT
 from relay.fleet.messages import Pulse, PulseRequest
+from relay.imds.poller import Poller
 from relay.simulator import VM, Fault, Plan, Setup, Simulator
 from tests.fleet.hub_side import (
     AGENT_USER,
@@ -49,7 +51,12 @@ async def azure() -> AsyncIterator[Simulator]:
 
 @asynccontextmanager
 async def agent(
-    hub: HubSide, azure: Simulator, directory: Path, relay: str = "vm-0", **more: Any
+    hub: HubSide,
+    azure: Simulator,
+    directory: Path,
+    relay: str = "vm-0",
+    interval: str = "500ms",
+    **more: Any,
 ) -> AsyncIterator[RunningRelay]:
     """Run an agent on one of the VMs."""
     directory.mkdir(exist_ok=True)  # noqa: ASYNC240  # a test may wait for the disk
@@ -57,7 +64,7 @@ async def agent(
         hub.broker,
         hub.exchange,
         relay=relay,
-        source={"url": azure.urls[relay], "interval": "500ms"},
+        source={"url": azure.urls[relay], "interval": interval},
         store={"path": str(directory / f"{relay}.db")},
         **more,
     )
@@ -231,6 +238,51 @@ async def test_an_agent_that_cannot_read_its_document_does_not_say_that_an_event
         assert len(hub.pulses) == pulses
         azure.clear_faults()
         affirming = await hub.wait_for_listener(pulses + 1)
+        assert live_ids(affirming) == [event.event_id]
+
+
+async def test_an_agent_that_polls_rarely_says_in_time_that_an_event_is_still_there(
+    hub: HubSide, azure: Simulator, tmp_path: Path
+) -> None:
+    """Its next poll would come after the hub has told the end."""
+    event = azure.schedule(Plan(resources=("vm-0",)))
+    async with agent(hub, azure, tmp_path, "vm-1", interval="1h") as running:
+        await hub.wait_for(CloudEvent)
+        await hub.wait_for_listener()
+        source = running.relay.source
+        polls, pulses = source.polls, len(hub.pulses)
+        await hub.send_state(ending=[event.event_id])
+        async with asyncio.timeout(END_WAIT.total_seconds()):
+            affirming = await hub.wait_for_listener(pulses + 1)
+        assert source.polls == polls + 1
+        assert live_ids(affirming) == [event.event_id]
+
+
+async def test_one_read_tells_an_agent_enough_however_often_the_hub_repeats_its_question(
+    hub: HubSide, azure: Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a scope in which much happens, the hub sends a state twice a second."""
+    monkeypatch.setattr(agent_parts, "AFFIRM_DELAY", 4.0)
+    event = azure.schedule(Plan(resources=("vm-0",)))
+    async with agent(hub, azure, tmp_path, "vm-1", interval="1h") as running:
+        await hub.wait_for(CloudEvent)
+        await hub.wait_for_listener()
+
+        async def ask() -> None:
+            pulses = len(hub.pulses)
+            await hub.send_state(ending=[event.event_id])
+            await hub.send(PulseRequest(), relay="vm-1")
+            await hub.wait_for_listener(pulses + 1)
+
+        source = running.relay.source
+        assert isinstance(source, Poller)
+        await ask()
+        await source.read_fresh()
+        await ask()
+        polls, pulses = source.polls, len(hub.pulses)
+        async with asyncio.timeout(END_WAIT.total_seconds()):
+            affirming = await hub.wait_for_listener(pulses + 1)
+        assert source.polls == polls
         assert live_ids(affirming) == [event.event_id]
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
@@ -18,6 +19,7 @@ from typing_extensions import override  # in typing from Python 3.12
 
 from relay import __version__
 from relay.clock import Clock
+from relay.errors import SourceError
 from relay.events.build import Origin, event_data
 from relay.events.model import Document
 from relay.events.tracing import RecordSpan, SpanContext
@@ -98,7 +100,7 @@ class Agent(CommandHandler):
         self._disputed: dict[str, float] = {}
         """EventIds that this VM showed when the hub said that another agent says gone, and when.
 
-        The times are monotonic seconds."""
+        The times are monotonic seconds. If the hub repeats it, the first one stays."""
         self._dispute_came = asyncio.Event()
         self.link = AgentLink(settings, origin, self, clock, chance=chance)
         self.report_sink = ReportSink(self.link, origin, names_this_vm, clock, chance=chance)
@@ -157,22 +159,30 @@ class Agent(CommandHandler):
         self.report_sink.handle_hub_state(state)
         disputed = self._live_among(state.ending)
         if disputed:
-            self._disputed |= dict.fromkeys(disputed, self._clock.monotonic())
+            now = self._clock.monotonic()
+            self._disputed = dict.fromkeys(disputed, now) | self._disputed
             self._dispute_came.set()
 
     async def _affirm_disputed(self) -> NoReturn:
         """Tell the hub of events that another agent says are gone, and that this VM still sees.
 
         Most VMs have only not polled again. So this waits for their next poll first: else each end
-        of an event would cause a pulse of almost every VM of the scope. A VM that cannot read its
-        document does not know whether it still sees the event, and says nothing.
+        of an event would cause a pulse of almost every VM of the scope. If that poll is late, the
+        agent reads the document itself: the hub waits only `relay.fleet.hub.merge.END_WAIT`. A VM
+        that cannot read its document does not know whether it still sees the event, and says
+        nothing.
         """
         while True:
             self._dispute_came.clear()
             if not self._disputed:
                 await self._dispute_came.wait()
             await self._clock.sleep(AFFIRM_DELAY + AFFIRM_SPREAD * self._chance())
-            affirmed = self._live_among(self._take_disputes_before_last_read())
+            disputed = self._take_disputes_before_last_read()
+            if not disputed and self._source is not None:
+                with suppress(SourceError):
+                    await self._source.read_dated()
+                disputed = self._take_disputes_before_last_read()
+            affirmed = self._live_among(disputed)
             for event_id in affirmed:
                 self.report_sink.mark_reported(event_id)
             if affirmed:
