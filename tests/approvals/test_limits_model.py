@@ -327,12 +327,14 @@ class Limits(RuleBasedStateMachine):
                 continue
             status = self.approvals.status(other)
             names = frozenset(found.event.resources or (f"event {other}",))
-            # A grant that waits itself takes no slot.
-            is_free = not (status.active_holds or status.waiting_for)
-            is_granted = status.active_grant is not None and is_free
+            is_granted = status.active_grant is not None and not status.active_holds
             may_go = any(grant.may_have_been_accepted for grant in status.grants)
-            if found.event.is_started or is_granted or may_go:
-                for limit in self.limits:
+            # A grant that waits takes no slot of a limit for which it waits. It may keep those of
+            # the others.
+            waits_for = {wait.limit for wait in status.waiting_for}
+            for limit in self.limits:
+                keeps_slot = is_granted and limit["name"] not in waits_for
+                if found.event.is_started or may_go or keeps_slot:
                     taken[limit["name"]] |= counted(limit, names)
         for ended_at, names in self.rests:
             for limit in self.limits:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -239,6 +240,31 @@ async def test_an_agent_that_cannot_read_its_document_does_not_say_that_an_event
         azure.clear_faults()
         affirming = await hub.wait_for_listener(pulses + 1)
         assert live_ids(affirming) == [event.event_id]
+
+
+async def test_an_agent_that_cannot_read_its_document_soon_stops_trying_because_of_a_question(
+    hub: HubSide, azure: Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hub has ended the event by then. Calls are for polls and StartRequests."""
+    monkeypatch.setattr(agent_parts, "AFFIRM_DELAY", 0.01)
+    monkeypatch.setattr(agent_parts, "AFFIRM_SPREAD", 0.0)
+    monkeypatch.setattr(agent_parts, "DISPUTE_LIFETIME", 2.0)
+    event = azure.schedule(Plan(resources=("vm-0",)))
+    async with agent(hub, azure, tmp_path, "vm-1", interval="1h") as running:
+        await hub.wait_for(CloudEvent)
+        await hub.wait_for_listener()
+        azure.add_fault(Fault(kind="status", lasts=3600.0))
+        await hub.send_state(ending=[event.event_id])
+        source = running.relay.source
+        await eventually(lambda: source.failures > 0)
+        tried = [source.failures, time.monotonic()]
+
+        def has_stopped() -> bool:
+            if source.failures != tried[0]:
+                tried[:] = [source.failures, time.monotonic()]
+            return time.monotonic() > tried[1] + 5.0
+
+        await eventually(has_stopped)
 
 
 async def test_an_agent_that_polls_rarely_says_in_time_that_an_event_is_still_there(

@@ -46,6 +46,8 @@ The hub ends the event later than that (`relay.fleet.hub.merge.END_WAIT`).
 """
 AFFIRM_SPREAD = 1.0
 """Seconds over which agents spread what they affirm."""
+DISPUTE_LIFETIME = 30.0
+"""Seconds. By then the hub has ended the event, or has heard that it is still there."""
 
 
 class AgentPoller(DocumentReader, Protocol):
@@ -189,11 +191,18 @@ class Agent(CommandHandler):
                 self._pulses.send_soon()
 
     def _take_disputes_before_last_read(self) -> list[str]:
-        """Return the disputed events about which the last read of the document says something."""
+        """Return the disputed events about which the last read of the document says something.
+
+        Forgets those whose dispute is over: a VM whose service fails would ask it all the time.
+        """
+        now = self._clock.monotonic()
+        self._disputed = {
+            event_id: at for event_id, at in self._disputed.items() if now < at + DISPUTE_LIFETIME
+        }
         read_age = self._source.read_age if self._source is not None else None
         if read_age is None:
             return []
-        read_at = self._clock.monotonic() - read_age
+        read_at = now - read_age
         taken = [event_id for event_id, at in self._disputed.items() if at < read_at]
         for event_id in taken:
             del self._disputed[event_id]
