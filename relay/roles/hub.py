@@ -82,8 +82,8 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
             engine=approvals,
             connections=await stack.enter_async_context(SinkConnections(clock)),
             use_role=use_domains,
-            # A second hub of a fleet never connects. It knows no event, so it would refuse the
-            # approvals that the first hub can decide.
+            # A second hub of a fleet connects only after the first is gone. Until then it knows no
+            # event, so it would refuse the approvals that the first hub can decide.
             before_approvals=hub.link.wait_until_connected,
         )
         dispatcher = await parts.start_sinks()
