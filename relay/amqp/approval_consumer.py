@@ -4,9 +4,10 @@ Messages stay in the queue while nothing can be decided. Else the consumer opens
 loops work on it. One reads ahead of the decisions: it checks each message that arrives, and lets it
 wait in a `FairQueue`, so that nobody waits behind another's messages. The other takes messages from
 there and has the handler decide. A message is acknowledged only after its decision is on disk. An
-unusable one is dead-lettered, and so is one that is too many of its client. If a decision cannot be
-recorded, or nothing can be decided any more, the channel is closed, and all messages that are not
-acknowledged return to the queue. What a message means is the handler's business.
+unusable one is dead-lettered, and so is one that is too many of its client. A decision that cannot
+be recorded is tried again here. Once nothing can be decided any more, the channel is closed, and
+all messages that are not acknowledged return to the queue. What a message means is the handler's
+business.
 """
 
 from __future__ import annotations

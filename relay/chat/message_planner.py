@@ -64,7 +64,10 @@ class MessageUpdate:
     history_position: int
     """The journal position up to which the thread tells with these lines."""
     is_event_changed: bool
-    """Whether the lines tell that Azure changed an event, so that older buttons are void."""
+    """Whether Azure changed an event since the thread was told, so that older buttons are void.
+
+    The lines need not tell it: of a long history they tell only the newest.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,9 @@
 """Pages of lists: `{"items": […], "next": cursor or null}`. `?cursor=` requests the next page.
 
-Lists are sorted, most with the newest first. A cursor is the id of the last item of a page: a row
-of the list, or inside one event or delivery the position of what happened. The routes of lists
-parse it here, and declare themselves with `page_route`.
+Pages of a list have the newest rows first, and a cursor is the id of the last row of a page. One
+event or delivery has pages of what happened: the newest page first, but each with its oldest row
+first. Their cursor is the position in the journal, or the number of the attempt, of that row. The
+routes parse a cursor here, and declare themselves with `page_route`.
 """
 
 from __future__ import annotations
