@@ -163,10 +163,15 @@ async def vote(fleet: RunningFleet, vm: str, event: Event) -> None:
 
 async def settle(fleet: RunningFleet, hub: RelayProcess, events: list[Event]) -> None:
     """Wait until every event has ended and is told, and check what was told and sent."""
-    await eventually(
-        lambda: not unfinished(fleet, events),
-        within=600 if CHAOS else 120,  # a scope has one order at a time
-    )
+    with contextlib.suppress(TimeoutError):  # the assertion says what was told
+        await eventually(
+            lambda: not unfinished(fleet, events),
+            within=600 if CHAOS else 120,  # a scope has one order at a time
+        )
+    told_of_unfinished = {
+        event.event_id: fleet.told(event.event_id) for event in unfinished(fleet, events)
+    }
+    assert not told_of_unfinished, hub.log
     await fleet.wait_until_reported()
     for event in events:
         told = fleet.told(event.event_id)

@@ -241,7 +241,7 @@ async def test_leaving_ends_publishes_that_have_not_been_written_yet(
                 await asyncio.sleep(0)
         answers = await asyncio.gather(*deliveries, return_exceptions=True)
     assert {type(answer) for answer in answers} <= {Deferred, Receipt}
-    assert sum(isinstance(answer, Deferred) for answer in answers) > 20
+    assert any(isinstance(answer, Deferred) for answer in answers)
 
 
 async def test_a_message_for_a_channel_that_has_ended_is_not_sent(broker: Reachable) -> None:
