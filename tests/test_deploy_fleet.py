@@ -23,7 +23,7 @@ from relay.api.local_socket import SERVICE_SOCKET
 from relay.approvals.machine_principals import machine_principal, matches_principal
 from relay.approvals.rules import Quorum
 from relay.config import Config, load
-from relay.config.file import SERVICE_STORE
+from relay.config.file_lookup import SERVICE_STORE
 from relay.fleet.settings import TrustDomain
 from relay.simulator import VM, Plan, Setup, Simulator
 from relay.simulator.playbook import load_playbook

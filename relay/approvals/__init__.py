@@ -174,7 +174,7 @@ class ClaimedGrant:
     """The span of the grant; for the port that of the StartRequest. None: it is not traced."""
 
     @property
-    def attempt(self) -> int:
+    def attempt_number(self) -> int:
         """The number of the StartRequest for this grant, from 1."""
         return self.grant.attempts + 1
 

@@ -291,11 +291,12 @@ def find_decisions_to_end(request: DecisionRequest, status: ApprovalStatus) -> l
     return [
         decision
         for decision in status.decisions
-        if _request_ends_decision(request, decision, status) and (decision.dry_run or not dry_run)
+        if _replaces_or_releases_decision(request, decision, status)
+        and (decision.dry_run or not dry_run)
     ]
 
 
-def _request_ends_decision(
+def _replaces_or_releases_decision(
     request: DecisionRequest, decision: Decision, status: ApprovalStatus
 ) -> bool:
     caller = request.caller

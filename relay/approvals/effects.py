@@ -149,7 +149,7 @@ def record_refusal(
     )
 
 
-def apply_transition(
+def record_transition(
     tx: Transaction,
     origin: Origin,
     transition: Transition,

@@ -26,12 +26,12 @@ from relay.approvals.admission import (
 )
 from relay.approvals.confirmation_link import refuse_confirmation_link
 from relay.approvals.effects import (
-    apply_transition,
     grant_trace_context,
     new_approval_id,
     record_decision,
     record_refusal,
     record_start_answer,
+    record_transition,
 )
 from relay.approvals.journal_authority import restore_from_journal
 from relay.approvals.limit_slots import LimitSlots
@@ -149,7 +149,7 @@ class ApprovalEngine:
         # A hold belongs to the EventId: it is in force again when the event comes back.
         earlier_holds = tx.decisions.holds_of_earlier_occurrences(occurrence.key, occurrence.id)
         decisions = tx.decisions.for_occurrence(occurrence.id, counting=True)
-        holds = tx.standing_holds.open() if occurrence.live else ()
+        holds = tx.standing_holds.list_open() if occurrence.live else ()
         return ApprovalStatus(
             occurrence=occurrence,
             decisions=(*earlier_holds, *decisions),
@@ -299,7 +299,7 @@ class ApprovalEngine:
         """
         if expire_standing_holds(tx, self.origin, now):
             event_keys = None
-        open_holds = tx.standing_holds.open()
+        open_holds = tx.standing_holds.list_open()
         have_hours = self._have_hours or any(map(has_hours, open_holds))
         moments = [moment for hold in open_holds for moment in (hold.starts, hold.ends)]
         moments = [moment for moment in moments if moment > now]
@@ -351,7 +351,7 @@ class ApprovalEngine:
             transitions = self._add_limit_waits(tx, status, transitions)
             with self._keep_slot_allocation_current(tx, only=len(transitions) == 1 and is_granting):
                 for transition in transitions:
-                    cause = apply_transition(tx, self.origin, transition, status, cause)
+                    cause = record_transition(tx, self.origin, transition, status, cause)
 
     def _add_limit_waits(
         self, tx: Transaction, status: ApprovalStatus, transitions: list[Transition]

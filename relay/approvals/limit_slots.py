@@ -153,10 +153,12 @@ class LimitSlots:
     ) -> _SlotAllocation:
         allocation = self._newest_allocation
         if allocation is None or not allocation.is_current(tx, now, in_flight):
-            allocation = self._newest_allocation = self._make_allocation(tx, now, in_flight)
+            allocation = self._newest_allocation = self._allocate_slots_to_events(
+                tx, now, in_flight
+            )
         return allocation
 
-    def _make_allocation(
+    def _allocate_slots_to_events(
         self, tx: Transaction, now: datetime, in_flight: InFlight
     ) -> _SlotAllocation:
         active = [limit for limit in self._limits if limit.is_active(now)]

@@ -48,7 +48,7 @@ def create_standing_hold(tx: Transaction, origin: Origin, request: CreateRequest
             for period in (MINUTE, _DAY)
         )
         refusal = refuse_creation(
-            request, tx.standing_holds.open(), created_in_minute, created_in_day
+            request, tx.standing_holds.list_open(), created_in_minute, created_in_day
         )
         if refusal is not None:
             return _refusal_answer(refusal)
@@ -96,7 +96,7 @@ def expire_standing_holds(tx: Transaction, origin: Origin, now: datetime) -> lis
 
 
 def _find_expired(tx: Transaction, now: datetime) -> list[StandingHold]:
-    return [hold for hold in tx.standing_holds.open() if hold.ends <= now]
+    return [hold for hold in tx.standing_holds.list_open() if hold.ends <= now]
 
 
 def restore_standing_holds_from_journal(tx: Transaction, now: datetime) -> bool:
@@ -106,8 +106,8 @@ def restore_standing_holds_from_journal(tx: Transaction, now: datetime) -> bool:
     changed, nobody knows what it said: the hold stays, as the table has it. This reads all that was
     decided about standing holds, so it comes only before a grant and before a claim.
     """
-    in_journal = tx.standing_holds.open_in_journal(now)
-    in_table = [hold for hold in tx.standing_holds.open() if hold.ends > now]
+    in_journal = tx.standing_holds.list_open_in_journal(now)
+    in_table = [hold for hold in tx.standing_holds.list_open() if hold.ends > now]
     forged = [
         hold
         for hold in only_in_first(in_table, in_journal)

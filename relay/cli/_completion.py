@@ -18,7 +18,7 @@ import typer
 from relay.cli._connection import connect_locally
 from relay.cli._profile import has_default_profile, profile_folder
 from relay.config.document import read_document
-from relay.config.file import find_file
+from relay.config.file_lookup import find_file
 from relay.config.relay_location import locate_relay
 from relay.events.catalog import CATALOG
 from relay.simulator import load_packaged_playbooks

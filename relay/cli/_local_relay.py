@@ -57,10 +57,10 @@ async def find_socket(
             return LocalSocket(service_socket)
         raise ConfigError(
             f"{location.file or 'the environment'} has no api.socket, and {service_socket} does "
-            f"not exist. Remove `socket: null`, or {_advise_url_and_key(location)}"
+            f"not exist. Remove `socket: null`, or {_url_and_key_advice(location)}"
         )
     if not supports_local_sockets():
-        raise ConfigError(f"this system has no local sockets: {_advise_url_and_key(location)}")
+        raise ConfigError(f"this system has no local sockets: {_url_and_key_advice(location)}")
     problems: list[tuple[Path, str]] = []
     for place in _candidate_sockets(location, service_socket):
         problem = await _unreachable_reason(place)
@@ -159,8 +159,8 @@ def _describe_failure(location: RelayLocation, problems: list[tuple[Path, str]])
     else:
         yield f"they are the places of a relay with the configuration {location.file}"
     yield from (f"not used of it: {problem}" for problem in location.problems)
-    yield f"for a relay elsewhere, {_advise_url_and_key(location)}"
+    yield f"for a relay elsewhere, {_url_and_key_advice(location)}"
 
 
-def _advise_url_and_key(location: RelayLocation) -> str:
+def _url_and_key_advice(location: RelayLocation) -> str:
     return f"give --url and a key: --url {location.url} --key-file FILE"

@@ -46,7 +46,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, emp
         table.add_column(column, width=width, overflow="fold")
     for row in cells:
         table.add_row(*(Text(cell) for cell in row))
-    _print(table)
+    _print_rich_table(table)
 
 
 def _column_widths(columns: Sequence[Sequence[str]], available: int) -> list[int] | None:
@@ -99,7 +99,7 @@ def print_fields(pairs: Iterable[tuple[str, object]]) -> None:
     for name, value in pairs:
         if value is not None and value != "":
             table.add_row(name, Text(strip_control(str(value))))
-    _print(table)
+    _print_rich_table(table)
 
 
 @contextmanager
@@ -121,7 +121,7 @@ def _terminal_width() -> int:
     return Console().width if sys.stdout.isatty() else _PIPE_WIDTH
 
 
-def _print(table: Table) -> None:
+def _print_rich_table(table: Table) -> None:
     console = Console(width=_terminal_width(), highlight=False)
     with console.capture() as capture:
         console.print(table)

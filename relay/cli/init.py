@@ -14,7 +14,7 @@ from relay.api.local_socket import SERVICE_SOCKET
 from relay.cli._exit_codes import CommandFailed
 from relay.cli._output import print_lines
 from relay.config import AGENT_EXAMPLE, DEFAULTS
-from relay.config.file import SERVICE_STORE, SYSTEM_FILE
+from relay.config.file_lookup import SERVICE_STORE, SYSTEM_FILE
 from relay.errors import ConfigError
 from relay.files import describe_os_error
 

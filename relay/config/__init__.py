@@ -1,6 +1,6 @@
 """Finds, reads and checks the configuration. Environment variables override the YAML document.
 
-`load` goes through the modules of this package in this order: `file` finds the file, `document`
+`load` goes through the modules of this package in this order: `file_lookup` finds the file, `document`
 reads it and the variables as plain values, `model` checks these, and `problems` describes what is
 wrong. Each line of the ConfigError names the file with its line or the variable, the key path, what
 was expected and what was there. It shows no secret.
@@ -24,7 +24,7 @@ from relay.config.document import (
     override_values,
     read_document,
 )
-from relay.config.file import DEFAULT_PATHS, find_trusted_file
+from relay.config.file_lookup import DEFAULT_PATHS, find_trusted_file
 from relay.config.kinds import sink_modules
 from relay.config.log_format import find_log_format
 from relay.config.model import NO_RULE_FOR_USER_EVENTS, Config

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from relay.config.document import read_document
-from relay.config.file import find_file
+from relay.config.file_lookup import find_file
 from relay.errors import ConfigError
 from relay.telemetry import LogFormat
 

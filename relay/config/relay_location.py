@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from relay.config.document import expand_variables, override_values, read_document
-from relay.config.file import DEFAULT_PATHS, SYSTEM_FILE, find_trusted_file
+from relay.config.file_lookup import DEFAULT_PATHS, SYSTEM_FILE, find_trusted_file
 from relay.errors import ConfigError
 
 _PLACES = ("api.socket", "api.listen", "api.tls", "store.path")
@@ -34,10 +34,13 @@ class RelayLocation:
     problems: tuple[str, ...]
     """What could not be read. The defaults are used in its place."""
     socket: Path | Literal["auto"] | None
+    """``api.socket``. ``auto``, the default: beside the state file or in the folder of the service,
+    see `relay.api.local_socket`. None: the relay has no local socket."""
     state_file: Path
     is_own: bool
-    """Whether the user named the file or is in its folder. Else it is that of the service, or there
-    is none: then a profile of the user comes first."""
+    """Whether the user named the file, or is in the folder of the file. If not, the file is that of
+    the service, or there is none. Verbs then prefer the relay that the profile of the user names,
+    if there is a profile (`relay.cli._profile`)."""
     is_state_file_certain: bool
     """Whether the relay has this state file for certain. A relative path begins at the folder in
     which the relay runs: that is known only if the file was found in the current folder."""
@@ -97,6 +100,7 @@ def locate_relay(
     is_own = is_named or (
         file is not None and os.path.realpath(file) != os.path.realpath(SYSTEM_FILE)
     )
+    # `DEFAULT_PATHS` are files of the current folder, and the file of the service.
     is_in_current_folder = is_own and not is_named
     return RelayLocation(
         file=file,

@@ -50,7 +50,7 @@ class ResultRecorder:
         self._callbacks.append(on_written)
         self._write_batch_when_due()
 
-    def record_deferral(self, entry_id: int, attempt: Attempt, until: datetime) -> None:
+    def record_failed_attempt(self, entry_id: int, attempt: Attempt, until: datetime) -> None:
         """A try failed, and the next one is due at ``until``."""
         self._submit_after_batch(lambda tx: tx.deliveries.defer(entry_id, attempt, until))
 

@@ -405,7 +405,7 @@ class Worker:
             )
             if error.unanswered:
                 self._unanswered.add(entry.id)
-            self._results.record_deferral(entry.id, attempt, until)
+            self._results.record_failed_attempt(entry.id, attempt, until)
 
     def _make_dead_letter(self, entry: Entry, reason: str, attempt: Attempt | None) -> None:
         self._queue.remove_head(entry)

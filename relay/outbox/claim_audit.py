@@ -233,7 +233,10 @@ def _table_journal_differences(connection: sqlite3.Connection) -> Iterator[str]:
 def _standing_hold_differences(connection: sqlite3.Connection) -> Iterator[str]:
     """Yield a sentence for each standing hold that the table has otherwise than the journal."""
     holds = StandingHolds(connection, Journal(connection))
-    in_table, in_journal = holds.open(), holds.open_in_journal(datetime.min.replace(tzinfo=UTC))
+    in_table, in_journal = (
+        holds.list_open(),
+        holds.list_open_in_journal(datetime.min.replace(tzinfo=UTC)),
+    )
     for hold in only_in_first(in_table, in_journal):
         yield f"the standing hold {hold.hold_id} of {hold.principal} is not so in the journal"
     for hold in only_in_first(in_journal, in_table):

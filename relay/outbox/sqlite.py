@@ -269,7 +269,9 @@ class Store:
         """If the file can be written again, repeat on it what was done in memory."""
         began = time.monotonic()
         repeated = [_Job(work, "open") for work in self._done_in_memory]
-        if self._commit_jobs([_Job(_write_probe, "closed")]) and self._commit_again(repeated):
+        if self._commit_jobs([_Job(_write_probe, "closed")]) and self._commit_jobs_done_in_memory(
+            repeated
+        ):
             for job in repeated:
                 if job.error is not None:
                     _log.error(
@@ -283,7 +285,7 @@ class Store:
         elapsed = time.monotonic() - began
         self._recover_at = time.monotonic() + max(MIN_RECOVERY_INTERVAL, 10 * elapsed)
 
-    def _commit_again(self, jobs: Sequence[_Job]) -> bool:
+    def _commit_jobs_done_in_memory(self, jobs: Sequence[_Job]) -> bool:
         """Commit what was done in memory, with what it depended on then."""
         for change in reversed(self._changed_beside_memory):
             change.undo()

@@ -34,7 +34,7 @@ class StandingHolds:
         self._connection = connection
         self._journal = journal
 
-    def open(self) -> list[StandingHold]:
+    def list_open(self) -> list[StandingHold]:
         """Return the standing holds that were not ended and did not expire, oldest first."""
         return self._select("INDEXED BY standing_hold_open WHERE ended IS NULL ORDER BY number")
 
@@ -93,7 +93,7 @@ class StandingHolds:
             (format_sortable(at), by, hold_id),
         )
 
-    def open_in_journal(self, now: datetime) -> list[StandingHold]:
+    def list_open_in_journal(self, now: datetime) -> list[StandingHold]:
         """Return the standing holds that are not over, from the journal alone, oldest first.
 
         Only rows that the chain holds are read. Their numbers are 0, because the journal has none.

@@ -104,7 +104,7 @@ def _verify_rows_readable(connection: sqlite3.Connection, live: Sequence[Tracked
     decisions.grants_by_occurrence([occurrence.id for occurrence in live])
     decisions.open_grants()
     standing_holds = StandingHolds(connection, journal)
-    standing_holds.open()
+    standing_holds.list_open()
     deliveries = Deliveries(connection)
     _verify_next_id_is_unused(connection, "max(id) FROM entry", deliveries.next_id())
     _verify_next_id_is_unused(

@@ -28,7 +28,7 @@ from relay.roles import RunningRelay
 from relay.roles.live_parts import LiveParts
 from relay.roles.parts import (
     DRAIN_TIMEOUT,
-    identify,
+    identify_relay,
     make_poller,
     open_relay_store,
     remember_last_read,
@@ -51,7 +51,7 @@ async def start(
             Server(config.api, clock, state_file=config.store.path)
         )
         client = await stack.enter_async_context(ImdsClient(config.source, clock))
-        identity = await identify(config, client, clock)
+        identity = await identify_relay(config, client, clock)
         origin, boot_id = identity.origin, boot()
 
         sink = ReportSinkSettings()

@@ -306,7 +306,9 @@ class DecidingParts(LiveParts):
             for settings in config.sinks:
                 known = self._sinks.get(settings.name)
                 if known is None or not _is_sink_unchanged(known, settings, chat):
-                    known = await self._connections.connect(settings, config, chat)
+                    known = await self._connections.connect_sink_until_closed(
+                        settings, config, chat
+                    )
                     new.append(known)
                 sinks[settings.name] = known
         except BaseException:

@@ -1,6 +1,6 @@
 """The parts that several roles start in the same way.
 
-- Who the relay is: `identify` asks the metadata service of the VM.
+- Who the relay is: `identify_relay` asks the metadata service of the VM.
 - What it records: `open_relay_store` opens the state file, and the export of traces.
 - What it reads: `make_poller` and `remember_last_read`, at the start and at the end of polling.
 - Approvals over AMQP: `make_approval_consumer`.
@@ -81,7 +81,7 @@ class Identity:
         return self.names is None or names_this_vm(resources, self.names)
 
 
-async def identify(config: Config, client: ImdsClient, clock: Clock) -> Identity:
+async def identify_relay(config: Config, client: ImdsClient, clock: Clock) -> Identity:
     """Find out which VM this is. It waits for the metadata service."""
     instance = await wait_for_instance_metadata(
         client, clock, required="auto" in (config.scope, config.relay)

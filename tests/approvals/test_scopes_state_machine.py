@@ -163,7 +163,7 @@ class Scopes(RuleBasedStateMachine):
         note = orjson.loads(row.body)
         assert scope.agents
         assert note["agent"] == claim.agent == scope.agents[0]
-        assert (note["revision"], note["attempt"]) == (event.revision, claim.attempt)
+        assert (note["revision"], note["attempt"]) == (event.revision, claim.attempt_number)
         granted = [row.position for row in rows if row.kind == "approval.granted"]
         assert note["granted"] in granted
 

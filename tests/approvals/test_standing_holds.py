@@ -130,7 +130,7 @@ def test_a_standing_hold_that_holds_at_once_holds_after_the_clock_is_set_back(
     approvals.hold_ahead()
     approvals.clock.set_wall_clock(NOON - timedelta(hours=1))
     assert (held(approvals), approvals.claim()) == (True, [])
-    (hold,) = approvals.transact(lambda tx: tx.standing_holds.open())
+    (hold,) = approvals.transact(lambda tx: tx.standing_holds.list_open())
     assert turns_at(hold, approvals.clock.now()) == NOON + timedelta(minutes=10)
 
 

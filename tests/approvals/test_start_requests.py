@@ -33,7 +33,7 @@ async def test_a_claim_names_who_executes_the_start_request(tmp_path: Path) -> N
         (note,) = harness.claim_notes()
         (claim,) = azure.claims
         assert (note["agent"], note["attempt"]) == ("vm-1", 1)
-        assert (claim.agent, claim.attempt, claim.event_id) == ("vm-1", 1, "E-1")
+        assert (claim.agent, claim.attempt_number, claim.event_id) == ("vm-1", 1, "E-1")
 
 
 async def test_a_claim_names_nobody_where_there_is_no_choice(tmp_path: Path) -> None:

@@ -672,7 +672,10 @@ class Approvals(RuleBasedStateMachine):
         if not hasattr(self, "approvals"):
             return
         holds = self.approvals.transact(
-            lambda tx: (tx.standing_holds.open(), tx.standing_holds.open_in_journal(_LONG_AGO))
+            lambda tx: (
+                tx.standing_holds.list_open(),
+                tx.standing_holds.list_open_in_journal(_LONG_AGO),
+            )
         )
         known = {hold.hold_id for hold in self.ahead}
         assert [{hold.hold_id for hold in found} for found in holds] == [known, known]

@@ -22,7 +22,7 @@ from relay.fleet.hub.merge import (
     News,
     Word,
     agent_time_to_hub_time,
-    apply_report,
+    apply_word_to_history,
     document_times_of_pulse,
     end_if_still_gone,
     forget_agent,
@@ -262,7 +262,9 @@ class Fleet:
 
     def _apply(self, agent: str, word: Word, observed: datetime, seen: datetime) -> None:
         self._take(
-            *apply_report(self.history, agent, word, observed, self.now, self.is_fresh, seen=seen)
+            *apply_word_to_history(
+                self.history, agent, word, observed, self.now, self.is_fresh, seen=seen
+            )
         )
 
     def _take(self, history: EventHistory | None, news: News | None) -> None:

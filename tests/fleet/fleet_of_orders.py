@@ -29,7 +29,7 @@ from relay.fleet.hub.merge import (
     EventChanged,
     EventHistory,
     News,
-    apply_report,
+    apply_word_to_history,
     split_pulse_by_event,
 )
 from relay.fleet.hub.roster import Roster
@@ -411,7 +411,7 @@ class Hub:
         histories = self.histories.setdefault(scope, {})
         news: list[EventObservation] = []
         for key, word in list(split_pulse_by_event(agent.relay, pulse, histories)):
-            history, found = apply_report(
+            history, found = apply_word_to_history(
                 histories.get(key),
                 agent.relay,
                 word,

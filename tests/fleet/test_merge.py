@@ -26,7 +26,7 @@ from relay.fleet.hub.merge import (
     News,
     Word,
     agent_time_to_hub_time,
-    apply_report,
+    apply_word_to_history,
     document_times_of_pulse,
     end_if_still_gone,
     forget_agent,
@@ -84,7 +84,7 @@ class Hub:
     ) -> News | None:
         """Apply a word that an agent observed and, if ``now`` is given, said later."""
         return self._take(
-            *apply_report(
+            *apply_word_to_history(
                 self.history,
                 agent,
                 word,

@@ -521,7 +521,10 @@ def test_a_file_of_the_last_version_gets_standing_holds_and_keeps_what_it_has(
     with open_file_in(path) as file:
         assert verify_journal(file.connection)[1] == 1
         tx = Transaction(file.connection, lambda _: ())
-        assert (tx.standing_holds.open(), tx.standing_holds.open_in_journal(NOW)) == ([], [])
+        assert (tx.standing_holds.list_open(), tx.standing_holds.list_open_in_journal(NOW)) == (
+            [],
+            [],
+        )
         assert not tx.decisions.is_reminded(1, "r")
     assert set_aside(path) == []
     content = path.read_bytes()

@@ -40,13 +40,19 @@ class ServerState:
     tls_context: Callable[[], ssl.SSLContext] | None = None
     """Returns the context for new connections; None without TLS."""
     charges: CallCharges = field(init=False)
-    """Who is charged for a call."""
+    """The rate limits of addresses and callers, from which each call is charged."""
     responses_by_status: Counter[int] = field(default_factory=Counter)
     event_counts: EventCounts = field(default_factory=EventCounts)
     stream_wakeups: dict[asyncio.Event, str] = field(default_factory=dict)
-    """The principal of each open stream, by the event that makes the stream look for news."""
+    """The principal of each open stream, by the event that wakes the stream.
+
+    A stream that wakes sends what is new. It ends if it has no entry here any more, if no relay is
+    attached, or if its session has ended (`relay.api.routes.stream`).
+    """
     large_answers: LargeAnswerLimiter = field(init=False)
+    """Bounds the large answers that are sent at a time."""
     long_reads: asyncio.Semaphore = field(init=False)
+    """Bounds the reads of the state file that can take long, such as pages of a long history."""
 
     def __post_init__(self) -> None:
         self.charges = CallCharges(clock=self.clock)
@@ -58,7 +64,7 @@ class ServerState:
 
     @property
     def rejections(self) -> RejectionLog:
-        """The calls and messages that were rejected."""
+        """Counts and logs the calls, and the messages over RabbitMQ, that were rejected."""
         return self.charges.rejections
 
     def attach(self, relay: Relay) -> None:
@@ -75,7 +81,10 @@ class ServerState:
         self._wake_streams()
 
     def replace_relay(self, relay: Relay) -> None:
-        """Let calls reach other parts over the same store. Nothing happens if none is attached."""
+        """Let calls reach the parts that a reload has made, over the same store.
+
+        Nothing happens if no relay is attached.
+        """
         if self.relay is not None:
             self.relay = relay
 

@@ -1,6 +1,8 @@
 """The card about several events, which appeared together and share one message. Pure.
 
-It has one line with buttons for each event, those that wait for votes first.
+It has one line with buttons for each event, those that wait for votes first. A line also says for
+which limits of ``approvals.limits`` an approved event waits. The notes say when Azure proceeds
+whether or not anybody answers.
 `relay.chat.cards.event_card` makes the card about one event.
 """
 
@@ -31,9 +33,11 @@ _TONES_BY_URGENCY: tuple[Tone, ...] = ("waiting", "held", "running", "approved",
 def grouped_card(
     statuses: Sequence[ApprovalStatus], *, link: Link | None, code: str | None
 ) -> Card:
-    """Return the card about several events.
+    """Return the card about several events, of which there is at least one.
 
-    ``link`` and ``code`` are as for `relay.chat.cards.event_card.event_card`.
+    ``link`` makes the URLs of the buttons, which open the confirm page. It is None if the relay
+    has no address for links. ``code`` is what the confirm page asks for, so the card shows it only
+    if a button has a URL.
     """
     live = [status for status in statuses if status.occurrence.live]
     ordered = sorted(live or statuses, key=_sort_key)

@@ -193,7 +193,7 @@ class Merged(NamedTuple):
 # --- what agents say
 
 
-def apply_report(
+def apply_word_to_history(
     history: EventHistory | None,
     agent: str,
     word: Word,

@@ -35,7 +35,7 @@ from relay.fleet.hub.merge import (
     IsFresh,
     News,
     Word,
-    apply_report,
+    apply_word_to_history,
     end_if_still_gone,
     forget_agent,
     next_timer,
@@ -173,7 +173,7 @@ class EventMerger:
             now, batch = self._clock.now(), _MergeResults(relay_events=relay_events)
             for word in heard:
                 before = batch.histories.get(word.name) or self._histories.get(word.name)
-                after, news = apply_report(
+                after, news = apply_word_to_history(
                     before,
                     word.relay,
                     word.word,

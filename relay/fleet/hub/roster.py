@@ -1,5 +1,11 @@
 """The agents of a fleet: who they are, who has been heard of lately, and who can act. Pure.
 
+An agent is the relay of one VM, which publishes what it records to the hub. A scope is a group of
+VMs that get the same events, such as a scale set. The *relay word* is the relay's name as a word of
+a routing key; it tells the agents of a scope apart. An agent sends a pulse about every minute: who
+it is, and which events its document shows. `relay.fleet.hub.merge` asks here which agents are
+fresh.
+
 An agent is *fresh* if the hub has heard of it within `FRESH_FOR`, and *silent* if the hub has
 listened for as long and heard nothing. Directly after the hub has connected, an agent can be
 neither. After `FORGOTTEN_AFTER` of silence the hub forgets it.
@@ -38,8 +44,10 @@ class Agent:
     """What the hub knows about an agent. Its fields are simple, so that a row can hold them.
 
     ``relay`` is the relay word, and ``name`` the name of the relay as it writes it. ``names`` are
-    those by which ``Resources`` can refer to its VM, in lower case; None: no pulse said so. See
-    `Pulse` for the fields that come from there.
+    the names by which the ``Resources`` of an event can refer to its VM, in lower case; None if no
+    pulse had any. ``poll_age`` is how old the agent's document was at its last pulse, and
+    ``clock_offset`` how far its clock is ahead of Azure's, both in seconds. See
+    `relay.fleet.messages.Pulse` for the other fields that come from there.
     """
 
     scope: str
@@ -68,7 +76,11 @@ class Agent:
         return self.clock_offset is not None and abs(self.clock_offset) > MAX_CLOCK_OFFSET
 
     def is_named_in(self, resources: Iterable[str]) -> bool:
-        """Whether ``Resources`` names the VM of this agent."""
+        """Whether the ``Resources`` of an event name the VM of this agent.
+
+        Without names from a pulse, a VM is called as its relay is. Azure can write the name of an
+        instance of a scale set in two ways, and with an underscore in front.
+        """
         if self.names is not None:
             return any(resource.lower() in self.names for resource in resources)
         names = add_underscored_names(frozenset({self.relay, *other_instance_names(self.relay)}))

@@ -190,7 +190,7 @@ class OrderPort:
             agent=agent.relay,
             event_key=event.key,
             grant=claim.grant.id,
-            attempt=claim.attempt,
+            attempt=claim.attempt_number,
             executable_until=began + SETTLED_AFTER,
             is_awaited=True,
         )
