@@ -1,9 +1,9 @@
 """Finds, reads and checks the configuration. Environment variables override the YAML document.
 
-`load` goes through the modules of this package in this order: `file_lookup` finds the file, `document`
-reads it and the variables as plain values, `model` checks these, and `problems` describes what is
-wrong. Each line of the ConfigError names the file with its line or the variable, the key path, what
-was expected and what was there. It shows no secret.
+`load` goes through the modules of this package in this order: `file_lookup` finds the file,
+`document` reads it and the variables as plain values, `model` checks these, and `problems`
+describes what is wrong. Each line of the ConfigError names the file with its line or the variable,
+the key path, what was expected and what was there. It shows no secret.
 """
 
 from __future__ import annotations
