@@ -52,7 +52,7 @@ class SanitizingReader(asyncio.StreamReader):
                 self._bytes_to_skip[channel] -= size
                 continue
             if frame_type == _HEADER_FRAME:
-                payload, self._bytes_to_skip[channel] = strip_properties(
+                payload, self._bytes_to_skip[channel] = sanitize_content_header(
                     payload, self._max_body_bytes
                 )
             return _FRAME_HEAD.pack(frame_type, channel, len(payload)) + payload + _FRAME_END
@@ -111,7 +111,9 @@ def content_frames(channel: int, header: bytes, body: bytes, max_size: int) -> b
     return b"".join(parts)
 
 
-def strip_properties(header: bytes, max_body_bytes: int = MAX_BODY_BYTES) -> tuple[bytes, int]:
+def sanitize_content_header(
+    header: bytes, max_body_bytes: int = MAX_BODY_BYTES
+) -> tuple[bytes, int]:
     """Return a decodable payload for a header frame, and how many bytes of its body to skip."""
     class_id, weight, body_size = _CONTENT_HEAD.unpack_from(header)
     properties = header[_CONTENT_HEAD.size :]

@@ -173,7 +173,7 @@ class LimitSlots:
         grants = tx.decisions.grants_by_occurrence(list(events))
         for occurrence, event in events.items():
             if event.is_started or any(
-                map(_may_closed_grant_be_accepted, grants.get(occurrence, ()))
+                map(_may_closed_grant_still_start_event, grants.get(occurrence, ()))
             ):
                 queue.take_unconditionally(occurrence, event.claimant.needs)
         return _SlotAllocation(
@@ -349,7 +349,7 @@ class _SlotAllocation:
             yield occurrence, is_ready and has_slots
 
 
-def _may_closed_grant_be_accepted(grant: Grant) -> bool:
+def _may_closed_grant_still_start_event(grant: Grant) -> bool:
     """Whether Azure may start the event because of a StartRequest with a final answer."""
     return (
         grant.state not in ("granted", "sent")

@@ -142,13 +142,13 @@ async def _simulate(
                 )
             )
         counters.append(fleet.counters)
-        async with _progress(duration):
+        async with _show_duration_progress_bar(duration):
             await fleet.run(duration)
             await fleet.settle(SETTLE_TIMEOUT)
 
 
 @contextlib.asynccontextmanager
-async def _progress(duration: float | None) -> AsyncIterator[None]:
+async def _show_duration_progress_bar(duration: float | None) -> AsyncIterator[None]:
     """Show how much of the time has passed, if there is an end."""
     if duration is None:
         yield

@@ -214,7 +214,7 @@ class Store:
         is_open = True
         try:
             while is_open:
-                jobs, is_open = self._next_jobs()
+                jobs, is_open = self._dequeue_submitted_jobs()
                 self._execute_jobs(jobs, is_last=not is_open)
                 jobs = []  # do not keep their results while waiting for the next ones
             if self._done_in_memory:
@@ -238,7 +238,7 @@ class Store:
                 self._memory.close()
             self._state_file.close()
 
-    def _next_jobs(self) -> tuple[list[_Job], bool]:
+    def _dequeue_submitted_jobs(self) -> tuple[list[_Job], bool]:
         """Wait for jobs and return all that are queued, up to a limit.
 
         The second value is False if they are the last ones.

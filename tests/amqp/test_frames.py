@@ -18,7 +18,7 @@ from relay.amqp.frames import (
     MAX_BODY_BYTES,
     SanitizingReader,
     content_frames,
-    strip_properties,
+    sanitize_content_header,
 )
 from tests.raw_amqp import property_bytes, table
 
@@ -51,7 +51,7 @@ def decoded(payload: bytes) -> header.ContentHeader:
     ],
 )
 def test_a_header_that_cannot_be_decoded_loses_its_properties(properties: bytes) -> None:
-    payload, left_out = strip_properties(content(properties))
+    payload, left_out = sanitize_content_header(content(properties))
     assert decoded(payload).properties.message_id is None
     assert (decoded(payload).body_size, left_out) == (2, 0)
 
@@ -60,12 +60,12 @@ def test_a_header_that_can_be_decoded_stays_as_it_is() -> None:
     payload = content(
         Basic.Properties(message_id="m", user_id="drain", headers={"a": [1, {"b": True}]}).marshal()
     )
-    assert strip_properties(payload) == (payload, 0)
+    assert sanitize_content_header(payload) == (payload, 0)
 
 
 @given(st.binary(max_size=60))
 def test_whatever_the_properties_are_the_header_can_be_decoded(properties: bytes) -> None:
-    assert decoded(strip_properties(content(properties))[0]).body_size == 2
+    assert decoded(sanitize_content_header(content(properties))[0]).body_size == 2
 
 
 async def frames(

@@ -42,7 +42,7 @@ def test_live_events_stay_in_memory_and_the_oldest_ended_ones_go(
     known.put(names[1], history(ended=True))  # used again
     known.put(names[3], None)
     assert not known.event_names_to_load(names)  # a merge may need each of them
-    known.trim()
+    known.evict_surplus_ended_events()
     assert known.event_names_to_load([*names, (SCOPE, "live")]) == {names[0], names[2]}
     assert set(known.of_scope(SCOPE)) == {"live", "e-1"}
     assert [name for name, _ in known.live()] == [(SCOPE, "live")]

@@ -74,7 +74,7 @@ def test_an_event_that_nobody_told_of_is_not_asked_for_again() -> None:
     histories.put(name, EventHistory(path=known.path, started=False, ended_at=NOON))
     for number in range(10_000):
         histories.put((SCOPE, f"other-{number}"), None)
-    histories.trim()
+    histories.evict_surplus_ended_events()
     assert histories.event_names_to_load([name]) == {name}, (
         "those that ended longest ago are dropped"
     )

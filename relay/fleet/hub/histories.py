@@ -71,7 +71,7 @@ class Histories:
         if history is None or history.ended_at is not None:
             self._ended[name] = None
 
-    def trim(self) -> None:
+    def evict_surplus_ended_events(self) -> None:
         """Drop the longest unused of too many events that ended, while no merge needs them."""
         while len(self._ended) > MAX_ENDED:
             self._drop(next(iter(self._ended)))

@@ -282,7 +282,7 @@ class EventMerger:
             self._histories.put(name, history)
             if was_ending != (name in self._histories.ending):
                 scopes.add(name[0])
-        self._histories.trim()
+        self._histories.evict_surplus_ended_events()
         for scope in scopes:
             self._on_change(scope)
         for news in batch.news:

@@ -112,7 +112,7 @@ class SlashCommandHandler:
             token = make_action_token(self._settings.name, actor, button, bot_token, now)
             return format_button_value(button, token)
 
-        card = _keep_buttons_of_decision(card, decision)
+        card = _filter_card_buttons_by_decision(card, decision)
         return PrivateReply(card_message(card, actor.team_id, value_for_actor))
 
 
@@ -163,7 +163,7 @@ def _list_reply(
     return text_reply(*lines, team_id=actor.team_id)
 
 
-def _keep_buttons_of_decision(card: Card, decision: DecisionKind) -> Card:
+def _filter_card_buttons_by_decision(card: Card, decision: DecisionKind) -> Card:
     """Return the card with the buttons for one decision, or with a note that there are none."""
     buttons = tuple(button for button in card.buttons if button.decision == decision)
     if buttons:
