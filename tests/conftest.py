@@ -98,13 +98,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> GroupSche
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the slowest groups first, then the other journeys, then the rest."""
+    """Run the slowest groups first, then other files with slow tests, then the rest.
+
+    A slow file that begins last would leave all workers but one idle.
+    """
 
     def position(item: pytest.Item) -> int:
         group = _group(item.path)
-        return (
-            [*GROUPS].index(group) if group else len(GROUPS) + (item.path.parent.name != "journey")
-        )
+        if group:
+            return [*GROUPS].index(group)
+        return len(GROUPS) + (item.path.parent.name not in {"journey", "tests"})
 
     items.sort(key=position)
 
