@@ -180,7 +180,7 @@ class Agent(CommandHandler):
                 await self._dispute_came.wait()
             await self._clock.sleep(AFFIRM_DELAY + AFFIRM_SPREAD * self._chance())
             disputed = self._take_disputes_before_last_read()
-            if not disputed and self._source is not None:
+            if not disputed and self._disputed and self._source is not None:
                 with suppress(SourceError):
                     await self._source.read_dated()
                 disputed = self._take_disputes_before_last_read()
