@@ -134,7 +134,7 @@ async def drive(fleet: RunningFleet, events: list[Event], stop: asyncio.Event) -
 
 def unfinished(fleet: RunningFleet, events: list[Event]) -> list[Event]:
     """Return the events whose end was not told."""
-    return [event for event in events if fleet.told(event.event_id)[-1:] != ["event.ended"]]
+    return [event for event in events if "event.ended" not in fleet.told(event.event_id)]
 
 
 async def vote(fleet: RunningFleet, vm: str, event: Event) -> None:
