@@ -325,6 +325,10 @@ class OrderPort:
         _log_end(order)
 
     async def _publish(self, order: SentOrder, event: CloudEvent) -> None:
+        # The answer to an earlier order can have come since `start` has asked.
+        if self.orders.find_accepted_order(order.event_key, order.grant) is not None:
+            order.end_returned()
+            return
         try:
             is_delivered = await self._publisher.send(command_key(order.scope, order.agent), event)
         except DeliveryError as error:
