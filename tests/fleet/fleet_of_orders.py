@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -162,6 +162,9 @@ class Fleet:
         self.inbox: asyncio.Queue[tuple[FakeAgent, StartResult | SentPulse]] = asyncio.Queue()
         self.may_hear = asyncio.Event()
         self.may_hear.set()
+        self.may_write = asyncio.Event()
+        """Whether the broker lets the hub publish: not during a memory alarm."""
+        self.may_write.set()
         self.heard_accepted: set[int] = set()
         """The grants of which this process of the hub was told that IMDS has accepted."""
         self.hub: Hub
@@ -181,9 +184,12 @@ class Fleet:
 
     # --- the hub's side of RabbitMQ
 
-    async def send(self, key: str, event: CloudEvent) -> bool:
+    async def send(self, key: str, event: CloudEvent, is_needed: Callable[[], bool]) -> bool:
         """Deliver an order, and check that it may be sent."""
         await asyncio.sleep(0)
+        await self.may_write.wait()
+        if not is_needed():
+            return False
         if self.publish == "down":
             raise Deferred("no connection")
         order = read_message(event.body).content

@@ -353,6 +353,23 @@ async def test_a_late_acceptance_spares_the_next_order(tmp_path: Path) -> None:
         assert [note["agent"] for note in hub.claim_notes()] == ["vm-1", "vm-1"]
 
 
+async def test_a_late_acceptance_spares_an_order_that_waits_to_be_written(tmp_path: Path) -> None:
+    """The broker can block publishers while it delivers results."""
+    async with hub_with(tmp_path) as hub:
+        mute = hub.fleet.agent("a/vm-1")
+        mute.mode, hub.fleet.starts_events = "mute", False
+        await show_event(hub)
+        hub.fleet.may_write.clear()
+        await hub.advance(10)
+        assert [note["agent"] for note in hub.claim_notes()] == ["vm-1", "vm-2"]
+        hub.fleet.send_late_answers(mute)
+        await hub.settle()
+        hub.fleet.may_write.set()
+        await hub.advance(2)
+        assert len(hub.fleet.orders) == 1
+        assert hub.event_names() == ["startrequest.accepted"]
+
+
 async def test_a_late_acceptance_during_the_next_order_counts_after_that_has_ended(
     tmp_path: Path,
 ) -> None:

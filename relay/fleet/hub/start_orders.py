@@ -60,10 +60,12 @@ _log = logging.getLogger(__name__)
 class CommandPublisher(Protocol):
     """Publishes to the agents, on the command exchange."""
 
-    async def send(self, key: str, event: CloudEvent) -> bool:
-        """Publish an event, mandatory and confirmed. Return False if it was returned.
+    async def send(self, key: str, event: CloudEvent, is_needed: Callable[[], bool]) -> bool:
+        """Publish an event, mandatory and confirmed. Return False if nobody got it.
 
-        Then nobody got it. Raises DeliveryError if it is not known whether somebody got it.
+        Asks ``is_needed`` directly before the event is written, which can be seconds later, and
+        writes nothing if it is False. Raises DeliveryError if it is not known whether somebody got
+        the event.
         """
 
     def send_transient(self, key: str, event: CloudEvent) -> None:
@@ -325,12 +327,14 @@ class OrderPort:
         _log_end(order)
 
     async def _publish(self, order: SentOrder, event: CloudEvent) -> None:
-        # The answer to an earlier order can have come since `start` has asked.
-        if self.orders.find_accepted_order(order.event_key, order.grant) is not None:
-            order.end_returned()
-            return
+        def is_needed() -> bool:
+            # The answer to an earlier order can come while this one waits to be written.
+            return self.orders.find_accepted_order(order.event_key, order.grant) is None
+
         try:
-            is_delivered = await self._publisher.send(command_key(order.scope, order.agent), event)
+            is_delivered = await self._publisher.send(
+                command_key(order.scope, order.agent), event, is_needed
+            )
         except DeliveryError as error:
             _log.warning(
                 "fleet: whether an order was delivered is not known: %s (%s)", error.reason, order
