@@ -42,7 +42,7 @@ from bench.run import Options
 from bench.trial import trial
 from relay.events.build import Origin
 from relay.events.cloudevent import CloudEvent
-from relay.fleet.topology import fleet_exchange_name, pulse_queue_name
+from relay.fleet.topology import agent_publish_exchange_name, hub_pulse_queue_name
 from relay.roles.simulated_fleet import FleetPlan, raise_open_files_limit, simulated_fleet
 from tests.journey.relay_process import RelayProcess
 from tests.journey.relay_process import relay as relay_process
@@ -149,7 +149,7 @@ async def pulse_cost(options: Options) -> Section:
             rounds.add("resident memory", "MB", HUB, resident)
             await one.process.stop()
             await publish_all(one.agent_settings, pulses(origins, count))
-            bare = await _consume(one.broker.amqp_url(), pulse_queue_name(one.exchange), count)
+            bare = await _consume(one.broker.amqp_url(), hub_pulse_queue_name(one.exchange), count)
             rounds.add("CPU per pulse", "µs", BARE_CONSUMER, 1000 * bare, "≤ 2 × bare")
     return Section(
         metric="fleet-pulses",
@@ -229,8 +229,8 @@ async def _wave(
         await rest(one)
         broker = broker_pid(one.broker)
         cpu_before, broker_before = one.cpu, cpu_seconds(broker)
-        await fleet.run(changes=changes)
-        await fleet.settle(MAX_LATENESS)
+        await fleet.make_changes_at_plan_rate(changes=changes)
+        await fleet.wait_until_changes_are_reported(MAX_LATENESS)
         arrivals = await one.received(changes)
         await asyncio.sleep(SETTLE_SECONDS)
         cpu, broker_cpu = one.cpu - cpu_before, cpu_seconds(broker) - broker_before
@@ -245,7 +245,7 @@ async def _wave(
     counters = fleet.counters
     resident, _ = resident_memory(one.pid)
     rounds.add("hub CPU per change", "ms", column, 1000 * cpu / changes, "≤ 1.2 × 100 agents")
-    copies = counters.copies_per_change()
+    copies = counters.duplicate_reports_per_change()
     rounds.add("copies per change", "", column, copies, "≤ 3")
     for name, values in milliseconds.items():
         if values:
@@ -306,7 +306,7 @@ async def _idle(
     connection = await aio_pika.connect(hub.broker.amqp_url())
     async with connection, connection.channel() as channel:
         copies = await channel.declare_queue(exclusive=True)
-        await copies.bind(fleet_exchange_name(hub.exchange), "#")
+        await copies.bind(agent_publish_exchange_name(hub.exchange), "#")
         await asyncio.sleep(REST * scale)
         sent_before = await _message_count(channel, copies.name)
         before = {name: cpu_seconds(_pid(process)) for name, process in relays.items()}

@@ -20,15 +20,18 @@ from bench.receiver import Receiver, receiver
 from bench.trial import next_run, webhook
 from relay import __version__
 from relay.clock import SystemClock
-from relay.events.build import Origin, change_event, event_data, transition_id
+from relay.events.build import Origin, change_event, common_event_data, transition_digest
 from relay.events.cloudevent import CloudEvent
-from relay.events.delta import Change
-from relay.events.model import ScheduledEvent
-from relay.fleet.agent.agent import Agent, Machine
+from relay.events.model import Change, ScheduledEvent
+from relay.fleet.agent.agent import Agent, VmIdentity
 from relay.fleet.messages import Pulse
 from relay.fleet.routing import pulse_key, report_key
 from relay.fleet.settings import AgentSettings
-from relay.fleet.topology import command_exchange_name, fleet_exchange_name, report_queue_name
+from relay.fleet.topology import (
+    agent_publish_exchange_name,
+    command_exchange_name,
+    report_queue_name,
+)
 from relay.roles.simulated_fleet import FleetPlan
 from tests.journey.relay_process import RelayProcess, eventually
 from tests.journey.relay_process import relay as relay_process
@@ -129,7 +132,7 @@ async def fleet_trial(broker: Broker) -> AsyncIterator[FleetTrial]:
         for kind, name in (
             ("queue", report_queue_name(exchange)),
             ("queue", f"{exchange}.fleet.pulse"),
-            ("exchange", fleet_exchange_name(exchange)),
+            ("exchange", agent_publish_exchange_name(exchange)),
             ("exchange", command_exchange_name(exchange)),
         ):
             await asyncio.to_thread(_delete, broker, kind, name)
@@ -169,7 +172,7 @@ def broker_memory(broker: Broker) -> float:
 
 def agents_of(plan: FleetPlan) -> list[Origin]:
     """Return the agents of a fleet, one scope after the other in each round."""
-    by_scope = plan.vms_by_scope
+    by_scope = plan.vm_names_by_scope
     columns = itertools.zip_longest(
         *([Origin(scope, vm) for vm in vms] for scope, vms in by_scope.items())
     )
@@ -198,8 +201,8 @@ def scheduled_reports(run: int, origins: list[Origin], count: int) -> list[tuple
             change,
             origin,
             at,
-            data=event_data(event, 1),
-            transition=transition_id(change, origin),
+            data=common_event_data(event, 1),
+            transition=transition_digest(change, origin),
             previous_count=0,
             approved_by_relay=False,
         )
@@ -228,7 +231,7 @@ def pulses(origins: list[Origin], count: int) -> list[tuple[str, CloudEvent]]:
 
 async def publish_all(settings: AgentSettings, messages: Iterable[tuple[str, CloudEvent]]) -> None:
     """Publish messages of any agents over one connection. Return when the broker has them all."""
-    machine = Machine(vm_id=None, boot_id=None, zone=None, names=None)
+    machine = VmIdentity(vm_id=None, boot_id=None, zone=None, names=None)
     agent = Agent(settings, Origin("load", "load"), machine, lambda _: True, SystemClock())
     remaining = iter(messages)
 

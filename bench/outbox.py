@@ -67,7 +67,7 @@ async def open_outbox(sections: Sequence[dict[str, Any]]) -> AsyncIterator[Outbo
             context = sink_modules()[sink.kind].connect(sink, clock)
             connected[sink.name] = (sink, await stack.enter_async_context(context))
         dispatcher = Dispatcher(connected, store, clock, lambda *_, **__: None)
-        await dispatcher.start()
+        await dispatcher.load_waiting_and_listen()
         running = asyncio.create_task(dispatcher.run())
         yield Outbox(store, dispatcher)
         running.cancel()

@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 
 from relay.errors import StoreError
-from relay.outbox.claim_audit import audit_claims
+from relay.outbox.claim_audit import audit_start_request_claims
 from relay.outbox.file import open_for_reading
 from relay.outbox.journal import JournalRow, read_rows, verify_journal
 from relay.simulator.azure import RecordedCall
@@ -141,7 +141,7 @@ def audit(file: Path) -> tuple[bool, Sequence[str]]:
         return False, ()
     try:
         verify_journal(connection)
-        return True, audit_claims(connection).problems
+        return True, audit_start_request_claims(connection).problems
     except StoreError:
         return False, ()
     finally:

@@ -34,17 +34,16 @@ from relay.cli.init import agent_configuration, initial_configuration
 from relay.events.build import (
     EndOutcome,
     Origin,
+    approval_or_startrequest_event,
     change_event,
-    decision_event,
-    event_data,
+    common_event_data,
     relay_event,
     standing_hold_event,
 )
 from relay.events.catalog import CATALOG, EventDefinition, cloudevent_schema
 from relay.events.cloudevent import CloudEvent
 from relay.events.data_types import EventData
-from relay.events.delta import Change, diff
-from relay.events.model import Document, ScheduledEvent
+from relay.events.model import Change, Document, ScheduledEvent, diff_events_with_document
 from tests.mutation import report as mutation
 
 ROOT = Path(__file__).parent.parent
@@ -160,7 +159,7 @@ def _event_examples() -> Iterator[CloudEvent]:
     started = _changed(rescheduled, eventStatus="Started", notBefore=None)
     states: list[tuple[ScheduledEvent, ...]] = [(), (_EVENT,), (rescheduled,), (started,), ()]
     for incarnation, (before, after) in enumerate(pairwise(states), start=2):
-        (change,) = diff(before, Document(incarnation, after))
+        (change,) = diff_events_with_document(before, Document(incarnation, after))
         yield _change_example(change, incarnation)
 
 
@@ -170,7 +169,7 @@ def _change_example(change: Change, incarnation: int) -> CloudEvent:
         change,
         _ORIGIN,
         _FIRST_TIME + timedelta(minutes=5 * (incarnation - 2)),
-        data=event_data(change.event, incarnation - ended),
+        data=common_event_data(change.event, incarnation - ended),
         previous_count=0,
         approved_by_relay=change.kind in ("started", "ended"),
         outcome=EndOutcome("completed", "observed") if ended else None,
@@ -232,11 +231,11 @@ def _decision_example(
     position: int, name: str, added: Mapping[str, Any], cause: str | None = None
 ) -> CloudEvent:
     at = _FIRST_TIME + timedelta(minutes=1, seconds=position)
-    return decision_event(
+    return approval_or_startrequest_event(
         name,
         _ORIGIN,
         at,
-        event=event_data(_EVENT, 2),
+        event=common_event_data(_EVENT, 2),
         added=added,
         cause=cause,
         head=_head(position),
@@ -294,7 +293,7 @@ def _relay_examples() -> Iterator[CloudEvent]:
 
 
 def _changed(event: ScheduledEvent, **changes: Any) -> ScheduledEvent:
-    return ScheduledEvent.from_fields(event.to_fields() | changes)
+    return ScheduledEvent.from_cloudevent_data(event.to_cloudevent_data() | changes)
 
 
 def _head(position: int) -> str:

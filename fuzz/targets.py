@@ -20,22 +20,20 @@ from typing import Final
 
 import orjson
 
-from relay.amqp.approval_message import UnusableMessage
 from relay.amqp.broker_url import parse_urls
+from relay.amqp.message_verification import UnusableMessage
 from relay.approvals.request import InvalidField, MalformedBody, read_json, validate_body
 from relay.chat import CallbackRefused
-from relay.chat.platforms.mattermost import payloads as mattermost_payloads
-from relay.chat.platforms.mattermost.action_token import verify_action_token
-from relay.chat.platforms.slack import payloads as slack_payloads
-from relay.chat.platforms.slack.request_signature import verify_signature
+from relay.chat.platforms.mattermost import requests as mattermost_requests
+from relay.chat.platforms.slack import requests as slack_requests
 from relay.cli._server_sent_events import EventStream
 from relay.config import load
 from relay.errors import ConfigError, DocumentError
-from relay.events.build import event_data
-from relay.events.delta import diff
+from relay.events.build import common_event_data
+from relay.events.model import diff_events_with_document
 from relay.events.timestamps import format_rfc3339, format_sortable, parse_timestamp
 from relay.fleet.message_reader import read_message
-from relay.imds.api_versions import API_VERSIONS
+from relay.imds.api_version_features import API_VERSIONS
 from relay.imds.dhcp import parse_lease_file, read_option_245_of_reply
 from relay.imds.document import parse_document
 from relay.imds.instance_metadata import derive_scope, parse_instance, resource_names
@@ -60,12 +58,14 @@ def document(data: bytes) -> None:
             parsed = parse_document(data, api_version)
         except DocumentError:
             return
-        keys = [event.key for event in parsed.events]
+        keys = [event.lowercase_event_id for event in parsed.events]
         assert len(set(keys)) == len(keys), "expected each event once"
         for event in parsed.events:
-            orjson.dumps(event_data(event, parsed.incarnation))
+            orjson.dumps(common_event_data(event, parsed.incarnation))
             assert event.revision
-        assert diff(parsed.events, parsed) == (), "expected no change of the same document"
+        assert diff_events_with_document(parsed.events, parsed) == (), (
+            "expected no change of the same document"
+        )
 
 
 def instance(data: bytes) -> None:
@@ -89,14 +89,14 @@ def signature(data: bytes) -> None:
         made = sign([SECRET], message_id, int(values["webhook-timestamp"]), body)
         assert made in values["webhook-signature"].split(" ")
     with suppress(CallbackRefused):
-        verify_signature(headers, body, SECRET.encode(), NOW)
+        slack_requests.verify_signature(headers, body, SECRET.encode(), NOW)
         values = {name.lower(): value for name, value in headers.items()}
         signed = f"v0:{values['x-slack-request-timestamp']}:".encode() + body
         digest = hmac.digest(SECRET.encode(), signed, "sha256").hex()
         assert values["x-slack-signature"] == f"v0={digest}"
     for kind in ("button", "dialog"):
         with suppress(CallbackRefused):
-            verify_action_token(SECRET.encode(), _text(data), kind)
+            mattermost_requests.parse_signed_action_token(SECRET.encode(), _text(data), kind)
 
 
 def callback(data: bytes) -> None:
@@ -114,15 +114,15 @@ def callback(data: bytes) -> None:
 def chat(data: bytes) -> None:
     """What Slack and Mattermost send."""
     parsers: tuple[Callable[[bytes], object], ...] = (
-        slack_payloads.parse_payload,
-        mattermost_payloads.parse_payload,
+        slack_requests.parse_http_body,
+        mattermost_requests.parse_payload,
     )
     for parse in parsers:
         with suppress(CallbackRefused):
             parsed = parse(data)
             str(parsed).encode()
-            if isinstance(parsed, mattermost_payloads.Click):
-                mattermost_payloads.trigger_user_id(parsed.trigger_id)
+            if isinstance(parsed, mattermost_requests.Click):
+                mattermost_requests.user_id_from_trigger_id(parsed.trigger_id)
 
 
 def fleet(data: bytes) -> None:

@@ -70,7 +70,7 @@ async def run(
                 await stop.wait()
             finally:
                 reloads.cancel()
-                await reloader.end()
+                await reloader.cancel_all_reloads()
             _log.info("stopping: the relay sends what it can, the store keeps the rest")
 
     call_on_stop_signals(stop.set)

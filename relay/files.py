@@ -4,9 +4,9 @@
 its like return False if the user may not look. These return False only if nothing of that kind is
 there for certain, so that whoever opens the path gets the reason.
 
-`open_private` and its like make files and folders that this user alone can read, such as the state
-file and its locks. `is_planted` and `symlinks_leading_to` find what a stranger may have put into a
-folder that others can write.
+`open_private_file` and its like make files and folders that this user alone can read, such as the
+state file and its locks. `is_planted` and `symlinks_leading_to` find what a stranger may have put
+into a folder that others can write.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ _ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
 
 def may_exist(path: Path) -> bool:
     """Return whether something is there, or may be."""
-    return _may_have_mode(path, lambda _: True)
+    return _mode_matches_or_is_unknown(path, lambda _: True)
 
 
-def may_be_file(path: Path) -> bool:
+def file_may_exist(path: Path) -> bool:
     """Return whether a file is there, or may be."""
-    return _may_have_mode(path, stat.S_ISREG)
+    return _mode_matches_or_is_unknown(path, stat.S_ISREG)
 
 
-def may_be_folder(path: Path) -> bool:
+def folder_may_exist(path: Path) -> bool:
     """Return whether a folder is there, or may be."""
-    return _may_have_mode(path, stat.S_ISDIR)
+    return _mode_matches_or_is_unknown(path, stat.S_ISDIR)
 
 
-def _may_have_mode(path: Path, matches_mode: Callable[[int], bool]) -> bool:
+def _mode_matches_or_is_unknown(path: Path, matches_mode: Callable[[int], bool]) -> bool:
     try:
         return matches_mode(path.stat().st_mode)
     except OSError as error:
@@ -83,7 +83,7 @@ def current_user() -> str:
 PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
 
 
-def open_private(path: Path) -> int:
+def open_private_file(path: Path) -> int:
     """Open a file for this user alone, and create it if it is not there; return its descriptor.
 
     Raises OSError, also if it is a link or belongs to another user.

@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypedDict, get_type_hints
 from typing_extensions import Unpack
 
 
-class Fields(TypedDict, total=False):
+class LogFields(TypedDict, total=False):
     """Every field with its type and its meaning. One that is None is left out of the line."""
 
     type: Annotated[str | None, "what happened: `<family>.<change>` of the CloudEvent"]
@@ -78,10 +78,10 @@ class Fields(TypedDict, total=False):
 
 def field_meanings() -> dict[str, str]:
     """Return the meaning of every field by its name, for the documentation."""
-    hints = get_type_hints(Fields, include_extras=True)
+    hints = get_type_hints(LogFields, include_extras=True)
     return {name: hint.__metadata__[0] for name, hint in hints.items()}
 
 
-def log_extra(**fields: Unpack[Fields]) -> dict[str, Any]:
+def log_extra(**fields: Unpack[LogFields]) -> dict[str, Any]:
     """Return the ``extra`` of a logger's call: ``_log.info("…", extra=log_extra(count=2))``."""
     return {"fields": fields}

@@ -13,7 +13,7 @@ class LogOnce:
         self._logger = logger
         self._last: tuple[int, str, tuple[object, ...]] | None = None
 
-    def log(
+    def log_if_changed(
         self, level: int, message: str, *args: object, extra: Mapping[str, object] | None = None
     ) -> None:
         """Log the message, as `logging.Logger.log` does, if it differs from the last one."""

@@ -46,7 +46,7 @@ def load_plugins(
     for entry_point in found:
         name = entry_point.name
         try:
-            _check_name(name, own_names, found)
+            _check_name_is_unique(name, own_names, found)
             module = entry_point.load()
             check(name, module)
         except (Exception, SystemExit) as error:  # noqa: BLE001  # foreign code may raise anything
@@ -58,7 +58,9 @@ def load_plugins(
     return members, broken
 
 
-def _check_name(name: str, own_names: Collection[str], found: Sequence[EntryPoint]) -> None:
+def _check_name_is_unique(
+    name: str, own_names: Collection[str], found: Sequence[EntryPoint]
+) -> None:
     if name in own_names:
         raise ConfigError("the relay has a member of its own with this name")
     packages = [_describe_package(entry_point) for entry_point in found if entry_point.name == name]

@@ -107,7 +107,7 @@ async def report_reload(*, environment: Mapping[str, str] = os.environ) -> Async
         return
     log = LogOnce(_log)
     microseconds = time.monotonic_ns() // 1000  # on Linux that of CLOCK_MONOTONIC
-    await _try_send(
+    await _send_or_log(
         manager, log, "RELOADING=1", f"MONOTONIC_USEC={microseconds}", "STATUS=Reloading"
     )
     status = "Running"
@@ -117,7 +117,7 @@ async def report_reload(*, environment: Mapping[str, str] = os.environ) -> Async
         status = "Running with an earlier configuration. The log says why."
         raise
     finally:
-        await _try_send(manager, log, "READY=1", f"STATUS={status}")
+        await _send_or_log(manager, log, "READY=1", f"STATUS={status}")
 
 
 async def _report_states(
@@ -128,13 +128,13 @@ async def _report_states(
         async with asyncio.timeout(start_patience):
             await is_up.wait()
     if not is_up.is_set():
-        await _try_send(
+        await _send_or_log(
             manager, log, "READY=1", "STATUS=Starting. The log says what the relay waits for."
         )
     await is_up.wait()
-    await _try_send(manager, log, "READY=1", "STATUS=Running")
+    await _send_or_log(manager, log, "READY=1", "STATUS=Running")
     await stop.wait()
-    await _try_send(manager, log, "STOPPING=1", "STATUS=Sending what can be sent")
+    await _send_or_log(manager, log, "STOPPING=1", "STATUS=Sending what can be sent")
 
 
 async def _send_watchdog_pings(manager: ServiceManager) -> None:
@@ -142,15 +142,15 @@ async def _send_watchdog_pings(manager: ServiceManager) -> None:
         return
     log = LogOnce(_log)
     while True:
-        await _try_send(manager, log, "WATCHDOG=1")
+        await _send_or_log(manager, log, "WATCHDOG=1")
         await asyncio.sleep(manager.watchdog / _PINGS_PER_WATCHDOG)
 
 
-async def _try_send(manager: ServiceManager, log: LogOnce, *assignments: str) -> None:
+async def _send_or_log(manager: ServiceManager, log: LogOnce, *assignments: str) -> None:
     try:
         await manager.send(*assignments)
     except OSError as error:
-        log.log(
+        log.log_if_changed(
             logging.WARNING,
             "the service manager cannot be told %s: %s",
             assignments[0],

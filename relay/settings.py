@@ -45,7 +45,7 @@ Duration = Annotated[float, BeforeValidator(_duration)]
 """A duration: text with a unit in the YAML document, seconds as a float in the code."""
 
 
-def text_like(pattern: str, form: str) -> AfterValidator:
+def text_pattern_validator(pattern: str, form: str) -> AfterValidator:
     """Accept text that a regular expression matches as a whole.
 
     ``form`` describes it for people, with an example: ``a minute such as 08:00``.
@@ -62,7 +62,7 @@ def text_like(pattern: str, form: str) -> AfterValidator:
 
 Name = Annotated[
     str,
-    text_like(
+    text_pattern_validator(
         r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}",
         'a name such as "db-drain": letters, digits, ., _ and -, at most 64 characters',
     ),

@@ -17,7 +17,7 @@ class RequestBody(BaseModel):
     )
 
 
-def first_error(error: ValidationError) -> tuple[str, str]:
+def first_error_path_and_message(error: ValidationError) -> tuple[str, str]:
     """Return the path of the first invalid value, with dots, and what is wrong with it.
 
     The path is empty if the whole document is wrong. Neither text repeats the input.

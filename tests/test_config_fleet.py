@@ -196,7 +196,7 @@ def test_whatever_matches_both_patterns_makes_them_overlap(one: str, other: str,
     domains = [
         TrustDomain(user=user, scopes=(pattern,)) for user, pattern in (("a", one), ("b", other))
     ]
-    if all(domain.speaks_for(name, "vm") for domain in domains):
+    if all(domain.may_speak_for_relay(name, "vm") for domain in domains):
         assert overlapping_patterns(*domains) == (one, other)
 
 
@@ -207,7 +207,9 @@ def test_patterns_overlap_only_if_a_short_text_matches_both(one: str, other: str
     ]
     names = ("".join(letters) for size in range(11) for letters in product("ab", repeat=size))
     if overlapping_patterns(*domains) is not None:
-        assert any(all(domain.speaks_for(name, "vm") for domain in domains) for name in names)
+        assert any(
+            all(domain.may_speak_for_relay(name, "vm") for domain in domains) for name in names
+        )
 
 
 @pytest.mark.parametrize(
@@ -228,7 +230,7 @@ def test_a_domain_speaks_for_the_scopes_and_relays_that_its_patterns_match(
     scope: str, relay: str, may: bool
 ) -> None:
     domain = TrustDomain(user="a", scopes=("vmss-a-*", "single"), relays=("vmss-a_?*",))
-    assert domain.speaks_for(scope, relay) is may
+    assert domain.may_speak_for_relay(scope, relay) is may
 
 
 # --- machines as voters

@@ -28,7 +28,7 @@ from aiormq.exceptions import ChannelAccessRefused
 from ruamel.yaml import YAML
 from yarl import URL
 
-from relay.amqp.connection import Connection
+from relay.amqp.connection import GuardedConnection
 from relay.amqp.topology import approvals_topology, declare_topology, events_topology
 from relay.api.local_socket import SERVICE_SOCKET
 from relay.app import start_relay
@@ -96,7 +96,7 @@ async def test_the_definitions_make_what_declare_true_makes(defined: Broker) -> 
     await asyncio.to_thread(
         defined.ctl, "set_permissions", "--vhost", "made", "admin", ".*", ".*", ".*"
     )
-    connection = Connection(URL(url_of(defined, "admin")).with_path("/made"), "test")
+    connection = GuardedConnection(URL(url_of(defined, "admin")).with_path("/made"), "test")
     await connection.connect()
     async with connection:
         await declare_topology(
@@ -156,7 +156,7 @@ async def test_the_relay_may_publish_and_take_approvals_and_nothing_else(defined
         await there.publish(aio_pika.Message(b"told"), "event.scheduled.reboot.compose", timeout=60)
         with pytest.raises(ChannelAccessRefused):
             await channel.declare_exchange("another", "topic", durable=True)
-    connection = Connection(URL(url_of(defined, "relay")), "test")
+    connection = GuardedConnection(URL(url_of(defined, "relay")), "test")
     await connection.connect()
     async with connection:
         unseen = await declare_topology(

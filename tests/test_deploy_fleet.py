@@ -140,7 +140,7 @@ def test_agents_and_hub_agree_on_users_scope_and_exchange() -> None:
     assert agent.fleet.exchange == hub.fleet.exchange
     (domain,) = hub.fleet.domains
     assert domain.user == agent.fleet.url_user
-    assert domain.speaks_for(agent.scope, "web_0")
+    assert domain.may_speak_for_relay(agent.scope, "web_0")
     assert not hub.has_no_rule_for_user_events
 
 
@@ -154,7 +154,7 @@ def test_the_definitions_are_those_of_the_command_for_this_hub() -> None:
     for name in ("agent", "hub"):
         fleet = configuration(name).fleet
         assert fleet is not None
-        url = fleet.targets()[0]
+        url = fleet.broker_urls()[0]
         stored = base64.b64decode(hashes[url.user])
         digest = hashlib.sha256(stored[:4] + (url.password or "").encode()).digest()
         assert stored[4:] == digest
@@ -199,7 +199,7 @@ def url_of(name: str, services: dict[str, Any]) -> URL:
         return URL(services[name]["environment"]["AMQP_URL"])
     fleet = configuration(name).fleet
     assert fleet is not None
-    return fleet.targets()[0]
+    return fleet.broker_urls()[0]
 
 
 async def test_agents_hub_and_consumer_may_do_their_work(
@@ -312,8 +312,8 @@ def test_the_documented_limits_are_valid_on_the_hub(tmp_path: Path) -> None:
 
 def test_the_documented_pattern_of_scopes_takes_no_scale_set_with_a_longer_name() -> None:
     domain = TrustDomain(user="vmss-web", scopes=("vmss-web-????????",))
-    assert domain.speaks_for("vmss-web-1f0c33ab", "vmss-web_0")
-    assert not domain.speaks_for("vmss-web-2-1f0c33ab", "vmss-web-2_0")
+    assert domain.may_speak_for_relay("vmss-web-1f0c33ab", "vmss-web_0")
+    assert not domain.may_speak_for_relay("vmss-web-2-1f0c33ab", "vmss-web-2_0")
 
 
 # --- all of it

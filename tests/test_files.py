@@ -13,14 +13,14 @@ from relay.cli._local_relay import find_socket
 from relay.config import load
 from relay.config.relay_location import locate_relay
 from relay.errors import ConfigError, StoreError
-from relay.files import current_user, may_be_file, may_be_folder, may_exist
+from relay.files import current_user, file_may_exist, folder_may_exist, may_exist
 from relay.outbox import StoreSettings
 from relay.outbox.diagnostics import diagnose
 from relay.outbox.file import open_for_reading
 from tests.cli.command import run_async, run_command
 
 NOBODY = 65534
-CHECKS: tuple[Callable[[Path], bool], ...] = (may_exist, may_be_file, may_be_folder)
+CHECKS: tuple[Callable[[Path], bool], ...] = (may_exist, file_may_exist, folder_may_exist)
 
 
 @pytest.fixture

@@ -14,11 +14,11 @@ def test_a_message_is_logged_when_it_differs_from_the_last_one(
 ) -> None:
     caplog.set_level(logging.INFO)
     log = LogOnce(logging.getLogger("test"))
-    log.log(logging.INFO, "%s is up", "a")
-    log.log(logging.INFO, "%s is up", "a")
-    log.log(logging.INFO, "%s is up", "b")
-    log.log(logging.WARNING, "%s is up", "b")
-    log.log(logging.INFO, "%s is up", "a")
+    log.log_if_changed(logging.INFO, "%s is up", "a")
+    log.log_if_changed(logging.INFO, "%s is up", "a")
+    log.log_if_changed(logging.INFO, "%s is up", "b")
+    log.log_if_changed(logging.WARNING, "%s is up", "b")
+    log.log_if_changed(logging.INFO, "%s is up", "a")
     logged = [(record.levelname, record.getMessage()) for record in caplog.records]
     assert logged == [
         ("INFO", "a is up"),

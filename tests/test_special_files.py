@@ -16,7 +16,7 @@ from relay.api.server.tls import make_server_context, reloading_server_context
 from relay.api.settings import Client, ServerTlsSettings
 from relay.errors import ConfigError
 from relay.files import MAX_FILE_BYTES
-from relay.net.tls_settings import ClientTlsSettings
+from relay.net.tls import ClientTlsSettings
 from tests.certificates import LOCALHOST, Authority
 
 KEY = "bearer-test-key-of-alice"

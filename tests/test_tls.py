@@ -15,7 +15,7 @@ from yarl import URL
 from relay.amqp.connection import open_connection
 from relay.clock import SystemClock
 from relay.errors import Deferred
-from relay.net.tls_context import client_context, explain_refusal
+from relay.net.tls import client_context, explain_refusal
 from relay.sinks.webhook import connect
 from tests.builders import cloudevent
 from tests.certificates import LOCALHOST, SERVER, Authority

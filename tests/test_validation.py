@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError, field_validator
 
-from relay.validation import first_error
+from relay.validation import first_error_path_and_message
 
 
 class Child(BaseModel):
@@ -56,4 +56,4 @@ def test_the_first_error_has_a_path_and_a_message_without_the_input(
 ) -> None:
     with pytest.raises(ValidationError) as caught:
         Parent.model_validate(document)
-    assert first_error(caught.value) == (path, message)
+    assert first_error_path_and_message(caught.value) == (path, message)

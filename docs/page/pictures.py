@@ -134,7 +134,7 @@ async def _take_change(page: Page, relay: RunningRelay, events: list[ScheduledEv
     await page.locator("#decide-wrong:not(:empty)").wait_for()
     await _shoot(page, "refused", full=False)
     await page.get_by_role("button", name="Cancel").click()
-    relay.server.state.detach()
+    relay.server.state.detach_relay()
     await page.locator("#live", has_text="Connection lost").wait_for()
     await asyncio.sleep(3)
     await _shoot(page, "lost", full=False)

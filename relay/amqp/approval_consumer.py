@@ -23,19 +23,19 @@ from aiormq.exceptions import ChannelAccessRefused
 from pamqp.commands import Basic
 from yarl import URL
 
-from relay.amqp.approval_message import ApprovalMessage, UnusableMessage, parse_message
 from relay.amqp.broker_url import Declare, host_port
-from relay.amqp.cancellation import raise_if_cancelled
+from relay.amqp.cancellation_check import raise_if_cancelled
 from relay.amqp.connection import (
     CLOSE_TIMEOUT,
     HEARTBEAT,
     SETUP_TIMEOUT,
-    Connection,
+    GuardedConnection,
     keep_connected,
 )
-from relay.amqp.deliveries import Deliveries, make_delivery_buffer, open_consuming_channel
+from relay.amqp.delivery_buffer import Deliveries, make_delivery_buffer, open_consuming_channel
 from relay.amqp.failures import ConnectionFailure, broker_message
 from relay.amqp.fair_queue import FairQueue, ReceivedDecision, WaitingMessage
+from relay.amqp.message_verification import ApprovalMessage, UnusableMessage, parse_approval_message
 from relay.amqp.topology import (
     ApprovalsQueue,
     declare_topology,
@@ -119,7 +119,7 @@ class ApprovalConsumer:
     ) -> NoReturn:
         """Stay connected and consume until cancelled. Both intervals are in seconds."""
 
-        async def serve(connection: Connection) -> NoReturn:
+        async def serve(connection: GuardedConnection) -> NoReturn:
             try:
                 await self._consume_while_possible(connection, poll_interval)
             finally:
@@ -135,7 +135,7 @@ class ApprovalConsumer:
         )
 
     async def _consume_while_possible(
-        self, connection: Connection, poll_interval: float
+        self, connection: GuardedConnection, poll_interval: float
     ) -> NoReturn:
         async with asyncio.timeout(SETUP_TIMEOUT):
             topology_note = await self._declare_topology(connection)
@@ -163,16 +163,16 @@ class ApprovalConsumer:
                 clock=self._clock,
                 poll_interval=poll_interval,
             )
-            recorded = await consumer.decide_all()
+            recorded = await consumer.read_and_decide_messages()
             # What is not acknowledged returns to the queue when the channel closes. It keeps its
             # order only because all of it is delivered again together.
-            with connection.abort_after(CLOSE_TIMEOUT):
+            with connection.abort_if_slower_than(CLOSE_TIMEOUT):
                 await channel.close()
             failures = 0 if recorded else failures + 1
             pause = exponential_backoff(failures + 1, first=poll_interval, maximum=MAX_PAUSE)
             await self._clock.sleep(pause)
 
-    async def _declare_topology(self, connection: Connection) -> str:
+    async def _declare_topology(self, connection: GuardedConnection) -> str:
         """Make or check the topology; return what to add to a line of the log about it.
 
         A queue that was made before there were limits stays in use. Raises Deferred.
@@ -214,10 +214,10 @@ class ApprovalConsumer:
         return deliveries
 
     def _log_failure(self, failure: ConnectionFailure) -> None:
-        self._state_log.log(logging.WARNING, "approvals over AMQP: %s", failure.reason)
+        self._state_log.log_if_changed(logging.WARNING, "approvals over AMQP: %s", failure.reason)
 
     def _log_state(self, state: str) -> None:
-        self._state_log.log(logging.INFO, "approvals over AMQP: %s", state)
+        self._state_log.log_if_changed(logging.INFO, "approvals over AMQP: %s", state)
 
 
 class _ChannelConsumer:
@@ -252,7 +252,7 @@ class _ChannelConsumer:
         """A message waits now, or reading has ended."""
         self._reading: asyncio.Task[NoReturn] | None = None
 
-    async def decide_all(self) -> bool:
+    async def read_and_decide_messages(self) -> bool:
         """Read and decide messages while that is possible.
 
         Returns False if the last decision could not be recorded. Raises Deferred if the channel or
@@ -264,7 +264,7 @@ class _ChannelConsumer:
             while await self._handler.blocking_reason() is None:
                 await self._raise_error_of_reading()
                 self._has_news.clear()
-                taken = await self._take_next_messages()
+                taken = await self._take_next_messages_or_delay()
                 if not isinstance(taken, list):
                     seconds = min(taken, self._poll_interval)
                     await wait_for_event(self._has_news, self._clock, seconds)
@@ -288,7 +288,9 @@ class _ChannelConsumer:
                 if isinstance(delivery, Deferred):
                     raise delivery
                 message = self._parse_delivery(delivery, rejected)
-                given_up = self._waiting.add(message) if message is not None else None
+                given_up = (
+                    self._waiting.add_evicting_if_full(message) if message is not None else None
+                )
                 if given_up is not None:
                     self._on_unusable(given_up.received.user, TOO_MANY)
                     rejected.append(given_up.tag)
@@ -306,7 +308,7 @@ class _ChannelConsumer:
         """Return a message that can be decided; add the tag of any other to ``rejected``."""
         tag = delivery.delivery_tag or 0
         try:
-            message = parse_message(delivery, self._queue)
+            message = parse_approval_message(delivery, self._queue)
             received = self._handler.read(message)
         except UnusableMessage as error:
             self._on_unusable(delivery.header.properties.user_id, str(error))
@@ -317,7 +319,7 @@ class _ChannelConsumer:
         rejected.append(tag)
         return None
 
-    async def _take_next_messages(self) -> list[WaitingMessage] | float:
+    async def _take_next_messages_or_delay(self) -> list[WaitingMessage] | float:
         """Return the next messages; without any, the seconds until there can be one.
 
         They have one kind of decision: if only some of them can be recorded at first, no release
@@ -326,7 +328,7 @@ class _ChannelConsumer:
         taken = [self._postponed] if self._postponed is not None else []
         self._postponed = None
         while not taken or len(taken) < _max_messages_decided_together(taken[0]):
-            message = self._waiting.take(self._clock.monotonic())
+            message = self._waiting.take_message_or_delay(self._clock.monotonic())
             if not isinstance(message, WaitingMessage):
                 return taken or message
             for release in self._waiting.take_releases_before_hold(message):
@@ -359,10 +361,10 @@ class _ChannelConsumer:
                 return True
             failures += 1
             pause = exponential_backoff(failures + 1, first=self._poll_interval, maximum=MAX_PAUSE)
-            if not await self._sleep_while_decidable(pause):
+            if not await self._sleep_unless_deciding_is_blocked(pause):
                 return False
 
-    async def _sleep_while_decidable(self, seconds: float) -> bool:
+    async def _sleep_unless_deciding_is_blocked(self, seconds: float) -> bool:
         """Wait; return False at once if no message can be decided.
 
         Raises Deferred if the channel or the queue is gone.

@@ -14,7 +14,7 @@ from pydantic import SecretStr, model_validator
 from yarl import URL
 
 from relay.net.egress import is_refused, parse_address_literal
-from relay.settings import Section, text_like
+from relay.settings import Section, text_pattern_validator
 
 _URL = re.compile(r"(?P<begin>amqps?://(?:[^/?#]*@)?)(?P<hosts>[^/?#@]+)(?P<end>[/?][^#]*)?")
 FILE_OPTIONS = {"cafile", "certfile", "keyfile"}
@@ -24,7 +24,7 @@ _OPTIONS = {"auth", *FILE_OPTIONS}
 
 ExchangeName = Annotated[
     str,
-    text_like(
+    text_pattern_validator(
         r"[A-Za-z0-9_.:-]{1,127}",
         "a name such as azure.scheduledevents: letters, digits, _, ., : and -, "
         "at most 127 characters",
@@ -51,13 +51,13 @@ class BrokerSettings(Section):
         if self.url is None and self.url_file is None:
             raise ValueError("expected url or url_file, got neither")
         try:
-            self.targets()
+            self.broker_urls()
         except ValueError as error:
             field = "url" if self.url_file is None else "url_file"
             raise ValueError(f"{field}: {error}") from None
         return self
 
-    def targets(self) -> tuple[URL, ...]:
+    def broker_urls(self) -> tuple[URL, ...]:
         """Return the current URL, once for each host. Raises ValueError if it is unusable."""
         return parse_urls(self.reveal("url") or "")
 
@@ -81,7 +81,7 @@ def parse_urls(text: str) -> tuple[URL, ...]:
                 "expected a broker's address, got a metadata or host address, "
                 "which no sink may reach"
             )
-    _check_options(urls[0])
+    _check_tls_query_options(urls[0])
     return urls
 
 
@@ -97,7 +97,7 @@ def _url_per_host(text: str) -> tuple[URL, ...]:
         return ()
 
 
-def _check_options(url: URL) -> None:
+def _check_tls_query_options(url: URL) -> None:
     names = ", ".join(sorted(_OPTIONS))
     auth = url.query.get("auth", "plain")
     if not _OPTIONS.issuperset(url.query) or len(url.query) != len(set(url.query)):

@@ -23,14 +23,14 @@ from aiohttp.connector import AddrInfoType
 from yarl import URL
 
 from relay.amqp.broker_url import FILE_OPTIONS, host_port
-from relay.amqp.cancellation import is_cancelled, raise_if_cancelled
-from relay.amqp.failures import ConnectionFailure, combine_failures, describe_failure
-from relay.amqp.frames import MAX_BODY_BYTES, CoalescingWriter, SanitizingReader
+from relay.amqp.cancellation_check import is_cancelled, raise_if_cancelled
+from relay.amqp.failures import ConnectionFailure, combine_host_failures, describe_failure
+from relay.amqp.frame_streams import MAX_BODY_BYTES, CoalescingWriter, SanitizingReader
 from relay.clock import Clock
 from relay.errors import Deferred
 from relay.net.backoff import exponential_backoff, with_jitter
 from relay.net.egress import guarded_socket
-from relay.net.tls_context import client_context, load_client_certificate
+from relay.net.tls import client_context, load_client_certificate
 
 HEARTBEAT = 10
 """Seconds. The connection ends after a little more than three heartbeats without a sign of life."""
@@ -45,7 +45,7 @@ _STABLE_AFTER = 2 * SETUP_TIMEOUT
 """Seconds. A connection that lasted longer was a success: the delays start again."""
 
 
-class Connection(aio_pika.Connection):
+class GuardedConnection(aio_pika.Connection):
     """A connection whose socket is guarded, and can be dropped if the broker hangs."""
 
     def __init__(
@@ -97,7 +97,7 @@ class Connection(aio_pika.Connection):
                 made.setsockopt(socket.SOL_SOCKET, option, self._socket_buffers)
         return made
 
-    def write_frames(self, frames: bytes) -> None:
+    def write_frames_at_end_of_turn(self, frames: bytes) -> None:
         """Write whole frames at the end of this turn of the loop.
 
         They do not pass through aiormq's queue: it has room for ten frames, and costs a turn of the
@@ -110,14 +110,14 @@ class Connection(aio_pika.Connection):
         """Close within `CLOSE_TIMEOUT` seconds. Raises nothing but a cancellation."""
         try:
             # The connection ends in any case, so errors do not matter.
-            with contextlib.suppress(Exception), self.abort_after(CLOSE_TIMEOUT):
+            with contextlib.suppress(Exception), self.abort_if_slower_than(CLOSE_TIMEOUT):
                 await self.close()
         finally:
             self._abort()
             await self.close()  # else a close that was cut short leaves it marked as open
 
     @contextlib.contextmanager
-    def abort_after(self, seconds: float) -> Iterator[None]:
+    def abort_if_slower_than(self, seconds: float) -> Iterator[None]:
         """Drop the socket if the block takes longer.
 
         A timeout around the block is not enough. aiormq's writer can wait for a broker that reads
@@ -159,7 +159,7 @@ async def keep_connected(
     urls: Callable[[], Sequence[URL]],
     name: str,
     clock: Clock,
-    serve: Callable[[Connection], Awaitable[NoReturn]],
+    serve: Callable[[GuardedConnection], Awaitable[NoReturn]],
     on_failure: Callable[[ConnectionFailure], None],
     *,
     heartbeat: int = HEARTBEAT,
@@ -203,7 +203,7 @@ async def keep_connected(
             failed_rounds = 0
             failures.clear()
         failures = deque((*failures, failure), maxlen=host_count)
-        on_failure(combine_failures(failures))
+        on_failure(combine_host_failures(failures))
         attempts += 1
         if attempts % host_count == 0:
             failed_rounds += 1
@@ -218,14 +218,14 @@ async def open_connection(
     setup_timeout: float = SETUP_TIMEOUT,
     max_body_bytes: int = MAX_BODY_BYTES,
     socket_buffers: int | None = None,
-) -> AsyncIterator[Connection]:
+) -> AsyncIterator[GuardedConnection]:
     """Yield one connection, and close it at the end. Raises Deferred if it cannot be opened."""
-    connection = Connection(
+    connection = GuardedConnection(
         url.update_query(heartbeat=heartbeat), name, max_body_bytes, socket_buffers
     )
     try:
         try:
-            with connection.abort_after(setup_timeout + 1):
+            with connection.abort_if_slower_than(setup_timeout + 1):
                 async with asyncio.timeout(setup_timeout):
                     await connection.connect()
         except (Exception, asyncio.CancelledError) as error:

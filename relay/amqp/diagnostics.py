@@ -13,11 +13,11 @@ from pamqp.commands import Basic
 from yarl import URL
 
 from relay.amqp.broker_url import Declare, host_port
-from relay.amqp.cancellation import is_cancelled
-from relay.amqp.connection import SETUP_TIMEOUT, Connection, open_connection
+from relay.amqp.cancellation_check import is_cancelled
+from relay.amqp.connection import SETUP_TIMEOUT, GuardedConnection, open_connection
 from relay.amqp.failures import broker_message, describe_failure
 from relay.amqp.topology import Part, Queue
-from relay.diagnostics import Finding, failure, ok, warning
+from relay.doctor_findings import Finding, failure, ok, warning
 from relay.errors import Deferred
 
 _INVALID_EXPIRATION = "never"
@@ -32,7 +32,7 @@ async def diagnose(
     *,
     writes: tuple[str, str] | None = None,
     reads: Collection[str] = (),
-    examine: Callable[[Connection], Awaitable[list[Finding]]] | None = None,
+    examine: Callable[[GuardedConnection], Awaitable[list[Finding]]] | None = None,
 ) -> list[Finding]:
     """Return a finding for each host and, from the first that works, one for each part.
 
@@ -53,7 +53,8 @@ async def diagnose(
                 if checked:
                     continue
                 findings += [
-                    await _check_part(subject, connection, part, declare, reads) for part in parts
+                    await _check_exchange_or_queue(subject, connection, part, declare, reads)
+                    for part in parts
                 ]
                 if writes is not None:
                     findings.append(await _check_write(subject, connection, *writes))
@@ -63,7 +64,7 @@ async def diagnose(
         except Deferred as error:
             remedy = "correct the url, or check that the broker runs and lets this VM through"
             findings.append(failure(subject, error.reason, remedy))
-        except (Exception, asyncio.CancelledError) as error:  # see `cancellation`
+        except (Exception, asyncio.CancelledError) as error:  # see `cancellation_check`
             if is_cancelled():
                 raise
             problem = f"{host_port(url)}: {describe_failure(error).reason}"
@@ -71,8 +72,12 @@ async def diagnose(
     return findings
 
 
-async def _check_part(
-    subject: str, connection: Connection, part: Part, declare: Declare, reads: Collection[str]
+async def _check_exchange_or_queue(
+    subject: str,
+    connection: GuardedConnection,
+    part: Part,
+    declare: Declare,
+    reads: Collection[str],
 ) -> Finding:
     async with connection.channel(publisher_confirms=False) as channel:
         try:
@@ -105,7 +110,9 @@ async def _check_part(
     return ok(subject, f"{part.title} is there")
 
 
-async def _check_write(subject: str, connection: Connection, exchange: str, key: str) -> Finding:
+async def _check_write(
+    subject: str, connection: GuardedConnection, exchange: str, key: str
+) -> Finding:
     async with connection.channel() as channel:
         aiormq_channel = cast("aiormq.Channel", await channel.get_underlay_channel())
         try:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from aio_pika import exceptions as amqp
 
 from relay.errors import Deferred, Failure
-from relay.net.tls_context import explain_refusal
+from relay.net.tls import explain_refusal
 
 AMQP_CA_OPTION = "cafile in the url, or install it on this machine"
 """Where an operator names a CA for AMQP."""
@@ -34,7 +34,7 @@ class ConnectionFailure:
         return Deferred(self.reason, failure=self.failure, status=self.status)
 
 
-def combine_failures(failures: Sequence[ConnectionFailure]) -> ConnectionFailure:
+def combine_host_failures(failures: Sequence[ConnectionFailure]) -> ConnectionFailure:
     """Return the failures of several hosts as one, with the reasons in a fixed order."""
     reasons = {failure.reason for failure in failures}
     kinds = {failure.failure for failure in failures}

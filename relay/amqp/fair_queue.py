@@ -53,7 +53,7 @@ class _ClientBacklog:
     def __len__(self) -> int:
         return len(self.urgent) + len(self.votes)
 
-    def queue_of(self, message: WaitingMessage) -> deque[WaitingMessage]:
+    def vote_or_urgent_queue_for(self, message: WaitingMessage) -> deque[WaitingMessage]:
         return self.votes if message.received.decision == "approve" else self.urgent
 
 
@@ -70,10 +70,10 @@ class FairQueue:
         self._capacity = capacity
         self._clients: dict[str, _ClientBacklog] = {}  # the one that was served last is the last
 
-    def add(self, message: WaitingMessage) -> WaitingMessage | None:
+    def add_evicting_if_full(self, message: WaitingMessage) -> WaitingMessage | None:
         """Add a message; return the message that is given up for it."""
         backlog = self._clients.setdefault(message.received.user, _ClientBacklog())
-        backlog.queue_of(message).append(message)
+        backlog.vote_or_urgent_queue_for(message).append(message)
         if sum(map(len, self._clients.values())) <= self._capacity:
             return None
         most = max(self._clients.values(), key=len)
@@ -81,7 +81,7 @@ class FairQueue:
         self._remove_message(given_up)
         return given_up
 
-    def take(self, now: float) -> WaitingMessage | float:
+    def take_message_or_delay(self, now: float) -> WaitingMessage | float:
         """Return the next message, or the seconds until there can be one.
 
         `now` is monotonic seconds.
@@ -121,6 +121,6 @@ class FairQueue:
         """Remove a message. Its client is then the one that was served last."""
         user = message.received.user
         backlog = self._clients.pop(user)
-        backlog.queue_of(message).remove(message)
+        backlog.vote_or_urgent_queue_for(message).remove(message)
         if backlog:
             self._clients[user] = backlog

@@ -2,9 +2,9 @@
 
 A `ConfirmedPublisher` belongs to a sink or to one end of a fleet. Whoever keeps the connection
 (`relay.amqp.connection.keep_connected`) opens a `PublishChannel` on it and gives it to the
-publisher (`use_channel_until_closed`), or says why there is none (`set_failure`). `publish` sends a
-message over the channel that is open, and returns the broker's answer. `publish_transient` writes a
-message without a confirm.
+publisher (`use_channel_until_closed`), or says why there is none (`note_connection_failure`).
+`publish` sends a message over the channel that is open, and returns the broker's answer.
+`publish_transient` writes a message without a confirm.
 
 The frames are written here, which costs much less than aiormq's ``basic_publish``. aiormq handles
 the answers (docs/decisions/0010-own-reconnect.md).
@@ -25,10 +25,10 @@ from aio_pika import exceptions as amqp
 from aio_pika.abc import AbstractChannel
 from pamqp.commands import Basic
 
-from relay.amqp.connection import Connection
+from relay.amqp.connection import GuardedConnection
 from relay.amqp.event_message import content_header
 from relay.amqp.failures import ConnectionFailure, describe_failure
-from relay.amqp.frames import content_frames
+from relay.amqp.frame_streams import content_frames
 from relay.errors import Deferred
 from relay.events.cloudevent import CloudEvent
 
@@ -72,7 +72,7 @@ class ConfirmedPublisher:
         such as a quorum queue without a majority, would store a copy for each try. Raises Deferred
         without a channel or an answer.
         """
-        channel = await self._open_channel()
+        channel = await self._wait_for_open_channel()
         deadline = asyncio.get_running_loop().time() + self._timeout
         publish = channel.find_publish_of_message(message_id)
         if publish is None:
@@ -83,7 +83,7 @@ class ConfirmedPublisher:
                 message_id, body, key, header()
             )
         try:
-            is_done = await channel.wait_until_publish_done(publish, deadline)
+            is_done = await channel.wait_for_publish_until_deadline(publish, deadline)
         except asyncio.CancelledError:
             channel.keep_result_for_next_delivery(message_id, publish)
             raise
@@ -115,7 +115,7 @@ class ConfirmedPublisher:
                 f"the connection to {broker} was lost: {describe_failure(reason).reason}"
             )
 
-    def set_failure(self, failure: ConnectionFailure) -> None:
+    def note_connection_failure(self, failure: ConnectionFailure) -> None:
         """Note why there is no connection."""
         self._failure = failure
 
@@ -129,7 +129,7 @@ class ConfirmedPublisher:
                 "see its memory and disk alarms. Nothing was sent"
             ) from None
 
-    async def _open_channel(self) -> PublishChannel:
+    async def _wait_for_open_channel(self) -> PublishChannel:
         """Return the open channel. Raises Deferred if there is none soon."""
         if self._channel is not None and self._channel.is_closed:
             self._forget_channel()
@@ -155,7 +155,7 @@ class PublishChannel:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: GuardedConnection,
         channel: AbstractChannel,
         aiormq_channel: aiormq.Channel,
         exchange: str,
@@ -180,7 +180,7 @@ class PublishChannel:
         channel.close_callbacks.add(self._set_close_reason)
 
     @classmethod
-    async def open(cls, connection: Connection, exchange: str) -> PublishChannel:
+    async def open(cls, connection: GuardedConnection, exchange: str) -> PublishChannel:
         """Open a channel."""
         channel = connection.channel(on_return_raises=True)
         await channel.initialize()
@@ -194,7 +194,7 @@ class PublishChannel:
         aiormq forgets a channel as soon as it has read that the broker closed it, and closes it
         some turns of the loop later. A message in between would end the whole connection.
         """
-        is_known = _is_known_to_connection(self._aiormq_channel)
+        is_known = _is_channel_known_to_aiormq(self._aiormq_channel)
         return self._has_ended or self._channel.is_closed or not is_known
 
     def _set_close_reason(self, _: object, error: BaseException | None) -> None:
@@ -233,10 +233,10 @@ class PublishChannel:
         channel.delivery_tag += 1
         channel.confirmations[channel.delivery_tag] = publish
         channel.message_id_delivery_tag[message_id] = channel.delivery_tag
-        self._connection.write_frames(frames)
+        self._connection.write_frames_at_end_of_turn(frames)
         return publish
 
-    async def wait_until_publish_done(
+    async def wait_for_publish_until_deadline(
         self, publish: asyncio.Future[PublishResult], deadline: float
     ) -> bool:
         """Wait until a publish is done, or until this time of the loop. Return whether it is done.
@@ -262,10 +262,10 @@ class PublishChannel:
         self, message_id: str, publish: asyncio.Future[PublishResult]
     ) -> None:
         """Stop waiting for a publish. Its result is kept for the next delivery of the event."""
-        publish.add_done_callback(lambda _: self._keep_result(message_id, publish))
+        publish.add_done_callback(lambda _: self._keep_untaken_result(message_id, publish))
 
-    def _keep_result(self, message_id: str, publish: asyncio.Future[PublishResult]) -> None:
-        _mark_as_seen(publish)
+    def _keep_untaken_result(self, message_id: str, publish: asyncio.Future[PublishResult]) -> None:
+        _mark_publish_error_as_seen(publish)
         if self._publishes.get(message_id) is publish:
             self._untaken[message_id] = None
         if len(self._untaken) > MAX_UNTAKEN_RESULTS:
@@ -293,17 +293,17 @@ class PublishChannel:
         self._has_ended = True
         for publish in self._publishes.values():
             publish.cancel()
-            _mark_as_seen(publish)
+            _mark_publish_error_as_seen(publish)
 
 
-def can_write_frames(connection: Connection, channel: aiormq.abc.AbstractChannel) -> bool:
+def can_write_frames(connection: GuardedConnection, channel: aiormq.abc.AbstractChannel) -> bool:
     """Whether frames may be written: on a channel that is closed they end the connection."""
-    is_known = _is_known_to_connection(channel)
+    is_known = _is_channel_known_to_aiormq(channel)
     return is_known and not channel.is_closed and not connection.is_over
 
 
 def publish_transient(
-    connection: Connection,
+    connection: GuardedConnection,
     channel: aiormq.abc.AbstractChannel,
     *,
     exchange: str,
@@ -316,14 +316,14 @@ def publish_transient(
         return False
     method = Basic.Publish(exchange=exchange, routing_key=key)
     header = content_header(event, user_id=user, persistent=False)
-    connection.write_frames(
+    connection.write_frames_at_end_of_turn(
         pamqp.frame.marshal(method, channel.number)
         + content_frames(channel.number, header, event.body, _max_part_bytes(channel))
     )
     return True
 
 
-def _is_known_to_connection(channel: aiormq.abc.AbstractChannel) -> bool:
+def _is_channel_known_to_aiormq(channel: aiormq.abc.AbstractChannel) -> bool:
     """Return whether aiormq still knows the channel: it forgets one that the broker closed."""
     return channel.connection.channels.get(channel.number) is channel
 
@@ -346,7 +346,7 @@ def _is_blocked(channel: aiormq.abc.AbstractChannel) -> bool:
     return True
 
 
-def _mark_as_seen(publish: asyncio.Future[PublishResult]) -> None:
+def _mark_publish_error_as_seen(publish: asyncio.Future[PublishResult]) -> None:
     """Prevent that asyncio reports the error of a publish that nobody waited for."""
     if not publish.cancelled():
         publish.exception()

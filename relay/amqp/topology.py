@@ -15,7 +15,7 @@ from aio_pika.abc import AbstractChannel, AbstractConnection
 from aiormq.exceptions import ChannelAccessRefused
 
 from relay.amqp.broker_url import Declare
-from relay.amqp.cancellation import raise_if_cancelled
+from relay.amqp.cancellation_check import raise_if_cancelled
 from relay.amqp.failures import broker_message
 from relay.errors import Deferred
 
@@ -186,7 +186,7 @@ class ApprovalsQueue:
     """The same with a queue that was made before there were limits."""
 
 
-def approvals_queue_of_scope(exchange: str, scope: str) -> ApprovalsQueue:
+def make_scope_approvals_queue(exchange: str, scope: str) -> ApprovalsQueue:
     """Return the queue of a relay without a fleet."""
     key = approvals_routing_key(scope)
     return ApprovalsQueue(

@@ -23,16 +23,16 @@ from relay.api.local_socket import (
     SERVICE_SOCKET,
     STATE_FILE_HEADER,
     automatic_places,
-    sockets_of_state_file,
+    socket_paths_of_state_file,
     state_file_id,
     supports_local_sockets,
 )
 from relay.api.server.sockets import open_tcp_sockets
 from relay.api.server.tls import make_server_context
 from relay.api.settings import ApiSettings, ServerTlsSettings
-from relay.diagnostics import Finding, failure, ok, warning
+from relay.doctor_findings import Finding, failure, ok, warning
 from relay.errors import ConfigError
-from relay.files import may_be_folder, may_exist
+from relay.files import folder_may_exist, may_exist
 
 _TIMEOUT = aiohttp.ClientTimeout(total=5)
 _MAX_RESPONSE_BYTES = 64 * 1024
@@ -44,9 +44,9 @@ async def diagnose(settings: ApiSettings, state_file: Path) -> tuple[list[Findin
     finding, is_running = await _probe_running_relay(settings, state_file)
     findings = [finding, *static_findings(settings, state_file)]
     if settings.tls is not None:
-        findings.append(_check_certificate(settings.tls))
+        findings.append(_check_certificate_loads(settings.tls))
     if settings.oidc is not None:
-        findings.append(await _check_token_keys(settings.oidc))
+        findings.append(await _check_issuer_signing_keys(settings.oidc))
         if settings.oidc.sign_in is not None and settings.public_url is not None:
             findings.append(await _check_sign_in(settings.oidc, settings.public_url))
     return findings, is_running
@@ -56,7 +56,7 @@ def static_findings(settings: ApiSettings, state_file: Path) -> Iterator[Finding
     """Return warnings that follow from the configuration and this machine's folders."""
     if settings.socket == "auto":
         yield from _check_automatic_socket_places(state_file)
-    elif settings.socket is not None and not may_be_folder(settings.socket.parent):
+    elif settings.socket is not None and not folder_may_exist(settings.socket.parent):
         yield warning(
             "local socket",
             f"there is no folder {settings.socket.parent} for {settings.socket}, "
@@ -84,7 +84,7 @@ def static_findings(settings: ApiSettings, state_file: Path) -> Iterator[Finding
 def _check_automatic_socket_places(state_file: Path) -> Iterator[Finding]:
     places = [place.path.parent for place in automatic_places(state_file, os.environ)]
     # The relay makes the folder of its state file.
-    if any(os.access(folder, os.W_OK) or not may_be_folder(folder) for folder in places):
+    if any(os.access(folder, os.W_OK) or not folder_may_exist(folder) for folder in places):
         return
     if supports_local_sockets():
         yield warning(
@@ -108,14 +108,14 @@ class _Endpoint:
     """Only the relay with this state file is meant."""
 
 
-class _AnotherRelay(Exception):
+class _AnotherRelayAnswers(Exception):
     """The relay at an endpoint has another state file."""
 
 
 def _endpoints_to_check(settings: ApiSettings, state_file: Path) -> Iterator[_Endpoint]:
     """Yield the places where this relay may listen, the local sockets first."""
     if settings.socket == "auto":
-        sockets = [*sockets_of_state_file(state_file, os.environ), SERVICE_SOCKET]
+        sockets = [*socket_paths_of_state_file(state_file, os.environ), SERVICE_SOCKET]
     else:
         sockets = [] if settings.socket is None else [settings.socket]
     for path in filter(may_exist, sockets if supports_local_sockets() else []):
@@ -144,7 +144,7 @@ async def _probe_running_relay(settings: ApiSettings, state_file: Path) -> tuple
         subject, address = endpoint.subject, endpoint.address
         try:
             return await _check_readiness(endpoint), True
-        except _AnotherRelay:
+        except _AnotherRelayAnswers:
             continue
         except aiohttp.ClientConnectorError as error:
             if isinstance(error.os_error, PermissionError) and endpoint.state_file is None:
@@ -179,7 +179,8 @@ async def _check_address_is_free(settings: ApiSettings) -> Finding:
 async def _check_readiness(endpoint: _Endpoint) -> Finding:
     """Return the readiness of the relay there.
 
-    Raises aiohttp's errors, _AnotherRelay, and ValueError for a response that is not a relay's.
+    Raises aiohttp's errors, _AnotherRelayAnswers, and ValueError for a response that is not a
+    relay's.
     """
     status, body = await _get_readiness(endpoint)
     if status != 200:
@@ -214,7 +215,7 @@ async def _get_readiness(endpoint: _Endpoint) -> tuple[int, dict[str, Any]]:
         ) as response,
     ):
         if response.status == HTTPStatus.MISDIRECTED_REQUEST:
-            raise _AnotherRelay
+            raise _AnotherRelayAnswers
         body: Any = orjson.loads(await response.content.read(_MAX_RESPONSE_BYTES))
     is_readiness = isinstance(body, dict) and "status" in body
     if response.status not in (200, 503) or not is_readiness:
@@ -230,7 +231,7 @@ def _not_a_relay_finding(endpoint: _Endpoint) -> Finding:
     )
 
 
-def _check_certificate(settings: ServerTlsSettings) -> Finding:
+def _check_certificate_loads(settings: ServerTlsSettings) -> Finding:
     try:
         make_server_context(settings)
     except ConfigError as error:
@@ -239,9 +240,9 @@ def _check_certificate(settings: ServerTlsSettings) -> Finding:
     return ok("certificate", f"{settings.cert_file} and its key can be used")
 
 
-async def _check_token_keys(settings: OidcSettings) -> Finding:
+async def _check_issuer_signing_keys(settings: OidcSettings) -> Finding:
     # Imported here: the library takes ten megabytes, and only relays with api.oidc have it.
-    from relay.api.auth.entra_keys import fetch_keys  # noqa: PLC0415
+    from relay.api.auth.entra_tokens import fetch_keys  # noqa: PLC0415
 
     subject = "keys of the token issuer"
     try:

@@ -27,7 +27,7 @@ _GROUP_MODE, _USER_MODE = 0o660, 0o600
 
 
 @dataclass(frozen=True, slots=True)
-class SocketPlace:
+class SocketPathAndMode:
     """A place for a local socket, and the mode of its file."""
 
     path: Path
@@ -41,21 +41,22 @@ def supports_local_sockets() -> bool:
 
 def automatic_places(
     state_file: Path, environment: Mapping[str, str], *, service_socket: Path = SERVICE_SOCKET
-) -> list[SocketPlace]:
+) -> list[SocketPathAndMode]:
     """Return where a relay with this state file may make its socket, the best place first.
 
     The folder of the service decides by its own rights who can reach the socket in it. Elsewhere
     the socket is for the user of the relay alone: the group of a user may have many members.
     """
     places = [
-        SocketPlace(path, _USER_MODE) for path in sockets_of_state_file(state_file, environment)
+        SocketPathAndMode(path, _USER_MODE)
+        for path in socket_paths_of_state_file(state_file, environment)
     ]
     if _can_create_socket_in_folder(service_socket.parent):
-        places.insert(0, SocketPlace(service_socket))
+        places.insert(0, SocketPathAndMode(service_socket))
     return places
 
 
-def sockets_of_state_file(state_file: Path, environment: Mapping[str, str]) -> list[Path]:
+def socket_paths_of_state_file(state_file: Path, environment: Mapping[str, str]) -> list[Path]:
     """Return where only a relay with this state file makes its socket."""
     state_file = Path(os.path.realpath(state_file))
     places = [state_file.with_name(f"{state_file.stem}.sock")]

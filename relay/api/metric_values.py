@@ -18,7 +18,7 @@ from relay import __version__
 from relay.api import PollMeasurements, Relay
 from relay.api.server.state import ServerState
 from relay.approvals.status import ApprovalState, approval_state
-from relay.delivery.circuit_breaker import CircuitState
+from relay.delivery.sink_health import CircuitState
 from relay.errors import StoreUnavailable
 from relay.events.match import EVENT_TYPES
 from relay.outbox import AttemptOutcome, EntryState, Mode, SinkState
@@ -30,8 +30,8 @@ from relay.telemetry.event_counts import (
     OTHER,
     START_RESULTS,
     EventCounts,
-    event_status_label,
-    event_type_label,
+    azure_event_status_label,
+    azure_event_type_label,
 )
 from relay.telemetry.metrics import Samples, Value
 
@@ -108,11 +108,11 @@ async def read_samples(relay: Relay, server: ServerState) -> Samples:
     except StoreUnavailable:
         stored = None
     if stored is not None:
-        _add_stored(samples, stored)
+        _add_live_events_and_mode(samples, stored)
     if relay.approvals_link is not None:
         samples.add("approvals_link_up", float(relay.approvals_link.is_connected))
     _add_sinks(samples, relay, stored.dead_letters if stored is not None else None)
-    samples.add("rejected_calls_total", server.rejections.count)
+    samples.add("rejected_calls_total", server.rejection_log.count)
     for status, count in sorted(server.responses_by_status.items()):
         samples.add("http_answers_total", count, str(status))
     _add_hub(samples, relay, now)
@@ -122,18 +122,18 @@ async def read_samples(relay: Relay, server: ServerState) -> Samples:
 def _read_store(tx: Transaction, relay: Relay, now: datetime) -> _StoreValues:
     live: Counter[tuple[str, str]] = Counter()
     for event_type, event_status, count in tx.snapshot.count_live_by_type_and_status():
-        live[event_type_label(event_type), event_status_label(event_status)] += count
+        live[azure_event_type_label(event_type), azure_event_status_label(event_status)] += count
     values = _StoreValues(
-        mode=relay.gate.engine.approval_mode(tx),
+        mode=relay.gate.engine.effective_approval_mode(tx),
         position=tx.head().position,
         live=live,
-        dead_letters=tx.deliveries.dead_letters_by_sink(),
+        dead_letters=tx.deliveries.count_dead_letters_by_sink(),
     )
     for occurrence in tx.snapshot.live_scheduled_by_not_before(MAX_EXAMINED):
         status = relay.gate.engine.status(tx, occurrence, now)
         state = approval_state(status)
         values.by_approval[state] += 1
-        values.missing_votes += status.votes_missing if status.is_open else 0
+        values.missing_votes += status.votes_missing if status.is_event_startable else 0
         if status.not_before is not None and not status.is_past_not_before:
             seconds = (status.not_before - now).total_seconds()
             values.next_seconds.setdefault(state, seconds)
@@ -158,7 +158,7 @@ def _add_event_counts(samples: _Samples, counts: EventCounts) -> None:
     samples.add_counts("start_requests_total", counts.start_requests, START_RESULTS)
 
 
-def _add_stored(samples: _Samples, stored: _StoreValues) -> None:
+def _add_live_events_and_mode(samples: _Samples, stored: _StoreValues) -> None:
     samples.add("journal_position", stored.position)
     samples.add_state("approvals_mode", stored.mode, get_args(Mode))
     for event_type in (*EVENT_TYPES, OTHER):
@@ -183,7 +183,7 @@ def _add_sinks(samples: _Samples, relay: Relay, dead_letters: Mapping[str, int] 
         samples.add("sink_clock_skewed", float(measured.is_skewed), *labels)
         tries: Counter[tuple[AttemptOutcome, str]] = Counter()
         for (outcome, status), count in sink.tries.items():
-            tries[outcome, _status_label(status)] += count
+            tries[outcome, _http_status_label(status)] += count
         for (outcome, label), count in sorted(tries.items()):
             samples.add("sink_tries_total", count, *labels, outcome, label)
         samples.add("sink_try_duration_seconds", measured.try_seconds, *labels)
@@ -193,7 +193,7 @@ def _add_sinks(samples: _Samples, relay: Relay, dead_letters: Mapping[str, int] 
             samples.add("sink_dead_letters", dead_letters.get(sink.name, 0), *labels)
 
 
-def _status_label(status: int | None) -> str:
+def _http_status_label(status: int | None) -> str:
     """Return the label of a receiver's status. A receiver can send any number."""
     if not status:
         return ""
@@ -203,7 +203,7 @@ def _status_label(status: int | None) -> str:
 def _add_hub(samples: _Samples, relay: Relay, now: datetime) -> None:
     roster = relay.roster
     if roster is not None:
-        states = Counter(roster.state(agent, now) for agent in roster)
+        states = Counter(roster.agent_freshness(agent, now) for agent in roster)
         samples.add_counts("hub_agents", states, ("fresh", "silent", "unknown"))
         wrong_clocks = len(roster.agents_with_wrong_clocks(now))
         samples.add("hub_agents_with_wrong_clock", wrong_clocks)

@@ -19,10 +19,10 @@ from pydantic import (
     model_validator,
 )
 
-from relay.api.auth.entra_settings import OidcSettings, check_url
+from relay.api.auth.entra_settings import OidcSettings, check_https_or_loopback_url
 from relay.api.local_socket import MAX_PATH_BYTES, fits
 from relay.approvals.request import Rights
-from relay.settings import Name, Section, check_unique, text_like
+from relay.settings import Name, Section, check_unique, text_pattern_validator
 from relay.signature import decode_secret
 
 KEY_PREFIX = "imdsr_"
@@ -101,7 +101,10 @@ class Client(Section):
     secrets_file: Path | None = None
     san: (
         Annotated[
-            str, text_like(r"[^*\s]+", "a name such as drain.example.com, without * and space")
+            str,
+            text_pattern_validator(
+                r"[^*\s]+", "a name such as drain.example.com, without * and space"
+            ),
         ]
         | None
     ) = None
@@ -215,7 +218,10 @@ class ApiSettings(Section):
     allow_http: bool = False
     """Needed to listen beyond loopback without tls, behind a proxy."""
     public_url: (
-        Annotated[str, text_like(r"https?://\S+", "a URL such as https://relay.example.com")] | None
+        Annotated[
+            str, text_pattern_validator(r"https?://\S+", "a URL such as https://relay.example.com")
+        ]
+        | None
     ) = None
     """What links in messages start with."""
     clients: tuple[Client, ...] = ()
@@ -278,7 +284,7 @@ def _check_sign_in_url(public_url: str | None) -> None:
     if public_url is None:
         raise ValueError(f"public_url: {expected}, got none; {reason}")
     try:
-        check_url(public_url)
+        check_https_or_loopback_url(public_url)
     except ValueError:
         raise ValueError(
             f"public_url: {expected} (http only on this machine), without user, fragment and "

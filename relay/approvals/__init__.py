@@ -17,8 +17,8 @@ from relay.amqp.broker_url import BrokerSettings, Declare
 from relay.approvals.limits import Limit
 from relay.approvals.machine_principals import (
     can_mean_same_machine,
+    is_machine_or_machine_pattern,
     max_possible_votes,
-    names_machines,
 )
 from relay.approvals.rules import (
     BoundedDuration,
@@ -29,7 +29,7 @@ from relay.approvals.rules import (
     Rule,
     RuleConditions,
     eligible_voters,
-    person_or_principal,
+    person_of_principal_or_itself,
 )
 from relay.events.tracing import SpanContext
 from relay.outbox import Grant, JournalHead
@@ -78,7 +78,7 @@ class ApprovalsSettings(Section):
     """The principals of each person. A person has one vote, with however many principals."""
 
     @model_validator(mode="after")
-    def _check_people(self) -> ApprovalsSettings:
+    def _check_people_and_groups(self) -> ApprovalsSettings:
         check_keys_differ_without_case("people", self.people)
         check_keys_differ_without_case("groups", self.groups)
         owners: dict[str, str] = {}
@@ -92,7 +92,7 @@ class ApprovalsSettings(Section):
                         f"{principal} belongs to {owner} and to {person}",
                         ("people", owner, self.people[owner].index(principal)),
                     )
-        machines = [entry for entry in owners if names_machines(entry)]
+        machines = [entry for entry in owners if is_machine_or_machine_pattern(entry)]
         for one, other in combinations(machines, 2):
             if owners[one] != owners[other] and can_mean_same_machine(one, other):
                 raise ValueError(
@@ -105,7 +105,7 @@ class ApprovalsSettings(Section):
         return self
 
     @model_validator(mode="after")
-    def _check_limits(self) -> ApprovalsSettings:
+    def _check_limit_names_unique(self) -> ApprovalsSettings:
         check_unique("limits", self.limits)
         return self
 
@@ -120,13 +120,13 @@ class ApprovalsSettings(Section):
                     f"matches every event; put {catch_all} last"
                 )
             if isinstance(rule.approve, Quorum):
-                self._check_voters(rule.approve, ("rules", index, "approve", "from"))
+                self._check_voters_exist(rule.approve, ("rules", index, "approve", "from"))
                 self._check_quorum(rule.approve, f"rules.{rule.name}.approve")
             if rule.match == RuleConditions():
                 catch_all = rule.name
         return self
 
-    def _check_voters(self, quorum: Quorum, path: KeyPath) -> None:
+    def _check_voters_exist(self, quorum: Quorum, path: KeyPath) -> None:
         for index, voter in enumerate(quorum.from_):
             kind, _, name = voter.partition(":")
             if kind == "group" and name not in self.groups:
@@ -139,10 +139,10 @@ class ApprovalsSettings(Section):
 
     def _check_quorum(self, quorum: Quorum, path: str) -> None:
         voters = eligible_voters(quorum, self.groups, self.people).entries
-        people = {person_or_principal(voter, self.people) for voter in voters}
+        people = {person_of_principal_or_itself(voter, self.people) for voter in voters}
         if max_possible_votes(people, each_resource=quorum.each_resource) < quorum.votes:
             note = "; each person counts once" if self.people else ""
-            if not quorum.each_resource and any(map(names_machines, people)):
+            if not quorum.each_resource and any(map(is_machine_or_machine_pattern, people)):
                 note += f"; {ONE_MACHINE_VOTES}"
             raise ValueError(
                 f"{path}: {quorum.votes} votes can never come from {len(people)} principals{note}"
@@ -182,15 +182,15 @@ class ClaimedGrant:
 class StartRequestPort(Protocol):
     """How StartRequests reach IMDS. Only `start_requests` may call it.
 
-    For each StartRequest, `read_fresh`, `choose_agent` and `start` are called in this order. The
-    calls for one scope never overlap. Those for different scopes do.
+    For each StartRequest, `refresh_events_of_grants`, `choose_agent` and `send_start_request` are
+    called in this order. The calls for one scope never overlap. Those for different scopes do.
     """
 
     @property
     def max_events_per_start_request(self) -> int:
         """How many events of a scope may share a StartRequest."""
 
-    async def read_fresh(self, scope: str, grants: Sequence[Grant], /) -> None:
+    async def refresh_events_of_grants(self, scope: str, grants: Sequence[Grant], /) -> None:
         """Learn what the events of these grants are now; return once the changes are recorded.
 
         The read begins now. Raises SourceError, and logs it.
@@ -203,7 +203,7 @@ class StartRequestPort(Protocol):
         nothing is claimed, and the grants wait.
         """
 
-    async def start(self, scope: str, claims: Sequence[ClaimedGrant], /) -> None:
+    async def send_start_request(self, scope: str, claims: Sequence[ClaimedGrant], /) -> None:
         """Send one StartRequest for these claims; return if IMDS answers 200.
 
         Raises SourceRefused if it answers 400, StartRequestNotDelivered if the StartRequest

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from relay.approvals.limits import join_names, waits_field
-from relay.approvals.machine_principals import names_machines, scope_of_machine
+from relay.approvals.limits import shorten_name_list, waits_field
+from relay.approvals.machine_principals import is_machine_or_machine_pattern, scope_of_machine
 from relay.approvals.request import DecisionAnswer, DecisionRequest
 from relay.approvals.standing_holds import (
     describe_standing_hold,
     latest_ending_holds,
-    standing_holds_json_field,
+    standing_holds_json_dict_if_any,
 )
 from relay.approvals.status import ApprovalStatus, is_scheduled
 from relay.events.match import covers_all_resources
@@ -66,7 +66,11 @@ def ambiguous_scope_refusal(occurrences: Sequence[TrackedEvent]) -> Refusal:
 
 def hold_caveat(status: ApprovalStatus) -> str:
     """Return what a hold on this event does not stop."""
-    return f"{SENT_BEFORE_NOTICE}; {HOLD_NOTICE}" if status.may_have_been_started else HOLD_NOTICE
+    return (
+        f"{SENT_BEFORE_NOTICE}; {HOLD_NOTICE}"
+        if status.may_have_been_accepted_by_imds
+        else HOLD_NOTICE
+    )
 
 
 def authorize(request: DecisionRequest, status: ApprovalStatus | None) -> Refusal | None:
@@ -81,7 +85,7 @@ def authorize(request: DecisionRequest, status: ApprovalStatus | None) -> Refusa
     conflict = _conflict_reason(request, status)
     if conflict is not None:
         return Refusal(409, conflict)
-    missing_permission = _missing_permission(request, status)
+    missing_permission = _permission_refusal_reason(request, status)
     if missing_permission is not None:
         return Refusal(403, missing_permission)
     if status.mode == "off":
@@ -99,14 +103,14 @@ def _conflict_reason(request: DecisionRequest, status: ApprovalStatus) -> str | 
         return "the event has started already"
     match request.decision:
         case "release":
-            return None if status.active_holds else _nothing_to_release(status)
+            return None if status.active_holds else _nothing_to_release_reason(status)
         case "hold":
             return _hold_refusal_reason(status)
         case "approve":
             return _vote_refusal_reason(request, status)
 
 
-def _nothing_to_release(status: ApprovalStatus) -> str:
+def _nothing_to_release_reason(status: ApprovalStatus) -> str:
     standing = status.active_standing_holds
     if not standing:
         return f"no hold is on this event; {HOLD_NOTICE}"
@@ -117,9 +121,9 @@ def _nothing_to_release(status: ApprovalStatus) -> str:
 def _hold_refusal_reason(status: ApprovalStatus) -> str | None:
     not_before = status.not_before
     if not_before is not None and status.now >= not_before:
-        return _too_late_reason(not_before, status.now)
+        return _describe_too_late(not_before, status.now)
     # Between two attempts a hold stops the next.
-    if status.is_being_sent or status.accepted_by_imds:
+    if status.is_being_sent or status.is_accepted_by_imds:
         return f"too late: the StartRequest is on its way; {HOLD_NOTICE}"
     return None
 
@@ -127,7 +131,7 @@ def _hold_refusal_reason(status: ApprovalStatus) -> str | None:
 def _vote_refusal_reason(request: DecisionRequest, status: ApprovalStatus) -> str | None:
     closes_at = status.voting_closes_at
     if closes_at is not None and status.now >= closes_at:
-        return _too_late_reason(closes_at, status.now)
+        return _describe_too_late(closes_at, status.now)
     current = status.occurrence.revision
     if request.revision != current:
         return f"the event has changed since that revision; the current one is {current}"
@@ -135,20 +139,20 @@ def _vote_refusal_reason(request: DecisionRequest, status: ApprovalStatus) -> st
     if not is_scheduled(event):
         event_status = event.event_status or "without a status"
         return f"only a Scheduled event can be approved, this one is {event_status}"
-    if status.refused_by_imds:
+    if status.is_refused_by_imds:
         return "IMDS refused the StartRequest for this event (400)"
     return None
 
 
-def _too_late_reason(closed_at: datetime, now: datetime) -> str:
+def _describe_too_late(closed_at: datetime, now: datetime) -> str:
     return f"too late: it closed at {format_rfc3339(closed_at)}, it is {format_rfc3339(now)}"
 
 
-def _missing_permission(request: DecisionRequest, status: ApprovalStatus) -> str | None:
+def _permission_refusal_reason(request: DecisionRequest, status: ApprovalStatus) -> str | None:
     """Why the caller may not take the decision."""
     problem = (
         _missing_right_reason(request, status)
-        or _machine_refusal_reason(request, status)
+        or _vm_decides_beyond_itself_reason(request, status)
         or _uncovered_resources_reason(request, status)
     )
     if problem is not None or request.decision != "approve":
@@ -186,18 +190,20 @@ def _is_own_hold(hold: Decision, request: DecisionRequest, status: ApprovalStatu
     Even if machines are one person, none of them releases the hold of another.
     """
     principal = request.caller.principal
-    if names_machines(principal):
+    if is_machine_or_machine_pattern(principal):
         return hold.principal == principal
     return status.person_of(hold.principal) == status.person_of(principal)
 
 
-def _machine_refusal_reason(request: DecisionRequest, status: ApprovalStatus) -> str | None:
+def _vm_decides_beyond_itself_reason(
+    request: DecisionRequest, status: ApprovalStatus
+) -> str | None:
     """Why a machine may not decide about the event: it speaks for itself alone.
 
     It may release its own hold even if the event does not name it any more.
     """
     machine = request.caller.principal
-    if not names_machines(machine):
+    if not is_machine_or_machine_pattern(machine):
         return None
     if scope_of_machine(machine) != status.occurrence.scope:
         return f"{machine} may not decide about an event of scope {status.occurrence.scope}"
@@ -211,7 +217,7 @@ def _machine_refusal_reason(request: DecisionRequest, status: ApprovalStatus) ->
     if request.decision == "hold" or covers_itself or not others:
         return None
     return (
-        f"{machine} may decide for itself only, not for {join_names(others)}: "
+        f"{machine} may decide for itself only, not for {shorten_name_list(others)}: "
         "with each_resource: true, a rule takes a vote of each machine"
     )
 
@@ -238,7 +244,7 @@ def _uncovered_resources_reason(request: DecisionRequest, status: ApprovalStatus
         return None
     pronoun = "it" if len(uncovered) == 1 else "them"
     return (
-        f"you may not decide for {join_names(uncovered)}: "
+        f"you may not decide for {shorten_name_list(uncovered)}: "
         f"your rights (resources) do not cover {pronoun}"
     )
 
@@ -319,17 +325,17 @@ def build_accepted_answer(
             "eventId": status.occurrence.event.event_id,
             "decision": request.decision,
             "state": _answer_state(request, status),
-            **status.vote_summary,
+            **status.vote_count_json_fields,
             **late_hold_notice(request.decision, status),
             **waits_field("waitingFor", status.waiting_for),
-            **standing_holds_json_field(status.active_standing_holds),
+            **standing_holds_json_dict_if_any(status.active_standing_holds),
         },
     )
 
 
 def late_hold_notice(decision: str, status: ApprovalStatus) -> dict[str, str]:
     """Return ``notice`` for the answer to a hold, and for its event, if it may come too late."""
-    is_late = decision == "hold" and status.may_have_been_started
+    is_late = decision == "hold" and status.may_have_been_accepted_by_imds
     return {"notice": SENT_BEFORE_NOTICE} if is_late else {}
 
 

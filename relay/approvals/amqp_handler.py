@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from relay.amqp.approval_message import ApprovalMessage, UnusableMessage
 from relay.amqp.fair_queue import ReceivedDecision
+from relay.amqp.message_verification import ApprovalMessage, UnusableMessage
 from relay.approvals.decision_handler import DecisionHandler
 from relay.approvals.request import (
     Caller,

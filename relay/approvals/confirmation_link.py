@@ -18,7 +18,7 @@ _NEXT_STEP = (
 )
 
 
-def refuse_confirmation_link(
+def find_confirmation_link_refusal(
     tx: Transaction, request: DecisionRequest, given: LinkCredentials, occurrence: TrackedEvent
 ) -> Refusal | None:
     """Return why a link does not permit a decision about an event, or None if it does.
@@ -27,7 +27,7 @@ def refuse_confirmation_link(
     can neither guess codes nor use the link up. Only an approval needs the code: the person who
     reads the message has it, and a program that follows links does not.
     """
-    link = tx.messages.find_confirmation_link(given.token)
+    link = tx.messages.find_confirmation_link_by_token(given.token)
     wanted = (occurrence.id, request.revision, request.decision)
     if link is None or (link.occurrence, link.revision, link.decision) != wanted:
         return Refusal(

@@ -1,11 +1,15 @@
-"""Write decisions and transitions into the store: the row and the CloudEvent of each.
+"""Writes decisions and transitions into the store: the row and the CloudEvent of each.
 
 `engine` decides, and calls these functions inside one transaction of the store. The caller names
-the cause of each event; it becomes ``causationid``.
+the cause of each event; it becomes ``causationid``. The table of decisions is what is read. Another
+program can change it, but the journal has a chain of hashes. So before a grant and before a claim,
+`correct_decisions_by_journal` corrects the table by the journal. `standing_hold_engine` does the
+same for standing holds.
 """
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,7 +19,7 @@ from typing import Any
 from relay.approvals.admission import HOLD_NOTICE, late_hold_notice
 from relay.approvals.limits import WaitingFor, waits_field
 from relay.approvals.request import DecisionRequest
-from relay.approvals.standing_holds import standing_holds_json_field
+from relay.approvals.standing_holds import standing_holds_json_dict_if_any
 from relay.approvals.status import ApprovalStatus
 from relay.approvals.transitions import (
     CreateGrant,
@@ -25,13 +29,14 @@ from relay.approvals.transitions import (
     Transition,
     VoidVotes,
 )
-from relay.events.build import Origin, decision_event
+from relay.events.build import Origin, approval_or_startrequest_event
 from relay.events.cloudevent import CloudEvent
 from relay.events.timestamps import format_rfc3339
 from relay.events.tracing import SpanContext, context_of
 from relay.outbox import Decision, Grant, GrantState, Mode, RecordedEvent
 from relay.outbox.transaction import Transaction
 
+_log = logging.getLogger(__name__)
 _NO_VOTES: dict[str, Any] = {"votes": 0, "required": 0, "rule": None}
 _UNKNOWN_EVENT_DATA: dict[str, Any] = dict.fromkeys(
     (
@@ -72,7 +77,7 @@ def record_decision(
     releases. ``waiting_for``: the limits for which the event waits after it.
     """
     for earlier in ended:
-        tx.decisions.end_decision(earlier.approval_id)
+        tx.decisions.end_vote_or_hold(earlier.approval_id)
     status_with_decision = replace(status, decisions=(*status.decisions, decision))
     details = {
         "approvalId": decision.approval_id,
@@ -80,16 +85,16 @@ def record_decision(
         "principal": decision.principal,
         "channel": decision.channel,
         "reason": decision.reason,
-        **status_with_decision.vote_summary,
+        **status_with_decision.vote_count_json_fields,
         **late_hold_notice(decision.decision, status),
         "expires": format_rfc3339(decision.expires) if decision.expires is not None else None,
         **_ended_decisions_field(ended),
         **waits_field("waitingFor", waiting_for),
-        **standing_holds_json_field(status.active_standing_holds),
+        **standing_holds_json_dict_if_any(status.active_standing_holds),
     }
     event = _record_event(
         tx,
-        origin.in_scope(status.occurrence.scope),
+        origin.copy_for_scope(status.occurrence.scope),
         "approval.recorded",
         status.occurrence.data,
         details,
@@ -121,8 +126,8 @@ def record_refusal(
     event_data: Mapping[str, Any] = {"eventId": request.event_id, **_UNKNOWN_EVENT_DATA}
     votes, cause, follows = _NO_VOTES, request.message_id, None
     if status is not None:
-        origin = origin.in_scope(status.occurrence.scope)
-        event_data, votes = status.occurrence.data, status.vote_summary
+        origin = origin.copy_for_scope(status.occurrence.scope)
+        event_data, votes = status.occurrence.data, status.vote_count_json_fields
         follows = status.occurrence.last_event_id
         cause = cause or follows
     details = {
@@ -194,12 +199,12 @@ def record_start_answer(
     tx.decisions.set_grant_state(grant.id, state, http_status)
     if grant.dry_run or state == "sent":
         return
-    answered = tx.decisions.get_grant_by_id(grant.id)
+    answered = tx.decisions.require_grant_by_id(grant.id)
     occurrence = tx.snapshot.get_occurrence(grant.occurrence)
     granted = _read_granted_event_if_traced(tx, grant)
     _record_event(
         tx,
-        origin.in_scope(occurrence.scope),
+        origin.copy_for_scope(occurrence.scope),
         "startrequest.accepted" if state == "accepted" else "startrequest.failed",
         occurrence.data,
         {"status": answered.status, "attempts": answered.attempts, "reason": reason},
@@ -220,9 +225,47 @@ def _read_granted_event_if_traced(tx: Transaction, grant: Grant) -> CloudEvent |
     if not tx.traced or grant.position is None:
         return None
     try:
-        return tx.journal.event_at(grant.position)
+        return tx.journal.event_at_position(grant.position)
     except KeyError:
         return None
+
+
+def correct_decisions_by_journal(tx: Transaction, status: ApprovalStatus) -> bool:
+    """Correct the votes and holds in the table by the journal; return whether they differed.
+
+    This reads all that was decided about the EventId, so it comes only before a grant and
+    before a claim. It finds a vote that was ended and made to count again, and a hold whose
+    row was removed or changed.
+    """
+    occurrence = status.occurrence
+    in_force = tx.decisions.decisions_in_force_from_journal(occurrence.key)
+    known = {decision.approval_id for decision in status.decisions}
+    # A dry run can grant once more with the votes of an accepted StartRequest; it sends none.
+    is_rehearsal = status.mode == "dry-run" and status.is_accepted_by_imds
+    revived = [
+        decision
+        for decision in status.counted_votes
+        if decision.approval_id not in in_force and not is_rehearsal
+    ]
+    removed = [
+        replace(decision, occurrence=occurrence.id)
+        for decision in in_force.values()
+        if decision.decision == "hold" and decision.approval_id not in known
+    ]
+    for decision in revived:
+        tx.decisions.end_vote_or_hold(decision.approval_id)
+    for decision in removed:
+        tx.decisions.restore_decision_from_journal(decision)
+    if revived or removed:
+        _log.error(
+            "the approvals of event %s in the state file were changed by another program: "
+            "%d votes count again that had ended, %d holds are missing. The relay follows "
+            "the journal",
+            occurrence.event.event_id,
+            len(revived),
+            len(removed),
+        )
+    return bool(revived or removed)
 
 
 def _void_votes(
@@ -230,14 +273,14 @@ def _void_votes(
 ) -> None:
     decisions, reason = transition.decisions, transition.reason
     for decision in decisions:
-        tx.decisions.end_decision(decision.approval_id)
+        tx.decisions.end_vote_or_hold(decision.approval_id)
     if reason is None:
         return
     occurrence = status.occurrence
     cause = decisions[-1].recorded_event_id if reason == "expired" else occurrence.last_event_id
     _record_event(
         tx,
-        origin.in_scope(occurrence.scope),
+        origin.copy_for_scope(occurrence.scope),
         "approval.voided",
         occurrence.data,
         {
@@ -279,13 +322,13 @@ def _record_reminder(tx: Transaction, origin: Origin, status: ApprovalStatus) ->
     assert closes_at is not None  # noqa: S101  # without NotBefore nobody is reminded
     _record_event(
         tx,
-        origin.in_scope(occurrence.scope),
+        origin.copy_for_scope(occurrence.scope),
         "approval.reminder",
         occurrence.data,
         {
-            **status.vote_summary,
+            **status.vote_count_json_fields,
             "missing": status.votes_missing,
-            "mayVote": list(status.missing_voters),
+            "mayVote": list(status.eligible_voters_without_vote),
             "uncoveredResources": list(status.uncovered_resources),
             "closes": format_rfc3339(closes_at),
             "runbook": status.runbook,
@@ -319,11 +362,11 @@ def _create_grant(
         "principal": vote.principal if vote is not None else f"rule:{rule.name}",
         "channel": vote.channel if vote is not None else "rule",
         "reason": vote.reason if vote is not None else None,
-        **status.vote_summary,
+        **status.vote_count_json_fields,
     }
     granted = _record_event(
         tx,
-        origin.in_scope(status.occurrence.scope),
+        origin.copy_for_scope(status.occurrence.scope),
         "approval.granted",
         status.occurrence.data,
         details,
@@ -364,7 +407,7 @@ def _record_event(
     """
     if dry_run:
         details = {**details, "dryRun": True}
-    event = decision_event(
+    event = approval_or_startrequest_event(
         name, origin, at, event=event_data, added=details, cause=cause, head=str(tx.head())
     )
     tx.record(event, at, follows=follows, caller=caller)

@@ -24,8 +24,9 @@ from relay.approvals.admission import (
     find_decisions_to_end,
     find_same_decision,
 )
-from relay.approvals.confirmation_link import refuse_confirmation_link
+from relay.approvals.confirmation_link import find_confirmation_link_refusal
 from relay.approvals.effects import (
+    correct_decisions_by_journal,
     grant_trace_context,
     new_approval_id,
     record_decision,
@@ -33,11 +34,10 @@ from relay.approvals.effects import (
     record_start_answer,
     record_transition,
 )
-from relay.approvals.journal_authority import restore_from_journal
 from relay.approvals.limit_slots import LimitSlots
 from relay.approvals.limits import CountMachines, WaitingFor
 from relay.approvals.principals import is_chat_principal
-from relay.approvals.refusals import (
+from relay.approvals.refusal_aggregation import (
     MAX_RECORDED_ABOUT_EVENT,
     MINUTE,
     AggregatedRefusals,
@@ -46,17 +46,17 @@ from relay.approvals.refusals import (
 from relay.approvals.request import DecisionAnswer, DecisionRequest
 from relay.approvals.rules import Quorum
 from relay.approvals.standing_hold_engine import (
+    correct_standing_holds_by_journal,
     expire_standing_holds,
-    restore_standing_holds_from_journal,
 )
 from relay.approvals.standing_holds import has_hours, is_about
-from relay.approvals.status import ApprovalStatus, InFlight, rule_for
+from relay.approvals.status import ApprovalStatus, InFlight, first_matching_rule
 from relay.approvals.transitions import (
     CreateGrant,
     Transition,
-    annotate_with_waited_limits,
+    add_waited_limits_to_transitions,
     can_claim_grant,
-    last_moment_before_expiry,
+    moment_before_first_past_expiry,
     next_change_at,
     next_transitions,
 )
@@ -130,9 +130,11 @@ class ApprovalEngine:
             self._limits is not None and self._limits.have_hours
         )
 
-    def approval_mode(self, tx: Transaction) -> Mode:
+    def effective_approval_mode(self, tx: Transaction) -> Mode:
         """Return the mode in force: the stricter of configuration and switch."""
-        return effective_approvals_mode(self.settings, tx.approval_mode(), trusted=self._trusted)
+        return effective_approvals_mode(
+            self.settings, tx.stored_approval_mode(), trusted=self._trusted
+        )
 
     def status(self, tx: Transaction, occurrence: TrackedEvent, now: datetime) -> ApprovalStatus:
         """Collect every fact that a decision about an event depends on."""
@@ -141,7 +143,7 @@ class ApprovalEngine:
         return replace(status, waiting_for=waits) if waits else status
 
     def _limit_waits_of(self, tx: Transaction, status: ApprovalStatus) -> tuple[WaitingFor, ...]:
-        return self._limits.waiting_for(tx, status) if self._limits is not None else ()
+        return self._limits.limit_waits_of_event(tx, status) if self._limits is not None else ()
 
     def _status_without_limits(
         self, tx: Transaction, occurrence: TrackedEvent, now: datetime
@@ -154,9 +156,9 @@ class ApprovalEngine:
             occurrence=occurrence,
             decisions=(*earlier_holds, *decisions),
             grants=tuple(tx.decisions.grants(occurrence.id)),
-            rule=rule_for(self.settings.rules, occurrence, now),
+            rule=first_matching_rule(self.settings.rules, occurrence, now),
             groups=self.settings.groups,
-            mode=self.approval_mode(tx),
+            mode=self.effective_approval_mode(tx),
             now=now,
             people=self.settings.people,
             resources_by_client=self._client_resources,
@@ -170,10 +172,10 @@ class ApprovalEngine:
 
     def decide(self, tx: Transaction, request: DecisionRequest) -> DecisionAnswer:
         """Decide a request and record the decision. A repeat gets its first answer."""
-        first_answer = _find_first_answer(tx, request)
+        first_answer = _find_answer_to_repeated_request(tx, request)
         if first_answer is not None and first_answer.digest == request.digest:
             return DecisionAnswer(first_answer.status, first_answer.body, repeat=True)
-        occurrences = _find_events(tx, request)
+        occurrences = _find_events_meant_by_request(tx, request)
         status: ApprovalStatus | None = None
         if len(occurrences) == 1:
             # The transitions that were due before the request come first.
@@ -184,7 +186,7 @@ class ApprovalEngine:
             return self._refuse_request(tx, request, None, ambiguous_scope_refusal(occurrences))
         refusal = authorize(request, status)
         if refusal is None and status is not None and request.link is not None:
-            refusal = refuse_confirmation_link(tx, request, request.link, status.occurrence)
+            refusal = find_confirmation_link_refusal(tx, request, request.link, status.occurrence)
         if refusal is not None:
             answer = self._refuse_request(tx, request, status, refusal)
         else:
@@ -220,7 +222,7 @@ class ApprovalEngine:
                     request,
                     status,
                     reason=refusal.reason,
-                    mode=self.approval_mode(tx),
+                    mode=self.effective_approval_mode(tx),
                 )
         body: dict[str, Any] = {"detail": refusal.reason}
         if refusal.status == 409 and status is not None:  # HTTP
@@ -237,24 +239,24 @@ class ApprovalEngine:
         """Record refusals that were only counted, and delete surplus first answers."""
         for refusals in aggregated:
             request = refusals.request
-            occurrences = _find_events(tx, request)
+            occurrences = _find_events_meant_by_request(tx, request)
             record_refusal(
                 tx,
                 self.origin,
                 replace(request, at=now),
                 self.status(tx, occurrences[0], now) if len(occurrences) == 1 else None,
                 reason=refusals.reason,
-                mode=self.approval_mode(tx),
+                mode=self.effective_approval_mode(tx),
                 count=refusals.count,
             )
-        tx.decisions.prune_refusals(now)
+        tx.decisions.prune_answers_of_refusals(now)
 
     def _accept_request(
         self, tx: Transaction, request: DecisionRequest, status: ApprovalStatus
     ) -> DecisionAnswer:
         """Record the decision, unless it changes nothing or is one of too many."""
         # A decision of a later minute is one of a time before the clock was set back.
-        recent = tx.decisions.recent_count(
+        recent = tx.decisions.count_recent_on_occurrence(
             status.occurrence.id,
             request.caller.principal,
             request.at - MINUTE,
@@ -289,7 +291,7 @@ class ApprovalEngine:
 
     # --- transitions
 
-    def apply_transitions(
+    def apply_due_transitions(
         self, tx: Transaction, now: datetime, event_keys: Sequence[str] | None = None
     ) -> datetime | None:
         """Apply every transition that is due; return when the next can be due by time alone.
@@ -303,30 +305,32 @@ class ApprovalEngine:
         have_hours = self._have_hours or any(map(has_hours, open_holds))
         moments = [moment for hold in open_holds for moment in (hold.starts, hold.ends)]
         moments = [moment for moment in moments if moment > now]
-        for occurrence_id in self.unsettled_occurrences(tx, event_keys):
+        for occurrence_id in self.occurrence_ids_to_check_transitions(tx, event_keys):
             status = self._apply_event_transitions(
                 tx, tx.snapshot.get_occurrence(occurrence_id), now
             )
             moment = next_change_at(status)
             if moment is not None:
                 moments.append(moment)
-            if status.is_open and have_hours:
+            if status.is_event_startable and have_hours:
                 # Hours begin and end at whole minutes, in every time zone.
                 moments.append(now.replace(second=0, microsecond=0) + timedelta(minutes=1))
         if self._limits is not None:
             # What waited for slots that are free now is granted, first in line first.
             for occurrence_id in self._limits.grantable_occurrences(tx, now, self.in_flight):
                 self._apply_event_transitions(tx, tx.snapshot.get_occurrence(occurrence_id), now)
-            moment = self._limits.next_change_at(tx, now, self.in_flight)
+            moment = self._limits.next_slot_free_at(tx, now, self.in_flight)
             moments += [moment] if moment is not None else []
             self._limits.refresh_messages(tx, now, self.in_flight, event_keys)
         return min(moments, default=None)
 
-    def unsettled_occurrences(
+    def occurrence_ids_to_check_transitions(
         self, tx: Transaction, event_keys: Sequence[str] | None = None
     ) -> list[int]:
         """Return the ids of the occurrences for which a transition can be due."""
-        return tx.decisions.unsettled_occurrences(all_live=self.acts_unasked, event_keys=event_keys)
+        return tx.decisions.occurrence_ids_to_check_transitions(
+            all_live=self.acts_unasked, event_keys=event_keys
+        )
 
     def _apply_event_transitions(
         self,
@@ -348,24 +352,24 @@ class ApprovalEngine:
             is_granting = any(isinstance(transition, CreateGrant) for transition in transitions)
             if is_granting and _repair_tables_from_journal(tx, status):
                 continue
-            transitions = self._add_limit_waits(tx, status, transitions)
-            with self._keep_slot_allocation_current(tx, only=len(transitions) == 1 and is_granting):
+            transitions = self._transitions_with_waited_limits(tx, status, transitions)
+            with self._without_recomputing_slots(tx, only=len(transitions) == 1 and is_granting):
                 for transition in transitions:
                     cause = record_transition(tx, self.origin, transition, status, cause)
 
-    def _add_limit_waits(
+    def _transitions_with_waited_limits(
         self, tx: Transaction, status: ApprovalStatus, transitions: list[Transition]
     ) -> list[Transition]:
         """Say in transitions by time for which limits the event waited until then."""
-        moment = last_moment_before_expiry(status) if self._limits is not None else None
+        moment = moment_before_first_past_expiry(status) if self._limits is not None else None
         if moment is None:
             return transitions
         before = replace(status, now=moment)
-        return annotate_with_waited_limits(
+        return add_waited_limits_to_transitions(
             transitions, replace(before, waiting_for=self._limit_waits_of(tx, before))
         )
 
-    def _keep_slot_allocation_current(
+    def _without_recomputing_slots(
         self, tx: Transaction, *, only: bool = True
     ) -> AbstractContextManager[None]:
         """Inside, an event that has its slots is granted or claimed.
@@ -374,7 +378,7 @@ class ApprovalEngine:
         """
         if self._limits is None or not only:
             return nullcontext()
-        return self._limits.preserve_allocation(tx)
+        return self._limits.keep_allocation_while_granting(tx)
 
     # --- StartRequests
 
@@ -411,9 +415,9 @@ class ApprovalEngine:
             }
             if agent is not None:
                 note["agent"] = agent
-            with self._keep_slot_allocation_current(tx):
+            with self._without_recomputing_slots(tx):
                 tx.decisions.claim_grant(grant.id)
-                tx.journal.append_note(now, "claim", note, event_key=occurrence.key)
+                tx.journal.append_non_event_row(now, "claim", note, event_key=occurrence.key)
             trace = grant_trace_context(tx, grant)
             claims.append(ClaimedGrant(grant, event_id, agent, tx.head(), trace))
         return claims
@@ -449,8 +453,8 @@ class ApprovalEngine:
 
 def _repair_tables_from_journal(tx: Transaction, status: ApprovalStatus) -> bool:
     """Correct what the tables say about an event by the journal; return whether it differed."""
-    is_changed = restore_standing_holds_from_journal(tx, status.now)
-    return restore_from_journal(tx, status) or is_changed
+    is_changed = correct_standing_holds_by_journal(tx, status.now)
+    return correct_decisions_by_journal(tx, status) or is_changed
 
 
 def effective_approvals_mode(settings: ApprovalsSettings, switch: Mode, *, trusted: bool) -> Mode:
@@ -463,7 +467,7 @@ def effective_approvals_mode(settings: ApprovalsSettings, switch: Mode, *, trust
     return max(configured, switch, key=_MODES_BY_STRICTNESS.index)
 
 
-def _find_events(tx: Transaction, request: DecisionRequest) -> list[TrackedEvent]:
+def _find_events_meant_by_request(tx: Transaction, request: DecisionRequest) -> list[TrackedEvent]:
     """Return the events that a request can mean. More than one: it has to name the scope."""
     if request.names_foreign_scope:
         return []
@@ -485,7 +489,9 @@ def _is_renewal(request: DecisionRequest, same_decision: Decision, recent: int) 
     return not is_click or abs(request.at - same_decision.at) >= MINUTE
 
 
-def _find_first_answer(tx: Transaction, request: DecisionRequest) -> FirstAnswer | None:
+def _find_answer_to_repeated_request(
+    tx: Transaction, request: DecisionRequest
+) -> FirstAnswer | None:
     for request_id in (request.request_id, request.request_id_with_signing_time):
         if request_id is not None:
             answer = tx.decisions.first_answer(request.caller.principal, request_id)

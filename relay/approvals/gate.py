@@ -2,8 +2,8 @@
 
 Each request is work for the store, in which `engine` decides it. Beside that, `Gate.run` has three
 tasks: it applies the transitions that are due, it records the refusals that were only counted
-(`refusals`), and it sends what was granted (`start_requests`). Events are checked for transitions
-when they change, and when time alone makes one due.
+(`refusal_aggregation`), and it sends what was granted (`start_requests`). Events are checked for
+transitions when they change, and when time alone makes one due.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Gate:
             port,
             clock,
             names_this_vm,
-            on_sent=self._check_transitions,
+            on_sent=self._check_transitions_soon,
             record_span=record_span,
         )
         # Each task waits for its own event and clears it:
@@ -83,13 +83,13 @@ class Gate:
         """
         decided = self._store.submit(lambda tx: self.engine.decide(tx, request))
         # The request is decided even if the caller disconnects meanwhile.
-        decided.add_done_callback(partial(self._count_refusal, request))
+        decided.add_done_callback(partial(self._aggregate_refusal_after_answer, request))
         try:
             return await asyncio.shield(decided)
         except StoreUnavailable:
             return _NOT_RECORDED
 
-    def _count_refusal(
+    def _aggregate_refusal_after_answer(
         self, request: DecisionRequest, decided: asyncio.Future[DecisionAnswer]
     ) -> None:
         """Count a refusal that has no event of its own."""
@@ -141,15 +141,15 @@ class Gate:
 
     async def approval_mode(self) -> Mode:
         """Return the mode in force."""
-        return await self._store.read(self.engine.approval_mode)
+        return await self._store.read(self.engine.effective_approval_mode)
 
     async def set_approval_mode(self, mode: Mode, principal: str) -> Mode:
         """Set and remember the switch; return the mode then in force. Raises StoreUnavailable."""
         now = self._clock.now()
 
         def set_switch(tx: Transaction) -> Mode:
-            tx.set_approval_mode(mode, principal, now)
-            return self.engine.approval_mode(tx)
+            tx.store_approval_mode(mode, principal, now)
+            return self.engine.effective_approval_mode(tx)
 
         effective = await self._store.transact(set_switch)
         _log.warning(
@@ -179,15 +179,15 @@ class Gate:
             self._no_transition_possible = False
         keys = {event.event_key for event in events if event.event_key is not None}
         if keys and not self._no_transition_possible:
-            self._check_transitions(keys)
+            self._check_transitions_soon(keys)
 
-    def _check_transitions(self, keys: Iterable[str]) -> None:
+    def _check_transitions_soon(self, keys: Iterable[str]) -> None:
         """Check soon whether a transition is due for these events."""
         if self._changed_keys is not None:
             self._changed_keys.update(keys)
         self._transitions_wake.set()
 
-    async def drain_start_requests(self, within: float) -> None:
+    async def stop_start_requests(self, within: float) -> None:
         """Claim no grant any more, and return when no StartRequest is in flight.
 
         Return after ``within`` seconds in any case.
@@ -212,7 +212,9 @@ class Gate:
             checked_at = now
             keys, self._changed_keys = self._changed_keys, set()
             try:
-                moment, is_any_possible = await self._store.transact(partial(self._apply_due, keys))
+                moment, is_any_possible = await self._store.transact(
+                    partial(self._apply_due_transitions, keys)
+                )
             except StoreUnavailable:
                 self._changed_keys = None
                 timeout: float | None = RETRY_DELAY
@@ -221,22 +223,27 @@ class Gate:
                 next_change = min((each for each in moments if each is not None), default=None)
                 if not self._transitions_wake.is_set():
                     self._no_transition_possible = not is_any_possible
-                self._sender.check_waiting()
+                self._sender.check_waiting_scopes_soon()
                 timeout = None
                 if next_change is not None:
                     seconds = (next_change - self._clock.now()).total_seconds()
                     timeout = min(seconds, MAX_TIMER)
             await wait_for_event(self._transitions_wake, self._clock, timeout)
 
-    def _apply_due(self, keys: set[str] | None, tx: Transaction) -> tuple[datetime | None, bool]:
+    def _apply_due_transitions(
+        self, keys: set[str] | None, tx: Transaction
+    ) -> tuple[datetime | None, bool]:
         """Apply the transitions of these events (None: of all) that are due.
 
         Return when the next can be due by time alone, and whether any can ever be due for any
         event, unless somebody decides something.
         """
         event_keys = sorted(keys) if keys is not None else None
-        next_change = self.engine.apply_transitions(tx, self._clock.now(), event_keys)
-        return next_change, self.engine.acts_unasked or tx.decisions.are_any_open()
+        next_change = self.engine.apply_due_transitions(tx, self._clock.now(), event_keys)
+        return (
+            next_change,
+            self.engine.acts_unasked or tx.decisions.has_counting_decision_or_open_grant(),
+        )
 
     # --- refusals
 

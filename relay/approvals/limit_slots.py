@@ -25,11 +25,11 @@ from relay.approvals.limits import (
     CountMachines,
     Limit,
     Needs,
-    SlotQueue,
+    SlotAllocator,
     WaitingFor,
 )
 from relay.approvals.status import ApprovalStatus, InFlight, is_scheduled
-from relay.approvals.transitions import can_keep_slot, is_ready_for_grant
+from relay.approvals.transitions import can_unsent_grant_keep_slot, is_grantable_apart_from_limits
 from relay.events.timestamps import parse_timestamp
 from relay.outbox import Grant, TrackedEvent
 from relay.outbox.transaction import Transaction
@@ -40,7 +40,7 @@ _NEVER = datetime.max.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
-class _LimitedEvent:
+class _EventWithSlotNeeds:
     """A live event, and what it needs at hours when all limits apply."""
 
     claimant: Claimant
@@ -52,7 +52,7 @@ class _LimitedEvent:
     first_seen: str
 
     @property
-    def order(self) -> tuple[datetime, str, int]:
+    def sort_key(self) -> tuple[datetime, str, int]:
         """What decides who is first in line."""
         return (self.not_before or _NEVER, self.first_seen, self.claimant.occurrence)
 
@@ -72,19 +72,22 @@ class LimitSlots:
         self.have_hours = any(limit.match.time is not None for limit in limits)
         """Whether the limits change with the time of day."""
         self._longest_rest = timedelta(seconds=max(limit.rest for limit in limits))
-        self._known: dict[int, _LimitedEvent] = {}
+        self._known: dict[int, _EventWithSlotNeeds] = {}
         """The live events by occurrence, so that each state is parsed once."""
         self._newest_allocation: _SlotAllocation | None = None
 
-    def waiting_for(self, tx: Transaction, status: ApprovalStatus) -> tuple[WaitingFor, ...]:
+    def limit_waits_of_event(
+        self, tx: Transaction, status: ApprovalStatus
+    ) -> tuple[WaitingFor, ...]:
         """Return for which limits the event waits that ``status`` is about.
 
         An event waits if only the limits keep it from being granted, or from being sent.
         """
-        is_wanting = is_ready_for_grant(status) or any(
-            can_keep_slot(grant, status) or grant.state == "sent" for grant in status.grants
+        is_wanting = is_grantable_apart_from_limits(status) or any(
+            can_unsent_grant_keep_slot(grant, status) or grant.state == "sent"
+            for grant in status.grants
         )
-        if not is_wanting or not self.needs_of(status.occurrence):
+        if not is_wanting or not self.needed_machines_by_limit(status.occurrence):
             return ()
         return self._current_allocation(tx, status.now, status.in_flight).waits_of(
             status.occurrence.id
@@ -96,7 +99,7 @@ class LimitSlots:
         """Return the occurrences that could be granted and that have slots, first in line first."""
         return self._current_allocation(tx, now, in_flight).grantable_occurrences()
 
-    def next_change_at(
+    def next_slot_free_at(
         self, tx: Transaction, now: datetime, in_flight: InFlight
     ) -> datetime | None:
         """Return when a slot becomes free by time alone; None: never."""
@@ -111,18 +114,23 @@ class LimitSlots:
         """
         limits: set[str] | None = None
         if event_keys is not None:
-            changed = [tx.snapshot.find(key) for key in event_keys]
+            changed = [tx.snapshot.find_newest_occurrence(key) for key in event_keys]
             limits = {
-                limit for event in changed if event is not None for limit in self.needs_of(event)
+                limit
+                for event in changed
+                if event is not None
+                for limit in self.needed_machines_by_limit(event)
             }
             if not limits:
                 return
         allocation = self._current_allocation(tx, now, in_flight)
-        shown = tx.messages.filter_shown_occurrences(allocation.occurrences_counted_by(limits))
+        shown = tx.messages.filter_shown_occurrences(
+            allocation.occurrences_claiming_limit_slots(limits)
+        )
         waiting = [
             occurrence
             for occurrence in shown
-            if self.waiting_for(
+            if self.limit_waits_of_event(
                 tx, self._status_of(tx, tx.snapshot.get_occurrence(occurrence), now)
             )
         ]
@@ -130,17 +138,17 @@ class LimitSlots:
             tx.messages.refresh_about(waiting, now)
 
     @contextmanager
-    def preserve_allocation(self, tx: Transaction) -> Iterator[None]:
+    def keep_allocation_while_granting(self, tx: Transaction) -> Iterator[None]:
         """Inside, an event that has its slots is granted or claimed: nothing else changes.
 
         So the rows that change void no allocation, and it is not made again for each grant.
         """
-        allocation, changes = self._newest_allocation, tx.changed_row_count
+        allocation, changes = self._newest_allocation, tx.total_row_changes
         yield
         if allocation is not None and allocation.tx is tx and allocation.changes == changes:
-            allocation.changes = tx.changed_row_count
+            allocation.changes = tx.total_row_changes
 
-    def needs_of(self, occurrence: TrackedEvent) -> Needs:
+    def needed_machines_by_limit(self, occurrence: TrackedEvent) -> Needs:
         """Return the machines for which an event needs slots, at any hour."""
         needs = {
             limit.name: limit.machines_of(occurrence.data, occurrence.scope)
@@ -162,12 +170,12 @@ class LimitSlots:
         self, tx: Transaction, now: datetime, in_flight: InFlight
     ) -> _SlotAllocation:
         active = [limit for limit in self._limits if limit.is_active(now)]
-        queue = SlotQueue({limit.name: self._capacity(limit) for limit in active})
+        queue = SlotAllocator({limit.name: self._slot_count_of_limit(limit) for limit in active})
         rests = {limit.name: timedelta(seconds=limit.rest) for limit in active}
         self._occupy_slots_of_ended_events(tx, queue, rests, now)
         events = {
             event.claimant.occurrence: event
-            for known in self._read_live(tx)
+            for known in self._read_live_limited_events(tx)
             if (event := _event_with_active_limits(known, rests)) is not None
         }
         grants = tx.decisions.grants_by_occurrence(list(events))
@@ -196,13 +204,13 @@ class LimitSlots:
             ),
         )
 
-    def _capacity(self, limit: Limit) -> int:
+    def _slot_count_of_limit(self, limit: Limit) -> int:
         if not limit.is_share or self._count_machines is None:
             return limit.capacity(0)
         return limit.capacity(self._count_machines(limit))
 
     def _occupy_slots_of_ended_events(
-        self, tx: Transaction, queue: SlotQueue, rests: Mapping[str, timedelta], now: datetime
+        self, tx: Transaction, queue: SlotAllocator, rests: Mapping[str, timedelta], now: datetime
     ) -> None:
         """Take slots for the events that were over a while ago."""
         if not self._longest_rest:
@@ -219,30 +227,30 @@ class LimitSlots:
             ends = {limit: ended_at + rest for limit, rest in rests.items()}
             needs = {
                 limit: machines
-                for limit, machines in self.needs_of(occurrence).items()
+                for limit, machines in self.needed_machines_by_limit(occurrence).items()
                 if limit in rests and now < ends[limit] and ended_at < now + rests[limit]
             }
             queue.take_unconditionally(occurrence.id, needs, ends)
 
-    def _read_live(self, tx: Transaction) -> Iterator[_LimitedEvent]:
+    def _read_live_limited_events(self, tx: Transaction) -> Iterator[_EventWithSlotNeeds]:
         """Yield the live events that a limit counts. Only states that are new are parsed."""
         before, self._known = self._known, {}
         for occurrence, version in tx.snapshot.live_last_event_ids():
             known = before.get(occurrence)
             if known is None or known.version != version:
-                known = self._make_limited_event(tx.snapshot.get_occurrence(occurrence))
+                known = self._make_event_with_slot_needs(tx.snapshot.get_occurrence(occurrence))
             self._known[occurrence] = known
             if known.claimant.needs:
                 yield known
 
-    def _make_limited_event(self, occurrence: TrackedEvent) -> _LimitedEvent:
+    def _make_event_with_slot_needs(self, occurrence: TrackedEvent) -> _EventWithSlotNeeds:
         event = occurrence.event
-        return _LimitedEvent(
+        return _EventWithSlotNeeds(
             claimant=Claimant(
                 occurrence=occurrence.id,
                 reference=occurrence.reference,
                 scope=occurrence.scope,
-                needs=self.needs_of(occurrence),
+                needs=self.needed_machines_by_limit(occurrence),
             ),
             version=occurrence.last_event_id,
             is_started=event.is_started,
@@ -261,14 +269,14 @@ class _SlotAllocation:
         tx: Transaction,
         now: datetime,
         in_flight: InFlight,
-        queue: SlotQueue,
-        events: Mapping[int, _LimitedEvent],
+        queue: SlotAllocator,
+        events: Mapping[int, _EventWithSlotNeeds],
         open_grants: Sequence[Grant],
         status_of: Callable[[int], ApprovalStatus],
     ) -> None:
         """``queue`` holds the slots of those that have them whatever the limits say."""
         self.tx = tx
-        self.changes = tx.changed_row_count
+        self.changes = tx.total_row_changes
         """How many rows had changed when this was made: after another change it is void."""
         self.next_rest_end = queue.next_rest_end()
         self._now = now
@@ -279,24 +287,24 @@ class _SlotAllocation:
         """For what each event of an open grant waits; empty: it has its slots."""
         for grant in open_grants:
             is_sent = grant.state == "sent"
-            if is_sent or can_keep_slot(grant, status_of(grant.occurrence)):
+            if is_sent or can_unsent_grant_keep_slot(grant, status_of(grant.occurrence)):
                 claimant = events[grant.occurrence].claimant
                 self._granted[grant.occurrence] = queue.waits_of(claimant)
-                queue.offer(claimant, keeps=is_sent)
+                queue.take_slots_or_wait(claimant, keeps=is_sent)
         self._queue_after_grants = queue
         """The slots without those of events that could be granted."""
         self._queue = queue.copy()
         """The slots with those of the events that had their turn."""
         self._has_slots: dict[int, bool] = {}
         """Of each event that had its turn, whether it has slots or does not want them."""
-        self._turns = self._take_turns()
+        self._turns = self._allocate_slots_in_order()
         self._grantable: list[int] = []
         """Those that had their turn, could be granted and have slots, first in line first."""
 
     def is_current(self, tx: Transaction, now: datetime, in_flight: InFlight) -> bool:
         """Whether nothing has changed since it was made."""
         return self.tx is tx and (self.changes, self._now, self._in_flight) == (
-            tx.changed_row_count,
+            tx.total_row_changes,
             now,
             in_flight,
         )
@@ -318,7 +326,7 @@ class _SlotAllocation:
         # After its turn, nobody has taken slots of the limits for which it waits.
         return self._queue.waits_of(claimant)
 
-    def occurrences_counted_by(self, limits: Container[str] | None) -> list[int]:
+    def occurrences_claiming_limit_slots(self, limits: Container[str] | None) -> list[int]:
         """Return the occurrences that one of these limits counts; None: of all limits."""
         return [
             occurrence
@@ -331,9 +339,9 @@ class _SlotAllocation:
         self._grantable += [occurrence for occurrence, is_ready in self._turns if is_ready]
         return list(self._grantable)
 
-    def _take_turns(self) -> Iterator[tuple[int, bool]]:
+    def _allocate_slots_in_order(self) -> Iterator[tuple[int, bool]]:
         """Give each event its turn; yield it, and whether it can be granted and has slots."""
-        for event in sorted(self._events.values(), key=lambda event: event.order):
+        for event in sorted(self._events.values(), key=lambda event: event.sort_key):
             occurrence, claimant = event.claimant.occurrence, event.claimant
             is_over = event.not_before is not None and self._now >= event.not_before
             if occurrence in self._granted or not event.is_scheduled or is_over:
@@ -343,8 +351,8 @@ class _SlotAllocation:
                 self._has_slots[occurrence] = False
                 yield occurrence, False
                 continue
-            is_ready = is_ready_for_grant(self._status_of(occurrence))
-            has_slots = not is_ready or self._queue.offer(claimant)
+            is_ready = is_grantable_apart_from_limits(self._status_of(occurrence))
+            has_slots = not is_ready or self._queue.take_slots_or_wait(claimant)
             self._has_slots[occurrence] = has_slots
             yield occurrence, is_ready and has_slots
 
@@ -358,7 +366,9 @@ def _may_closed_grant_still_start_event(grant: Grant) -> bool:
     )
 
 
-def _event_with_active_limits(event: _LimitedEvent, active: Container[str]) -> _LimitedEvent | None:
+def _event_with_active_limits(
+    event: _EventWithSlotNeeds, active: Container[str]
+) -> _EventWithSlotNeeds | None:
     """Return the event with the limits that apply now; None if there is none."""
     before = event.claimant.needs
     needs = {limit: machines for limit, machines in before.items() if limit in active}

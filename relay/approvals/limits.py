@@ -1,7 +1,7 @@
 """How many machines may go at once: the settings of a limit, and who gets its slots. Pure.
 
 A `Limit` counts machines. Each machine of an event that it counts needs one of its slots. A
-`SlotQueue` gives the slots to events, and says for which limits an event waits (`WaitingFor`).
+`SlotAllocator` gives the slots to events, and says for which limits an event waits (`WaitingFor`).
 An occurrence is an event from its appearance to its end; Azure can give an EventId again later.
 `relay.approvals.limit_slots` reads from the store who takes slots and who wants them.
 """
@@ -41,7 +41,7 @@ def _check_max(value: object) -> object:
     raise ValueError("expected a number of machines such as 1, or a share such as 10%")
 
 
-class LimitConditions(RuleConditions):
+class LimitMatchConditions(RuleConditions):
     """What a limit counts: the conditions of a rule, where ``resources`` selects machines."""
 
     resources: tuple[str, ...] | None = Field(default=None, min_length=1)
@@ -55,7 +55,7 @@ class Limit(Section):
 
     name: Name
     """Its name in events and in the API."""
-    match: LimitConditions = LimitConditions()
+    match: LimitMatchConditions = LimitMatchConditions()
     """Conditions; ``resources`` selects machines."""
     max: Annotated[int | str, BeforeValidator(_check_max)]
     """How many machines, or a share of those that a hub knows, such as 10%."""
@@ -80,7 +80,7 @@ class Limit(Section):
         """Whether the limit applies now. Otherwise it counts and delays nothing."""
         return self.match.time is None or self.match.time.are_active(now)
 
-    def selects(self, scope: str, name: str) -> bool:
+    def selects_machine(self, scope: str, name: str) -> bool:
         """Whether a machine of a scope is one of those of which a share is taken."""
         conditions = self.match
         return (conditions.scope is None or matches_any_pattern(conditions.scope, scope)) and (
@@ -115,7 +115,9 @@ CountMachines = Callable[[Limit], int]
 
 def count_selected_machines(limit: Limit, machines: Iterable[tuple[str, Iterable[str]]]) -> int:
     """Return how many machines a limit selects. Each is given as its scope and its names."""
-    return sum(any(limit.selects(scope, name) for name in names) for scope, names in machines)
+    return sum(
+        any(limit.selects_machine(scope, name) for name in names) for scope, names in machines
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,12 +174,13 @@ class Claimant:
     needs: Needs
 
 
-class SlotQueue:
+class SlotAllocator:
     """Gives the slots of each limit to one event after the other.
 
-    First `take_unconditionally` for those that have slots whatever the limits say, then `offer` in
-    turn. A machine takes one slot of a limit, however many events are about it. An event waits for
-    a limit if it needs a slot for a machine that no other event has taken, and
+    First `take_unconditionally` for those that have slots whatever the limits say, then
+    `take_slots_or_wait` in turn. A machine takes one slot of a limit, however many events are about
+    it. An event waits for a limit if it needs a slot for a machine that no other event has taken,
+    and
 
     - there are not enough free slots. An event that needs more than the limit has goes alone, when
       nobody else takes one.
@@ -195,9 +198,9 @@ class SlotQueue:
         self._first_waiting: dict[str, str] = {}
         """By limit: the first event that waits for it (`TrackedEvent.reference`)."""
 
-    def copy(self) -> SlotQueue:
+    def copy(self) -> SlotAllocator:
         """Return a queue that goes on from here."""
-        other = SlotQueue(self._capacities)
+        other = SlotAllocator(self._capacities)
         other._taken = {
             limit: {machine: dict(takers) for machine, takers in machines.items()}
             for limit, machines in self._taken.items()
@@ -216,7 +219,7 @@ class SlotQueue:
             for machine in machines:
                 self._taken[limit].setdefault(machine, {})[occurrence] = until
 
-    def offer(self, claimant: Claimant, *, keeps: bool = False) -> bool:
+    def take_slots_or_wait(self, claimant: Claimant, *, keeps: bool = False) -> bool:
         """Give an event its slots; return whether it has them and need not wait.
 
         ``keeps``: it takes its slots in any case, because Azure may have its StartRequest already.
@@ -274,7 +277,7 @@ class SlotQueue:
             return False  # it needs no further slot
         first = self._first_waiting.get(limit)
         is_behind = first not in (None, claimant.reference) and not has_slots
-        return is_behind or not self._fits(limit, machines, others)
+        return is_behind or not self._fits_in_limit(limit, machines, others)
 
     def _machines_taken_by_others(
         self, limit: str, occurrence: int
@@ -291,7 +294,7 @@ class SlotQueue:
     def _build_waiting_for(self, limit: str, claimant: Claimant) -> WaitingFor:
         machines = claimant.needs[limit]
         others = self._machines_taken_by_others(limit, claimant.occurrence)
-        fits = self._fits(limit, machines, others)
+        fits = self._fits_in_limit(limit, machines, others)
         return WaitingFor(
             limit=limit,
             slots=self._capacities[limit],
@@ -299,17 +302,19 @@ class SlotQueue:
                 sorted(machine.display_name_in_scope(claimant.scope) for machine in others)
             ),
             behind=self._first_waiting[limit] if fits else None,
-            until=None if fits else self._free_at(limit, machines, others),
+            until=None if fits else self._first_end_freeing_slots(limit, machines, others),
         )
 
-    def _fits(self, limit: str, machines: frozenset[Machine], others: Collection[Machine]) -> bool:
+    def _fits_in_limit(
+        self, limit: str, machines: frozenset[Machine], others: Collection[Machine]
+    ) -> bool:
         capacity = self._capacities[limit]
         if len(machines) > capacity:
             return not others  # otherwise it could never go
         new = sum(machine not in others for machine in machines)
         return len(others) + new <= capacity
 
-    def _free_at(
+    def _first_end_freeing_slots(
         self,
         limit: str,
         machines: frozenset[Machine],
@@ -319,7 +324,7 @@ class SlotQueue:
             left = {
                 machine: until for machine, until in others.items() if until is None or until > end
             }
-            if machines <= left.keys() or self._fits(limit, machines, left):
+            if machines <= left.keys() or self._fits_in_limit(limit, machines, left):
                 return end
         return None
 
@@ -341,10 +346,10 @@ def _describe_wait(wait: WaitingFor) -> str:
     if wait.behind is not None:
         return f"{text}: event {wait.behind} comes first"
     verb = "has" if len(wait.machines) == 1 else "have"
-    return f"{text}: {join_names(wait.machines)} {verb} the slots"
+    return f"{text}: {shorten_name_list(wait.machines)} {verb} the slots"
 
 
-def join_names(names: Sequence[str]) -> str:
+def shorten_name_list(names: Sequence[str]) -> str:
     """Return names of machines or resources in one line: the first, and how many more there are."""
     named = ", ".join(names[:MAX_NAMES])
     unnamed = len(names) - MAX_NAMES

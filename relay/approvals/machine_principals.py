@@ -16,7 +16,7 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 
 from relay.approvals.principals import VM_PREFIX
-from relay.events.machine_names import add_underscored_names, other_instance_names
+from relay.events.machine_name_variants import add_underscore_prefixed_names, other_instance_names
 from relay.events.routing_words import relay_word
 
 _PRINCIPAL = re.compile(rf"{VM_PREFIX}:(?P<scope>[a-z0-9-]{{1,80}})/(?P<relay>[a-z0-9_-]{{1,80}})")
@@ -32,14 +32,14 @@ def machine_principal(scope: str, relay: str) -> str:
     return principal
 
 
-def names_machines(entry: str) -> bool:
+def is_machine_or_machine_pattern(entry: str) -> bool:
     """Whether an entry of a rule, group or person names a machine, or is a pattern over them."""
     return entry.startswith(f"{VM_PREFIX}:")
 
 
 def is_pattern(entry: str) -> bool:
     """Whether an entry can mean several machines."""
-    return names_machines(entry) and not _WILDCARDS.isdisjoint(entry)
+    return is_machine_or_machine_pattern(entry) and not _WILDCARDS.isdisjoint(entry)
 
 
 def scope_of_machine(principal: str) -> str | None:
@@ -99,7 +99,7 @@ def max_possible_votes(voters: Iterable[str], *, each_resource: bool) -> float:
     Without ``each_resource`` a vote is for the whole event, so only one machine can vote.
     """
     entries = set(voters)
-    machines = {entry for entry in entries if names_machines(entry)}
+    machines = {entry for entry in entries if is_machine_or_machine_pattern(entry)}
     others = len(entries) - len(machines)
     if not each_resource:
         return others + min(len(machines), 1)
@@ -119,7 +119,7 @@ def own_resources(principal: str, scope: str, resources: tuple[str, ...]) -> fro
     # The other notation counts only if the event does not have the name itself: in an availability
     # set, that can be the name of another machine.
     for names in ({machine["relay"]}, set(other_instance_names(machine["relay"]))):
-        words = add_underscored_names(frozenset(names))
+        words = add_underscore_prefixed_names(frozenset(names))
         own = frozenset(resource for resource in resources if relay_word(resource) in words)
         if own:
             # Different names can give the same word. Then nobody knows which the machine is.

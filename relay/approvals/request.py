@@ -17,7 +17,7 @@ import orjson
 from pydantic import Field, ValidationError
 
 from relay.events.tracing import SpanContext, parse_traceparent
-from relay.validation import RequestBody, first_error
+from relay.validation import RequestBody, first_error_path_and_message
 
 DecisionKind = Literal["approve", "hold", "release"]
 Right = Literal["read", "approve", "hold", "operate"]
@@ -110,7 +110,7 @@ class DecisionAnswer:
     repeat: bool = False
     """Whether this is the first answer to the same request again."""
     is_aggregated: bool = False
-    """Whether the request was refused and only counted: see `relay.approvals.refusals`."""
+    """Whether the request was refused and only counted: see `refusal_aggregation`."""
     event_key: str | None = None
     """The key of the event in the store; None if the request names no known event."""
 
@@ -215,5 +215,5 @@ def validate_body(fields: object) -> DecisionBody:
     try:
         return DecisionBody.model_validate(fields)
     except ValidationError as error:
-        path, message = first_error(error)
+        path, message = first_error_path_and_message(error)
         raise InvalidField(path or "body", message) from error

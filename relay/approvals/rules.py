@@ -19,7 +19,7 @@ from pydantic import AfterValidator, ConfigDict, Field, model_validator
 from relay.approvals.machine_principals import matches_principal
 from relay.approvals.principals import expected_form, is_principal
 from relay.events.match import Match, matches
-from relay.settings import Duration, Name, Section, text_like
+from relay.settings import Duration, Name, Section, text_pattern_validator
 
 MAX_DURATION = 3650 * 86400.0
 """Seconds. A longer time from now could pass the year 9999, where datetime ends."""
@@ -95,11 +95,13 @@ class Hours(Section):
 
     days: tuple[Day, ...] = Field(default=_DAYS, min_length=1)
     """mon, tue, wed, thu, fri, sat, sun."""
-    from_: Annotated[str, text_like(_MINUTE, f'{_MINUTE_FORM}, at most "23:59"')] = Field(
-        default="00:00", alias="from"
+    from_: Annotated[str, text_pattern_validator(_MINUTE, f'{_MINUTE_FORM}, at most "23:59"')] = (
+        Field(default="00:00", alias="from")
     )
     """The first minute."""
-    to: Annotated[str, text_like(f"{_MINUTE}|24:00", f'{_MINUTE_FORM}, at most "24:00"')] = "24:00"
+    to: Annotated[
+        str, text_pattern_validator(f"{_MINUTE}|24:00", f'{_MINUTE_FORM}, at most "24:00"')
+    ] = "24:00"
     """The first minute after the hours."""
     zone: Annotated[str, AfterValidator(_check_zone)] = "UTC"
     """The time zone of the hours."""
@@ -161,7 +163,7 @@ class Quorum(Section):
     """How long before NotBefore one reminder is sent if votes are missing; null: none is."""
 
     @model_validator(mode="after")
-    def _check_has_condition(self) -> Quorum:
+    def _check_has_votes_or_each_resource(self) -> Quorum:
         if "votes" not in self.model_fields_set and not self.each_resource:
             raise ValueError("expected votes, each_resource: true, or both")
         return self
@@ -237,7 +239,7 @@ def eligible_voters(
     return EligibleVoters(frozenset(entries))
 
 
-def person_or_principal(principal: str, people: Mapping[str, Sequence[str]]) -> str:
+def person_of_principal_or_itself(principal: str, people: Mapping[str, Sequence[str]]) -> str:
     """Return ``person:<name>`` for a principal of a person, else the principal itself.
 
     A pattern over machines belongs to a person who has the same pattern.
@@ -255,7 +257,7 @@ def client_principals_of_same_person(
 
     The rights of these clients limit what the person may decide in the chat.
     """
-    person = person_or_principal(principal, people).removeprefix("person:")
+    person = person_of_principal_or_itself(principal, people).removeprefix("person:")
     return tuple(
         other for other in people.get(person, ()) if other.startswith(("client:", "mtls:"))
     )

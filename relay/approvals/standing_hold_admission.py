@@ -3,7 +3,7 @@
 The API turns a body into a `CreateRequest` or `EndRequest`. `standing_hold_engine` asks
 `refuse_creation` or `refuse_end` before it changes anything. The conditions of a standing hold must
 be inside the rights of its author, because nobody knows yet which events will meet them.
-`hold_to_json` describes a standing hold to the API and in events.
+`standing_hold_to_json_object` describes a standing hold to the API and in events.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from pydantic import AfterValidator, Field
 
 from relay.approvals.admission import HOLD_NOTICE, Refusal
 from relay.approvals.request import Caller, Rights
-from relay.approvals.rules import RuleConditions, person_or_principal
+from relay.approvals.rules import RuleConditions, person_of_principal_or_itself
 from relay.approvals.standing_holds import (
     conditions_to_json,
-    parse_resource_limits,
+    parse_resource_pattern_lists,
     parse_stored_conditions,
 )
 from relay.events.match import are_patterns_inside
@@ -52,7 +52,7 @@ def _check_timestamp_syntax(text: str) -> str:
     return text
 
 
-def _check_sizes(conditions: RuleConditions) -> RuleConditions:
+def _check_condition_sizes(conditions: RuleConditions) -> RuleConditions:
     for names in _condition_name_lists(conditions):
         if len(names) > MAX_PATTERNS:
             raise ValueError(f"expected at most {MAX_PATTERNS} entries in each list")
@@ -76,7 +76,7 @@ Timestamp = Annotated[str, Field(pattern=TIMESTAMP), AfterValidator(_check_times
 class StandingHoldBody(RequestBody):
     """The body of ``POST /v1/standing-holds``."""
 
-    match: Annotated[RuleConditions, AfterValidator(_check_sizes)]
+    match: Annotated[RuleConditions, AfterValidator(_check_condition_sizes)]
     """The conditions of a rule; ``{}`` holds every event. An event that can meet them is held: one
     matching resource is enough, and so is a type, source or duration that Azure does not say."""
     starts: Timestamp | None = None
@@ -95,7 +95,7 @@ class EndBody(RequestBody):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StandingHoldRequest:
+class CreateOrEndRequest:
     """A request to make a standing hold, or to end one."""
 
     caller: Caller
@@ -107,14 +107,14 @@ class StandingHoldRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CreateRequest(StandingHoldRequest):
+class CreateRequest(CreateOrEndRequest):
     """A request to make a standing hold."""
 
     body: StandingHoldBody
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EndRequest(StandingHoldRequest):
+class EndRequest(CreateOrEndRequest):
     """A request to end a standing hold early."""
 
     hold_id: str
@@ -178,7 +178,7 @@ def refuse_end(
     if hold.ended is not None or hold.ends <= request.at:
         return Refusal(409, "the standing hold is over")
     rights = request.caller.rights
-    is_own = person_or_principal(hold.principal, people) == person_or_principal(
+    is_own = person_of_principal_or_itself(hold.principal, people) == person_of_principal_or_itself(
         request.caller.principal, people
     )
     if "operate" not in rights.can:
@@ -226,9 +226,9 @@ def hold_times(request: CreateRequest) -> tuple[datetime, datetime]:
     return starts, ends
 
 
-def hold_to_json(hold: StandingHold) -> dict[str, Any]:
+def standing_hold_to_json_object(hold: StandingHold) -> dict[str, Any]:
     """Return a standing hold as its events and the API describe it."""
-    within = [list(patterns) for patterns in parse_resource_limits(hold.within)]
+    within = [list(patterns) for patterns in parse_resource_pattern_lists(hold.within)]
     return {
         "holdId": hold.hold_id,
         "match": conditions_to_json(parse_stored_conditions(hold.conditions)),

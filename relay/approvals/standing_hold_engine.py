@@ -15,22 +15,22 @@ import orjson
 
 from relay.approvals.admission import REUSED_ID, Refusal
 from relay.approvals.effects import new_approval_id
-from relay.approvals.refusals import MINUTE
+from relay.approvals.refusal_aggregation import MINUTE
 from relay.approvals.request import DecisionAnswer
 from relay.approvals.standing_hold_admission import (
+    CreateOrEndRequest,
     CreateRequest,
     EndRequest,
-    StandingHoldRequest,
     hold_times,
-    hold_to_json,
     refuse_creation,
     refuse_end,
     resource_patterns_of_rights,
+    standing_hold_to_json_object,
 )
 from relay.approvals.standing_holds import conditions_to_json, is_about
 from relay.events.build import Origin, standing_hold_event
 from relay.outbox import StandingHold
-from relay.outbox.standing_holds import CREATED, ENDED, EXPIRED, only_in_first
+from relay.outbox.standing_holds import CREATED, ENDED, EXPIRED, standing_holds_only_in_first
 from relay.outbox.transaction import Transaction
 
 _log = logging.getLogger(__name__)
@@ -53,9 +53,9 @@ def create_standing_hold(tx: Transaction, origin: Origin, request: CreateRequest
         if refusal is not None:
             return _refusal_answer(refusal)
         hold = _record_creation(tx, origin, request)
-        return DecisionAnswer(201, hold_to_json(hold))
+        return DecisionAnswer(201, standing_hold_to_json_object(hold))
 
-    return _decide_once(tx, request, decide)
+    return _decide_or_repeat_first_answer(tx, request, decide)
 
 
 def end_standing_hold(
@@ -71,7 +71,7 @@ def end_standing_hold(
         assert hold is not None  # noqa: S101  # refuse_end refuses an unknown one
         principal = request.caller.principal
         ended = {"endedBy": principal, "endReason": request.reason}
-        data = {**hold_to_json(hold), **ended}
+        data = {**standing_hold_to_json_object(hold), **ended}
         head = str(tx.head())
         event = standing_hold_event(ENDED, origin, request.at, data=data, head=head)
         tx.record(event, request.at)
@@ -79,16 +79,16 @@ def end_standing_hold(
         _refresh_messages(tx, hold, request.at)
         return DecisionAnswer(200, data)
 
-    return _decide_once(tx, request, decide)
+    return _decide_or_repeat_first_answer(tx, request, decide)
 
 
 def expire_standing_holds(tx: Transaction, origin: Origin, now: datetime) -> list[StandingHold]:
     """Expire the standing holds whose time is over; return them."""
     expired = _find_expired(tx, now)
-    if expired and restore_standing_holds_from_journal(tx, now):  # somebody may have shortened one
+    if expired and correct_standing_holds_by_journal(tx, now):  # somebody may have shortened one
         expired = _find_expired(tx, now)
     for hold in expired:
-        data, head = hold_to_json(hold), str(tx.head())
+        data, head = standing_hold_to_json_object(hold), str(tx.head())
         tx.record(standing_hold_event(EXPIRED, origin, now, data=data, head=head), now)
         tx.standing_holds.end(hold.hold_id, now, None)
         _refresh_messages(tx, hold, now)
@@ -99,7 +99,7 @@ def _find_expired(tx: Transaction, now: datetime) -> list[StandingHold]:
     return [hold for hold in tx.standing_holds.list_open() if hold.ends <= now]
 
 
-def restore_standing_holds_from_journal(tx: Transaction, now: datetime) -> bool:
+def correct_standing_holds_by_journal(tx: Transaction, now: datetime) -> bool:
     """Correct the table by the journal; return whether they differed.
 
     Another program can change the table, and so end a hold. If the row of a hold in the journal was
@@ -110,10 +110,10 @@ def restore_standing_holds_from_journal(tx: Transaction, now: datetime) -> bool:
     in_table = [hold for hold in tx.standing_holds.list_open() if hold.ends > now]
     forged = [
         hold
-        for hold in only_in_first(in_table, in_journal)
+        for hold in standing_holds_only_in_first(in_table, in_journal)
         if not tx.standing_holds.is_journal_row_damaged(hold)
     ]
-    missing = only_in_first(in_journal, in_table)
+    missing = standing_holds_only_in_first(in_journal, in_table)
     if not forged and not missing:
         return False
     for hold in forged:
@@ -131,8 +131,8 @@ def restore_standing_holds_from_journal(tx: Transaction, now: datetime) -> bool:
     return True
 
 
-def _decide_once(
-    tx: Transaction, request: StandingHoldRequest, decide: Callable[[], DecisionAnswer]
+def _decide_or_repeat_first_answer(
+    tx: Transaction, request: CreateOrEndRequest, decide: Callable[[], DecisionAnswer]
 ) -> DecisionAnswer:
     """Return the first answer to the same request, or else decide it and remember the answer."""
     principal, request_id = request.caller.principal, request.request_id
@@ -165,7 +165,7 @@ def _record_creation(tx: Transaction, origin: Origin, request: CreateRequest) ->
         reason=request.body.reason,
         created=request.at,
     )
-    data, head = hold_to_json(hold), str(tx.head())
+    data, head = standing_hold_to_json_object(hold), str(tx.head())
     tx.record(standing_hold_event(CREATED, origin, request.at, data=data, head=head), request.at)
     hold = replace(hold, position=tx.recorded[-1].position)
     tx.standing_holds.add(hold)

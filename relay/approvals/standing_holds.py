@@ -39,7 +39,7 @@ def parse_stored_conditions(text: str) -> RuleConditions:
 
 
 @lru_cache(maxsize=512)
-def parse_resource_limits(text: str) -> tuple[tuple[str, ...], ...]:
+def parse_resource_pattern_lists(text: str) -> tuple[tuple[str, ...], ...]:
     """Return the lists of patterns that limit a standing hold; none if they cannot be read."""
     try:
         return _WITHIN.validate_json(text)
@@ -56,7 +56,7 @@ def is_about(hold: StandingHold, occurrence: TrackedEvent) -> bool:
     conditions = parse_stored_conditions(hold.conditions)
     return event_may_meet_conditions(conditions, occurrence.data, occurrence.scope) and all(
         covers_all_resources(patterns, occurrence.event.resources)
-        for patterns in parse_resource_limits(hold.within)
+        for patterns in parse_resource_pattern_lists(hold.within)
     )
 
 
@@ -81,7 +81,7 @@ def has_hours(hold: StandingHold) -> bool:
     return parse_stored_conditions(hold.conditions).time is not None
 
 
-def turns_at(hold: StandingHold, now: datetime) -> datetime | None:
+def next_begin_or_end(hold: StandingHold, now: datetime) -> datetime | None:
     """Return when a standing hold begins or ceases to apply next by time alone; None: never.
 
     With hours this takes milliseconds. Use it only to show the time to people.
@@ -132,7 +132,8 @@ def conditions_to_json(conditions: RuleConditions) -> dict[str, Any]:
     bounds, hours = conditions.duration, conditions.time
     if bounds is not None:
         found["duration"] = {
-            name: _duration_text(getattr(bounds, name)) for name in sorted(bounds.model_fields_set)
+            name: _format_duration(getattr(bounds, name))
+            for name in sorted(bounds.model_fields_set)
         }
     if hours is not None:
         found["time"] = {
@@ -144,17 +145,17 @@ def conditions_to_json(conditions: RuleConditions) -> dict[str, Any]:
     return found
 
 
-def _duration_text(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
     milliseconds = round(seconds * 1000)
     return f"{milliseconds}ms" if milliseconds % 1000 else f"{milliseconds // 1000}s"
 
 
-def standing_holds_json_field(holds: Iterable[StandingHold]) -> dict[str, Any]:
+def standing_holds_json_dict_if_any(holds: Iterable[StandingHold]) -> dict[str, Any]:
     """Return ``standingHolds`` for an answer or event about one event; nothing if there are none.
 
-    `standing_hold_summaries` returns the value alone.
+    `latest_ending_hold_summaries` returns the value alone.
     """
-    summaries = standing_hold_summaries(holds)
+    summaries = latest_ending_hold_summaries(holds)
     return {"standingHolds": summaries} if summaries else {}
 
 
@@ -163,7 +164,7 @@ def latest_ending_holds(holds: Iterable[StandingHold]) -> list[StandingHold]:
     return sorted(holds, key=lambda hold: hold.ends, reverse=True)[:MAX_NAMED]
 
 
-def standing_hold_summaries(holds: Iterable[StandingHold]) -> list[dict[str, Any]]:
+def latest_ending_hold_summaries(holds: Iterable[StandingHold]) -> list[dict[str, Any]]:
     """Return whose standing holds are in force, until when, and why: of those that end last."""
     return [
         {

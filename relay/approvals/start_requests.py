@@ -43,7 +43,7 @@ NOTICE_CHECK_INTERVAL = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _OpenGrant:
+class _StoredOpenGrant:
     """An open grant as the store has it."""
 
     grant: Grant
@@ -88,8 +88,8 @@ class _ScopeSendingState:
         }
 
     def take_next_grants(
-        self, ready: Sequence[_OpenGrant], max_events_per_start_request: int
-    ) -> list[_OpenGrant]:
+        self, ready: Sequence[_StoredOpenGrant], max_events_per_start_request: int
+    ) -> list[_StoredOpenGrant]:
         """Return those of the grants for which the next StartRequest goes.
 
         Those that waited longest since their last try come first. So a grant that fails again and
@@ -144,7 +144,7 @@ class StartRequestSender:
         """The scopes where at the last check a grant waited for a limit or a standing hold."""
         self._wake = asyncio.Event()
         self._is_stopping = False
-        store.listeners.recorded.append(self._check_scopes_of_recorded_events)
+        store.listeners.recorded.append(self._check_granted_scopes_soon)
 
     def check_scopes_soon(self, scopes: Iterable[str] | None = None) -> None:
         """Check soon whether a StartRequest is due in these scopes; None: in all."""
@@ -161,13 +161,13 @@ class StartRequestSender:
             for grant in scope.grants.values():
                 grant.first_seen = now
 
-    def check_waiting(self) -> None:
+    def check_waiting_scopes_soon(self) -> None:
         """Check soon whether a grant that waited for a limit or a standing hold can go."""
         scopes, self._waiting_scopes = self._waiting_scopes, set()
         if scopes:
             self.check_scopes_soon(scopes)
 
-    def _check_scopes_of_recorded_events(self, events: Sequence[RecordedEvent]) -> None:
+    def _check_granted_scopes_soon(self, events: Sequence[RecordedEvent]) -> None:
         """Check the scopes where a grant is new, and those with an open grant that changed."""
         scopes: set[str] = set()
         for recorded in events:
@@ -224,7 +224,7 @@ class StartRequestSender:
         except StoreUnavailable:
             self.check_scopes_soon(scopes)
             raise
-        grants_by_scope: dict[str, list[_OpenGrant]] = {}
+        grants_by_scope: dict[str, list[_StoredOpenGrant]] = {}
         for each in found:
             grants_by_scope.setdefault(each.occurrence.scope, []).append(each)
         self._waiting_scopes.update(each.occurrence.scope for each in found if each.can_be_freed)
@@ -243,14 +243,17 @@ class StartRequestSender:
         return waiting
 
     def _start_sending_turn_if_due(
-        self, scope: _ScopeSendingState, open_grants: Sequence[_OpenGrant], group: asyncio.TaskGroup
+        self,
+        scope: _ScopeSendingState,
+        open_grants: Sequence[_StoredOpenGrant],
+        group: asyncio.TaskGroup,
     ) -> bool:
         """Start a task if a StartRequest is due; return False if grants only wait for notices."""
         allowed = [each for each in open_grants if not each.is_stopped]
         ready = [
             each
             for each in allowed
-            if not each.has_waiting_notices or self._has_waited(scope, each.grant)
+            if not each.has_waiting_notices or self._has_tell_first_time_passed(scope, each.grant)
         ]
         if ready and not self._is_stopping:
             scope.is_sending = True
@@ -263,9 +266,11 @@ class StartRequestSender:
             return True
         return not allowed or self._is_stopping
 
-    def _find_open_grants(self, scopes: Iterable[str] | None, tx: Transaction) -> list[_OpenGrant]:
+    def _find_open_grants(
+        self, scopes: Iterable[str] | None, tx: Transaction
+    ) -> list[_StoredOpenGrant]:
         """Return the open grants of these scopes; None: of all."""
-        now, is_on = self._clock.now(), self._engine.approval_mode(tx) == "on"
+        now, is_on = self._clock.now(), self._engine.effective_approval_mode(tx) == "on"
         found = []
         for grant in tx.decisions.open_grants(scopes=scopes):
             occurrence = tx.snapshot.get_occurrence(grant.occurrence)
@@ -276,7 +281,7 @@ class StartRequestSender:
             is_stopped = status is None or can_be_freed or bool(status.active_holds)
             has_waiting_notices = not is_stopped and self._has_undelivered_notices(tx, occurrence)
             found.append(
-                _OpenGrant(
+                _StoredOpenGrant(
                     grant=grant,
                     occurrence=occurrence,
                     is_stopped=is_stopped,
@@ -295,7 +300,7 @@ class StartRequestSender:
         is_ours = self._names_this_vm(occurrence.event.resources)
         return is_ours and tx.deliveries.is_event_waiting(occurrence.key)
 
-    def _has_waited(self, scope: _ScopeSendingState, grant: Grant) -> bool:
+    def _has_tell_first_time_passed(self, scope: _ScopeSendingState, grant: Grant) -> bool:
         """Whether the notices about the event have had ``tell_first``."""
         waited = self._clock.monotonic() - scope.grants[grant.id].first_seen
         return waited >= self._engine.settings.tell_first
@@ -303,22 +308,24 @@ class StartRequestSender:
     # --- one scope
 
     async def _run_sending_turn(
-        self, scope: _ScopeSendingState, batch: Sequence[_OpenGrant]
+        self, scope: _ScopeSendingState, batch: Sequence[_StoredOpenGrant]
     ) -> None:
         """Send one StartRequest for the grants that still hold, and pause if it failed."""
         try:
-            pause = await self._read_and_send(scope, batch)
+            pause = await self._read_send_and_choose_pause(scope, batch)
             if pause:
                 await self._clock.sleep(pause)
         finally:
             scope.is_sending = False
             self.check_scopes_soon([scope.name])
 
-    async def _read_and_send(self, scope: _ScopeSendingState, batch: Sequence[_OpenGrant]) -> float:
+    async def _read_send_and_choose_pause(
+        self, scope: _ScopeSendingState, batch: Sequence[_StoredOpenGrant]
+    ) -> float:
         """Return how many seconds to pause before the next turn."""
         grants = [each.grant for each in batch]
         try:
-            await self._port.read_fresh(scope.name, grants)
+            await self._port.refresh_events_of_grants(scope.name, grants)
         except SourceError:
             return RETRY_DELAY  # the port logs the error
         agent: str | None = None
@@ -326,13 +333,13 @@ class StartRequestSender:
             agent = self._port.choose_agent(scope.name, grants)
             is_sent = await self._claim_and_send(scope, batch, agent)
         except SourceError as error:
-            return _pause_after(error, scope, agent)
+            return _count_failure_and_choose_pause(error, scope, agent)
         except StoreUnavailable:
             return RETRY_DELAY
         return 0.0 if is_sent else NOTICE_CHECK_INTERVAL  # a transition will record why
 
     async def _claim_and_send(
-        self, scope: _ScopeSendingState, batch: Sequence[_OpenGrant], agent: str | None
+        self, scope: _ScopeSendingState, batch: Sequence[_StoredOpenGrant], agent: str | None
     ) -> bool:
         """Return whether a grant could be claimed.
 
@@ -346,7 +353,9 @@ class StartRequestSender:
         attempts = {(each.grant.id, each.grant.attempts + 1) for each in batch}
         self._engine.in_flight |= attempts
         try:
-            claims = await self._store.transact(partial(self._claim, scope, batch, agent))
+            claims = await self._store.transact(
+                partial(self._claim_ready_grants, scope, batch, agent)
+            )
             if claims:
                 await self._send(scope, claims)
         finally:
@@ -354,10 +363,10 @@ class StartRequestSender:
             self._on_sent(each.occurrence.key for each in batch)
         return bool(claims)
 
-    def _claim(
+    def _claim_ready_grants(
         self,
         scope: _ScopeSendingState,
-        batch: Sequence[_OpenGrant],
+        batch: Sequence[_StoredOpenGrant],
         agent: str | None,
         tx: Transaction,
     ) -> list[ClaimedGrant]:
@@ -365,7 +374,7 @@ class StartRequestSender:
         ready = [
             each.grant
             for each in batch
-            if self._has_waited(scope, each.grant)
+            if self._has_tell_first_time_passed(scope, each.grant)
             or not self._has_undelivered_notices(
                 tx, tx.snapshot.get_occurrence(each.grant.occurrence)
             )
@@ -378,7 +387,7 @@ class StartRequestSender:
         Raises SourceError if IMDS neither accepted nor refused it.
         """
         for claim in claims:
-            _log_sending_start_request(scope.name, claim)
+            _log_before_sending_start_request(scope.name, claim)
         answer: SourceError | None = None
         began = self._clock.now()
         sent = [
@@ -386,7 +395,7 @@ class StartRequestSender:
             for claim in claims
         ]
         try:
-            await self._port.start(scope.name, sent)
+            await self._port.send_start_request(scope.name, sent)
         except SourceError as error:
             answer = error
         for claim, its_span in zip(claims, sent, strict=True):
@@ -437,7 +446,7 @@ class StartRequestSender:
         )
 
 
-def _log_sending_start_request(scope: str, claim: ClaimedGrant) -> None:
+def _log_before_sending_start_request(scope: str, claim: ClaimedGrant) -> None:
     by = f" by agent {claim.agent}" if claim.agent is not None else ""
     _log.info(
         "sending the StartRequest for event %s%s, granted by rule %s",
@@ -457,7 +466,9 @@ def _log_sending_start_request(scope: str, claim: ClaimedGrant) -> None:
     )
 
 
-def _pause_after(error: SourceError, scope: _ScopeSendingState, agent: str | None) -> float:
+def _count_failure_and_choose_pause(
+    error: SourceError, scope: _ScopeSendingState, agent: str | None
+) -> float:
     """Return how many seconds a scope pauses after a StartRequest that failed."""
     if isinstance(error, StartRequestNotDelivered) and agent not in scope.unreached_agents:
         scope.unreached_agents.add(agent)

@@ -20,8 +20,8 @@ from typing import Any, Literal
 from relay.approvals.limits import WaitingFor
 from relay.approvals.machine_principals import (
     can_be_in_scope,
+    is_machine_or_machine_pattern,
     is_pattern,
-    names_machines,
     own_resources,
 )
 from relay.approvals.principals import is_chat_principal
@@ -31,9 +31,9 @@ from relay.approvals.rules import (
     Rule,
     client_principals_of_same_person,
     eligible_voters,
-    person_or_principal,
+    person_of_principal_or_itself,
 )
-from relay.approvals.standing_holds import is_in_force, standing_hold_summaries
+from relay.approvals.standing_holds import is_in_force, latest_ending_hold_summaries
 from relay.events.match import covers_all_resources
 from relay.events.model import ScheduledEvent
 from relay.events.timestamps import format_rfc3339
@@ -116,7 +116,7 @@ class ApprovalStatus:
         return eligible_voters(self.quorum, self.groups, self.people)
 
     @property
-    def is_open(self) -> bool:
+    def is_event_startable(self) -> bool:
         """Whether the event is in the document, Scheduled, and before NotBefore.
 
         This relay starts no other event.
@@ -150,7 +150,7 @@ class ApprovalStatus:
         There are none once it has started, ended, or IMDS has accepted its StartRequest.
         """
         is_over = not self.occurrence.live or self.occurrence.event.is_started
-        if not self.standing_holds or is_over or self.accepted_by_imds:
+        if not self.standing_holds or is_over or self.is_accepted_by_imds:
             return ()
         return tuple(hold for hold in self.standing_holds if is_in_force(hold, self.now))
 
@@ -191,7 +191,7 @@ class ApprovalStatus:
         return len({self.person_of(vote.principal) for vote in self.counted_votes})
 
     @property
-    def missing_voters(self) -> tuple[str, ...]:
+    def eligible_voters_without_vote(self) -> tuple[str, ...]:
         """The eligible principals of the people who have not voted yet, sorted.
 
         A pattern over machines of the event's scope stays: it does not say how many there are. A
@@ -208,10 +208,10 @@ class ApprovalStatus:
         """Whether the event can be about a voter, if that is a machine or a pattern over them."""
         if is_pattern(voter):
             return can_be_in_scope(voter, self.occurrence.scope)
-        return not names_machines(voter) or bool(self.resources_of_machine(voter))
+        return not is_machine_or_machine_pattern(voter) or bool(self.resources_of_machine(voter))
 
     @property
-    def vote_summary(self) -> dict[str, Any]:
+    def vote_count_json_fields(self) -> dict[str, Any]:
         """``votes``, ``required`` and ``rule``, as events and API answers have them."""
         return {
             "votes": self.vote_count,
@@ -240,7 +240,7 @@ class ApprovalStatus:
         return max(0, self.votes_required - self.vote_count, int(bool(self.uncovered_resources)))
 
     @property
-    def is_satisfied(self) -> bool:
+    def is_rule_satisfied(self) -> bool:
         """Whether the rule allows the event to start, apart from holds and the mode."""
         return self.rule is not None and self.votes_missing == 0
 
@@ -255,12 +255,12 @@ class ApprovalStatus:
         return None
 
     @property
-    def is_approved(self) -> bool:
+    def is_granted_or_claimed(self) -> bool:
         """Whether a StartRequest will be sent, or was, unless a hold prevents it."""
-        return self.active_grant is not None or self.is_claimed
+        return self.active_grant is not None or self.is_grant_claimed
 
     @property
-    def is_claimed(self) -> bool:
+    def is_grant_claimed(self) -> bool:
         """Whether a grant was claimed and has no other end than that IMDS accepted it.
 
         Its StartRequest is being sent, had no answer, waits for its next try, or was accepted.
@@ -277,7 +277,7 @@ class ApprovalStatus:
         return any(self.is_grant_in_flight(grant) for grant in self.grants)
 
     @property
-    def accepted_by_imds(self) -> bool:
+    def is_accepted_by_imds(self) -> bool:
         """Whether IMDS accepted a StartRequest for the current revision."""
         revision = self.occurrence.revision
         return any(
@@ -285,15 +285,15 @@ class ApprovalStatus:
         )
 
     @property
-    def may_have_been_started(self) -> bool:
+    def may_have_been_accepted_by_imds(self) -> bool:
         """Whether IMDS may have accepted a StartRequest that this relay sent for the event.
 
-        Unlike `is_claimed` this includes StartRequests that failed without an answer.
+        Unlike `is_grant_claimed` this includes StartRequests that failed without an answer.
         """
         return any(grant.may_have_been_accepted for grant in self.grants)
 
     @property
-    def refused_by_imds(self) -> bool:
+    def is_refused_by_imds(self) -> bool:
         """Whether IMDS answered 400 to a StartRequest for the current revision.
 
         A second StartRequest would get the same answer.
@@ -318,7 +318,7 @@ class ApprovalStatus:
 
     def person_of(self, principal: str) -> str:
         """The person who has this principal, or the principal itself."""
-        return person_or_principal(principal, self.people)
+        return person_of_principal_or_itself(principal, self.people)
 
     def _is_counted(
         self, vote: Decision, eligible: EligibleVoters, resources: tuple[str, ...]
@@ -329,12 +329,12 @@ class ApprovalStatus:
             return False
         # A vote counts only while its voter has the right to give it.
         if self.quorum is None:
-            return self._may_decide_for(vote.principal, resources)
+            return self._may_decide_for_all_resources(vote.principal, resources)
         if vote.principal not in eligible:
             return False
         if self.quorum.each_resource:
             return bool(self._resources_decidable_by(vote.principal, resources))
-        return self._may_decide_for(vote.principal, resources)
+        return self._may_decide_for_all_resources(vote.principal, resources)
 
     def resources_of_machine(self, machine: str) -> frozenset[str]:
         """The resources of the event that name a machine. It may decide for no others."""
@@ -343,12 +343,14 @@ class ApprovalStatus:
 
     def _resources_decidable_by(self, principal: str, resources: tuple[str, ...]) -> frozenset[str]:
         """Those of the resources of the event for which a principal may decide."""
-        if names_machines(principal):
+        if is_machine_or_machine_pattern(principal):
             return own_resources(principal, self.occurrence.scope, resources)
-        return frozenset(name for name in resources if self._may_decide_for(principal, (name,)))
+        return frozenset(
+            name for name in resources if self._may_decide_for_all_resources(principal, (name,))
+        )
 
-    def _may_decide_for(self, principal: str, resources: tuple[str, ...]) -> bool:
-        if names_machines(principal):
+    def _may_decide_for_all_resources(self, principal: str, resources: tuple[str, ...]) -> bool:
+        if is_machine_or_machine_pattern(principal):
             own = own_resources(principal, self.occurrence.scope, resources)
             return bool(resources) and own.issuperset(resources)
         clients: tuple[str, ...] = ()
@@ -369,7 +371,9 @@ def is_scheduled(event: ScheduledEvent) -> bool:
     return (event.event_status or "").lower() == "scheduled"
 
 
-def rule_for(rules: Sequence[Rule], occurrence: TrackedEvent, now: datetime) -> Rule | None:
+def first_matching_rule(
+    rules: Sequence[Rule], occurrence: TrackedEvent, now: datetime
+) -> Rule | None:
     """The first rule whose conditions the event meets now; only this rule decides."""
     for rule in rules:
         if rule.applies_to(occurrence.data, occurrence.scope, now):
@@ -386,30 +390,32 @@ def approval_state(status: ApprovalStatus) -> ApprovalState:
     newest_state = real_grants[-1].state if real_grants else None
     if newest_state == "accepted":
         return "accepted"
-    if status.is_open and status.is_held:
+    if status.is_event_startable and status.is_held:
         return "held"
     if newest_state == "sent":
         return "sent"
-    if status.is_open and status.waiting_for:
+    if status.is_event_startable and status.waiting_for:
         return "waiting"
-    if status.is_open and status.active_grant is not None:
+    if status.is_event_startable and status.active_grant is not None:
         return "granted"
-    if newest_state in FAILED_GRANT_STATES and (status.refused_by_imds or not status.is_open):
+    if newest_state in FAILED_GRANT_STATES and (
+        status.is_refused_by_imds or not status.is_event_startable
+    ):
         return "failed"
-    if status.is_open and status.quorum is not None and status.mode != "off":
+    if status.is_event_startable and status.quorum is not None and status.mode != "off":
         return "pending"
     return "none"
 
 
-def approval_summary(status: ApprovalStatus) -> dict[str, Any]:
+def approval_json_fields(status: ApprovalStatus) -> dict[str, Any]:
     """``approval`` of an event, as the API gives it."""
     closes_at = status.voting_closes_at
     return {
         "state": approval_state(status),
-        **status.vote_summary,
-        "missing": status.votes_missing if status.is_open else 0,
+        **status.vote_count_json_fields,
+        "missing": status.votes_missing if status.is_event_startable else 0,
         "closes": format_rfc3339(closes_at) if closes_at is not None else None,
         "waitingFor": [wait.to_json() for wait in status.waiting_for],
-        "standingHolds": standing_hold_summaries(status.active_standing_holds),
+        "standingHolds": latest_ending_hold_summaries(status.active_standing_holds),
         "runbook": status.runbook,
     }

@@ -120,13 +120,13 @@ def _plan_grant_failures(status: ApprovalStatus) -> Iterator[FailGrant]:
 
 def open_grant_failure_reason(grant: Grant, status: ApprovalStatus) -> str | None:
     """Return why an open grant cannot be accepted any more, or None if it still can."""
-    problem = _open_grant_problem(grant, status)
+    problem = _open_grant_failure_cause(grant, status)
     if problem is None or grant.state != "sent":
         return problem
     return f"{problem}; whether IMDS took the StartRequest is not known"
 
 
-def _open_grant_problem(grant: Grant, status: ApprovalStatus) -> str | None:
+def _open_grant_failure_cause(grant: Grant, status: ApprovalStatus) -> str | None:
     occurrence = status.occurrence
     if not occurrence.live:
         return "the event ended before a StartRequest was accepted"
@@ -138,7 +138,7 @@ def _open_grant_problem(grant: Grant, status: ApprovalStatus) -> str | None:
         return "NotBefore passed before a StartRequest was accepted"
     if _is_grant_expired(grant, status):
         return "the approval was not sent within its execution_expires"
-    if not status.is_satisfied:
+    if not status.is_rule_satisfied:
         return "the approval expired, or the rules changed, before a StartRequest was accepted"
     return None
 
@@ -158,7 +158,11 @@ def _is_grant_expired(grant: Grant, status: ApprovalStatus) -> bool:
 
 
 def _plan_grant(status: ApprovalStatus) -> Iterator[CreateGrant]:
-    if status.rule is not None and is_ready_for_grant(status) and not status.waiting_for:
+    if (
+        status.rule is not None
+        and is_grantable_apart_from_limits(status)
+        and not status.waiting_for
+    ):
         yield CreateGrant(status.rule)
 
 
@@ -176,10 +180,10 @@ def remind_at(status: ApprovalStatus) -> datetime | None:
     quorum = status.quorum
     if quorum is None or quorum.remind is None or status.not_before is None:
         return None
-    is_decided = status.is_held or status.is_approved or status.refused_by_imds
+    is_decided = status.is_held or status.is_granted_or_claimed or status.is_refused_by_imds
     if status.is_reminded or is_decided or status.mode == "off":
         return None
-    if not status.is_open or status.is_voting_closed or not status.votes_missing:
+    if not status.is_event_startable or status.is_voting_closed or not status.votes_missing:
         return None
     try:
         return status.not_before - timedelta(seconds=quorum.remind)
@@ -187,17 +191,17 @@ def remind_at(status: ApprovalStatus) -> datetime | None:
         return None
 
 
-def is_ready_for_grant(status: ApprovalStatus) -> bool:
+def is_grantable_apart_from_limits(status: ApprovalStatus) -> bool:
     """Whether the event can be granted now, apart from the limits."""
-    if status.mode == "off" or not status.is_open or status.is_held:
+    if status.mode == "off" or not status.is_event_startable or status.is_held:
         return False
     is_being_sent = any(grant.state == "sent" for grant in status.grants)
-    if is_being_sent or status.active_grant is not None or status.refused_by_imds:
+    if is_being_sent or status.active_grant is not None or status.is_refused_by_imds:
         return False
-    return status.is_satisfied
+    return status.is_rule_satisfied
 
 
-def can_keep_slot(grant: Grant, status: ApprovalStatus) -> bool:
+def can_unsent_grant_keep_slot(grant: Grant, status: ApprovalStatus) -> bool:
     """Whether a grant that was never sent takes slots of the limits.
 
     If a hold, a change or the time keeps it from being sent, others can go.
@@ -205,7 +209,7 @@ def can_keep_slot(grant: Grant, status: ApprovalStatus) -> bool:
     return (
         grant.state == "granted"
         and grant.dry_run == (status.mode == "dry-run")
-        and status.is_open
+        and status.is_event_startable
         and not status.is_held
         and open_grant_failure_reason(grant, status) is None
     )
@@ -219,7 +223,7 @@ def can_claim_grant(grant: Grant, status: ApprovalStatus) -> bool:
     return (
         status.mode == "on"
         and not grant.dry_run
-        and status.is_open
+        and status.is_event_startable
         and status.occurrence.revision == status.occurrence.event.revision
         and not status.is_held
         and not status.waiting_for
@@ -227,7 +231,7 @@ def can_claim_grant(grant: Grant, status: ApprovalStatus) -> bool:
     )
 
 
-def last_moment_before_expiry(status: ApprovalStatus) -> datetime | None:
+def moment_before_first_past_expiry(status: ApprovalStatus) -> datetime | None:
     """Return the last moment before time ended votes or grants of the event; None: it did not."""
     moments = [
         status.decision_expires_at(decision)
@@ -244,7 +248,7 @@ def last_moment_before_expiry(status: ApprovalStatus) -> datetime | None:
         return None
 
 
-def annotate_with_waited_limits(
+def add_waited_limits_to_transitions(
     transitions: list[Transition], before: ApprovalStatus
 ) -> list[Transition]:
     """Add to transitions by time for which limits the event waited.
@@ -254,14 +258,14 @@ def annotate_with_waited_limits(
     """
     if not before.waiting_for:
         return transitions
-    return [_annotate_with_waited_limits(transition, before) for transition in transitions]
+    return [_add_limits_that_blocked(transition, before) for transition in transitions]
 
 
-def _annotate_with_waited_limits(transition: Transition, before: ApprovalStatus) -> Transition:
+def _add_limits_that_blocked(transition: Transition, before: ApprovalStatus) -> Transition:
     match transition:
         case VoidVotes(reason="expired"):
             return replace(transition, waited_for=before.waiting_for)
-        case FailGrant(grant, reason) if _open_grant_problem(grant, before) is None:
+        case FailGrant(grant, reason) if _open_grant_failure_cause(grant, before) is None:
             return replace(transition, reason=f"{reason}; {describe_waits(before.waiting_for)}")
     return transition
 

@@ -52,7 +52,7 @@ def secrets_in_message(body: bytes) -> tuple[str, ...]:
 
 
 @contextmanager
-def defer_unusable_secret(name: str) -> Iterator[None]:
+def raise_deferred_if_secret_unusable(name: str) -> Iterator[None]:
     """Raise Deferred in place of the ValueError of a secret that somebody replaced in its file."""
     try:
         yield

@@ -27,10 +27,10 @@ from relay.approvals.request import (
 from relay.approvals.rules import Quorum, client_principals_of_same_person
 from relay.approvals.status import ApprovalStatus
 from relay.chat import AnswerableChatSettings
-from relay.chat.cards.buttons import keep_usable_buttons
+from relay.chat.cards.buttons import keep_buttons_within_sink_rights
 from relay.chat.cards.card import Card
 from relay.chat.cards.event_card import event_card
-from relay.chat.links import ConfirmationLinks
+from relay.chat.confirmation_links import ConfirmationLinks
 from relay.chat.message_planner import MessagePlanner
 from relay.clock import Clock
 from relay.events.match import matches
@@ -69,7 +69,7 @@ class ChatDecisionSubmitter:
         """
         self._people = settings.people
         self._rights_by_client = rights_by_client
-        self._principals = _named_chat_principals(settings)
+        self._principals = _chat_principals_named_in_settings(settings)
         self._outdated = frozenset(
             caller
             for caller, sink in self._issued.items()
@@ -98,9 +98,13 @@ class ChatDecisionSubmitter:
     def _make_caller(self, principal: str, sink: AnswerableChatSettings) -> Caller | None:
         if principal not in self._principals:
             return None
-        return Caller(principal, sink.kind, self._limited_rights(principal, sink))
+        return Caller(
+            principal, sink.kind, self._rights_limited_by_sink_and_clients(principal, sink)
+        )
 
-    def _limited_rights(self, principal: str, sink: AnswerableChatSettings) -> Rights:
+    def _rights_limited_by_sink_and_clients(
+        self, principal: str, sink: AnswerableChatSettings
+    ) -> Rights:
         """Return what the sink and every client of the person allow.
 
         If all clients have the same patterns, these are ``resources`` of the rights: others may
@@ -153,7 +157,7 @@ class ChatDecisionSubmitter:
         return await self._submit(request)
 
 
-def _named_chat_principals(settings: ApprovalsSettings) -> frozenset[str]:
+def _chat_principals_named_in_settings(settings: ApprovalsSettings) -> frozenset[str]:
     """Return every chat principal that a rule, a group or a person names."""
     voters = [rule.approve.from_ for rule in settings.rules if isinstance(rule.approve, Quorum)]
     return frozenset(
@@ -220,10 +224,10 @@ class EventStatusReader:
             occurrence = occurrences[0]
             status = self.approvals.status(tx, occurrence, self.clock.now())
             message = tx.messages.find(sink.name, occurrence.id)
-            link = self.links.make_recorded(tx, message, nonce=nonce, in_chat=in_chat)
-            code = self.links.confirmation_code(message) if message is not None else None
+            link = self.links.make_link_recording_urls(tx, message, nonce=nonce, in_chat=in_chat)
+            code = self.links.six_digit_code_of_message(message) if message is not None else None
             card = event_card(status, link=link, code=code)
-            return keep_usable_buttons(sink, card, in_chat=in_chat)
+            return keep_buttons_within_sink_rights(sink, card, in_chat=in_chat)
 
         return await self.store.transact(work)
 

@@ -170,7 +170,7 @@ class LiveMessageSink:
             self._delivered.clear()
             pause = MAX_REFRESH_INTERVAL
             try:
-                refresh_at = await self._messages.next_refresh(self._settings.name)
+                refresh_at = await self._messages.next_refresh_at(self._settings.name)
                 if refresh_at is not None:
                     seconds = (refresh_at - self._clock.now()).total_seconds()
                     if seconds <= 0:

@@ -18,14 +18,14 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from relay.approvals.engine import ApprovalEngine
-from relay.chat.cards.buttons import keep_usable_buttons
+from relay.chat.cards.buttons import keep_buttons_within_sink_rights
 from relay.chat.cards.card import Card, Link, Text
 from relay.chat.cards.deadlines import next_refresh_time
 from relay.chat.cards.event_card import event_card
 from relay.chat.cards.grouped_card import grouped_card
 from relay.chat.cards.timeline import history_lines, reminder_sentence, voting_closed_lines
 from relay.chat.cards.wording import follow_up_subject
-from relay.chat.links import ConfirmationLinks
+from relay.chat.confirmation_links import ConfirmationLinks
 from relay.clock import Clock
 from relay.events.cloudevent import CloudEvent
 from relay.events.match import matches, matches_any_pattern
@@ -89,13 +89,13 @@ class MessagePlanner:
         """
 
         def work(tx: Transaction) -> MessageUpdate | None:
-            occurrence = _occurrence_of(tx, event)
+            occurrence = _find_occurrence_at_event_time(tx, event)
             if occurrence is None:
                 return None
             message = tx.messages.find(sink.name, occurrence.id)
             if message is None:
                 message = self._begin_message(tx, sink, occurrence)
-            elif _is_up_to_date(tx, message, occurrence):
+            elif _is_all_history_told(tx, message, occurrence):
                 return None
             return self._plan_message(tx, sink, message, in_chat=in_chat)
 
@@ -119,9 +119,9 @@ class MessagePlanner:
             fail_open=True,
         )
 
-    async def next_refresh(self, sink: str) -> datetime | None:
+    async def next_refresh_at(self, sink: str) -> datetime | None:
         """Return when time alone changes what a message of a sink should show."""
-        return parse_timestamp(await self.store.read(lambda tx: tx.messages.next_refresh(sink)))
+        return parse_timestamp(await self.store.read(lambda tx: tx.messages.next_refresh_at(sink)))
 
     async def enqueue_due_refreshes(self, sink: str) -> None:
         """Put an entry into the outbox for each message that time alone has changed."""
@@ -130,9 +130,9 @@ class MessagePlanner:
         def work(tx: Transaction) -> None:
             for occurrence_id in tx.messages.take_due_refreshes(sink, now):
                 occurrence = tx.snapshot.get_occurrence(occurrence_id)
-                position = tx.journal.last_change_position(occurrence.key)
+                position = tx.journal.position_of_last_change_of_event(occurrence.key)
                 if position is not None:
-                    tx.redeliver(position, sink, now)
+                    tx.add_redelivery_entry(position, sink, now)
 
         await self.store.transact(work, fail_open=True)
 
@@ -151,25 +151,25 @@ class MessagePlanner:
                 card = event_card(statuses[0], link=link, code=code)
             else:
                 card = grouped_card(statuses, link=link, code=code)
-            return keep_usable_buttons(sink, card, in_chat=in_chat)
+            return keep_buttons_within_sink_rights(sink, card, in_chat=in_chat)
 
         # The hash is that of a card without URLs and code, because each edit has new URLs.
-        content = make_card(self.links.make_unrecorded(in_chat=in_chat), "")
+        content = make_card(self.links.make_placeholder_link(in_chat=in_chat), "")
         content_hash = hashlib.sha256(repr(content).encode()).hexdigest()
         card = None
         if content_hash != message.content_hash:
             # times_shown grows with each edit, so a link that is void never comes back.
             nonce = f"edit {message.times_shown}"
-            link = self.links.make_recorded(tx, message, nonce=nonce, in_chat=in_chat)
-            card = make_card(link, self.links.confirmation_code(message))
-        history, is_cut = _unposted_history(tx, sink, message, occurrences)
+            link = self.links.make_link_recording_urls(tx, message, nonce=nonce, in_chat=in_chat)
+            card = make_card(link, self.links.six_digit_code_of_message(message))
+        history, is_cut = _untold_history(tx, sink, message, occurrences)
         if card is not None and not message.is_posted:
             card, history = _fold_reminders_into_card(card, history)
         keys = [occurrence.key for occurrence in occurrences]
         is_event_changed = any(event.name == "event.updated" for _, event in history) or (
             is_cut
             and matches_any_pattern(sink.events, "event.updated")
-            and tx.journal.has_update_after(keys, message.history_position)
+            and tx.journal.has_event_update_after_position(keys, message.history_position)
         )
         lines = history_lines(history, is_grouped=len(statuses) > 1, is_cut=is_cut)
         # A message that cannot be edited goes on asking for votes after voting has closed.
@@ -198,7 +198,7 @@ class MessagePlanner:
         """
         together = [
             other
-            for other in tx.snapshot.seen_together(occurrence)
+            for other in tx.snapshot.first_seen_in_same_document(occurrence)
             if other.id == occurrence.id or self._needs_new_message(tx, sink, other)
         ]
         shown = together if len(together) > MAX_SEPARATE_MESSAGES else [occurrence]
@@ -207,7 +207,7 @@ class MessagePlanner:
             for other in shown
         )
         for other in shown:
-            self._redeliver_end_of_previous(tx, sink, other)
+            self._redeliver_end_of_prior_occurrence(tx, sink, other)
         occurrence_ids = [other.id for other in shown]
         tx.messages.begin(sink.name, occurrence_ids, history_position=first_position - 1)
         message = tx.messages.find(sink.name, occurrence.id)
@@ -223,7 +223,7 @@ class MessagePlanner:
             and matches(sink.match, occurrence.data, occurrence.scope, every_resource=False)
         )
 
-    def _redeliver_end_of_previous(
+    def _redeliver_end_of_prior_occurrence(
         self, tx: Transaction, sink: SinkSettings, occurrence: TrackedEvent
     ) -> None:
         """Have the message about the previous occurrence of an EventId show its end.
@@ -231,7 +231,7 @@ class MessagePlanner:
         The outbox drops a queued entry for a newer entry of the same EventId, and so may have
         dropped the entry of that end.
         """
-        previous_id = tx.messages.previous_shown_occurrence(
+        previous_id = tx.messages.earlier_occurrence_id_shown_in_sink(
             sink.name, occurrence.key, occurrence.number
         )
         if previous_id is None:
@@ -240,20 +240,21 @@ class MessagePlanner:
         if message is None or not message.is_posted:
             return
         successor = (
-            tx.snapshot.find_next_occurrence(tx.snapshot.get_occurrence(previous_id)) or occurrence
+            tx.snapshot.find_following_occurrence(tx.snapshot.get_occurrence(previous_id))
+            or occurrence
         )
-        end = tx.journal.last_change_position(occurrence.key, successor.first_seen)
+        end = tx.journal.position_of_last_change_of_event(occurrence.key, successor.first_seen)
         if end is not None and end > message.history_position:
-            tx.redeliver(end, sink.name, self.clock.now())
+            tx.add_redelivery_entry(end, sink.name, self.clock.now())
 
 
-def _occurrence_of(tx: Transaction, event: CloudEvent) -> TrackedEvent | None:
+def _find_occurrence_at_event_time(tx: Transaction, event: CloudEvent) -> TrackedEvent | None:
     at = parse_timestamp(event.attributes["time"])
     key = tx.keys.make_key(event.scope, event.subject or "")
-    return tx.snapshot.find_occurrence_at(key, at) if at is not None else None
+    return tx.snapshot.find_occurrence_at_time(key, at) if at is not None else None
 
 
-def _is_up_to_date(tx: Transaction, message: ChatMessage, occurrence: TrackedEvent) -> bool:
+def _is_all_history_told(tx: Transaction, message: ChatMessage, occurrence: TrackedEvent) -> bool:
     """Return whether an earlier delivery told everything that is recorded about an event."""
     return (
         message.content_hash is not None
@@ -276,7 +277,7 @@ def _fold_reminders_into_card(
     return replace(card, notes=notes), left
 
 
-def _unposted_history(
+def _untold_history(
     tx: Transaction, sink: SinkSettings, message: ChatMessage, occurrences: Sequence[TrackedEvent]
 ) -> tuple[list[tuple[TrackedEvent, CloudEvent]], bool]:
     """Return the newest events that the thread does not tell yet, and whether there are more.
@@ -291,7 +292,7 @@ def _unposted_history(
     for event in events:
         if event.name == "event.scheduled" or not matches_any_pattern(sink.events, event.name):
             continue
-        occurrence = _occurrence_of(tx, event)
+        occurrence = _find_occurrence_at_event_time(tx, event)
         if occurrence is not None and by_key[occurrence.key] == occurrence:
             history.append((occurrence, event))
     return history, is_cut

@@ -86,7 +86,7 @@ def main() -> None:
     Errors are sentences on standard error, never tracebacks.
     """
     completes = _COMPLETION in os.environ
-    first = (_completed_words(os.environ) if completes else sys.argv)[1:2]
+    first = (_words_to_complete(os.environ) if completes else sys.argv)[1:2]
     is_verb = any(first[0] in names for names in VERBS.values()) if first else False
     try:
         # The help text and a wrong verb need all verbs.
@@ -111,7 +111,7 @@ def main() -> None:
     sys.exit(code if code in range(4) else EXIT_FAILED)
 
 
-def _completed_words(environment: Mapping[str, str]) -> list[str]:
+def _words_to_complete(environment: Mapping[str, str]) -> list[str]:
     """Return the words of the command line that a shell completes, if its verb is complete.
 
     So the shell waits for the modules of one verb only.

@@ -19,7 +19,7 @@ import orjson
 from yarl import URL
 
 from relay.cli._exit_codes import CommandFailed, NotFound, RefusedByPolicy, Unprocessable
-from relay.net.tls_context import explain_refusal
+from relay.net.tls import explain_refusal
 
 _CALL_TIMEOUT: Final = aiohttp.ClientTimeout(total=30, sock_connect=10)
 _STREAM_TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=90)

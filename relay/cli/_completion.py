@@ -16,7 +16,7 @@ from typing import Any
 import typer
 
 from relay.cli._connection import connect_locally
-from relay.cli._profile import has_default_profile, profile_folder
+from relay.cli._profile import cli_profiles_folder, has_default_profile
 from relay.config.document import read_document
 from relay.config.file_lookup import find_file
 from relay.config.relay_location import locate_relay
@@ -26,7 +26,7 @@ from relay.simulator import load_packaged_playbooks
 _TIMEOUT = 2.0
 
 
-def _make_completion(
+def _make_completion_of_names(
     names: Callable[[typer.Context], Iterable[str]],
 ) -> Callable[[typer.Context, str], list[str]]:
     """Make a completion of a function that returns all names. Errors complete nothing."""
@@ -47,7 +47,7 @@ def _make_completion(
     return complete
 
 
-@_make_completion
+@_make_completion_of_names
 def event_ids(context: typer.Context) -> Iterable[str]:
     """Return the EventIds of current and recent events."""
     if context.params.get("url") or context.params.get("profile"):
@@ -64,7 +64,7 @@ def event_ids(context: typer.Context) -> Iterable[str]:
     return dict.fromkeys(event["eventId"] for event in asyncio.run(fetch())["items"])
 
 
-@_make_completion
+@_make_completion_of_names
 def sinks(context: typer.Context) -> Iterable[str]:
     """Return the names of the sinks in the configuration, if this user may read it."""
     file = find_file(_config_option(context), os.environ)
@@ -72,28 +72,28 @@ def sinks(context: typer.Context) -> Iterable[str]:
     return [sink["name"] for sink in document["sinks"]]
 
 
-@_make_completion
+@_make_completion_of_names
 def event_types(_: typer.Context) -> Iterable[str]:
     """Return the types of CloudEvents without prefix and version."""
     return [definition.name for definition in CATALOG]
 
 
-@_make_completion
+@_make_completion_of_names
 def schemas(_: typer.Context) -> Iterable[str]:
     """Return what ``schema`` can print."""
     return [*(definition.name for definition in CATALOG), "asyncapi", "slack-manifest"]
 
 
-@_make_completion
+@_make_completion_of_names
 def playbooks(_: typer.Context) -> Iterable[str]:
     """Return the playbooks of the package."""
     return load_packaged_playbooks()
 
 
-@_make_completion
+@_make_completion_of_names
 def profiles(_: typer.Context) -> Iterable[str]:
     """Return the user's profiles."""
-    return sorted(file.stem for file in profile_folder().glob("*.yaml"))
+    return sorted(file.stem for file in cli_profiles_folder().glob("*.yaml"))
 
 
 def _config_option(context: typer.Context) -> Path | None:

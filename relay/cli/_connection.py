@@ -22,7 +22,7 @@ from yarl import URL
 
 from relay.cli._client import Client
 from relay.cli._local_relay import find_socket
-from relay.cli._options import completion_named
+from relay.cli._options import lazy_completion_function
 from relay.cli._profile import (
     DEFAULT_PROFILE,
     check_file_permissions,
@@ -32,7 +32,7 @@ from relay.cli._profile import (
 from relay.config.relay_location import RelayLocation, locate_relay
 from relay.errors import ConfigError
 from relay.files import describe_os_error
-from relay.net.tls_context import client_context, default_context
+from relay.net.tls import client_context, default_context
 
 P = ParamSpec("P")
 
@@ -73,7 +73,7 @@ ProfileName = Annotated[
         "--profile",
         metavar="NAME",
         help="A file of yours with url, key_file and ca_file: ~/.config/imds-relay/NAME.yaml.",
-        autocompletion=completion_named("profiles"),
+        autocompletion=lazy_completion_function("profiles"),
     ),
 ]
 SocketConfigFile = Annotated[

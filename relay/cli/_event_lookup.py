@@ -1,8 +1,8 @@
 """Lets people write and read the beginning of an EventId instead of its 36 characters.
 
 `call_about_event` and what builds on it find the event that a person means, by its EventId or by a
-unique beginning. `shorten_on_terminal` puts such beginnings into lists. On a hub, several scopes
-can have an EventId: EVENTID@SCOPE names one of them.
+unique beginning. `shorten_event_ids_on_terminal` puts such beginnings into lists. On a hub, several
+scopes can have an EventId: EVENTID@SCOPE names one of them.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ async def get_event(relay: Client, text: str) -> Any:
     )
 
 
-async def event_id_of(relay: Client, text: str) -> str:
+async def resolve_event_id_or_prefix(relay: Client, text: str) -> str:
     """Return the EventId that a text is or begins; the text itself if the relay knows none.
 
     The relay may have deliveries about an event whose history it has no longer. On a hub the
@@ -106,7 +106,7 @@ def unique_beginnings(event_ids: Iterable[str]) -> dict[str, str]:
     return {event_id: event_id[:length] for event_id in known}
 
 
-def shorten_on_terminal(page: Mapping[str, Any]) -> Mapping[str, Any]:
+def shorten_event_ids_on_terminal(page: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a page with beginnings of its EventIds, so that a row fits into a line.
 
     Without a terminal return it as it is: programs get what they can use anywhere.

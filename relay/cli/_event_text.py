@@ -22,7 +22,7 @@ def event_fields(event: Mapping[str, Any]) -> list[tuple[str, object]]:
     if event["outcome"] is None:
         waits = describe_limit_waits(approval)
         closes = format_local_time(approval["closes"])
-        holds = describe_holds_in_force(approval.get("standingHolds", ()))
+        holds = describe_standing_holds_in_force(approval.get("standingHolds", ()))
         runbook = approval.get("runbook")
     return [
         ("event", event["eventId"]),
@@ -74,7 +74,7 @@ def _describe_limit_wait(wait: Mapping[str, Any]) -> str:
     return f"{text}: {join_names(wait['machines'], limit=10)}{until}"
 
 
-def describe_holds_in_force(holds: Iterable[Mapping[str, Any]]) -> str | None:
+def describe_standing_holds_in_force(holds: Iterable[Mapping[str, Any]]) -> str | None:
     """Return whose standing holds keep an event from starting, and until when; None: nobody's."""
     texts = [
         f"standing hold {hold['holdId'][:8]} of {hold['principal']} until "

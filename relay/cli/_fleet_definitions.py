@@ -80,7 +80,7 @@ def definitions(
     settings = loaded.fleet
     if not isinstance(settings, HubSettings):
         raise ConfigError("expected the configuration of a hub, one with fleet.role: hub")
-    url = settings.targets()[0]
+    url = settings.broker_urls()[0]
     user = hub_user or url.user
     if user is None:
         raise ConfigError("expected --hub-user, because fleet.url names no user")
@@ -120,12 +120,14 @@ def _hub_user_other_exchanges(config: Config, user: str, url: URL) -> HubAccount
     sinks = tuple(
         AdditionalHubExchange(exchange=sink.exchange, declare=sink.declare)
         for sink in config.sinks
-        if isinstance(sink, RabbitMQSettings) and _is_same_account(sink.targets()[0], url)
+        if isinstance(sink, RabbitMQSettings) and _is_same_account(sink.broker_urls()[0], url)
     )
     amqp = config.approvals.amqp
     approvals = None
-    if amqp is not None and _is_same_account(amqp.targets()[0], url):
-        approvals = AdditionalHubExchange(exchange=config.approvals_exchange, declare=amqp.declare)
+    if amqp is not None and _is_same_account(amqp.broker_urls()[0], url):
+        approvals = AdditionalHubExchange(
+            exchange=config.approval_answers_exchange, declare=amqp.declare
+        )
     return HubAccount(user=user, sinks=sinks, approvals=approvals)
 
 
@@ -205,7 +207,7 @@ def _print_tables(answer: Mapping[str, Any]) -> None:
     print_table(
         ("exchange", "type", "arguments"),
         [
-            (entry["name"], entry["type"], _format_arguments(entry["arguments"]))
+            (entry["name"], entry["type"], _format_amqp_arguments(entry["arguments"]))
             for entry in answer["exchanges"]
         ],
         empty="",
@@ -219,13 +221,17 @@ def _print_tables(answer: Mapping[str, Any]) -> None:
     print_table(
         ("queue", "bound to", "arguments"),
         [
-            (entry["name"], ", ".join(keys[entry["name"]]), _format_arguments(entry["arguments"]))
+            (
+                entry["name"],
+                ", ".join(keys[entry["name"]]),
+                _format_amqp_arguments(entry["arguments"]),
+            )
             for entry in answer["queues"]
         ],
         empty="",
     )
 
 
-def _format_arguments(arguments: Mapping[str, Any]) -> str | None:
+def _format_amqp_arguments(arguments: Mapping[str, Any]) -> str | None:
     texts = (f"{name}={str(value).lower()}" for name, value in sorted(arguments.items()))
     return ", ".join(texts) or None

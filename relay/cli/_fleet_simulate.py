@@ -22,7 +22,7 @@ from relay.fleet.settings import AgentSettings
 from relay.roles.simulated_agents import Counters
 from relay.roles.simulated_fleet import FleetPlan, raise_open_files_limit, simulated_fleet
 from relay.signals import run_until_stopped
-from relay.validation import first_error
+from relay.validation import first_error_path_and_message
 
 SETTLE_TIMEOUT = 10.0
 """Seconds after the last change in which agents still report."""
@@ -86,7 +86,7 @@ def simulate(
     Each agent has a connection of its own to a real RabbitMQ, and a real hub hears it. The VMs and
     their maintenance are simulated.
     """
-    settings = _settings(url, url_file, exchange, hub_user)
+    settings = _make_agent_settings(url, url_file, exchange, hub_user)
     allowed = raise_open_files_limit()
     if agents > allowed:
         print_to_stderr(
@@ -114,7 +114,9 @@ def simulate(
         _print_counters(counters[0], as_json=as_json)
 
 
-def _settings(url: str | None, url_file: Path | None, exchange: str, user: str) -> AgentSettings:
+def _make_agent_settings(
+    url: str | None, url_file: Path | None, exchange: str, user: str
+) -> AgentSettings:
     fields: Mapping[str, Any] = {
         "role": "agent",
         "exchange": exchange,
@@ -125,7 +127,7 @@ def _settings(url: str | None, url_file: Path | None, exchange: str, user: str) 
     try:
         return AgentSettings.model_validate(fields)
     except ValidationError as error:
-        path, problem = first_error(error)
+        path, problem = first_error_path_and_message(error)
         option = path.replace("_", "-")
         raise ConfigError(f"--{option}: {problem}" if option else problem) from None
 
@@ -143,8 +145,8 @@ async def _simulate(
             )
         counters.append(fleet.counters)
         async with _show_duration_progress_bar(duration):
-            await fleet.run(duration)
-            await fleet.settle(SETTLE_TIMEOUT)
+            await fleet.make_changes_at_plan_rate(duration)
+            await fleet.wait_until_changes_are_reported(SETTLE_TIMEOUT)
 
 
 @contextlib.asynccontextmanager
@@ -173,7 +175,7 @@ def _print_counters(counters: Counters, *, as_json: bool) -> None:
     values = {
         **asdict(counters),
         "waiting": counters.unpublished_reports,
-        "copies_per_change": round(counters.copies_per_change(), 2),
+        "copies_per_change": round(counters.duplicate_reports_per_change(), 2),
     }
     if as_json:
         print_json(values)

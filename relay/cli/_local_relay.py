@@ -22,7 +22,7 @@ import aiohttp
 from relay.api.local_socket import (
     SERVICE_SOCKET,
     STATE_FILE_HEADER,
-    sockets_of_state_file,
+    socket_paths_of_state_file,
     state_file_id,
     supports_local_sockets,
 )
@@ -78,7 +78,9 @@ def _candidate_sockets(location: RelayLocation, service_socket: Path) -> Iterato
     for state_file in state_files:
         _refuse_planted_links(state_file)
     sockets = dict.fromkeys(
-        path for state_file in state_files for path in sockets_of_state_file(state_file, os.environ)
+        path
+        for state_file in state_files
+        for path in socket_paths_of_state_file(state_file, os.environ)
     )
     for path in sockets:
         yield LocalSocket(path)
@@ -121,7 +123,7 @@ async def _unreachable_reason(place: LocalSocket) -> str | None:
         return "it does not answer"
     except OSError as error:
         return describe_os_error(error)
-    return await _ask_for_state_file(place) if place.headers else None
+    return await _wrong_or_silent_relay_reason(place) if place.headers else None
 
 
 def is_socket_owner_trusted(owner: int, folder_owner: int, user: int) -> bool:
@@ -132,7 +134,7 @@ def is_socket_owner_trusted(owner: int, folder_owner: int, user: int) -> bool:
     return owner in (user, 0, folder_owner)
 
 
-async def _ask_for_state_file(place: LocalSocket) -> str | None:
+async def _wrong_or_silent_relay_reason(place: LocalSocket) -> str | None:
     """Return why no relay with the state file of the headers answers; None if it does."""
     connector = aiohttp.UnixConnector(str(place.path))
     timeout = aiohttp.ClientTimeout(total=_CONNECT_TIMEOUT)

@@ -1,7 +1,7 @@
 """The arguments and options that several verbs share, as annotated types for typer.
 
 Typer learns the options of a verb from its signature, and the help text from its docstring.
-`run_without_verb` gives a group of verbs, such as ``holds``, those of a default.
+`set_default_verb` gives a group of verbs, such as ``holds``, those of a default.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 
-def completion_named(name: str) -> Callable[[typer.Context, str], list[str]]:
+def lazy_completion_function(name: str) -> Callable[[typer.Context, str], list[str]]:
     """Return the completion of that name in `relay.cli._completion`.
 
     That module is imported when a shell completes, not by each verb.
@@ -36,7 +36,7 @@ EventId = Annotated[
         metavar="EVENT",
         help="An EventId or a unique beginning of it; upper and lower case are the same. "
         "On a hub also EVENTID@SCOPE.",
-        autocompletion=completion_named("event_ids"),
+        autocompletion=lazy_completion_function("event_ids"),
     ),
 ]
 Scope = Annotated[
@@ -48,7 +48,7 @@ SinkName = Annotated[
     typer.Argument(
         metavar="SINK",
         help="The sink's name in the configuration.",
-        autocompletion=completion_named("sinks"),
+        autocompletion=lazy_completion_function("sinks"),
     ),
 ]
 ConfigFile = Annotated[
@@ -68,7 +68,7 @@ def scope_query(scope: str | None) -> dict[str, str]:
     return {} if scope is None else {"scope": scope}
 
 
-def run_without_verb(group: typer.Typer, default: Callable[..., None]) -> None:
+def set_default_verb(group: typer.Typer, default: Callable[..., None]) -> None:
     """Run ``default`` where a group of verbs is called without one of them.
 
     The options and the help text of the group are then those of ``default``.

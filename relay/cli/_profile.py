@@ -18,7 +18,7 @@ from typing import Any, Final
 from relay.cli._output import print_to_stderr
 from relay.config.document import location_prefix, read_document
 from relay.errors import ConfigError
-from relay.files import describe_os_error, may_be_file
+from relay.files import describe_os_error, file_may_exist
 from relay.suggestions import describe_choices
 
 DEFAULT_PROFILE: Final = "default"
@@ -34,7 +34,7 @@ class Profile:
     ca_file: Path | None
 
 
-def profile_folder(environment: Mapping[str, str] = os.environ) -> Path:
+def cli_profiles_folder(environment: Mapping[str, str] = os.environ) -> Path:
     """Return the folder of the profiles: that of the XDG Base Directory Specification.
 
     On Windows it is that of application data.
@@ -51,14 +51,14 @@ def has_default_profile() -> bool:
 
     The home of another user, as after `sudo`, does not count.
     """
-    return os.access(_file_of(DEFAULT_PROFILE), os.R_OK)
+    return os.access(_profile_path(DEFAULT_PROFILE), os.R_OK)
 
 
 def read_profile(name: str) -> Profile:
     """Return a profile. Relative paths in it begin at its folder. Raises ConfigError."""
-    file = _file_of(name)
-    if not may_be_file(file):
-        raise ConfigError(f"--profile: {_describe_unknown(name, file)}")
+    file = _profile_path(name)
+    if not file_may_exist(file):
+        raise ConfigError(f"--profile: {_describe_unknown_profile(name, file)}")
     check_file_permissions(file, "the profile", holds_secret=False)
     document = read_document(file)
     for key in document:
@@ -67,7 +67,7 @@ def read_profile(name: str) -> Profile:
                 f"{location_prefix(file, document, (key,))}unknown key; "
                 f"{describe_choices(str(key), _KEYS)}"
             )
-    values = {key: _text(file, document, key) for key in _KEYS}
+    values = {key: _optional_text_field(file, document, key) for key in _KEYS}
     if values["url"] is None:
         raise ConfigError(f"{file}: url: expected this key, but it is missing")
     return Profile(
@@ -99,13 +99,13 @@ def check_file_permissions(file: Path, what: str, *, holds_secret: bool) -> None
         )
 
 
-def _file_of(name: str) -> Path:
+def _profile_path(name: str) -> Path:
     if not name or name != Path(name).name or name.startswith("."):
         raise ConfigError(f"--profile: expected the name of a profile such as prod, got {name!r}")
-    return profile_folder() / f"{name}.yaml"
+    return cli_profiles_folder() / f"{name}.yaml"
 
 
-def _describe_unknown(name: str, file: Path) -> str:
+def _describe_unknown_profile(name: str, file: Path) -> str:
     try:
         known = sorted(other.stem for other in file.parent.glob("*.yaml"))
     except OSError as error:
@@ -115,7 +115,7 @@ def _describe_unknown(name: str, file: Path) -> str:
     return f"expected a file {file}; {describe_choices(name, known)}"
 
 
-def _text(file: Path, document: Any, key: str) -> str | None:
+def _optional_text_field(file: Path, document: Any, key: str) -> str | None:
     value = document.get(key)
     if value is not None and not isinstance(value, str):
         raise ConfigError(f"{location_prefix(file, document, (key,))}expected text")

@@ -14,8 +14,8 @@ from relay.cli._connection import with_client
 from relay.cli._decision import Reason, Revision, decide
 from relay.cli._event_lookup import get_event
 from relay.cli._event_text import (
-    describe_holds_in_force,
     describe_limit_waits,
+    describe_standing_holds_in_force,
     event_fields,
     vote_count,
 )
@@ -47,7 +47,7 @@ async def approve(
             "of the event, or --yes for its current state"
         )
     shown = await get_event(relay, event)
-    _print_question(shown)
+    _print_event_to_approve(shown)
     if not yes and sys.stdin.isatty() and not _is_confirmed():
         raise CommandFailed("nothing was approved")
     answer = await decide(relay, shown, "approve", revision=revision, reason=reason)
@@ -63,7 +63,7 @@ async def approve(
         case "pending":
             print_lines(f"recorded, and pending: {votes}")
         case "held":
-            standing = describe_holds_in_force(answer.get("standingHolds", ()))
+            standing = describe_standing_holds_in_force(answer.get("standingHolds", ()))
             print_lines(
                 f"recorded, and held ({votes}): {standing or 'somebody'} holds this event; "
                 f"`imds-relay {'holds end' if standing else 'release'}` ends a hold"
@@ -72,7 +72,7 @@ async def approve(
             print_lines(f"{state} ({votes})")
 
 
-def _print_question(event: Mapping[str, Any]) -> None:
+def _print_event_to_approve(event: Mapping[str, Any]) -> None:
     for name, value in event_fields(event):
         if value is not None:
             print_to_stderr(f"{name:<11} {value}")

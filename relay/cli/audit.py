@@ -31,7 +31,7 @@ from relay.config.relay_location import locate_relay
 from relay.errors import ConfigError
 from relay.files import may_exist
 from relay.outbox import JournalHead
-from relay.outbox.claim_audit import audit_claims
+from relay.outbox.claim_audit import audit_start_request_claims
 from relay.outbox.file import open_for_reading
 from relay.outbox.journal import JournalRow, read_pruning_checkpoint, read_rows, verify_journal
 
@@ -65,7 +65,7 @@ def _verify_without_verb(
     """Verify and show what was decided, from the state file. Without a verb: verify."""
     verb = context.invoked_subcommand
     if verb is None:
-        verify_chain(store=store, config=config)
+        verify_chain_and_claims(store=store, config=config)
     elif store is not None or config is not None:
         # The verb would not see the option, and would read another file than the one meant.
         raise typer.BadParameter(
@@ -74,7 +74,7 @@ def _verify_without_verb(
 
 
 @audit.command("verify")
-def verify_chain(
+def verify_chain_and_claims(
     *,
     expect: ExpectedHead = None,
     store: StoreFile = None,
@@ -85,7 +85,7 @@ def verify_chain(
     expected = _parse_head(expect) if expect is not None else None
     with _open_journal(store, config) as (connection, path):
         head, count = verify_journal(connection, expected)
-        claim_audit = audit_claims(connection)
+        claim_audit = audit_start_request_claims(connection)
     if claim_audit.problems:
         raise CommandFailed("; ".join(["without a root in the journal", *claim_audit.problems]))
     if as_json:
@@ -115,12 +115,12 @@ def verify_chain(
 
 
 @audit.command("show")
-def show_rows(
+def show_rows_of_event(
     event: EventId, *, store: StoreFile = None, config: ConfigFile = None, as_json: AsJson = False
 ) -> None:
     """Show every row about one event, oldest first."""
     with _open_journal(store, config) as (connection, path):
-        # On a hub the key of an event is an EventId and a scope (`relay.outbox.event_keys`).
+        # On a hub the key of an event is an EventId and a scope (`relay.outbox.EventKeyFormat`).
         event_rows = [
             row
             for row in read_rows(connection)

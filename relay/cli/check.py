@@ -14,9 +14,9 @@ from relay.api.diagnostics import static_findings
 from relay.api.server.tls import make_server_context
 from relay.approvals.engine import effective_approvals_mode
 from relay.approvals.limits import Limit
-from relay.approvals.status import ApprovalStatus, rule_for
+from relay.approvals.status import ApprovalStatus, first_matching_rule
 from relay.approvals.transitions import next_transitions
-from relay.cli._configuration_text import (
+from relay.cli._configuration_summary import (
     describe_max_machines,
     describe_rule_approval,
     print_configuration,
@@ -33,7 +33,7 @@ from relay.cli._tables import print_table
 from relay.config import Config, load
 from relay.config.warnings import config_warnings
 from relay.errors import ConfigError, DocumentError
-from relay.events.build import event_data
+from relay.events.build import common_event_data
 from relay.events.model import Document, ScheduledEvent
 from relay.events.timestamps import format_rfc3339
 from relay.imds.document import parse_document
@@ -59,7 +59,7 @@ def check(
     events = None
     if against is not None:
         document = _read_document_file(against, loaded.config.source.api_version)
-        events = list(evaluate_rules(loaded.config, document, datetime.now(UTC)))
+        events = list(evaluate_rules_for_document(loaded.config, document, datetime.now(UTC)))
     warnings = [
         *config_warnings(loaded.config),
         *(
@@ -86,12 +86,14 @@ def check(
         print_to_stderr(f"warning: {warning}")
 
 
-def evaluate_rules(config: Config, document: Document, now: datetime) -> Iterator[dict[str, Any]]:
+def evaluate_rules_for_document(
+    config: Config, document: Document, now: datetime
+) -> Iterator[dict[str, Any]]:
     """Yield what the rules would decide about each event of a document without any vote."""
     mode = effective_approvals_mode(config.approvals, "on", trusted=True)
     for event in document.events:
-        occurrence = _new_occurrence(event, document.incarnation, config.scope)
-        rule = rule_for(config.approvals.rules, occurrence, now)
+        occurrence = _occurrence_as_first_stored(event, document.incarnation, config.scope)
+        rule = first_matching_rule(config.approvals.rules, occurrence, now)
         status = ApprovalStatus(
             occurrence=occurrence,
             decisions=(),
@@ -127,14 +129,16 @@ def _read_document_file(file: Path, api_version: str) -> Document:
         raise ConfigError(f"--against: {file}: {error}") from error
 
 
-def _new_occurrence(event: ScheduledEvent, incarnation: int | None, scope: str) -> TrackedEvent:
+def _occurrence_as_first_stored(
+    event: ScheduledEvent, incarnation: int | None, scope: str
+) -> TrackedEvent:
     """Return the event as the store would hold it when first seen."""
     return TrackedEvent(
         id=0,
         scope=scope,
-        key=event.key,
+        key=event.lowercase_event_id,
         number=1,
-        data=event_data(event, incarnation),
+        data=common_event_data(event, incarnation),
         revision=event.revision,
         live=True,
         boot_id=None,
@@ -148,7 +152,7 @@ def _new_occurrence(event: ScheduledEvent, incarnation: int | None, scope: str) 
 def _describe_event_approval(status: ApprovalStatus, limits: Sequence[Limit]) -> str:
     if status.occurrence.event.is_started:
         return "nothing, it has started"
-    if not status.is_open:
+    if not status.is_event_startable:
         return "nothing, NotBefore has passed"
     if status.rule is None:
         return "nothing: no rule, no approval"

@@ -180,11 +180,11 @@ async def _schedule_reboot(programs: _DemoPrograms, steps: TimedStepPrinter) -> 
     event = programs.azure.schedule(Plan(type="Reboot", starts_after=1.0, lasts=2.0))
     not_before = format_local_time(event.not_before.isoformat())
     steps.print(f"Azure announces a Reboot of {_VM_NAME}, not before {not_before}")
-    await _wait_for_webhook(programs, steps, "event.scheduled", event.event_id)
+    await _wait_for_event_at_receiver(programs, steps, "event.scheduled", event.event_id)
     return event.event_id
 
 
-async def _wait_for_webhook(
+async def _wait_for_event_at_receiver(
     programs: _DemoPrograms, steps: TimedStepPrinter, name: str, event_id: str
 ) -> CloudEvent:
     event = await steps.await_within_timeout(
@@ -206,12 +206,12 @@ async def _approve(programs: _DemoPrograms, steps: TimedStepPrinter, event_id: s
     )
     if answer["state"] != "granted":
         raise CommandFailed(f"expected the approval to be granted, it is {answer['state']}")
-    await _wait_for_webhook(programs, steps, "approval.recorded", event_id)
-    await _wait_for_webhook(programs, steps, "approval.granted", event_id)
+    await _wait_for_event_at_receiver(programs, steps, "approval.recorded", event_id)
+    await _wait_for_event_at_receiver(programs, steps, "approval.granted", event_id)
     approved = programs.azure.wait_until_approved(event_id, within=steps.timeout)
     await steps.await_within_timeout("a StartRequest at Azure", approved)
     steps.print("Azure has the StartRequest")
-    await _wait_for_webhook(programs, steps, "startrequest.accepted", event_id)
+    await _wait_for_event_at_receiver(programs, steps, "startrequest.accepted", event_id)
 
 
 async def _watch_until_ended(
@@ -222,12 +222,12 @@ async def _watch_until_ended(
         "the event to start", programs.azure.wait_until_started(event_id, within=steps.timeout)
     )
     steps.print("Azure starts the event")
-    await _wait_for_webhook(programs, steps, "event.started", event_id)
+    await _wait_for_event_at_receiver(programs, steps, "event.started", event_id)
     await steps.await_within_timeout(
         "the event to end", programs.azure.wait_until_ended(event_id, within=steps.timeout)
     )
     steps.print("the event is over, Azure shows it no more")
-    ended = await _wait_for_webhook(programs, steps, "event.ended", event_id)
+    ended = await _wait_for_event_at_receiver(programs, steps, "event.ended", event_id)
     if programs.receiver.rejected_requests:
         raise CommandFailed(
             f"expected only valid signatures, {programs.receiver.rejected_requests} were not valid"

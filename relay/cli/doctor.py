@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from relay.amqp.diagnostics import diagnose as diagnose_broker
-from relay.amqp.topology import approvals_queue_of_scope
+from relay.amqp.topology import make_scope_approvals_queue
 from relay.api.diagnostics import diagnose as diagnose_api
 from relay.cli._exit_codes import EXIT_DONE, EXIT_FAILED
 from relay.cli._options import AsJson, ConfigFile
@@ -19,11 +19,11 @@ from relay.clock import Clock, SystemClock
 from relay.config import Config, LoadedConfig, load, sink_modules
 from relay.config.file_permissions import diagnose_secret_files
 from relay.config.warnings import config_warnings
-from relay.diagnostics import Finding, ok
+from relay.doctor_findings import Finding, ok
 from relay.events.build import Origin
-from relay.fleet.diagnostics import diagnose_agent, diagnose_hub
+from relay.fleet.diagnostics import diagnose_broker_for_agent, diagnose_broker_for_hub
 from relay.fleet.settings import AgentSettings, HubSettings
-from relay.fleet.topology import HUB, hub_approvals_queue
+from relay.fleet.topology import HUB, make_hub_approvals_queue
 from relay.imds.diagnostics import diagnose as diagnose_source
 from relay.imds.instance_metadata import Instance, derive_scope, resource_names
 from relay.net.connectivity import check_connectivity
@@ -100,7 +100,7 @@ async def _diagnose(loaded: LoadedConfig, clock: Clock, *, poll: bool) -> list[F
         ),
         *api_findings,
         *source_findings,
-        *_report_vm_names(config, instance),
+        *_report_scope_and_vm_names(config, instance),
         *store_findings,
         *(finding for findings in sink_findings for finding in findings),
         *await _diagnose_fleet(config, scope, instance),
@@ -126,7 +126,7 @@ async def _diagnose_sink(settings: SinkSettings, clock: Clock, scope: str) -> li
     return findings
 
 
-def _report_vm_names(config: Config, instance: Instance | None) -> list[Finding]:
+def _report_scope_and_vm_names(config: Config, instance: Instance | None) -> list[Finding]:
     if instance is None:
         return []
     names = resource_names(instance, socket.gethostname())
@@ -142,13 +142,13 @@ async def _diagnose_fleet(
 ) -> list[Finding]:
     match config.fleet:
         case HubSettings():
-            return await diagnose_hub(config.fleet)
+            return await diagnose_broker_for_hub(config.fleet)
         case AgentSettings():
             relay = config.relay
             if relay == "auto":
                 relay = instance.name if instance is not None else ""
             origin = Origin(scope, relay) if scope and relay else None
-            return await diagnose_agent(config.fleet, origin)
+            return await diagnose_broker_for_agent(config.fleet, origin)
     return []
 
 
@@ -156,11 +156,15 @@ async def _diagnose_approvals_over_amqp(config: Config, scope: str) -> list[Find
     amqp = config.approvals.amqp
     if amqp is None:
         return []
-    exchange = config.approvals_exchange
+    exchange = config.approval_answers_exchange
     is_hub = isinstance(config.fleet, HubSettings)
-    queue = hub_approvals_queue(exchange) if is_hub else approvals_queue_of_scope(exchange, scope)
+    queue = (
+        make_hub_approvals_queue(exchange)
+        if is_hub
+        else make_scope_approvals_queue(exchange, scope)
+    )
     return await diagnose_broker(
-        "approvals.amqp", amqp.targets(), queue.topology, amqp.declare, reads=(queue.name,)
+        "approvals.amqp", amqp.broker_urls(), queue.topology, amqp.declare, reads=(queue.name,)
     )
 
 
@@ -170,4 +174,4 @@ async def _diagnose_traces(config: Config, clock: Clock) -> list[Finding]:
     if traces is None:
         return []
     tls = traces.tls.make_context() if traces.tls is not None else None
-    return [await check_connectivity("traces", traces.target(), tls=tls, now=clock.now())]
+    return [await check_connectivity("traces", traces.collector_url(), tls=tls, now=clock.now())]

@@ -8,7 +8,7 @@ from typing import Any
 from relay.cli._client import Client
 from relay.cli._connection import with_client
 from relay.cli._event_lookup import call_about_event
-from relay.cli._event_text import describe_holds_in_force, describe_limit_waits, vote_count
+from relay.cli._event_text import describe_limit_waits, describe_standing_holds_in_force, vote_count
 from relay.cli._options import AsJson, EventId, Scope
 from relay.cli._output import format_local_time, join_names, pluralize, print_json, print_lines
 from relay.cli._tables import print_fields, print_table
@@ -25,7 +25,7 @@ async def explain(
     if as_json:
         print_json(explanation)
         return
-    print_fields(_decision_fields(explanation))
+    print_fields(_approval_state_fields(explanation))
     print_lines("")
     rows = [
         (rule["name"], _describe_rule_match(rule), format_local_time(rule["turns"]))
@@ -34,7 +34,7 @@ async def explain(
     print_table(("rule", "why", "hours turn"), rows, empty="no rules: nothing is approved")
 
 
-def _decision_fields(explanation: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
+def _approval_state_fields(explanation: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
     yield "event", explanation["eventId"]
     yield "not before", format_local_time(explanation["notBefore"])
     mode = explanation["mode"]
@@ -66,7 +66,7 @@ def _votes_and_holds(explanation: Mapping[str, Any]) -> Iterator[tuple[str, obje
     for vote in explanation["voted"]:
         until = format_local_time(vote["until"]) or "NotBefore"
         yield "vote", f"{vote['principal']}, good until {until}"
-    standing = describe_holds_in_force(explanation.get("standingHolds", ()))
+    standing = describe_standing_holds_in_force(explanation.get("standingHolds", ()))
     if standing:
         yield "held by", f"{standing}; {explanation['holdMeans']}"
     for hold in explanation["holds"]:

@@ -14,7 +14,7 @@ from relay.cli._client import Client
 from relay.cli._connection import with_client
 from relay.cli._fleet_definitions import definitions
 from relay.cli._fleet_simulate import simulate
-from relay.cli._options import AsJson, Scope, run_without_verb, scope_query
+from relay.cli._options import AsJson, Scope, scope_query, set_default_verb
 from relay.cli._output import format_local_time, pluralize, print_json, print_lines
 from relay.cli._tables import print_table
 
@@ -40,7 +40,7 @@ async def roster(relay: Client, *, scope: Scope = None, as_json: AsJson = False)
         print_lines(f"{pluralize(len(rows), 'agent')} in {pluralize(len(scopes), 'scope')}")
 
 
-run_without_verb(fleet, roster)
+set_default_verb(fleet, roster)
 
 
 def _agent_row(agent: Mapping[str, Any]) -> tuple[object, ...]:

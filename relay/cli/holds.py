@@ -17,7 +17,7 @@ from relay.cli._client import Client
 from relay.cli._connection import with_client
 from relay.cli._decision import AZURE_PROCEEDS, Reason
 from relay.cli._exit_codes import CommandFailed, NotFound
-from relay.cli._options import AllPages, AsJson, run_without_verb
+from relay.cli._options import AllPages, AsJson, set_default_verb
 from relay.cli._output import format_local_time, print_json, print_lines, print_to_stderr
 from relay.cli._tables import print_page
 from relay.errors import ConfigError
@@ -97,7 +97,7 @@ async def list_holds(
         print_to_stderr(AZURE_PROCEEDS)
 
 
-run_without_verb(holds, list_holds)
+set_default_verb(holds, list_holds)
 
 
 def _hold_row(hold: Mapping[str, Any]) -> tuple[object, ...]:
@@ -137,7 +137,7 @@ async def add(
     What Azure does not say about an event counts as a condition that is met. Azure proceeds at
     NotBefore regardless, and other relays and Azure Resource Manager can still approve.
     """
-    conditions = _read_conditions(match)
+    conditions = _parse_match_option(match)
     given: dict[str, Sequence[str] | None] = {
         "event_type": types,
         "event_source": sources,
@@ -153,7 +153,7 @@ async def add(
         raise ConfigError(
             "expected conditions, such as --type Reboot or --resource 'db-*', or --every-event"
         )
-    times = _hold_times(starts, ends, duration)
+    times = _hold_times_from_options(starts, ends, duration)
     hold = await relay.post("standing-holds", body={"match": conditions, "reason": reason, **times})
     print_to_stderr(AZURE_PROCEEDS)
     if as_json:
@@ -167,7 +167,7 @@ async def add(
     )
 
 
-def _read_conditions(text: str | None) -> dict[str, Any]:
+def _parse_match_option(text: str | None) -> dict[str, Any]:
     if text is None:
         return {}
     from ruamel.yaml import YAML  # noqa: PLC0415  # few calls need it
@@ -185,7 +185,9 @@ def _read_conditions(text: str | None) -> dict[str, Any]:
     return conditions
 
 
-def _hold_times(starts: str | None, ends: str | None, duration: str | None) -> dict[str, str]:
+def _hold_times_from_options(
+    starts: str | None, ends: str | None, duration: str | None
+) -> dict[str, str]:
     """Return ``starts`` and ``ends`` of the request. Raises ConfigError."""
     if (ends is None) == (duration is None):
         raise ConfigError("expected one of --for and --ends")

@@ -15,7 +15,7 @@ from relay.cli._options import AsJson
 from relay.cli._output import print_json, print_lines
 from relay.settings import Name
 from relay.signature import PREFIX
-from relay.validation import first_error
+from relay.validation import first_error_path_and_message
 
 _KEY_BYTES = 32
 
@@ -35,7 +35,7 @@ def keys(
     try:
         TypeAdapter(Name).validate_python(name)
     except ValidationError as error:
-        _, problem = first_error(error)
+        _, problem = first_error_path_and_message(error)
         raise typer.BadParameter(f"{problem}, got {name!r}", param_hint="--name") from None
     key = new_bearer_key()
     digest = hashlib.sha256(key.encode()).hexdigest()

@@ -9,8 +9,8 @@ import typer
 
 from relay.cli._client import Client
 from relay.cli._connection import with_client
-from relay.cli._event_lookup import event_id_of
-from relay.cli._options import completion_named
+from relay.cli._event_lookup import resolve_event_id_or_prefix
+from relay.cli._options import lazy_completion_function
 from relay.cli._output import pluralize, print_lines
 from relay.cli._tables import show_progress_bar
 from relay.events.catalog import CATALOG
@@ -36,7 +36,7 @@ async def redeliver(
             "--sink",
             metavar="SINK",
             help="Those of this sink.",
-            autocompletion=completion_named("sinks"),
+            autocompletion=lazy_completion_function("sinks"),
         ),
     ] = None,
     event_type: Annotated[
@@ -45,7 +45,7 @@ async def redeliver(
             "--type",
             metavar="TYPE",
             help="Such as event.scheduled.",
-            autocompletion=completion_named("event_types"),
+            autocompletion=lazy_completion_function("event_types"),
         ),
     ] = None,
     event: Annotated[
@@ -54,7 +54,7 @@ async def redeliver(
             "--event",
             metavar="EVENT",
             help="Those about this EventId, or a unique beginning of it.",
-            autocompletion=completion_named("event_ids"),
+            autocompletion=lazy_completion_function("event_ids"),
         ),
     ] = None,
     since: Annotated[
@@ -69,7 +69,7 @@ async def redeliver(
 ) -> None:
     """Send a dead letter again at once, or all that match every given option, oldest first."""
     if event is not None:
-        event = await event_id_of(relay, event)
+        event = await resolve_event_id_or_prefix(relay, event)
     conditions = {
         "sink": sink,
         "type": None if event_type is None else _parse_event_type(event_type),

@@ -6,7 +6,7 @@ from relay.cli._client import Client
 from relay.cli._connection import with_client
 from relay.cli._decision import AZURE_PROCEEDS, Reason, Revision, decide
 from relay.cli._event_lookup import get_event
-from relay.cli._event_text import describe_holds_in_force, describe_limit_waits
+from relay.cli._event_text import describe_limit_waits, describe_standing_holds_in_force
 from relay.cli._options import AsJson, EventId
 from relay.cli._output import print_json, print_lines
 
@@ -38,7 +38,9 @@ async def release(
         case "released":
             print_lines("released; nobody has voted")
         case "held":
-            holders = describe_holds_in_force(answer.get("standingHolds", ())) or "somebody else"
+            holders = (
+                describe_standing_holds_in_force(answer.get("standingHolds", ())) or "somebody else"
+            )
             print_lines(f"released; {holders} still holds it. {AZURE_PROCEEDS}")
         case state:
             print_lines(state)

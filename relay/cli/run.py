@@ -23,7 +23,7 @@ from relay.errors import ConfigError, RelayError
 from relay.log_fields import log_extra
 from relay.signals import hold_hangups
 from relay.telemetry import TelemetrySettings
-from relay.telemetry.log import configure_logging, flush_log, is_log_json
+from relay.telemetry.log import configure_logging, flush_log, is_logging_json_now
 
 _log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ def run(config: ConfigFile = None) -> None:
         _run(source)
     except Exception as error:
         cause = unwrap_exception_group(error)
-        if is_log_json():
+        if is_logging_json_now():
             code = exit_code(cause)
             for line in error_text(cause).splitlines():
                 _log.critical("%s", line, extra=log_extra(exitCode=code))

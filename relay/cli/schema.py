@@ -8,7 +8,7 @@ import typer
 
 from relay.api.schema.asyncapi import asyncapi_document
 from relay.chat.platforms.slack.manifest import manifest
-from relay.cli._options import completion_named
+from relay.cli._options import lazy_completion_function
 from relay.cli._output import print_json
 from relay.cli._tables import print_table
 from relay.errors import ConfigError
@@ -22,7 +22,7 @@ def schema(
         typer.Argument(
             metavar="TYPE",
             help="Such as event.scheduled, or asyncapi, or slack-manifest. Default: all types.",
-            autocompletion=completion_named("schemas"),
+            autocompletion=lazy_completion_function("schemas"),
         ),
     ] = None,
     *,
@@ -62,10 +62,10 @@ def schema(
             )
         print_json(manifest(answers))
     else:
-        print_json(cloudevent_schema(_definition(name)))
+        print_json(cloudevent_schema(_find_event_definition(name)))
 
 
-def _definition(name: str) -> EventDefinition:
+def _find_event_definition(name: str) -> EventDefinition:
     for definition in CATALOG:
         if name in (definition.name, definition.type):
             return definition

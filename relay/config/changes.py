@@ -36,7 +36,7 @@ ChangeKind = Literal["added", "changed", "removed", "moved"]
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class KeyChange:
     """A key whose value differs. Entries of a list that have names are keys too: ``sinks.bus``.
 
     moved: the entries of a list are the same, in another order.
@@ -46,7 +46,7 @@ class Change:
     kind: ChangeKind
 
 
-def find_changes(before: Config, after: Config) -> list[Change]:
+def find_changes(before: Config, after: Config) -> list[KeyChange]:
     """Return what differs, in the order of the configuration."""
     return list(_changes_of("", before, after))
 
@@ -60,7 +60,7 @@ def _is_inside(key: str, keys: tuple[str, ...]) -> bool:
     return any(key == outer or key.startswith(f"{outer}.") for outer in keys)
 
 
-def _changes_of(key: str, before: Any, after: Any) -> Iterator[Change]:
+def _changes_of(key: str, before: Any, after: Any) -> Iterator[KeyChange]:
     if before == after:
         return
     if isinstance(before, Section) and type(before) is type(after):
@@ -71,22 +71,22 @@ def _changes_of(key: str, before: Any, after: Any) -> Iterator[Change]:
         yield from _changes_of_entries(key, before, after)
     elif (old := _by_name(before)) is not None and (new := _by_name(after)) is not None:
         changes = list(_changes_of_entries(key, old, new))
-        yield from changes or [Change(key, "moved")]
+        yield from changes or [KeyChange(key, "moved")]
     else:
-        yield Change(key, "changed")
+        yield KeyChange(key, "changed")
 
 
 def _changes_of_entries(
     key: str, before: Mapping[str, Any], after: Mapping[str, Any]
-) -> Iterator[Change]:
+) -> Iterator[KeyChange]:
     """Yield the entries that differ. What differs inside an entry is not told apart."""
     for name in (*before, *(name for name in after if name not in before)):
         if name not in after:
-            yield Change(f"{key}.{name}", "removed")
+            yield KeyChange(f"{key}.{name}", "removed")
         elif name not in before:
-            yield Change(f"{key}.{name}", "added")
+            yield KeyChange(f"{key}.{name}", "added")
         elif before[name] != after[name]:
-            yield Change(f"{key}.{name}", "changed")
+            yield KeyChange(f"{key}.{name}", "changed")
 
 
 def _by_name(value: Any) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from relay.errors import ConfigError
-from relay.files import is_planted, may_be_file
+from relay.files import file_may_exist, is_planted
 
 SYSTEM_FILE = Path("/etc/imds-relay/relay.yaml")
 """The configuration of the service of a machine."""
@@ -29,7 +29,7 @@ def find_file(
         return path
     if environment.get("IMDS_RELAY_CONFIG"):
         return Path(environment["IMDS_RELAY_CONFIG"])
-    return next((place for place in default_paths if may_be_file(place)), None)
+    return next((place for place in default_paths if file_may_exist(place)), None)
 
 
 def find_trusted_file(

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel, SecretStr
 
 from relay.config import LoadedConfig
-from relay.diagnostics import Finding, failure, ok, warning
+from relay.doctor_findings import Finding, failure, ok, warning
 
 _PUBLIC_FILES = frozenset({"cert_file", "ca_file", "client_ca_file"})
 """Keys of files that hold no secret."""

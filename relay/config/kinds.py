@@ -50,17 +50,17 @@ def load_kinds() -> SinkKinds:
 
     sink_plugins, broken_sinks = plugins.load_plugins(sinks, check_sink)
     for platform in platform_modules.values():  # those of the relay too, which need no check
-        _declare_principals(platform)
+        _declare_principal_form_of_module(platform)
     modules = {**sink_plugins, **platform_modules}
     return SinkKinds(modules, (*broken_sinks, *broken_platforms))
 
 
 def _check_chat_platform_module(name: str, module: ModuleType) -> None:
     _check_module_contract(name, module, ChatSettings)
-    _declare_principals(module)  # raises for principals that are those of others
+    _declare_principal_form_of_module(module)  # raises for principals that are those of others
 
 
-def _declare_principals(module: ModuleType) -> None:
+def _declare_principal_form_of_module(module: ModuleType) -> None:
     if module.Settings.principals is not None:
         declare_chat_principal_form(module.Settings.principals)
 

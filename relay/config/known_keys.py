@@ -21,7 +21,7 @@ def secret_keys(root: type[BaseModel]) -> frozenset[str]:
     sections = [root]
     for section in sections:  # grows by the sections inside, which may contain themselves
         for name, field in section.model_fields.items():
-            for inner in _nested_types(field.annotation):
+            for inner in _walk_annotation(field.annotation):
                 if inner is SecretStr:
                     keys.add(name)
                 elif _is_section(inner) and inner not in sections:
@@ -44,7 +44,7 @@ def describe_unknown_key(root: type[BaseModel], location: Sequence[str | int]) -
         f"{name}.{key}"
         for name, field in root.model_fields.items()
         for section in _sections_in_annotation(field.annotation)
-        if name != location[0] and key in _keys_of(section)
+        if name != location[0] and key in _keys_of_section(section)
     ]
     if elsewhere:
         return f"unknown key; did you mean {' or '.join(dict.fromkeys(elsewhere))}?"
@@ -68,7 +68,7 @@ def _keys_at(root: type[BaseModel], location: Sequence[str | int]) -> list[str]:
         sections = (
             inner or [each for each in sections if _is_union_member_named(each, part)] or sections
         )
-    return list(dict.fromkeys(key for section in sections for key in _keys_of(section)))
+    return list(dict.fromkeys(key for section in sections for key in _keys_of_section(section)))
 
 
 def _find_field(section: type[BaseModel], key: str) -> Any:
@@ -86,20 +86,20 @@ def _is_union_member_named(section: type[BaseModel], name: str) -> bool:
     )
 
 
-def _keys_of(section: type[BaseModel]) -> list[str]:
+def _keys_of_section(section: type[BaseModel]) -> list[str]:
     return [field.alias or name for name, field in section.model_fields.items()]
 
 
 def _sections_in_annotation(annotation: Any) -> Iterator[type[BaseModel]]:
-    return filter(_is_section, _nested_types(annotation))
+    return filter(_is_section, _walk_annotation(annotation))
 
 
 def _is_section(annotation: Any) -> TypeGuard[type[BaseModel]]:
     return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
-def _nested_types(annotation: Any) -> Iterator[Any]:
+def _walk_annotation(annotation: Any) -> Iterator[Any]:
     """Yield an annotation and every annotation inside it."""
     yield annotation
     for argument in get_args(annotation):
-        yield from _nested_types(argument)
+        yield from _walk_annotation(argument)

@@ -16,18 +16,18 @@ from pydantic import Field, model_validator
 
 from relay.api import ApiSettings
 from relay.approvals import ONE_MACHINE_VOTES, ApprovalsSettings
-from relay.approvals.machine_principals import max_possible_votes, names_machines
-from relay.approvals.rules import Quorum, Rule, eligible_voters, person_or_principal
+from relay.approvals.machine_principals import is_machine_or_machine_pattern, max_possible_votes
+from relay.approvals.rules import Quorum, Rule, eligible_voters, person_of_principal_or_itself
 from relay.chat import ChatSettings
 from relay.config.kinds import sink_modules
 from relay.config.shared_secrets import check_secrets_not_shared
-from relay.config.voters import Voter, check_principals, voters_of_quorum
+from relay.config.voters import Voter, check_principals_exist, voters_of_quorum
 from relay.events.match import matches_any_pattern
 from relay.fleet.settings import AgentSettings, FleetSettings, HubSettings
 from relay.imds import SourceSettings
-from relay.imds.api_versions import SOURCE_SINCE
+from relay.imds.api_version_features import SOURCE_SINCE
 from relay.outbox import StoreSettings
-from relay.settings import KeyPath, Section, WrongValue, check_unique, text_like
+from relay.settings import KeyPath, Section, WrongValue, check_unique, text_pattern_validator
 from relay.sinks import SinkSettings
 from relay.telemetry import TelemetrySettings
 
@@ -58,7 +58,7 @@ class Config(Section):
 
     scope: Annotated[
         str,
-        text_like(
+        text_pattern_validator(
             r"[a-z0-9-]{1,80}",
             "auto, or a name such as vmss-a: a to z, 0 to 9 and -, at most 80 characters",
         ),
@@ -66,7 +66,7 @@ class Config(Section):
     """The group of VMs that reads this document; auto: from instance metadata, on a hub: hub."""
     relay: Annotated[
         str,
-        text_like(
+        text_pattern_validator(
             r"[A-Za-z0-9][A-Za-z0-9_.-]{0,79}",
             "auto, or a name such as vm-1: letters, digits, ., _ and -, at most 80 characters",
         ),
@@ -86,7 +86,7 @@ class Config(Section):
     def _check_role(self) -> Config:
         """Refuse keys that belong elsewhere. Ignored, they would look as if they had an effect."""
         if isinstance(self.fleet, AgentSettings):
-            for path in self._keys_of_hub():
+            for path in self._configured_hub_only_keys():
                 raise WrongValue(
                     path,
                     "expected no value on an agent (fleet.role: agent); "
@@ -100,7 +100,7 @@ class Config(Section):
             )
         return self
 
-    def _keys_of_hub(self) -> Iterator[KeyPath]:
+    def _configured_hub_only_keys(self) -> Iterator[KeyPath]:
         """Yield the keys with another value than the default that only a hub can have."""
         if self.sinks:
             yield ("sinks",)
@@ -147,11 +147,13 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _check_quorums(self) -> Config:
-        check_principals(self.approvals, self.api, self.fleet)
+        check_principals_exist(self.approvals, self.api, self.fleet)
         for rule, quorum, voters in self.voters_by_rule:
             names = [voter.name for voter in voters]
             if max_possible_votes(names, each_resource=quorum.each_resource) < quorum.votes:
-                has_machines = any(map(names_machines, names)) and not quorum.each_resource
+                has_machines = (
+                    any(map(is_machine_or_machine_pattern, names)) and not quorum.each_resource
+                )
                 raise ValueError(
                     f"approvals.rules.{rule.name}.approve: expected {quorum.votes} who may vote, "
                     f"there are only: {', '.join(names) or 'none'}. "
@@ -167,7 +169,9 @@ class Config(Section):
         people = self.approvals.people
         eligible = eligible_voters(quorum, self.approvals.groups, people)
         for client in self.api.clients:
-            votes = {person_or_principal(principal, people) for principal in client.principals}
+            votes = {
+                person_of_principal_or_itself(principal, people) for principal in client.principals
+            }
             may_vote = all(principal in eligible for principal in client.principals)
             if quorum.votes > 1 and may_vote and len(votes) > 1:
                 raise ValueError(
@@ -204,7 +208,7 @@ class Config(Section):
         )
 
     @property
-    def approvals_exchange(self) -> str:
+    def approval_answers_exchange(self) -> str:
         """The exchange of the sink that sends the answers to approvals over AMQP.
 
         The exchange and the queue of the approvals are named after it. Only valid if approvals.amqp

@@ -79,7 +79,7 @@ def describe_errors(error: ValidationError, inputs: ConfigInputs) -> Iterator[st
         errors_by_path.setdefault(_path_of_error(details, inputs.values), []).append(details)
     for path, errors in errors_by_path.items():
         if not _follows_from_another_error(path, errors, errors_by_path):
-            line = f"{_location(path, inputs)}{_describe_problem(errors, path, inputs)}"
+            line = f"{_location_prefix(path, inputs)}{_describe_problem(errors, path, inputs)}"
             yield _SECRET.sub(r"\1\2…", line)
 
 
@@ -116,7 +116,7 @@ def _path_of_error(error: ErrorDetails, values: Any) -> KeyPath:
     node = values
     for index, part in enumerate(error["loc"]):
         is_sink_kind = index == 2 and error["loc"][0] == "sinks"
-        if part in _keys_or_indexes(node) and not is_sink_kind:
+        if part in _child_keys_or_indexes(node) and not is_sink_kind:
             path.append(part)
             node = node[part]
     if error["type"] == "missing":
@@ -126,19 +126,19 @@ def _path_of_error(error: ErrorDetails, values: Any) -> KeyPath:
     elif isinstance(wrong_value := error.get("ctx", {}).get("error"), WrongValue):
         path.extend(wrong_value.path)
     elif error["type"] == "value_error":
-        key = _error_message(error).partition(": ")[0]
-        if key in _keys_or_indexes(node):
+        key = _message_without_pydantic_prefix(error).partition(": ")[0]
+        if key in _child_keys_or_indexes(node):
             path.append(key)
     return tuple(path)
 
 
-def _keys_or_indexes(node: Any) -> Collection[str | int]:
+def _child_keys_or_indexes(node: Any) -> Collection[str | int]:
     if isinstance(node, dict):
         return node
     return range(len(node)) if isinstance(node, list) else ()
 
 
-def _location(path: KeyPath, inputs: ConfigInputs) -> str:
+def _location_prefix(path: KeyPath, inputs: ConfigInputs) -> str:
     variable = _environment_variable_of(path, inputs)
     if variable is not None:
         return f"environment variable {variable}: {format_path(path)}: "
@@ -186,7 +186,7 @@ def _describe_unknown_sink_kind(error: ErrorDetails) -> str:
 
 def _describe_expectation(error: ErrorDetails, path: KeyPath, inputs: ConfigInputs) -> str:
     if isinstance(wrong_value := error.get("ctx", {}).get("error"), WrongValue):
-        return wrong_value.problem + _describe_other_place(wrong_value, path, inputs)
+        return wrong_value.problem + _describe_place_of_equal_value(wrong_value, path, inputs)
     if error["type"] == "union_tag_not_found":
         if path[-1] == "role":
             return "expected one of agent, hub"
@@ -194,10 +194,10 @@ def _describe_expectation(error: ErrorDetails, path: KeyPath, inputs: ConfigInpu
     if error["type"] in _EXPECTED:
         expected = _EXPECTED[error["type"]].format_map(error.get("ctx", {}))
         return f"expected {expected.replace('True', 'true').replace('False', 'false')}"
-    return _error_message(error).removeprefix(f"{path[-1]}: " if path else "")
+    return _message_without_pydantic_prefix(error).removeprefix(f"{path[-1]}: " if path else "")
 
 
-def _describe_other_place(error: WrongValue, path: KeyPath, inputs: ConfigInputs) -> str:
+def _describe_place_of_equal_value(error: WrongValue, path: KeyPath, inputs: ConfigInputs) -> str:
     """Return where the first one of two equal values is, as the end of a sentence."""
     if error.other is None:
         return ""
@@ -206,7 +206,7 @@ def _describe_other_place(error: WrongValue, path: KeyPath, inputs: ConfigInputs
     return f"; the first is {format_path(other) if line is None else f'in line {line}'}"
 
 
-def _error_message(error: ErrorDetails) -> str:
+def _message_without_pydantic_prefix(error: ErrorDetails) -> str:
     return error["msg"].removeprefix("Value error, ")
 
 

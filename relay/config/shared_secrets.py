@@ -32,7 +32,7 @@ def check_secrets_not_shared(sinks: Sequence[SinkSettings], clients: Sequence[Cl
         raise WrongValue(("api", "clients", index), problem)
 
 
-async def suspend_clients_sharing_secrets(
+async def suspend_api_clients_sharing_secrets(
     sinks: Sequence[SinkSettings],
     clients: Sequence[Client],
     clock: Clock,
@@ -49,13 +49,15 @@ async def suspend_clients_sharing_secrets(
         problems = dict(_clients_sharing_secrets(sinks, clients))
         suspend({clients[index].name for index in problems})
         if problems:
-            state_log.log(
+            state_log.log_if_changed(
                 logging.ERROR,
                 "keys and signatures are refused until the files differ: %s",
                 "; ".join(problems.values()),
             )
         else:
-            state_log.log(logging.DEBUG, "no client has a secret of a sink or another client")
+            state_log.log_if_changed(
+                logging.DEBUG, "no client has a secret of a sink or another client"
+            )
 
 
 def _clients_sharing_secrets(
@@ -74,7 +76,7 @@ def _clients_sharing_secrets(
                     yield owner, problem
                     yield index, problem
     for sink in sinks:
-        for fingerprint in _fingerprints(sink):
+        for fingerprint in _fingerprints_of_sink_secrets(sink):
             if fingerprint in owners:
                 index, kind = owners[fingerprint]
                 problem = (
@@ -85,7 +87,7 @@ def _clients_sharing_secrets(
                 yield index, problem
 
 
-def _fingerprints(sink: SinkSettings) -> Iterator[bytes]:
+def _fingerprints_of_sink_secrets(sink: SinkSettings) -> Iterator[bytes]:
     """Yield everything that a credential of a client would equal if it were a secret of a sink."""
     for secret in sink.iter_secrets():
         for text in {secret, *secret.split(), *_SEPARATORS.split(secret)}:

@@ -1,8 +1,8 @@
 """Who the principals of ``approvals`` are, as far as the configuration knows.
 
-`check_principals` refuses a name that nobody can have. `voters_of_quorum` returns who can vote by a
-rule: for the check that there are enough, and for the table of ``imds-relay check``. A principal is
-a way to be known, such as ``client:ci`` or ``entra:…``; a person can have several.
+`check_principals_exist` refuses a name that nobody can have. `voters_of_quorum` returns who can
+vote by a rule: for the check that there are enough, and for the table of ``imds-relay check``. A
+principal is a way to be known, such as ``client:ci`` or ``entra:…``; a person can have several.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 from relay.api import ApiSettings
 from relay.approvals import ApprovalsSettings
-from relay.approvals.machine_principals import can_mean_same_machine, names_machines
+from relay.approvals.machine_principals import can_mean_same_machine, is_machine_or_machine_pattern
 from relay.approvals.principals import VM_PREFIX, is_chat_principal
 from relay.approvals.rules import (
     Quorum,
     client_principals_of_same_person,
     eligible_voters,
-    person_or_principal,
+    person_of_principal_or_itself,
 )
 from relay.chat import AnswerableChatSettings
 from relay.fleet.settings import AgentSettings, HubSettings
@@ -40,15 +40,15 @@ class Voter:
     """The principals with which they can vote by the rule."""
 
 
-def check_principals(
+def check_principals_exist(
     approvals: ApprovalsSettings, api: ApiSettings, fleet: AgentSettings | HubSettings | None
 ) -> None:
     """Raise WrongValue for a client, certificate or machine that the configuration rules out."""
     known = [principal for client in api.clients for principal in client.principals]
     for path, principal in _named_principals(approvals):
         kind, _, name = principal.partition(":")
-        if names_machines(principal):
-            _check_machine(path, principal, fleet)
+        if is_machine_or_machine_pattern(principal):
+            _check_machine_in_fleet_domains(path, principal, fleet)
         if kind not in ("client", "mtls") or principal in known:
             continue
         owner = "a client" if kind == "client" else "the san of a client"
@@ -58,7 +58,9 @@ def check_principals(
         raise WrongValue(path, f"{problem}; {describe_choices(name, names, prefix=f'{kind}:')}")
 
 
-def _check_machine(path: KeyPath, machine: str, fleet: AgentSettings | HubSettings | None) -> None:
+def _check_machine_in_fleet_domains(
+    path: KeyPath, machine: str, fleet: AgentSettings | HubSettings | None
+) -> None:
     """Raise WrongValue if no relay can speak for a machine, or for those that a pattern means."""
     if not isinstance(fleet, HubSettings):
         raise WrongValue(
@@ -122,7 +124,7 @@ def voters_of_quorum(
     principals_by_voter: dict[str, list[str]] = {}
     for principal in sorted(voters):
         if can_vote(principal):
-            voter = person_or_principal(principal, approvals.people)
+            voter = person_of_principal_or_itself(principal, approvals.people)
             principals_by_voter.setdefault(voter, []).append(principal)
     return [
         Voter(name, tuple(principals)) for name, principals in sorted(principals_by_voter.items())

@@ -14,7 +14,11 @@ from relay.config.model import NO_RULE_FOR_USER_EVENTS, Config
 from relay.events.match import EVENT_SOURCES, EVENT_TYPES, Match
 from relay.fleet.settings import AgentSettings, HubSettings
 from relay.imds import DISCOVER
-from relay.imds.api_versions import API_VERSIONS, NEWEST_API_VERSION, find_impossible_conditions
+from relay.imds.api_version_features import (
+    API_VERSIONS,
+    NEWEST_API_VERSION,
+    find_impossible_conditions,
+)
 from relay.suggestions import closest
 
 
@@ -23,7 +27,7 @@ def start_warnings(config: Config) -> Iterator[str]:
     if config.has_no_rule_for_user_events:
         yield NO_RULE_FOR_USER_EVENTS
     for place, match in _all_match_conditions(config):
-        yield from _unknown_values(place, match)
+        yield from _undocumented_value_warnings(place, match)
     if not isinstance(config.fleet, HubSettings):  # a hub has no source
         yield from _source_warnings(config)
     for plugin in load_kinds().broken:
@@ -55,7 +59,7 @@ def _all_match_conditions(config: Config) -> Iterator[tuple[str, Match]]:
         yield f"match of sink {sink.name}", sink.match
 
 
-def _unknown_values(place: str, match: Match) -> Iterator[str]:
+def _undocumented_value_warnings(place: str, match: Match) -> Iterator[str]:
     """Yield each type and source that Azure does not document. It may add some in future."""
     for key, values, known in (
         ("event_type", match.event_type, EVENT_TYPES),

@@ -1,7 +1,9 @@
-"""Runs one worker for each sink and hands them the recorded events.
+"""Decides which sinks get an event, and runs one worker for each sink.
 
-A role makes the `Dispatcher`, calls `start`, and then `run` until it stops. A reload that changes
-sinks calls `begin_worker_replacement`, lets the store do the work of `reconcile`, and calls
+The roles make `matching_sinks` the route of the store, so it decides which entries an event gets.
+The store hands the entries to the `Dispatcher`, which hands them to the workers. A role makes it,
+calls `start`, and then `run` until it stops. A reload that changes sinks calls
+`begin_worker_replacement`, lets the store do the work of `reconcile_stored_sinks`, and calls
 `end_worker_replacement`. The API asks for the status of sinks, and pauses or resumes one.
 """
 
@@ -15,11 +17,12 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from relay.clock import Clock
-from relay.delivery.circuit_breaker import CircuitState
-from relay.delivery.result_recorder import ResultRecorder
-from relay.delivery.routing import wants
+from relay.delivery.result_recording import ResultRecorder
+from relay.delivery.sink_health import CircuitState
 from relay.delivery.worker import Worker
 from relay.events.build import RecordRelayEvent
+from relay.events.cloudevent import CloudEvent, is_about_event
+from relay.events.match import matches, matches_any_pattern
 from relay.events.tracing import RecordSpan
 from relay.histogram import Histogram
 from relay.outbox import AttemptOutcome, Entry, EntryState, RecordedEvent, SinkState
@@ -34,6 +37,27 @@ DRAIN_POLL_INTERVAL = 0.02
 RETIRE_TIMEOUT = 5.0
 """Seconds for the tries of a sink that a reload replaces or removes, and again to cancel them."""
 _log = logging.getLogger(__name__)
+
+
+def matching_sinks(event: CloudEvent, sinks: Iterable[SinkSettings]) -> tuple[str, ...]:
+    """Return the names of the sinks that want an event. Pure."""
+    return tuple(sink.name for sink in sinks if wants(sink, event))
+
+
+def wants(sink: SinkSettings, event: CloudEvent) -> bool:
+    """Whether a sink wants an event. Pure.
+
+    Its ``events`` must name the type and its ``match`` must apply. ``match`` concerns neither
+    ``standing-hold.*`` nor ``relay.*``, which never goes to the sink that it is about. No sink
+    wants ``relay.ping``: it is sent to one sink by name.
+    """
+    if event.name == "relay.ping" or not matches_any_pattern(sink.events, event.name):
+        return False
+    if event.name.startswith("relay."):
+        return event.subject != sink.name
+    if not is_about_event(event.name):
+        return True
+    return matches(sink.match, event.data, event.scope, every_resource=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,24 +127,24 @@ class Dispatcher:
         self._tasks: dict[Worker, asyncio.Task[None]] = {}
         self._runs = asyncio.Event()
 
-    async def start(self) -> None:
+    async def load_waiting_and_listen(self) -> None:
         """Read what waits in the store, and listen for new entries.
 
         A new sink gets an entry for every live event. The entries of a sink that is no longer
         configured become dead letters.
         """
         now = self._clock.now()
-        reconcile = self.reconcile(now, removing=True)
+        reconcile = self.reconcile_stored_sinks(now, removing=True)
         # Listen first: sinks are connected already, and a chat can request a redelivery.
         self._store.listeners.recorded.append(self._hand_entries_to_workers)
         self._store.listeners.redelivered.append(self._on_redelivered)
         states = await self._store.transact(reconcile, fail_open=True)
         for name, worker in self._workers.items():
             worker.set_sink_state(*states[name])
-        waiting = await self._store.read(lambda tx: tx.deliveries.waiting())
+        waiting = await self._store.read(lambda tx: tx.deliveries.waiting_entries())
         entries_by_sink = _by_sink(waiting)
         for name in self._workers:
-            self._add_waiting(name, entries_by_sink[name])
+            self._hand_over_stored_and_early_entries(name, entries_by_sink[name])
 
     async def run(self) -> None:
         """Deliver until canceled."""
@@ -132,7 +156,7 @@ class Dispatcher:
                 self._runs.set()
                 await asyncio.Event().wait()
         finally:
-            self.flush_results()
+            self.submit_pending_results()
 
     # --- other sinks
 
@@ -142,7 +166,7 @@ class Dispatcher:
         """Have these sinks from now on. A sink that is the same object keeps its worker.
 
         The others take no entry before `end_worker_replacement`. Between the two, the caller lets
-        the store do the work of `reconcile`, together with the change of the route.
+        the store do the work of `reconcile_stored_sinks`, together with the change of the route.
         """
         before = self._workers
         self._workers = {
@@ -161,7 +185,7 @@ class Dispatcher:
                 worker.stop_beginning_tries()
         return WorkerReplacement(new, retired)
 
-    def reconcile(self, now: datetime, *, removing: bool = False) -> Work[SinkStates]:
+    def reconcile_stored_sinks(self, now: datetime, *, removing: bool = False) -> Work[SinkStates]:
         """Work for the store: add the sinks that are new; return the state of each sink.
 
         A new sink gets an entry for every live event that it wants. With ``removing``, the entries
@@ -182,31 +206,39 @@ class Dispatcher:
         retired = {worker.settings.name: worker for worker in replacement.retired}
         async with asyncio.TaskGroup() as group:
             for name in retired.keys() - self._workers.keys():
-                group.create_task(self._remove(retired[name]), name=f"remove sink {name}")
+                group.create_task(
+                    self._retire_worker_and_remove_sink(retired[name]), name=f"remove sink {name}"
+                )
             for worker in replacement.new:
                 name = worker.settings.name
                 worker.set_sink_state(*states[name])
-                group.create_task(self._replace(retired.get(name), worker), name=f"add sink {name}")
+                group.create_task(
+                    self._replace_worker(retired.get(name), worker), name=f"add sink {name}"
+                )
 
-    async def _remove(self, worker: Worker) -> None:
+    async def _retire_worker_and_remove_sink(self, worker: Worker) -> None:
         name = worker.settings.name
         await self._retire(worker, lambda: worker.is_idle)
         now, reason = self._clock.now(), _unconfigured_sink_reason(name)
         await self._store.transact(
-            lambda tx: tx.deliveries.remove_sink(name, reason, now), fail_open=True
+            lambda tx: tx.deliveries.remove_sink_and_dead_letter_entries(name, reason, now),
+            fail_open=True,
         )
 
-    async def _replace(self, old: Worker | None, new: Worker) -> None:
+    async def _replace_worker(self, old: Worker | None, new: Worker) -> None:
         name = new.settings.name
         if old is not None:
             await self._retire(old, lambda: not old.is_trying)
         # The results of the old worker are submitted: the store reads after them. Its last try can
         # have disabled the sink.
         states, waiting = await self._store.read(
-            lambda tx: (tx.deliveries.sink_states(), tx.deliveries.waiting(name))
+            lambda tx: (
+                tx.deliveries.state_and_reason_by_sink(),
+                tx.deliveries.waiting_entries(name),
+            )
         )
         new.set_sink_state(*states[name])
-        self._add_waiting(name, waiting)
+        self._hand_over_stored_and_early_entries(name, waiting)
         self._start_worker(new)
 
     async def _retire(self, worker: Worker, is_done: Callable[[], bool]) -> None:
@@ -223,7 +255,7 @@ class Dispatcher:
         _, unfinished = await asyncio.wait({task}, timeout=RETIRE_TIMEOUT)
         if unfinished:
             _log.error("sink %s: its tries do not end, and go on", worker.settings.name)
-        self.flush_results()
+        self.submit_pending_results()
 
     def _start_worker(self, worker: Worker) -> None:
         assert self._group is not None  # noqa: S101  # `run` sets it first
@@ -249,7 +281,7 @@ class Dispatcher:
         while not all(worker.is_idle for worker in self._workers.values()):
             await self._clock.sleep(DRAIN_POLL_INTERVAL)
 
-    def flush_results(self) -> None:
+    def submit_pending_results(self) -> None:
         """Submit to the store what was delivered and waits for others to be recorded with."""
         self._results.submit_pending_results()
 
@@ -261,7 +293,7 @@ class Dispatcher:
                 kind=worker.settings.kind,
                 state=worker.health.state,
                 failing=worker.health.circuit.is_failing,
-                reason=worker.health.reason,
+                reason=worker.health.stop_or_failure_reason,
                 waiting=worker.unfinished_entry_count,
                 tries=worker.tries,
             )
@@ -274,7 +306,7 @@ class Dispatcher:
         Raises KeyError if there is no such sink.
         """
         worker = self._workers[name]
-        oldest = worker.oldest_waiting()
+        oldest = worker.oldest_entry_recorded_at()
         age = None if oldest is None else (self._clock.now() - oldest).total_seconds()
         return SinkMeasurements(
             circuit=worker.health.circuit.state(self._clock.monotonic()),
@@ -315,7 +347,7 @@ class Dispatcher:
                 # Earlier attempts do not count against a redelivery.
                 self._workers[entry.sink].redeliver(replace(entry, attempts=0))
 
-    def _add_waiting(self, name: str, waiting: Sequence[Entry]) -> None:
+    def _hand_over_stored_and_early_entries(self, name: str, waiting: Sequence[Entry]) -> None:
         """Give a worker what waits by the store, and what came since that was read."""
         ids = {entry.id for entry in waiting}
         early = [entry for entry in self._early_entries.pop(name) if entry.id not in ids]
@@ -333,11 +365,13 @@ def _reconcile_sinks(
     tx: Transaction, settings: Sequence[SinkSettings], now: datetime, *, removing: bool
 ) -> SinkStates:
     """Compare the sinks of the configuration with those of the store; return their states."""
-    known = tx.deliveries.sink_states()
+    known = tx.deliveries.state_and_reason_by_sink()
     configured = {sink.name for sink in settings}
     if removing:
         for name in (known.keys() | tx.deliveries.waiting_sinks()) - configured:
-            tx.deliveries.remove_sink(name, _unconfigured_sink_reason(name), now)
+            tx.deliveries.remove_sink_and_dead_letter_entries(
+                name, _unconfigured_sink_reason(name), now
+            )
     for sink in settings:
         if sink.name not in known:
             _add_new_sink_with_live_events(tx, sink, now)
@@ -351,6 +385,6 @@ def _unconfigured_sink_reason(name: str) -> str:
 def _add_new_sink_with_live_events(tx: Transaction, sink: SinkSettings, now: datetime) -> None:
     tx.deliveries.set_sink_state(sink.name, "on")
     for occurrence in tx.snapshot.live_occurrences():
-        position = tx.journal.last_change_position(occurrence.key)
-        if position is not None and wants(sink, tx.journal.event_at(position)):
+        position = tx.journal.position_of_last_change_of_event(occurrence.key)
+        if position is not None and wants(sink, tx.journal.event_at_position(position)):
             tx.add_entry_for_new_sink(position, sink.name, now)

@@ -112,7 +112,7 @@ class OrderedQueue:
         """Whether an entry could be sent now."""
         return any(key_queue.state == "ready" for key_queue in self._queues.values())
 
-    def next_not_before(self, now: datetime) -> datetime | None:
+    def first_not_before_after(self, now: datetime) -> datetime | None:
         """Return the first NotBefore after ``now`` of all entries, those in flight included."""
         return self._not_befores.first_after(now)
 
@@ -121,7 +121,7 @@ class OrderedQueue:
         if entry.event is not None and self._in_memory[entry.priority] >= MAX_EVENTS_IN_MEMORY:
             entry = replace(entry, event=None)
         key_queue = self._queues.setdefault(entry.ordering_key, _KeyQueue())
-        self._count_entry(key_queue, entry, 1)
+        self._update_counts_for_entry(key_queue, entry, 1)
         key_queue.entries.append(entry)
         if len(key_queue.entries) == 1:
             self._make_ready(key_queue)
@@ -145,7 +145,7 @@ class OrderedQueue:
         removed_ids = {old.id for old in removed}
         key_queue.entries = [old for old in key_queue.entries if old.id not in removed_ids]
         for old in removed:
-            self._count_entry(key_queue, old, -1)
+            self._update_counts_for_entry(key_queue, old, -1)
         if not key_queue.entries:
             del self._queues[entry.ordering_key]
         elif key_queue.entries[0] is not head:
@@ -169,7 +169,7 @@ class OrderedQueue:
         with one of these ids. For each entry that was taken, call `remove_head` or `delay_head`.
         """
         if least_tried or among is not None:
-            key_queue = self._find_best_ranked(least_tried=least_tried, among=among)
+            key_queue = self._find_best_ranked_key_queue(least_tried=least_tried, among=among)
         else:
             key_queue = self._pop_ready_queue()
         if key_queue is None:
@@ -179,7 +179,7 @@ class OrderedQueue:
         self._in_flight[head.ordering_key] = key_queue
         return head
 
-    def upcoming_not_in_memory(self, limit: int) -> list[Entry]:
+    def upcoming_entries_without_event(self, limit: int) -> list[Entry]:
         """Return entries that are probably next and whose events are not in memory.
 
         They are the next ones of each ordering key: of those in flight, and of the first that are
@@ -208,7 +208,7 @@ class OrderedQueue:
                 return key_queue
         return None
 
-    def _find_best_ranked(
+    def _find_best_ranked_key_queue(
         self, *, least_tried: bool, among: Container[int] | None
     ) -> _KeyQueue | None:
         ready = (key_queue for key_queue in self._queues.values() if key_queue.state == "ready")
@@ -223,7 +223,7 @@ class OrderedQueue:
     def remove_head(self, entry: Entry) -> None:
         """Remove an entry that was in flight; the next one of its ordering key becomes ready."""
         key_queue = self._in_flight.pop(entry.ordering_key)
-        self._count_entry(key_queue, key_queue.entries.pop(0), -1)
+        self._update_counts_for_entry(key_queue, key_queue.entries.pop(0), -1)
         if key_queue.entries:
             self._make_ready(key_queue)
         else:
@@ -250,7 +250,7 @@ class OrderedQueue:
             if key_queue.release_at == release_at:
                 self._make_ready(key_queue)
 
-    def release_all(self, *, include_individual: bool) -> None:
+    def release_all_delayed(self, *, include_individual: bool) -> None:
         """Make all delayed entries ready, or those that are not delayed individually."""
         for key_queue in self._queues.values():
             if key_queue.state == "delayed" and (include_individual or not key_queue.is_individual):
@@ -273,7 +273,9 @@ class OrderedQueue:
         else:
             heapq.heappush(self._ready, key_queue.heap_item)
 
-    def _count_entry(self, key_queue: _KeyQueue, entry: Entry, change: Literal[1, -1]) -> None:
+    def _update_counts_for_entry(
+        self, key_queue: _KeyQueue, entry: Entry, change: Literal[1, -1]
+    ) -> None:
         priority = entry.priority
         self._count += change
         key_queue.counts[priority] += change

@@ -23,7 +23,7 @@ _Bodies = dict[int, bytes | None]
 """The bytes of the events by position; None if the row was pruned."""
 
 
-class ReadAhead:
+class EventReadAhead:
     """Reads the events of one sink's entries, as far as they are not in memory.
 
     It keeps their bytes, which take a quarter of the memory of parsed events. A sink that is down
@@ -47,7 +47,7 @@ class ReadAhead:
             try:
                 async with self._lock:
                     if entry.position not in self._bodies:
-                        self._bodies = await self._read_with_upcoming(entry)
+                        self._bodies = await self._read_bodies_of_entry_and_upcoming(entry)
             finally:
                 del self._wanted[entry.id]
         body = self._bodies.pop(entry.position)
@@ -55,8 +55,8 @@ class ReadAhead:
             raise KeyError(entry.position)
         return CloudEvent.parse(body)
 
-    async def _read_with_upcoming(self, entry: Entry) -> _Bodies:
-        upcoming = self._queue.upcoming_not_in_memory(MAX_READ - len(self._wanted))
+    async def _read_bodies_of_entry_and_upcoming(self, entry: Entry) -> _Bodies:
+        upcoming = self._queue.upcoming_entries_without_event(MAX_READ - len(self._wanted))
         positions = {entry.position for entry in (*self._wanted.values(), *upcoming)}
         try:
             return await self._store.read(lambda tx: _read_event_bodies(tx, positions))
@@ -65,5 +65,5 @@ class ReadAhead:
 
 
 def _read_event_bodies(tx: Transaction, positions: Collection[int]) -> _Bodies:
-    bodies = tx.journal.bodies_at(positions)
+    bodies = tx.journal.bodies_at_positions(positions)
     return {position: bodies.get(position) for position in positions}

@@ -91,7 +91,7 @@ def plan_retry(
     if may_give_up and (now - recorded).total_seconds() >= give_up_after:
         return DeadLetter(f"given up after {give_up_after:g} s")
     pause = SLOW_PAUSE if failure == "slow" else backoff(tries, seconds_left)
-    delay = _adjusted_pause(pause, seconds_left, longest_pause, jitter)
+    delay = _pause_with_cap_and_jitter(pause, seconds_left, longest_pause, jitter)
     sink_pause = min(max(retry_after or 0.0, 0.0), MAX_RETRY_AFTER) * (1 + MAX_JITTER * jitter)
     return RetryAfter(max(delay, sink_pause), sink_pause)
 
@@ -113,7 +113,9 @@ def probe_delay(
     seconds_left = _seconds_to_not_before(next_not_before, now)
     is_urgent = _seconds_to_not_before(failed.not_before, now) > 0
     tries = min(failures, failed.attempts + 1) if is_urgent else failures
-    return _adjusted_pause(backoff(tries, seconds_left), seconds_left, longest_pause, jitter)
+    return _pause_with_cap_and_jitter(
+        backoff(tries, seconds_left), seconds_left, longest_pause, jitter
+    )
 
 
 def backoff(tries: int, seconds_left: float) -> float:
@@ -133,7 +135,7 @@ def _seconds_to_not_before(not_before: datetime | None, now: datetime) -> float:
     return (not_before - now).total_seconds() if not_before is not None else 0.0
 
 
-def _adjusted_pause(
+def _pause_with_cap_and_jitter(
     pause: float, seconds_left: float, longest_pause: float, jitter: float
 ) -> float:
     """Return a pause with its upper limit and jitter, cut so that a last try precedes NotBefore."""

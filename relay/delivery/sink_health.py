@@ -1,19 +1,21 @@
-"""The health of one sink, and what follows from a try: retry, pause, probe or report.
+"""The health of one sink: whether it may be tried now, and what follows from a try.
 
-The worker calls `SinkHealth.record_start` before each try and the ``record_*`` of its result after
-it. Each fact is recorded once as a ``relay.*`` event, and again when it changes. The event goes to
-the other sinks, and to the log. A *refused* entry failed in a way that a person must correct. While
-the receiver accepts others, such a failure says nothing about it: the entry is *excused*.
+The worker calls `SinkHealth.record_try_start` before each try and the ``record_*`` of its result
+after it. What follows is a retry, a pause, a probe or a report. Each fact is recorded once as a
+``relay.*`` event, which goes to the other sinks and to the log, and again when it changes. A sink
+becomes *failing* after a few failures in a row, or after a minute of tries without a success. Then
+its `CircuitBreaker` lets one entry at a time be tried, as a probe.
 """
 
 from __future__ import annotations
 
 import logging
 import random
+from typing import Literal
 
 from relay.clock import Clock
-from relay.delivery.circuit_breaker import CircuitBreaker
 from relay.delivery.ordered_queue import OrderedQueue
+from relay.delivery.result_recording import error_type_name
 from relay.delivery.retry import (
     MAX_INTERNAL_ERRORS,
     DeadLetter,
@@ -23,7 +25,6 @@ from relay.delivery.retry import (
     plan_retry,
     probe_delay,
 )
-from relay.delivery.sink_call import error_name
 from relay.errors import Deferred, Rejected
 from relay.events.build import RecordRelayEvent
 from relay.log_fields import log_extra
@@ -35,12 +36,169 @@ MAX_CLOCK_SKEW = 30.0
 
 Receivers refuse signatures with an old timestamp (docs/protocol.md#clocks-that-differ).
 """
+FAILURE_THRESHOLD = 3
+"""Failures in a row after which a sink is failing. Tries that overlapped count as one."""
+STALL_TIMEOUT = 60.0
+"""Seconds without a success, although there were entries, after which a sink is failing.
+
+A longer time without an entry ends the memory of earlier failures.
+"""
+CircuitState = Literal["closed", "open", "half-open"]
+"""closed: the sink is not failing. open: it is, and may not be tried now. half-open: it may."""
 
 _log = logging.getLogger(__name__)
 
 
+class CircuitBreaker:
+    """Decides whether a sink as a whole may be tried now. Times are monotonic seconds. No I/O.
+
+    `SinkHealth` tells it how each try went, and the worker asks it before the next one. Probes
+    alternate between the first entry of the queue and the entry with the fewest attempts. So a
+    receiver that always answers 500 to one event holds back no other.
+    """
+
+    def __init__(self) -> None:
+        self.is_failing = False
+        """Whether the sink failed repeatedly or stalled, or was disabled, with no success since."""
+        self.failures = 0
+        """Failures in a row."""
+        self._last_failure_at = float("-inf")  # when it was counted
+        # The first try since there is something to deliver, and since the last success:
+        self._busy_since: float | None = None
+        self._idle_since: float | None = None
+        # The first failure or rejection that no success and no long idle time followed:
+        self._first_failure_at: float | None = None
+        self._paused_until = float("-inf")
+        self._probe_at: float | None = None
+        self._is_least_tried_turn = False
+        # An extra probe for a new entry, which does not change the turn:
+        self._has_extra_probe = False
+        self._is_extra_probe_running = False
+
+    def state(self, now: float) -> CircuitState:
+        """Return the state for the metrics."""
+        if not self.is_failing:
+            return "closed"
+        return "open" if now < self.allowed_at else "half-open"
+
+    @property
+    def allows_only_probe(self) -> bool:
+        """Whether only one entry, the probe, may be in flight."""
+        return self._probe_at is not None
+
+    @property
+    def allowed_at(self) -> float:
+        """Nothing may be tried before this time."""
+        if self._probe_at is None or self._has_extra_probe:
+            return self._paused_until
+        return max(self._paused_until, self._probe_at)
+
+    @property
+    def prefers_least_tried(self) -> bool:
+        """Whether the next probe is the entry with the fewest attempts, not the first one."""
+        return self.allows_only_probe and (self._is_least_tried_turn or self._has_extra_probe)
+
+    @property
+    def becomes_failing_at(self) -> float | None:
+        """When the sink becomes failing unless a try succeeds.
+
+        None if it is failing already or there is nothing to deliver.
+        """
+        if self.is_failing or self._busy_since is None:
+            return None
+        return self._busy_since + STALL_TIMEOUT
+
+    def record_try_start(self, now: float, *, is_excused: bool = False) -> None:
+        """A try begins.
+
+        ``is_excused``: the receiver refused this entry before, and accepted others since then. So
+        the try tells nothing about the receiver.
+        """
+        if not is_excused:
+            if self._idle_since is not None and now - self._idle_since > STALL_TIMEOUT:
+                self._first_failure_at = None
+            self._idle_since = None
+            if self._busy_since is None:
+                self._busy_since = now
+        if not self._has_extra_probe:
+            self._is_least_tried_turn = self.allows_only_probe and not self._is_least_tried_turn
+        self._is_extra_probe_running, self._has_extra_probe = self._has_extra_probe, False
+
+    def record_idle(self, now: float) -> None:
+        """There is nothing to deliver."""
+        self._busy_since = None
+        if self._idle_since is None:
+            self._idle_since = now
+
+    def restart_stall_timeout(self) -> None:
+        """Begin the `STALL_TIMEOUT` anew: a success, an operator or the state file came between."""
+        self._busy_since = self._first_failure_at = None
+
+    def mark_failing_if_stalled(self, now: float) -> bool:
+        """Return whether the sink has just become failing because no try succeeded in time."""
+        if self.becomes_failing_at is None or now < self.becomes_failing_at:
+            return False
+        self.is_failing = True
+        return True
+
+    def record_failure(self, began: float, now: float) -> bool:
+        """A try that began at ``began`` failed. Return whether the sink has just become failing."""
+        if began > self._last_failure_at:
+            self.failures, self._last_failure_at = self.failures + 1, now
+        return self._update_failing(now, has_enough_failures=self.failures >= FAILURE_THRESHOLD)
+
+    def record_rejection(self, now: float) -> bool:
+        """The receiver rejected an entry for good. Return whether the sink just became failing.
+
+        A rejection concerns the entry alone, so it is not a failure. But it is no success either.
+        """
+        return self._update_failing(now, has_enough_failures=False)
+
+    def _update_failing(self, now: float, *, has_enough_failures: bool) -> bool:
+        if self._first_failure_at is None:
+            self._first_failure_at = now
+        is_stalled = now - self._first_failure_at >= STALL_TIMEOUT
+        if self.is_failing or not (has_enough_failures or is_stalled):
+            return False
+        self.is_failing = True
+        return True
+
+    def record_success(self) -> bool:
+        """A try succeeded. Return whether the sink was failing until now."""
+        was_failing, self.is_failing = self.is_failing, False
+        self.failures, self._probe_at, self._has_extra_probe = 0, None, False
+        self.restart_stall_timeout()
+        return was_failing
+
+    def schedule_probe(self, at: float | None) -> None:
+        """Allow only probes from now on, the next one at this time.
+
+        None: the receiver answers, so each entry is retried for itself.
+        """
+        if at is not None and self._probe_at is not None and self._is_extra_probe_running:
+            at = min(at, self._probe_at)  # extra probes must not postpone the regular one
+        self._probe_at = at
+
+    def probe_now(self) -> None:
+        """Allow one extra immediate probe: the scheduled one predates a new entry."""
+        self._has_extra_probe = self.allows_only_probe
+
+    def pause_until(self, until: float) -> None:
+        """Allow nothing before this time, because the receiver asked for it."""
+        self._paused_until = max(self._paused_until, until)
+
+    def end_pause_and_try_now(self, now: float) -> None:
+        """Allow a try now, because an operator asked for it."""
+        self.restart_stall_timeout()
+        self._paused_until = float("-inf")
+        self._probe_at = now if self.is_failing else None
+
+
 class SinkHealth:
     """Tracks the state of one sink and reports when it changes.
+
+    A *refused* entry failed in a way that a person must correct. While the receiver accepts others,
+    such a failure says nothing about it: the entry is *excused*.
 
     ``waiting`` always means the waiting entries, those in flight included.
     """
@@ -73,21 +231,21 @@ class SinkHealth:
         self._logged_error: str | None = None  # the type of the last internal error
 
     @property
-    def reason(self) -> str | None:
+    def stop_or_failure_reason(self) -> str | None:
         """Why the sink is paused or disabled, or why the last try failed."""
         return self._last_failure if self.state == "on" else self._stop_reason
 
-    def set_state(self, state: SinkState, reason: str | None) -> None:
+    def set_on_paused_or_disabled(self, state: SinkState, reason: str | None) -> None:
         """Set the state. A sink that is turned on may be tried at once."""
         self.state, self._stop_reason = state, reason
         if state == "disabled":
             self.circuit.is_failing = True
         if state == "on":
-            self.circuit.resume(self._clock.monotonic())
+            self.circuit.end_pause_and_try_now(self._clock.monotonic())
 
     def disable(self, reason: str) -> None:
         """The receiver asked the relay to stop."""
-        self.set_state("disabled", reason)
+        self.set_on_paused_or_disabled("disabled", reason)
         self._report("relay.sink-disabled", reason, sink=self._name, count=len(self._waiting))
 
     def report_if_stalled(self) -> None:
@@ -98,9 +256,9 @@ class SinkHealth:
             self._last_failure = self._last_failure or "no try has ended for a minute"
             self._report_failing(self._last_failure)
 
-    def record_start(self, entry: Entry) -> None:
+    def record_try_start(self, entry: Entry) -> None:
         """A try begins."""
-        self.circuit.record_start(self._clock.monotonic(), is_excused=entry.id in self._excused)
+        self.circuit.record_try_start(self._clock.monotonic(), is_excused=entry.id in self._excused)
 
     def record_dead_letter(self, entry: Entry, reason: str) -> None:
         """An entry became a dead letter."""
@@ -165,7 +323,7 @@ class SinkHealth:
         self, entry: Entry, error: Exception, began: float
     ) -> tuple[Deferred, RetryDecision]:
         """The code of the sink raised an unexpected error. Return it as a failure; then decide."""
-        error_type = error_name(error)
+        error_type = error_type_name(error)
         if error_type != self._logged_error:
             self._logged_error = error_type
             _log.error(
@@ -178,12 +336,14 @@ class SinkHealth:
         count = self._internal_errors.get(entry.id, 0) + 1
         self._internal_errors[entry.id] = count
         failure = Deferred(f"the sink's own code failed: {error_type}")
-        decision = self.record_failure(entry, failure, began)
+        decision = self.record_failure_and_plan_retry(entry, failure, began)
         if count >= MAX_INTERNAL_ERRORS:
             decision = DeadLetter(f"the sink's own code failed {count} times")
         return failure, decision
 
-    def record_failure(self, entry: Entry, error: Deferred, began: float) -> RetryDecision:
+    def record_failure_and_plan_retry(
+        self, entry: Entry, error: Deferred, began: float
+    ) -> RetryDecision:
         """A try that began at ``began`` (monotonic seconds) failed. Decide what to do with it."""
         now, monotonic = self._clock.now(), self._clock.monotonic()
         self._last_failure = error.reason
@@ -222,7 +382,7 @@ class SinkHealth:
         now = self._clock.now()
         delay = probe_delay(
             entry,
-            next_not_before=self._waiting.next_not_before(now),
+            next_not_before=self._waiting.first_not_before_after(now),
             failures=self.circuit.failures,
             now=now,
             longest_pause=self._sink.longest_pause,

@@ -17,13 +17,16 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from relay.clock import Clock
-from relay.delivery.circuit_breaker import CircuitBreaker
 from relay.delivery.ordered_queue import OrderedQueue
-from relay.delivery.read_ahead import ReadAhead
-from relay.delivery.result_recorder import ResultRecorder
+from relay.delivery.read_ahead import EventReadAhead
+from relay.delivery.result_recording import (
+    ResultRecorder,
+    build_attempt_from_result,
+    call_sink,
+    error_type_name,
+)
 from relay.delivery.retry import DeadLetter, DisableSink, RetryAfter, RetryDecision
-from relay.delivery.sink_call import call_sink, error_name, make_attempt
-from relay.delivery.sink_health import SinkHealth
+from relay.delivery.sink_health import CircuitBreaker, SinkHealth
 from relay.errors import Deferred, Rejected, StoreUnavailable, Superseded
 from relay.events.build import RecordRelayEvent
 from relay.events.cloudevent import CloudEvent
@@ -77,7 +80,7 @@ class Worker:
         self._results = results
         self._clock = clock
         self._queue = OrderedQueue()
-        self._read_ahead = ReadAhead(store, self._queue)
+        self._read_ahead = EventReadAhead(store, self._queue)
         self.health = SinkHealth(settings.name, sink, self._queue, clock, report)
         self._in_flight = 0
         self._unrecorded = 0  # delivered, but not recorded yet
@@ -94,7 +97,7 @@ class Worker:
         """How many entries wait or are in flight."""
         return len(self._queue)
 
-    def oldest_waiting(self) -> datetime | None:
+    def oldest_entry_recorded_at(self) -> datetime | None:
         """Return when the oldest entry was recorded that waits or is in flight."""
         return min((entry.recorded for entry in self._queue), default=None)
 
@@ -116,7 +119,7 @@ class Worker:
         for entry in entries:
             if self._is_replaceable(entry):
                 for old in self._queue.remove_superseded(entry):
-                    self._settle_undelivered_entry(
+                    self._record_end_without_delivery(
                         old, "superseded", f"replaced by a newer {entry.type}"
                     )
             self._queue.push(entry)
@@ -135,9 +138,9 @@ class Worker:
 
     def set_sink_state(self, state: SinkState, reason: str | None) -> None:
         """Pause, disable or resume. Entries are kept, and are sent when the sink is on again."""
-        self.health.set_state(state, reason)
+        self.health.set_on_paused_or_disabled(state, reason)
         if state == "on":
-            self._queue.release_all(include_individual=True)
+            self._queue.release_all_delayed(include_individual=True)
         self._wake.set()
 
     async def run(self) -> None:
@@ -173,7 +176,7 @@ class Worker:
         late. A probe may try any entry: a broker that confirms nothing, because one of its queues
         has no majority, may still deliver to others.
         """
-        if self._circuit.is_probing:
+        if self._circuit.allows_only_probe:
             return False
         open_deliveries = self._in_flight + self._unrecorded + len(self._unanswered)
         return open_deliveries >= MAX_OPEN_DELIVERIES
@@ -181,29 +184,29 @@ class Worker:
     @property
     def _cannot_begin_try(self) -> bool:
         """Whether no try may begin."""
-        max_in_flight = 1 if self._circuit.is_probing else self.sink.concurrency
+        max_in_flight = 1 if self._circuit.allows_only_probe else self.sink.concurrency
         if self._in_flight >= max_in_flight or not self._begins_tries:
             return True
         return self._has_max_open_deliveries and not self._unanswered
 
     def _start_deliveries(self, group: asyncio.TaskGroup) -> None:
-        while (entry := self._take_next()) is not None:
+        while (entry := self._take_next_allowed_entry()) is not None:
             group.create_task(self._deliver_until_failure(entry), name=f"sink {self.settings.name}")
 
-    def _take_next(self) -> Entry | None:
+    def _take_next_allowed_entry(self) -> Entry | None:
         """Return the next entry that may be tried now, which is then in flight."""
         now = self._clock.monotonic()
         if self.health.state != "on" or now < self._allowed_at or self._cannot_begin_try:
             return None
-        if self._circuit.is_probing:
-            self._queue.release_all(include_individual=False)
+        if self._circuit.allows_only_probe:
+            self._queue.release_all_delayed(include_individual=False)
         self._queue.release_due(now)
         entry = self._queue.take_next(
             least_tried=self._circuit.prefers_least_tried,
             among=self._unanswered if self._has_max_open_deliveries else None,
         )
         if entry is not None:
-            self.health.record_start(entry)
+            self.health.record_try_start(entry)
             self._in_flight += 1
             if self.settings.rate is not None:
                 self._rate_allows_at = now + 1 / self.settings.rate
@@ -255,7 +258,7 @@ class Worker:
                     is_delivered = await self._deliver_entry(entry)
                 finally:
                     self._in_flight -= 1
-                entry = self._take_next() if is_delivered and remaining else None
+                entry = self._take_next_allowed_entry() if is_delivered and remaining else None
         finally:
             self._wake.set()
 
@@ -264,11 +267,11 @@ class Worker:
         try:
             event = entry.event or await self._read_ahead.event(entry)
         except StoreUnavailable:
-            self._circuit.forget_earlier_tries()  # the sink is not at fault
+            self._circuit.restart_stall_timeout()  # the sink is not at fault
             retry_at = self._clock.monotonic() + READ_RETRY_DELAY
             self._queue.delay_head(entry, retry_at, is_individual=True)
         except Exception as error:  # noqa: BLE001  # a broken row must not stop the next ones
-            reason = f"its event could not be read from the journal: {error_name(error)}"
+            reason = f"its event could not be read from the journal: {error_type_name(error)}"
             self._make_dead_letter(entry, reason, attempt=None)
         else:
             return await self._attempt_delivery(entry, event)
@@ -284,15 +287,15 @@ class Worker:
         result = await self._call_sink(event)
         if isinstance(result, Superseded):
             self._queue.remove_head(entry)
-            self._settle_undelivered_entry(entry, "superseded", result.reason)
+            self._record_end_without_delivery(entry, "superseded", result.reason)
             self._release_queue_if_recovered(entry)
             return True
-        attempt = make_attempt(result, at, self._clock.monotonic() - began)
+        attempt = build_attempt_from_result(result, at, self._clock.monotonic() - began)
         self.tries[attempt.outcome, attempt.status] += 1
         self.try_seconds.observe(attempt.elapsed)
         self._log_attempt(entry, attempt)
         if self._record_span is not None and context is not None:
-            self._record_span(self._span_of(entry, attempt, context, parent))
+            self._record_span(self._make_finished_attempt_span(entry, attempt, context, parent))
         if isinstance(result, Receipt):
             self.health.record_clock_skew(result.skew)
             self._handle_success(entry, attempt)
@@ -303,14 +306,14 @@ class Worker:
             self._make_dead_letter(entry, result.reason, attempt)
         elif isinstance(result, Deferred):
             self.health.record_clock_skew(result.skew)
-            decision = self.health.record_failure(entry, result, began)
+            decision = self.health.record_failure_and_plan_retry(entry, result, began)
             self._apply_retry_decision(decision, entry, result, attempt)
         else:
             failure, decision = self.health.record_internal_error(entry, result, began)
             self._apply_retry_decision(decision, entry, failure, attempt)
         return False
 
-    def _span_of(
+    def _make_finished_attempt_span(
         self, entry: Entry, attempt: Attempt, context: SpanContext, parent: SpanContext | None
     ) -> Span:
         return Span(
@@ -350,7 +353,7 @@ class Worker:
             )
 
     async def _call_sink(self, event: CloudEvent) -> Receipt | Exception:
-        """Return what `relay.delivery.sink_call.call_sink` returns.
+        """Return what `relay.delivery.result_recording.call_sink` returns.
 
         Raises CancelledError only if the worker is stopping.
         """
@@ -374,7 +377,7 @@ class Worker:
     def _release_queue_if_recovered(self, entry: Entry) -> None:
         """The sink works. If it failed until now, send everything that waited."""
         if self.health.record_success(entry):
-            self._queue.release_all(include_individual=True)
+            self._queue.release_all_delayed(include_individual=True)
             self._wake.set()
 
     def _on_recorded(self) -> None:
@@ -395,7 +398,7 @@ class Worker:
         elif self._is_replaceable(entry) and self._queue.is_superseded(entry):
             self._queue.remove_head(entry)
             reason = "replaced by a newer one while it was being sent"
-            self._settle_undelivered_entry(entry, "superseded", reason, attempt)
+            self._record_end_without_delivery(entry, "superseded", reason, attempt)
         else:
             until = self._clock.now() + timedelta(seconds=decision.delay)
             self._queue.delay_head(
@@ -411,18 +414,20 @@ class Worker:
         self._queue.remove_head(entry)
         if entry.type_family == "relay":
             # A dead letter is reported as relay.*, so one of relay.* would report itself forever.
-            self._settle_undelivered_entry(entry, "superseded", f"dropped: {reason}", attempt)
+            self._record_end_without_delivery(entry, "superseded", f"dropped: {reason}", attempt)
             return
-        self._settle_undelivered_entry(entry, "parked", reason, attempt)
+        self._record_end_without_delivery(entry, "parked", reason, attempt)
         self.health.record_dead_letter(entry, reason)
 
-    def _settle_undelivered_entry(
+    def _record_end_without_delivery(
         self, entry: Entry, state: EntryState, reason: str, attempt: Attempt | None = None
     ) -> None:
         self._unanswered.discard(entry.id)
         self.ends[state] += 1
         self.health.forget_entry(entry)
-        self._results.record_undelivered(entry.id, state, reason, self._clock.now(), attempt)
+        self._results.record_end_without_delivery(
+            entry.id, state, reason, self._clock.now(), attempt
+        )
 
     def _is_replaceable(self, entry: Entry) -> bool:
         """Whether a newer entry of the same ordering key and family replaces this one."""

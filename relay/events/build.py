@@ -1,10 +1,11 @@
 """Builds the CloudEvents that the store records. Pure.
 
 There is one function for each family: `change_event` for the recorder of documents,
-`decision_event` and `standing_hold_event` for approvals, and `relay_event` for the relay's own
-state. Each id is a digest of what the event says, so a relay that restarts gives a change the same
-id again. ``head`` is the position and hash of the journal before the event: it is a part of the id,
-because a relay can say the same twice. `determine_outcome` says how an event of Azure ended.
+`approval_or_startrequest_event` and `standing_hold_event` for approvals, and `relay_event` for the
+relay's own state. Each id is a digest of what the event says, so a relay that restarts gives a
+change the same id again. ``head`` is the position and hash of the journal before the event: it is a
+part of the id, because a relay can say the same twice. `determine_outcome` says how an event of
+Azure ended.
 """
 
 from __future__ import annotations
@@ -14,10 +15,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Literal, NamedTuple, Protocol
 
-from relay.events.catalog import dataschema
-from relay.events.cloudevent import TYPE_PREFIX, TYPE_VERSION, CloudEvent, digest_id
-from relay.events.delta import Change
-from relay.events.model import ScheduledEvent
+from relay.events.cloudevent import TYPE_PREFIX, TYPE_VERSION, CloudEvent, dataschema, digest_id
+from relay.events.model import Change, ScheduledEvent
 from relay.events.timestamps import format_rfc3339, parse_timestamp
 
 
@@ -40,7 +39,7 @@ class Origin:
         """The ``source`` of the events that this relay makes itself."""
         return f"imds://{self.scope}/relays/{self.relay}"
 
-    def in_scope(self, scope: str) -> Origin:
+    def copy_for_scope(self, scope: str) -> Origin:
         """Return the origin of what this relay says about an event of a scope."""
         return self if scope == self.scope else replace(self, scope=scope)
 
@@ -84,18 +83,22 @@ def determine_outcome(event: ScheduledEvent, evidence: EndEvidence, now: datetim
     return EndOutcome("unknown", "none")
 
 
-def event_data(event: ScheduledEvent, incarnation: int | None) -> dict[str, Any]:
+def common_event_data(event: ScheduledEvent, incarnation: int | None) -> dict[str, Any]:
     """Return the part of ``data`` that all ``event.*`` share."""
-    return {**event.to_fields(), "documentIncarnation": incarnation, "revision": event.revision}
+    return {
+        **event.to_cloudevent_data(),
+        "documentIncarnation": incarnation,
+        "revision": event.revision,
+    }
 
 
-def transition_id(change: Change, origin: Origin) -> str:
+def transition_digest(change: Change, origin: Origin) -> str:
     """Return a digest of source, EventId, kind of change and new state.
 
     A transition can repeat, so it is not yet the id of a CloudEvent: `change_event` adds a count.
     """
     state = _canonical_state(change.event)
-    return digest_id(f"imds://{origin.scope}", change.event.key, change.kind, state)
+    return digest_id(f"imds://{origin.scope}", change.event.lowercase_event_id, change.kind, state)
 
 
 def state_digest(event: ScheduledEvent) -> str:
@@ -108,7 +111,11 @@ def state_digest(event: ScheduledEvent) -> str:
 
 
 def _canonical_state(event: ScheduledEvent) -> dict[str, Any]:
-    return {**event.to_fields(), "eventId": event.key, "resources": sorted(event.resources)}
+    return {
+        **event.to_cloudevent_data(),
+        "eventId": event.lowercase_event_id,
+        "resources": sorted(event.resources),
+    }
 
 
 def change_event(
@@ -124,14 +131,15 @@ def change_event(
 ) -> CloudEvent:
     """Build the ``event.*`` CloudEvent of a change.
 
-    ``data`` is the `event_data` of the event. ``previous_count`` is how often this relay recorded
-    the same transition before. So a transition that repeats gets a new id, and a relay that
-    restarts makes the same id again. ``transition`` is the `transition_id`, if it is known already.
+    ``data`` is the `common_event_data` of the event. ``previous_count`` is how often this relay
+    recorded the same transition before. So a transition that repeats gets a new id, and a relay
+    that restarts makes the same id again. ``transition`` is the `transition_digest`, if it is known
+    already.
     """
     added: dict[str, Any] = {}
     attributes = {
         "specversion": "1.0",
-        "id": digest_id(transition or transition_id(change, origin), previous_count),
+        "id": digest_id(transition or transition_digest(change, origin), previous_count),
         "type": f"{TYPE_PREFIX}event.{change.kind}{TYPE_VERSION}",
         "source": f"imds://{origin.scope}",
         "subject": change.event.event_id,
@@ -152,7 +160,7 @@ def change_event(
     return CloudEvent.build(attributes, {**data, **added})
 
 
-def decision_event(
+def approval_or_startrequest_event(
     name: str,
     origin: Origin,
     at: datetime,
@@ -186,7 +194,10 @@ def decision_event(
 def standing_hold_event(
     name: str, origin: Origin, at: datetime, *, data: Mapping[str, Any], head: str
 ) -> CloudEvent:
-    """Build a ``standing-hold.*`` CloudEvent. ``head`` is as for `decision_event`."""
+    """Build a ``standing-hold.*`` CloudEvent.
+
+    ``head`` is as for `approval_or_startrequest_event`.
+    """
     attributes = {
         "specversion": "1.0",
         "id": digest_id(origin.relay_source, name, data, head),

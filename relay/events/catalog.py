@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from relay.events.cloudevent import TYPE_PREFIX, TYPE_VERSION, is_about_event
+from relay.events.cloudevent import TYPE_PREFIX, TYPE_VERSION, dataschema, is_about_event
 from relay.events.data_types import (
     ApprovalData,
     EndedData,
@@ -41,11 +41,6 @@ class EventDefinition:
     def type(self) -> str:
         """The CloudEvents type."""
         return f"{TYPE_PREFIX}{self.name}{TYPE_VERSION}"
-
-
-def dataschema(name: str) -> str:
-    """Return the URI that names the schema of ``data``. It is an identifier, not an address."""
-    return f"urn:imdsrelay:schema:{name}{TYPE_VERSION}"
 
 
 CATALOG = (

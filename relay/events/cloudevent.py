@@ -99,6 +99,11 @@ def event_name(event_type: str) -> str:
     return event_type.removeprefix(TYPE_PREFIX).removesuffix(TYPE_VERSION)
 
 
+def dataschema(name: str) -> str:
+    """Return the URI that names the schema of ``data``. It is an identifier, not an address."""
+    return f"urn:imdsrelay:schema:{name}{TYPE_VERSION}"
+
+
 def digest_id(*parts: object) -> str:
     """Return 32 hexadecimal digits over the parts. Equal parts give equal ids on every machine."""
     return hashlib.sha256(orjson.dumps(parts, option=orjson.OPT_SORT_KEYS)).hexdigest()[:32]
@@ -111,7 +116,7 @@ def is_about_event(name: str) -> bool:
 
 
 @cache
-def priority(name: str) -> int:
+def delivery_priority(name: str) -> int:
     """Return the priority of an event by its name, ``<family>.<change>``.
 
     Refusals come last: a client that may decide nothing can cause any number of them.

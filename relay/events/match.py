@@ -35,7 +35,7 @@ class DurationRange(Section):
     max: Duration = float("inf")
 
     @model_validator(mode="after")
-    def _check_not_empty(self) -> DurationRange:
+    def _check_min_at_most_max(self) -> DurationRange:
         if self.min > self.max:
             raise ValueError(
                 f"expected min to be at most max, got {self.min:g}s and {self.max:g}s: "
@@ -93,11 +93,11 @@ def is_pattern_inside(pattern: str, cover: str) -> bool:
             if taken == "*":  # it takes nothing, or one part of the pattern and perhaps more
                 row[index] = after[index] or (has_more and row[index + 1])
             elif has_more:
-                row[index] = after[index + 1] and _is_part_inside(inner[index], taken)
+                row[index] = after[index + 1] and _is_pattern_part_covered(inner[index], taken)
     return row[0]
 
 
-def _is_part_inside(part: str, cover: str) -> bool:
+def _is_pattern_part_covered(part: str, cover: str) -> bool:
     """Whether each character that a part of a pattern stands for is one that the cover takes."""
     if part == "*":
         return False
@@ -131,7 +131,7 @@ def matches(
     return (
         _is_one_of(match.event_type, data.get("eventType"))
         and _is_one_of(match.event_source, data.get("eventSource"))
-        and _is_within(match.duration, data.get("durationSeconds"))
+        and _is_duration_within(match.duration, data.get("durationSeconds"))
         and (match.scope is None or matches_any_pattern(match.scope, scope))
         and _resources_match(
             match.resources, data.get("resources") or (), every_resource=every_resource
@@ -148,7 +148,7 @@ def event_may_meet_conditions(match: Match, data: Mapping[str, Any], scope: str)
     return (
         _is_unknown_or_one_of(match.event_type, data.get("eventType"))
         and _is_unknown_or_one_of(match.event_source, data.get("eventSource"))
-        and _is_unknown_or_within(match.duration, data.get("durationSeconds"))
+        and _is_duration_unknown_or_within(match.duration, data.get("durationSeconds"))
         and (match.scope is None or matches_any_pattern(match.scope, scope))
         and _resources_match(match.resources, data.get("resources") or (), every_resource=False)
     )
@@ -164,11 +164,11 @@ def _is_one_of(allowed: tuple[str, ...] | None, value: str | None) -> bool:
     return value is not None and value.lower() in {name.lower() for name in allowed}
 
 
-def _is_unknown_or_within(bounds: DurationRange | None, seconds: float | None) -> bool:
-    return seconds is None or _is_within(bounds, seconds)
+def _is_duration_unknown_or_within(bounds: DurationRange | None, seconds: float | None) -> bool:
+    return seconds is None or _is_duration_within(bounds, seconds)
 
 
-def _is_within(bounds: DurationRange | None, seconds: float | None) -> bool:
+def _is_duration_within(bounds: DurationRange | None, seconds: float | None) -> bool:
     if bounds is None:
         return True
     return seconds is not None and bounds.min <= seconds <= bounds.max

@@ -1,14 +1,21 @@
-"""The scheduled event and the document of events, as the relay knows them from any source."""
+"""The scheduled event and the document of events, from any source, and what changed between two.
+
+A source makes a `Document` of `ScheduledEvent` objects. `diff_events_with_document` compares it
+with the events that the store knows, and returns each `Change`. It compares the content, not the
+incarnation.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 from relay.events.cloudevent import digest_id
 from relay.events.timestamps import parse_timestamp
+
+ChangeKind = Literal["scheduled", "updated", "started", "ended"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +37,7 @@ class ScheduledEvent:
     duration: int | None
 
     @property
-    def key(self) -> str:
+    def lowercase_event_id(self) -> str:
         """The EventId in lower case: events are compared by it."""
         return self.event_id.lower()
 
@@ -58,9 +65,9 @@ class ScheduledEvent:
             self.duration,
             self.event_status,
         )
-        return digest_id("revision", self.key, *state)[:16]
+        return digest_id("revision", self.lowercase_event_id, *state)[:16]
 
-    def to_fields(self) -> dict[str, Any]:
+    def to_cloudevent_data(self) -> dict[str, Any]:
         """Return the fields under their names in the ``data`` of a CloudEvent."""
         return {
             "eventId": self.event_id,
@@ -75,8 +82,8 @@ class ScheduledEvent:
         }
 
     @classmethod
-    def from_fields(cls, fields: Mapping[str, Any]) -> ScheduledEvent:
-        """Make the event from what ``to_fields`` returned; other keys are ignored."""
+    def from_cloudevent_data(cls, fields: Mapping[str, Any]) -> ScheduledEvent:
+        """Make the event from what ``to_cloudevent_data`` returned; other keys are ignored."""
         return cls(
             event_id=fields["eventId"],
             event_type=fields["eventType"],
@@ -100,3 +107,57 @@ class Document:
 
     incarnation: int | None
     events: tuple[ScheduledEvent, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """The change of one event. ``event`` is its new state, or its last state if it ended.
+
+    ``changed`` maps each field that differs, by its name in ``data``, to its value before. It is
+    empty if the event is new or has ended.
+    """
+
+    kind: ChangeKind
+    event: ScheduledEvent
+    changed: Mapping[str, Any]
+
+
+def diff_events_with_document(
+    previous: Iterable[ScheduledEvent], current: Document
+) -> tuple[Change, ...]:
+    """Return at most one change per EventId.
+
+    The events of the document come first, in its order, then the events that left it.
+    """
+    known = {event.lowercase_event_id: event for event in previous}
+    seen = {event.lowercase_event_id: event for event in current.events}
+    changes = [compare_event(known.get(key), event) for key, event in seen.items()]
+    ended = [Change("ended", event, {}) for key, event in known.items() if key not in seen]
+    return (*(change for change in changes if change is not None), *ended)
+
+
+def compare_event(before: ScheduledEvent | None, event: ScheduledEvent) -> Change | None:
+    """Return the change of one event (``before`` is None: it is new); None if nothing changed."""
+    if before is None:
+        return Change("started" if event.is_started else "scheduled", event, {})
+    if before is event or before == event:  # faster than to compare field by field
+        return None
+    changed = _old_values_of_changed_fields(before, event)
+    if not changed:
+        return None
+    has_started = event.is_started and not before.is_started
+    return Change("started" if has_started else "updated", event, changed)
+
+
+def _old_values_of_changed_fields(before: ScheduledEvent, event: ScheduledEvent) -> dict[str, Any]:
+    old, new = before.to_cloudevent_data(), event.to_cloudevent_data()
+    # The case of the EventId and the order of the resources carry no information.
+    return {
+        name: value
+        for name, value in old.items()
+        if name != "eventId" and _ignoring_order(value) != _ignoring_order(new[name])
+    }
+
+
+def _ignoring_order(value: Any) -> Any:
+    return sorted(value) if isinstance(value, list) else value

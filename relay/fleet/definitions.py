@@ -23,11 +23,11 @@ from relay.amqp.topology import (
 from relay.fleet.settings import HubSettings, TrustDomain
 from relay.fleet.topology import (
     HUB,
+    agent_publish_exchange_name,
     command_exchange_name,
-    fleet_exchange_name,
     fleet_topology,
     hub_approvals_topology,
-    pulse_queue_name,
+    hub_pulse_queue_name,
     report_queue_name,
 )
 
@@ -74,7 +74,7 @@ class _Rights:
         """Add what it takes to make these parts."""
         for part in parts:
             for names in (self.configure, self.write, self.read):
-                names.append(_literal(part.name))
+                names.append(_escape_regex_dots(part.name))
 
     def to_fields(self) -> dict[str, str]:
         return {
@@ -146,16 +146,18 @@ def _topology_parts(settings: HubSettings, hub: HubAccount) -> Iterator[Part]:
 def _hub_rights(settings: HubSettings, hub: HubAccount) -> _Rights:
     exchange = settings.exchange
     rights = _Rights()
-    rights.write.append(_literal(command_exchange_name(exchange)))
-    rights.read += map(_literal, (report_queue_name(exchange), pulse_queue_name(exchange)))
+    rights.write.append(_escape_regex_dots(command_exchange_name(exchange)))
+    rights.read += map(
+        _escape_regex_dots, (report_queue_name(exchange), hub_pulse_queue_name(exchange))
+    )
     if settings.declare is True:
         rights.add_declare_rights(fleet_topology(exchange))
     for sink in hub.sinks:
-        rights.write.append(_literal(sink.exchange))
+        rights.write.append(_escape_regex_dots(sink.exchange))
         if sink.declare is True:
             rights.add_declare_rights(events_topology(sink.exchange))
     if hub.approvals is not None:
-        rights.read.append(_literal(approvals_queue_name(hub.approvals.exchange, HUB)))
+        rights.read.append(_escape_regex_dots(approvals_queue_name(hub.approvals.exchange, HUB)))
         if hub.approvals.declare is True:
             rights.add_declare_rights(hub_approvals_topology(hub.approvals.exchange))
     return rights
@@ -164,8 +166,10 @@ def _hub_rights(settings: HubSettings, hub: HubAccount) -> _Rights:
 def _agent_rights(exchange: str) -> dict[str, str]:
     return {
         "configure": _any_of_regex([_OWN_QUEUES]),
-        "write": _any_of_regex([_literal(fleet_exchange_name(exchange)), _OWN_QUEUES]),
-        "read": _any_of_regex([_literal(command_exchange_name(exchange)), _OWN_QUEUES]),
+        "write": _any_of_regex(
+            [_escape_regex_dots(agent_publish_exchange_name(exchange)), _OWN_QUEUES]
+        ),
+        "read": _any_of_regex([_escape_regex_dots(command_exchange_name(exchange)), _OWN_QUEUES]),
     }
 
 
@@ -173,11 +177,13 @@ def _topic_rights(
     settings: HubSettings, hub: HubAccount, domains: Sequence[TrustDomain]
 ) -> Iterator[dict[str, str]]:
     fleet, commands = (
-        fleet_exchange_name(settings.exchange),
+        agent_publish_exchange_name(settings.exchange),
         command_exchange_name(settings.exchange),
     )
     every_scope = _alternatives(
-        dict.fromkeys(_pattern("scopes", text) for domain in domains for text in domain.scopes)
+        dict.fromkeys(
+            _wildcards_to_regex("scopes", text) for domain in domains for text in domain.scopes
+        )
     )
     yield {
         "user": hub.user,
@@ -186,11 +192,11 @@ def _topic_rights(
         "read": NOTHING,
     }
     for domain in domains:
-        scopes = _alternatives(_pattern("scopes", text) for text in domain.scopes)
+        scopes = _alternatives(_wildcards_to_regex("scopes", text) for text in domain.scopes)
         relays = (
             ANY_RELAY
             if "*" in domain.relays
-            else _alternatives(_pattern("relays", text) for text in domain.relays)
+            else _alternatives(_wildcards_to_regex("relays", text) for text in domain.relays)
         )
         kinds = rf"((event|relay)\.[a-z-]+\.{ANY_RELAY}|vote|start|pulse)"
         yield {
@@ -207,7 +213,7 @@ def _topic_rights(
         }
 
 
-def _pattern(kind: str, text: str) -> str:
+def _wildcards_to_regex(kind: str, text: str) -> str:
     """Return the regular expression of a pattern with * and ?. It never matches a dot."""
     word = _WORD_CHARACTERS[kind]
     return text.replace("?", word).replace("*", f"{word}*")
@@ -224,7 +230,7 @@ def _any_of_regex(expressions: Iterable[str]) -> str:
     return f"^{_alternatives(texts)}$" if texts else NOTHING
 
 
-def _literal(name: str) -> str:
+def _escape_regex_dots(name: str) -> str:
     # The other characters that a name of an exchange may have mean themselves.
     return name.replace(".", r"\.")
 

@@ -7,20 +7,20 @@ import re
 from aio_pika import exceptions as amqp
 from aiormq.exceptions import ChannelAccessRefused
 
-from relay.amqp.connection import Connection
+from relay.amqp.connection import GuardedConnection
 from relay.amqp.diagnostics import diagnose as diagnose_broker
 from relay.amqp.failures import broker_message
-from relay.diagnostics import Finding, failure, ok, warning
+from relay.doctor_findings import Finding, failure, ok, warning
 from relay.events.build import Origin
 from relay.fleet.routing import hub_state_key, pulse_key
 from relay.fleet.settings import AgentSettings, HubSettings
 from relay.fleet.topology import (
     AGENT_QUEUE_ARGUMENTS,
-    agent_keys,
+    agent_binding_keys,
+    agent_publish_exchange_name,
     command_exchange_name,
-    fleet_exchange_name,
     fleet_topology,
-    pulse_queue_name,
+    hub_pulse_queue_name,
     report_queue_name,
 )
 
@@ -28,45 +28,49 @@ _SUBJECT = "fleet"
 _REMEDY = "grant it the rights that `imds-relay fleet definitions` prints"
 
 
-async def diagnose_hub(settings: HubSettings) -> list[Finding]:
+async def diagnose_broker_for_hub(settings: HubSettings) -> list[Finding]:
     """Check whether the broker has what a hub needs, and lets its user order and consume."""
     exchange = settings.exchange
     scope = re.sub("[*?]", "x", settings.domains[0].scopes[0])  # a scope of the first domain
 
-    async def examine(connection: Connection) -> list[Finding]:
+    async def examine(connection: GuardedConnection) -> list[Finding]:
         return [
             await _check_publish(connection, command_exchange_name(exchange), hub_state_key(scope))
         ]
 
     return await diagnose_broker(
         _SUBJECT,
-        settings.targets(),
+        settings.broker_urls(),
         fleet_topology(exchange) if settings.declare else (),
         settings.declare,
-        reads=(report_queue_name(exchange), pulse_queue_name(exchange)),
+        reads=(report_queue_name(exchange), hub_pulse_queue_name(exchange)),
         examine=examine,
     )
 
 
-async def diagnose_agent(settings: AgentSettings, origin: Origin | None) -> list[Finding]:
+async def diagnose_broker_for_agent(
+    settings: AgentSettings, origin: Origin | None
+) -> list[Finding]:
     """Check whether the broker lets the user of an agent report, and hear the hub.
 
     Without an ``origin`` it is unknown what the agent would report for.
     """
     if origin is None:
-        return await diagnose_broker(_SUBJECT, settings.targets(), (), declare=False)
+        return await diagnose_broker(_SUBJECT, settings.broker_urls(), (), declare=False)
 
-    async def examine(connection: Connection) -> list[Finding]:
-        exchange = fleet_exchange_name(settings.exchange)
+    async def examine(connection: GuardedConnection) -> list[Finding]:
+        exchange = agent_publish_exchange_name(settings.exchange)
         return [
             await _check_publish(connection, exchange, pulse_key(origin)),
-            await _check_commands(connection, settings, origin),
+            await _check_can_receive_commands(connection, settings, origin),
         ]
 
-    return await diagnose_broker(_SUBJECT, settings.targets(), (), declare=False, examine=examine)
+    return await diagnose_broker(
+        _SUBJECT, settings.broker_urls(), (), declare=False, examine=examine
+    )
 
 
-async def _check_publish(connection: Connection, exchange: str, key: str) -> Finding:
+async def _check_publish(connection: GuardedConnection, exchange: str, key: str) -> Finding:
     """Publish in a transaction that is rolled back, so that no queue gets the message.
 
     The broker checks the rights at once. `relay.amqp.diagnostics` publishes a message that the
@@ -98,8 +102,8 @@ def _missing_exchange(exchange: str) -> Finding:
     )
 
 
-async def _check_commands(
-    connection: Connection, settings: AgentSettings, origin: Origin
+async def _check_can_receive_commands(
+    connection: GuardedConnection, settings: AgentSettings, origin: Origin
 ) -> Finding:
     """Bind a queue as the agent does. It ends with the connection."""
     exchange = command_exchange_name(settings.exchange)
@@ -108,7 +112,7 @@ async def _check_commands(
             queue = await channel.declare_queue(
                 exclusive=True, arguments=dict(AGENT_QUEUE_ARGUMENTS)
             )
-            for key in agent_keys(origin):
+            for key in agent_binding_keys(origin):
                 await queue.bind(exchange, key)
         except ChannelAccessRefused as error:
             return failure(

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from relay.amqp.approval_message import UnusableMessage
+from relay.amqp.message_verification import UnusableMessage
 from relay.events.build import Origin, relay_event
 from relay.events.catalog import CATALOG
 from relay.events.cloudevent import TYPE_PREFIX, TYPE_VERSION, CloudEvent, event_name
@@ -42,8 +42,8 @@ from relay.fleet.messages import (
     VoteMessage,
     cloudevent_type,
 )
-from relay.fleet.routing import ReportKey, ReportKind
-from relay.validation import first_error
+from relay.fleet.routing import AgentMessageKind, AgentRoutingKey
+from relay.validation import first_error_path_and_message
 
 MAX_SECONDS = 200 * 366 * 86_400.0
 """The longest time that a message may state. Arithmetic with it cannot leave the calendar."""
@@ -66,15 +66,15 @@ class ReceivedMessage:
     """When the sender made the message, by its own clock."""
     content: Content
 
-    def require_matching_key(self, key: ReportKey) -> None:
+    def require_matching_key(self, key: AgentRoutingKey) -> None:
         """Raise UnusableMessage if the message is not what its routing key says."""
         if (self.origin.scope, relay_word(self.origin.relay)) != (key.scope, key.relay):
             raise UnusableMessage("its body names another relay than its routing key")
-        if self._report_kind != key.kind:
+        if self._agent_message_kind != key.kind:
             raise UnusableMessage("its body is of another kind than its routing key")
 
     @property
-    def _report_kind(self) -> ReportKind | None:
+    def _agent_message_kind(self) -> AgentMessageKind | None:
         match self.content:
             case CloudEvent():
                 return "relay" if self.content.name.startswith("relay.") else "event"
@@ -104,7 +104,7 @@ def read_message(body: bytes) -> ReceivedMessage:
     except orjson.JSONEncodeError as error:
         raise UnusableMessage(f"its body cannot be written as JSON: {error}") from None
     except ValidationError as error:
-        path, problem = first_error(error)
+        path, problem = first_error_path_and_message(error)
         raise UnusableMessage(f"its body is no message of a fleet: {path}: {problem}") from None
     return ReceivedMessage(id=envelope.id, origin=envelope.origin, at=at, content=content)
 
@@ -175,7 +175,7 @@ class _ResultData(_Data):
     reason: Annotated[str | None, Field(max_length=MAX_REASON)] = None
 
 
-class _AnswerData(_Data):
+class _VoteAnswerData(_Data):
     requestId: _Name  # noqa: N815
     status: _Status
     body: dict[str, Any]
@@ -204,21 +204,21 @@ class _EventFields(_Data):
     revision: Annotated[str, Field(max_length=128)]
 
 
-class _ChangedFields(_EventFields):
+class _UpdatedEventFields(_EventFields):
     changed: dict[str, Any]
 
 
-class _StartedEventFields(_ChangedFields):
+class _StartedEventFields(_UpdatedEventFields):
     approvedByRelay: bool  # noqa: N815
 
 
-class _EndedFields(_EventFields):
+class _EndedEventFields(_EventFields):
     outcome: Literal["completed", "canceled", "unknown"]
     evidence: Literal["observed", "rebooted", "none"]
     approvedByRelay: bool  # noqa: N815
 
 
-class _RelayEventFields(_Data):
+class _RelayEventData(_Data):
     sink: Annotated[str | None, Field(max_length=128, pattern=_PRINTABLE)]
     reason: Annotated[str, Field(max_length=10_000)]
     count: _Number
@@ -245,7 +245,7 @@ def _read_pulse(envelope: _Envelope, _: Any) -> Pulse:
 
 def _read_vote(envelope: _Envelope, _: Any) -> VoteMessage:
     data = _VoteData.model_validate(envelope.data)
-    _require_small("body", data.body)
+    _require_small_json("body", data.body)
     return VoteMessage(request_id=data.requestId, user=data.user, body=data.body)
 
 
@@ -273,9 +273,9 @@ def _read_result(envelope: _Envelope, _: Any) -> StartResult:
     )
 
 
-def _read_answer(envelope: _Envelope, _: Any) -> VoteAnswer:
-    data = _AnswerData.model_validate(envelope.data)
-    _require_small("body", data.body)
+def _read_vote_answer(envelope: _Envelope, _: Any) -> VoteAnswer:
+    data = _VoteAnswerData.model_validate(envelope.data)
+    _require_small_json("body", data.body)
     return VoteAnswer(request_id=data.requestId, status=data.status, body=data.body)
 
 
@@ -283,7 +283,7 @@ def _read_pulse_request(_: _Envelope, __: Any) -> PulseRequest:
     return PulseRequest()
 
 
-def _read_state(envelope: _Envelope, _: Any) -> HubScopeState:
+def _read_hub_scope_state(envelope: _Envelope, _: Any) -> HubScopeState:
     data = _HubStateData.model_validate(envelope.data)
     return HubScopeState(
         hub_time=_parse_time("hubTime", data.hubTime),
@@ -312,7 +312,7 @@ def _read_relay_event(envelope: _Envelope, _: Any) -> CloudEvent:
     So the id must be that of its content: an agent that chose it could choose the id that an event
     of another scope will have, and consumers would drop that event as a repeat.
     """
-    data = _RelayEventFields.model_validate(envelope.data)
+    data = _RelayEventData.model_validate(envelope.data)
     if envelope.journalhead is None:
         raise UnusableMessage("it has no journalhead")
     expected = relay_event(
@@ -338,7 +338,7 @@ def _known_fields(model: type[_Data], data: Mapping[str, Any]) -> Mapping[str, A
     return {name: data[name] for name in data if name in model.model_fields}
 
 
-def _require_small(name: str, value: Mapping[str, Any]) -> None:
+def _require_small_json(name: str, value: Mapping[str, Any]) -> None:
     """Raise UnusableMessage if a value is large, or nested too deep to be written again."""
     try:
         size = len(orjson.dumps(value))
@@ -365,18 +365,18 @@ _CHANGE_ATTRIBUTES = frozenset(
 """The attributes of an ``event.*``."""
 _CHANGES: Mapping[str, type[_Data]] = {
     "event.scheduled": _EventFields,
-    "event.updated": _ChangedFields,
+    "event.updated": _UpdatedEventFields,
     "event.started": _StartedEventFields,
-    "event.ended": _EndedFields,
+    "event.ended": _EndedEventFields,
 }
 _READERS: Mapping[str, Callable[[_Envelope, Any], Content]] = {
     cloudevent_type(Pulse.kind): _read_pulse,
     cloudevent_type(VoteMessage.kind): _read_vote,
     cloudevent_type(StartOrder.kind): _read_order,
     cloudevent_type(StartResult.kind): _read_result,
-    cloudevent_type(VoteAnswer.kind): _read_answer,
+    cloudevent_type(VoteAnswer.kind): _read_vote_answer,
     cloudevent_type(PulseRequest.kind): _read_pulse_request,
-    cloudevent_type(HubScopeState.kind): _read_state,
+    cloudevent_type(HubScopeState.kind): _read_hub_scope_state,
     **{
         f"{TYPE_PREFIX}{name}{TYPE_VERSION}": partial(_read_change_event, model)
         for name, model in _CHANGES.items()

@@ -92,7 +92,11 @@ class Pulse(_Message):
     @property
     def events(self) -> tuple[ScheduledEvent, ...] | None:
         """The live events; None if the pulse says nothing of them."""
-        return None if self.live is None else tuple(map(ScheduledEvent.from_fields, self.live))
+        return (
+            None
+            if self.live is None
+            else tuple(map(ScheduledEvent.from_cloudevent_data, self.live))
+        )
 
     @override
     def to_event(self, origin: Origin, at: datetime) -> CloudEvent:

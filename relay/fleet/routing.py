@@ -21,13 +21,13 @@ from typing import Literal, get_args
 
 from aiormq.abc import DeliveredMessage
 
-from relay.amqp.approval_message import UnusableMessage, publisher
+from relay.amqp.message_verification import UnusableMessage, require_publishing_user
 from relay.events.build import Origin
 from relay.events.cloudevent import CloudEvent
 from relay.events.routing_words import relay_word, routing_word
 from relay.fleet.settings import TrustDomain
 
-ReportKind = Literal["event", "relay", "pulse", "vote", "start"]
+AgentMessageKind = Literal["event", "relay", "pulse", "vote", "start"]
 """What an agent publishes: the first word of the routing key."""
 _MAX_CHANGE_WORD = 20
 _MAX_DETAIL_WORD = 64
@@ -39,16 +39,16 @@ _DETAILED_KINDS = ("event", "relay")
 
 
 @dataclass(frozen=True, slots=True)
-class ReportKey:
+class AgentRoutingKey:
     """A routing key of an agent's message. ``relay`` is the relay word."""
 
-    kind: ReportKind
+    kind: AgentMessageKind
     scope: str
     relay: str
 
 
 @dataclass(frozen=True, slots=True)
-class Sender:
+class AuthorizedSender:
     """A relay for which a RabbitMQ user may speak. ``relay`` is the relay word."""
 
     scope: str
@@ -64,22 +64,22 @@ def report_key(event: CloudEvent, origin: Origin) -> str:
         routing_word(change, _MAX_CHANGE_WORD),
         routing_word(event.routing_detail, _MAX_DETAIL_WORD),
     )
-    return _agent_key(".".join(words), origin)
+    return _agent_routing_key(".".join(words), origin)
 
 
 def pulse_key(origin: Origin) -> str:
     """Return the routing key of an agent's pulse."""
-    return _agent_key("pulse", origin)
+    return _agent_routing_key("pulse", origin)
 
 
 def vote_key(origin: Origin) -> str:
     """Return the routing key of a machine's vote."""
-    return _agent_key("vote", origin)
+    return _agent_routing_key("vote", origin)
 
 
 def result_key(origin: Origin) -> str:
     """Return the routing key of the result of a start order."""
-    return _agent_key("start", origin)
+    return _agent_routing_key("start", origin)
 
 
 def command_key(scope: str, relay: str) -> str:
@@ -92,25 +92,27 @@ def hub_state_key(scope: str) -> str:
     return f"scope.{scope}"
 
 
-def _agent_key(begin: str, origin: Origin) -> str:
+def _agent_routing_key(begin: str, origin: Origin) -> str:
     return f"{begin}.{origin.scope}.{relay_word(origin.relay)}"
 
 
 @lru_cache(maxsize=4096)  # each agent publishes under a few keys again and again
-def parse_report_key(key: str) -> ReportKey:
+def parse_agent_routing_key(key: str) -> AgentRoutingKey:
     """Return the parts of a routing key of an agent's message. Raises UnusableMessage."""
     kind, *details, scope, relay = words if len(words := key.split(".")) >= 3 else ("", "", "")
     if (
-        kind not in get_args(ReportKind)
+        kind not in get_args(AgentMessageKind)
         or len(details) != (2 if kind in _DETAILED_KINDS else 0)
         or not all(map(_WORD.fullmatch, (*details, relay)))
         or _SCOPE.fullmatch(scope) is None
     ):
         raise UnusableMessage(f"no agent publishes with the routing key {key!r:.300}")
-    return ReportKey(kind, scope, relay)  # type: ignore[arg-type]  # it is one of the kinds
+    return AgentRoutingKey(kind, scope, relay)  # type: ignore[arg-type]  # it is one of the kinds
 
 
-def authorize_sender(user: str, key: ReportKey, domains: Iterable[TrustDomain]) -> Sender:
+def authorize_sender(
+    user: str, key: AgentRoutingKey, domains: Iterable[TrustDomain]
+) -> AuthorizedSender:
     """Return the relay that sent a message.
 
     ``user`` is the ``user_id`` that RabbitMQ has checked. Raises UnusableMessage if the user may
@@ -118,26 +120,26 @@ def authorize_sender(user: str, key: ReportKey, domains: Iterable[TrustDomain]) 
     """
     for domain in domains:
         if domain.user == user:
-            if domain.speaks_for(key.scope, key.relay):
-                return Sender(key.scope, key.relay, user)
+            if domain.may_speak_for_relay(key.scope, key.relay):
+                return AuthorizedSender(key.scope, key.relay, user)
             raise UnusableMessage(
                 f"its user {user!r:.140} may not speak for relay {key.relay} of scope {key.scope}"
             )
     raise UnusableMessage(f"its user {user!r:.140} is the user of no trust domain")
 
 
-def verify_report_from_agent(
+def verify_message_from_agent(
     message: DeliveredMessage, exchange: str, domains: Iterable[TrustDomain]
-) -> tuple[ReportKey, Sender]:
+) -> tuple[AgentRoutingKey, AuthorizedSender]:
     """Return the key and the sender of a message to the hub. Raises UnusableMessage.
 
     ``exchange`` is the fleet exchange. Nothing in the body has a say in this.
     """
     if message.exchange != exchange:
         raise UnusableMessage(f"it was not published to {exchange}")
-    user = publisher(message)
+    user = require_publishing_user(message)
     _refuse_cc_header(message)
-    key = parse_report_key(message.routing_key or "")
+    key = parse_agent_routing_key(message.routing_key or "")
     return key, authorize_sender(user, key, domains)
 
 
@@ -153,7 +155,7 @@ def verify_command_from_hub(
         raise UnusableMessage(
             f"it was not published to {exchange} with a routing key of this agent"
         )
-    user = publisher(message)
+    user = require_publishing_user(message)
     _refuse_cc_header(message)
     if user != hub_user:
         raise UnusableMessage(f"its user {user!r:.140} is not the hub's")

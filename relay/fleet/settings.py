@@ -11,25 +11,25 @@ from pydantic import Field, model_validator
 
 from relay.amqp.broker_url import BrokerSettings, Declare, ExchangeName
 from relay.events.match import matches_any_pattern
-from relay.settings import Section, WrongValue, text_like
+from relay.settings import Section, WrongValue, text_pattern_validator
 
 UserName = Annotated[
     str,
-    text_like(
+    text_pattern_validator(
         r"[^\x00-\x1f\x7f-\x9f]{1,128}",
         "a user of the RabbitMQ such as vmss-a, without line breaks",
     ),
 ]
 ScopePattern = Annotated[
     str,
-    text_like(
+    text_pattern_validator(
         r"[a-z0-9*?-]{1,80}",
         'a pattern such as "vmss-a-????????": a to z, 0 to 9, -, * and ?, at most 80 characters',
     ),
 ]
 RelayPattern = Annotated[
     str,
-    text_like(
+    text_pattern_validator(
         r"[a-z0-9_*?-]{1,80}",
         'a pattern such as "vmss-a_*": a to z, 0 to 9, _, -, * and ?, at most 80 characters',
     ),
@@ -49,7 +49,7 @@ class TrustDomain(Section):
     relays: tuple[RelayPattern, ...] = Field(default=("*",), min_length=1)
     """Patterns with * and ? over its relays, as words of a routing key: vmss-a_0, not VMSS-A_0."""
 
-    def speaks_for(self, scope: str, relay_word: str) -> bool:
+    def may_speak_for_relay(self, scope: str, relay_word: str) -> bool:
         """Whether messages of this user may be about this relay of this scope."""
         return matches_any_pattern(self.scopes, scope) and matches_any_pattern(
             self.relays, relay_word
@@ -89,7 +89,7 @@ class FleetBrokerSettings(BrokerSettings):
     @property
     def url_user(self) -> str | None:
         """The user in the URL now; None if the URL names none."""
-        return self.targets()[0].user
+        return self.broker_urls()[0].user
 
 
 class AgentSettings(FleetBrokerSettings):

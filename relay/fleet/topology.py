@@ -40,7 +40,7 @@ AGENT_QUEUE_ARGUMENTS: Mapping[str, Any] = {"x-max-length": 100, "x-message-ttl"
 """The arguments of an agent's queue. An order is worth nothing after five seconds."""
 
 
-def fleet_exchange_name(exchange: str) -> str:
+def agent_publish_exchange_name(exchange: str) -> str:
     """Return the name of the exchange to which agents publish."""
     return f"{exchange}.fleet"
 
@@ -55,12 +55,12 @@ def report_queue_name(exchange: str) -> str:
     return f"{exchange}.fleet.in"
 
 
-def pulse_queue_name(exchange: str) -> str:
+def hub_pulse_queue_name(exchange: str) -> str:
     """Return the name of the queue of pulses."""
     return f"{exchange}.fleet.pulse"
 
 
-def agent_keys(origin: Origin) -> tuple[str, str]:
+def agent_binding_keys(origin: Origin) -> tuple[str, str]:
     """Return the routing keys with which an agent binds its queue to the command exchange."""
     return command_key(origin.scope, relay_word(origin.relay)), hub_state_key(origin.scope)
 
@@ -70,7 +70,7 @@ def fleet_topology(exchange: str) -> tuple[Part, ...]:
 
     The exchange and queue for dead letters come first, so that no rejected message is lost.
     """
-    fleet = fleet_exchange_name(exchange)
+    fleet = agent_publish_exchange_name(exchange)
     return (
         *dead_letters_topology(exchange),
         Exchange(fleet, "topic"),
@@ -88,7 +88,7 @@ def fleet_topology(exchange: str) -> tuple[Part, ...]:
             },
         ),
         Queue(
-            name=pulse_queue_name(exchange),
+            name=hub_pulse_queue_name(exchange),
             source=fleet,
             keys=("pulse.#",),
             arguments={"x-message-ttl": PULSE_TTL, "x-max-length": MAX_PULSES},
@@ -102,7 +102,7 @@ def hub_approvals_topology(exchange: str, *, limited: bool = True) -> tuple[Part
     return approvals_topology(exchange, HUB, limited=limited, routing_key=_APPROVALS_KEY)
 
 
-def hub_approvals_queue(exchange: str) -> ApprovalsQueue:
+def make_hub_approvals_queue(exchange: str) -> ApprovalsQueue:
     """Return the queue from which a hub takes approvals. The routing key names the scope."""
     return ApprovalsQueue(
         exchange=approvals_exchange_name(exchange),

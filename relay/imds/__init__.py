@@ -2,10 +2,11 @@
 
 `client` has the calls that there are, `calls` makes each of them and limits their rate, `endpoint`
 says where the service may be if its address is not known (with `dhcp`), `document` reads the
-document of events, `api_versions` says what each version of the API has, `instance_metadata` finds
-out which VM this is, `poller` polls, `start_request_port` is the way of StartRequests from the gate
-to the client, and `diagnostics` is for ``imds-relay doctor``. No other package knows the URLs, the
-statuses or the JSON of the service. This module has the section ``source`` of the configuration.
+document of events, `api_version_features` says what each version of the API has,
+`instance_metadata` finds out which VM this is, `poller` polls and has the way of StartRequests from
+the gate to the client, and `diagnostics` is for ``imds-relay doctor``. No other package knows the
+URLs, the statuses or the JSON of the service. This module has the section ``source`` of the
+configuration.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from pydantic import AfterValidator
 
-from relay.settings import Duration, Section, text_like
+from relay.settings import Duration, Section, text_pattern_validator
 
 DISCOVER = "discover"
 """In place of a URL: find the service (docs/protocol.md#without-a-virtual-network)."""
@@ -68,7 +69,10 @@ class SourceSettings(Section):
     url: Annotated[str, AfterValidator(_check_origin)] = "http://169.254.169.254"
     """The metadata service; discover: find it, for VMs without a virtual network."""
     api_version: Annotated[
-        str, text_like(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", 'an api-version such as "2020-07-01"')
+        str,
+        text_pattern_validator(
+            r"[0-9]{4}-[0-9]{2}-[0-9]{2}", 'an api-version such as "2020-07-01"'
+        ),
     ] = "2020-07-01"
     """Version of the Scheduled Events API, 2017-03-01 to 2020-07-01; the newest knows most."""
     interval: Annotated[Duration, AfterValidator(_check_interval)] = 1.0

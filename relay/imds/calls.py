@@ -68,7 +68,7 @@ class CallRateLimiter:
     """Allows at most `MAX_CALLS` calls in any `CALL_WINDOW`. A call counts from when it was sent.
 
     A caller reserves a place before it connects, which can take long. Then it calls `mark_sent` or
-    `release`, once.
+    `release_unsent_call`, once.
     """
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class CallRateLimiter:
             return 0.0
         return recent[0] + CALL_WINDOW - now if recent else None
 
-    def reserve_call(self) -> None:
+    def reserve_free_call_slot(self) -> None:
         """Take a place. Call this only directly after `delay` returned 0."""
         self._reserved += 1
 
@@ -91,7 +91,7 @@ class CallRateLimiter:
         self._reserved -= 1
         self._sent.append(now)
 
-    def release(self) -> None:
+    def release_unsent_call(self) -> None:
         """The call that holds a place was never sent."""
         self._reserved -= 1
 
@@ -258,7 +258,7 @@ class ImdsSession:
             raise _unavailable_error(error) from error
         finally:
             if not call.is_sent:
-                self._budget.release()
+                self._budget.release_unsent_call()
                 self._budget_changed.set()
 
     async def _reserve_call(self) -> None:
@@ -269,7 +269,7 @@ class ImdsSession:
                     await self._budget_changed.wait()
                 else:
                     await self._clock.sleep(delay)
-            self._budget.reserve_call()
+            self._budget.reserve_free_call_slot()
 
     async def _on_headers_sent(
         self,
@@ -356,24 +356,27 @@ def _unavailable_error(error: Exception) -> SourceUnavailable:
     return SourceUnavailable(f"expected an answer, got {type(error).__name__}: {error}")
 
 
+def _too_large_error() -> DocumentTooLarge:
+    return DocumentTooLarge(
+        f"expected an answer of at most {MAX_DOCUMENT_BYTES} bytes (4 MiB), got a larger one",
+        status=200,
+    )
+
+
 async def _read_body(response: aiohttp.ClientResponse) -> bytes:
     encoding = response.headers.get("Content-Encoding", "identity")
     if encoding.lower() != "identity":
         raise DocumentError(
             f"expected an answer without Content-Encoding, got {encoding[:50]!r}", status=200
         )
-    too_large = DocumentTooLarge(
-        f"expected an answer of at most {MAX_DOCUMENT_BYTES} bytes (4 MiB), got a larger one",
-        status=200,
-    )
     # To leave a response before its end closes the connection.
     if (response.content_length or 0) > MAX_DOCUMENT_BYTES:
-        raise too_large
+        raise _too_large_error()
     body = bytearray()
     async for chunk in response.content.iter_any():
         body += chunk
         if len(body) > MAX_DOCUMENT_BYTES:
-            raise too_large
+            raise _too_large_error()
     return bytes(body)
 
 

@@ -20,9 +20,9 @@ from relay.clock import Clock
 from relay.errors import SourceError, SourceUnavailable
 from relay.imds import DISCOVER, SourceSettings
 from relay.imds.calls import Call, DatedBody, ImdsSession
-from relay.imds.document import DocumentReader, parse_document
+from relay.imds.document import CachingDocumentParser, parse_document
 from relay.imds.endpoint import VIRTUAL_NETWORK, Candidate, CandidateFinder
-from relay.net.egress import start_refusing_imds_address, stop_refusing_imds_address
+from relay.net.egress import refuse_discovered_imds_address, stop_refusing_imds_address
 
 CONNECT_TIMEOUT = 5.0
 """Seconds to connect to a place where the service may be."""
@@ -69,7 +69,7 @@ class ImdsClient:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._use_candidate(None)
+        self._use_candidate_endpoint(None)
         await self._session.close()
 
     @property
@@ -89,7 +89,7 @@ class ImdsClient:
         """Whether the service was found at another address than that in a virtual network."""
         return self._found is not None and self._found.address != VIRTUAL_NETWORK
 
-    async def read_document(self) -> bytes:
+    async def read_document_bytes(self) -> bytes:
         """Return the body of the Scheduled Events document; see `read_dated_document`."""
         return (await self.read_dated_document()).body
 
@@ -100,13 +100,13 @@ class ImdsClient:
         was found: another one may answer at that address by now.
         """
         if self._finder is None:
-            return await self._read_document_at(self._settings.url)
+            return await self._read_document_from_origin(self._settings.url)
         if self._found is None or self._must_search_again:
             return await self._search(self._finder)
         try:
-            read = await self._read_document_at(self._found.base_url)
+            read = await self._read_document_from_origin(self._found.base_url)
             if read.body != self._usable_body:
-                await DocumentReader().parse_body(read.body)
+                await CachingDocumentParser().parse_body(read.body)
         except SourceError as error:
             if self._failing_since is None and error.status != 429:  # it works, others poll too
                 self._failing_since = self._clock.monotonic()
@@ -130,21 +130,23 @@ class ImdsClient:
             async with contextlib.aclosing(finder.find_candidates()) as candidates:
                 async for candidate in candidates:
                     try:
-                        read = await self._read_document_at(candidate.base_url, CONNECT_TIMEOUT)
+                        read = await self._read_document_from_origin(
+                            candidate.base_url, CONNECT_TIMEOUT
+                        )
                         parse_document(read.body)
                     except SourceError as error:
                         problems.append(
                             f"{candidate.base_url} ({candidate.reason}): {error.reason}"
                         )
                         continue
-                    self._use_candidate(candidate)
+                    self._use_candidate_endpoint(candidate)
                     return read
             self._failing_since = self._clock.monotonic()
         raise SourceUnavailable(
             f"found no metadata service: {'; '.join([*problems, *finder.problems])}"
         )
 
-    def _use_candidate(self, candidate: Candidate | None) -> None:
+    def _use_candidate_endpoint(self, candidate: Candidate | None) -> None:
         """Call this candidate from now on; None: none."""
         self._failing_since = None
         if candidate == self._found:
@@ -152,11 +154,11 @@ class ImdsClient:
         if self._found is not None:
             stop_refusing_imds_address(self._found.address)
         if candidate is not None:
-            start_refusing_imds_address(candidate.address)
+            refuse_discovered_imds_address(candidate.address)
             _log.info("the metadata service is at %s, %s", candidate.base_url, candidate.reason)
         self._found = candidate
 
-    async def _read_document_at(
+    async def _read_document_from_origin(
         self, origin: str, connect_timeout: float | None = None
     ) -> DatedBody:
         # The first call can take two minutes: docs/protocol.md#the-first-call
@@ -197,7 +199,7 @@ class ImdsClient:
             )
         )
 
-    async def read_instance(self) -> bytes:
+    async def read_instance_metadata_body(self) -> bytes:
         """Return the body of instance metadata."""
         if self._finder is not None and self._found is None:
             await self._search(self._finder)

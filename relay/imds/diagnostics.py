@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from relay.clock import Clock
-from relay.diagnostics import Finding, failure, ok, warning
+from relay.doctor_findings import Finding, failure, ok, warning
 from relay.errors import DocumentError, SourceError
 from relay.imds import DISCOVER, SourceSettings
 from relay.imds.client import ImdsClient
@@ -56,13 +56,13 @@ async def diagnose(
         if settings.url == DISCOVER:
             progress("searching the metadata service")
         try:
-            instance = parse_instance(await _read_instance(client, clock))
+            instance = parse_instance(await _read_instance_metadata_with_retries(client, clock))
         except SourceError as error:
             if client.is_outside_virtual_network and not required:
                 message = "it has no instance metadata, as is usual outside virtual networks"
                 findings.append(ok(f"metadata service {client.base_url}", message))
             else:
-                findings.append(_instance_finding(subject, error, required=required))
+                findings.append(_instance_error_finding(subject, error, required=required))
         else:
             message = f"this is VM {instance.name}, vmId {instance.vm_id}"
             findings.append(ok(f"metadata service {client.base_url}", message))
@@ -75,19 +75,19 @@ async def diagnose(
     return findings, instance
 
 
-async def _read_instance(client: ImdsClient, clock: Clock) -> bytes:
+async def _read_instance_metadata_with_retries(client: ImdsClient, clock: Clock) -> bytes:
     """Try several times: other programs on the VM may have used up the rate limit."""
     for _ in range(MAX_ATTEMPTS - 1):
         try:
-            return await client.read_instance()
+            return await client.read_instance_metadata_body()
         except SourceError as error:
             if error.status is None or error.status == 404:
                 raise
         await clock.sleep(ATTEMPT_INTERVAL)
-    return await client.read_instance()
+    return await client.read_instance_metadata_body()
 
 
-def _instance_finding(subject: str, error: SourceError, *, required: bool) -> Finding:
+def _instance_error_finding(subject: str, error: SourceError, *, required: bool) -> Finding:
     if error.status == 404 and not required:
         return warning(
             subject,
@@ -124,7 +124,7 @@ async def _check_events(
     subject = "scheduled events"
     progress("reading the document of events: the first read may take two minutes")
     try:
-        document = parse_document(await client.read_document(), api_version)
+        document = parse_document(await client.read_document_bytes(), api_version)
     except DocumentError as error:
         return failure(subject, error.reason, "check source.api_version; else ask Azure's support")
     except SourceError as error:

@@ -18,8 +18,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter,
 from relay.errors import DocumentError
 from relay.events.model import Document, ScheduledEvent
 from relay.events.timestamps import format_rfc3339, parse_timestamp
-from relay.imds.api_versions import NEWEST_API_VERSION, prefixes_resource_names
-from relay.validation import first_error
+from relay.imds.api_version_features import NEWEST_API_VERSION, prefixes_resource_names
+from relay.validation import first_error_path_and_message
 
 ENTRIES_PER_TURN = 250
 """Entries of a document that are read in one turn of the event loop: about a millisecond."""
@@ -109,7 +109,7 @@ def parse_document(body: bytes, api_version: str = NEWEST_API_VERSION) -> Docume
     return _build_document(content, [event for _, event in read])
 
 
-class DocumentReader:
+class CachingDocumentParser:
     """Reads documents as `parse_document` does, one after the other.
 
     An entry with the same JSON as one of the document before is not validated again.
@@ -180,7 +180,7 @@ def _refuse(content: Any) -> NoReturn:
     try:
         _WireDocument.model_validate(content)
     except ValidationError as error:
-        path, problem = first_error(error)
+        path, problem = first_error_path_and_message(error)
         raise DocumentError(
             f"expected a Scheduled Events document, {path or 'document'}: {problem}", status=200
         ) from error
@@ -189,11 +189,11 @@ def _refuse(content: Any) -> NoReturn:
 
 def _build_document(content: Any, events: Sequence[ScheduledEvent]) -> Document:
     incarnation = _parse_incarnation(content.get("DocumentIncarnation"))
-    if len({event.key for event in events}) == len(events):
+    if len({event.lowercase_event_id for event in events}) == len(events):
         return Document(incarnation, tuple(events))
     events_by_key: dict[str, list[ScheduledEvent]] = {}
     for event in events:
-        events_by_key.setdefault(event.key, []).append(event)
+        events_by_key.setdefault(event.lowercase_event_id, []).append(event)
     return Document(
         incarnation, tuple(_merge_same_event(events) for events in events_by_key.values())
     )
@@ -203,7 +203,9 @@ def _merge_same_event(events: Sequence[ScheduledEvent]) -> ScheduledEvent:
     if len(events) == 1:
         return events[0]
     # The order in the document must not matter: Started comes first, then the text decides.
-    events = sorted(events, key=lambda event: (not event.is_started, str(event.to_fields())))
+    events = sorted(
+        events, key=lambda event: (not event.is_started, str(event.to_cloudevent_data()))
+    )
     durations = [event.duration for event in events if event.duration is not None]
     return replace(
         events[0],

@@ -58,7 +58,7 @@ def may_be_imds_address(address: IPv4Address) -> bool:
     return any(address in network for network in ALLOWED)
 
 
-async def ask_network_card() -> IPv4Address | None:
+async def ask_dhcp_via_default_route() -> IPv4Address | None:
     """Ask DHCP for option 245 through the network card with the default route.
 
     Raises OSError and TimeoutError as `ask_dhcp` does, also if there is no such card.
@@ -77,7 +77,7 @@ class CandidateFinder:
         clock: Clock,
         *,
         leases: Callable[[], Iterable[IPv4Address]] = read_option_245_of_leases,
-        ask: AskDhcp = ask_network_card,
+        ask: AskDhcp = ask_dhcp_via_default_route,
     ) -> None:
         self.problems: list[str] = []
         """Why the last search has fewer candidates than it could have."""

@@ -19,11 +19,11 @@ from pydantic.alias_generators import to_camel
 
 from relay.clock import Clock
 from relay.errors import DocumentError, SourceError, SourceUnavailable
-from relay.events.machine_names import add_underscored_names, other_instance_names
+from relay.events.machine_name_variants import add_underscore_prefixed_names, other_instance_names
 from relay.imds.calls import retry_delay
 from relay.imds.client import ImdsClient
 from relay.log_once import LogOnce
-from relay.validation import first_error
+from relay.validation import first_error_path_and_message
 
 BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 RETRY_INTERVAL = 1.0
@@ -94,7 +94,7 @@ def parse_instance(body: bytes) -> Instance:
     try:
         compute = _WireInstance.model_validate_json(body).compute
     except ValidationError as error:
-        path, problem = first_error(error)
+        path, problem = first_error_path_and_message(error)
         raise DocumentError(
             f"expected instance metadata, {path or 'document'}: {problem}", status=200
         ) from error
@@ -142,7 +142,7 @@ def resource_names(instance: Instance, hostname: str) -> frozenset[str]:
         names |= {
             other for name in names for other in other_instance_names(name, instance.scale_set)
         }
-    return add_underscored_names(frozenset(name.lower() for name in names if name))
+    return add_underscore_prefixed_names(frozenset(name.lower() for name in names if name))
 
 
 def read_boot_id() -> str | None:
@@ -174,7 +174,7 @@ async def wait_for_instance_metadata(
     not_found_since: float | None = None
     while True:
         try:
-            instance = parse_instance(await client.read_instance())
+            instance = parse_instance(await client.read_instance_metadata_body())
         except SourceError as error:
             failure = error
         else:
@@ -205,7 +205,7 @@ async def wait_for_instance_metadata(
                     seconds,
                 )
                 return None
-        state_log.log(
+        state_log.log_if_changed(
             logging.WARNING,
             "waiting for instance metadata, which names this VM: %s",
             failure.reason,

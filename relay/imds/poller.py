@@ -2,9 +2,10 @@
 
 Each document with new bytes goes to the recorder, in one transaction of the store. Whoever sends a
 StartRequest first wants a document that was asked for from now on (`read_fresh`, for an agent of a
-fleet `read_dated`). That read is the next poll, which then begins at once; all who ask before it
-begins share it. After a failure it waits as every poll does: the service asked for that pause, or
-needs it.
+fleet `read_with_imds_time`). That read is the next poll, which then begins at once; all who ask
+before it begins share it. After a failure it waits as every poll does: the service asked for that
+pause, or needs it. `ImdsStartRequestPort` does both for the gate: the fresh read, and the
+StartRequest.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from relay.approvals import ClaimedGrant
 from relay.clock import Clock, wait_for_event
 from relay.errors import (
     DocumentTooLarge,
@@ -28,13 +30,14 @@ from relay.events.build import RecordRelayEvent
 from relay.events.model import Document
 from relay.histogram import Histogram
 from relay.imds import SourceSettings
-from relay.imds.api_versions import shows_all_types
+from relay.imds.api_version_features import shows_all_types
 from relay.imds.calls import retry_delay
 from relay.imds.client import ImdsClient
-from relay.imds.document import DocumentReader
+from relay.imds.document import CachingDocumentParser
 from relay.ingest.recorder import Recorder, SuccessfulPoll
 from relay.log_fields import log_extra
 from relay.log_once import LogOnce
+from relay.outbox import Grant
 from relay.outbox.sqlite import Store
 
 FIRST_ANSWER_TIMEOUT = 150.0
@@ -105,7 +108,7 @@ class Poller:
         self._jitter = jitter
         self._on_read = on_read
         self._started_at = clock.monotonic()
-        self._reader = DocumentReader(settings.api_version)
+        self._reader = CachingDocumentParser(settings.api_version)
         self._last_body: bytes | None = None  # the bytes that were recorded last
         self._last_read_monotonic: float | None = None
         self._state_log = LogOnce(_log)
@@ -149,9 +152,9 @@ class Poller:
 
         Raises SourceError.
         """
-        await self.read_dated()
+        await self.read_with_imds_time()
 
-    async def read_dated(self) -> FreshRead:
+    async def read_with_imds_time(self) -> FreshRead:
         """Do as `read_fresh`, and return the document with the times of the call.
 
         Raises SourceError.
@@ -244,7 +247,7 @@ class Poller:
         self.failures += 1
         self._last_error = error
         level = logging.ERROR if isinstance(error, SourceRefused) else logging.WARNING
-        self._state_log.log(
+        self._state_log.log_if_changed(
             level,
             "the metadata service gave no usable answer: %s",
             error.reason,
@@ -261,7 +264,7 @@ class Poller:
 
     def _on_success(self) -> None:
         if self.failures and not self.lost:
-            self._state_log.log(logging.INFO, "the metadata service answers again")
+            self._state_log.log_if_changed(logging.INFO, "the metadata service answers again")
         self.failures, self._last_error = 0, None
         if self.lost:
             self.lost = False
@@ -284,3 +287,32 @@ class Poller:
         self.lost = True
         reason = self._last_error.reason if self._last_error is not None else "no answer came"
         self._report("relay.source-lost", f"no usable answer for {seconds:g} s: {reason}")
+
+
+class ImdsStartRequestPort:
+    """The `StartRequestPort` of a relay that sends its StartRequests itself.
+
+    Polls and StartRequests share one client. So a StartRequest goes before the next poll, and the
+    fresh read before it counts as that poll.
+    """
+
+    max_events_per_start_request = 100
+    """Keeps the body of a StartRequest small, however many events a document holds."""
+
+    def __init__(self, poller: Poller, client: ImdsClient) -> None:
+        self._poller = poller
+        self._client = client
+
+    async def refresh_events_of_grants(self, _scope: str, _grants: Sequence[Grant]) -> None:
+        """Read the document with a call that begins now, and record it. Raises SourceError."""
+        await self._poller.read_fresh()
+
+    def choose_agent(self, _scope: str, _grants: Sequence[Grant]) -> None:
+        """Return None: this relay sends its StartRequests itself."""
+
+    async def send_start_request(self, _scope: str, claims: Sequence[ClaimedGrant]) -> None:
+        """Send one StartRequest for these claims; return on 200.
+
+        Raises SourceRefused on 400, another SourceError otherwise.
+        """
+        await self._client.send_start_request([claim.event_id for claim in claims])

@@ -23,16 +23,25 @@ from relay.events.build import (
     EndOutcome,
     Origin,
     change_event,
+    common_event_data,
     determine_outcome,
-    event_data,
-    transition_id,
+    transition_digest,
 )
 from relay.events.cloudevent import CloudEvent
-from relay.events.delta import Change, compare_event, diff
-from relay.events.model import Document, ScheduledEvent
-from relay.outbox import Grant
-from relay.outbox.event_keys import EventKeyFormat
-from relay.outbox.snapshot import AppearedEventRow, ChangedEventRow, EndedEventRow, LiveRow
+from relay.events.model import (
+    Change,
+    Document,
+    ScheduledEvent,
+    compare_event,
+    diff_events_with_document,
+)
+from relay.outbox import EventKeyFormat, Grant
+from relay.outbox.snapshot import (
+    AppearedEventToStore,
+    ChangedEventToStore,
+    LiveRow,
+    OccurrenceOutcomeRow,
+)
 from relay.outbox.transaction import Transaction
 
 CHANGES_PER_STEP = 256
@@ -60,19 +69,19 @@ class EventSighting:
     incarnation: int | None
 
     @property
-    def key(self) -> str:
+    def lowercase_event_id(self) -> str:
         """The EventId in lower case."""
-        return self.event.key
+        return self.event.lowercase_event_id
 
 
 @dataclass(frozen=True, slots=True)
 class EventDeparture:
     """An event has left the documents of all VMs.
 
-    ``key`` is the EventId in lower case. ``gap`` and ``rebooted`` are as in `EndEvidence`.
+    ``gap`` and ``rebooted`` are as in `EndEvidence`.
     """
 
-    key: str
+    lowercase_event_id: str
     gap: bool
     rebooted: bool
 
@@ -109,8 +118,8 @@ class Recorder:
     def record(self, tx: Transaction, poll: SuccessfulPoll) -> int:
         """Work for the store: record every change and the new snapshot. Return the change count."""
         live = tx.snapshot.live_rows()
-        events = self._parse_live_rows(live)
-        changes = diff(events.values(), poll.document)
+        events = self._parse_live_rows_with_cache(live)
+        changes = diff_events_with_document(events.values(), poll.document)
         rows = {row.key: row for row in live}
         for first in range(0, len(changes), CHANGES_PER_STEP):
             found = [
@@ -122,7 +131,7 @@ class Recorder:
             if row.boot_id != self.boot_id and not _may_explain_reboot(
                 tx, row.id, events[row.key], poll.at
             ):
-                tx.snapshot.set_boot_id(row.id, self.boot_id)
+                tx.snapshot.set_occurrence_boot_id(row.id, self.boot_id)
         return len(changes)
 
     def record_observations(
@@ -131,11 +140,12 @@ class Recorder:
         """Work for the store: record news of events in their order. Return the change count."""
         count = 0
         for step in _batch_distinct_events(tx.keys, news):
-            rows = {row.key: row for row in tx.snapshot.live_rows_of(list(step))}
+            rows = {row.key: row for row in tx.snapshot.live_rows_for_event_keys(list(step))}
             found = [
                 change
                 for key, item in step.items()
-                if (change := _find_change(item, rows.get(key), self.origin)) is not None
+                if (change := _compare_observation_to_live_row(item, rows.get(key), self.origin))
+                is not None
             ]
             if found:
                 self._record_changes(tx, found, rows, now)
@@ -143,7 +153,7 @@ class Recorder:
         self._events_by_data.clear()  # only `record` uses it
         return count
 
-    def _parse_live_rows(self, live: Sequence[LiveRow]) -> dict[str, ScheduledEvent]:
+    def _parse_live_rows_with_cache(self, live: Sequence[LiveRow]) -> dict[str, ScheduledEvent]:
         """Return the events of these rows by key. Only those that are not known are parsed."""
         known = self._events_by_data.copy()
         self._events_by_data.clear()
@@ -162,14 +172,17 @@ class Recorder:
 
         ``live`` holds the rows of the events by their keys.
         """
-        transitions = [transition_id(item.change, item.origin) for item in found]
-        keys = [tx.keys.make_key(item.origin.scope, item.change.event.key) for item in found]
+        transitions = [transition_digest(item.change, item.origin) for item in found]
+        keys = [
+            tx.keys.make_key(item.origin.scope, item.change.event.lowercase_event_id)
+            for item in found
+        ]
         counts = tx.journal.count_transitions(transitions)
         known = [live[key].id for key in keys if key in live]
         grants = tx.decisions.grants_by_occurrence(known) if known else {}
-        new: list[AppearedEventRow] = []
-        changed: list[ChangedEventRow] = []
-        ended: list[EndedEventRow] = []
+        new: list[AppearedEventToStore] = []
+        changed: list[ChangedEventToStore] = []
+        ended: list[OccurrenceOutcomeRow] = []
         events: list[tuple[CloudEvent, str]] = []
         for item, key, transition in zip(found, keys, transitions, strict=True):
             change = item.change
@@ -181,7 +194,7 @@ class Recorder:
                 evidence = self._gather_end_evidence(item, row, row_grants)
                 outcome = determine_outcome(change.event, evidence, item.at)
             else:
-                data = event_data(change.event, item.incarnation)
+                data = common_event_data(change.event, item.incarnation)
             event = change_event(
                 change,
                 item.origin,
@@ -194,16 +207,16 @@ class Recorder:
             )
             events.append((event, transition))
             if row is not None and outcome is not None:
-                ended.append(EndedEventRow(item.at, row.id, outcome.outcome, event.id))
+                ended.append(OccurrenceOutcomeRow(item.at, row.id, outcome.outcome, event.id))
                 continue
             text = orjson.dumps(data).decode()
             self._events_by_data[text] = change.event
             revision = data["revision"]
             if row is not None:
-                changed.append(ChangedEventRow(item.at, row.id, text, revision, event.id))
+                changed.append(ChangedEventToStore(item.at, row.id, text, revision, event.id))
             else:
                 new.append(
-                    AppearedEventRow(item.at, item.origin.scope, key, text, revision, event.id)
+                    AppearedEventToStore(item.at, item.origin.scope, key, text, revision, event.id)
                 )
         if new:
             tx.snapshot.add_appeared_events(new, self.boot_id)
@@ -251,7 +264,7 @@ def _batch_distinct_events(
     """Yield the news by event key, in steps that hold each event at most once."""
     step: dict[str, EventObservation] = {}
     for item in news:
-        key = keys.make_key(item.scope, item.what.key)
+        key = keys.make_key(item.scope, item.what.lowercase_event_id)
         if key in step or len(step) == CHANGES_PER_STEP:
             yield step
             step = {}
@@ -260,11 +273,11 @@ def _batch_distinct_events(
         yield step
 
 
-def _find_change(
+def _compare_observation_to_live_row(
     news: EventObservation, row: LiveRow | None, origin: Origin
 ) -> _FoundChange | None:
     """Return what news changes; None if the snapshot says the same already."""
-    origin, at = origin.in_scope(news.scope), news.at
+    origin, at = origin.copy_for_scope(news.scope), news.at
     before = _parse_stored_event(row.data) if row is not None else None
     if isinstance(news.what, EventSighting):
         change = compare_event(before, news.what.event)
@@ -276,9 +289,14 @@ def _find_change(
     )
 
 
-def names_this_vm(resources: Iterable[str], resource_names: frozenset[str]) -> bool:
-    """Whether ``Resources`` holds one of the names of this VM. The names are in lower case."""
-    return any(resource.lower() in resource_names for resource in resources)
+def names_this_vm(resources: Iterable[str], resource_names: frozenset[str] | None) -> bool:
+    """Whether ``Resources`` may include this VM: whether it holds one of the VM's names.
+
+    The names are in lower case. If they are unknown (None), any resources may.
+    """
+    return resource_names is None or any(
+        resource.lower() in resource_names for resource in resources
+    )
 
 
 def _may_explain_reboot(
@@ -293,7 +311,7 @@ def _may_explain_reboot(
 
 
 def _parse_stored_event(data: str) -> ScheduledEvent:
-    return ScheduledEvent.from_fields(orjson.loads(data))
+    return ScheduledEvent.from_cloudevent_data(orjson.loads(data))
 
 
 def _has_not_before_passed(event: ScheduledEvent, now: datetime) -> bool:

@@ -1,7 +1,7 @@
 """Outgoing connections of sinks, chat platforms, the broker and the exporter of traces.
 
 `egress` refuses addresses that nobody may reach, and URLs that lead there. `http` makes requests.
-`tls_context` makes TLS contexts, and `tls_settings` is the section ``tls`` of the configuration.
-`backoff` says how long to wait before another try. `connectivity` is for ``imds-relay doctor``. The
-client of the metadata service has a session of its own (`relay.imds.calls`).
+`tls` makes TLS contexts, and has the section ``tls`` of the configuration. `backoff` says how long
+to wait before another try. `connectivity` is for ``imds-relay doctor``. The client of the metadata
+service has a session of its own (`relay.imds.calls`).
 """

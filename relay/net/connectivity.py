@@ -16,9 +16,9 @@ from ipaddress import ip_address
 import aiohappyeyeballs
 from yarl import URL
 
-from relay.diagnostics import Finding, failure, ok, warning
+from relay.doctor_findings import Finding, failure, ok, warning
 from relay.net.egress import AddressRefused, guarded_socket, is_refused
-from relay.net.tls_context import HTTPS_CA_OPTION, default_context, explain_refusal
+from relay.net.tls import HTTPS_CA_OPTION, default_context, explain_refusal
 
 _CONNECT_TIMEOUT = 10.0
 """Seconds for look-up, connection and TLS together."""
@@ -58,7 +58,7 @@ async def check_connectivity(
         problem = f"{origin}: nobody answered within {_CONNECT_TIMEOUT:g} s"
         return failure(subject, problem, _CHECK_RECEIVER)
     except OSError as error:
-        problem, remedy = _explain(error)
+        problem, remedy = _explain_connection_error(error)
         return failure(subject, f"{origin}: {problem}", remedy)
     certificate = transport.get_extra_info("peercert")
     transport.abort()
@@ -82,7 +82,7 @@ def _check_expiry(subject: str, message: str, not_after: str, now: datetime) -> 
     return ok(subject, message)
 
 
-def _explain(error: OSError) -> tuple[str, str]:
+def _explain_connection_error(error: OSError) -> tuple[str, str]:
     """Return why there is no connection, and the remedy."""
     correct_name = "correct the name in the url, or its addresses"
     match error:

@@ -4,7 +4,7 @@
 guarded resolver would not see addresses in URLs, and a check before the request would not see to
 which address a name resolves. Loopback and private addresses are allowed, because receivers are
 there. An address at which the relay found the metadata service is refused too
-(`start_refusing_imds_address`).
+(`refuse_discovered_imds_address`).
 
 `parse_receiver_url` reads the URLs of receivers. It refuses the same addresses earlier, where an
 operator can read why.
@@ -69,13 +69,13 @@ class AddressRefused(OSError):
         super().__init__(errno.EACCES, "a metadata or host address, which no sink may reach")
 
 
-def start_refusing_imds_address(address: Address) -> None:
+def refuse_discovered_imds_address(address: Address) -> None:
     """Refuse an address from now on, in this process: the metadata service was found there."""
     _discovered.add(address)
 
 
 def stop_refusing_imds_address(address: Address) -> None:
-    """Take back `start_refusing_imds_address`: the metadata service is not there any more."""
+    """Take back `refuse_discovered_imds_address`: the metadata service is not there any more."""
     _discovered.discard(address)
 
 
@@ -85,7 +85,7 @@ def is_refused(address: Address) -> bool:
         return True
     if isinstance(address, IPv4Address):
         return False
-    return any(map(is_refused, _contained_addresses(address))) or _contains_host_service_address(
+    return any(map(is_refused, _contained_addresses(address))) or _ipv6_embeds_host_service_address(
         address
     )
 
@@ -105,7 +105,7 @@ def _contained_addresses(address: IPv6Address) -> Iterator[IPv4Address]:
             yield IPv4Address(digits[position : position + 4])
 
 
-def _contains_host_service_address(address: IPv6Address) -> bool:
+def _ipv6_embeds_host_service_address(address: IPv6Address) -> bool:
     """Return whether the bytes of the metadata service's or the host's address are in an address.
 
     Any prefix can be one of NAT64. All of link local is not looked for: an address contains two

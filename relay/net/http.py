@@ -30,7 +30,7 @@ from relay import __version__
 from relay.errors import Deferred, Failure
 from relay.events.timestamps import parse_timestamp
 from relay.net.egress import AddressRefused, guarded_socket
-from relay.net.tls_context import HTTPS_CA_OPTION, default_context, explain_refusal
+from relay.net.tls import HTTPS_CA_OPTION, default_context, explain_refusal
 
 Method = Literal["GET", "POST", "PUT"]
 USER_AGENT = f"imds-relay/{__version__}"
@@ -114,7 +114,7 @@ def interpret_response(response: Response, now: datetime) -> Deferred | None:
     elif 300 <= status <= 399:
         advice = ": redirects are not followed, set the final URL"
     else:
-        advice = f": correct the receiver or its URL{_skew_hint(status, skew)}"
+        advice = f": correct the receiver or its URL{_refused_signature_skew_hint(status, skew)}"
     return Deferred(
         f"expected 2xx, got {status_text(status)}{advice}",
         after=parse_retry_after(response.headers.get("Retry-After"), now, maximum=MAX_RETRY_AFTER),
@@ -162,7 +162,7 @@ def measure_clock_skew(date_header: str | None, now: datetime, *, elapsed: float
     return ahead if ahead > 0 else min(behind, 0.0)
 
 
-def _skew_hint(status: int, skew: float | None) -> str:
+def _refused_signature_skew_hint(status: int, skew: float | None) -> str:
     """Return a hint if the receiver may have refused a good signature for its timestamp."""
     if status not in {400, 401, 403} or skew is None or abs(skew) <= _MAX_HARMLESS_SKEW:
         return ""

@@ -1,11 +1,11 @@
 """The state file: one SQLite file with journal, snapshot, approvals, deliveries and chat messages.
 
-This module defines the facts that the file holds, as the other packages see them. `file` opens the
-file and `sqlite` runs transactions on it. `transaction` is what work can do in one, with a module
-for each group of tables: `journal` (the hash chain of all that happened), `snapshot` (the events as
-last seen), `decisions`, `standing_holds`, `deliveries`, `chat_messages` and `fleet`. `retention`
-deletes what is old, and `claim_audit` and `diagnostics` read the file for ``imds-relay audit`` and
-``doctor``.
+This module defines the facts that the file holds, as the other packages see them, and
+`EventKeyFormat`, which makes the keys of events. `file` opens the file and `sqlite` runs
+transactions on it. `transaction` is what work can do in one, with a module for each group of
+tables: `journal` (the hash chain of all that happened), `snapshot` (the events as last seen),
+`decisions`, `standing_holds`, `deliveries`, `chat_messages` and `fleet`. `retention` deletes what
+is old, and `claim_audit` and `diagnostics` read the file for ``imds-relay audit`` and ``doctor``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Literal
 from pydantic import Field, Json
 from typing_extensions import override  # in typing from Python 3.12
 
-from relay.events.cloudevent import CloudEvent, priority
+from relay.events.cloudevent import CloudEvent, delivery_priority
 from relay.events.model import ScheduledEvent
 from relay.events.tracing import SpanContext
 from relay.settings import Duration, Section
@@ -34,6 +34,8 @@ AttemptOutcome = Literal["delivered", "deferred", "parked", "error"]
 """error: the code of the sink raised an unexpected error."""
 SinkState = Literal["on", "paused", "disabled"]
 """paused: by an operator. disabled: its receiver asked the relay to stop."""
+_SCOPE_SEPARATOR = "@"
+"""It is in no name of a scope, so the last one in a key ends the EventId, whatever that holds."""
 
 
 class StoreSettings(Section):
@@ -63,6 +65,40 @@ class StateFileOwner:
 
 
 @dataclass(frozen=True, slots=True)
+class EventKeyFormat:
+    """Makes the keys by which a state file knows the events of Azure.
+
+    Whoever writes or looks up an event makes its key with the format of the state file. A relay has
+    the events of one scope, so their EventIds identify them. A hub (``with_scope``) has those of
+    many scopes. Two scopes can have the same EventId, so there the key names the scope, too.
+    """
+
+    with_scope: bool = False
+
+    def make_key(self, scope: str, event_id: str) -> str:
+        """Return the key of an event: ``<eventid>``, on a hub ``<eventid>@<scope>``."""
+        key = event_id.lower()
+        return f"{key}{_SCOPE_SEPARATOR}{scope}" if self.with_scope else key
+
+    def event_id_of_key(self, key: str) -> str:
+        """Return the EventId in a key, in lower case."""
+        return key.rpartition(_SCOPE_SEPARATOR)[0] if self.with_scope else key
+
+    def scope_of_key(self, key: str) -> str | None:
+        """Return the scope in a key; None if the keys of this state file have none."""
+        return key.rpartition(_SCOPE_SEPARATOR)[2] if self.with_scope else None
+
+    def key_prefix_for_all_scopes(self, event_id: str) -> str:
+        """Return how the keys of an EventId begin in every scope."""
+        key = event_id.lower()
+        return f"{key}{_SCOPE_SEPARATOR}" if self.with_scope else key
+
+
+SINGLE_SCOPE = EventKeyFormat()
+"""The keys of a relay that is no hub."""
+
+
+@dataclass(frozen=True, slots=True)
 class JournalHead:
     """The last row of the journal: its position (0: no rows) and hash (64 hexadecimal digits)."""
 
@@ -80,7 +116,7 @@ class TrackedEvent:
     """An event of Azure in the store, from when it appears in the document until it leaves.
 
     This is one occurrence of its EventId. An EventId that comes back gets a new one with the next
-    ``number``. ``key`` is that of `relay.outbox.event_keys`. ``data`` is the data of ``event.*``.
+    ``number``. ``key`` is made by an `EventKeyFormat`. ``data`` is the data of ``event.*``.
     ``revision`` names this state of the event; decisions are about one. ``live``: the event is in
     the document. ``boot_id`` is that of this VM when the event was last neither due nor approved.
     ``outcome`` is that of its ``event.ended``. ``last_event_id`` is the id of the last CloudEvent
@@ -103,7 +139,7 @@ class TrackedEvent:
     @property
     def event(self) -> ScheduledEvent:
         """The event as last seen."""
-        return ScheduledEvent.from_fields(self.data)
+        return ScheduledEvent.from_cloudevent_data(self.data)
 
     @property
     def reference(self) -> str:
@@ -199,7 +235,7 @@ class Grant:
 class Entry:
     """One event that waits for one sink. Times are in UTC.
 
-    ``event_key`` is that of `relay.outbox.event_keys`; None if it is about no event of Azure.
+    ``event_key`` is made by an `EventKeyFormat`; None if it is about no event of Azure.
     ``next_at`` is when it is tried again; None: at once. Entries with the same ``ordering_key`` are
     sent in order. ``position`` is that of the event in the journal. ``event`` is None if it is not
     in memory: then it is read from the journal.
@@ -225,7 +261,7 @@ class Entry:
     @property
     def priority(self) -> int:
         """How early it is sent; see `relay.events.cloudevent.priority`."""
-        return priority(self.type)
+        return delivery_priority(self.type)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,7 +297,7 @@ class FirstAnswer:
 class RecordedEvent:
     """A journaled event with its position and the entries that were made for it.
 
-    ``event_key`` is that of `relay.outbox.event_keys`; None if it is about no event of Azure.
+    ``event_key`` is made by an `EventKeyFormat`; None if it is about no event of Azure.
     ``event`` is None if it is not in memory. ``is_new`` is False if the event was journaled
     earlier, and only the entries are new. ``follows`` is the id of the event that it follows from,
     and ``caller`` the context of the caller's trace, if they are known.

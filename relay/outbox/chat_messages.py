@@ -87,7 +87,9 @@ class ChatMessages:
         )
         return next(parse_rows(_CHAT_MESSAGE, rows), None)
 
-    def previous_shown_occurrence(self, sink: str, event_key: str, number: int) -> int | None:
+    def earlier_occurrence_id_shown_in_sink(
+        self, sink: str, event_key: str, number: int
+    ) -> int | None:
         """Return the newest occurrence of an EventId before ``number`` that a sink shows."""
         row = self._connection.execute(
             "SELECT id FROM message_about JOIN occurrence ON id = occurrence "
@@ -191,7 +193,7 @@ class ChatMessages:
             (format_sortable(now), orjson.dumps(occurrences).decode()),
         )
 
-    def next_refresh(self, sink: str) -> str | None:
+    def next_refresh_at(self, sink: str) -> str | None:
         """Return when `take_due_refreshes` will return something."""
         time = self._connection.execute(
             # Without the condition of the index of times, SQLite would read every message.
@@ -220,7 +222,7 @@ class ChatMessages:
             (token_digest(token), code_digest(token, code), *about),
         )
 
-    def find_confirmation_link(self, token: str) -> ConfirmationLink | None:
+    def find_confirmation_link_by_token(self, token: str) -> ConfirmationLink | None:
         """Return what a link stands for."""
         rows = self._connection.execute(
             "SELECT token, occurrence, revision, decision, code, wrong AS wrong_codes "

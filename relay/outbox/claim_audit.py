@@ -1,9 +1,9 @@
 """Follows every claim in the journal back to the grant and the votes that it came from.
 
 A claim is the row that the relay writes before it sends a StartRequest. ``imds-relay audit`` calls
-`audit_claims` after it has verified the chain. The chain shows that no row was changed. This shows
-that no StartRequest was claimed without a rule or a quorum, and that the tables hold no vote or
-grant that the journal does not.
+`audit_start_request_claims` after it has verified the chain. The chain shows that no row was
+changed. This shows that no StartRequest was claimed without a rule or a quorum, and that the tables
+hold no vote or grant that the journal does not.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import orjson
 
 from relay.errors import StoreError
 from relay.events.cloudevent import CloudEvent
+from relay.outbox.damage_check import VALUE_ERRORS
 from relay.outbox.decisions import Decisions
 from relay.outbox.journal import Journal, read_pruning_checkpoint
-from relay.outbox.standing_holds import StandingHolds, only_in_first
-from relay.outbox.table_verification import VALUE_ERRORS
+from relay.outbox.standing_holds import StandingHolds, standing_holds_only_in_first
 
 _STANDING_HOLDS_SINCE = 5
 """The version of the state file from which there are standing holds."""
@@ -46,11 +46,11 @@ class _PrunedError(Exception):
     """The row is older than the kept journal."""
 
 
-class _Unjustified(Exception):
+class _UnjustifiedClaim(Exception):
     """The text continues "the claim at position 7"."""
 
 
-def audit_claims(connection: sqlite3.Connection) -> ClaimAuditResult:
+def audit_start_request_claims(connection: sqlite3.Connection) -> ClaimAuditResult:
     """Follow every claim, and every vote, hold and open grant of the tables.
 
     Raises StoreError if the tables hold what the relay did not write, and sqlite3.Error.
@@ -63,24 +63,26 @@ def audit_claims(connection: sqlite3.Connection) -> ClaimAuditResult:
     for position, event_key, body in rows:
         claims += 1
         try:
-            _Claim(connection, position, event_key, orjson.loads(body)).verify_grant_and_votes()
+            _StartRequestClaim(
+                connection, position, event_key, orjson.loads(body)
+            ).verify_grant_and_votes()
         except _PrunedError:
             pruned += 1
-        except _Unjustified as problem:
+        except _UnjustifiedClaim as problem:
             problems.append(f"the claim at position {position} ({event_key}) {problem}")
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     try:
         if version >= _POSITIONS_SINCE:
             problems += _table_journal_differences(connection)
         if version >= _STANDING_HOLDS_SINCE:
-            problems += _standing_hold_differences(connection)
+            problems += _standing_hold_table_differences(connection)
     except VALUE_ERRORS as error:
         text = " ".join(str(error).split())  # that of pydantic has several lines
         raise StoreError(f"tables: a value cannot be read: {text}") from error
     return ClaimAuditResult(claims, pruned, tuple(problems))
 
 
-class _Claim:
+class _StartRequestClaim:
     """One claim of the journal, which a grant and votes before it must explain.
 
     ``note`` is the body of the claim. `ApprovalEngine.claim_grants` writes these keys:
@@ -114,28 +116,28 @@ class _Claim:
     def verify_grant_and_votes(self) -> None:
         """Return if the claim follows from its grant and votes.
 
-        Raises _Unjustified, _PrunedError.
+        Raises _UnjustifiedClaim, _PrunedError.
         """
         position = self._note.get("granted") or self._find_grant_position()
-        granted = self._verified_event_before(position, "approval.granted")
+        granted = self._read_verified_earlier_event(position, "approval.granted")
         if granted is None:
-            raise _Unjustified("follows from no approval.granted")
+            raise _UnjustifiedClaim("follows from no approval.granted")
         facts = ("approvalId", "revision", "rule")
         if "dryRun" in granted.data or any(granted.data[key] != self._note[key] for key in facts):
-            raise _Unjustified(f"does not agree with the grant at position {position}")
+            raise _UnjustifiedClaim(f"does not agree with the grant at position {position}")
         # The rules can have changed since the grant. An older version did not say what they asked.
         required = self._note.get("required", granted.data["required"])
         recorded = self._note.get("recorded")
         if not required:
             return
         if recorded is not None:
-            voters = {self._voter(position) for position in recorded}
+            voters = {self._voter_of_verified_vote(position) for position in recorded}
         else:
-            voters = self._find_voters()
+            voters = self._find_voters_in_journal()
             if len(voters) < required and not self._is_event_kept():
                 raise _PrunedError
         if len(voters) < required:
-            raise _Unjustified(f"follows from {len(voters)} of {required} recorded votes")
+            raise _UnjustifiedClaim(f"follows from {len(voters)} of {required} recorded votes")
 
     def _find_grant_position(self) -> int | None:
         """An older version did not say where its grant is."""
@@ -165,7 +167,7 @@ class _Claim:
         ).fetchone()
         return row is not None
 
-    def _find_voters(self) -> set[str]:
+    def _find_voters_in_journal(self) -> set[str]:
         """An older version did not say where its votes are."""
         rows = self._connection.execute(
             "SELECT body FROM journal WHERE event_key = ? AND position < ? "
@@ -177,10 +179,10 @@ class _Claim:
         ]
         return {vote.data["principal"] for vote in votes}
 
-    def _voter(self, position: int) -> str:
-        event = self._verified_event_before(position, "approval.recorded")
+    def _voter_of_verified_vote(self, position: int) -> str:
+        event = self._read_verified_earlier_event(position, "approval.recorded")
         if event is None or not self._is_vote_for_claim(event):
-            raise _Unjustified(f"counts a vote at position {position}, where there is none")
+            raise _UnjustifiedClaim(f"counts a vote at position {position}, where there is none")
         return str(event.data["principal"])
 
     def _is_vote_for_claim(self, event: CloudEvent) -> bool:
@@ -188,12 +190,12 @@ class _Claim:
         vote = (data["decision"], data["revision"], "dryRun" in data)
         return vote == ("approve", self._note["revision"], False)
 
-    def _verified_event_before(self, position: int | None, kind: str) -> CloudEvent | None:
+    def _read_verified_earlier_event(self, position: int | None, kind: str) -> CloudEvent | None:
         if position is None or position >= self._position:
             return None
         if position <= self._checkpoint:
             raise _PrunedError
-        return self._journal.verified_event_at(position, kind, self._event_key)
+        return self._journal.verified_event_at_position(position, kind, self._event_key)
 
 
 def _table_journal_differences(connection: sqlite3.Connection) -> Iterator[str]:
@@ -222,7 +224,7 @@ def _table_journal_differences(connection: sqlite3.Connection) -> Iterator[str]:
             if grant not in rooted_grants:
                 yield f"the grant of approval {approval_id} ({key}) is not in the journal"
         # This reads the journal alone.
-        for decision in decisions.decisions_in_force_by_journal(key).values() if is_live else ():
+        for decision in decisions.decisions_in_force_from_journal(key).values() if is_live else ():
             if decision.decision == "hold" and decision.approval_id not in rooted:
                 yield (
                     f"the hold {decision.approval_id} of {decision.principal} ({key}) is in the "
@@ -230,16 +232,16 @@ def _table_journal_differences(connection: sqlite3.Connection) -> Iterator[str]:
                 )
 
 
-def _standing_hold_differences(connection: sqlite3.Connection) -> Iterator[str]:
+def _standing_hold_table_differences(connection: sqlite3.Connection) -> Iterator[str]:
     """Yield a sentence for each standing hold that the table has otherwise than the journal."""
     holds = StandingHolds(connection, Journal(connection))
     in_table, in_journal = (
         holds.list_open(),
         holds.list_open_in_journal(datetime.min.replace(tzinfo=UTC)),
     )
-    for hold in only_in_first(in_table, in_journal):
+    for hold in standing_holds_only_in_first(in_table, in_journal):
         yield f"the standing hold {hold.hold_id} of {hold.principal} is not so in the journal"
-    for hold in only_in_first(in_journal, in_table):
+    for hold in standing_holds_only_in_first(in_journal, in_table):
         yield (
             f"the standing hold {hold.hold_id} of {hold.principal} is in the journal and not so in "
             "its table"

@@ -57,7 +57,7 @@ class Decisions:
         decisions = self._select_decisions(f"id IN ({newest})", occurrence, limit)
         return [decision for decision in decisions if decision.counts or not counting]
 
-    def recent_count(
+    def count_recent_on_occurrence(
         self, occurrence: int, principal: str, since: datetime, until: datetime
     ) -> int:
         """Return how many of the newest decisions about an occurrence a principal took.
@@ -94,20 +94,20 @@ class Decisions:
             values,
         )
 
-    def replace_decision(self, decision: Decision) -> None:
+    def restore_decision_from_journal(self, decision: Decision) -> None:
         """Store a decision again as the journal has it, in place of the row if there is one."""
         self._connection.execute(
             "DELETE FROM decision WHERE approval_id = ?", (decision.approval_id,)
         )
         self.add_decision(decision)
 
-    def end_decision(self, approval_id: str) -> None:
+    def end_vote_or_hold(self, approval_id: str) -> None:
         """A vote no longer counts, or a hold is no longer in force."""
         self._connection.execute(
             "UPDATE decision SET counts = 0 WHERE approval_id = ?", (approval_id,)
         )
 
-    def decisions_in_force_by_journal(self, event_key: str) -> dict[str, Decision]:
+    def decisions_in_force_from_journal(self, event_key: str) -> dict[str, Decision]:
         """Return the votes and holds in force about an EventId, from the journal alone, by id.
 
         The occurrence is 0: the journal knows EventIds only. Holds that an older version recorded
@@ -115,7 +115,7 @@ class Decisions:
         """
         found: dict[str, Decision] = {}
         claimed_revision: str | None = None
-        for position, kind, body in self._journal.decisive_rows(event_key):
+        for position, kind, body in self._journal.decision_and_claim_rows_of_event(event_key):
             if kind == "claim":
                 claimed_revision = orjson.loads(body)["revision"]
                 continue
@@ -160,7 +160,7 @@ class Decisions:
         A vote that the journal does not hold does not count. Such a hold stays, until somebody
         releases it.
         """
-        event = self._journal.verified_event_at(
+        event = self._journal.verified_event_at_position(
             decision.position,
             "approval.recorded",
             self._event_key_of_occurrence(decision.occurrence),
@@ -201,7 +201,7 @@ class Decisions:
             found.setdefault(grant.occurrence, []).append(grant)
         return found
 
-    def get_grant_by_id(self, grant_id: int) -> Grant:
+    def require_grant_by_id(self, grant_id: int) -> Grant:
         """Return one grant. Raises IndexError if there is none."""
         return self._select_grants("id = ?", grant_id)[0]
 
@@ -222,7 +222,7 @@ class Decisions:
                 values.append(orjson.dumps(list(wanted)).decode())
         return self._select_grants(condition, *values)
 
-    def unsettled_occurrences(
+    def occurrence_ids_to_check_transitions(
         self, *, all_live: bool = True, event_keys: Sequence[str] | None = None
     ) -> list[int]:
         """Return the ids of the occurrences for which a transition can be due.
@@ -251,7 +251,7 @@ class Decisions:
         )
         return [occurrence for (occurrence,) in rows]
 
-    def are_any_open(self) -> bool:
+    def has_counting_decision_or_open_grant(self) -> bool:
         """Whether any decision counts, also one about an event that is gone, or a grant is open."""
         row = self._connection.execute(
             "SELECT EXISTS (SELECT 1 FROM decision WHERE counts) OR "
@@ -311,12 +311,12 @@ class Decisions:
         """Return a grant with the time that the journal has; None if it is open and not there."""
         if grant.state not in ("granted", "sent"):
             return grant
-        event = self._journal.verified_event_at(
+        event = self._journal.verified_event_at_position(
             grant.position, "approval.granted", self._event_key_of_occurrence(grant.occurrence)
         )
-        if event is None or not _granted_event_matches_grant(event, grant):
+        if event is None or not _is_approval_granted_event_of_grant(event, grant):
             return None
-        return replace(grant, granted_at=_event_time(event))
+        return replace(grant, granted_at=_cloudevent_time(event))
 
     # --- reminders
 
@@ -359,7 +359,7 @@ class Decisions:
             (principal, request_id, digest, status, body_json, format_sortable(at)),
         )
 
-    def prune_refusals(self, now: datetime) -> None:
+    def prune_answers_of_refusals(self, now: datetime) -> None:
         """Delete the first answers of each principal's refusals, except the newest.
 
         See `MAX_REFUSALS` and `REFUSAL_RETENTION`.
@@ -390,7 +390,7 @@ def _decision_from_event(position: int | None, event: CloudEvent) -> Decision:
         channel=data["channel"],
         revision=data["revision"],
         reason=data["reason"],
-        at=_event_time(event),
+        at=_cloudevent_time(event),
         expires=parse_timestamp(data.get("expires")),
         dry_run="dryRun" in data,
         counts=True,
@@ -400,14 +400,14 @@ def _decision_from_event(position: int | None, event: CloudEvent) -> Decision:
     )
 
 
-def _granted_event_matches_grant(event: CloudEvent, grant: Grant) -> bool:
+def _is_approval_granted_event_of_grant(event: CloudEvent, grant: Grant) -> bool:
     """Whether an ``approval.granted`` is the one that a grant claims to come from."""
     data = event.data
     granted = (data["approvalId"], data["revision"], data["rule"], "dryRun" in data)
     return granted == (grant.approval_id, grant.revision, grant.rule, grant.dry_run)
 
 
-def _event_time(event: CloudEvent) -> datetime:
+def _cloudevent_time(event: CloudEvent) -> datetime:
     at = parse_timestamp(event.attributes["time"])
     assert at is not None  # noqa: S101  # every event has a time
     return at

@@ -21,7 +21,7 @@ from typing import Any
 import orjson
 from pydantic import TypeAdapter
 
-from relay.events.cloudevent import priority
+from relay.events.cloudevent import delivery_priority
 from relay.events.timestamps import format_sortable
 from relay.outbox import Attempt, Entry, EntryState, SinkState
 from relay.outbox.rows import bulk_insert, next_autoincrement_id, parse_rows
@@ -108,14 +108,14 @@ class Deliveries:
 
     # --- entries
 
-    def next_id(self) -> int:
+    def next_autoincrement_entry_id(self) -> int:
         """Return the id of the next new entry."""
         if self._next_id is None:
             self._next_id = next_autoincrement_id(self._connection, "entry")
         return self._next_id
 
     def add_entries(self, entries: Iterable[Entry]) -> None:
-        """Insert entries. Their ids must count up from `next_id`."""
+        """Insert entries. Their ids must count up from `next_autoincrement_entry_id`."""
         rows = [
             (
                 entry.id,
@@ -129,14 +129,14 @@ class Deliveries:
             )
             for entry in entries
         ]
-        self._next_id = self.next_id() + len(rows)
+        self._next_id = self.next_autoincrement_entry_id() + len(rows)
         bulk_insert(
             self._connection,
             "entry (id, sink, position, lane, type, event_key, not_before, recorded)",
             rows,
         )
 
-    def waiting(self, sink: str | None = None) -> list[Entry]:
+    def waiting_entries(self, sink: str | None = None) -> list[Entry]:
         """Return the waiting entries of one sink or of all, in the order of recording."""
         of_sink = "" if sink is None else "AND sink = :sink"
         rows = self._connection.execute(
@@ -221,7 +221,9 @@ class Deliveries:
             (format_sortable(until), attempt.reason, entry_id),
         )
 
-    def settle(self, entry_id: int, state: EntryState, reason: str | None, at: datetime) -> None:
+    def store_final_state(
+        self, entry_id: int, state: EntryState, reason: str | None, at: datetime
+    ) -> None:
         """Store the final state of an entry."""
         self._connection.execute(
             "UPDATE entry SET state = ?, reason = ?, next_at = NULL, settled = ? WHERE id = ?",
@@ -230,7 +232,7 @@ class Deliveries:
 
     # --- dead letters
 
-    def redeliver(self, entry_id: int, at: datetime) -> Entry | None:
+    def redeliver_dead_letter(self, entry_id: int, at: datetime) -> Entry | None:
         """Make a dead letter wait again, as if it had been recorded at ``at``.
 
         Return None if there is no such dead letter or its sink no longer exists.
@@ -248,7 +250,7 @@ class Deliveries:
         )
         return next(_read_entries(rows))
 
-    def redeliver_matching(
+    def redeliver_matching_dead_letters(
         self,
         dead_letters: DeadLetterFilter,
         at: datetime,
@@ -265,20 +267,20 @@ class Deliveries:
             f"SELECT id FROM entry WHERE {_DEAD_LETTER_CONDITION} ORDER BY id LIMIT :limit",  # noqa: S608  # our own text
             _dead_letter_sql_params(dead_letters, after, until) | {"limit": limit},
         ).fetchall()
-        entries = [self.redeliver(entry_id, at) for (entry_id,) in rows]
+        entries = [self.redeliver_dead_letter(entry_id, at) for (entry_id,) in rows]
         return [entry for entry in entries if entry is not None]
 
     def count_matching_dead_letters(
         self, dead_letters: DeadLetterFilter, *, after: int, until: datetime
     ) -> int:
-        """Return how many dead letters `redeliver_matching` would redeliver without a limit."""
+        """Return how many dead letters `redeliver_matching_dead_letters` would redeliver."""
         row = self._connection.execute(
             f"SELECT count(*) FROM entry WHERE {_DEAD_LETTER_CONDITION}",  # noqa: S608  # our own text
             _dead_letter_sql_params(dead_letters, after, until),
         ).fetchone()
         return int(row[0])
 
-    def dead_letters_by_sink(self) -> dict[str, int]:
+    def count_dead_letters_by_sink(self) -> dict[str, int]:
         """Return how many dead letters each sink has. Sinks without one are left out."""
         rows = self._connection.execute(
             "SELECT sink, count(*) FROM entry INDEXED BY entry_parked "
@@ -339,7 +341,7 @@ class Deliveries:
 
     # --- sinks
 
-    def sink_states(self) -> dict[str, tuple[SinkState, str | None]]:
+    def state_and_reason_by_sink(self) -> dict[str, tuple[SinkState, str | None]]:
         """Return the state of each sink of the last start, and the reason if it is not on."""
         rows = self._connection.execute("SELECT name, state, reason FROM sink")
         return {name: (state, reason) for name, state, reason in rows}
@@ -350,7 +352,7 @@ class Deliveries:
             "INSERT OR REPLACE INTO sink VALUES (?, ?, ?)", (name, state, reason)
         )
 
-    def remove_sink(self, name: str, reason: str, at: datetime) -> int:
+    def remove_sink_and_dead_letter_entries(self, name: str, reason: str, at: datetime) -> int:
         """Remove a sink that is no longer configured.
 
         Its waiting entries become dead letters, except ``relay.*``, which are deleted. Return how
@@ -377,7 +379,7 @@ class Deliveries:
         dead_letters: list[tuple[int, str]] = self._connection.execute(
             "SELECT id, type FROM entry WHERE state = 'parked' ORDER BY id"
         ).fetchall()
-        dead_letters.sort(key=lambda row: priority(row[1]), reverse=True)
+        dead_letters.sort(key=lambda row: delivery_priority(row[1]), reverse=True)
         surplus = dead_letters[: max(0, len(dead_letters) - max_dead_letters)]
         self._connection.execute(
             "DELETE FROM entry WHERE id IN (SELECT value FROM json_each(?))",

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-from relay.diagnostics import Finding, failure, ok, warning
+from relay.doctor_findings import Finding, failure, ok, warning
 from relay.errors import StoreError
-from relay.files import current_user, may_be_folder, may_exist
+from relay.files import current_user, folder_may_exist, may_exist
 from relay.outbox import StoreSettings
 from relay.outbox.file import (
     SCHEMA_VERSION,
-    describe_read_error,
+    find_file_read_problem,
     lock_path,
     open_for_reading,
     result_code,
@@ -52,7 +52,7 @@ def _check_folder(path: Path) -> Iterator[Finding]:
     read_only = [
         place for place in (folder, path) if may_exist(place) and not os.access(place, os.W_OK)
     ]
-    if read_only or not may_be_folder(folder):
+    if read_only or not folder_may_exist(folder):
         place = (read_only or [folder])[0]
         yield failure(
             "state folder", f"{place} cannot be written by {current_user()}", _USER_REMEDY
@@ -60,7 +60,7 @@ def _check_folder(path: Path) -> Iterator[Finding]:
     else:
         yield ok("state folder", f"{folder} can be written by {current_user()}")
     yield from _check_free_space(folder)
-    if (problem := _volatile_disk(folder)) is not None:
+    if (problem := _volatile_disk_reason(folder)) is not None:
         yield warning(
             "disk",
             f"{folder} is {problem}",
@@ -83,7 +83,7 @@ def _check_free_space(folder: Path) -> Iterator[Finding]:
         yield ok("disk space", message)
 
 
-def _volatile_disk(folder: Path) -> str | None:
+def _volatile_disk_reason(folder: Path) -> str | None:
     """Why a file in this folder will not last; None if it will."""
     try:
         root = next((place for place in (folder, *folder.parents) if place.is_mount()), folder)
@@ -101,7 +101,7 @@ def _volatile_disk(folder: Path) -> str | None:
 
 
 def _check_file(path: Path, scope: str | None, vm_id: str | None) -> Iterator[Finding]:
-    if (reason := describe_read_error(path)) is not None:
+    if (reason := find_file_read_problem(path)) is not None:
         yield failure("state file", f"{path} cannot be read: {reason}", _USER_REMEDY)
         return
     try:

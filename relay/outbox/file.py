@@ -31,9 +31,9 @@ from relay.files import (
     remove_rights_of_others,
     symlinks_leading_to,
 )
-from relay.outbox import Mode, StateFileOwner
-from relay.outbox.event_keys import SINGLE_SCOPE, EventKeyFormat
-from relay.outbox.table_verification import DamagedContents, verify_contents
+from relay.outbox import SINGLE_SCOPE, EventKeyFormat, Mode, StateFileOwner
+from relay.outbox.damage_check import DamagedTable, verify_tables_are_readable
+from relay.outbox.rows import get_meta
 
 SCHEMA_VERSION = 5
 """Each version is a file in ``schema/``. An older state file gets what it lacks."""
@@ -71,13 +71,13 @@ class StateFile:
         """Close the file, so that another relay can open it, even on a full disk."""
         with contextlib.ExitStack() as after_connection:
             with contextlib.suppress(sqlite3.Error, StoreError):
-                self._empty_log()
+                self._truncate_write_ahead_log()
                 reader = open_for_reading(self.path)
                 after_connection.enter_context(contextlib.closing(reader))
             self.connection.close()
         self.lock.close()
 
-    def _empty_log(self) -> None:
+    def _truncate_write_ahead_log(self) -> None:
         # The last connection to close deletes the log and its index, except if it can only read. To
         # create them again needs room on the disk, so a reader closes last and they stay. The log
         # must be empty: otherwise it would spoil an older copy put in the place of the file.
@@ -106,9 +106,9 @@ def open_state_file(path: Path, identity: StateFileOwner, now: datetime) -> Stat
     path = _resolve_link(path)
     lock = _take_lock(path)
     try:
-        with _older_relays_kept_out(path):
+        with _older_relays_locked_out(path):
             try:
-                connection, trusted = _open_connection_with_retry(path, identity)
+                connection, trusted = _connect_again_if_unusable(path, identity)
             except _UnusableFile as problem:
                 set_aside_as = _set_aside(path, now)
                 _log.warning(
@@ -117,7 +117,7 @@ def open_state_file(path: Path, identity: StateFileOwner, now: datetime) -> Stat
                     problem,
                     set_aside_as,
                 )
-                connection, trusted = _open_connection(path, identity)
+                connection, trusted = _connect_to_checked_or_new_file(path, identity)
     except Exception as error:
         lock.close()
         if isinstance(error, sqlite3.Error | OSError | _UnusableFile):
@@ -149,12 +149,12 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
             connection.close()
             raise
     except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter is about a broken schema
-        reason = describe_read_error(path) or error
+        reason = find_file_read_problem(path) or error
         raise StoreError(f"store.path: expected a relay's state file, {path}: {reason}") from error
     return connection
 
 
-def describe_read_error(path: Path) -> str | None:
+def find_file_read_problem(path: Path) -> str | None:
     """Why the file cannot be read; SQLite does not say. None if it can be read."""
     try:
         path.open("rb").close()
@@ -218,7 +218,7 @@ def _take_lock(path: Path) -> sqlite3.Connection:
 
 
 @contextlib.contextmanager
-def _older_relays_kept_out(path: Path) -> Iterator[None]:
+def _older_relays_locked_out(path: Path) -> Iterator[None]:
     """Hold the lock file of older versions, then remove it: the file has the new schema by then.
 
     Raises StoreLocked if a relay of an older version holds it. Others could read the lock file, and
@@ -256,7 +256,9 @@ def _folder_error(path: Path, text: str) -> StoreError:
     return StoreError(f"store.path: expected a folder that can be written, {path.parent}: {text}")
 
 
-def _open_connection(path: Path, identity: StateFileOwner) -> tuple[sqlite3.Connection, bool]:
+def _connect_to_checked_or_new_file(
+    path: Path, identity: StateFileOwner
+) -> tuple[sqlite3.Connection, bool]:
     """Open and check the file and create its tables; return also whether it is trusted.
 
     Raises _UnusableFile, StoreTooNew, sqlite3.Error.
@@ -270,15 +272,15 @@ def _open_connection(path: Path, identity: StateFileOwner) -> tuple[sqlite3.Conn
         # must only show at the commit.
         connection.execute("PRAGMA cache_spill = OFF")
         connection.execute("PRAGMA foreign_keys = ON")
-        version = _check_schema(connection, identity)
+        version = _check_file_and_get_version(connection, identity)
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("BEGIN IMMEDIATE")  # all tables appear, or none
         _apply_schema_files(connection, version)  # fails if the tables are not those of the version
         corrupt_codes.remove(sqlite3.SQLITE_ERROR)  # from here on it is a mistake in our SQL
         if version != 0:
-            _verify_schema(connection)
-            verify_contents(connection, EventKeyFormat(with_scope=identity.is_hub))
+            _verify_tables_and_indexes(connection)
+            verify_tables_are_readable(connection, EventKeyFormat(with_scope=identity.is_hub))
         else:
             _write_initial_meta(
                 connection, "off" if _was_set_aside_before(path) else "on", identity
@@ -292,11 +294,11 @@ def _open_connection(path: Path, identity: StateFileOwner) -> tuple[sqlite3.Conn
     except Exception as error:
         connection.close()
         # A UnicodeDecodeError is about names in a broken schema.
-        is_corrupt = isinstance(error, UnicodeDecodeError | DamagedContents)
+        is_corrupt = isinstance(error, UnicodeDecodeError | DamagedTable)
         if isinstance(error, sqlite3.Error):
             is_corrupt = (
                 result_code(error) in corrupt_codes
-                or _is_undecodable(error)
+                or _is_text_decoding_error(error)
                 or _is_read_only_by_damage(path, error)
             )
         if is_corrupt:
@@ -305,22 +307,22 @@ def _open_connection(path: Path, identity: StateFileOwner) -> tuple[sqlite3.Conn
     return connection, identity.vm_id is not None or owner is None
 
 
-def _open_connection_with_retry(
+def _connect_again_if_unusable(
     path: Path, identity: StateFileOwner
 ) -> tuple[sqlite3.Connection, bool]:
     """Open the file again if it seems unusable: its disk can have failed for a moment.
 
-    SQLite calls a file corrupt if a page cannot be read. Raises what `_open_connection` raises, and
-    OSError if the disk still fails.
+    SQLite calls a file corrupt if a page cannot be read. Raises what
+    `_connect_to_checked_or_new_file` raises, and OSError if the disk still fails.
     """
     try:
-        return _open_connection(path, identity)
+        return _connect_to_checked_or_new_file(path, identity)
     except _UnusableFile:
         for part in (path, path.with_name(f"{path.name}-wal")):
             with contextlib.suppress(FileNotFoundError), part.open("rb") as file:
                 while file.read(_READ_SIZE):
                     pass
-    return _open_connection(path, identity)
+    return _connect_to_checked_or_new_file(path, identity)
 
 
 def _make_private(path: Path) -> None:
@@ -340,7 +342,7 @@ def _make_private(path: Path) -> None:
             remove_rights_of_others(older)
 
 
-def _check_schema(connection: sqlite3.Connection, identity: StateFileOwner) -> int:
+def _check_file_and_get_version(connection: sqlite3.Connection, identity: StateFileOwner) -> int:
     """Return the schema version; 0 if the file is still empty.
 
     Raises _UnusableFile, StoreTooNew, sqlite3.Error, UnicodeDecodeError.
@@ -381,20 +383,20 @@ def _apply_schema_files(connection: sqlite3.Connection, version: int) -> None:
         connection.execute(f"PRAGMA user_version = {later}")
 
 
-def _verify_schema(connection: sqlite3.Connection) -> None:
+def _verify_tables_and_indexes(connection: sqlite3.Connection) -> None:
     """Return if the file has every table, column and index, whatever version it names.
 
     The relay works without its triggers, too: they only forbid it to change the journal.
 
     Raises _UnusableFile.
     """
-    if missing := _names_of_version(SCHEMA_VERSION) - set(connection.execute(_SCHEMA_NAMES)):
+    if missing := _schema_names_of_version(SCHEMA_VERSION) - set(connection.execute(_SCHEMA_NAMES)):
         kind, name, column = min(missing)
         raise _UnusableFile(f"is corrupt (it has no {kind} {name} {column}".rstrip() + ")")
 
 
 @cache
-def _names_of_version(version: int) -> frozenset[tuple[str, str, str]]:
+def _schema_names_of_version(version: int) -> frozenset[tuple[str, str, str]]:
     """Return what `_SCHEMA_NAMES` selects from a file of a version."""
     with contextlib.closing(sqlite3.connect(":memory:")) as fresh:
         for earlier in range(1, version + 1):
@@ -415,12 +417,6 @@ def _write_initial_meta(
         _log.warning("approvals are off until an operator turns them on: imds-relay approvals on")
 
 
-def get_meta(connection: sqlite3.Connection, key: str) -> str | None:
-    """Return one value of the table ``meta``."""
-    row = connection.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
-    return row[0] if row else None
-
-
 def result_code(error: sqlite3.Error) -> int:
     """Return the primary result code; SQLITE_ERROR for an error of Python's own module."""
     return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
@@ -434,7 +430,7 @@ def _error_text(error: Exception) -> str:
     return describe_os_error(error) if isinstance(error, OSError) else str(error)
 
 
-def _is_undecodable(error: sqlite3.Error) -> bool:
+def _is_text_decoding_error(error: sqlite3.Error) -> bool:
     # Python's own module raises this, without a result code, for a text that is not UTF-8.
     return not hasattr(error, "sqlite_errorcode") and "decode" in str(error)
 

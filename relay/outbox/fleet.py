@@ -93,7 +93,10 @@ class FleetTables:
             "INSERT OR REPLACE INTO agent VALUES (:scope, :relay, :user, :name, :vm_id, :boot_id, "
             ":version, :zone, :names, :first_heard, :last_report, :last_pulse, :poll_age, "
             ":clock_offset)",
-            [_values(agent) | {"names": orjson.dumps(agent.names).decode()} for agent in agents],
+            [
+                _column_values(agent) | {"names": orjson.dumps(agent.names).decode()}
+                for agent in agents
+            ],
         )
 
     def forget_agent(self, scope: str, relay: str) -> None:
@@ -123,7 +126,7 @@ class FleetTables:
         self._connection.executemany(
             "INSERT OR REPLACE INTO sighting VALUES (:event_key, :relay, :state, :place, :at, "
             ":seen, :rebooted, :gap)",
-            map(_values, sightings),
+            map(_column_values, sightings),
         )
 
     def prune_orphaned_sightings(self) -> None:
@@ -133,7 +136,7 @@ class FleetTables:
         )
 
 
-def _values(row: AgentRow | SightingRow) -> dict[str, Any]:
+def _column_values(row: AgentRow | SightingRow) -> dict[str, Any]:
     # `dataclasses.asdict` would make deep copies.
     values = {name: getattr(row, name) for name in row.__slots__}
     return {

@@ -89,7 +89,7 @@ class Journal:
         self._head = JournalHead(position, digest)
         return range(head.position + 1, position + 1)
 
-    def append_note(
+    def append_non_event_row(
         self, at: datetime, kind: str, facts: dict[str, Any], *, event_key: str | None = None
     ) -> None:
         """Append a row that is not a CloudEvent, such as a claim."""
@@ -105,7 +105,7 @@ class Journal:
             ).fetchall()
         )
 
-    def event_at(self, position: int) -> CloudEvent:
+    def event_at_position(self, position: int) -> CloudEvent:
         """Return the CloudEvent at a position. Raises KeyError if it was pruned."""
         row = self._connection.execute(
             "SELECT body FROM journal WHERE position = ?", (position,)
@@ -114,7 +114,7 @@ class Journal:
             raise KeyError(position)
         return CloudEvent.parse(row[0])
 
-    def bodies_at(self, positions: Iterable[int]) -> dict[int, bytes]:
+    def bodies_at_positions(self, positions: Iterable[int]) -> dict[int, bytes]:
         """Return the bodies at these positions, as far as they were not pruned.
 
         It is one statement with one row, because each row releases the interpreter lock:
@@ -133,7 +133,7 @@ class Journal:
             start += length
         return bodies
 
-    def verified_event_at(
+    def verified_event_at_position(
         self, position: int | None, kind: str, event_key: str | None
     ) -> CloudEvent | None:
         """Return the CloudEvent at a position, if the chain holds it and it is of this kind.
@@ -160,7 +160,7 @@ class Journal:
             return None
         return bytes(row[5])
 
-    def decisive_rows(self, event_key: str) -> Iterator[tuple[int, str, bytes]]:
+    def decision_and_claim_rows_of_event(self, event_key: str) -> Iterator[tuple[int, str, bytes]]:
         """Yield what decides which votes and holds on an EventId are in force, oldest first.
 
         Each row is its position, kind and body. Only rows that the chain holds are read.
@@ -177,7 +177,9 @@ class Journal:
             if body is not None:
                 yield position, kind, body
 
-    def last_change_position(self, event_key: str, before: str | None = None) -> int | None:
+    def position_of_last_change_of_event(
+        self, event_key: str, before: str | None = None
+    ) -> int | None:
         """Return the position of the newest ``event.*`` about an EventId.
 
         ``before``: only consider rows before that time.
@@ -189,7 +191,7 @@ class Journal:
         ).fetchone()
         return row[0] if row else None
 
-    def history_page(
+    def history_page_of_event(
         self, event_key: str, since: str, before: int | None, limit: PageLimit
     ) -> tuple[list[HistoryRow], bool]:
         """Return the newest rows of CloudEvents about an EventId from a time on, newest first.
@@ -209,7 +211,9 @@ class Journal:
         page, has_more = take_page(rows, lambda row: len(row[2]), limit)
         return [HistoryRow(*row) for row in page], has_more
 
-    def event_changes_since(self, event_key: str, since: str, limit: PageLimit) -> list[CloudEvent]:
+    def newest_changes_of_event_since_time(
+        self, event_key: str, since: str, limit: PageLimit
+    ) -> list[CloudEvent]:
         """Return the newest ``event.*`` about an EventId from a time on, oldest first."""
         rows = self._connection.execute(
             f"SELECT body FROM journal WHERE event_key = ? AND {_CHANGE} AND at >= ? "  # noqa: S608  # our own text
@@ -239,7 +243,7 @@ class Journal:
             CloudEvent.parse(body) for kind, body in reversed(page) if kind != "claim"
         ], has_more
 
-    def has_update_after(self, event_keys: Sequence[str], position: int) -> bool:
+    def has_event_update_after_position(self, event_keys: Sequence[str], position: int) -> bool:
         """Whether Azure changed one of these EventIds after a position."""
         row = self._connection.execute(
             "SELECT 1 FROM journal WHERE event_key IN (SELECT value FROM json_each(?)) "  # noqa: S608  # our own text

@@ -1,7 +1,7 @@
 """Deletes old rows: deliveries, the journal, ended events, and dead letters over a limit.
 
-Every role runs `prune_forever` beside its other tasks. What one round deletes, `prune` does in one
-transaction, with the limits of `StoreSettings`.
+Every role runs `prune_forever` beside its other tasks. What one round deletes, `prune_all_tables`
+does in one transaction, with the limits of `StoreSettings`.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ class PruneResult:
     dead_letters: Counter[str] = field(default_factory=Counter)
 
 
-def prune(tx: Transaction, settings: StoreSettings, now: datetime) -> PruneResult:
+def prune_all_tables(tx: Transaction, settings: StoreSettings, now: datetime) -> PruneResult:
     """Work for the store: delete what is older than the settings allow."""
     delivery_limit = now - timedelta(seconds=settings.retain)
     audit_limit = now - timedelta(seconds=settings.audit_retain)
     dead_letters = tx.deliveries.prune(delivery_limit, settings.dead_letters)
     tx.decisions.prune_answers(min(delivery_limit, now - MIN_ANSWER_RETENTION))
-    tx.decisions.prune_refusals(now)
+    tx.decisions.prune_answers_of_refusals(now)
     journal_rows = tx.journal.prune(audit_limit, now)
-    tx.snapshot.prune(audit_limit)
+    tx.snapshot.prune_ended_occurrences(audit_limit)
     tx.standing_holds.prune(audit_limit)
     tx.messages.prune()
     tx.fleet.prune_orphaned_sightings()
@@ -59,7 +59,7 @@ async def prune_forever(store: Store, clock: Clock, report: RecordRelayEvent) ->
     """
     lost: Counter[str] = Counter()
     while True:
-        dead_letters = await _prune_once(store, clock.now())
+        dead_letters = await _prune_and_count_dead_letters(store, clock.now())
         if dead_letters:
             lost += dead_letters
             types = ", ".join(f"{count} {type_}" for type_, count in sorted(lost.items()))
@@ -71,10 +71,10 @@ async def prune_forever(store: Store, clock: Clock, report: RecordRelayEvent) ->
         await clock.sleep(PRUNE_INTERVAL)
 
 
-async def _prune_once(store: Store, now: datetime) -> Counter[str]:
+async def _prune_and_count_dead_letters(store: Store, now: datetime) -> Counter[str]:
     """Return how many dead letters over the limit were deleted, by their type."""
     try:
-        result = await store.transact(lambda tx: prune(tx, store.settings, now))
+        result = await store.transact(lambda tx: prune_all_tables(tx, store.settings, now))
     except StoreUnavailable:
         return Counter()
     if result.journal_rows:

@@ -1,4 +1,4 @@
-"""Reads rows as dataclasses and in pages, and inserts many rows with few statements.
+"""Reads rows as dataclasses, pages and single values, and inserts many with few statements.
 
 The modules of `relay.outbox` that own tables use it. Other packages use only `PageLimit`, to say
 how much they want to read at once.
@@ -62,6 +62,12 @@ def parse_page(
         rows, lambda row: sum(len(row[name]) for name in long_columns), limit
     )
     return [adapter.validate_python(dict(row)) for row in page], has_more
+
+
+def get_meta(connection: sqlite3.Connection, key: str) -> str | None:
+    """Return one value of the table ``meta``."""
+    row = connection.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+    return row[0] if row else None
 
 
 def next_autoincrement_id(connection: sqlite3.Connection, table: str) -> int:

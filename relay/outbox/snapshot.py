@@ -17,8 +17,7 @@ import orjson
 from pydantic import TypeAdapter
 
 from relay.events.timestamps import format_sortable
-from relay.outbox import TrackedEvent
-from relay.outbox.event_keys import SINGLE_SCOPE, EventKeyFormat
+from relay.outbox import SINGLE_SCOPE, EventKeyFormat, TrackedEvent
 from relay.outbox.rows import PageLimit, bulk_insert, parse_page, parse_rows
 
 _OCCURRENCE = TypeAdapter(TrackedEvent)
@@ -33,7 +32,7 @@ class LiveRow(NamedTuple):
     boot_id: str | None
 
 
-class AppearedEventRow(NamedTuple):
+class AppearedEventToStore(NamedTuple):
     """An event that appeared. ``event_id`` is the id of the CloudEvent that reports it."""
 
     at: datetime
@@ -44,7 +43,7 @@ class AppearedEventRow(NamedTuple):
     event_id: str
 
 
-class ChangedEventRow(NamedTuple):
+class ChangedEventToStore(NamedTuple):
     """The new state of a live occurrence, and the id of the CloudEvent that reports it."""
 
     at: datetime
@@ -54,7 +53,7 @@ class ChangedEventRow(NamedTuple):
     event_id: str
 
 
-class EndedEventRow(NamedTuple):
+class OccurrenceOutcomeRow(NamedTuple):
     """The outcome of a live occurrence that ended, and the id of the CloudEvent."""
 
     at: datetime
@@ -72,7 +71,7 @@ class Snapshot:
 
     def live_occurrences(self) -> list[TrackedEvent]:
         """Return what the last recorded document held, in order of appearance."""
-        return self._select("INDEXED BY occurrence_live WHERE live ORDER BY id")
+        return self._select_occurrences("INDEXED BY occurrence_live WHERE live ORDER BY id")
 
     def live_rows(self) -> list[LiveRow]:
         """Return the same as `live_occurrences`, with the columns that a comparison needs.
@@ -96,7 +95,7 @@ class Snapshot:
 
     def live_scheduled_by_not_before(self, limit: int) -> list[TrackedEvent]:
         """Return the live Scheduled events with the earliest NotBefore, those without one last."""
-        return self._select(
+        return self._select_occurrences(
             "INDEXED BY occurrence_live WHERE live "
             "AND lower(json_extract(data, '$.eventStatus')) = 'scheduled' "
             "ORDER BY json_extract(data, '$.notBefore') IS NULL, "
@@ -112,13 +111,13 @@ class Snapshot:
 
     def ended_between(self, since: datetime, until: datetime) -> list[TrackedEvent]:
         """Return the occurrences that ended after ``since`` and before ``until``."""
-        return self._select(
+        return self._select_occurrences(
             "INDEXED BY occurrence_ended WHERE NOT live AND last_changed > ? AND last_changed < ?",
             format_sortable(since),
             format_sortable(until),
         )
 
-    def live_rows_of(self, event_keys: Sequence[str]) -> list[LiveRow]:
+    def live_rows_for_event_keys(self, event_keys: Sequence[str]) -> list[LiveRow]:
         """Return the live occurrences with these keys, with the columns of `live_rows`."""
         rows = self._connection.execute(
             "SELECT id, key, data, boot_id FROM occurrence INDEXED BY occurrence_live "  # noqa: S608  # our own text
@@ -127,9 +126,11 @@ class Snapshot:
         )
         return [LiveRow(*row) for row in rows]
 
-    def find(self, event_key: str) -> TrackedEvent | None:
+    def find_newest_occurrence(self, event_key: str) -> TrackedEvent | None:
         """Return the newest occurrence of an event."""
-        return self._select_first("WHERE key = ? ORDER BY number DESC LIMIT 1", event_key)
+        return self._select_first_occurrence(
+            "WHERE key = ? ORDER BY number DESC LIMIT 1", event_key
+        )
 
     def find_occurrences_by_reference(
         self, reference: str, scope: str | None = None
@@ -142,13 +143,13 @@ class Snapshot:
         """
         # A whole reference is a key: <EventId>@<scope> on a hub, the EventId on any other relay.
         key = reference.lower() if scope is None else self._keys.make_key(scope, reference)
-        found = self.find(key)
+        found = self.find_newest_occurrence(key)
         if found is not None and scope in (None, found.scope):
             return [found]
         if scope is not None or not self._keys.with_scope:
             return []
-        prefix = self._keys.prefix_of_event_id(reference)
-        newest = self._select(
+        prefix = self._keys.key_prefix_for_all_scopes(reference)
+        newest = self._select_occurrences(
             "WHERE key > ? AND key < ? AND number = "
             "(SELECT max(number) FROM occurrence AS other WHERE other.key = occurrence.key) "
             "ORDER BY id DESC",
@@ -157,34 +158,36 @@ class Snapshot:
         )
         # An EventId can contain the separator, too.
         newest = [
-            each for each in newest if self._keys.prefix_of_event_id(each.event.event_id) == prefix
+            each
+            for each in newest
+            if self._keys.key_prefix_for_all_scopes(each.event.event_id) == prefix
         ]
         live = [occurrence for occurrence in newest if occurrence.live]
         return live if len(live) == 1 else newest
 
-    def find_occurrence_at(self, event_key: str, moment: datetime) -> TrackedEvent | None:
+    def find_occurrence_at_time(self, event_key: str, moment: datetime) -> TrackedEvent | None:
         """Return the occurrence of an event at a moment."""
-        occurrence = self._select_first(
+        occurrence = self._select_first_occurrence(
             "WHERE key = ? AND first_seen <= ? ORDER BY number DESC LIMIT 1",
             event_key,
             format_sortable(moment),
         )
         if occurrence is None:  # the clock was set back since it was first seen
-            return self._select_first("WHERE key = ? ORDER BY number LIMIT 1", event_key)
+            return self._select_first_occurrence("WHERE key = ? ORDER BY number LIMIT 1", event_key)
         return occurrence
 
-    def find_next_occurrence(self, occurrence: TrackedEvent) -> TrackedEvent | None:
+    def find_following_occurrence(self, occurrence: TrackedEvent) -> TrackedEvent | None:
         """Return the next occurrence of the same event."""
-        return self._select_first(
+        return self._select_first_occurrence(
             "WHERE key = ? AND number = ?", occurrence.key, occurrence.number + 1
         )
 
-    def seen_together(self, occurrence: TrackedEvent) -> list[TrackedEvent]:
+    def first_seen_in_same_document(self, occurrence: TrackedEvent) -> list[TrackedEvent]:
         """Return the events that first appeared in the same document, this one included."""
         # They were added one after the other, so those next to it are read up to the first other
         # one on both sides.
         first_other = "SELECT id FROM occurrence WHERE first_seen != ? AND id"
-        return self._select(
+        return self._select_occurrences(
             f"WHERE id > coalesce(({first_other} < ? ORDER BY id DESC LIMIT 1), 0) "
             f"AND id < coalesce(({first_other} > ? ORDER BY id LIMIT 1), 9e18) "
             "AND scope = ? ORDER BY id",
@@ -194,7 +197,7 @@ class Snapshot:
 
     def get_occurrence(self, occurrence_id: int) -> TrackedEvent:
         """Return one occurrence. Raises KeyError if there is none."""
-        occurrence = self._select_first("WHERE id = ?", occurrence_id)
+        occurrence = self._select_first_occurrence("WHERE id = ?", occurrence_id)
         if occurrence is None:
             raise KeyError(occurrence_id)
         return occurrence
@@ -214,12 +217,14 @@ class Snapshot:
         """
         condition, values = ("", ()) if scope is None else ("scope = ? AND ", (scope,))
         among = "INDEXED BY occurrence_live WHERE live AND " if live else "WHERE "
-        rows = self._select_rows(
+        rows = self._select_occurrence_rows(
             f"{among}{condition}id < coalesce(?, 9e18) ORDER BY id DESC", *values, before
         )
         return parse_page(_OCCURRENCE, rows, ("data",), limit)
 
-    def add_appeared_events(self, rows: Sequence[AppearedEventRow], boot_id: str | None) -> None:
+    def add_appeared_events(
+        self, rows: Sequence[AppearedEventToStore], boot_id: str | None
+    ) -> None:
         """Add events that appeared, in their order."""
         numbers = self.newest_occurrence_numbers([row.key for row in rows])
         bulk_insert(
@@ -254,7 +259,7 @@ class Snapshot:
             ).fetchall()
         )
 
-    def update_occurrences(self, rows: Sequence[ChangedEventRow]) -> None:
+    def update_occurrences(self, rows: Sequence[ChangedEventToStore]) -> None:
         """Store the new states of live occurrences."""
         self._connection.execute(
             "WITH changed AS (SELECT json_extract(value, '$[0]') AS at, "
@@ -264,10 +269,10 @@ class Snapshot:
             "UPDATE occurrence SET data = changed.data, revision = changed.revision, "
             "last_changed = changed.at, told = changed.told FROM changed "
             "WHERE occurrence.id = changed.id",
-            (_json([(format_sortable(at), *row) for at, *row in rows]),),
+            (_rows_to_json([(format_sortable(at), *row) for at, *row in rows]),),
         )
 
-    def mark_ended(self, rows: Sequence[EndedEventRow]) -> None:
+    def mark_ended(self, rows: Sequence[OccurrenceOutcomeRow]) -> None:
         """Store that live occurrences left the document."""
         self._connection.execute(
             "WITH ended AS (SELECT json_extract(value, '$[0]') AS at, "
@@ -275,16 +280,16 @@ class Snapshot:
             "json_extract(value, '$[3]') AS told FROM json_each(?)) "
             "UPDATE occurrence SET live = 0, outcome = ended.outcome, last_changed = ended.at, "
             "told = ended.told FROM ended WHERE occurrence.id = ended.id",
-            (_json([(format_sortable(at), *row) for at, *row in rows]),),
+            (_rows_to_json([(format_sortable(at), *row) for at, *row in rows]),),
         )
 
-    def set_boot_id(self, occurrence_id: int, boot_id: str | None) -> None:
+    def set_occurrence_boot_id(self, occurrence_id: int, boot_id: str | None) -> None:
         """Store the boot id with which later ones are compared."""
         self._connection.execute(
             "UPDATE occurrence SET boot_id = ? WHERE id = ?", (boot_id, occurrence_id)
         )
 
-    def prune(self, before: datetime) -> None:
+    def prune_ended_occurrences(self, before: datetime) -> None:
         """Delete the occurrences that ended before a moment, with their decisions and grants.
 
         Prune the journal first: an occurrence is kept while the journal holds a hold on it.
@@ -304,13 +309,13 @@ class Snapshot:
         self._connection.execute(f"DELETE FROM start_request WHERE occurrence IN {old}", values)  # noqa: S608  # our own text
         self._connection.execute(f"DELETE FROM occurrence WHERE id IN {old}", values)  # noqa: S608  # our own text
 
-    def _select_first(self, where: str, *values: object) -> TrackedEvent | None:
-        return next(iter(self._select(where, *values)), None)
+    def _select_first_occurrence(self, where: str, *values: object) -> TrackedEvent | None:
+        return next(iter(self._select_occurrences(where, *values)), None)
 
-    def _select(self, where: str, *values: object) -> list[TrackedEvent]:
-        return list(parse_rows(_OCCURRENCE, self._select_rows(where, *values)))
+    def _select_occurrences(self, where: str, *values: object) -> list[TrackedEvent]:
+        return list(parse_rows(_OCCURRENCE, self._select_occurrence_rows(where, *values)))
 
-    def _select_rows(self, where: str, *values: object) -> sqlite3.Cursor:
+    def _select_occurrence_rows(self, where: str, *values: object) -> sqlite3.Cursor:
         return self._connection.execute(
             "SELECT id, scope, key, number, data, revision, live, boot_id, "  # noqa: S608  # our own text
             f"first_seen, last_changed, outcome, told AS last_event_id FROM occurrence {where}",
@@ -318,5 +323,5 @@ class Snapshot:
         )
 
 
-def _json(rows: Sequence[object]) -> str:
+def _rows_to_json(rows: Sequence[object]) -> str:
     return orjson.dumps(rows).decode()

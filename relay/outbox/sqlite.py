@@ -37,7 +37,7 @@ T = TypeVar("T")
 Work = Callable[[Transaction], T]
 """What is done in one transaction. It may run more than once, and must have no other effect.
 
-Only `Store.apply_with_undo` has one.
+Only `Store.apply_memory_change_with_undo` has one.
 """
 MAX_JOBS_PER_COMMIT = 512
 MIN_RECOVERY_INTERVAL = 1.0
@@ -120,7 +120,7 @@ class _Job:
             self.error = error
             return False
         self.error = None
-        self.recorded, self.redelivered = transaction.take_results()
+        self.recorded, self.redelivered = transaction.pop_recorded_and_redelivered()
         return True
 
 
@@ -156,11 +156,13 @@ class Store:
     def use_route(self, route: Route) -> None:
         """Let this function say from now on which sinks want an event.
 
-        Once the store is in use, only an `apply_with_undo` may call it.
+        Once the store is in use, only an `apply_memory_change_with_undo` may call it.
         """
         self._route = route
 
-    def apply_with_undo(self, apply: Callable[[], object], *, undo: Callable[[], object]) -> None:
+    def apply_memory_change_with_undo(
+        self, apply: Callable[[], object], *, undo: Callable[[], object]
+    ) -> None:
         """Change what work depends on, for the work that comes after. Only work may call this.
 
         Work can run more than once. Before the work that came earlier runs again, ``undo`` is
@@ -176,7 +178,7 @@ class Store:
         raises StoreUnavailable and nothing was done. With ``fail_open`` this happens only if the
         file cannot be read either.
         """
-        return self._enqueue(work, "open" if fail_open else "closed")
+        return self._enqueue_job(work, "open" if fail_open else "closed")
 
     async def transact(self, work: Work[T], *, fail_open: bool = False) -> T:
         """Submit work and wait for it; see `submit`. To cancel the wait does not stop the work."""
@@ -188,9 +190,9 @@ class Store:
 
     def submit_read(self, work: Work[T]) -> asyncio.Future[T]:
         """Queue work that writes nothing. The future holds what it returned or raised."""
-        return self._enqueue(work, "read")
+        return self._enqueue_job(work, "read")
 
-    def _enqueue(
+    def _enqueue_job(
         self, work: Work[T], fail_mode: Literal["open", "closed", "read"]
     ) -> asyncio.Future[T]:
         future: asyncio.Future[T] = self._loop.create_future()
@@ -307,7 +309,7 @@ class Store:
             transaction = self._make_transaction(connection)
             if not all(job.attempt(transaction) for job in jobs):
                 connection.execute("ROLLBACK")
-                self._undo_changes()
+                self._undo_memory_changes()
                 connection.execute("BEGIN IMMEDIATE")
                 for job in jobs:
                     job.run_in_savepoint(connection, self._make_transaction(connection))
@@ -316,22 +318,22 @@ class Store:
             with contextlib.suppress(sqlite3.Error):
                 if connection.in_transaction:  # SQLite rolls back by itself after some errors
                     connection.execute("ROLLBACK")
-            self._undo_changes()
+            self._undo_memory_changes()
             self._set_write_error(str(error))
             return False
         self.commit_seconds.observe(time.monotonic() - began)
         return True
 
-    def _undo_changes(self) -> None:
+    def _undo_memory_changes(self) -> None:
         while self._changes:
             self._changes.pop().undo()
 
     def _make_transaction(self, connection: sqlite3.Connection) -> Transaction:
         return Transaction(
-            connection, self._sinks_by_current_route, self._state_file.keys, traced=self.traced
+            connection, self._sink_names_for_event, self._state_file.keys, traced=self.traced
         )
 
-    def _sinks_by_current_route(self, event: CloudEvent) -> Iterable[str]:
+    def _sink_names_for_event(self, event: CloudEvent) -> Iterable[str]:
         # The route can change between two pieces of work in one transaction.
         return self._route(event)
 

@@ -115,7 +115,7 @@ class StandingHolds:
             ).fetchall()
         found: dict[str, StandingHold] = {}
         for position, kind in found_rows:
-            event = self._journal.verified_event_at(position, kind, None)
+            event = self._journal.verified_event_at_position(position, kind, None)
             if event is None:
                 continue
             hold = _hold_from_event(position, event)
@@ -135,7 +135,7 @@ class StandingHolds:
         ).fetchone()
         if row is None:
             return False
-        return self._journal.verified_event_at(hold.position, CREATED, None) is None
+        return self._journal.verified_event_at_position(hold.position, CREATED, None) is None
 
     def prune(self, before: datetime) -> None:
         """Delete the standing holds that were over before a moment."""
@@ -155,15 +155,15 @@ class StandingHolds:
         )
 
 
-def only_in_first(
+def standing_holds_only_in_first(
     first: Iterable[StandingHold], second: Iterable[StandingHold]
 ) -> list[StandingHold]:
     """Return the standing holds that are not the same in the second."""
-    known = set(map(_comparison_key, second))
-    return [hold for hold in first if _comparison_key(hold) not in known]
+    known = set(map(_hold_id_conditions_and_times, second))
+    return [hold for hold in first if _hold_id_conditions_and_times(hold) not in known]
 
 
-def _comparison_key(hold: StandingHold) -> tuple[object, ...]:
+def _hold_id_conditions_and_times(hold: StandingHold) -> tuple[object, ...]:
     """Return what decides which events a standing hold is about, and when."""
     return (hold.hold_id, hold.conditions, hold.within, hold.created, hold.starts, hold.ends)
 

@@ -12,19 +12,19 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
+from functools import cached_property
 from itertools import count
 
 from relay.events.cloudevent import CloudEvent, is_about_event
 from relay.events.timestamps import format_sortable, parse_timestamp
 from relay.events.tracing import SpanContext, context_of, make_event_context
-from relay.outbox import Entry, JournalHead, Mode, RecordedEvent
+from relay.outbox import SINGLE_SCOPE, Entry, EventKeyFormat, JournalHead, Mode, RecordedEvent
 from relay.outbox.chat_messages import ChatMessages
 from relay.outbox.decisions import Decisions
 from relay.outbox.deliveries import DeadLetterFilter, Deliveries
-from relay.outbox.event_keys import SINGLE_SCOPE, EventKeyFormat
-from relay.outbox.file import get_meta
 from relay.outbox.fleet import FleetTables
 from relay.outbox.journal import Journal
+from relay.outbox.rows import get_meta
 from relay.outbox.snapshot import Snapshot
 from relay.outbox.standing_holds import StandingHolds
 
@@ -40,8 +40,9 @@ Those of the other entries are read from the journal when they are sent.
 class Transaction:
     """One transaction, handed to each piece of work that the store runs in it.
 
-    ``recorded`` and ``redelivered`` collect the results of the current piece of work. The store
-    hands them to its listeners once they are on disk.
+    A change of the document needs `journal`, `snapshot` and `deliveries`. The objects of the other
+    tables are made when work asks for them. ``recorded`` and ``redelivered`` collect the results of
+    the current piece of work. The store hands them to its listeners once they are on disk.
     """
 
     def __init__(
@@ -59,22 +60,38 @@ class Transaction:
         self.keys = keys
         self.journal = Journal(connection)
         self.snapshot = Snapshot(connection, keys)
-        self.decisions = Decisions(connection, self.journal)
-        self.standing_holds = StandingHolds(connection, self.journal)
         self.deliveries = Deliveries(connection)
-        self.messages = ChatMessages(connection)
-        self.fleet = FleetTables(connection)
         self.recorded: list[RecordedEvent] = []
         self.redelivered: list[Entry] = []
 
-    def take_results(self) -> tuple[list[RecordedEvent], list[Entry]]:
+    @cached_property
+    def decisions(self) -> Decisions:
+        """Votes, holds, releases and grants."""
+        return Decisions(self._connection, self.journal)
+
+    @cached_property
+    def standing_holds(self) -> StandingHolds:
+        """Holds by conditions and for a time."""
+        return StandingHolds(self._connection, self.journal)
+
+    @cached_property
+    def messages(self) -> ChatMessages:
+        """What chat platforms show."""
+        return ChatMessages(self._connection)
+
+    @cached_property
+    def fleet(self) -> FleetTables:
+        """What a hub knows of its agents."""
+        return FleetTables(self._connection)
+
+    def pop_recorded_and_redelivered(self) -> tuple[list[RecordedEvent], list[Entry]]:
         """Return and clear the results of the piece of work that has just ended."""
         results = self.recorded, self.redelivered
         self.recorded, self.redelivered = [], []
         return results
 
     @property
-    def changed_row_count(self) -> int:
+    def total_row_changes(self) -> int:
         """How many rows have changed so far. While it stays, a read returns the same."""
         return self._connection.total_changes
 
@@ -114,7 +131,7 @@ class Transaction:
         positions = self.journal.append_all(
             at,
             [
-                (event.name, self._event_key(event), transition, event.body)
+                (event.name, self._event_key_of_cloudevent(event), transition, event.body)
                 for event, transition in events
             ],
         )
@@ -128,12 +145,16 @@ class Transaction:
         self, events: Sequence[tuple[CloudEvent, str | None]]
     ) -> list[tuple[CloudEvent, str | None]]:
         """Return the events with their ``traceparent``. Their ids do not depend on it."""
-        keys = {key for event, _ in events if (key := self._event_key(event)) is not None}
+        keys = {
+            key for event, _ in events if (key := self._event_key_of_cloudevent(event)) is not None
+        }
         numbers = self.snapshot.newest_occurrence_numbers(sorted(keys))
         traced = []
         for event, transition in events:
             if context_of(event) is None:  # a hub records what agents have traced
-                context = make_event_context(event, numbers.get(self._event_key(event) or "", 0))
+                context = make_event_context(
+                    event, numbers.get(self._event_key_of_cloudevent(event) or "", 0)
+                )
                 event = event.with_attribute("traceparent", str(context))  # noqa: PLW2901  # the same one
             traced.append((event, transition))
         return traced
@@ -143,15 +164,15 @@ class Transaction:
 
         No listener hears of it: nothing has happened. The sink's worker reads what waits.
         """
-        event = self.journal.event_at(position)
+        event = self.journal.event_at_position(position)
         self.recorded += [
             replace(recorded, is_new=False)
             for recorded in self._add_delivery_entries([(event, position, [sink])], at)
         ]
 
-    def redeliver(self, position: int, sink: str, at: datetime) -> None:
+    def add_redelivery_entry(self, position: int, sink: str, at: datetime) -> None:
         """Make another entry for a sink about an event that it got before."""
-        event = self.journal.event_at(position)
+        event = self.journal.event_at_position(position)
         for recorded in self._add_delivery_entries([(event, position, [sink])], at):
             self.redelivered += recorded.entries
 
@@ -160,7 +181,7 @@ class Transaction:
 
         Return False if there is no such dead letter or its sink no longer exists.
         """
-        entry = self.deliveries.redeliver(entry_id, at)
+        entry = self.deliveries.redeliver_dead_letter(entry_id, at)
         if entry is not None:
             self.redelivered.append(entry)
         return entry is not None
@@ -177,9 +198,9 @@ class Transaction:
         """Make the oldest matching dead letters wait again, at most ``limit``.
 
         Return their ids and how many are left. For ``after`` and ``until`` see
-        `Deliveries.redeliver_matching`.
+        `Deliveries.redeliver_matching_dead_letters`.
         """
-        entries = self.deliveries.redeliver_matching(
+        entries = self.deliveries.redeliver_matching_dead_letters(
             dead_letters, at, after=after, until=until, limit=limit
         )
         self.redelivered.extend(entries)
@@ -193,16 +214,18 @@ class Transaction:
         self, events: Iterable[tuple[CloudEvent, int, Iterable[str]]], at: datetime
     ) -> list[RecordedEvent]:
         """Make an entry for each sink of each event, which comes with its position."""
-        ids = count(self.deliveries.next_id())
+        ids = count(self.deliveries.next_autoincrement_entry_id())
         room = MAX_EVENTS_IN_RESULTS - len(self.recorded)
         recorded = [
-            self._make_recorded_event(event, position, sinks, at, ids, in_memory=index < room)
+            self._make_recorded_event_with_entries(
+                event, position, sinks, at, ids, in_memory=index < room
+            )
             for index, (event, position, sinks) in enumerate(events)
         ]
         self.deliveries.add_entries(entry for event in recorded for entry in event.entries)
         return recorded
 
-    def _make_recorded_event(
+    def _make_recorded_event_with_entries(
         self,
         event: CloudEvent,
         position: int,
@@ -212,10 +235,10 @@ class Transaction:
         *,
         in_memory: bool,
     ) -> RecordedEvent:
-        key = self._event_key(event)
+        key = self._event_key_of_cloudevent(event)
         ordering_key = key
         if ordering_key is None:
-            ordering_key = f"{self._ordering_prefix(event)}/{event.subject or ''}"
+            ordering_key = f"{self._ordering_prefix_without_event(event)}/{event.subject or ''}"
         not_before = parse_timestamp(event.data.get("notBefore"))
         event_in_memory = event if in_memory else None
         entries = tuple(
@@ -236,13 +259,13 @@ class Transaction:
         )
         return RecordedEvent(position, event.id, event.name, key, event_in_memory, entries)
 
-    def _event_key(self, event: CloudEvent) -> str | None:
+    def _event_key_of_cloudevent(self, event: CloudEvent) -> str | None:
         """Return the key of the event of Azure that a CloudEvent is about; None for no event."""
         if not is_about_event(event.name):
             return None
         return self.keys.make_key(event.scope, event.subject or "")
 
-    def _ordering_prefix(self, event: CloudEvent) -> str:
+    def _ordering_prefix_without_event(self, event: CloudEvent) -> str:
         """Return what the ordering key of a CloudEvent that is about no event begins with.
 
         A ``relay.*`` with the same key replaces an older one. Those about a standing hold keep
@@ -253,21 +276,21 @@ class Transaction:
         # A hub records what many relays say about themselves.
         return f"{event.name}/{event.attributes['source']}" if self.keys.with_scope else event.name
 
-    def approval_mode(self) -> Mode:
+    def stored_approval_mode(self) -> Mode:
         """Return whether approvals are on, off, or a dry run."""
-        return get_meta(self._connection, "mode") or "off"  # type: ignore[return-value]  # `set_approval_mode` and `file` write it
+        return get_meta(self._connection, "mode") or "off"  # type: ignore[return-value]  # `store_approval_mode` and `file` write it
 
-    def set_approval_mode(self, mode: Mode, principal: str, at: datetime) -> None:
+    def store_approval_mode(self, mode: Mode, principal: str, at: datetime) -> None:
         """Turn approvals on or off, and journal who did it."""
         self.set_meta("mode", mode)
-        self.journal.append_note(at, "mode", {"mode": mode, "principal": principal})
+        self.journal.append_non_event_row(at, "mode", {"mode": mode, "principal": principal})
         self.messages.refresh_all(at)
 
     def set_last_read_at(self, moment: datetime) -> None:
         """Store at an orderly stop when the document was last read."""
         self.set_meta("last_read", format_sortable(moment))
 
-    def pop_last_read_at(self) -> datetime | None:
+    def pop_last_read_at_of_previous_run(self) -> datetime | None:
         """Return what `set_last_read_at` stored, and delete it; None after a crash."""
         moment = parse_timestamp(get_meta(self._connection, "last_read"))
         self.set_meta("last_read", None)

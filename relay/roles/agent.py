@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 
 from relay.api import Relay
 from relay.api.server.http_server import Server
@@ -18,11 +19,12 @@ from relay.clock import Clock
 from relay.config import Config
 from relay.config.warnings import start_warnings
 from relay.delivery.dispatcher import Dispatcher
-from relay.fleet.agent.agent import Agent, Machine
+from relay.fleet.agent.agent import Agent, VmIdentity
 from relay.fleet.agent.report_sink import ReportSinkSettings
 from relay.fleet.agent.votes import VoteForwarder
 from relay.fleet.settings import AgentSettings
 from relay.imds.client import ImdsClient
+from relay.ingest.recorder import names_this_vm
 from relay.outbox import StateFileOwner
 from relay.roles import RunningRelay
 from relay.roles.live_parts import LiveParts
@@ -32,7 +34,7 @@ from relay.roles.parts import (
     make_poller,
     open_relay_store,
     remember_last_read,
-    run_tasks,
+    run_inputs_service_and_delivery,
 )
 
 _log = logging.getLogger(__name__)
@@ -58,19 +60,24 @@ async def start(
         owner = StateFileOwner(origin.scope, identity.vm_id)
         store, report, traces = await open_relay_store(config, owner, origin, [sink], clock, stack)
         record_span = traces.record if traces is not None else None
-        machine = Machine(
+        machine = VmIdentity(
             vm_id=identity.vm_id,
             boot_id=boot_id,
             zone=(identity.instance.zone or None) if identity.instance is not None else None,
             names=identity.names,
         )
         agent = Agent(
-            fleet, origin, machine, identity.names_this_vm, clock, record_span=record_span
+            fleet,
+            origin,
+            machine,
+            partial(names_this_vm, resource_names=identity.names),
+            clock,
+            record_span=record_span,
         )
         dispatcher = Dispatcher(
             {sink.name: (sink, agent.report_sink)}, store, clock, report, record_span
         )
-        await dispatcher.start()
+        await dispatcher.load_waiting_and_listen()
         poller = await make_poller(config, client, identity, boot_id, store, clock, report, traces)
         agent.attach_source(poller, client)
         # Nothing is approved here. The engine only tells the API that.
@@ -98,7 +105,9 @@ async def start(
         parts = LiveParts(config, server=server, store=store, clock=clock, report=report)
         parts.polling = (poller, client)
         inputs = {"source": poller.run(), **parts.make_replaceable_input_tasks()}
-        async with run_tasks(inputs, agent.run(), dispatcher, finish) as parts.inputs:
-            server.state.attach(relay)
+        async with run_inputs_service_and_delivery(
+            inputs, agent.run(), dispatcher, finish
+        ) as parts.inputs:
+            server.state.attach_relay(relay)
             yield RunningRelay(relay=relay, api_port=server.port, live=parts)
-            server.state.detach()
+            server.state.detach_relay()

@@ -21,15 +21,15 @@ from relay.config import Config
 from relay.config.warnings import start_warnings
 from relay.events.build import Origin
 from relay.fleet.hub.hub import Hub
-from relay.fleet.hub.limit_machine_counts import LimitMachineCounter
+from relay.fleet.hub.limit_machine_counts import SelectedMachineCounter
 from relay.fleet.hub.start_orders import OrderPort
-from relay.fleet.hub.votes import MachineVotes
+from relay.fleet.hub.votes import MachineVoteSubmitter
 from relay.fleet.settings import HubSettings
 from relay.fleet.topology import HUB
 from relay.outbox import StateFileOwner
 from relay.roles import RunningRelay
 from relay.roles.live_parts import DecidingParts
-from relay.roles.parts import DRAIN_TIMEOUT, open_relay_store, run_tasks
+from relay.roles.parts import DRAIN_TIMEOUT, open_relay_store, run_inputs_service_and_delivery
 from relay.roles.sink_connections import SinkConnections
 
 _log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
         record_span = traces.record if traces is not None else None
 
         def on_unusable(user: str | None, reason: str) -> None:
-            server.state.rejections.record_unusable_message(user, reason, clock.monotonic())
+            server.state.rejection_log.record_unusable_message(user, reason, clock.monotonic())
 
         hub = Hub(fleet, origin, store, clock, report, on_unusable)
         await hub.load()
@@ -65,7 +65,9 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
             origin,
             trusted=store.trusted,
             client_resources=config.api.resources_by_client_principal,
-            count_machines=LimitMachineCounter(hub.roster, clock).count_for_limit,
+            count_machines=SelectedMachineCounter(
+                hub.roster, clock
+            ).count_machines_selected_by_limit,
         )
 
         def use_domains(changed: Config) -> None:
@@ -84,7 +86,7 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
             use_role=use_domains,
             # A second hub of a fleet connects only after the first is gone. Until then it knows no
             # event, so it would refuse the approvals that the first hub can decide.
-            before_approvals=hub.link.wait_until_connected,
+            before_approvals=hub.link.wait_for_first_connection,
         )
         dispatcher = await parts.start_sinks()
         port = OrderPort(
@@ -93,13 +95,15 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
             hub.link,
             origin,
             clock,
-            hub.agents_showing,
+            hub.agents_seeing_current_state,
             is_connected=lambda: hub.link.is_connected,
         )
         # No event is about the machine of the hub. So no StartRequest waits until the sinks were
         # told: the hub can still tell them when the VM stops.
         gate = Gate(approvals, store, port, clock, lambda _: False, record_span)
-        hub.attach_result_and_vote_handlers(port, MachineVotes(gate.submit, clock), gate.wake)
+        hub.attach_result_and_vote_handlers(
+            port, MachineVoteSubmitter(gate.submit, clock), gate.wake
+        )
         relay = Relay(
             store=store,
             gate=gate,
@@ -121,7 +125,7 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
                 group.create_task(gate.run(), name="approvals")
 
         async def finish(service: asyncio.Task[object]) -> None:
-            await gate.drain_start_requests(DRAIN_TIMEOUT / 2)
+            await gate.stop_start_requests(DRAIN_TIMEOUT / 2)
             service.cancel()
             await gate.record_aggregated_refusals()
             hub.save_roster()
@@ -132,9 +136,9 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
             fleet.exchange,
             server.address,
         )
-        async with run_tasks(
+        async with run_inputs_service_and_delivery(
             parts.make_replaceable_input_tasks(), serve(), dispatcher, finish
         ) as parts.inputs:
-            server.state.attach(relay)
+            server.state.attach_relay(relay)
             yield RunningRelay(relay=relay, api_port=server.port, live=parts)
-            server.state.detach()
+            server.state.detach_relay()

@@ -1,8 +1,8 @@
 """The parts of a running relay that a reload changes, and how it changes them.
 
-A reload has two halves. `LiveParts.prepare_take_over` makes everything that is new, and may fail:
-then nothing has changed. What it returns takes everything over, and cannot be refused: if it fails,
-the relay ends, and its service manager starts it with the new configuration.
+A reload has two halves. `LiveParts.prepare_configuration_take_over` makes everything that is new,
+and may fail: then nothing has changed. What it returns takes everything over, and cannot be
+refused: if it fails, the relay ends, and its service manager starts it with the new configuration.
 
 Decisions change at one moment. In one step of the event loop the credentials, the callers and the
 sinks change, and one piece of work is submitted to the store, which runs work in the order of its
@@ -12,7 +12,7 @@ the earlier rules, and no event misses a sink or reaches it twice.
 
 A role calls these methods in this order: `start_sinks` and `attach_gate` (only `DecidingParts`),
 then `make_replaceable_input_tasks`. It sets ``inputs`` when the tasks run. Then
-`relay.roles.reload` may call `prepare_take_over` and `run_take_over`.
+`relay.roles.reload` may call `prepare_configuration_take_over` and `run_configuration_take_over`.
 """
 
 from __future__ import annotations
@@ -35,10 +35,9 @@ from relay.chat import ChatSink
 from relay.chat.context import ChatContext, make_chat_context
 from relay.clock import Clock
 from relay.config import Config
-from relay.config.shared_secrets import suspend_clients_sharing_secrets
+from relay.config.shared_secrets import suspend_api_clients_sharing_secrets
 from relay.config.warnings import start_warnings
-from relay.delivery.dispatcher import Dispatcher, SinkStates, WorkerReplacement
-from relay.delivery.routing import matching_sinks
+from relay.delivery.dispatcher import Dispatcher, SinkStates, WorkerReplacement, matching_sinks
 from relay.events.build import RecordRelayEvent
 from relay.events.tracing import RecordSpan
 from relay.outbox.retention import prune_forever
@@ -90,7 +89,7 @@ class LiveParts:
         """Return the tasks that a reload may replace, by name."""
         return {"retention": prune_forever(self.store, self.clock, self.report)}
 
-    async def prepare_take_over(self, config: Config) -> TakeOver:
+    async def prepare_configuration_take_over(self, config: Config) -> TakeOver:
         """Make what another configuration needs; return what takes it over.
 
         Raises ConfigError, or what a sink raises; then nothing has changed.
@@ -104,14 +103,14 @@ class LiveParts:
         return take_over
 
     @property
-    def _inputs_or_raise(self) -> InputTasks:
+    def _input_tasks_or_raise(self) -> InputTasks:
         if self.inputs is None:
             raise RuntimeError("expected the relay to run before a reload")
         return self.inputs
 
-    async def run_take_over(self, take_over: TakeOver) -> None:
+    async def run_configuration_take_over(self, take_over: TakeOver) -> None:
         """Take a configuration over. If that fails, the relay ends."""
-        await self._inputs_or_raise.run_task_until_done("reload", take_over())
+        await self._input_tasks_or_raise.run_task_until_done("reload", take_over())
 
     async def _use_configuration(self, config: Config) -> None:
         before, self.config = self.config, config
@@ -120,7 +119,7 @@ class LiveParts:
                 part.use_source_settings(config.source)
         if config.store != before.store:
             self.store.settings = config.store
-            await self._inputs_or_raise.replace_task(
+            await self._input_tasks_or_raise.replace_task(
                 "retention", prune_forever(self.store, self.clock, self.report)
             )
 
@@ -165,11 +164,15 @@ class DecidingParts(LiveParts):
 
     async def start_sinks(self) -> Dispatcher:
         """Connect the sinks, and return the dispatcher to them, which has read what waits."""
-        self._sinks = await self._connect_sinks(self.config, self._chat)
+        self._sinks = await self._connect_new_or_changed_sinks(self.config, self._chat)
         self._dispatcher = Dispatcher(
-            _by_name(self._sinks), self.store, self.clock, self.report, self._record_span
+            _settings_and_sinks_by_name(self._sinks),
+            self.store,
+            self.clock,
+            self.report,
+            self._record_span,
         )
-        await self._dispatcher.start()
+        await self._dispatcher.load_waiting_and_listen()
         return self._dispatcher
 
     @property
@@ -184,7 +187,7 @@ class DecidingParts(LiveParts):
     def attach_gate(self, gate: Gate, relay: Relay) -> Relay:
         """Let chats and RabbitMQ decide at this gate; return the relay with its approvals link."""
         self._gate = gate
-        self._use_chat_and_amqp_callers(self.config)
+        self._configure_chat_and_amqp_callers(self.config)
         self._consumer = self._make_consumer(self.config, relay)
         self._relay = replace(relay, approvals_link=self._consumer)
         return self._relay
@@ -193,7 +196,7 @@ class DecidingParts(LiveParts):
     def make_replaceable_input_tasks(self) -> dict[str, Coroutine[Any, Any, object]]:
         inputs = {
             **super().make_replaceable_input_tasks(),
-            "secrets": self._watch_shared_secrets(self.config),
+            "secrets": self._suspend_api_clients_sharing_secrets(self.config),
         }
         if self._consumer is not None:
             inputs[_APPROVALS_INPUT] = self._run_consumer(self._consumer)
@@ -202,13 +205,13 @@ class DecidingParts(LiveParts):
     # --- a reload
 
     @override
-    async def prepare_take_over(self, config: Config) -> TakeOver:
+    async def prepare_configuration_take_over(self, config: Config) -> TakeOver:
         use_api = self.server.prepare_reload(config.api)
         chat = self._chat
         if config.api.public_url != self.config.api.public_url:
             chat = make_chat_context(self.store, self._engine, self.clock, config.api.public_url)
         async with asyncio.timeout(CONNECT_TIMEOUT):
-            sinks = await self._connect_sinks(config, chat)
+            sinks = await self._connect_new_or_changed_sinks(config, chat)
 
         async def take_over() -> None:
             self._chat = chat
@@ -221,7 +224,7 @@ class DecidingParts(LiveParts):
             self._gate_or_raise.wake()
             await self._dispatcher.end_worker_replacement(replacement, sink_states)
             for connected in leaving:
-                connected.close()
+                connected.request_disconnect()
             await self._replace_input_tasks(before, config)
             await self._use_configuration(config)
             earlier = set(start_warnings(before))
@@ -251,18 +254,18 @@ class DecidingParts(LiveParts):
         for connected in leaving:
             if connected.decisions is not None:
                 connected.decisions.detach_gate()
-        self._use_chat_and_amqp_callers(config)
+        self._configure_chat_and_amqp_callers(config)
         self._replace_api_relay(replace(self._relay_or_raise, chats=self.chats))
-        replacement = self._dispatcher.begin_worker_replacement(_by_name(sinks))
+        replacement = self._dispatcher.begin_worker_replacement(_settings_and_sinks_by_name(sinks))
         now = self.clock.now()
-        reconcile = self._dispatcher.reconcile(now)
+        reconcile = self._dispatcher.reconcile_stored_sinks(now)
         before = self.config
 
         def change(tx: Transaction) -> SinkStates:
             states = reconcile(tx)
             if has_changed_rules:
                 tx.messages.refresh_all(now)
-            self.store.apply_with_undo(
+            self.store.apply_memory_change_with_undo(
                 partial(self._use_route_and_rules, config),
                 undo=partial(self._use_route_and_rules, before),
             )
@@ -275,7 +278,7 @@ class DecidingParts(LiveParts):
         self.store.use_route(partial(matching_sinks, sinks=config.sinks))
         self._engine.use_settings(config.approvals, config.api.resources_by_client_principal)
 
-    def _use_chat_and_amqp_callers(self, config: Config) -> None:
+    def _configure_chat_and_amqp_callers(self, config: Config) -> None:
         """Take the callers of chats and of RabbitMQ from a configuration."""
         for connected in self._sinks.values():
             if connected.decisions is not None:
@@ -287,8 +290,8 @@ class DecidingParts(LiveParts):
         self._amqp_callers.update(callers_by_amqp_user(config.api.clients))
 
     async def _replace_input_tasks(self, before: Config, after: Config) -> None:
-        inputs = self._inputs_or_raise
-        await inputs.replace_task("secrets", self._watch_shared_secrets(after))
+        inputs = self._input_tasks_or_raise
+        await inputs.replace_task("secrets", self._suspend_api_clients_sharing_secrets(after))
         if _approval_consumer_settings(before) != _approval_consumer_settings(after):
             await inputs.stop_task(_APPROVALS_INPUT)
             self._consumer = self._make_consumer(after, self._relay_or_raise)
@@ -298,7 +301,9 @@ class DecidingParts(LiveParts):
 
     # --- parts
 
-    async def _connect_sinks(self, config: Config, chat: ChatContext) -> dict[str, ConnectedSink]:
+    async def _connect_new_or_changed_sinks(
+        self, config: Config, chat: ChatContext
+    ) -> dict[str, ConnectedSink]:
         """Return the sinks of a configuration. Those that are connected already stay."""
         sinks: dict[str, ConnectedSink] = {}
         new: list[ConnectedSink] = []
@@ -313,12 +318,12 @@ class DecidingParts(LiveParts):
                 sinks[settings.name] = known
         except BaseException:
             for connected in new:
-                connected.close()
+                connected.request_disconnect()
             raise
         return sinks
 
     def _make_consumer(self, config: Config, relay: Relay) -> ApprovalConsumer | None:
-        rejections = self.server.state.rejections
+        rejections = self.server.state.rejection_log
         return make_approval_consumer(config, relay, rejections, self._amqp_callers)
 
     async def _run_consumer(self, consumer: ApprovalConsumer) -> None:
@@ -326,8 +331,8 @@ class DecidingParts(LiveParts):
             await self._before_approvals()
         await consumer.run()
 
-    def _watch_shared_secrets(self, config: Config) -> Coroutine[Any, Any, object]:
-        return suspend_clients_sharing_secrets(
+    def _suspend_api_clients_sharing_secrets(self, config: Config) -> Coroutine[Any, Any, object]:
+        return suspend_api_clients_sharing_secrets(
             config.sinks, config.api.clients, self.clock, self.server.refuse_client_credentials
         )
 
@@ -352,11 +357,13 @@ def _is_sink_unchanged(known: ConnectedSink, settings: SinkSettings, chat: ChatC
     return known.settings == settings and not is_reached_elsewhere
 
 
-def _by_name(sinks: dict[str, ConnectedSink]) -> dict[str, tuple[SinkSettings, Any]]:
+def _settings_and_sinks_by_name(
+    sinks: dict[str, ConnectedSink],
+) -> dict[str, tuple[SinkSettings, Any]]:
     return {name: (connected.settings, connected.sink) for name, connected in sinks.items()}
 
 
 def _approval_consumer_settings(config: Config) -> object:
     """Return what the consumer of approvals is made from; None if there is none."""
     settings = config.approvals.amqp
-    return None if settings is None else (settings, config.approvals_exchange)
+    return None if settings is None else (settings, config.approval_answers_exchange)

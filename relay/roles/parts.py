@@ -4,7 +4,8 @@
 - What it records: `open_relay_store` opens the state file, and the export of traces.
 - What it reads: `make_poller` and `remember_last_read`, at the start and at the end of polling.
 - Approvals over AMQP: `make_approval_consumer`.
-- What runs: `run_tasks` holds the tasks of all parts, and ends them in the right order.
+- What runs: `run_inputs_service_and_delivery` holds the tasks of all parts, and ends them in the
+  right order.
 """
 
 from __future__ import annotations
@@ -28,12 +29,11 @@ from typing import TYPE_CHECKING, Any
 
 from relay.api import Client, Relay
 from relay.api.auth.authentication import caller_for_client
-from relay.api.auth.rejection_log import RejectionLog
+from relay.api.server.state import RejectionLog
 from relay.approvals.request import Caller
 from relay.clock import Clock
 from relay.config import Config
-from relay.delivery.dispatcher import Dispatcher
-from relay.delivery.routing import matching_sinks
+from relay.delivery.dispatcher import Dispatcher, matching_sinks
 from relay.events.build import Origin, RecordRelayEvent, relay_event
 from relay.events.cloudevent import CloudEvent
 from relay.fleet.settings import HubSettings
@@ -45,7 +45,7 @@ from relay.imds.instance_metadata import (
     wait_for_instance_metadata,
 )
 from relay.imds.poller import Poller
-from relay.ingest.recorder import Recorder, names_this_vm
+from relay.ingest.recorder import Recorder
 from relay.outbox import JournalHead, StateFileOwner
 from relay.outbox.journal import GENESIS
 from relay.outbox.sqlite import Store, open_store
@@ -76,10 +76,6 @@ class Identity:
         """The vmId of this VM; None if it is unknown."""
         return self.instance.vm_id if self.instance is not None else None
 
-    def names_this_vm(self, resources: Sequence[str]) -> bool:
-        """Whether resources may include this VM. If its names are unknown, any may."""
-        return self.names is None or names_this_vm(resources, self.names)
-
 
 async def identify_relay(config: Config, client: ImdsClient, clock: Clock) -> Identity:
     """Find out which VM this is. It waits for the metadata service."""
@@ -102,10 +98,10 @@ async def _open_traces(
     if settings is None:
         return None
     # A relay without traces saves the memory of their libraries, and need not have them.
-    from relay.telemetry.otlp import exporter  # noqa: PLC0415
+    from relay.telemetry.otlp import running_span_exporter  # noqa: PLC0415
 
     instance = f"{origin.scope}/{origin.relay}"
-    exporting = await stack.enter_async_context(exporter(settings, clock, instance))
+    exporting = await stack.enter_async_context(running_span_exporter(settings, clock, instance))
     return Traces(clock, exporting.record, origin.relay)
 
 
@@ -124,8 +120,8 @@ async def open_relay_store(
     """
     traces = await _open_traces(config, origin, clock, stack)
     route = partial(matching_sinks, sinks=tuple(sinks))
-    event_log = EventLog(traces.record_spans if traces is not None else None)
-    stack.callback(event_log.finish)  # after the store is closed
+    event_log = EventLog(traces.record_event_span if traces is not None else None)
+    stack.callback(event_log.write_remaining_lines)  # after the store is closed
     store = await stack.enter_async_context(
         open_store(config.store, owner, clock, route, traced=traces is not None)
     )
@@ -181,7 +177,9 @@ async def make_poller(
         store,
         clock,
         report=report,
-        last_read_at=await store.transact(lambda tx: tx.pop_last_read_at(), fail_open=True),
+        last_read_at=await store.transact(
+            lambda tx: tx.pop_last_read_at_of_previous_run(), fail_open=True
+        ),
         on_read=traces.note_read if traces is not None else None,
     )
 
@@ -205,23 +203,23 @@ def make_approval_consumer(
         return None
     # A relay without this section saves the memory of the AMQP libraries.
     from relay.amqp.approval_consumer import ApprovalConsumer  # noqa: PLC0415
-    from relay.amqp.topology import approvals_queue_of_scope  # noqa: PLC0415
+    from relay.amqp.topology import make_scope_approvals_queue  # noqa: PLC0415
     from relay.approvals.amqp_handler import AmqpApprovalHandler  # noqa: PLC0415
-    from relay.fleet.topology import hub_approvals_queue  # noqa: PLC0415
+    from relay.fleet.topology import make_hub_approvals_queue  # noqa: PLC0415
 
-    exchange = config.approvals_exchange
+    exchange = config.approval_answers_exchange
     is_hub = isinstance(config.fleet, HubSettings)
 
     def on_unusable(user: str | None, reason: str) -> None:
         rejections.record_unusable_message(user, reason, relay.clock.monotonic())
 
     return ApprovalConsumer(
-        urls=settings.targets,
+        urls=settings.broker_urls,
         declare=settings.declare,
         queue=(
-            hub_approvals_queue(exchange)
+            make_hub_approvals_queue(exchange)
             if is_hub
-            else approvals_queue_of_scope(exchange, relay.origin.scope)
+            else make_scope_approvals_queue(exchange, relay.origin.scope)
         ),
         relay=relay.origin.relay,
         handler=AmqpApprovalHandler(
@@ -283,7 +281,7 @@ class InputTasks:
 
 
 @asynccontextmanager
-async def run_tasks(
+async def run_inputs_service_and_delivery(
     inputs: Mapping[str, Coroutine[Any, Any, object]],
     service: Coroutine[Any, Any, object],
     dispatcher: Dispatcher,

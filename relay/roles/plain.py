@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 
 from relay.api import Relay
 from relay.api.server.http_server import Server
@@ -19,7 +20,8 @@ from relay.clock import Clock
 from relay.config import Config
 from relay.config.warnings import start_warnings
 from relay.imds.client import ImdsClient
-from relay.imds.start_request_port import ImdsPort
+from relay.imds.poller import ImdsStartRequestPort
+from relay.ingest.recorder import names_this_vm
 from relay.outbox import StateFileOwner
 from relay.roles import RunningRelay
 from relay.roles.live_parts import DecidingParts
@@ -29,7 +31,7 @@ from relay.roles.parts import (
     make_poller,
     open_relay_store,
     remember_last_read,
-    run_tasks,
+    run_inputs_service_and_delivery,
 )
 from relay.roles.sink_connections import SinkConnections
 
@@ -84,9 +86,9 @@ async def start(
         gate = Gate(
             approvals,
             store,
-            ImdsPort(poller, client),
+            ImdsStartRequestPort(poller, client),
             clock,
-            identity.names_this_vm,
+            partial(names_this_vm, resource_names=identity.names),
             record_span,
         )
         parts.polling = (poller, client)
@@ -104,7 +106,7 @@ async def start(
         inputs = {"source": poller.run(), **parts.make_replaceable_input_tasks()}
 
         async def finish(approvals_task: asyncio.Task[object]) -> None:
-            await gate.drain_start_requests(DRAIN_TIMEOUT / 2)
+            await gate.stop_start_requests(DRAIN_TIMEOUT / 2)
             approvals_task.cancel()
             await gate.record_aggregated_refusals()
             remember_last_read(store, poller)
@@ -115,7 +117,9 @@ async def start(
             origin.scope,
             server.address,
         )
-        async with run_tasks(inputs, gate.run(), dispatcher, finish) as parts.inputs:
-            server.state.attach(relay)
+        async with run_inputs_service_and_delivery(
+            inputs, gate.run(), dispatcher, finish
+        ) as parts.inputs:
+            server.state.attach_relay(relay)
             yield RunningRelay(relay=relay, api_port=server.port, live=parts)
-            server.state.detach()
+            server.state.detach_relay()

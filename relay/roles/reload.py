@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager
 
 from relay.clock import Clock
 from relay.config import LoadedConfig
-from relay.config.changes import Change, find_changes, key_needs_restart
+from relay.config.changes import KeyChange, find_changes, key_needs_restart
 from relay.errors import ConfigError, ReloadRefused, StoreUnavailable
 from relay.roles.live_parts import LiveParts, TakeOver
 
@@ -49,11 +49,11 @@ class Reloader:
         self._reporting = reporting
         self._on_reload = on_reload
         self._lock = asyncio.Lock()
-        self._tasks: set[asyncio.Task[list[Change]]] = set()
+        self._tasks: set[asyncio.Task[list[KeyChange]]] = set()
         self._loading: asyncio.Future[LoadedConfig] | None = None
         self._has_ended = False
 
-    async def reload(self, by: str) -> list[Change]:
+    async def reload(self, by: str) -> list[KeyChange]:
         """Take over the configuration as it is now; return what has changed.
 
         ``by`` is who asked for it, for the log. Raises ReloadRefused with nothing changed. A caller
@@ -66,7 +66,7 @@ class Reloader:
         task.add_done_callback(self._discard_task)
         return await asyncio.shield(task)
 
-    async def end(self) -> None:
+    async def cancel_all_reloads(self) -> None:
         """Begin no more reloads, and cancel those that run: the relay stops."""
         self._has_ended = True
         tasks = set(self._tasks)
@@ -75,12 +75,12 @@ class Reloader:
         if tasks:
             await asyncio.wait(tasks)
 
-    def _discard_task(self, task: asyncio.Task[list[Change]]) -> None:
+    def _discard_task(self, task: asyncio.Task[list[KeyChange]]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # whoever asked may be gone
 
-    async def _reload(self, by: str) -> list[Change]:
+    async def _reload(self, by: str) -> list[KeyChange]:
         async with self._lock, self._reporting():
             try:
                 loaded, changes, take_over = await self._prepare()
@@ -94,7 +94,7 @@ class Reloader:
                 )
                 raise
             if take_over is not None:
-                await self._parts.run_take_over(take_over)
+                await self._parts.run_configuration_take_over(take_over)
             self._on_reload(loaded)
             self._loaded, self.loaded_at, self.problem = loaded, self._clock.now(), None
             _log.info(
@@ -137,7 +137,7 @@ class Reloader:
                 f"it could not be read within {LOAD_TIMEOUT:g} s: one of its files blocks"
             )
 
-    async def _prepare(self) -> tuple[LoadedConfig, list[Change], TakeOver | None]:
+    async def _prepare(self) -> tuple[LoadedConfig, list[KeyChange], TakeOver | None]:
         """Return the configuration, what differs, and what takes it over; None if nothing differs.
 
         Raises ReloadRefused.
@@ -158,7 +158,7 @@ class Reloader:
             return loaded, changes, None
         try:
             await self._parts.store.read(lambda tx: tx.head())
-            return loaded, changes, await self._parts.prepare_take_over(loaded.config)
+            return loaded, changes, await self._parts.prepare_configuration_take_over(loaded.config)
         except (ConfigError, StoreUnavailable) as error:
             raise ReloadRefused(str(error)) from error
         except Exception as error:

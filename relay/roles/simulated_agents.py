@@ -28,15 +28,14 @@ from relay.events.build import (
     EndEvidence,
     Origin,
     change_event,
+    common_event_data,
     determine_outcome,
-    event_data,
-    transition_id,
+    transition_digest,
 )
 from relay.events.cloudevent import CloudEvent
-from relay.events.delta import Change, diff
-from relay.events.model import Document, ScheduledEvent
+from relay.events.model import Change, Document, ScheduledEvent, diff_events_with_document
 from relay.events.tracing import SpanContext
-from relay.fleet.agent.agent import Agent, Machine
+from relay.fleet.agent.agent import Agent, VmIdentity
 from relay.fleet.agent.report_sink import ReportSink
 from relay.fleet.messages import HubScopeState, Pulse, StartOrder, StartResult, VoteAnswer
 from relay.fleet.settings import AgentSettings
@@ -44,7 +43,7 @@ from relay.imds.document import parse_document
 from relay.imds.poller import FreshRead
 from relay.ingest.recorder import names_this_vm
 from relay.simulator import VM, Event, Plan, Setup, UnknownEvent
-from relay.simulator.scope import Scope, Transition
+from relay.simulator.scope import PastTransition, Scope
 
 MIN_STAY = 2.5
 """Seconds that an event stays Scheduled, and stays Started. Every agent sees each state."""
@@ -92,7 +91,7 @@ class Counters:
         """Events that agents have recorded, and neither published nor left out yet."""
         return self.recorded - self.published - self.superseded
 
-    def copies_per_change(self) -> float:
+    def duplicate_reports_per_change(self) -> float:
         """Return how many reports reached the hub for each change, beside the first."""
         return (self.published - self.changes) / self.changes if self.changes else 0.0
 
@@ -104,7 +103,7 @@ class LightRecorder:
     the agents of a scope, who record the same.
     """
 
-    def __init__(self, origin: Origin, known: StateCache) -> None:
+    def __init__(self, origin: Origin, known: EventStateCache) -> None:
         self._origin = origin
         self._known = known
         self._events: dict[str, ScheduledEvent] = {}
@@ -112,11 +111,11 @@ class LightRecorder:
 
     def make_change_events(self, document: Document, at: datetime) -> list[CloudEvent]:
         """Return an event for each change since the last document."""
-        changes = diff(self._events.values(), document)
+        changes = diff_events_with_document(self._events.values(), document)
         recorded = []
         for change in changes:
             outcome = None
-            key = change.event.key
+            key = change.event.lowercase_event_id
             if change.kind == "ended":
                 data = self._data.pop(key)
                 evidence = EndEvidence(start_sent=False, gap=False, rebooted=False)
@@ -129,29 +128,29 @@ class LightRecorder:
                     self._origin,
                     at,
                     data=data,
-                    transition=self._known.transition_id(change, self._origin),
+                    transition=self._known.transition_digest(change, self._origin),
                     previous_count=0,
                     approved_by_relay=False,
                     outcome=outcome,
                 )
             )
         if changes:
-            self._events = {event.key: event for event in document.events}
+            self._events = {event.lowercase_event_id: event for event in document.events}
         return recorded
 
 
-class StateCache:
+class EventStateCache:
     """What has been computed about the states of the events of one scope."""
 
     def __init__(self) -> None:
-        self.data = lru_cache(MAX_KNOWN_STATES)(event_data)
+        self.data = lru_cache(MAX_KNOWN_STATES)(common_event_data)
         self._transitions: dict[tuple[str, ScheduledEvent], str] = {}
 
-    def transition_id(self, change: Change, origin: Origin) -> str:
-        """Return `transition_id` of a change, for any agent of the scope."""
+    def transition_digest(self, change: Change, origin: Origin) -> str:
+        """Return `transition_digest` of a change, for any agent of the scope."""
         key = (change.kind, change.event)
         if key not in self._transitions:
-            self._transitions[key] = transition_id(change, origin)
+            self._transitions[key] = transition_digest(change, origin)
             if len(self._transitions) > MAX_KNOWN_STATES:
                 del self._transitions[next(iter(self._transitions))]
         return self._transitions[key]
@@ -204,14 +203,14 @@ class _AgentOutbox:
         del self._waiting[key]
 
 
-class _CountingAgent(Agent):
+class _MessageCountingAgent(Agent):
     """A real agent whose messages are counted."""
 
     def __init__(
         self,
         settings: AgentSettings,
         origin: Origin,
-        machine: Machine,
+        machine: VmIdentity,
         clock: Clock,
         counters: Counters,
     ) -> None:
@@ -223,8 +222,8 @@ class _CountingAgent(Agent):
         self.listens = asyncio.Event()
 
     @override
-    def on_listening(self) -> None:
-        super().on_listening()
+    def on_listening_to_hub(self) -> None:
+        super().on_listening_to_hub()
         self.listens.set()
 
     @override
@@ -233,14 +232,14 @@ class _CountingAgent(Agent):
         super().handle_order(order, trace)
 
     @override
-    def handle_hub_state(self, state: HubScopeState) -> None:
+    def handle_events_known_to_hub(self, state: HubScopeState) -> None:
         self._counters.states += 1
-        super().handle_hub_state(state)
+        super().handle_events_known_to_hub(state)
 
     @override
-    def handle_answer(self, answer: VoteAnswer) -> None:
+    def handle_vote_answer(self, answer: VoteAnswer) -> None:
         self._counters.accepted_votes += answer.status == 202
-        super().handle_answer(answer)
+        super().handle_vote_answer(answer)
 
     @override
     def _send_pulse(self, pulse: Pulse) -> None:
@@ -280,8 +279,8 @@ class SimulatedAgent:
         self._first_poll = clock.monotonic() + random.random() * scope.poll_interval  # noqa: S311  # no secret
         self._timer: asyncio.TimerHandle | None = None
         self._recorder = LightRecorder(self.origin, scope.known)
-        machine = Machine(vm_id=str(uuid4()), boot_id=str(uuid4()), zone="1", names=self._names)
-        self._agent = _CountingAgent(settings, self.origin, machine, clock, counters)
+        machine = VmIdentity(vm_id=str(uuid4()), boot_id=str(uuid4()), zone="1", names=self._names)
+        self._agent = _MessageCountingAgent(settings, self.origin, machine, clock, counters)
         self._agent.attach_source(self, self)
         self._reports = _AgentOutbox(self._agent.report_sink, clock, counters)
 
@@ -292,13 +291,13 @@ class SimulatedAgent:
             await self._agent.listens.wait()
         self._poll_document()
 
-    async def close(self) -> None:
+    async def stop_and_drop_unpublished(self) -> None:
         """Poll no more, and drop what was not published."""
         if self._timer is not None:
             self._timer.cancel()
         await self._reports.drop_unpublished()
 
-    def poll_soon(self) -> None:
+    def poll_at_next_interval(self) -> None:
         """The document has changed: read it with the next poll."""
         if self._timer is None and self.last_document is not None:
             since = self._clock.monotonic() - self._first_poll
@@ -323,7 +322,7 @@ class SimulatedAgent:
             return None
         return (self._clock.monotonic() - self._first_poll) % self._scope.poll_interval
 
-    async def read_dated(self) -> FreshRead:
+    async def read_with_imds_time(self) -> FreshRead:
         """Read the document now."""
         now = self._clock.now()
         date = now.replace(microsecond=0)
@@ -375,7 +374,7 @@ class SimulatedScope:
         self.name = name
         self.agents: list[SimulatedAgent] = []
         self.poll_interval = poll_interval
-        self.known = StateCache()
+        self.known = EventStateCache()
         self._clock = clock
         self._counters = counters
         self._document: Document | None = None
@@ -396,7 +395,7 @@ class SimulatedScope:
             self._document = parse_document(orjson.dumps(self.azure.document()))
         return self._document
 
-    def change(self) -> ScheduledEvent | None:
+    def change_one_event(self) -> ScheduledEvent | None:
         """Make one change. Return the event if it is a new one."""
         oldest = next(iter(self._changed_at), None)
         stay = max(MIN_STAY, 2 * self.poll_interval)
@@ -416,7 +415,7 @@ class SimulatedScope:
         """Return the agent of the VM that an event names."""
         return next((agent for agent in self.agents if agent.origin.relay in event.resources), None)
 
-    def _on_transition(self, transition: Transition) -> None:
+    def _on_transition(self, transition: PastTransition) -> None:
         event: Event | None = transition.event
         if event is None or transition.kind not in _CHANGES:
             return
@@ -426,4 +425,4 @@ class SimulatedScope:
         if event.is_live:
             self._changed_at[event.event_id] = self._clock.monotonic()
         for agent in self.agents:
-            agent.poll_soon()
+            agent.poll_at_next_interval()

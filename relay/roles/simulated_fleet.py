@@ -1,7 +1,8 @@
 """Many simulated agents in one process, to load a broker and a hub as a fleet of that size does.
 
-`simulated_fleet` connects them. `SimulatedFleet.run` then makes changes at the rate of a
-`FleetPlan`, and counts what the agents did. `relay.roles.simulated_agents` says what is simulated.
+`simulated_fleet` connects them. `SimulatedFleet.make_changes_at_plan_rate` then makes changes at
+the rate of a `FleetPlan`, and counts what the agents did. `relay.roles.simulated_agents` says what
+is simulated.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class FleetPlan:
             )
 
     @property
-    def vms_by_scope(self) -> dict[str, list[str]]:
+    def vm_names_by_scope(self) -> dict[str, list[str]]:
         """The names of the VMs of each scope. The scopes are equally large, as far as possible."""
         width = len(str(self.scopes - 1))
         names = [f"{self.scope_prefix}-{number:0{width}}" for number in range(self.scopes)]
@@ -91,7 +92,7 @@ class SimulatedFleet:
         self._plan = plan
         self._clock: Clock = clock
         self._scopes = []
-        for name, vms in plan.vms_by_scope.items():
+        for name, vms in plan.vm_names_by_scope.items():
             scope = SimulatedScope(name, vms, clock, self.counters, plan.poll_interval, new_id)
             scope.agents += [
                 SimulatedAgent(settings, scope, vm, clock, self.counters, on_recorded) for vm in vms
@@ -114,7 +115,9 @@ class SimulatedFleet:
         except* TimeoutError:
             raise TimeoutError("some agents did not connect in time") from None
 
-    async def run(self, duration: float | None = None, changes: int | None = None) -> None:
+    async def make_changes_at_plan_rate(
+        self, duration: float | None = None, changes: int | None = None
+    ) -> None:
         """Make changes at the rate of the plan, for so many seconds or so many changes."""
         async with asyncio.TaskGroup() as group:
             ticks = group.create_task(self._keep_ticking())
@@ -126,7 +129,7 @@ class SimulatedFleet:
             finally:
                 ticks.cancel()
 
-    async def settle(self, within: float) -> bool:
+    async def wait_until_changes_are_reported(self, within: float) -> bool:
         """Wait until no report waits; return whether that was so within so many seconds."""
         end = self._clock.monotonic() + within
         while (busy := self._has_unreported_changes) and self._clock.monotonic() < end:
@@ -136,7 +139,7 @@ class SimulatedFleet:
     async def close(self) -> None:
         """Let the agents poll no more."""
         for agent in self._all_agents():
-            await agent.close()
+            await agent.stop_and_drop_unpublished()
 
     @property
     def _has_unreported_changes(self) -> bool:
@@ -157,7 +160,7 @@ class SimulatedFleet:
         count = 0
         while changes is None or count < changes:
             scope = self._scopes[count % len(self._scopes)]
-            event = scope.change()
+            event = scope.change_one_event()
             count += 1
             if event is not None and self._plan.votes:
                 group.create_task(self._vote(scope, event))
@@ -177,7 +180,7 @@ class SimulatedFleet:
 
 
 @contextmanager
-def _rare_collections() -> Iterator[None]:
+def _rare_garbage_collections() -> Iterator[None]:
     """Let the collector leave out the objects of all connections, and come rarely.
 
     Else it takes half of the CPU time, and holds all agents up meanwhile.
@@ -218,7 +221,7 @@ async def simulated_fleet(
     agents = asyncio.create_task(run_agents(), name="simulated agents")
     try:
         await fleet.connect(await holder, on_connected)
-        with _rare_collections():
+        with _rare_garbage_collections():
             yield fleet
     finally:
         await fleet.close()

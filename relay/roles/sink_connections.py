@@ -33,7 +33,7 @@ class ConnectedSink:
     """Takes what people decide in a chat; None for other sinks."""
     _close: asyncio.Event
 
-    def close(self) -> None:
+    def request_disconnect(self) -> None:
         """Disconnect soon."""
         self._close.set()
 
@@ -83,7 +83,7 @@ class SinkConnections:
         entered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._close_events.add(close)
         task = self._group.create_task(
-            self._keep_connection_open(settings.name, connection, entered, close),
+            self._hold_connection_until_closed(settings.name, connection, entered, close),
             name=f"connection of sink {settings.name}",
         )
         try:
@@ -93,7 +93,7 @@ class SinkConnections:
             raise
         return ConnectedSink(settings, sink, public_url, decisions, close)
 
-    async def _keep_connection_open(
+    async def _hold_connection_until_closed(
         self,
         name: str,
         connection: AbstractAsyncContextManager[Any],

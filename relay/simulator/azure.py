@@ -17,7 +17,7 @@ from datetime import datetime
 from relay.clock import Clock, SystemClock
 from relay.simulator.event import Event
 from relay.simulator.faults import Fault, Faults
-from relay.simulator.scope import Scope, Transition
+from relay.simulator.scope import PastTransition, Scope
 from relay.simulator.setup import Setup
 
 _MAX_CALLS = 10_000
@@ -92,17 +92,21 @@ class SimulatedAzure(Scope):
 
     async def wait_until_approved(self, event: Event | str, *, within: float) -> Event:
         """Wait at most ``within`` real seconds until it is approved. Raises TimeoutError."""
-        return await self._wait_for_state(event, lambda state: state.approved, "approved", within)
+        return await self._wait_for_event_state(
+            event, lambda state: state.approved, "approved", within
+        )
 
     async def wait_until_started(self, event: Event | str, *, within: float) -> Event:
         """Wait until the event is no longer Scheduled. Raises TimeoutError."""
-        return await self._wait_for_state(
+        return await self._wait_for_event_state(
             event, lambda state: state.status != "Scheduled", "started", within
         )
 
     async def wait_until_ended(self, event: Event | str, *, within: float) -> Event:
         """Wait until the event is gone. Raises TimeoutError."""
-        return await self._wait_for_state(event, lambda state: not state.is_live, "gone", within)
+        return await self._wait_for_event_state(
+            event, lambda state: not state.is_live, "gone", within
+        )
 
     async def wait_until(
         self, condition: Callable[[], bool], *, within: float | None = None
@@ -140,11 +144,11 @@ class SimulatedAzure(Scope):
         self.tick()
         self.wake_waiters()
 
-    def _report_transition(self, transition: Transition) -> None:
+    def _report_transition(self, transition: PastTransition) -> None:
         self._report(f"{transition.at:%H:%M:%S} {_describe_transition(transition)}")
         self.wake_waiters()
 
-    async def _wait_for_state(
+    async def _wait_for_event_state(
         self, event: Event | str, condition: Callable[[Event], bool], state: str, within: float
     ) -> Event:
         try:
@@ -160,7 +164,7 @@ class SimulatedAzure(Scope):
         return self.event(event)
 
 
-def _describe_transition(transition: Transition) -> str:
+def _describe_transition(transition: PastTransition) -> str:
     event = transition.event
     if event is None:
         return transition.detail

@@ -47,7 +47,7 @@ class OtherApproval(Section):
     """The VM that approves."""
 
 
-class Condition(Section):
+class AwaitedEventState(Section):
     """The state of an event that a step waits for. A later state counts too."""
 
     event: str
@@ -93,10 +93,10 @@ class Step(Action):
     """Since the start of the playbook."""
     after: Duration | None = None
     """Since the previous step, or since ``when`` came true."""
-    when: Condition | None = None
+    when: AwaitedEventState | None = None
 
     @model_validator(mode="after")
-    def _has_one_time(self) -> Step:
+    def _check_at_stands_alone(self) -> Step:
         if self.at is not None and (self.after is not None or self.when is not None):
             raise ValueError("expected at alone, or after and when; got at with one of them")
         return self

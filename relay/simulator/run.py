@@ -10,7 +10,13 @@ from functools import partial
 from pathlib import Path
 
 from relay.simulator.azure import SimulatedAzure
-from relay.simulator.playbook import Condition, Playbook, Step, load_playbook, perform_action
+from relay.simulator.playbook import (
+    AwaitedEventState,
+    Playbook,
+    Step,
+    load_playbook,
+    perform_action,
+)
 from relay.simulator.scope import InvalidTransition
 from relay.simulator.server import Simulator
 from relay.simulator.setup import Setup
@@ -83,7 +89,7 @@ async def _wait_until_step_is_due(azure: SimulatedAzure, step: Step, started_at:
     await azure.clock.sleep(azure.scale_duration(step.after or 0.0).total_seconds())
 
 
-def _is_met(azure: SimulatedAzure, condition: Condition) -> bool:
+def _is_met(azure: SimulatedAzure, condition: AwaitedEventState) -> bool:
     event = azure.event(condition.event)
     if condition.is_ == "gone":
         return not event.is_live

@@ -1,7 +1,7 @@
 """The state machine of a scope: VMs that share one document, its events, and their approvals.
 
 An event is Scheduled, then Started, then Completed, or it is Canceled before its start. Each change
-is a `Transition`, which is reported. What is due by time happens at the next call of any method
+is a `PastTransition`, which is reported. What is due by time happens at the next call of any method
 (`tick`), at the time at which it was due.
 
 Azure's service is off until its first call, and again after a day without one. After that call it
@@ -54,7 +54,7 @@ class InvalidTransition(RelayError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Transition:
+class PastTransition:
     """One thing that happened to an event or to the service."""
 
     at: datetime
@@ -76,7 +76,7 @@ class Scope:
         *,
         clock: Clock,
         new_id: Callable[[], str],
-        on_transition: Callable[[Transition], None],
+        on_transition: Callable[[PastTransition], None],
     ) -> None:
         self.setup = setup
         self.clock = clock
@@ -149,16 +149,16 @@ class Scope:
         while (at := self.next_transition_at()) is not None and at <= now:
             if self._hides_events and self._shows_events_at == at:
                 self._hides_events = False
-                self._change_document(changed=bool(self._live_events))
+                self._increment_incarnation_if_shown(changed=bool(self._live_events))
                 self._on_transition(
-                    Transition(at=at, kind="shown", detail="events are shown from now on")
+                    PastTransition(at=at, kind="shown", detail="events are shown from now on")
                 )
                 continue
             event = next(
                 event for event in self._live_events.values() if (event.starts or event.ends) == at
             )
             if event.status == "Scheduled":
-                self._start(event, at)
+                self._set_event_started(event, at)
             else:
                 self._remove(event, "Completed", at)
         return now
@@ -185,7 +185,7 @@ class Scope:
         self._hides_events = self.setup.events_after > 0
         self.incarnation = 1
         self._on_transition(
-            Transition(at=now, kind="disabled", detail="the service is off until the next call")
+            PastTransition(at=now, kind="disabled", detail="the service is off until the next call")
         )
 
     def schedule(self, plan: Plan) -> Event:
@@ -207,7 +207,7 @@ class Scope:
             ends=None,
         )
         if plan.started:
-            self._start(event, now)
+            self._set_event_started(event, now)
         else:
             self._store_event(event, now, "scheduled")
         return self.event(event)
@@ -233,7 +233,7 @@ class Scope:
         if event.status != "Scheduled" or vm in event.approved_by:
             return
         approved_by = (*event.approved_by, vm)
-        approved = event.approved or not self._lacks_approval(event, approved_by)
+        approved = event.approved or not self._needs_approval_by_more_vms(event, approved_by)
         starts = event.starts
         if approved and event.plan.approvals != "ignored" and starts is not None:
             starts = min(starts, now + self.scale_duration(event.plan.starts_after))
@@ -242,22 +242,26 @@ class Scope:
 
     def approve(self, event: Event | str, vm: str) -> Event:
         """Approve a live event as a VM or an operator."""
-        event = self._event_in_status(event)
+        event = self._require_live_event_in_status(event)
         self.accept_start_request([event.event_id], vm)
         return self.event(event)
 
     def start(self, event: Event | str) -> Event:
         """Start a Scheduled event at once."""
-        event = self._event_in_status(event, "Scheduled")
-        return self.event(self._start(event, self.clock.now()))
+        event = self._require_live_event_in_status(event, "Scheduled")
+        return self.event(self._set_event_started(event, self.clock.now()))
 
     def end(self, event: Event | str) -> Event:
         """End a Started event at once."""
-        return self._remove(self._event_in_status(event, "Started"), "Completed", self.clock.now())
+        return self._remove(
+            self._require_live_event_in_status(event, "Started"), "Completed", self.clock.now()
+        )
 
     def cancel(self, event: Event | str) -> Event:
         """Remove a Scheduled event without starting it."""
-        return self._remove(self._event_in_status(event, "Scheduled"), "Canceled", self.clock.now())
+        return self._remove(
+            self._require_live_event_in_status(event, "Scheduled"), "Canceled", self.clock.now()
+        )
 
     def update_event(
         self,
@@ -270,7 +274,7 @@ class Scope:
         fields: Mapping[str, Any] | None = None,
     ) -> Event:
         """Change a live event; None changes nothing. ``notice`` is in seconds from now."""
-        event = self._event_in_status(event)
+        event = self._require_live_event_in_status(event)
         now = self.clock.now()
         changes = {
             "resources": tuple(resources) if resources is not None else None,
@@ -308,7 +312,7 @@ class Scope:
         now = self.tick()
         self.incarnation = incarnation
         self._on_transition(
-            Transition(at=now, kind="reset", detail=f"DocumentIncarnation is {incarnation}")
+            PastTransition(at=now, kind="reset", detail=f"DocumentIncarnation is {incarnation}")
         )
 
     def _is_visible_to(self, vm: str | None, event: Event) -> bool:
@@ -316,11 +320,13 @@ class Scope:
             self.setup.broadcast or vm is None or vm in event.resources
         )
 
-    def _lacks_approval(self, event: Event, approved_by: Sequence[str]) -> bool:
+    def _needs_approval_by_more_vms(self, event: Event, approved_by: Sequence[str]) -> bool:
         needed = {vm.name for vm in self.setup.vms} & set(event.resources)
         return event.plan.approvals == "all" and not needed <= set(approved_by)
 
-    def _event_in_status(self, event: Event | str, status: Status | None = None) -> Event:
+    def _require_live_event_in_status(
+        self, event: Event | str, status: Status | None = None
+    ) -> Event:
         event = self.event(event)
         if not event.is_live or status not in (None, event.status):
             raise InvalidTransition(
@@ -329,7 +335,7 @@ class Scope:
             )
         return event
 
-    def _start(self, event: Event, at: datetime) -> Event:
+    def _set_event_started(self, event: Event, at: datetime) -> Event:
         lasts = event.plan.lasts
         ends = at + self.scale_duration(lasts) if lasts is not None else None
         event = replace(event, status="Started", starts=None, ends=ends)
@@ -342,9 +348,11 @@ class Scope:
         gone = replace(event, status=status, starts=None, ends=None)
         del self._live_events[event.event_id]
         self._past_events.append(gone)
-        self._change_document(changed=True)
+        self._increment_incarnation_if_shown(changed=True)
         self._on_transition(
-            Transition(at=at, kind="completed" if status == "Completed" else "canceled", event=gone)
+            PastTransition(
+                at=at, kind="completed" if status == "Completed" else "canceled", event=gone
+            )
         )
         return gone
 
@@ -353,13 +361,13 @@ class Scope:
     ) -> None:
         before = self._live_events.get(event.event_id)
         self._live_events[event.event_id] = event
-        self._change_document(
+        self._increment_incarnation_if_shown(
             changed=before is None
             or _fields_in_newest_api_version(before) != _fields_in_newest_api_version(event)
         )
-        self._on_transition(Transition(at=at, kind=kind, event=event, detail=detail))
+        self._on_transition(PastTransition(at=at, kind=kind, event=event, detail=detail))
 
-    def _change_document(self, *, changed: bool) -> None:
+    def _increment_incarnation_if_shown(self, *, changed: bool) -> None:
         """Increase DocumentIncarnation if the document changed and shows events."""
         if changed and not self._hides_events:
             self.incarnation += 1 + self._skipped_incarnations

@@ -74,7 +74,7 @@ class Simulator(SimulatedAzure):
     async def __aenter__(self) -> Self:
         """Listen. Raises OSError, and listens nowhere, if one address cannot be used."""
         log = logging.getLogger(__name__)
-        log.addFilter(_is_about_valid_http)
+        log.addFilter(_is_record_about_valid_http)
         async with AsyncExitStack() as opening:
             for number, vm in enumerate(self.setup.vms):
                 runner = web.AppRunner(
@@ -147,7 +147,7 @@ class Simulator(SimulatedAzure):
                 f"{vm.name} {call.method} {call.path} meets a fault: {call.fault}"
             )
             if fault.replaces_answer:
-                return await self._send_faulty_answer(request, call, vm, target, fault)
+                return await self._send_fault_instead_of_answer(request, call, vm, target, fault)
         status, body = await self._correct_answer(request, call, vm, target)
         call.status = status
         if status >= 400:
@@ -161,7 +161,7 @@ class Simulator(SimulatedAzure):
             request, body, fault, span=self.scale_duration, clock=self.clock
         )
 
-    async def _send_faulty_answer(
+    async def _send_fault_instead_of_answer(
         self, request: web.Request, call: RecordedCall, vm: VM, target: Target, fault: Fault
     ) -> web.StreamResponse:
         if fault.processed:
@@ -245,7 +245,7 @@ class Simulator(SimulatedAzure):
         return 200, b""
 
 
-def _is_about_valid_http(record: logging.LogRecord) -> bool:
+def _is_record_about_valid_http(record: logging.LogRecord) -> bool:
     """Filter out the tracebacks of aiohttp for requests that are not HTTP. It answers them 400."""
     return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
 

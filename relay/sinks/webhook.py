@@ -21,7 +21,7 @@ from yarl import URL
 
 from relay import signature
 from relay.clock import Clock
-from relay.diagnostics import Finding
+from relay.doctor_findings import Finding
 from relay.errors import Deferred
 from relay.events.cloudevent import CONTENT_TYPE, CloudEvent
 from relay.net.connectivity import check_connectivity
@@ -35,8 +35,8 @@ from relay.net.http import (
     open_session,
     post,
 )
-from relay.net.tls_settings import ClientTlsSettings
-from relay.settings import Duration, Section, text_like
+from relay.net.tls import ClientTlsSettings
+from relay.settings import Duration, Section, text_pattern_validator
 from relay.sinks import Receipt, SinkSettings
 
 _HEADER_NAME = re.compile(r"[A-Za-z0-9-]+")
@@ -68,7 +68,9 @@ class BasicSettings(Section):
 
     user: Annotated[
         str,
-        text_like(r"[^:\x00-\x1f\x7f]+", "a user such as relay, without colons and line breaks"),
+        text_pattern_validator(
+            r"[^:\x00-\x1f\x7f]+", "a user such as relay, without colons and line breaks"
+        ),
     ]
     password: SecretStr | None = None
     """Goes with the user."""
@@ -126,7 +128,7 @@ class Settings(SinkSettings):
             {
                 "url": self.receiver_url,
                 "secrets": self.signing_secrets,
-                "bearer": self.authorization,
+                "bearer": self.authorization_header,
                 "headers": self.extra_headers,
                 "proxy": self.proxy_target,
             }
@@ -151,7 +153,7 @@ class Settings(SinkSettings):
                 raise ValueError(f"number {number}: {error}") from None
         return secrets
 
-    def authorization(self) -> str | None:
+    def authorization_header(self) -> str | None:
         """Return the current Authorization header. Raises ValueError if it is unusable."""
         bearer = self.reveal("bearer")
         if bearer is not None and self.basic is not None:
@@ -175,7 +177,7 @@ class Settings(SinkSettings):
         else:
             headers = {name: value.get_secret_value() for name, value in self.headers.items()}
         reserved = _RESERVED_HEADERS
-        if self.authorization() is not None:
+        if self.authorization_header() is not None:
             reserved |= {"authorization"}
         for name, value in headers.items():
             if _HEADER_NAME.fullmatch(name) is None:
@@ -230,7 +232,7 @@ def read_url_headers_and_secrets(settings: Settings) -> CommonRequestParts:
     secrets = settings.signing_secrets()
     headers = settings.extra_headers()
     hidden_texts = [*secrets, *headers.values()]
-    authorization = settings.authorization()
+    authorization = settings.authorization_header()
     if authorization is not None:
         headers["Authorization"] = authorization
         hidden_texts.append(authorization.partition(" ")[2])

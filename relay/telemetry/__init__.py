@@ -19,7 +19,7 @@ from pydantic import Field, SecretStr, model_validator
 from yarl import URL
 
 from relay.net.egress import parse_receiver_url
-from relay.net.tls_settings import ClientTlsSettings
+from relay.net.tls import ClientTlsSettings
 from relay.settings import Duration, Section
 
 LogFormat = Literal["text", "json"]
@@ -55,7 +55,7 @@ class TracesSettings(Section):
     def _check_values(self) -> TracesSettings:
         if self.url is None and self.url_file is None:
             raise ValueError("expected url or url_file, got neither")
-        self.run_field_checks({"url": self.target, "headers": self.extra_headers})
+        self.run_field_checks({"url": self.collector_url, "headers": self.extra_headers})
         if not all(map(_is_installed, _PACKAGES)):
             raise ValueError(
                 "expected the packages of the extra otel (OpenTelemetry), they are not installed: "
@@ -63,7 +63,7 @@ class TracesSettings(Section):
             )
         return self
 
-    def target(self) -> URL:
+    def collector_url(self) -> URL:
         """Return the current URL of the collector. Raises ValueError if it is unusable."""
         url = parse_receiver_url(self.reveal("url") or "", allow_http=self.allow_http)
         return url if url.raw_path != "/" else url.with_path(TRACES_PATH)

@@ -1,8 +1,9 @@
 """Counts the events that the relay recorded since its start, for the metrics.
 
-`EventCounts.count` is a listener of the store. `relay.api.metric_values` reads the counts when
-``/metrics`` is called. The counts are plain numbers by labels of a fixed set, so their number is
-bounded: the constants list the labels, and a value that is not in the list counts as `OTHER`.
+`EventCounts.count_recorded_events` is a listener of the store. `relay.api.metric_values` reads the
+counts when ``/metrics`` is called. The counts are plain numbers by labels of a fixed set, so their
+number is bounded: the constants list the labels, and a value that is not in the list counts as
+`OTHER`.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ START_RESULTS = ("accepted", "refused", "failed")
 _REFUSED = 400  # HTTP
 
 
-def event_type_label(event_type: str | None) -> str:
+def azure_event_type_label(event_type: str | None) -> str:
     """Return the label of an EventType: `OTHER` for one that Azure does not document."""
     return _label(event_type, EVENT_TYPES)
 
 
-def event_status_label(event_status: str | None) -> str:
+def azure_event_status_label(event_status: str | None) -> str:
     """Return the label of an EventStatus."""
     return _label(event_status, EVENT_STATUSES)
 
@@ -41,11 +42,11 @@ def _label(value: str | None, known: Sequence[str]) -> str:
 
 @lru_cache(maxsize=256)
 def _change_labels(name: str, event_type: str | None) -> tuple[str, str]:
-    return name.partition(".")[2], event_type_label(event_type)
+    return name.partition(".")[2], azure_event_type_label(event_type)
 
 
 class EventCounts:
-    """How many events of each kind were recorded. `count` listens to the store."""
+    """How many events of each kind were recorded. `count_recorded_events` listens to the store."""
 
     def __init__(self) -> None:
         self.grants = 0
@@ -59,7 +60,7 @@ class EventCounts:
         self.start_requests: Counter[str] = Counter()
         """StartRequests that have a final result."""
 
-    def count(self, events: Sequence[RecordedEvent]) -> None:
+    def count_recorded_events(self, events: Sequence[RecordedEvent]) -> None:
         """Count events that were recorded."""
         for recorded in events:
             if not recorded.is_new:

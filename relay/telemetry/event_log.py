@@ -15,7 +15,7 @@ from relay.events.cloudevent import CloudEvent
 from relay.log_fields import log_extra
 from relay.outbox import RecordedEvent
 from relay.outbox.sqlite import Store
-from relay.telemetry.lines import line_of
+from relay.telemetry.lines import log_line_of_event
 
 LINES_PER_TURN = 32
 """Lines that are written in one turn of the event loop. A burst leaves others their turn."""
@@ -23,7 +23,7 @@ _log = logging.getLogger("relay.story")
 
 
 class EventLog:
-    """Writes the line of each event that the store recorded: `log_new_events` listens to it."""
+    """Writes the line of each event that the store recorded: `schedule_log_lines` listens to it."""
 
     def __init__(self, trace: Callable[[RecordedEvent, CloudEvent], None] | None = None) -> None:
         """``trace`` gets each event that was recorded, too."""
@@ -36,14 +36,14 @@ class EventLog:
     def subscribe_to_store(self, store: Store) -> None:
         """Tell what this store records from now on."""
         self._store = store
-        store.listeners.recorded.append(self.log_new_events)
+        store.listeners.recorded.append(self.schedule_log_lines)
 
-    def log_new_events(self, events: Sequence[RecordedEvent]) -> None:
+    def schedule_log_lines(self, events: Sequence[RecordedEvent]) -> None:
         """Write the lines of these events soon. Those that were recorded earlier are not new."""
         self._untold.extend(event for event in events if event.is_new)
         self._schedule_write()
 
-    def finish(self) -> None:
+    def write_remaining_lines(self) -> None:
         """Write what is left. The store is closed, so events that are not in memory are short."""
         while self._untold:
             recorded = self._untold.popleft()
@@ -71,16 +71,16 @@ class EventLog:
         self._is_due = True
         batch = list(islice(self._untold, LINES_PER_TURN))
         positions = [recorded.position for recorded in batch if recorded.event is None]
-        reading = self._store.submit_read(lambda tx: tx.journal.bodies_at(positions))
-        reading.add_done_callback(lambda done: self._write_events_after_body_read(batch, done))
+        reading = self._store.submit_read(lambda tx: tx.journal.bodies_at_positions(positions))
+        reading.add_done_callback(lambda done: self._write_lines_after_journal_read(batch, done))
 
-    def _write_events_after_body_read(
+    def _write_lines_after_journal_read(
         self, batch: Sequence[RecordedEvent], reading: asyncio.Future[dict[int, bytes]]
     ) -> None:
         bodies = {} if reading.cancelled() or reading.exception() else reading.result()
         for recorded in batch:
             if not self._untold or self._untold[0] is not recorded:
-                break  # `finish` was faster
+                break  # `write_remaining_lines` was faster
             self._untold.popleft()
             body = bodies.get(recorded.position)
             event = recorded.event or (CloudEvent.parse(body) if body is not None else None)
@@ -91,7 +91,7 @@ class EventLog:
     def _write(self, recorded: RecordedEvent, event: CloudEvent | None) -> None:
         try:
             if event is None:
-                _log_event_without_data(recorded)
+                _log_event_with_unreadable_body(recorded)
                 return
             log_event(event, recorded.position)
             if self._trace is not None:
@@ -102,11 +102,11 @@ class EventLog:
 
 def log_event(event: CloudEvent, position: int | None) -> None:
     """Write the line of an event. It has no position if it could not be recorded."""
-    line = line_of(event, position)
+    line = log_line_of_event(event, position)
     if _log.isEnabledFor(line.level):
         _log.log(line.level, "%s", line.message, extra={"fields": line.fields})
 
 
-def _log_event_without_data(recorded: RecordedEvent) -> None:
+def _log_event_with_unreadable_body(recorded: RecordedEvent) -> None:
     fields = log_extra(type=recorded.name, id=recorded.id, position=recorded.position)
     _log.info("%s of %s was recorded", recorded.name, recorded.event_key, extra=fields)

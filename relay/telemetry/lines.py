@@ -13,7 +13,7 @@ from typing import Any
 from relay.approvals.standing_holds import describe_conditions
 from relay.events.cloudevent import CloudEvent
 from relay.events.tracing import context_of
-from relay.log_fields import Fields
+from relay.log_fields import LogFields
 
 MAX_RESOURCES = 20
 """Machines that the fields of a line name."""
@@ -46,7 +46,7 @@ class Line:
 
     level: int
     message: str
-    fields: Fields
+    fields: LogFields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ def _join_names(names: Sequence[str]) -> str:
     return f"{listed} and {others} more" if others > 0 else listed
 
 
-def _scheduled(data: Mapping[str, Any]) -> str:
+def _event_scheduled(data: Mapping[str, Any]) -> str:
     parts = [f"{_subject(data)} is scheduled"]
     if (data["eventStatus"] or "").lower() != "scheduled":
         parts = [f"{_subject(data)} has appeared with the status {data['eventStatus'] or 'none'}"]
@@ -90,29 +90,29 @@ def _scheduled(data: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _updated(data: Mapping[str, Any]) -> str:
+def _event_updated(data: Mapping[str, Any]) -> str:
     changes = [
-        f"{name} was {_value(old)}, is {_value(data.get(name))}"
+        f"{name} was {_format_changed_value(old)}, is {_format_changed_value(data.get(name))}"
         for name, old in data["changed"].items()
     ]
     return f"{_subject(data)} has changed: {'; '.join(changes)}"
 
 
-def _started(data: Mapping[str, Any]) -> str:
+def _event_started(data: Mapping[str, Any]) -> str:
     others = [name for name in data["changed"] if name not in ("eventStatus", "notBefore")]
     also = f"; also changed: {', '.join(others)}" if others else ""
-    return f"{_subject(data)} has started{_own_approval_clause(data)}{also}"
+    return f"{_subject(data)} has started{_approved_by_this_relay_clause(data)}{also}"
 
 
-def _ended(data: Mapping[str, Any]) -> str:
-    return f"{_subject(data)} has ended: {data['outcome']}{_own_approval_clause(data)}"
+def _event_ended(data: Mapping[str, Any]) -> str:
+    return f"{_subject(data)} has ended: {data['outcome']}{_approved_by_this_relay_clause(data)}"
 
 
-def _own_approval_clause(data: Mapping[str, Any]) -> str:
+def _approved_by_this_relay_clause(data: Mapping[str, Any]) -> str:
     return ", approved by this relay" if data["approvedByRelay"] else ""
 
 
-def _value(value: Any) -> str:
+def _format_changed_value(value: Any) -> str:
     if isinstance(value, list):
         return _join_names(value)
     return "none" if value is None else str(value)
@@ -121,41 +121,41 @@ def _value(value: Any) -> str:
 _VERBS = {"approve": "approves", "hold": "holds", "release": "releases"}
 
 
-def _votes(data: Mapping[str, Any]) -> str:
-    return f"{data['votes']} of {_vote_count_text(data['required'])} by rule {data['rule']}"
+def _vote_count_and_rule_clause(data: Mapping[str, Any]) -> str:
+    return f"{data['votes']} of {_pluralize_votes(data['required'])} by rule {data['rule']}"
 
 
-def _vote_count_text(votes: int) -> str:
+def _pluralize_votes(votes: int) -> str:
     return f"{votes} vote" if votes == 1 else f"{votes} votes"
 
 
 def _decision_recorded(data: Mapping[str, Any]) -> str:
     votes = ""
     if data["rule"] is not None:
-        votes = f"; {_votes(data)}"
+        votes = f"; {_vote_count_and_rule_clause(data)}"
     verb = _VERBS[data["decision"]]
     return f"{data['principal']} {verb} {_subject(data)}{votes}{_dry_run_suffix(data)}"
 
 
 def _granted(data: Mapping[str, Any]) -> str:
-    votes = f" with {_vote_count_text(data['votes'])}" if data["required"] else ""
+    votes = f" with {_pluralize_votes(data['votes'])}" if data["required"] else ""
     return f"{_subject(data)} is granted by rule {data['rule']}{votes}{_dry_run_suffix(data)}"
 
 
-def _refused(data: Mapping[str, Any]) -> str:
+def _decision_refused(data: Mapping[str, Any]) -> str:
     times = f" ({data['count']} times)" if "count" in data else ""
     return (
         f"{data['principal']} may not {data['decision']} {_subject(data)}{times}: {data['refusal']}"
     )
 
 
-def _voided(data: Mapping[str, Any]) -> str:
+def _votes_voided(data: Mapping[str, Any]) -> str:
     causes = {"changed": "it has changed", "expired": "they have expired", "ended": "it has ended"}
     return f"votes for {_subject(data)} count no more: {causes[data['why']]}"
 
 
 def _reminder(data: Mapping[str, Any]) -> str:
-    missing = f"waits for votes, {_votes(data)}: NotBefore is near"
+    missing = f"waits for votes, {_vote_count_and_rule_clause(data)}: NotBefore is near"
     return f"{_subject(data)} {missing}{_dry_run_suffix(data)}"
 
 
@@ -186,7 +186,7 @@ def _start_request_failed(data: Mapping[str, Any]) -> str:
     return f"the StartRequest for {_subject(data)} failed: {data['reason']}"
 
 
-def _failed_level(data: Mapping[str, Any]) -> int:
+def _start_request_failed_level(data: Mapping[str, Any]) -> int:
     return logging.ERROR if data["status"] == _REFUSED else logging.WARNING
 
 
@@ -206,19 +206,19 @@ def _dead_lettered(data: Mapping[str, Any]) -> str:
 
 LINES: Mapping[str, LineDefinition] = {
     "event.scheduled": LineDefinition(
-        level=logging.INFO, sentence=_scheduled, fields=_EVENT_FIELDS
+        level=logging.INFO, sentence=_event_scheduled, fields=_EVENT_FIELDS
     ),
     "event.updated": LineDefinition(
-        level=logging.INFO, sentence=_updated, fields=(*_EVENT_FIELDS, "changed")
+        level=logging.INFO, sentence=_event_updated, fields=(*_EVENT_FIELDS, "changed")
     ),
     "event.started": LineDefinition(
         level=logging.INFO,
-        sentence=_started,
+        sentence=_event_started,
         fields=(*_EVENT_FIELDS, "changed", "approvedByRelay"),
     ),
     "event.ended": LineDefinition(
         level=logging.INFO,
-        sentence=_ended,
+        sentence=_event_ended,
         fields=(*_EVENT_FIELDS, "outcome", "evidence", "approvedByRelay"),
     ),
     "approval.recorded": LineDefinition(
@@ -229,11 +229,11 @@ LINES: Mapping[str, LineDefinition] = {
     ),
     "approval.refused": LineDefinition(
         level=logging.WARNING,
-        sentence=_refused,
+        sentence=_decision_refused,
         fields=(*_DECISION_FIELDS, "refusal", "count"),
     ),
     "approval.voided": LineDefinition(
-        level=logging.INFO, sentence=_voided, fields=(*_ABOUT_EVENT, "why", "dryRun")
+        level=logging.INFO, sentence=_votes_voided, fields=(*_ABOUT_EVENT, "why", "dryRun")
     ),
     "approval.reminder": LineDefinition(
         level=logging.WARNING,
@@ -249,7 +249,7 @@ LINES: Mapping[str, LineDefinition] = {
         fields=(*_ABOUT_EVENT, "status", "attempts"),
     ),
     "startrequest.failed": LineDefinition(
-        level=_failed_level,
+        level=_start_request_failed_level,
         sentence=_start_request_failed,
         fields=(*_ABOUT_EVENT, "status", "attempts", "reason"),
     ),
@@ -316,7 +316,7 @@ LINES: Mapping[str, LineDefinition] = {
 """The line of each type, in the order of the catalog."""
 
 
-def line_of(event: CloudEvent, position: int | None) -> Line:
+def log_line_of_event(event: CloudEvent, position: int | None) -> Line:
     """Return the line of an event that the journal has at a position, if it has it."""
     name, data = event.name, event.data
     definition = LINES[name]
@@ -336,4 +336,4 @@ def line_of(event: CloudEvent, position: int | None) -> Line:
     if context is not None:
         fields["traceId"] = context.trace_id
     level = definition.level if isinstance(definition.level, int) else definition.level(data)
-    return Line(level, definition.sentence(data), Fields(**fields))  # type: ignore[typeddict-item]  # the definitions name its fields
+    return Line(level, definition.sentence(data), LogFields(**fields))  # type: ignore[typeddict-item]  # the definitions name its fields

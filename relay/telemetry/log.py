@@ -69,7 +69,7 @@ def configure_logging(
     _log_what_python_prints()
 
 
-def is_log_json() -> bool:
+def is_logging_json_now() -> bool:
     """Whether the log is JSON now: a reload can change it."""
     return any(isinstance(each.formatter, JsonFormatter) for each in logging.getLogger().handlers)
 
@@ -129,7 +129,7 @@ class StderrHandler(logging.Handler):
         try:
             line = f"{self.format(record)}\n".encode(errors="backslashreplace")
         except Exception as error:  # noqa: BLE001  # a wrong call must not end the caller
-            line = self._describe_failure(record, error)
+            line = self._format_failure_line(record, error)
         with self._change:
             if self._is_closed:
                 return
@@ -155,7 +155,7 @@ class StderrHandler(logging.Handler):
             self._change.notify_all()
         super().close()
 
-    def _describe_failure(self, record: logging.LogRecord, error: Exception) -> bytes:
+    def _format_failure_line(self, record: logging.LogRecord, error: Exception) -> bytes:
         failure = logging.LogRecord(
             _log.name,
             logging.ERROR,
@@ -211,8 +211,8 @@ class _Formatter(logging.Formatter):
         if traceback is not None or not record.name.startswith("relay"):
             # Our own messages hold no secret. The text of an exception, or of a library, can.
             secrets = list(_texts_to_hide(self._secrets))
-            message = _hide(message, secrets)
-            traceback = _hide(traceback, secrets) if traceback is not None else None
+            message = _hide_secrets(message, secrets)
+            traceback = _hide_secrets(traceback, secrets) if traceback is not None else None
         return _shorten(message), traceback
 
 
@@ -325,7 +325,7 @@ def _texts_to_hide(secrets: Callable[[], Iterable[str]]) -> Iterable[str]:
             yield from (part for part in parts if part and len(part) >= _SHORTEST_SECRET)
 
 
-def _hide(text: str, secrets: Iterable[str]) -> str:
+def _hide_secrets(text: str, secrets: Iterable[str]) -> str:
     for secret in sorted(secrets, key=len, reverse=True):
         text = text.replace(secret, "…")
     return text

@@ -144,7 +144,7 @@ class SpanExporter:
         try:
             headers = self._settings.extra_headers()
             request = Request(
-                url=self._settings.target(),
+                url=self._settings.collector_url(),
                 headers={**headers, "Content-Type": "application/x-protobuf"},
                 body=encode_spans(
                     [self._to_readable_span(span) for span in batch]
@@ -232,7 +232,7 @@ def _rejected_spans(body: bytes) -> int:
 
 
 @asynccontextmanager
-async def exporter(
+async def running_span_exporter(
     settings: TracesSettings, clock: Clock, instance: str
 ) -> AsyncIterator[SpanExporter]:
     """Send spans of a relay for the time of this context, and the last ones at its end."""

@@ -24,7 +24,7 @@ from relay.events.tracing import (
     span_id_of_event,
 )
 from relay.outbox import RecordedEvent
-from relay.telemetry.lines import line_of
+from relay.telemetry.lines import log_line_of_event
 
 _MAX_READS = 16
 """Polls whose times are remembered until their events are traced."""
@@ -49,12 +49,12 @@ class Traces:
         if len(self._reads) > _MAX_READS:
             self._reads.popitem(last=False)
 
-    def record_spans(self, recorded: RecordedEvent, event: CloudEvent) -> None:
+    def record_event_span(self, recorded: RecordedEvent, event: CloudEvent) -> None:
         """Record the spans of an event."""
         context = context_of(event)
         if context is None or event.attributes["relay"] != self._relay:
             return
-        parent, links = self._parent_of(recorded, event, context)
+        parent, links = self._parent_and_links_of(recorded, event, context)
         self.record(
             Span(
                 name=event.name,
@@ -64,17 +64,17 @@ class Traces:
                 links=links,
                 began=_event_time(event) or self._clock.now(),
                 ended=self._clock.now(),
-                attributes=_attributes_of(recorded, event),
+                attributes=_span_attributes_from_log_fields(recorded, event),
                 error=event.data["reason"] if event.name == "startrequest.failed" else None,
             )
         )
 
-    def _parent_of(
+    def _parent_and_links_of(
         self, recorded: RecordedEvent, event: CloudEvent, context: SpanContext
     ) -> tuple[SpanContext | None, list[SpanContext]]:
         """Return the parent and the links of the span of an event."""
         if event.name.startswith("event."):
-            return self._trace_poll(event, context), []
+            return self._record_poll_or_report_span(event, context), []
         caller = recorded.caller
         if caller is not None and caller.trace_id == context.trace_id:
             return caller, []  # the caller has gone on with the trace of the event
@@ -83,7 +83,7 @@ class Traces:
             parent = context.child(span_id_of_event(event, recorded.follows))
         return parent, [caller] if caller is not None else []
 
-    def _trace_poll(self, event: CloudEvent, context: SpanContext) -> SpanContext:
+    def _record_poll_or_report_span(self, event: CloudEvent, context: SpanContext) -> SpanContext:
         """Record the span of the poll that brought an event; return its context.
 
         The first one of an event is the root of the trace. A hub has reports instead of polls.
@@ -121,11 +121,11 @@ def _event_time(event: CloudEvent) -> datetime | None:
     return parse_timestamp(event.attributes["time"])
 
 
-def _attributes_of(
+def _span_attributes_from_log_fields(
     recorded: RecordedEvent, event: CloudEvent
 ) -> Mapping[str, AttributeValue | None]:
     """Return the fields of the event's log line as attributes."""
-    fields = line_of(event, recorded.position).fields
+    fields = log_line_of_event(event, recorded.position).fields
     attributes = {attribute_name(name): value for name, value in fields.items()}
     attributes.pop(attribute_name("traceId"), None)
     return attributes | {"cloudevents.event_source": event.attributes["source"]}  # type: ignore[return-value]  # the fields have such values

@@ -123,9 +123,12 @@ def test_a_url_in_a_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
     file = tmp_path / "url"
     file.write_text("amqp://old@h/\n")
     section = BrokerSettings.model_validate({"url_file": file})
-    assert section.targets()[0].user == "old"
+    assert section.broker_urls()[0].user == "old"
     file.write_text("amqps://newer@a,b/\n")
-    assert [(url.user, url.host) for url in section.targets()] == [("newer", "a"), ("newer", "b")]
+    assert [(url.user, url.host) for url in section.broker_urls()] == [
+        ("newer", "a"),
+        ("newer", "b"),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 from typing_extensions import override  # in typing from Python 3.12
 
-from relay.amqp.frames import CoalescingWriter, SanitizingReader
+from relay.amqp.frame_streams import CoalescingWriter, SanitizingReader
 
 
 class Wire(asyncio.WriteTransport):

@@ -15,8 +15,8 @@ from typing_extensions import override
 from yarl import URL
 
 from relay.amqp.broker_url import host_port, parse_urls
-from relay.amqp.cancellation import raise_if_cancelled
-from relay.amqp.connection import SETUP_TIMEOUT, Connection, keep_connected
+from relay.amqp.cancellation_check import raise_if_cancelled
+from relay.amqp.connection import SETUP_TIMEOUT, GuardedConnection, keep_connected
 from relay.amqp.failures import ConnectionFailure, describe_failure
 from relay.amqp.topology import Exchange, declare_topology
 from relay.clock import SystemClock
@@ -43,11 +43,11 @@ class CountingClock(SystemClock):
             raise Stop
 
 
-async def _unused(_: Connection) -> NoReturn:
+async def _unused(_: GuardedConnection) -> NoReturn:
     raise AssertionError("there is nothing to connect to")
 
 
-async def _arrived(broker_connection: Connection) -> NoReturn:
+async def _arrived(broker_connection: GuardedConnection) -> NoReturn:
     raise Deferred(f"arrived at {host_port(broker_connection.url)}")
 
 
@@ -126,7 +126,7 @@ async def test_a_cancellation_that_nobody_asked_for_does_not_end_the_connecting(
     """
     failures: list[ConnectionFailure] = []
 
-    async def struck(_: Connection) -> NoReturn:
+    async def struck(_: GuardedConnection) -> NoReturn:
         raise asyncio.CancelledError
 
     urls = parse_urls(broker.amqp_url())
@@ -154,7 +154,7 @@ async def test_it_can_be_stopped_at_any_moment(broker: Reachable) -> None:
     """Up to Python 3.11 the libraries can lose a cancellation while a connection is set up."""
     urls = parse_urls(broker.amqp_url())
 
-    async def serve(broker_connection: Connection) -> NoReturn:
+    async def serve(broker_connection: GuardedConnection) -> NoReturn:
         await declare_topology(broker_connection, (Exchange("amq.topic", "topic"),) * 4, "passive")
         raise_if_cancelled()
         await asyncio.Event().wait()
@@ -176,7 +176,7 @@ async def test_a_cancellation_that_became_another_error_on_the_way_stops_it_all_
     urls = parse_urls(broker.amqp_url())
     serving = asyncio.Event()
 
-    async def swallow(_: Connection) -> NoReturn:
+    async def swallow(_: GuardedConnection) -> NoReturn:
         serving.set()
         try:
             await asyncio.Event().wait()
@@ -224,7 +224,7 @@ async def test_a_host_that_goes_is_left_for_the_next_within_seconds(
     urls = parse_urls(f"amqp://guest:guest@127.0.0.1:{own_broker.port},{other.host}:{other.port}/")
     used: asyncio.Queue[str] = asyncio.Queue()
 
-    async def serve(broker_connection: Connection) -> NoReturn:
+    async def serve(broker_connection: GuardedConnection) -> NoReturn:
         used.put_nowait(host_port(broker_connection.url))
         while not broker_connection.is_over:  # noqa: ASYNC110  # there is no event to wait for
             await asyncio.sleep(0.01)
@@ -298,7 +298,7 @@ async def test_a_client_certificate_stands_for_the_user(
 
 async def test_what_the_broker_does_not_take_is_named(own_broker: Broker) -> None:
     """A broker without the plugin for EXTERNAL, here one whose plain listener is asked for it."""
-    broker_connection = Connection(URL(f"{own_broker.amqp_url()}?auth=gssapi"), "test")
+    broker_connection = GuardedConnection(URL(f"{own_broker.amqp_url()}?auth=gssapi"), "test")
     with pytest.raises(Exception, match="PLAIN") as refused:
         await broker_connection.connect()
     await broker_connection.close_gracefully()

@@ -29,7 +29,7 @@ class Lane:
         received = ReceivedDecision(
             user=user, decision=decision, scope=scope, event_id=event_id, decide=_decide
         )
-        given_up = self._queue.add(WaitingMessage(tag, received))
+        given_up = self._queue.add_evicting_if_full(WaitingMessage(tag, received))
         return None if given_up is None else self._names[given_up.tag]
 
     def take(self) -> tuple[list[str], float]:
@@ -38,7 +38,7 @@ class Lane:
         A release that a hold overtook has a minus before its name.
         """
         names = []
-        while isinstance(taken := self._queue.take(self.now), WaitingMessage):
+        while isinstance(taken := self._queue.take_message_or_delay(self.now), WaitingMessage):
             overtaken = self._queue.take_releases_before_hold(taken)
             names += [f"-{self._names[release.tag]}" for release in overtaken]
             names.append(self._names[taken.tag])

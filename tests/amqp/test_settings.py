@@ -62,7 +62,9 @@ def test_queues_are_named_after_the_exchange_that_the_answers_go_to(events: list
         sink("second", exchange="answers", events=events),
     ]
     assert (
-        Config.model_validate({"sinks": sinks, "approvals": {"amqp": AMQP}}).approvals_exchange
+        Config.model_validate(
+            {"sinks": sinks, "approvals": {"amqp": AMQP}}
+        ).approval_answers_exchange
         == "answers"
     )
 

@@ -15,7 +15,7 @@ from aiormq.exceptions import ChannelAccessRefused
 from yarl import URL
 
 from relay.amqp.broker_url import Declare
-from relay.amqp.connection import Connection
+from relay.amqp.connection import GuardedConnection
 from relay.amqp.topology import (
     Exchange,
     Queue,
@@ -57,16 +57,16 @@ def parts_of(exchange: str) -> tuple[Exchange | Queue, ...]:
 
 
 @asynccontextmanager
-async def connected(broker: Reachable) -> AsyncIterator[Connection]:
+async def connected(broker: Reachable) -> AsyncIterator[GuardedConnection]:
     """A connection such as the relay's."""
-    connection = Connection(URL(broker.amqp_url()), "test")
+    connection = GuardedConnection(URL(broker.amqp_url()), "test")
     await connection.connect()
     async with connection:
         yield connection
 
 
 @pytest.fixture
-async def broker_connection(broker: Reachable, exchange: str) -> AsyncIterator[Connection]:
+async def broker_connection(broker: Reachable, exchange: str) -> AsyncIterator[GuardedConnection]:
     """A connection to the broker, on which nothing of the exchange's name is left behind."""
     async with connected(broker) as connection:
         yield connection
@@ -74,7 +74,7 @@ async def broker_connection(broker: Reachable, exchange: str) -> AsyncIterator[C
             await channel.queue_delete(f"{exchange}.approvals.{SCOPE}")
 
 
-async def exists(connection: Connection, part: Exchange | Queue) -> bool:
+async def exists(connection: GuardedConnection, part: Exchange | Queue) -> bool:
     """Whether there is anything of that kind and name."""
     async with connection.channel() as channel:
         try:
@@ -110,7 +110,7 @@ def test_the_parts_are_those_of_the_documentation_with_these_arguments_and_no_ot
 
 
 async def test_true_makes_all_of_them_and_finds_nothing_to_differ_the_next_time(
-    broker_connection: Connection, exchange: str
+    broker_connection: GuardedConnection, exchange: str
 ) -> None:
     for _ in range(2):
         await declare_topology(broker_connection, parts_of(exchange), True)
@@ -145,7 +145,7 @@ _DIFFERENCES = [
     ids=[f"{title} {argument}" for title, argument in _DIFFERENCES],
 )
 async def test_a_part_that_differs_in_one_argument_is_named_with_it(
-    broker_connection: Connection, exchange: str, title: str, argument: str
+    broker_connection: GuardedConnection, exchange: str, title: str, argument: str
 ) -> None:
     """The error names the part, the argument and the remedy. The relay deletes nothing."""
     (part,) = (part for part in parts_of(exchange) if part.title == title.format(exchange))
@@ -165,7 +165,7 @@ async def test_a_part_that_differs_in_one_argument_is_named_with_it(
 
 
 async def test_passive_names_each_that_is_missing_and_makes_it_not(
-    broker_connection: Connection, exchange: str
+    broker_connection: GuardedConnection, exchange: str
 ) -> None:
     await declare_topology(broker_connection, parts_of(exchange), True)
     for part in parts_of(exchange):
@@ -185,7 +185,7 @@ async def test_passive_names_each_that_is_missing_and_makes_it_not(
 
 @pytest.mark.parametrize("declare", ["passive", False])
 async def test_what_is_not_to_be_made_is_not_made(
-    broker_connection: Connection, exchange: str, declare: Declare
+    broker_connection: GuardedConnection, exchange: str, declare: Declare
 ) -> None:
     """With nothing there, passive names all seven at once, and false asks nothing."""
     if declare == "passive":
@@ -197,7 +197,7 @@ async def test_what_is_not_to_be_made_is_not_made(
     assert not any([await exists(broker_connection, part) for part in parts_of(exchange)])
 
 
-async def _refused(connection: Connection, part: Exchange | Queue) -> bool:
+async def _refused(connection: GuardedConnection, part: Exchange | Queue) -> bool:
     """Whether the broker refuses a passive check, as RabbitMQ does from 4.2.6 on."""
     async with connection.channel() as channel:
         try:
@@ -215,7 +215,7 @@ async def test_what_the_user_may_not_look_at_is_unknown_and_not_missing(own_brok
         own_broker.add_user, "looker", "looker", configure="^$", write="^looked$", read="^$"
     )
     seen, *others = parts = (Exchange("looked", "topic"), *parts_of("hidden"))
-    connection = Connection(URL(own_broker.amqp_url("looker")), "test")
+    connection = GuardedConnection(URL(own_broker.amqp_url("looker")), "test")
     await connection.connect()
     async with connected(own_broker) as maker, connection:
         await declare_topology(maker, parts, True)

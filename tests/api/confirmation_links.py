@@ -38,9 +38,9 @@ async def render_message(
     )
 
     def read_last_change(tx: Transaction) -> Any:
-        position = tx.journal.last_change_position(event_id.lower())
+        position = tx.journal.position_of_last_change_of_event(event_id.lower())
         assert position is not None
-        return tx.journal.event_at(position)
+        return tx.journal.event_at_position(position)
 
     update = await chat.messages.plan_update(
         RecordingSinkSettings(name=sink, kind="box"),

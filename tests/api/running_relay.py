@@ -28,8 +28,7 @@ from relay.approvals import ApprovalsSettings, ClaimedGrant
 from relay.approvals.engine import ApprovalEngine
 from relay.approvals.gate import Gate
 from relay.clock import SystemClock
-from relay.delivery.dispatcher import Dispatcher
-from relay.delivery.routing import matching_sinks
+from relay.delivery.dispatcher import Dispatcher, matching_sinks
 from relay.errors import Deferred, Rejected
 from relay.events.build import Origin
 from relay.events.cloudevent import CloudEvent
@@ -151,13 +150,13 @@ class ScriptedAzure:
         """As many as IMDS gets."""
         return 100
 
-    async def read_fresh(self, _scope: str, _grants: Sequence[Grant]) -> None:
+    async def refresh_events_of_grants(self, _scope: str, _grants: Sequence[Grant]) -> None:
         """Return: the document has not changed."""
 
     def choose_agent(self, _scope: str, _grants: Sequence[Grant]) -> None:
         """IMDS itself executes each StartRequest."""
 
-    async def start(self, scope: str, claims: Sequence[ClaimedGrant]) -> None:
+    async def send_start_request(self, scope: str, claims: Sequence[ClaimedGrant]) -> None:
         """Accept a StartRequest."""
         self.started_in.append(scope)
         self.started.append(tuple(claim.event_id for claim in claims))
@@ -388,7 +387,7 @@ async def run_relay(
             clock,
             make_relay_event_recorder(store, ORIGIN, clock),
         )
-        await dispatcher.start()
+        await dispatcher.load_waiting_and_listen()
         gate = Gate(
             ApprovalEngine(rules, ORIGIN, client_resources=settings.resources_by_client_principal),
             store,
@@ -406,7 +405,7 @@ async def run_relay(
         )
         async with BackgroundTasks(gate.run(), dispatcher.run()):
             if attached:
-                server.state.attach(relay)
+                server.state.attach_relay(relay)
             yield RunningRelay(
                 server=server,
                 store=store,
@@ -418,4 +417,4 @@ async def run_relay(
                 sinks=recording_sinks,
                 session=session,
             )
-            server.state.detach()
+            server.state.detach_relay()

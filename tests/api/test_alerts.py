@@ -22,7 +22,7 @@ from relay.clock import SystemClock
 from relay.config import Config, LoadedConfig
 from relay.errors import ConfigError, Deferred, Rejected, ReloadRefused
 from relay.fleet.messages import Pulse
-from relay.fleet.routing import Sender
+from relay.fleet.routing import AuthorizedSender
 from relay.roles.reload import Reloader
 from relay.telemetry.metrics import METRICS
 from tests.api.measured_relay import run_measured_relay, scrape
@@ -183,18 +183,21 @@ def pulse(clock_offset: float) -> Pulse:
 async def test_a_hub_with_a_silent_scope_and_a_wrong_clock_fires_both_alerts(
     tmp_path: Path,
 ) -> None:
-    agents = Sender("scope-a", "vm-0", "user-a"), Sender("scope-b", "vm-1", "user-b")
+    agents = (
+        AuthorizedSender("scope-a", "vm-0", "user-a"),
+        AuthorizedSender("scope-b", "vm-1", "user-b"),
+    )
     async with run_measured_relay(tmp_path) as measured:
         relay, roster = measured.running, measured.hub.roster
         measured.consumer.is_connected = True
         now = relay.clock.now()
-        roster.note_hub_listening(now)
+        roster.mark_hub_listening_now(now)
         for agent in agents:
             roster.note_pulse(agent, agent.relay, pulse(0.0), now)
         before = series_of(await scrape(relay))
         for _ in range(4):
             relay.clock.offset += 50
-            roster.note_hub_listening(relay.clock.now())
+            roster.mark_hub_listening_now(relay.clock.now())
             roster.note_pulse(agents[1], "vm-1", pulse(5.0), relay.clock.now())
         after = series_of(await scrape(relay))
     assert after['imds_relay_hub_agents{state="silent"}'] == 1

@@ -13,8 +13,8 @@ from pydantic import ValidationError
 
 from relay import file_reload
 from relay.api import ApiSettings
-from relay.api.auth.rejection_log import RejectionLog
-from relay.api.server.connection import Peer
+from relay.api.server.connections import Peer
+from relay.api.server.state import RejectionLog
 from tests.api.confirmation_links import post_preview, render_message
 from tests.api.running_relay import (
     EVENT_ID,
@@ -289,9 +289,7 @@ async def test_unauthenticated_calls_are_logged_once_a_minute_and_not_journaled(
         await relay.call("GET", "/v1/events", by="s3cret-of-somebody")
         await relay.post_callback(b"{}", client="nobody")
     lines = [
-        record.getMessage()
-        for record in caplog.records
-        if record.name == "relay.api.auth.rejection_log"
+        record.getMessage() for record in caplog.records if record.name == "relay.api.server.state"
     ]
     assert lines == [
         "a call from 127.0.0.1 without good credentials was refused: the bearer key is no client's"
@@ -342,7 +340,7 @@ async def test_without_an_attached_relay_all_but_health_and_the_description_is_5
         assert (await relay.call("GET", "/v1/events", by="nobody")).status == 401
         for path in ("/healthz", "/openapi.json"):
             assert (await relay.call("GET", path)).status == 200
-        relay.server.state.attach(relay.relay)
+        relay.server.state.attach_relay(relay.relay)
         assert (await relay.call("GET", "/v1/events")).status == 200
-        relay.server.state.detach()
+        relay.server.state.detach_relay()
         assert (await relay.call("GET", "/v1/events")).status == 503

@@ -55,7 +55,7 @@ async def wall() -> Wall:
 async def relay(tmp_path: Path, wall: Wall) -> AsyncIterator[RunningRelay]:
     """A relay with the chat sink ops."""
     async with run_relay(tmp_path) as running_relay:
-        running_relay.server.state.attach(replace(running_relay.relay, chats={"ops": wall}))
+        running_relay.server.state.attach_relay(replace(running_relay.relay, chats={"ops": wall}))
         yield running_relay
 
 
@@ -64,7 +64,7 @@ async def test_a_platform_call_reaches_its_sink_which_answers_it(
 ) -> None:
     answer = await relay.call("POST", "/v1/chat/ops", b"payload=%7B%7D", by=None, headers=GOOD)
     assert (answer.status, answer.json, wall.heard) == (200, {"text": "done"}, [b"payload=%7B%7D"])
-    assert relay.server.state.rejections.count == 0
+    assert relay.server.state.rejection_log.count == 0
 
 
 async def test_an_empty_answer_is_empty(relay: RunningRelay) -> None:
@@ -93,7 +93,7 @@ async def test_a_refused_platform_call_learns_no_reason_and_is_counted(
         status,
         "the call proves nothing, or cannot be read; the relay's log says more",
     )
-    assert relay.server.state.rejections.count == 1
+    assert relay.server.state.rejection_log.count == 1
     assert "chat ops: the " in caplog.text
 
 
@@ -140,7 +140,7 @@ async def test_a_platform_can_call_only_with_post(
 async def test_while_the_relay_stops_or_cannot_write_it_says_so(relay: RunningRelay) -> None:
     """So the platform, or whoever clicked, tries again."""
     assert (await relay.call("POST", "/v1/chat/ops", b"disk", by=None, headers=GOOD)).status == 503
-    relay.server.state.detach()
+    relay.server.state.detach_relay()
     assert (await relay.call("POST", "/v1/chat/ops", b"x", by=None, headers=GOOD)).status == 503
 
 

@@ -378,10 +378,10 @@ async def test_while_the_relay_cannot_be_reached_the_page_offers_another_try(
 
 async def test_while_the_relay_starts_the_page_says_so(page: Page, relay: RunningRelay) -> None:
     message = await render_message(relay)
-    relay.server.state.detach()
+    relay.server.state.detach_relay()
     await page.goto(url(relay, message.tokens["approve"]))
     await heading(page, "Nothing can be decided now").to_be_focused()
-    relay.server.state.attach(relay.relay)
+    relay.server.state.attach_relay(relay.relay)
     await page.get_by_role("button", name="Look again").click()
     await page.get_by_role("button", name="Approve", exact=True).wait_for()
 

@@ -48,7 +48,7 @@ async def _votes(relay: RunningRelay) -> list[dict[str, Any]]:
 
 async def _wrong(relay: RunningRelay, token: str) -> int:
     def work(tx: Transaction) -> int:
-        link = tx.messages.find_confirmation_link(token)
+        link = tx.messages.find_confirmation_link_by_token(token)
         assert link is not None
         return link.wrong_codes
 
@@ -103,7 +103,7 @@ async def test_a_preview_decides_nothing_and_uses_no_link_up(relay: RunningRelay
     for _ in range(20):
         assert (await post_preview(relay, message.tokens["approve"])).status == 200
     assert await relay.store.read(lambda tx: tx.head()) == before
-    assert relay.server.state.rejections.count == 0
+    assert relay.server.state.rejection_log.count == 0
     assert (await post_confirmation(relay, message.tokens["approve"], message.code)).status == 202
 
 
@@ -133,7 +133,7 @@ async def test_previews_of_invalid_links_are_counted_and_refused_after_a_hundred
     relay.clock.freeze_monotonic()
     answers = Counter([(await post_preview(relay, VOID)).status for _ in range(101)])
     assert answers == {404: 100, 429: 1}
-    assert relay.server.state.rejections.count == 100
+    assert relay.server.state.rejection_log.count == 100
     assert (await post_preview(relay, message.tokens["approve"])).status == 200
 
 
@@ -377,7 +377,7 @@ async def test_a_caller_without_credentials_is_counted_and_uses_no_link_up(
                 await post_confirmation(relay, message.tokens["approve"], code, by=by)
             ).status == 401
     assert await _wrong(relay, message.tokens["approve"]) == 0
-    assert (await _votes(relay), relay.server.state.rejections.count) == ([], 4)
+    assert (await _votes(relay), relay.server.state.rejection_log.count) == ([], 4)
 
 
 async def test_hold_and_release_need_no_code(relay: RunningRelay) -> None:
@@ -491,7 +491,7 @@ async def test_while_nothing_can_be_written_links_are_shown_and_nothing_is_decid
 
 async def test_while_the_relay_stops_nothing_is_shown_or_decided(relay: RunningRelay) -> None:
     message = await render_message(relay)
-    relay.server.state.detach()
+    relay.server.state.detach_relay()
     assert (await post_preview(relay, message.tokens["approve"])).status == 503
     assert (await post_confirmation(relay, message.tokens["approve"], message.code)).status == 503
 
@@ -673,7 +673,7 @@ async def test_the_page_is_the_same_for_everybody_and_while_the_relay_starts(
     relay: RunningRelay,
 ) -> None:
     _, page = await _page(relay)
-    relay.server.state.detach()
+    relay.server.state.detach_relay()
     assert (await _page(relay, path="/approve?token=x"))[1] == page
 
 

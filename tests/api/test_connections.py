@@ -18,7 +18,7 @@ import orjson
 import pytest
 from standardwebhooks import Webhook
 
-from relay.api.server.connection import Connection
+from relay.api.server.connections import Connection
 from relay.api.server.limits import ServerLimits
 from tests.api.confirmation_links import render_message
 from tests.api.running_relay import SECRET, RunningRelay, eventually, make_event, run_relay

@@ -44,7 +44,7 @@ async def test_an_event_has_its_data_and_the_state_of_its_approval(relay: Runnin
         parse_timestamp(text) is not None and text.endswith("Z") for text in moments.values()
     )
     assert item == {
-        **make_event().to_fields(),
+        **make_event().to_cloudevent_data(),
         "documentIncarnation": 1,
         "revision": make_event().revision,
         "scope": SCOPE,

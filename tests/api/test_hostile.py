@@ -566,7 +566,7 @@ async def test_an_internal_error_is_500_and_reveals_nothing(
     relay: RunningRelay, caplog: pytest.LogCaptureFixture
 ) -> None:
     broken = replace(relay.relay, source=None)  # type: ignore[arg-type]  # breaks /readyz
-    relay.server.state.attach(broken)
+    relay.server.state.attach_relay(broken)
     (answer,) = await send(relay, b"GET /readyz HTTP/1.1\r\n" + HOST + b"\r\n")
     assert answer.status == 500
     assert (

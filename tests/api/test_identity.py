@@ -29,7 +29,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from pydantic import ValidationError
 
 from relay.api import ApiSettings
-from relay.api.auth.entra_keys import KEY_REFETCH_INTERVAL, KEY_RETRY_INTERVAL, MAX_KEY_AGE
+from relay.api.auth.entra_tokens import KEY_REFETCH_INTERVAL, KEY_RETRY_INTERVAL, MAX_KEY_AGE
 from tests.api.running_relay import RunningRelay, eventually, make_event, run_relay
 from tests.certificates import LOCALHOST, Authority
 
@@ -636,7 +636,7 @@ async def test_readiness_gives_reasons_to_certificates_of_clients_and_refuses_no
             "GET", "/readyz", x509.DNSName(name), headers={"X-Forwarded-For": "x"}
         )
         assert (status, answer["sinks"]["paused"], answer.get("reasons")) == (200, ["box"], reasons)
-    assert certified.relay.server.state.rejections.count == 0
+    assert certified.relay.server.state.rejection_log.count == 0
 
 
 async def test_a_key_takes_precedence_over_a_certificate(certified: Certified) -> None:

@@ -18,9 +18,9 @@ from relay.api import ApiSettings, local_socket
 from relay.api.local_socket import (
     MAX_PATH_BYTES,
     STATE_FILE_HEADER,
-    SocketPlace,
+    SocketPathAndMode,
     automatic_places,
-    sockets_of_state_file,
+    socket_paths_of_state_file,
     state_file_id,
 )
 from relay.api.server.http_server import Server
@@ -49,8 +49,8 @@ def test_the_folder_of_the_service_comes_first_where_it_can_be_written(tmp_path:
     state_file = tmp_path / "state" / "relay.db"
     service_socket = tmp_path / "relay.sock"
     places = automatic_places(state_file, {}, service_socket=service_socket)
-    beside = SocketPlace(tmp_path / "state" / "relay.sock", 0o600)
-    assert places == [SocketPlace(service_socket, 0o660), beside]
+    beside = SocketPathAndMode(tmp_path / "state" / "relay.sock", 0o600)
+    assert places == [SocketPathAndMode(service_socket, 0o660), beside]
     absent = tmp_path / "absent" / "relay.sock"
     assert automatic_places(state_file, {}, service_socket=absent) == [beside]
 
@@ -70,16 +70,16 @@ def test_root_does_not_take_the_place_of_the_service_of_another_user(
 def test_a_path_that_is_too_long_gives_way_to_the_folder_of_the_user() -> None:
     state_file = Path("/tmp") / ("x" * MAX_PATH_BYTES) / "relay.db"  # noqa: S108  # it is not made
     environment = {"XDG_RUNTIME_DIR": "/run/user/1000"}
-    (only,) = sockets_of_state_file(state_file, environment)
+    (only,) = socket_paths_of_state_file(state_file, environment)
     assert only.parent == Path("/run/user/1000")
-    assert sockets_of_state_file(state_file, {}) == []
-    other = sockets_of_state_file(state_file.with_name("other.db"), environment)
+    assert socket_paths_of_state_file(state_file, {}) == []
+    other = socket_paths_of_state_file(state_file.with_name("other.db"), environment)
     assert other != [only]
 
 
 def test_two_state_files_in_one_folder_have_two_sockets(tmp_path: Path) -> None:
-    assert sockets_of_state_file(tmp_path / "a.db", {}) == [tmp_path / "a.sock"]
-    assert sockets_of_state_file(tmp_path / "b.db", {}) == [tmp_path / "b.sock"]
+    assert socket_paths_of_state_file(tmp_path / "a.db", {}) == [tmp_path / "a.sock"]
+    assert socket_paths_of_state_file(tmp_path / "b.db", {}) == [tmp_path / "b.sock"]
 
 
 async def test_the_socket_beside_the_state_file_is_for_the_user_of_the_relay_alone(

@@ -16,10 +16,10 @@ import aiohttp
 import orjson
 import pytest
 
-from relay.api.server.connection import Connection
+from relay.api.server.connections import Connection
 from relay.api.server.limits import ServerLimits
-from relay.approvals.refusals import MAX_RECORDED_ABOUT_EVENT
-from relay.events.build import decision_event
+from relay.approvals.refusal_aggregation import MAX_RECORDED_ABOUT_EVENT
+from relay.events.build import approval_or_startrequest_event
 from relay.outbox import Attempt, Entry
 from relay.outbox.rows import PageLimit, take_page
 from relay.outbox.transaction import Transaction
@@ -46,7 +46,7 @@ async def _record_refusals(
     at = relay.clock.now()
 
     def work(tx: Transaction) -> None:
-        occurrence = tx.snapshot.find(EVENT_ID.lower())
+        occurrence = tx.snapshot.find_newest_occurrence(EVENT_ID.lower())
         assert occurrence is not None
         for number in range(count):
             added = {
@@ -60,7 +60,7 @@ async def _record_refusals(
                 "rule": "two",
                 "refusal": "no",
             }
-            event = decision_event(
+            event = approval_or_startrequest_event(
                 "approval.refused",
                 ORIGIN,
                 at + timedelta(milliseconds=number),

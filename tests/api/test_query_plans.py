@@ -10,13 +10,13 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
-from relay.approvals.refusals import MAX_RECORDED_ABOUT_EVENT
+from relay.approvals.refusal_aggregation import MAX_RECORDED_ABOUT_EVENT
 from relay.chat.context import make_chat_context
 from relay.delivery.dispatcher import Dispatcher
 from relay.errors import Deferred, Rejected
 from relay.events.timestamps import format_rfc3339
 from relay.outbox.file import open_for_reading
-from relay.outbox.retention import prune
+from relay.outbox.retention import prune_all_tables
 from relay.outbox.sqlite import Store
 from tests.api.confirmation_links import post_confirmation, post_preview, render_message
 from tests.api.running_relay import (
@@ -159,10 +159,12 @@ async def _live_through_everything(relay: RunningRelay) -> None:
     settings = [RecordingSinkSettings(name="new"), RecordingSinkSettings(name="box")]
     sinks = {sink.name: (sink, RecordingSink()) for sink in settings}
     restarted = Dispatcher(sinks, relay.store, relay.clock, lambda *_, **__: None)
-    await restarted.start()
+    await restarted.load_waiting_and_listen()
     for days in (0, 1000):
         now = relay.clock.now() + timedelta(days=days)
-        await relay.store.transact(partial(prune, settings=relay.store.settings, now=now))
+        await relay.store.transact(
+            partial(prune_all_tables, settings=relay.store.settings, now=now)
+        )
 
 
 async def _decide(relay: RunningRelay) -> None:
@@ -223,7 +225,7 @@ async def _chat(relay: RunningRelay) -> None:
     assert await chat.statuses.make_private_card(ops, "E-2", in_chat=True)
     # A new mode changes what every message says.
     assert (await relay.call("PUT", "/v1/approvals/mode", {"mode": "dry-run"})).status == 200
-    assert await chat.messages.next_refresh("ops")
+    assert await chat.messages.next_refresh_at("ops")
     await chat.messages.enqueue_due_refreshes("ops")
     await render_message(relay, event_id="E-2")
 

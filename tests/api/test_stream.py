@@ -166,7 +166,7 @@ async def test_streams_end_when_the_relay_does(relay: RunningRelay) -> None:
     async with following(relay) as first, following(relay, "0") as second:
         await _take(second, 1)
         await anext(first)
-        relay.server.state.detach()
+        relay.server.state.detach_relay()
         async with asyncio.timeout(KEEP_ALIVE_INTERVAL - 1):
             assert [message async for message in first] == []
             assert [message async for message in second] == []

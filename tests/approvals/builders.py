@@ -20,9 +20,9 @@ from relay.approvals.request import (
 )
 from relay.approvals.standing_hold_admission import CreateRequest, EndRequest, StandingHoldBody
 from relay.approvals.standing_hold_engine import create_standing_hold, end_standing_hold
-from relay.approvals.status import ApprovalStatus, rule_for
+from relay.approvals.status import ApprovalStatus, first_matching_rule
 from relay.errors import SourceError
-from relay.events.build import Origin, event_data
+from relay.events.build import Origin, common_event_data
 from relay.events.cloudevent import CloudEvent
 from relay.events.model import Document, ScheduledEvent
 from relay.events.timestamps import format_rfc3339
@@ -140,9 +140,9 @@ def build_occurrence(of: ScheduledEvent | None = None, **changes: Any) -> Tracke
     fields: dict[str, Any] = {
         "id": 1,
         "scope": ORIGIN.scope,
-        "key": of.key,
+        "key": of.lowercase_event_id,
         "number": 1,
-        "data": event_data(of, 1),
+        "data": common_event_data(of, 1),
         "revision": of.revision,
         "live": True,
         "boot_id": BOOT_ID,
@@ -218,7 +218,7 @@ def build_status(
     """The status of an event's approval, ``now`` seconds after noon."""
     about = build_occurrence(of, live=live)
     moment = NOON + timedelta(seconds=now)
-    rule = rule_for(settings.rules, about, moment)
+    rule = first_matching_rule(settings.rules, about, moment)
     return ApprovalStatus(
         occurrence=about,
         decisions=decisions,
@@ -323,7 +323,7 @@ class ApprovalFile:
 
     def apply_transitions(self) -> datetime | None:
         """Apply every transition that is due; return when the next is due by time alone."""
-        return self.transact(lambda tx: self.engine.apply_transitions(tx, self.clock.now()))
+        return self.transact(lambda tx: self.engine.apply_due_transitions(tx, self.clock.now()))
 
     def submit(
         self,
@@ -388,7 +388,7 @@ class ApprovalFile:
 
     def set_mode(self, mode: Mode) -> None:
         """Set the mode as an operator does."""
-        self.transact(lambda tx: tx.set_approval_mode(mode, "local:root", self.clock.now()))
+        self.transact(lambda tx: tx.store_approval_mode(mode, "local:root", self.clock.now()))
         self.apply_transitions()
 
     def claim(self) -> list[ClaimedGrant]:
@@ -431,7 +431,7 @@ class ApprovalFile:
         """The status of an event's approval."""
 
         def read_status(tx: Transaction) -> ApprovalStatus:
-            newest = tx.snapshot.find(event_id.lower())
+            newest = tx.snapshot.find_newest_occurrence(event_id.lower())
             assert newest is not None
             return self.engine.status(tx, newest, self.clock.now())
 

@@ -82,7 +82,7 @@ class Azure:
         self._clock = clock
         self._recorder = Recorder(ORIGIN, BOOT_ID, frozenset({"db-1"}))
 
-    async def read_fresh(self, _scope: str, _grants: Sequence[Grant]) -> None:
+    async def refresh_events_of_grants(self, _scope: str, _grants: Sequence[Grant]) -> None:
         """Read and record the document, once the test allows it."""
         self.reads += 1
         await self.may_read.wait()
@@ -104,7 +104,7 @@ class Azure:
             raise NOBODY
         return self.agents[0]
 
-    async def start(self, _scope: str, claims: Sequence[ClaimedGrant]) -> None:
+    async def send_start_request(self, _scope: str, claims: Sequence[ClaimedGrant]) -> None:
         """Answer a StartRequest, once the test allows it."""
         assert self.in_flight_count == 0, "two StartRequests in flight"
         self.in_flight_count += 1
@@ -139,7 +139,7 @@ class ScopeOfFleet(Azure):
     @override
     async def poll(self) -> None:
         """Record the document as the hub does from the reports of its agents."""
-        keys, now = {event.key for event in self.document}, self._clock.now()
+        keys, now = {event.lowercase_event_id for event in self.document}, self._clock.now()
         gone = [
             EventDeparture(key, gap=False, rebooted=False) for key in sorted(self._live_keys - keys)
         ]
@@ -161,17 +161,17 @@ class Fleet:
         self.max_events_per_start_request = max_events_per_start_request
         self.scopes = {scope.scope: scope for scope in scopes}
 
-    async def read_fresh(self, scope: str, grants: Sequence[Grant]) -> None:
+    async def refresh_events_of_grants(self, scope: str, grants: Sequence[Grant]) -> None:
         """Read the events of a scope."""
-        await self.scopes[scope].read_fresh(scope, grants)
+        await self.scopes[scope].refresh_events_of_grants(scope, grants)
 
     def choose_agent(self, scope: str, grants: Sequence[Grant]) -> str | None:
         """Return the first agent of a scope."""
         return self.scopes[scope].choose_agent(scope, grants)
 
-    async def start(self, scope: str, claims: Sequence[ClaimedGrant]) -> None:
+    async def send_start_request(self, scope: str, claims: Sequence[ClaimedGrant]) -> None:
         """Answer a StartRequest in a scope."""
-        await self.scopes[scope].start(scope, claims)
+        await self.scopes[scope].send_start_request(scope, claims)
 
 
 class GateHarness:
@@ -255,8 +255,8 @@ class GateHarness:
         """Settle every entry of every sink."""
 
         def settle_entries(tx: Any) -> None:
-            for entry in tx.deliveries.waiting():
-                tx.deliveries.settle(entry.id, "delivered", None, NOON)
+            for entry in tx.deliveries.waiting_entries():
+                tx.deliveries.store_final_state(entry.id, "delivered", None, NOON)
 
         await self.store.transact(settle_entries)
 

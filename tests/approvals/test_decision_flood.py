@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from relay.approvals.engine import MAX_DECISIONS_ABOUT_EVENT
-from relay.approvals.refusals import MAX_RECORDED_ABOUT_EVENT
+from relay.approvals.refusal_aggregation import MAX_RECORDED_ABOUT_EVENT
 from relay.approvals.request import Caller, DecisionKind, Rights
 from tests.approvals.builders import REBOOT, ApprovalFile
 from tests.approvals.manual_clock import NOON

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from relay.approvals import ApprovalsSettings
-from relay.approvals.status import approval_summary
+from relay.approvals.status import approval_json_fields
 from tests.approvals.builders import REBOOT, USER_REBOOT, ApprovalFile, build_event
 
 _NO_RULES = ApprovalsSettings()
@@ -51,7 +51,7 @@ def test_a_grant_by_votes_stays_if_the_rule_is_automatic_now(approvals: Approval
 def test_the_summary_says_what_is_missing_and_when_voting_closes(approvals: ApprovalFile) -> None:
     approvals.record_document(REBOOT, build_event("E-2", event_type="Freeze", due=None))
     approvals.submit()
-    assert approval_summary(approvals.status()) == {
+    assert approval_json_fields(approvals.status()) == {
         "state": "pending",
         "rule": "databases",
         "votes": 1,
@@ -62,7 +62,7 @@ def test_the_summary_says_what_is_missing_and_when_voting_closes(approvals: Appr
         "standingHolds": [],
         "runbook": None,
     }
-    assert approval_summary(approvals.status("E-2")) == {
+    assert approval_json_fields(approvals.status("E-2")) == {
         "state": "none",
         "rule": None,
         "votes": 0,
@@ -74,4 +74,4 @@ def test_the_summary_says_what_is_missing_and_when_voting_closes(approvals: Appr
         "runbook": None,
     }
     approvals.record_document()
-    assert approval_summary(approvals.status())["missing"] == 0
+    assert approval_json_fields(approvals.status())["missing"] == 0

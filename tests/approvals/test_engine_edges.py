@@ -11,7 +11,7 @@ import pytest
 
 from relay.approvals import ApprovalsSettings
 from relay.approvals.limits import Limit
-from relay.approvals.refusals import MAX_RECORDED_ABOUT_EVENT, AggregatedRefusals
+from relay.approvals.refusal_aggregation import MAX_RECORDED_ABOUT_EVENT, AggregatedRefusals
 from relay.approvals.request import LinkCredentials
 from relay.events.tracing import SpanContext
 from relay.outbox.decisions import MAX_REFUSALS
@@ -121,7 +121,7 @@ def test_a_wrong_code_is_not_counted_for_somebody_who_may_not_decide(
     add_link(approvals)
     refused = approvals.submit(by="eve", link=LinkCredentials(TOKEN, "000000"))
     assert (refused.status, "takes votes from others only" in refused.body["detail"]) == (403, True)
-    link = approvals.transact(lambda tx: tx.messages.find_confirmation_link(TOKEN))
+    link = approvals.transact(lambda tx: tx.messages.find_confirmation_link_by_token(TOKEN))
     assert link is not None
     assert link.wrong_codes == 0
 
@@ -197,7 +197,7 @@ def test_a_principal_gets_an_event_for_its_first_refusals_alone(approvals: Appro
         *[False] * MAX_RECORDED_ABOUT_EVENT,
         True,
     ]
-    assert {answer.event_key for answer in answers} == {REBOOT.key}
+    assert {answer.event_key for answer in answers} == {REBOOT.lowercase_event_id}
     assert len(approvals.events("approval.refused")) == MAX_RECORDED_ABOUT_EVENT
     assert approvals.submit(event_id="E-9").event_key is None
     approvals.set_mode("off")
@@ -299,10 +299,10 @@ def test_only_the_named_events_are_considered(approvals: ApprovalFile) -> None:
     other = build_event("E-2", event_source="User")
     approvals.record_document(USER_REBOOT, other, step=False)
     now = approvals.clock.now()
-    approvals.transact(lambda tx: approvals.engine.apply_transitions(tx, now, ["e-2"]))
+    approvals.transact(lambda tx: approvals.engine.apply_due_transitions(tx, now, ["e-2"]))
     (granted,) = approvals.events("approval.granted")
     assert granted.subject == "E-2"
-    approvals.transact(lambda tx: approvals.engine.apply_transitions(tx, now))
+    approvals.transact(lambda tx: approvals.engine.apply_due_transitions(tx, now))
     assert len(approvals.events("approval.granted")) == 2
 
 
@@ -333,7 +333,7 @@ def test_an_event_is_granted_at_the_end_of_a_standing_hold_whatever_event_was_na
     approvals.record_document(USER_REBOOT)
     approvals.clock.advance(60.0)
     now = approvals.clock.now()
-    approvals.transact(lambda tx: approvals.engine.apply_transitions(tx, now, ["e-9"]))
+    approvals.transact(lambda tx: approvals.engine.apply_due_transitions(tx, now, ["e-9"]))
     assert len(approvals.events("approval.granted")) == 1
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from relay.outbox import StoreSettings
-from relay.outbox.retention import prune
+from relay.outbox.retention import prune_all_tables
 from relay.signature import MAX_AGE, MAX_AHEAD
 from tests.approvals.builders import ApprovalFile, build_event
 
@@ -16,7 +16,7 @@ def test_a_request_id_is_known_across_restarts_for_longer_than_a_signature_is_va
     first = approvals.submit(by="alice", request_id="msg_1")
     approvals.clock.advance(MAX_AGE + MAX_AHEAD + 1)
     short_retention = StoreSettings.model_validate({"retain": "1ms", "audit_retain": "1ms"})
-    approvals.transact(lambda tx: prune(tx, short_retention, approvals.clock.now()))
+    approvals.transact(lambda tx: prune_all_tables(tx, short_retention, approvals.clock.now()))
     approvals.crash()
     again = approvals.submit(by="alice", request_id="msg_1")
     assert (again.status, again.body, again.repeat) == (first.status, first.body, True)

@@ -12,7 +12,7 @@ import pytest
 
 from relay.approvals import ApprovalsSettings
 from relay.approvals.admission import SENT_BEFORE_NOTICE
-from relay.approvals.refusals import MAX_RECORDED_ABOUT_EVENT
+from relay.approvals.refusal_aggregation import MAX_RECORDED_ABOUT_EVENT
 from relay.approvals.request import DecisionAnswer
 from relay.errors import SourceUnavailable, StoreUnavailable
 from relay.events.model import ScheduledEvent
@@ -440,8 +440,8 @@ async def test_wait_until_idle_waits_for_the_answer_or_its_timeout(tmp_path: Pat
     async with running_gate(tmp_path, USER_REBOOT) as harness:
         harness.azure.may_answer.clear()
         await wait_until(lambda: bool(harness.azure.sent))
-        short_wait = asyncio.create_task(harness.gate.drain_start_requests(2))
-        long_wait = asyncio.create_task(harness.gate.drain_start_requests(1000))
+        short_wait = asyncio.create_task(harness.gate.stop_start_requests(2))
+        long_wait = asyncio.create_task(harness.gate.stop_start_requests(1000))
         await wait_until(
             lambda: sum(seconds <= 0.05 for seconds in harness.clock.remaining_sleeps) == 2
         )

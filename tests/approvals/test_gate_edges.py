@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from relay.approvals import ApprovalsSettings
-from relay.approvals.refusals import MAX_RECORDED_ABOUT_EVENT
+from relay.approvals.refusal_aggregation import MAX_RECORDED_ABOUT_EVENT
 from relay.approvals.request import Caller
 from relay.approvals.standing_hold_admission import CreateRequest, StandingHoldBody
 from relay.events.build import relay_event

@@ -20,8 +20,7 @@ from relay.approvals.gate import Gate
 from relay.events.cloudevent import CloudEvent
 from relay.imds import SourceSettings
 from relay.imds.client import ImdsClient
-from relay.imds.poller import Poller
-from relay.imds.start_request_port import ImdsPort
+from relay.imds.poller import ImdsStartRequestPort, Poller
 from relay.ingest.recorder import Recorder
 from relay.outbox import StateFileOwner, StoreSettings
 from relay.outbox.journal import verify_journal
@@ -116,7 +115,7 @@ async def running_relay(
         gate = Gate(
             ApprovalEngine(SETTINGS, ORIGIN, client_resources=CLIENT_RESOURCES),
             store,
-            ImdsPort(poller, client),
+            ImdsStartRequestPort(poller, client),
             clock,
             lambda _: True,
         )

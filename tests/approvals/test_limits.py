@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from relay.approvals import ApprovalsSettings
 from relay.approvals.engine import ApprovalEngine
 from relay.approvals.limits import Limit, count_selected_machines
-from relay.approvals.status import approval_state, approval_summary
+from relay.approvals.status import approval_json_fields, approval_state
 from relay.errors import SourceRefused, SourceUnavailable
 from relay.events.catalog import CATALOG, cloudevent_schema
 from relay.events.model import ScheduledEvent
@@ -109,7 +109,7 @@ def test_a_second_event_waits_until_the_first_is_over_and_its_rest_too(tmp_path:
 
         approvals.clock.advance(60)
         approvals.record_document(B)
-        summary = approval_summary(approvals.status("B"))
+        summary = approval_json_fields(approvals.status("B"))
         assert (summary["state"], summary["missing"]) == ("waiting", 0)
         assert summary["waitingFor"] == [wait | {"until": "2026-04-11T12:03:00Z"}]
         assert approvals.apply_transitions() == NOON + timedelta(minutes=3)
@@ -243,7 +243,7 @@ def test_a_change_of_one_event_alone_lets_those_go_that_wait_for_it(
         assert states(approvals, "B", "C") == {"B": "waiting", "C": "waiting"}
         approvals.record_document(C, B, step=False)
         approvals.transact(
-            lambda tx: approvals.engine.apply_transitions(tx, approvals.clock.now(), ["a"])
+            lambda tx: approvals.engine.apply_due_transitions(tx, approvals.clock.now(), ["a"])
         )
         assert states(approvals, "B", "C") == {"B": "waiting", "C": "granted"}
 
@@ -312,7 +312,9 @@ def test_the_same_machine_in_two_events_takes_one_slot(tmp_path: Path) -> None:
 
 def move(approvals: ApprovalFile, of: ScheduledEvent, scope: str) -> None:
     """Give an event another scope, as the events in the store of a hub have."""
-    approvals.connection.execute("UPDATE occurrence SET scope = ? WHERE key = ?", (scope, of.key))
+    approvals.connection.execute(
+        "UPDATE occurrence SET scope = ? WHERE key = ?", (scope, of.lowercase_event_id)
+    )
 
 
 def test_machines_of_all_scopes_are_counted_and_equal_names_are_two_machines(
@@ -603,7 +605,7 @@ def test_messages_about_events_that_wait_are_shown_again(tmp_path: Path) -> None
         def refreshed(*keys: str) -> list[str]:
             approvals.connection.execute("UPDATE message SET stale_at = NULL")
             approvals.transact(
-                lambda tx: approvals.engine.apply_transitions(tx, approvals.clock.now(), keys)
+                lambda tx: approvals.engine.apply_due_transitions(tx, approvals.clock.now(), keys)
             )
             rows = approvals.connection.execute(
                 "SELECT looks FROM message WHERE stale_at IS NOT NULL"

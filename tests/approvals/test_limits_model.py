@@ -216,7 +216,7 @@ class Limits(RuleBasedStateMachine):
         return found.revision if found is not None else None
 
     def _find(self, of: str) -> TrackedEvent | None:
-        return self.approvals.transact(lambda tx: tx.snapshot.find(of.lower()))
+        return self.approvals.transact(lambda tx: tx.snapshot.find_newest_occurrence(of.lower()))
 
     # --- the gate
 

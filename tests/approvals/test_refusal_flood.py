@@ -10,7 +10,11 @@ from typing import Any
 
 import pytest
 
-from relay.approvals.refusals import MAX_RECORDED, MAX_RECORDED_ABOUT_EVENT, RefusalAggregator
+from relay.approvals.refusal_aggregation import (
+    MAX_RECORDED,
+    MAX_RECORDED_ABOUT_EVENT,
+    RefusalAggregator,
+)
 from relay.outbox.decisions import MAX_REFUSALS, REFUSAL_RETENTION
 from relay.signature import MAX_AGE, MAX_AHEAD
 from tests.approvals.builders import REBOOT, ApprovalFile, build_event, build_request
@@ -203,7 +207,7 @@ def test_of_older_refusals_only_the_newest_are_first_answers(
             at = NOON + timedelta(milliseconds=number)
             tx.decisions.remember_answer("client:eve", f"r{number}", "d", status, {}, at)
         tx.decisions.remember_answer("client:bob", "r", "d", status, {}, NOON)
-        tx.decisions.prune_refusals(now + timedelta(seconds=MAX_REFUSALS / 1000 + 1))
+        tx.decisions.prune_answers_of_refusals(now + timedelta(seconds=MAX_REFUSALS / 1000 + 1))
 
     approvals.transact(remember)
     kept = {

@@ -15,7 +15,7 @@ from relay.approvals.rules import Rule
 from relay.approvals.status import ApprovalStatus
 from relay.approvals.transitions import remind_at
 from relay.outbox import StoreSettings
-from relay.outbox.retention import prune
+from relay.outbox.retention import prune_all_tables
 from tests.approvals.builders import (
     STARTED,
     VOTES,
@@ -153,7 +153,7 @@ def test_a_reminder_is_forgotten_with_its_event(approvals: ApprovalFile) -> None
     approvals.record_document()
     approvals.clock.advance(86400.0)
     kept = StoreSettings(audit_retain=1.0)
-    approvals.transact(lambda tx: prune(tx, kept, approvals.clock.now()))
+    approvals.transact(lambda tx: prune_all_tables(tx, kept, approvals.clock.now()))
     rows = approvals.connection.execute("SELECT count(*) FROM reminder").fetchone()
     assert rows == (0,)
 

@@ -19,7 +19,7 @@ from relay.approvals.admission import Refusal, authorize
 from relay.approvals.request import Caller, Rights
 from relay.approvals.rules import Hours, Rule, client_principals_of_same_person
 from relay.approvals.transitions import can_claim_grant, next_change_at, next_transitions
-from relay.events.build import event_data
+from relay.events.build import common_event_data
 from tests.approvals.builders import (
     ApprovalFile,
     build_caller,
@@ -175,7 +175,7 @@ def test_a_rule_applies_if_no_condition_is_unmet(
     unmet: list[str], changes: dict[str, Any], scope: str, minutes: int
 ) -> None:
     rule = Rule.model_validate({"name": "r", "match": _CONDITIONS, "approve": "automatic"})
-    data = event_data(build_event(**{"duration": 8} | changes), 1)
+    data = common_event_data(build_event(**{"duration": 8} | changes), 1)
     now = NOON + timedelta(minutes=minutes)
     assert sorted(rule.unmet_conditions(data, scope, now)) == unmet
     assert rule.applies_to(data, scope, now) == (not unmet)
@@ -250,18 +250,18 @@ def test_every_resource_needs_a_vote_that_covers_it(
     """The rights of alice have no limit. The client gone was removed, and covers nothing."""
     status = each(*voters)
     assert status.uncovered_resources == uncovered
-    assert status.is_satisfied == (uncovered == ())
+    assert status.is_rule_satisfied == (uncovered == ())
     assert status.votes_missing == (1 if uncovered else 0)
 
 
 def test_a_local_user_covers_every_resource() -> None:
     assert build_status(
         BOTH, build_decision(of=BOTH, principal="local:root"), settings=EACH
-    ).is_satisfied
+    ).is_rule_satisfied
 
 
 def test_nobody_covers_an_event_without_resources() -> None:
-    assert not each("db", "web", "alice", resources=()).is_satisfied
+    assert not each("db", "web", "alice", resources=()).is_rule_satisfied
 
 
 def test_a_voter_must_cover_at_least_one_resource() -> None:
@@ -311,8 +311,10 @@ def test_a_person_with_several_principals_is_one_vote() -> None:
         for principal in ("client:alice", "mtls:alice", "slack:T1/U1")
     ]
     assert build_status(build_event(), *of_ann, settings=TWO).vote_count == 1
-    assert not build_status(build_event(), *of_ann, settings=TWO).is_satisfied
-    assert build_status(build_event(), *of_ann, build_decision(by="bob"), settings=TWO).is_satisfied
+    assert not build_status(build_event(), *of_ann, settings=TWO).is_rule_satisfied
+    assert build_status(
+        build_event(), *of_ann, build_decision(by="bob"), settings=TWO
+    ).is_rule_satisfied
 
 
 def test_a_group_may_name_people() -> None:
@@ -324,7 +326,7 @@ def test_a_group_may_name_people() -> None:
         build_decision(principal="slack:T1/U1"),
         build_decision(by="bob"),
         settings=settings,
-    ).is_satisfied
+    ).is_rule_satisfied
 
 
 @pytest.mark.parametrize(

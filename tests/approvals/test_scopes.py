@@ -246,7 +246,7 @@ async def test_wait_until_idle_waits_for_the_answers_in_all_scopes(tmp_path: Pat
         scope.may_answer.clear()
     async with running_hub(tmp_path, clock, *scopes) as harness:
         await wait_until(lambda: all(scope.sent for scope in scopes))
-        waiting = asyncio.create_task(harness.gate.drain_start_requests(1000))
+        waiting = asyncio.create_task(harness.gate.stop_start_requests(1000))
         for answered, scope in enumerate(scopes, 1):
             await wait_until(lambda: bool(clock.remaining_sleeps))
             assert not waiting.done()

@@ -38,6 +38,7 @@ from tests.approvals.running_gate import (
     running_hub,
     start_request_tasks,
 )
+from tests.conftest import DebugLoop
 
 T = TypeVar("T")
 _MEMORY = Path("/dev/shm")  # noqa: S108  # in memory, because no test cuts the power
@@ -68,6 +69,8 @@ class _CheckedScope(ScopeOfFleet):
         super().__init__(machine.clock, name, agents=("vm-0", "vm-1"))
         self._machine = machine
         self.answer: asyncio.Future[SourceError | None] | None = None
+        self.in_flight: set[tuple[str, str]] = set()
+        """The EventIds and revisions in the StartRequest that has no answer yet."""
         self.final_answers: set[tuple[str, str]] = set()
         """The EventIds and revisions that IMDS accepted or refused."""
 
@@ -78,23 +81,25 @@ class _CheckedScope(ScopeOfFleet):
     @override
     async def poll(self) -> None:
         """An event that has left the document is another one when it comes back."""
-        self.final_answers = {answer for answer in self.final_answers if self.find(answer[0])}
+        for events in (self.in_flight, self.final_answers):
+            events -= {event for event in events if self.find(event[0]) is None}
         await super().poll()
 
     @override
-    async def start(self, scope: str, claims: Sequence[ClaimedGrant]) -> None:
+    async def send_start_request(self, scope: str, claims: Sequence[ClaimedGrant]) -> None:
         assert scope == self.scope
         assert self.answer is None, "two StartRequests in flight in a scope"
         assert 1 <= len(claims) <= self._machine.max_events_per_start_request
         for claim in claims:
             self._machine.check_claim(self, claim)
+        self.in_flight = {(claim.event_id, claim.grant.revision) for claim in claims}
         self.answer = asyncio.get_running_loop().create_future()
         try:
             answer = await self.answer
         finally:
             self.answer = None
         if answer is None or (answer is REFUSED and len(claims) == 1):
-            self.final_answers |= {(claim.event_id, claim.grant.revision) for claim in claims}
+            self.final_answers |= self.in_flight
         if answer is not None:
             raise answer
 
@@ -106,7 +111,7 @@ class Scopes(RuleBasedStateMachine):
     def begin(self, max_events_per_start_request: int) -> None:
         """Begin with a StartRequest in flight in each scope."""
         self.folder = tempfile.TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else None)
-        self.runner = asyncio.Runner(debug=True)
+        self.runner = asyncio.Runner(debug=True, loop_factory=DebugLoop)
         self.clock = ManualClock()
         self.max_events_per_start_request = max_events_per_start_request
         self.mode: Mode = "on"

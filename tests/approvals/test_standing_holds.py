@@ -22,11 +22,11 @@ from relay.approvals.standing_hold_admission import (
     MAX_PATTERNS,
     StandingHoldBody,
 )
-from relay.approvals.standing_holds import turns_at
-from relay.approvals.status import approval_state, approval_summary
+from relay.approvals.standing_holds import next_begin_or_end
+from relay.approvals.status import approval_json_fields, approval_state
 from relay.outbox import StoreSettings
-from relay.outbox.claim_audit import audit_claims
-from relay.outbox.retention import prune
+from relay.outbox.claim_audit import audit_start_request_claims
+from relay.outbox.retention import prune_all_tables
 from tests.approvals.builders import (
     OPERATOR,
     REBOOT,
@@ -56,7 +56,7 @@ def test_a_standing_hold_keeps_an_automatic_rule_from_starting_a_later_event(
     approvals.record_document(USER_REBOOT)
     assert held(approvals)
     assert (approvals.events("approval.granted"), approvals.claim()) == ([], [])
-    (summary,) = approval_summary(approvals.status())["standingHolds"]
+    (summary,) = approval_json_fields(approvals.status())["standingHolds"]
     assert summary == {
         "holdId": answer.body["holdId"],
         "principal": "client:eve",
@@ -131,7 +131,7 @@ def test_a_standing_hold_that_holds_at_once_holds_after_the_clock_is_set_back(
     approvals.clock.set_wall_clock(NOON - timedelta(hours=1))
     assert (held(approvals), approvals.claim()) == (True, [])
     (hold,) = approvals.transact(lambda tx: tx.standing_holds.list_open())
-    assert turns_at(hold, approvals.clock.now()) == NOON + timedelta(minutes=10)
+    assert next_begin_or_end(hold, approvals.clock.now()) == NOON + timedelta(minutes=10)
 
 
 def test_a_standing_hold_with_hours_applies_within_them_only(approvals: ApprovalFile) -> None:
@@ -385,7 +385,7 @@ def test_answers_name_the_ten_standing_holds_that_end_last(approvals: ApprovalFi
     for number in range(12):
         approvals.hold_ahead(ends=60.0 * (number + 1), reason=f"r{number}")
     approvals.record_document(REBOOT)
-    named = approval_summary(approvals.status())["standingHolds"]
+    named = approval_json_fields(approvals.status())["standingHolds"]
     assert [hold["reason"] for hold in named] == [f"r{number}" for number in range(11, 1, -1)]
     assert len(approvals.submit().body["standingHolds"]) == 10
 
@@ -412,13 +412,13 @@ def test_a_standing_hold_that_is_taken_out_of_its_table_still_holds(
         approvals.record_document(USER_REBOOT)
     approvals.hold_ahead()
     approvals.connection.execute(change)
-    problems = audit_claims(approvals.connection).problems
+    problems = audit_start_request_claims(approvals.connection).problems
     assert "is in the journal and not so in its table" in problems[-1]
     approvals.record_document(USER_REBOOT)
     assert approvals.claim() == []
     assert held(approvals)
     assert "changed by another program" in caplog.text
-    assert audit_claims(approvals.connection).problems == ()
+    assert audit_start_request_claims(approvals.connection).problems == ()
 
 
 def test_a_standing_hold_that_somebody_puts_into_the_table_ends_at_the_next_grant(
@@ -426,10 +426,10 @@ def test_a_standing_hold_that_somebody_puts_into_the_table_ends_at_the_next_gran
 ) -> None:
     approvals.hold_ahead(match={"resources": ["web-*"]})
     approvals.connection.execute("UPDATE standing_hold SET hold_id = 'forged', number = 7")
-    assert len(audit_claims(approvals.connection).problems) == 2
+    assert len(audit_start_request_claims(approvals.connection).problems) == 2
     approvals.record_document(USER_REBOOT)
     assert len(approvals.claim()) == 1
-    assert audit_claims(approvals.connection).problems == ()
+    assert audit_start_request_claims(approvals.connection).problems == ()
 
 
 def test_a_standing_hold_stays_where_its_row_of_the_journal_was_changed(
@@ -444,7 +444,9 @@ def test_a_standing_hold_stays_where_its_row_of_the_journal_was_changed(
     approvals.record_document(USER_REBOOT, other)
     assert [claim.event_id for claim in approvals.claim()] == ["E-2"]
     assert held(approvals)
-    assert "is not so in the journal" in audit_claims(approvals.connection).problems[0]
+    assert (
+        "is not so in the journal" in audit_start_request_claims(approvals.connection).problems[0]
+    )
     approvals.connection.execute(change.format("NULL"))  # the fixture verifies the journal
 
 
@@ -473,13 +475,13 @@ def test_a_standing_hold_in_force_stays_in_the_journal_whatever_its_age(
     settings = StoreSettings(audit_retain=1.0)
     hold_id = approvals.hold_ahead(ends=300 * 86400.0).body["holdId"]
     approvals.clock.advance(200 * 86400.0)
-    approvals.transact(lambda tx: prune(tx, settings, approvals.clock.now()))
+    approvals.transact(lambda tx: prune_all_tables(tx, settings, approvals.clock.now()))
     assert len(approvals.events("standing-hold.created")) == 1
     approvals.record_document(build_event(due=None, event_source="User"))
     assert held(approvals)
     approvals.end_ahead(hold_id)
     approvals.clock.advance(86400.0)
-    approvals.transact(lambda tx: prune(tx, settings, approvals.clock.now()))
+    approvals.transact(lambda tx: prune_all_tables(tx, settings, approvals.clock.now()))
     assert approvals.events("standing-hold.created") == []
     assert approvals.transact(lambda tx: tx.standing_holds.find(hold_id)) is None
 

@@ -212,7 +212,7 @@ async def test_nothing_is_claimed_any_more_while_the_relay_waits_to_be_idle(
         harness.azure.may_answer.clear()
         await wait_until(lambda: bool(harness.azure.sent))
         await harness.submit(of=OTHER_REDEPLOY)
-        waiting = asyncio.create_task(harness.gate.drain_start_requests(1000))
+        waiting = asyncio.create_task(harness.gate.stop_start_requests(1000))
         await wait_until(lambda: bool(harness.clock.remaining_sleeps))
         harness.azure.may_answer.set()
         await harness.wait_for_events("startrequest.accepted")
@@ -229,7 +229,7 @@ async def test_a_grant_that_was_just_read_is_not_claimed_while_the_relay_waits_t
     async with running_gate(tmp_path, USER_REBOOT) as harness:
         harness.azure.may_read.clear()
         await wait_until(lambda: harness.azure.reads == 1)
-        await harness.gate.drain_start_requests(1000)
+        await harness.gate.stop_start_requests(1000)
         harness.azure.may_read.set()
         await harness.settle()
         assert "claim" not in harness.kinds()

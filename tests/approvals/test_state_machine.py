@@ -498,7 +498,7 @@ class Approvals(RuleBasedStateMachine):
                     del holds[holder, dry]
             now, model = self.clock.now(), self.model[of]
             left = any(until > now for until in holds.values())
-            if not self.approvals.status(of).accepted_by_imds:
+            if not self.approvals.status(of).is_accepted_by_imds:
                 left = left or any(hold.holds(model.seen, now) for hold in self.ahead)
             assert (answer.body["state"] == "held") == left
 
@@ -682,18 +682,23 @@ class Approvals(RuleBasedStateMachine):
 
     @invariant()
     def nothing_follows_for_an_event_that_no_check_considers(self) -> None:
-        """What `unsettled_occurrences` leaves out has no transition now, and none by time alone."""
+        """What `occurrence_ids_to_check_transitions` leaves out has no transition.
+
+        It has none now, and none by time alone.
+        """
         if not hasattr(self, "approvals"):
             return
 
         def check(tx: Transaction) -> None:
             engine, now = self.approvals.engine, self.approvals.clock.now()
-            considered = engine.unsettled_occurrences(tx)
+            considered = engine.occurrence_ids_to_check_transitions(tx)
             occurrences, _ = tx.snapshot.occurrence_page(None, PageLimit(1000))
             for occurrence in occurrences:
                 keys = [occurrence.key]
                 is_considered = occurrence.id in considered
-                assert (occurrence.id in engine.unsettled_occurrences(tx, keys)) == is_considered
+                assert (
+                    occurrence.id in engine.occurrence_ids_to_check_transitions(tx, keys)
+                ) == is_considered
                 if not is_considered:
                     status = engine.status(tx, occurrence, now)
                     assert next_transitions(status) == []

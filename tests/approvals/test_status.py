@@ -59,7 +59,7 @@ def test_a_quorum_counts_principals_who_may_vote(
 ) -> None:
     """Each has one vote, for the current revision, not expired, and not of a dry run."""
     status = build_status(None, *decisions, now=5)
-    assert (status.vote_count, status.is_satisfied) == (vote_count, vote_count >= 2)
+    assert (status.vote_count, status.is_rule_satisfied) == (vote_count, vote_count >= 2)
 
 
 def test_a_dry_run_counts_its_own_votes_and_real_ones() -> None:
@@ -71,7 +71,7 @@ def test_a_dry_run_counts_its_own_votes_and_real_ones() -> None:
 
 def test_an_automatic_rule_needs_no_votes_and_counts_none() -> None:
     status = build_status(USER_REBOOT, build_decision(of=USER_REBOOT))
-    assert (status.votes_required, status.vote_count, status.is_satisfied) == (0, 0, True)
+    assert (status.votes_required, status.vote_count, status.is_rule_satisfied) == (0, 0, True)
 
 
 def test_only_the_first_rule_that_matches_decides() -> None:
@@ -89,7 +89,7 @@ def test_only_the_first_rule_that_matches_decides() -> None:
 def test_a_vote_counts_only_while_its_voter_may_give_it(
     client_resources: dict[str, tuple[str, ...] | None],
 ) -> None:
-    assert build_status(None, *VOTES).is_satisfied
+    assert build_status(None, *VOTES).is_rule_satisfied
     status = replace(
         build_status(None, *VOTES, grants=[build_grant()]), resources_by_client=client_resources
     )
@@ -102,7 +102,7 @@ def test_votes_of_local_users_need_no_client() -> None:
     votes = tuple(replace(vote, principal=f"local:{vote.approval_id}") for vote in VOTES)
     groups = {"oncall": [vote.principal for vote in votes]}
     settings = SETTINGS.model_copy(update={"groups": groups})
-    assert build_status(None, *votes, settings=settings).is_satisfied
+    assert build_status(None, *votes, settings=settings).is_rule_satisfied
 
 
 def test_a_vote_counts_no_longer_than_the_current_rule_allows() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from relay.approvals import ApprovalsSettings
 from relay.approvals.limits import WaitingFor
-from relay.approvals.status import ApprovalStatus, approval_state, approval_summary
+from relay.approvals.status import ApprovalStatus, approval_json_fields, approval_state
 from relay.approvals.transitions import Remind, next_transitions
 from relay.outbox import Grant, StandingHold
 from tests.approvals.builders import (
@@ -89,14 +89,14 @@ def test_an_event_of_which_nobody_was_reminded_is_due_for_its_reminder() -> None
 def test_nobody_may_vote_where_no_vote_is_needed(about: Any) -> None:
     status = build_status(about)
     assert "client:alice" not in status.eligible_voters
-    assert status.missing_voters == ()
+    assert status.eligible_voters_without_vote == ()
 
 
 def test_of_the_people_who_may_vote_those_are_missing_who_have_not_voted() -> None:
     people = {"ann": ["client:alice", "slack:T024/U7"], "bob": ["client:bob"]}
     quorum = {"votes": 2, "from": ["person:ann", "person:bob", "client:drain"]}
     status = build_status(None, build_decision(), settings=of(quorum, people=people))
-    assert status.missing_voters == ("client:bob", "client:drain")
+    assert status.eligible_voters_without_vote == ("client:bob", "client:drain")
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_a_machine_is_missing_only_if_the_event_can_be_about_it(
 ) -> None:
     """Nobody knows how many machines a pattern means, so it counts if its scope is right."""
     status = build_status(settings=of({"votes": 1, "from": [voter]}))
-    assert status.missing_voters == ((voter,) if is_missing else ())
+    assert status.eligible_voters_without_vote == ((voter,) if is_missing else ())
 
 
 # --- which votes count
@@ -126,9 +126,9 @@ def test_a_machine_is_missing_only_if_the_event_can_be_about_it(
 def test_the_vote_of_a_client_counts_only_while_the_client_is_configured(principal: str) -> None:
     settings = of({"votes": 1, "from": [principal]})
     status = build_status(None, build_decision(principal=principal), settings=settings)
-    assert status.is_satisfied
-    assert not replace(status, resources_by_client={}).is_satisfied
-    assert not replace(status, resources_by_client={principal: ("web-*",)}).is_satisfied
+    assert status.is_rule_satisfied
+    assert not replace(status, resources_by_client={}).is_rule_satisfied
+    assert not replace(status, resources_by_client={principal: ("web-*",)}).is_rule_satisfied
 
 
 def test_a_local_user_may_decide_for_what_a_client_of_the_same_person_may_not() -> None:
@@ -136,7 +136,7 @@ def test_a_local_user_may_decide_for_what_a_client_of_the_same_person_may_not() 
     people = {"ann": ["local:ann", "client:web"]}
     settings = of({"votes": 1, "from": ["person:ann"]}, people=people)
     vote = build_decision(principal="local:ann")
-    assert build_status(None, vote, settings=settings).is_satisfied
+    assert build_status(None, vote, settings=settings).is_rule_satisfied
 
 
 @pytest.mark.parametrize(("resources", "counts"), [(("db-1",), 1), ((), 0), (("db-1", "db-2"), 0)])
@@ -226,15 +226,19 @@ def test_an_event_is_approved_with_a_grant_and_claimed_with_a_start_request(
     grants: list[Grant], *, is_approved: bool, is_claimed: bool
 ) -> None:
     status = build_status(grants=grants)
-    assert status.is_approved is is_approved
-    assert status.is_claimed is is_claimed
+    assert status.is_granted_or_claimed is is_approved
+    assert status.is_grant_claimed is is_claimed
 
 
 def test_azure_may_have_started_an_event_after_any_start_request_without_a_400() -> None:
     never_sent = build_grant("failed", attempts=0)
-    assert build_status(grants=[never_sent]).may_have_been_started is False
-    assert build_status(grants=[never_sent, build_grant("sent", id=2)]).may_have_been_started
-    assert not build_status(grants=[build_grant("refused", status=400)]).may_have_been_started
+    assert build_status(grants=[never_sent]).may_have_been_accepted_by_imds is False
+    assert build_status(
+        grants=[never_sent, build_grant("sent", id=2)]
+    ).may_have_been_accepted_by_imds
+    assert not build_status(
+        grants=[build_grant("refused", status=400)]
+    ).may_have_been_accepted_by_imds
 
 
 # --- what people see
@@ -253,5 +257,5 @@ def test_only_an_event_that_can_still_be_started_waits_for_a_limit() -> None:
 def test_the_summary_names_the_runbook_of_the_rule() -> None:
     url = "https://wiki.example.com/databases"
     settings = of({"votes": 1, "from": ["client:alice"]}, rule={"runbook": url})
-    assert approval_summary(build_status(settings=settings))["runbook"] == url
-    assert approval_summary(build_status(FREEZE))["runbook"] is None
+    assert approval_json_fields(build_status(settings=settings))["runbook"] == url
+    assert approval_json_fields(build_status(FREEZE))["runbook"] is None

@@ -13,9 +13,9 @@ import pytest
 
 from relay.approvals import ApprovalsSettings
 from relay.outbox import Mode, StoreSettings
-from relay.outbox.claim_audit import ClaimAuditResult, audit_claims
+from relay.outbox.claim_audit import ClaimAuditResult, audit_start_request_claims
 from relay.outbox.file import open_for_reading
-from relay.outbox.retention import prune
+from relay.outbox.retention import prune_all_tables
 from relay.outbox.rows import PageLimit
 from tests.approvals.builders import REBOOT, REDEPLOY, USER_REBOOT, ApprovalFile, build_event
 from tests.approvals.manual_clock import NOON
@@ -45,7 +45,7 @@ def by_hand(approvals: ApprovalFile, *statements: str) -> None:
 def problems(approvals: ApprovalFile) -> tuple[str, ...]:
     """What ``audit verify`` names."""
     with contextlib.closing(open_for_reading(approvals.path)) as connection:
-        return audit_claims(connection).problems
+        return audit_start_request_claims(connection).problems
 
 
 @pytest.mark.parametrize("position", ["NULL", "1", "2", "99"])
@@ -330,16 +330,16 @@ def test_votes_holds_and_grants_outlive_the_pruning_of_the_journal(voted: Approv
     retention = StoreSettings(retain=0.0, audit_retain=0.0)
     soon = NOON + timedelta(seconds=60)
     for _ in range(2):
-        voted.transact(lambda tx: prune(tx, retention, soon))
+        voted.transact(lambda tx: prune_all_tables(tx, retention, soon))
     assert voted.status().vote_count == 1
     voted.submit("release", "eve")
     voted.submit(by="bob")
-    voted.transact(lambda tx: prune(tx, retention, soon))
+    voted.transact(lambda tx: prune_all_tables(tx, retention, soon))
     (claimed,) = voted.claim()
     voted.accept([claimed])
     assert problems(voted) == ()
     voted.record_document()
-    voted.transact(lambda tx: prune(tx, retention, soon))
+    voted.transact(lambda tx: prune_all_tables(tx, retention, soon))
     assert problems(voted) == ()
 
 
@@ -355,14 +355,14 @@ def test_a_hold_on_an_event_that_is_gone_stays_as_long_as_its_row_of_the_journal
     approvals.record_document(other)
     retention = StoreSettings(retain=0.0, audit_retain=0.0)
     soon = NOON + timedelta(seconds=60)
-    approvals.transact(lambda tx: prune(tx, retention, soon))
+    approvals.transact(lambda tx: prune_all_tables(tx, retention, soon))
     approvals.record_document(other, redeploy)
     assert [hold.principal for hold in approvals.status().active_holds] == ["client:eve"]
     assert problems(approvals) == ()
     approvals.record_document(other)
     approvals.submit("release", "eve", other)
-    approvals.transact(lambda tx: prune(tx, retention, soon))
-    approvals.transact(lambda tx: prune(tx, retention, soon))
+    approvals.transact(lambda tx: prune_all_tables(tx, retention, soon))
+    approvals.transact(lambda tx: prune_all_tables(tx, retention, soon))
     approvals.record_document(other, redeploy)
     approvals.submit(of=redeploy)
     assert len(approvals.claim()) == 1
@@ -547,7 +547,7 @@ def audit_older_claims(approvals: ApprovalFile, *changes: str) -> ClaimAuditResu
     )
     for change in changes:
         approvals.connection.execute(change)
-    found = audit_claims(approvals.connection)
+    found = audit_start_request_claims(approvals.connection)
     approvals.connection.execute("ROLLBACK")
     return found
 
@@ -573,6 +573,6 @@ def test_the_audit_reads_a_file_of_the_last_version(voted: ApprovalFile) -> None
     voted.claim()
     downgrade(voted)
     with contextlib.closing(open_for_reading(voted.path)) as connection:
-        audit = audit_claims(connection)
+        audit = audit_start_request_claims(connection)
     assert (audit.claims, audit.pruned, audit.problems) == (1, 0, ())
     voted.crash()

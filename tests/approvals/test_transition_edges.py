@@ -15,11 +15,11 @@ from relay.approvals.transitions import (
     FailGrant,
     Transition,
     VoidVotes,
-    annotate_with_waited_limits,
+    add_waited_limits_to_transitions,
     can_claim_grant,
-    can_keep_slot,
+    can_unsent_grant_keep_slot,
     grant_expires_at,
-    last_moment_before_expiry,
+    moment_before_first_past_expiry,
     next_change_at,
     next_transitions,
     open_grant_failure_reason,
@@ -121,7 +121,7 @@ def test_the_expiry_of_a_grant_is_the_next_change_before_that_of_its_votes() -> 
 def test_a_grant_of_the_mode_in_force_keeps_its_slot(grant: Grant, mode: Mode) -> None:
     votes = [replace(vote, dry_run=grant.dry_run) for vote in VOTES]
     status = replace(build_status(None, *votes), mode=mode)
-    assert can_keep_slot(grant, status) is True
+    assert can_unsent_grant_keep_slot(grant, status) is True
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_a_grant_of_the_mode_in_force_keeps_its_slot(grant: Grant, mode: Mode) -
     ],
 )
 def test_a_grant_that_cannot_be_sent_takes_no_slot(grant: Grant, status: ApprovalStatus) -> None:
-    assert can_keep_slot(grant, status) is False
+    assert can_unsent_grant_keep_slot(grant, status) is False
 
 
 # --- the last chance, and what the event waited for
@@ -186,7 +186,7 @@ def test_the_last_chance_is_just_before_time_ended_the_first(
     seconds: float | None, status: ApprovalStatus
 ) -> None:
     just_before = timedelta(seconds=seconds or 0, microseconds=-1)
-    assert last_moment_before_expiry(status) == (
+    assert moment_before_first_past_expiry(status) == (
         NOON + just_before if seconds is not None else None
     )
 
@@ -199,24 +199,24 @@ def test_what_ends_by_time_says_for_what_the_event_waited() -> None:
         VoidVotes(VOTES, None),
         ExpireHold(HOLD),
     ]
-    assert annotate_with_waited_limits(
+    assert add_waited_limits_to_transitions(
         [VoidVotes(VOTES, "expired"), FailGrant(grant, EXPIRED)], before
     ) == [
         VoidVotes(VOTES, "expired", (WAIT,)),
         FailGrant(grant, f"{EXPIRED}; {WAIT_TEXT}"),
     ]
-    assert annotate_with_waited_limits([*untouched], before) == untouched
+    assert add_waited_limits_to_transitions([*untouched], before) == untouched
 
 
 def test_a_grant_that_could_not_be_sent_before_either_says_nothing_of_waiting() -> None:
     failed = FailGrant(build_grant(revision="x"), "the event changed")
     before = replace(build_status(None, *VOTES), waiting_for=(WAIT,))
-    assert annotate_with_waited_limits([failed], before) == [failed]
+    assert add_waited_limits_to_transitions([failed], before) == [failed]
 
 
 def test_an_event_that_waited_for_nothing_says_nothing_of_waiting() -> None:
     transitions: list[Transition] = [VoidVotes(VOTES, "expired"), FailGrant(build_grant(), EXPIRED)]
-    assert annotate_with_waited_limits(transitions, build_status(None, *VOTES)) == transitions
+    assert add_waited_limits_to_transitions(transitions, build_status(None, *VOTES)) == transitions
 
 
 # --- what a grant that expired takes with it

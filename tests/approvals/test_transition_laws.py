@@ -223,7 +223,7 @@ def test_transitions_come_to_rest(status: ApprovalStatus) -> None:
     is_forgotten = (
         status.mode == "on"
         and may_start(status)
-        and not status.refused_by_imds
+        and not status.is_refused_by_imds
         and status.active_grant is None
     )
     assert not is_forgotten

@@ -37,7 +37,7 @@ async def write_journal(file: Path, *names: str) -> list[dict[str, Any]]:
     def work(tx: Transaction) -> None:
         for name in names:
             if name == "claim":
-                tx.journal.append_note(
+                tx.journal.append_non_event_row(
                     NOON,
                     "claim",
                     {"approvalId": "of nobody", "revision": "0123456789abcdef"},

@@ -24,8 +24,7 @@ from relay.chat import CallbackRefused, ChatSettings, ChatSink
 from relay.chat.context import make_chat_context
 from relay.clock import SystemClock
 from relay.config import sink_modules
-from relay.delivery.dispatcher import Dispatcher
-from relay.delivery.routing import matching_sinks
+from relay.delivery.dispatcher import Dispatcher, matching_sinks
 from relay.errors import Deferred, DeliveryError
 from relay.events.build import relay_event
 from relay.events.cloudevent import CloudEvent
@@ -172,7 +171,7 @@ async def relay_with_chat(directory: Path, receiver: ReceiverControl) -> AsyncIt
             dispatcher = Dispatcher(
                 {"chat": (settings, observed)}, store, clock, lambda *_, **__: None
             )
-            await dispatcher.start()
+            await dispatcher.load_waiting_and_listen()
             async with BackgroundTasks(dispatcher.run()):
                 yield ChatRelay(
                     store=store, approvals=approvals, clock=clock, chat=chat, observed=observed
@@ -200,10 +199,12 @@ async def posts_an_event_once(
         ):
             assert words in text
         position = await relay.store.read(
-            lambda tx: tx.journal.last_change_position(EVENT_ID.lower())
+            lambda tx: tx.journal.position_of_last_change_of_event(EVENT_ID.lower())
         )
         assert position is not None
-        await relay.store.transact(lambda tx: tx.redeliver(position, "chat", relay.clock.now()))
+        await relay.store.transact(
+            lambda tx: tx.add_redelivery_entry(position, "chat", relay.clock.now())
+        )
         await relay.settle()
         assert receiver.messages() == [text]
 
@@ -251,7 +252,7 @@ async def shows_that_the_time_has_come(
         assert len(receiver.messages()) == 1
 
         async def is_refreshed() -> bool:
-            return await relay.store.read(lambda tx: tx.messages.next_refresh("chat") is None)
+            return await relay.store.read(lambda tx: tx.messages.next_refresh_at("chat") is None)
 
         await eventually(is_refreshed, within=TIMEOUT)
         await relay.settle()

@@ -53,7 +53,9 @@ class Stage:
         """Return when no delivery is waiting."""
 
         async def is_idle() -> bool:
-            return not await self.running.relay.store.read(lambda tx: tx.deliveries.waiting())
+            return not await self.running.relay.store.read(
+                lambda tx: tx.deliveries.waiting_entries()
+            )
 
         await eventually(is_idle)
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from relay.approvals import ApprovalsSettings
 from relay.approvals.admission import HOLD_NOTICE, SENT_BEFORE_NOTICE, authorize
 from relay.approvals.limits import LIMIT_NOTICE, WaitingFor
-from relay.approvals.refusals import AggregatedRefusals
+from relay.approvals.refusal_aggregation import AggregatedRefusals
 from relay.approvals.request import DecisionKind
 from relay.approvals.status import ApprovalStatus
 from relay.chat.cards.buttons import available_decisions
@@ -465,11 +465,11 @@ def test_no_button_is_shown_that_the_gate_would_refuse_to_one_who_may(
 ) -> None:
     """And one that the gate would take is shown, unless it would change nothing."""
     operator = build_caller("alice", "approve", "hold", "operate")
-    is_approved = status.active_grant is not None or status.is_claimed
+    is_approved = status.active_grant is not None or status.is_grant_claimed
     changes_nothing = {
         "approve": status.quorum is None or is_approved,
-        "hold": bool(status.active_holds) or not status.is_open,
-        "release": not status.is_open,
+        "hold": bool(status.active_holds) or not status.is_event_startable,
+        "release": not status.is_event_startable,
     }
     for decision in DECISIONS:
         request = build_request(decision, operator, status.occurrence.event, at=status.now)
@@ -491,7 +491,7 @@ def test_the_time_that_a_message_says_is_left_is_true_until_it_changes(
     status = build_status(now=now, settings=settings)
     for until in (status.not_before, status.voting_closes_at):
         text = time_left(status, until)
-        assert (text is None) == (not status.is_open)
+        assert (text is None) == (not status.is_event_startable)
         if text is None or until is None:
             continue
         changes_at = time_left_changes_at(status)
@@ -501,7 +501,7 @@ def test_the_time_that_a_message_says_is_left_is_true_until_it_changes(
             shown = int(number) * {"min": 1, "h": 60, "days": 1440}[unit]
             if until == status.not_before or not status.is_voting_closed:
                 assert minutes <= shown
-    if status.is_open and not status.is_voting_closed:
+    if status.is_event_startable and not status.is_voting_closed:
         assert next_refresh_time([status]) is not None
 
 
@@ -542,7 +542,7 @@ def test_an_approved_event_says_nothing_of_the_time_that_is_left() -> None:
 
 @given(STATUSES)
 def test_a_message_changes_by_time_alone_when_it_says_that_it_will(status: ApprovalStatus) -> None:
-    limits = [status.voting_closes_at] if status.is_open else []
+    limits = [status.voting_closes_at] if status.is_event_startable else []
     limits.append(time_left_changes_at(status))
     if status.occurrence.live:
         if not status.occurrence.event.is_started:

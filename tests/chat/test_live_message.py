@@ -257,7 +257,7 @@ async def test_an_approval_that_was_not_sent_in_time_vanishes_from_every_message
         assert "It is approved" in card_text(relay)
         await relay.pass_time(120)
         await relay.store.transact(
-            lambda tx: relay.approvals.apply_transitions(tx, relay.clock.now())
+            lambda tx: relay.approvals.apply_due_transitions(tx, relay.clock.now())
         )
         await relay.pass_time(1)
         await eventually(lambda: "It is approved" not in card_text(relay))
@@ -328,7 +328,7 @@ async def test_nobody_is_told_that_voting_has_closed_where_all_votes_were_given(
         await relay.pass_time(140)
 
         async def is_refreshed() -> bool:
-            next_refresh = await relay.store.read(lambda tx: tx.messages.next_refresh("wall"))
+            next_refresh = await relay.store.read(lambda tx: tx.messages.next_refresh_at("wall"))
             return next_refresh == format_sortable(NOON + timedelta(seconds=900))
 
         await eventually(is_refreshed)
@@ -341,7 +341,7 @@ async def test_buttons_go_when_approvals_are_turned_off_and_come_back(tmp_path: 
         await relay.deliver_document(build_event())
 
         def set_mode(mode: Mode, tx: Transaction) -> None:
-            tx.set_approval_mode(mode, "local:root", clock.now())
+            tx.store_approval_mode(mode, "local:root", clock.now())
 
         def shows_decisions(decisions: list[str]) -> bool:
             return relay.wall.decisions("m1") == decisions
@@ -356,7 +356,7 @@ async def test_buttons_go_when_approvals_are_turned_off_and_come_back(tmp_path: 
 
 
 def find_link(token: str, tx: Transaction) -> ConfirmationLink | None:
-    return tx.messages.find_confirmation_link(token)
+    return tx.messages.find_confirmation_link_by_token(token)
 
 
 async def test_the_file_holds_only_digests_of_the_tokens_and_codes_of_links(tmp_path: Path) -> None:
@@ -407,10 +407,12 @@ async def test_a_message_that_is_up_to_date_is_not_sent_again(
 ) -> None:
     async with relay_with_wall(tmp_path, Wall(), in_chat=in_chat) as relay:
         await relay.deliver_document(build_event())
-        position = await relay.store.read(lambda tx: tx.journal.last_change_position("e-1"))
+        position = await relay.store.read(
+            lambda tx: tx.journal.position_of_last_change_of_event("e-1")
+        )
         assert position is not None
 
-        await relay.store.transact(lambda tx: tx.redeliver(position, "wall", NOON))
+        await relay.store.transact(lambda tx: tx.add_redelivery_entry(position, "wall", NOON))
         await relay.settle()
         assert relay.wall.calls == ["post"]
 

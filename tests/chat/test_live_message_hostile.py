@@ -115,7 +115,7 @@ async def test_a_link_that_wrong_codes_have_voided_never_comes_back(tmp_path: Pa
         tokens = relay.wall.tokens("m1")
 
         def void_and_refresh(tx: Transaction) -> None:
-            link = tx.messages.find_confirmation_link(tokens[-2])
+            link = tx.messages.find_confirmation_link_by_token(tokens[-2])
             assert link is not None
             for _ in range(MAX_WRONG_CODES):
                 tx.messages.count_wrong_code(link)
@@ -183,7 +183,8 @@ async def test_an_answer_of_mattermost_that_comes_too_late_makes_no_second_post(
             assert len(tokens) == (0 if fields else 2)
             valid = await store.read(
                 lambda tx: [
-                    tx.messages.find_confirmation_link(token) is not None for token in tokens
+                    tx.messages.find_confirmation_link_by_token(token) is not None
+                    for token in tokens
                 ]
             )
             assert all(valid)

@@ -276,10 +276,12 @@ async def test_a_post_does_not_fail_if_names_cannot_be_looked_up(
         web.json_response({"id": "x"}),
     ):
         server.scripted_responses.append(("users/ids", response))
-        assert await user_names.find([ann]) == {}
-    assert await user_names.find([ann, "client:alice", "mattermost:x/y"]) == {ann: "ann"}
+        assert await user_names.find_names_by_principal([ann]) == {}
+    assert await user_names.find_names_by_principal([ann, "client:alice", "mattermost:x/y"]) == {
+        ann: "ann"
+    }
     count = len(server.calls)
-    assert await user_names.find([ann]) == {ann: "ann"}
+    assert await user_names.find_names_by_principal([ann]) == {ann: "ann"}
     assert len(server.calls) == count
 
 
@@ -290,12 +292,12 @@ async def test_a_name_stays_if_it_cannot_be_looked_up_again(
     user_names = UserNames(api, clock, lookup_timeout=TIMEOUT)
     user_id = server.add_user("ann")
     ann = server.principal(user_id)
-    assert await user_names.find([ann]) == {ann: "ann"}
+    assert await user_names.find_names_by_principal([ann]) == {ann: "ann"}
     clock.advance(3601)
     server.scripted_responses.append(("users/ids", error_response(500, "x")))
-    assert await user_names.find([ann]) == {ann: "ann"}
+    assert await user_names.find_names_by_principal([ann]) == {ann: "ann"}
     server.users[user_id]["username"] = "anna"
-    assert await user_names.find([ann]) == {ann: "anna"}
+    assert await user_names.find_names_by_principal([ann]) == {ann: "anna"}
 
 
 def make_caller(principal: str) -> Caller:

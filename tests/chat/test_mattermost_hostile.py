@@ -27,6 +27,7 @@ from tests.chat.mattermost_server import (
     new_id,
     running_mattermost,
 )
+from tests.conftest import DebugLoop
 
 USER_ID = "annannannannannannannannan"
 CLICK: Json = {
@@ -207,7 +208,7 @@ def changed_calls(draw: st.DrawFn, call: Json, required_changes: tuple[str, ...]
 
 def test_a_changed_call_decides_nothing(tmp_path: Path) -> None:
     """Any field of a click is changed; of a submission, a field that proves who decides what."""
-    with asyncio.Runner(debug=True) as runner:
+    with asyncio.Runner(debug=True, loop_factory=DebugLoop) as runner:
         stack = AsyncExitStack()
         calls = runner.run(make_genuine_calls(stack, tmp_path))
         position = runner.run(calls.journal_position())

@@ -18,10 +18,10 @@ import pytest
 from typing_extensions import override
 
 from relay import signature
-from relay.chat.platforms.mattermost.action_token import (
+from relay.chat.platforms.mattermost.requests import (
     ActionToken,
+    parse_signed_action_token,
     sign_action_token,
-    verify_action_token,
 )
 from relay.chat.throttled_log import MAX_WARNINGS
 from relay.clock import SystemClock
@@ -353,7 +353,7 @@ async def test_a_forged_token_is_refused(ops: MattermostRelay) -> None:
     genuine = proof_in(post)
     payload, _, mac = genuine.partition(".")
     signed_with_another_key = sign_action_token(
-        b"x" * 32, verify_action_token(KEY, genuine, "button")
+        b"x" * 32, parse_signed_action_token(KEY, genuine, "button")
     )
     for proof in (
         "",
@@ -405,13 +405,13 @@ def test_tokens_in_older_posts_stay_valid() -> None:
         post_id="p" * 26,
         user_id="u" * 26,
     )
-    assert verify_action_token(KEY, text, "dialog") == token
+    assert parse_signed_action_token(KEY, text, "dialog") == token
     assert sign_action_token(KEY, token) == text
 
 
 async def test_an_expired_button_is_refused_politely(ops: MattermostRelay) -> None:
     event, post = await ops.announce_reboot()
-    token = verify_action_token(KEY, proof_in(post), "button")
+    token = parse_signed_action_token(KEY, proof_in(post), "button")
     expired = sign_action_token(KEY, replace(token, expires_at=1))
     click = click_with_proof(ops.server, post, ops.ann, expired)
     status, answer = await ops.server.call_relay(CALLBACK_URL, click)
@@ -425,7 +425,7 @@ async def test_an_expired_dialog_is_refused_politely(ops: MattermostRelay) -> No
     event, post = await ops.announce_reboot()
     await ops.server.click(post, "Approve", ops.ann)
     (opened,) = ops.server.dialogs
-    token = verify_action_token(KEY, opened.request["dialog"]["state"], "dialog")
+    token = parse_signed_action_token(KEY, opened.request["dialog"]["state"], "dialog")
     expired = sign_action_token(KEY, replace(token, expires_at=1))
     status, answer = await ops.server.submit(ops.ann, opened, state=expired)
     assert status == 200
@@ -445,7 +445,7 @@ async def test_a_token_is_refused_in_another_post_channel_or_sink(ops: Mattermos
         assert "not current any more" in answer["ephemeral_text"]
     another_channel = click_with_proof(ops.server, first_post, ops.ann, proof, channel_id=new_id())
     assert await status_of(ops.server, another_channel) == 401
-    token = verify_action_token(KEY, proof, "button")
+    token = parse_signed_action_token(KEY, proof, "button")
     for moved in (replace(token, sink="others"), replace(token, channel_id=new_id())):
         click = click_with_proof(ops.server, first_post, ops.ann, sign_action_token(KEY, moved))
         assert await status_of(ops.server, click) == 401

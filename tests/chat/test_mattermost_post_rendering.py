@@ -14,7 +14,7 @@ from relay.chat.platforms.mattermost.post_rendering import (
     MAX_MESSAGE_LENGTH,
     attachments,
     escape_markdown,
-    render_text,
+    render_text_as_markdown,
     thread_message,
 )
 from tests.chat.mattermost_server import active_markup, displayed_text
@@ -76,12 +76,12 @@ def test_times_are_in_utc_and_people_have_names_where_they_are_known() -> None:
         " and ",
         PrincipalRef("client:a`b"),
     )
-    rendered = render_text(text, {"mattermost:t/u": "ann_b."})
+    rendered = render_text_as_markdown(text, {"mattermost:t/u": "ann_b."})
     assert rendered == "At 2026-11-20 15:04:05 UTC by **ann_b.** and `client:a'b`"
 
 
 def test_a_user_name_mentions_nobody() -> None:
-    rendered = render_text((PrincipalRef("p"),), {"p": "@here *x*"})
+    rendered = render_text_as_markdown((PrincipalRef("p"),), {"p": "@here *x*"})
     assert rendered == rf"**@{GAP}here \*x\***"
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from relay.chat.cards.card import Button, Card, EventLine, PrincipalRef, Text
 from relay.chat.platforms.slack.blocks import card_message, text_message
-from relay.chat.platforms.slack.payloads import format_button_value
+from relay.chat.platforms.slack.requests import format_button_value
 from tests.chat.slack_block_kit import is_valid_block_kit, rich_text_elements, text_of_blocks
 from tests.chat.slack_server import ALICE, TEAM, PostedMessage, SlackServer, encode_form
 

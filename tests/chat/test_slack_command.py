@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 
 from relay.chat.cards.card import Button
-from relay.chat.platforms.slack.action_token import (
+from relay.chat.platforms.slack.requests import (
     ACTION_TOKEN_LIFETIME,
+    ButtonDecision,
+    SlashCommand,
     is_action_token_valid,
     make_action_token,
+    parse_http_body,
 )
-from relay.chat.platforms.slack.payloads import ButtonDecision, SlashCommand, parse_payload
 from relay.simulator import Event
 from tests.approvals.manual_clock import NOON
 from tests.chat.running_relay import Stage, rule, stage
@@ -214,7 +216,7 @@ async def test_a_button_of_one_sink_decides_nothing_in_another_of_the_same_app(
 def test_an_action_token_expires_after_a_quarter_of_an_hour(
     seconds_later: float, *, is_valid: bool
 ) -> None:
-    command = parse_payload(encode_form(SlackServer(port=80).command_payload("list")))
+    command = parse_http_body(encode_form(SlackServer(port=80).command_payload("list")))
     assert isinstance(command, SlashCommand)
     button = Button(decision="approve", label="Approve", event_id="E-1", revision="3f", question=())
     action = ButtonDecision(

@@ -14,7 +14,7 @@ from relay.chat.platforms import slack as slack_platform
 from relay.chat.platforms.slack.manifest import COMMAND, SCOPES, manifest
 from relay.chat.platforms.slack.settings import Settings
 from relay.clock import SystemClock
-from relay.diagnostics import State
+from relay.doctor_findings import State
 from tests.chat.slack_server import (
     APP_TOKEN,
     TEAM,

@@ -13,7 +13,7 @@ import pytest
 from typing_extensions import override
 
 from relay.chat import CallbackReply
-from relay.chat.platforms.slack.payloads import Call, SlashCommand
+from relay.chat.platforms.slack.requests import Call, SlashCommand
 from relay.chat.platforms.slack.settings import Settings
 from relay.chat.platforms.slack.socket_mode import HandleCall, SocketConnector, SocketMode
 from relay.chat.platforms.slack.web import WebApi

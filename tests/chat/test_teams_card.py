@@ -15,8 +15,13 @@ from relay.chat.cards.card import Card, PrincipalRef
 from relay.chat.cards.event_card import event_card
 from relay.chat.cards.grouped_card import grouped_card
 from relay.chat.cards.wording import WHAT_HOLD_DOES
-from relay.chat.platforms.teams.card import card_message, follow_up_message
-from relay.chat.platforms.teams.markdown import escape_markdown, format_time, render_markdown
+from relay.chat.platforms.teams.card import (
+    card_message,
+    escape_markdown,
+    follow_up_message,
+    format_time,
+    render_markdown,
+)
 from tests.approvals.builders import build_decision, build_event, build_occurrence, build_status
 from tests.approvals.manual_clock import NOON
 from tests.chat.teams_server import (

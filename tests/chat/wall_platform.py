@@ -20,8 +20,7 @@ from relay.chat.cards.card import Card, PrincipalRef, Text
 from relay.chat.context import make_chat_context
 from relay.chat.live_message import LiveMessageSink
 from relay.clock import Clock
-from relay.delivery.dispatcher import Dispatcher
-from relay.delivery.routing import matching_sinks
+from relay.delivery.dispatcher import Dispatcher, matching_sinks
 from relay.errors import Deferred
 from relay.events.model import Document, ScheduledEvent
 from relay.ingest.recorder import Recorder, SuccessfulPoll
@@ -116,7 +115,7 @@ class RecordingRelay:
         poll = SuccessfulPoll(Document(1, events), now, gap=False)
         await self.store.transact(lambda tx: recorder.record(tx, poll), fail_open=fail_open)
         await self.store.transact(
-            lambda tx: self.approvals.apply_transitions(tx, now), fail_open=fail_open
+            lambda tx: self.approvals.apply_due_transitions(tx, now), fail_open=fail_open
         )
 
     async def deliver_document(self, *events: ScheduledEvent) -> None:
@@ -140,7 +139,7 @@ class RecordingRelay:
         """Return when everything recorded is delivered."""
 
         async def is_idle() -> bool:
-            return not await self.store.read(lambda tx: tx.deliveries.waiting())
+            return not await self.store.read(lambda tx: tx.deliveries.waiting_entries())
 
         await eventually(is_idle)
 
@@ -161,7 +160,9 @@ class WallRelay(RecordingRelay):
     async def are_links_valid(self, tokens: Sequence[str]) -> list[bool]:
         """Return for each token whether the relay knows its link."""
         return await self.store.read(
-            lambda tx: [tx.messages.find_confirmation_link(token) is not None for token in tokens]
+            lambda tx: [
+                tx.messages.find_confirmation_link_by_token(token) is not None for token in tokens
+            ]
         )
 
 
@@ -192,7 +193,7 @@ async def relay_with_wall(
         context = make_chat_context(store, approvals, clock, public_url)
         sink = LiveMessageSink(settings, context, wall, clock, in_chat=in_chat)
         dispatcher = Dispatcher({"wall": (settings, sink)}, store, clock, lambda *_, **__: None)
-        await dispatcher.start()
+        await dispatcher.load_waiting_and_listen()
         async with sink.refreshing(), BackgroundTasks(dispatcher.run()):
             yield WallRelay(
                 store=store, approvals=approvals, clock=clock, wall=wall, dispatcher=dispatcher

@@ -125,7 +125,7 @@ def test_a_claim_without_a_root_is_named(
     *_, row = read_rows(approvals.connection)
     note = {**orjson.loads(row.body), **changes}
     approvals.transact(
-        lambda tx: tx.journal.append_note(NOW, "claim", note, event_key=row.event_key)
+        lambda tx: tx.journal.append_non_event_row(NOW, "claim", note, event_key=row.event_key)
     )
     result = run_command("audit", "verify", "--store", str(approvals.path))
     assert (result.code, result.out) == (1, "")

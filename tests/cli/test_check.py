@@ -17,7 +17,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from relay.api.schema.asyncapi import asyncapi_document
-from relay.cli.check import evaluate_rules
+from relay.cli.check import evaluate_rules_for_document
 from relay.cli.init import initial_configuration
 from relay.config import NO_RULE_FOR_USER_EVENTS, load
 from relay.events.catalog import CATALOG
@@ -480,7 +480,9 @@ def test_the_rules_of_the_sample_approve_exactly_what_the_sample_approves(
     config = load(ROOT / "config/examples/docs-sample.yaml", {}).config
     approved = {
         azure_event["eventId"]: azure_event["approved"]
-        for azure_event in evaluate_rules(config, parse_document(azure(*events)), datetime.now(UTC))
+        for azure_event in evaluate_rules_for_document(
+            config, parse_document(azure(*events)), datetime.now(UTC)
+        )
     }
     assert approved == {
         azure_event["EventId"]: sample_approves(azure_event) for azure_event in events

@@ -18,7 +18,7 @@ import pytest
 from aiormq.exceptions import ChannelAccessRefused
 from yarl import URL
 
-from relay.amqp.connection import Connection
+from relay.amqp.connection import GuardedConnection
 from relay.amqp.topology import approvals_topology, declare_topology, events_topology
 from relay.config import NO_RULE_FOR_USER_EVENTS
 from relay.imds.diagnostics import NOT_POLLED, NOT_SEARCHED
@@ -290,7 +290,7 @@ async def test_the_documented_rights_are_enough_for_a_broker_that_lets_nobody_lo
     It is a warning only if the relay needs the right.
     """
     own_broker.add_user("least", "least", **LEAST, read=f"^{re.escape(QUEUE)}$" if read else "^$")
-    connection = Connection(URL(own_broker.amqp_url()), "test")
+    connection = GuardedConnection(URL(own_broker.amqp_url()), "test")
     await connection.connect()
     async with connection:
         await declare_topology(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from relay.cli._profile import Profile, profile_folder, read_profile
+from relay.cli._profile import Profile, cli_profiles_folder, read_profile
 from tests.certificates import AUTHORITY, SERVER
 from tests.cli.command import CommandResult, run_async, run_command
 from tests.cli.running_relay import ALICE_KEY, RunningRelay, running_relay
@@ -180,6 +180,6 @@ def test_profiles_are_in_the_folder_of_the_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert profile_folder({}) == tmp_path / ".config/imds-relay"
-    assert profile_folder({"XDG_CONFIG_HOME": "relative"}) == tmp_path / ".config/imds-relay"
-    assert profile_folder({"XDG_CONFIG_HOME": "/x"}) == Path("/x/imds-relay")
+    assert cli_profiles_folder({}) == tmp_path / ".config/imds-relay"
+    assert cli_profiles_folder({"XDG_CONFIG_HOME": "relative"}) == tmp_path / ".config/imds-relay"
+    assert cli_profiles_folder({"XDG_CONFIG_HOME": "/x"}) == Path("/x/imds-relay")

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from relay.api import ApiSettings
 from relay.api.diagnostics import diagnose
-from relay.diagnostics import Finding
+from relay.doctor_findings import Finding
 from tests.api.entra import CLIENT_SECRET, Entra, run_entra
 from tests.cli.command import run_command
 

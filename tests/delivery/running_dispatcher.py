@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from relay.clock import Clock, SystemClock
-from relay.delivery.dispatcher import Dispatcher
-from relay.delivery.routing import matching_sinks
+from relay.delivery.dispatcher import Dispatcher, matching_sinks
 from relay.errors import Deferred
 from relay.events.build import Origin
 from relay.events.cloudevent import CloudEvent
@@ -180,7 +179,7 @@ class RunningDispatcher:
     async def settle(self) -> None:
         """Wait until everything that happens by itself has happened."""
         for _ in range(4):
-            self.dispatcher.flush_results()
+            self.dispatcher.submit_pending_results()
             await self.store.read(_nothing)
             for _ in range(
                 20
@@ -224,7 +223,7 @@ async def running_dispatcher(
             clock,
             make_relay_event_recorder(store, ORIGIN, clock),
         )
-        await dispatcher.start()
+        await dispatcher.load_waiting_and_listen()
         task = asyncio.create_task(
             dispatcher.run() if run else asyncio.sleep(3600), name="dispatcher"
         )

@@ -194,7 +194,7 @@ class LanesLaw(RuleBasedStateMachine):
         lanes = [lane.waiting[1:] for lane in self.of("busy").values()]
         lanes += [lane.waiting for lane in self.of("free").values()]
         expected = {entry.id for lane in lanes for entry in lane if entry.event is None}
-        upcoming = [entry.id for entry in self.lanes.upcoming_not_in_memory(limit)]
+        upcoming = [entry.id for entry in self.lanes.upcoming_entries_without_event(limit)]
         assert len(upcoming) == len(set(upcoming))
         if limit >= len(lanes):
             assert len(upcoming) == min(limit, len(expected))
@@ -239,7 +239,7 @@ class LanesLaw(RuleBasedStateMachine):
     @rule(alone=st.booleans())
     def wake_all(self, alone: bool) -> None:
         """The receiver answers again, or may."""
-        self.lanes.release_all(include_individual=alone)
+        self.lanes.release_all_delayed(include_individual=alone)
         for lane in self.of("resting").values():
             if alone or not lane.alone:
                 lane.state = "free"
@@ -261,7 +261,7 @@ class LanesLaw(RuleBasedStateMachine):
         for minutes in (1, -4, 3, 0):
             now = NOW + timedelta(minutes=minutes)
             ahead = [not_before for not_before in not_befores if not_before > now]
-            assert self.lanes.next_not_before(now) == min(ahead, default=None)
+            assert self.lanes.first_not_before_after(now) == min(ahead, default=None)
 
     @invariant()
     def nobody_oversleeps(self) -> None:
@@ -372,7 +372,9 @@ def test_the_next_not_before_is_found_without_a_look_at_every_entry() -> None:
         not_before = (NOW + timedelta(seconds=id_)).replace(tzinfo=zone)
         lanes.push(entry(id_, f"lane-{id_}", in_memory=False, not_before=not_before))
     zone.comparisons = 0
-    assert lanes.next_not_before(NOW + timedelta(seconds=5000)) == NOW + timedelta(seconds=5001)
+    assert lanes.first_not_before_after(NOW + timedelta(seconds=5000)) == NOW + timedelta(
+        seconds=5001
+    )
     assert 0 < zone.comparisons < 100
 
 
@@ -384,7 +386,7 @@ def test_lanes_that_come_and_go_leave_nothing_behind() -> None:
         assert taken is not None
         if id_ % 3 == 0:
             lanes.delay_head(taken, float(id_))
-            lanes.release_all(include_individual=True)
+            lanes.release_all_delayed(include_individual=True)
             taken = lanes.take_next()
             assert taken is not None
         lanes.remove_head(taken)

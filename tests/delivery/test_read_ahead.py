@@ -70,7 +70,9 @@ async def test_events_that_a_sink_does_not_take_are_kept_as_bytes(tmp_path: Path
     await record_events(tmp_path, MAX_READ)
     sink = ScriptedSink(hangs, concurrency=1)
     async with running_dispatcher(tmp_path, {"bus": sink}) as relay:
-        rows = await relay.store.read(lambda tx: tx.journal.bodies_at(range(1, MAX_READ + 1)))
+        rows = await relay.store.read(
+            lambda tx: tx.journal.bodies_at_positions(range(1, MAX_READ + 1))
+        )
         body_bytes = sum(map(len, rows.values()))
         del rows
         tracemalloc.start()

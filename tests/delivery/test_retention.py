@@ -28,7 +28,7 @@ async def record_dead_letters(relay: RunningDispatcher, name: str, count: int) -
 
     def give_up(tx: Transaction) -> None:
         for entry_id in ids:
-            tx.deliveries.settle(entry_id, "parked", "no", now)
+            tx.deliveries.store_final_state(entry_id, "parked", "no", now)
 
     await relay.store.transact(give_up)
 

@@ -272,7 +272,7 @@ def test_the_most_urgent_entry_determines_the_next_probe(
     failed = entries[0]
     delay = probe_delay(
         failed,
-        next_not_before=queue.next_not_before(NOW),
+        next_not_before=queue.first_not_before_after(NOW),
         failures=failures,
         now=NOW,
         longest_pause=longest,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from relay.delivery.routing import matching_sinks
+from relay.delivery.dispatcher import matching_sinks
 from relay.sinks import SinkSettings
 from tests.builders import DATA, cloudevent
 

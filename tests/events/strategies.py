@@ -33,13 +33,19 @@ EVENTS = st.builds(
 DOCUMENTS = st.builds(
     Document,
     incarnation=st.none() | st.integers(-(2**63), 2**63 - 1),
-    events=st.lists(EVENTS, unique_by=lambda event: event.key, max_size=4).map(tuple),
+    events=st.lists(EVENTS, unique_by=lambda event: event.lowercase_event_id, max_size=4).map(
+        tuple
+    ),
 )
 
 
 def normalized(event: ScheduledEvent) -> dict[str, Any]:
     """What an event says: the EventId without case, the resources without order."""
-    return {**event.to_fields(), "eventId": event.key, "resources": sorted(event.resources)}
+    return {
+        **event.to_cloudevent_data(),
+        "eventId": event.lowercase_event_id,
+        "resources": sorted(event.resources),
+    }
 
 
 def make_event(**changes: Any) -> ScheduledEvent:

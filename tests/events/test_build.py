@@ -19,16 +19,21 @@ from relay.events.build import (
     EndEvidence,
     EndOutcome,
     Origin,
+    approval_or_startrequest_event,
     change_event,
-    decision_event,
+    common_event_data,
     determine_outcome,
-    event_data,
     relay_event,
-    transition_id,
+    transition_digest,
 )
 from relay.events.cloudevent import CloudEvent
-from relay.events.delta import Change, ChangeKind, diff
-from relay.events.model import Document, ScheduledEvent
+from relay.events.model import (
+    Change,
+    ChangeKind,
+    Document,
+    ScheduledEvent,
+    diff_events_with_document,
+)
 from tests.events.strategies import DOCUMENTS, make_event
 
 ORIGIN = Origin("prod-vmss-a-1f0c33ab", "westno-0")
@@ -70,7 +75,7 @@ def build_event(
         of,
         origin,
         at,
-        data=event_data(of.event, incarnation),
+        data=common_event_data(of.event, incarnation),
         previous_count=previous_count,
         approved_by_relay=approved_by_relay,
         outcome=outcome,
@@ -142,7 +147,7 @@ def test_each_kind_of_change_has_its_attributes_and_no_other(
 )
 def test_each_kind_of_change_adds_its_data_and_no_other(kind: ChangeKind, added: set[str]) -> None:
     cloudevent = build_event(change(kind), approved_by_relay=True)
-    assert set(cloudevent.data) == set(event_data(make_event(), 2)) | added
+    assert set(cloudevent.data) == set(common_event_data(make_event(), 2)) | added
     assert cloudevent.data.get("approvedByRelay", True) is True
 
 
@@ -254,8 +259,8 @@ def history(documents: Iterable[Document], origin: Origin) -> list[CloudEvent]:
     counts: Counter[str] = Counter()
     cloudevent: list[CloudEvent] = []
     for document in documents:
-        for item in diff(live, document):
-            transition = transition_id(item, origin)
+        for item in diff_events_with_document(live, document):
+            transition = transition_digest(item, origin)
             cloudevent.append(
                 build_event(
                     item,
@@ -360,8 +365,8 @@ def test_canceled_is_claimed_only_without_any_doubt(
 
 
 def test_a_decision_carries_the_event_and_points_at_its_cause_and_the_journal() -> None:
-    data = event_data(make_event(), 2)
-    cloudevent = decision_event(
+    data = common_event_data(make_event(), 2)
+    cloudevent = approval_or_startrequest_event(
         "approval.granted",
         ORIGIN,
         AT,
@@ -379,8 +384,8 @@ def test_a_decision_carries_the_event_and_points_at_its_cause_and_the_journal() 
 
 
 def test_a_decision_about_an_unknown_event_names_it_as_sent() -> None:
-    data = dict.fromkeys(event_data(make_event(), 2)) | {"eventId": "Nobody-Knows"}
-    cloudevent = decision_event(
+    data = dict.fromkeys(common_event_data(make_event(), 2)) | {"eventId": "Nobody-Knows"}
+    cloudevent = approval_or_startrequest_event(
         "approval.refused", ORIGIN, AT, event=data, added={}, cause=None, head=HEAD
     )
     assert set(cloudevent.attributes) == ALWAYS | {
@@ -398,11 +403,11 @@ def test_decisions_at_other_places_of_the_journal_have_other_ids() -> None:
     def cloudevent(
         head: str, name: str = "approval.recorded", relay: str = "a", **added: Any
     ) -> str:
-        return decision_event(
+        return approval_or_startrequest_event(
             name,
             Origin("s", relay),
             AT,
-            event=event_data(make_event(), 2),
+            event=common_event_data(make_event(), 2),
             added=added,
             cause=None,
             head=head,

@@ -16,11 +16,10 @@ from jsonschema.exceptions import ValidationError
 
 from docs import generate
 from docs.reference import MARK
-from relay.events.build import EndOutcome, change_event, event_data
+from relay.events.build import EndOutcome, change_event, common_event_data
 from relay.events.catalog import CATALOG, EventDefinition, cloudevent_schema
 from relay.events.cloudevent import CloudEvent
-from relay.events.delta import diff
-from relay.events.model import Document
+from relay.events.model import Document, diff_events_with_document
 from tests.documented import blocks
 from tests.events.strategies import DOCUMENTS
 from tests.events.test_build import AT, ORIGIN
@@ -142,12 +141,12 @@ def test_what_is_shipped_leaves_room_for_fields_of_a_later_version(kind: EventDe
 
 @given(DOCUMENTS, DOCUMENTS)
 def test_every_event_that_is_made_meets_its_schema(old: Document, new: Document) -> None:
-    for change in diff(old.events, new):
+    for change in diff_events_with_document(old.events, new):
         said = change_event(
             change,
             ORIGIN,
             AT,
-            data=event_data(change.event, new.incarnation),
+            data=common_event_data(change.event, new.incarnation),
             previous_count=0,
             approved_by_relay=True,
             outcome=EndOutcome("unknown", "none") if change.kind == "ended" else None,

@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from docs.generate import examples
-from relay.events.build import Origin, change_event, event_data
+from relay.events.build import Origin, change_event, common_event_data
 from relay.events.cloudevent import CONTENT_TYPE, CloudEvent, digest_id
-from relay.events.delta import diff
-from relay.events.model import Document
+from relay.events.model import Document, diff_events_with_document
 from relay.events.timestamps import parse_timestamp
 from tests.events.strategies import DOCUMENTS, make_event
 
@@ -41,13 +40,13 @@ def test_the_sdk_reads_what_is_written(said: CloudEvent) -> None:
 
 @given(DOCUMENTS)
 def test_the_sdk_reads_whatever_azure_sends(document: Document) -> None:
-    for change in diff((), document):
+    for change in diff_events_with_document((), document):
         assert_the_sdk_reads(
             change_event(
                 change,
                 ORIGIN,
                 AT,
-                data=event_data(change.event, 1),
+                data=common_event_data(change.event, 1),
                 previous_count=0,
                 approved_by_relay=False,
             )
@@ -126,12 +125,14 @@ def test_a_digest_knows_parts_from_each_other_and_keys_without_order() -> None:
 
 
 def test_bytes_are_utf_8_as_they_are_told() -> None:
-    (change,) = diff((), Document(1, (make_event(description="påvirker «WestNO» 🛠"),)))
+    (change,) = diff_events_with_document(
+        (), Document(1, (make_event(description="påvirker «WestNO» 🛠"),))
+    )
     said = change_event(
         change,
         ORIGIN,
         AT,
-        data=event_data(change.event, 1),
+        data=common_event_data(change.event, 1),
         previous_count=0,
         approved_by_relay=False,
     )

@@ -7,10 +7,15 @@ from typing import Any
 
 import pytest
 
-from relay.events.build import EndEvidence, Origin, change_event, determine_outcome, event_data
+from relay.events.build import (
+    EndEvidence,
+    Origin,
+    change_event,
+    common_event_data,
+    determine_outcome,
+)
 from relay.events.cloudevent import CloudEvent
-from relay.events.delta import diff
-from relay.events.model import ScheduledEvent
+from relay.events.model import ScheduledEvent, diff_events_with_document
 from relay.imds.document import parse_document
 
 EVENT = """{
@@ -50,9 +55,9 @@ def told() -> list[list[CloudEvent]]:
     for body in DOCUMENTS:
         document = parse_document(body.encode())
         said.append([])
-        for change in diff(live, document):
+        for change in diff_events_with_document(live, document):
             ended = change.kind == "ended"
-            last = last if ended else event_data(change.event, document.incarnation)
+            last = last if ended else common_event_data(change.event, document.incarnation)
             facts = EndEvidence(start_sent=False, gap=False, rebooted=False)
             outcome = determine_outcome(change.event, facts, at) if ended else None
             said[-1].append(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 
-from relay.events.build import event_data, state_digest
+from relay.events.build import common_event_data, state_digest
 from relay.events.model import ScheduledEvent
 from relay.fleet.hub.merge import (
     EventAppeared,
@@ -24,9 +24,9 @@ from relay.fleet.hub.merge import (
     agent_time_to_hub_time,
     apply_word_to_history,
     document_times_of_pulse,
+    end_check_due_at,
     end_if_still_gone,
     forget_agent,
-    next_timer,
     restore_history,
     split_pulse_by_event,
     wait_again_for_agents,
@@ -139,7 +139,7 @@ class Fleet:
             version="2.0.0",
             zone=None,
             names=(),
-            live=(event_data(vm.state, None),) if vm.state else (),
+            live=(common_event_data(vm.state, None),) if vm.state else (),
             poll_age=(self.now - vm.polled_at).total_seconds() if vm.polled_at else None,
             clock_offset=vm.offset if vm.is_offset_known else None,
         )
@@ -176,7 +176,9 @@ class Fleet:
         if pulse.clock_offset is not None:
             self.offsets[vm.name] = pulse.clock_offset
         observed, seen = document_times_of_pulse(pulse, message.sent, self.now)
-        histories = {} if self.history is None else {make_state("A").key: self.history}
+        histories = (
+            {} if self.history is None else {make_state("A").lowercase_event_id: self.history}
+        )
         for _, word in split_pulse_by_event(vm.name, pulse, histories):
             self._apply(vm.name, word, observed, seen)
 
@@ -184,7 +186,7 @@ class Fleet:
         """Let time pass. Agents that are connected answer that they show what is ending."""
         end = self.now + timedelta(seconds=seconds)
         while self.now < end:
-            due = next_timer(self.history) if self.history is not None else None
+            due = end_check_due_at(self.history) if self.history is not None else None
             if due is not None:
                 self.now = min(end, self.now + timedelta(seconds=1))
                 self._answer_ending()

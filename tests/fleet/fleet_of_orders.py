@@ -21,7 +21,7 @@ from relay.approvals import ApprovalsSettings
 from relay.approvals.engine import ApprovalEngine
 from relay.approvals.gate import Gate
 from relay.errors import Deferred
-from relay.events.build import Origin, event_data
+from relay.events.build import Origin, common_event_data
 from relay.events.cloudevent import CloudEvent
 from relay.events.model import ScheduledEvent
 from relay.fleet.hub.merge import (
@@ -36,7 +36,7 @@ from relay.fleet.hub.roster import Roster
 from relay.fleet.hub.start_orders import OrderPort
 from relay.fleet.message_reader import read_message
 from relay.fleet.messages import Pulse, PulseRequest, StartOrder, StartOutcome, StartResult
-from relay.fleet.routing import Sender
+from relay.fleet.routing import AuthorizedSender
 from relay.ingest.recorder import EventDeparture, EventObservation, EventSighting, Recorder
 from relay.outbox import StateFileOwner, StoreSettings
 from relay.outbox.file import open_for_reading
@@ -95,9 +95,9 @@ class FakeAgent:
     """Answers that wait."""
 
     @property
-    def sender(self) -> Sender:
+    def sender(self) -> AuthorizedSender:
         """The agent as RabbitMQ vouches for it."""
-        return Sender(self.scope, self.relay, self.user)
+        return AuthorizedSender(self.scope, self.relay, self.user)
 
     def pulse(self, document: Iterable[ScheduledEvent]) -> Pulse:
         """Return a pulse that says what is in the document."""
@@ -107,7 +107,7 @@ class FakeAgent:
             version="1.0.0",
             zone=None,
             names=(self.relay,),
-            live=tuple(event_data(event, 1) for event in document),
+            live=tuple(common_event_data(event, 1) for event in document),
             poll_age=0.5,
             clock_offset=self.clock_offset,
         )
@@ -180,7 +180,7 @@ class Fleet:
 
     def azure_says(self, scope: str, *events: ScheduledEvent) -> None:
         """Add events to the document of a scope, or change them."""
-        self.documents[scope].update({event.key: event for event in events})
+        self.documents[scope].update({event.lowercase_event_id: event for event in events})
 
     # --- the hub's side of RabbitMQ
 
@@ -367,7 +367,7 @@ class Hub:
         self.path, self.fleet, self.store = path, fleet, store
         clock = fleet.clock
         self.roster: Roster = Roster(earlier.roster if earlier is not None else ())
-        self.roster.note_hub_listening(clock.now())
+        self.roster.mark_hub_listening_now(clock.now())
         self.histories: dict[str, dict[str, EventHistory]] = (
             earlier.histories if earlier is not None else {}
         )
@@ -433,7 +433,7 @@ class Hub:
             lambda tx: self.recorder.record_observations(tx, news, now), fail_open=True
         )
         self.fleet.recorded_at[scope] = self.fleet.clock.monotonic()
-        self.port.on_agent_message_recorded(scope, agent.relay)
+        self.port.note_pulse_or_report_recorded(scope, agent.relay)
 
     # --- what is on disk
 

@@ -36,7 +36,7 @@ from relay.fleet.routing import command_key, hub_state_key
 from relay.fleet.topology import (
     command_exchange_name,
     fleet_topology,
-    pulse_queue_name,
+    hub_pulse_queue_name,
     report_queue_name,
 )
 from tests.journey.relay_process import eventually
@@ -285,7 +285,7 @@ async def hub_side(broker: Broker, exchange: str | None = None) -> AsyncIterator
         hub = HubSide(broker, exchange, channel)
         for name, received in (
             (report_queue_name(exchange), hub.reports),
-            (pulse_queue_name(exchange), hub.pulses),
+            (hub_pulse_queue_name(exchange), hub.pulses),
         ):
             queue = await channel.get_queue(name, ensure=False)
 

@@ -16,9 +16,9 @@ from pamqp.commands import Basic
 from relay.app import RunningRelay, start_relay
 from relay.clock import SystemClock
 from relay.config import Config
+from relay.fleet.hub.connection_health import FleetSourceHealth
 from relay.fleet.hub.roster import Roster
-from relay.fleet.hub.source_health import FleetSourceHealth
-from relay.fleet.topology import fleet_exchange_name, report_queue_name
+from relay.fleet.topology import agent_publish_exchange_name, report_queue_name
 from relay.simulator import VM, Setup, Simulator
 from tests.fleet.hub_side import AGENT_USER, HUB_USER, define_users, unused_exchange
 from tests.journey.relay_process import KEY, Inbox, eventually, inbox, webhook
@@ -160,7 +160,7 @@ class RunningFleet:
 
         async def is_reported() -> bool:
             for store in agents:
-                if await store.read(lambda tx: tx.deliveries.waiting("hub")):
+                if await store.read(lambda tx: tx.deliveries.waiting_entries("hub")):
                     return False
             return await self.count_waiting(report_queue_name(self.exchange)) == 0
 
@@ -247,7 +247,7 @@ class RunningFleet:
             **{"message_id": "m", "user_id": user, "content_type": "application/json", **more}
         )
         async with RawChannel(self.broker.amqp_url(user)) as channel:
-            name = fleet_exchange_name(self.exchange) if exchange is None else exchange
+            name = agent_publish_exchange_name(self.exchange) if exchange is None else exchange
             await channel.publish(name, key, body, header)
 
     async def count_waiting(self, queue: str) -> int:

@@ -28,7 +28,11 @@ from relay.fleet.agent.link import (
 )
 from relay.fleet.messages import HubScopeState, PulseRequest, StartOrder, VoteAnswer
 from relay.fleet.settings import AgentSettings
-from relay.fleet.topology import command_exchange_name, fleet_exchange_name, report_queue_name
+from relay.fleet.topology import (
+    agent_publish_exchange_name,
+    command_exchange_name,
+    report_queue_name,
+)
 from tests.builders import cloudevent
 from tests.fleet.hub_side import (
     AGENT_USER,
@@ -58,7 +62,7 @@ class Handler:
     pulse_requests: int = 0
     fails: bool = False
 
-    def on_listening(self) -> None:
+    def on_listening_to_hub(self) -> None:
         """Count it."""
         self.listens += 1
 
@@ -68,7 +72,7 @@ class Handler:
             raise RuntimeError("a bug")
         self.orders.append(order)
 
-    def handle_answer(self, answer: VoteAnswer) -> None:
+    def handle_vote_answer(self, answer: VoteAnswer) -> None:
         """Note it."""
         self.answers.append(answer)
 
@@ -76,7 +80,7 @@ class Handler:
         """Count it."""
         self.pulse_requests += 1
 
-    def handle_hub_state(self, state: HubScopeState) -> None:
+    def handle_events_known_to_hub(self, state: HubScopeState) -> None:
         """Note it."""
         self.states.append(state)
 
@@ -161,7 +165,9 @@ async def test_an_agent_has_one_connection_and_one_queue(own_broker: Broker) -> 
 async def test_the_buffers_of_the_socket_are_small(own_broker: Broker) -> None:
     """The kernel doubles what it is told, for its own use."""
     await asyncio.to_thread(own_broker.start)
-    (url,) = AgentSettings.model_validate({"role": "agent", "url": own_broker.amqp_url()}).targets()
+    (url,) = AgentSettings.model_validate(
+        {"role": "agent", "url": own_broker.amqp_url()}
+    ).broker_urls()
     async with open_connection(url, "small", socket_buffers=SOCKET_BUFFERS) as connection:
         assert connection._writer is not None  # noqa: SLF001  # nothing else has the socket
         made: socket.socket = connection._writer.get_extra_info("socket")  # noqa: SLF001  # the same
@@ -203,7 +209,10 @@ async def test_an_agent_waits_for_the_exchanges_and_says_so(
     await asyncio.to_thread(own_broker.start)
     await asyncio.to_thread(define_users, own_broker, exchange, with_exchanges=False)
     async with linked(own_broker, exchange) as (link, handler):
-        assert fleet_exchange_name(exchange) in (await failure_of(link, "the hub makes it")).reason
+        assert (
+            agent_publish_exchange_name(exchange)
+            in (await failure_of(link, "the hub makes it")).reason
+        )
         await eventually(lambda: command_exchange_name(exchange) in caplog.text)
         queues = await asyncio.to_thread(own_broker.ctl, "list_queues", "name")
         assert sum(line.startswith("amq.gen-") for line in queues.splitlines()) == 1

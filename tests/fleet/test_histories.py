@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from relay.fleet.hub import histories
-from relay.fleet.hub.histories import Histories, find_changed_last_words
+from relay.fleet.hub.histories import EventHistoryCache, find_changed_last_words
 from relay.fleet.hub.merge import EventHistory, LastWord, PublishedState
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -34,7 +34,7 @@ def test_live_events_stay_in_memory_and_the_oldest_ended_ones_go(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(histories, "MAX_ENDED", 2)
-    known = Histories()
+    known = EventHistoryCache()
     known.put((SCOPE, "live"), history())
     names = [(SCOPE, f"e-{number}") for number in range(4)]
     for name in names[:3]:
@@ -49,7 +49,7 @@ def test_live_events_stay_in_memory_and_the_oldest_ended_ones_go(
 
 
 def test_the_events_that_may_have_ended_are_known_by_scope() -> None:
-    known = Histories()
+    known = EventHistoryCache()
     for name in ((SCOPE, "b"), (SCOPE, "a"), ("other", "c")):
         known.put(name, history(ending=True))
     assert known.ending_event_ids(SCOPE) == ["a", "b"]
@@ -60,7 +60,7 @@ def test_the_events_that_may_have_ended_are_known_by_scope() -> None:
 
 
 def test_the_agents_that_still_show_an_event_that_may_have_ended_are_known() -> None:
-    known = Histories()
+    known = EventHistoryCache()
     shown = replace(history(ending=True), words={"vm-0": word(None), "vm-2": word()})
     known.put((SCOPE, "a"), shown)
     known.put((SCOPE, "b"), replace(shown, words={"vm-2": word(), "vm-1": word("other")}))

@@ -17,14 +17,13 @@ from relay.events.build import (
     EndEvidence,
     Origin,
     change_event,
+    common_event_data,
     determine_outcome,
-    event_data,
 )
 from relay.events.cloudevent import CloudEvent
-from relay.events.delta import diff
-from relay.events.model import Document, ScheduledEvent
+from relay.events.model import Document, ScheduledEvent, diff_events_with_document
 from relay.fleet.hub.hub import Hub
-from relay.fleet.hub.link import HubLink, Settlements
+from relay.fleet.hub.link import CumulativeAcknowledger, HubLink
 from relay.fleet.routing import report_key
 from relay.fleet.settings import TrustDomain
 from relay.outbox import StateFileOwner, StoreSettings
@@ -39,13 +38,13 @@ def report(
 ) -> DeliveredMessage:
     """The report of an agent that it sees a new event, or that it sees it no more."""
     before, after = ((event,), ()) if is_gone else ((), (event,))
-    (change,) = diff(before, Document(1, after))
+    (change,) = diff_events_with_document(before, Document(1, after))
     evidence = EndEvidence(start_sent=False, gap=False, rebooted=False)
     told = change_event(
         change,
         origin,
         at,
-        data=event_data(event, 1),
+        data=common_event_data(event, 1),
         previous_count=0,
         approved_by_relay=False,
         outcome=determine_outcome(event, evidence, at) if is_gone else None,
@@ -68,7 +67,7 @@ async def test_reports_copies_and_pulses_are_counted(tmp_path: Path) -> None:
     ) as store:
         hub = Hub(SETTINGS, Origin("hub", "hub-0"), store, clock, ignore, ignore)
         await hub.load()
-        settlements = Settlements(cast("Any", None), cast("Any", None))
+        settlements = CumulativeAcknowledger(cast("Any", None), cast("Any", None))
         await hub.take_pulses([pulse(seconds=0), pulse(seconds=1)])
         assert (hub.reports, hub.redundant_reports, hub.pulses) == (0, 0, 2)
         await hub.take_reports([report(build_event(), AGENT)], settlements)
@@ -93,11 +92,16 @@ class WitnessedEvent:
     @property
     def showing(self) -> set[str]:
         """The agents that show the event, as far as the hub knows."""
-        return set(self.hub.agents_showing(AGENT.scope, f"{self.event.key}@{AGENT.scope}") or ())
+        return set(
+            self.hub.agents_seeing_current_state(
+                AGENT.scope, f"{self.event.lowercase_event_id}@{AGENT.scope}"
+            )
+            or ()
+        )
 
     async def report(self, *, is_gone: bool = False) -> None:
         """Let vm-0 report the event."""
-        settlements = Settlements(cast("Any", None), cast("Any", None))
+        settlements = CumulativeAcknowledger(cast("Any", None), cast("Any", None))
         message = report(self.event, AGENT, is_gone=is_gone, at=self._clock.now())
         await self.hub.take_reports([message], settlements)
 
@@ -206,8 +210,8 @@ async def test_an_agent_whose_pulse_is_early_is_told_again_that_an_event_may_hav
         await witnessed.pulse(1)
         clock.advance(1)
         await witnessed.report(is_gone=True)
-        assert states[-1] == [witnessed.event.key]
+        assert states[-1] == [witnessed.event.lowercase_event_id]
         states.clear()
         clock.advance(0.9)
         await witnessed.pulse(1)
-        assert states == [[witnessed.event.key]]
+        assert states == [[witnessed.event.lowercase_event_id]]

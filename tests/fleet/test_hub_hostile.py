@@ -250,7 +250,9 @@ async def test_a_vote_right_after_the_report_finds_the_event(fleet: RunningFleet
     event = fleet.azures[SCOPE].schedule(Plan(resources=("vm-0",)))
     vote = vote_for(event)
     await fleet.publish(f"event.scheduled.reboot.{SCOPE}.vm-0", report_of(event, "event.scheduled"))
-    revision = ScheduledEvent.from_fields(orjson.loads(report_of(event, "event.scheduled"))["data"])
+    revision = ScheduledEvent.from_cloudevent_data(
+        orjson.loads(report_of(event, "event.scheduled"))["data"]
+    )
     fields = orjson.loads(vote)
     fields["data"]["body"]["revision"] = revision.revision
     await fleet.publish(f"vote.{SCOPE}.vm-0", orjson.dumps(fields))

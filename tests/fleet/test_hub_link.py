@@ -12,11 +12,11 @@ from aiormq.abc import DeliveredMessage
 from pamqp.commands import Basic
 
 from relay.clock import SystemClock
-from relay.fleet.hub.link import HubLink, Settlements
+from relay.fleet.hub.link import CumulativeAcknowledger, HubLink
 from relay.fleet.messages import PulseRequest
 from relay.fleet.routing import command_key
 from relay.fleet.settings import HubSettings
-from relay.fleet.topology import command_exchange_name, fleet_exchange_name
+from relay.fleet.topology import agent_publish_exchange_name, command_exchange_name
 from tests.fleet.hub_side import HUB, HUB_USER, SCOPE, define_users, unused_exchange
 from tests.journey.relay_process import eventually
 from tests.rabbitmq import Broker
@@ -33,21 +33,21 @@ class Handler:
         self.taken: list[bytes] = []
         self.pulses: list[bytes] = []
 
-    def on_connected(self) -> None:
+    def on_broker_connected(self) -> None:
         """The hub hears its agents."""
         self.connections += 1
 
-    def on_disconnected(self) -> None:
+    def on_broker_disconnected(self) -> None:
         """The hub does not hear its agents any more."""
 
     async def take_reports(
-        self, messages: Sequence[DeliveredMessage], settlements: Settlements
+        self, messages: Sequence[DeliveredMessage], settlements: CumulativeAcknowledger
     ) -> None:
         """Settle what can be settled before anything is taken, as the hub does."""
         tags = {message.delivery_tag or 0: message.body for message in messages}
         for tag, body in tags.items():
             if body == UNUSABLE:
-                settlements.reject(tag)
+                settlements.dead_letter(tag)
         if BUG in tags.values():
             raise RuntimeError("a bug")
         for tag, body in tags.items():
@@ -89,7 +89,7 @@ async def publish(broker: Broker, exchange: str, kind: str, *bodies: bytes) -> N
     async with RawChannel(broker.amqp_url(HUB_USER)) as channel:
         for body in bodies:
             key, properties = f"{kind}.{SCOPE}.vm-0", Basic.Properties(message_id="m")
-            await channel.publish(fleet_exchange_name(exchange), key, body, properties)
+            await channel.publish(agent_publish_exchange_name(exchange), key, body, properties)
 
 
 async def test_a_message_that_meets_a_bug_loses_neither_the_others_nor_the_connection(

@@ -14,7 +14,7 @@ import pytest
 from relay.errors import SourceUnavailable
 from relay.fleet.hub.start_orders import OrderPort
 from relay.fleet.messages import StartResult
-from relay.fleet.routing import Sender
+from relay.fleet.routing import AuthorizedSender
 from relay.outbox import Grant
 from tests.approvals.manual_clock import ManualClock
 from tests.fleet.fleet_of_orders import HUB, Fleet, Hub, build_result, running_hub, user_event
@@ -302,7 +302,7 @@ async def test_what_an_agent_said_before_it_was_asked_is_not_fresh(tmp_path: Pat
         await hub.advance(1)  # the hub asks now
         asked = len(hub.fleet.pulse_requests)
         assert asked == 2
-        hub.port.on_agent_message_recorded(
+        hub.port.note_pulse_or_report_recorded(
             "a", "vm-1"
         )  # it was recorded now, but the roster knows it from before
         await hub.settle()
@@ -350,6 +350,7 @@ async def test_a_late_acceptance_spares_the_next_order(tmp_path: Path) -> None:
         await hub.advance(2)
         assert len(hub.fleet.orders) == 1
         assert hub.event_names() == ["startrequest.accepted"]
+        assert hub.port.results == {"unanswered": 1}
         assert [note["agent"] for note in hub.claim_notes()] == ["vm-1", "vm-1"]
 
 
@@ -368,6 +369,7 @@ async def test_a_late_acceptance_spares_an_order_that_waits_to_be_written(tmp_pa
         await hub.advance(2)
         assert len(hub.fleet.orders) == 1
         assert hub.event_names() == ["startrequest.accepted"]
+        assert hub.port.results == {"unanswered": 1}
 
 
 async def test_a_late_acceptance_during_the_next_order_counts_after_that_has_ended(
@@ -439,7 +441,7 @@ async def test_results_of_unknown_orders_are_counted_and_logged_once(
             result = StartResult(
                 grant=7, attempt=attempt, result="accepted", status=200, reason=None
             )
-            hub.port.on_result(Sender("a", "vm-1", "user-a"), result)
+            hub.port.on_result(AuthorizedSender("a", "vm-1", "user-a"), result)
         assert hub.port.orders.ignored == {"unknown": 500}
     assert caplog.text.count("the hub knows no such order") == 1
 
@@ -500,7 +502,7 @@ async def test_a_grant_whose_claim_is_not_in_the_journal_waits_as_long_after_a_r
         (grant,) = await wait_for_grant(hub)
         port = OrderPort(hub.store, hub.roster, hub.fleet, HUB, hub.fleet.clock, hub.agents_showing)
         hub.fleet.agent("a/vm-1").is_silent = True
-        read = asyncio.create_task(port.read_fresh("a", [replace(grant, attempts=1)]))
+        read = asyncio.create_task(port.refresh_events_of_grants("a", [replace(grant, attempts=1)]))
         await hub.advance(7.75)
         assert hub.fleet.pulse_requests == []
         await hub.advance(0.5)
@@ -515,7 +517,7 @@ async def test_no_order_is_sent_while_the_state_file_cannot_be_read(tmp_path: Pa
         grants = await wait_for_grant(hub)
         await hub.store.close()
         with pytest.raises(SourceUnavailable, match="state file"):
-            await hub.port.read_fresh("a", grants)
+            await hub.port.refresh_events_of_grants("a", grants)
         hub.task.cancel()
 
 

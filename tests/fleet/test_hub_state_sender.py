@@ -12,8 +12,7 @@ from relay.events.cloudevent import CloudEvent
 from relay.fleet.hub.hub_state_sender import STATE_INTERVAL, TOLD_FOR, HubStateSender
 from relay.fleet.message_reader import read_message
 from relay.fleet.messages import MAX_TOLD, HubScopeState
-from relay.outbox import RecordedEvent
-from relay.outbox.event_keys import EventKeyFormat
+from relay.outbox import EventKeyFormat, RecordedEvent
 from tests.approvals.manual_clock import ManualClock, wait_until
 
 SCOPE = "vmss-a-1f0c33ab"
@@ -69,11 +68,11 @@ class Rig:
 
 def test_a_state_names_what_was_told_lately_in_its_scope() -> None:
     rig = Rig()
-    rig.states.note_recorded_events(
+    rig.states.remember_recorded_event_ids(
         [recorded(1), recorded(2, OTHER), recorded(3, name="approval.granted")]
     )
     rig.clock.advance(TOLD_FOR - 1)
-    rig.states.note_recorded_events([recorded(4)])
+    rig.states.remember_recorded_event_ids([recorded(4)])
     rig.states.send_soon(SCOPE)
     rig.clock.advance(2)
     rig.states.send_soon(SCOPE)
@@ -85,7 +84,7 @@ def test_a_state_names_what_was_told_lately_in_its_scope() -> None:
 
 def test_a_state_names_the_newest_of_too_many_ids_and_what_may_have_ended() -> None:
     rig = Rig(ending=["e-1"], awaited=["vm-0"])
-    rig.states.note_recorded_events([recorded(number) for number in range(MAX_TOLD + 5)])
+    rig.states.remember_recorded_event_ids([recorded(number) for number in range(MAX_TOLD + 5)])
     rig.states.send_soon(SCOPE)
     ((_, state),) = rig.sent
     assert (state.ending, state.awaited) == (("e-1",), ("vm-0",))

@@ -15,7 +15,7 @@ from relay.events.build import Origin
 from relay.fleet.hub.votes import RIGHTS, USER_BURST
 from relay.fleet.message_reader import read_message
 from relay.fleet.messages import VoteMessage
-from relay.fleet.routing import Sender
+from relay.fleet.routing import AuthorizedSender
 from relay.rate_limits import CALLER_BURST
 from tests.fleet.voting_hub import EACH, HUB, ONE, OPS, A, B, VotingHub, reboot, rules, voting_hub
 
@@ -155,7 +155,7 @@ async def test_missing_voters_are_shown_as_patterns_over_the_scope_of_the_event(
         event = reboot("vmss_0", "vmss_1")
         await hub.observe(A, event)
         await hub.vote("vmss_0", event)
-        missing = (await hub.status(event)).missing_voters
+        missing = (await hub.status(event)).eligible_voters_without_vote
         assert missing == ("client:ops", "vm:vmss-*/*", f"vm:{A}/vmss_1")
 
 
@@ -252,7 +252,7 @@ async def test_the_order_of_the_fields_makes_no_other_body(hub: VotingHub) -> No
     first = await hub.vote("vmss_0", event, reason="drained")
     body = {"reason": "drained", "revision": event.revision, "decision": "approve"}
     vote = VoteMessage(request_id="one", user="local:app", body=body | {"eventId": "E-1"})
-    assert await hub.answer(Sender(A, "vmss_0", "vmss"), vote) == first
+    assert await hub.answer(AuthorizedSender(A, "vmss_0", "vmss"), vote) == first
 
 
 async def test_an_id_with_another_body_is_refused(hub: VotingHub) -> None:
@@ -422,7 +422,7 @@ async def test_a_flood_gets_no_answer_in_the_end_and_then_one_a_second(hub: Voti
     await hub.observe(A, event)
     body = {"eventId": "E-1", "decision": "approve", "revision": event.revision}
     vote = VoteMessage(request_id="one", user="local:root", body=body)
-    flooding, quiet = Sender(A, "vmss_0", "vmss"), Sender(A, "vmss_1", "vmss")
+    flooding, quiet = AuthorizedSender(A, "vmss_0", "vmss"), AuthorizedSender(A, "vmss_1", "vmss")
 
     async def flood(count: int) -> list[int | None]:
         answers = [await hub.answer(flooding, vote) for _ in range(count)]
@@ -473,7 +473,10 @@ async def test_a_machine_over_its_rate_takes_nothing_from_the_machines_of_its_us
     event = reboot("vmss_0", "vmss_1")
     await hub.observe(A, event)
     vote = VoteMessage(request_id="one", user="local:root", body={"decision": "none"})
-    answers = [await hub.answer(Sender(A, "vmss_0", "vmss"), vote) for _ in range(USER_BURST + 100)]
+    answers = [
+        await hub.answer(AuthorizedSender(A, "vmss_0", "vmss"), vote)
+        for _ in range(USER_BURST + 100)
+    ]
     assert answers[-1] is None
     assert (await hub.vote("vmss_1", event)).status == 202
 
@@ -501,7 +504,7 @@ async def test_a_vote_that_travelled_is_the_vote_that_was_sent(hub: VotingHub) -
     sent = vote.to_event(Origin(A, "VMSS_0"), hub.clock.now())
     received = read_message(sent.body).content
     assert isinstance(received, VoteMessage)
-    answer = await hub.answer(Sender(A, "vmss_0", "vmss"), received)
+    answer = await hub.answer(AuthorizedSender(A, "vmss_0", "vmss"), received)
     assert answer is not None
     travelled = read_message(answer.to_event(HUB, hub.clock.now()).body).content
     assert travelled == answer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from relay.approvals.limits import Limit
-from relay.fleet.hub.limit_machine_counts import COUNT_INTERVAL, LimitMachineCounter
+from relay.fleet.hub.limit_machine_counts import COUNT_INTERVAL, SelectedMachineCounter
 from relay.fleet.hub.roster import Agent, Roster
 from tests.approvals.manual_clock import ManualClock
 
@@ -32,29 +32,47 @@ AGENTS = [
 
 
 def test_each_agent_is_one_machine_with_all_its_names() -> None:
-    assert LimitMachineCounter(Roster(AGENTS), ManualClock()).count_for_limit(limit()) == 4
+    assert (
+        SelectedMachineCounter(Roster(AGENTS), ManualClock()).count_machines_selected_by_limit(
+            limit()
+        )
+        == 4
+    )
 
 
 def test_only_machines_whose_names_and_scopes_match_are_counted() -> None:
     roster, clock = Roster(AGENTS), ManualClock()
-    assert LimitMachineCounter(roster, clock).count_for_limit(limit(resources=["db*"])) == 3
-    assert LimitMachineCounter(roster, clock).count_for_limit(limit(resources=["DB0*"])) == 1
-    assert LimitMachineCounter(roster, clock).count_for_limit(limit(scope=["w*"])) == 2
+    assert (
+        SelectedMachineCounter(roster, clock).count_machines_selected_by_limit(
+            limit(resources=["db*"])
+        )
+        == 3
+    )
+    assert (
+        SelectedMachineCounter(roster, clock).count_machines_selected_by_limit(
+            limit(resources=["DB0*"])
+        )
+        == 1
+    )
+    assert (
+        SelectedMachineCounter(roster, clock).count_machines_selected_by_limit(limit(scope=["w*"]))
+        == 2
+    )
 
 
 def test_the_machines_are_counted_again_after_a_while() -> None:
     roster, clock = Roster(AGENTS), ManualClock()
-    counts = LimitMachineCounter(roster, clock)
-    assert counts.count_for_limit(limit()) == 4
+    counts = SelectedMachineCounter(roster, clock)
+    assert counts.count_machines_selected_by_limit(limit()) == 4
     roster.forget(AGENTS[0])
     clock.advance(COUNT_INTERVAL - 1)
-    assert counts.count_for_limit(limit()) == 4
+    assert counts.count_machines_selected_by_limit(limit()) == 4
     clock.advance(1)
-    assert counts.count_for_limit(limit()) == 3
+    assert counts.count_machines_selected_by_limit(limit()) == 3
 
 
 def test_another_limit_of_the_same_name_is_counted_at_once() -> None:
     """A reload can change what a limit selects."""
-    counts = LimitMachineCounter(Roster(AGENTS), ManualClock())
-    assert counts.count_for_limit(limit()) == 4
-    assert counts.count_for_limit(limit(scope=["w*"])) == 2
+    counts = SelectedMachineCounter(Roster(AGENTS), ManualClock())
+    assert counts.count_machines_selected_by_limit(limit()) == 4
+    assert counts.count_machines_selected_by_limit(limit(scope=["w*"])) == 2

@@ -12,7 +12,7 @@ from relay.events.build import Origin
 from relay.fleet.hub.votes import ANSWER_RATE
 from relay.fleet.messages import VoteMessage
 from relay.fleet.routing import command_key, vote_key
-from relay.fleet.topology import command_exchange_name, fleet_exchange_name
+from relay.fleet.topology import agent_publish_exchange_name, command_exchange_name
 from relay.rate_limits import CALLER_BURST, CALLER_RATE
 from relay.simulator import Plan
 from tests.fleet.hub_side import AGENT_USER
@@ -122,7 +122,7 @@ async def test_the_flood_of_one_vm_gets_few_answers_and_the_others_get_theirs(
             await answers.bind(command_exchange_name(fleet.exchange), key)
             began = time.monotonic()
             await flooding.publish_all(
-                fleet_exchange_name(fleet.exchange),
+                agent_publish_exchange_name(fleet.exchange),
                 vote_key(origin),
                 message.body,
                 [properties] * 2000,

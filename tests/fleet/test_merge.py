@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.events.build import Origin, event_data, state_digest, transition_id
-from relay.events.delta import Change
-from relay.events.model import ScheduledEvent
+from relay.events.build import Origin, common_event_data, state_digest, transition_digest
+from relay.events.model import Change, ScheduledEvent
 from relay.fleet.hub.merge import (
     END_WAIT,
     NO_PLACE,
@@ -28,9 +27,9 @@ from relay.fleet.hub.merge import (
     agent_time_to_hub_time,
     apply_word_to_history,
     document_times_of_pulse,
+    end_check_due_at,
     end_if_still_gone,
     forget_agent,
-    next_timer,
     restore_history,
     split_pulse_by_event,
     wait_again_for_agents,
@@ -58,7 +57,7 @@ def make_pulse(*live: ScheduledEvent, **fields: Any) -> Pulse:
         "version": "2.0.0",
         "zone": None,
         "names": (),
-        "live": tuple(event_data(event, None) for event in live),
+        "live": tuple(common_event_data(event, None) for event in live),
         "poll_age": 0.5,
         "clock_offset": None,
     }
@@ -160,7 +159,9 @@ def test_two_states_are_one_exactly_if_their_transitions_are_one(
     first: ScheduledEvent, second: ScheduledEvent
 ) -> None:
     origin = Origin("scope", "relay")
-    transitions = {transition_id(Change("updated", event, {}), origin) for event in (first, second)}
+    transitions = {
+        transition_digest(Change("updated", event, {}), origin) for event in (first, second)
+    }
     assert len({state_digest(first), state_digest(second)}) == len(transitions)
 
 
@@ -352,11 +353,11 @@ def test_an_event_ends_after_a_wait_if_nobody_shows_it_again() -> None:
     hub.hear("b", A, 0)
     hub.hear("a", GONE, 5)
     assert hub.history is not None
-    due = next_timer(hub.history)
+    due = end_check_due_at(hub.history)
     assert due == at(5) + END_WAIT
     assert hub.wait_until(14.9) is None
     assert hub.wait_until(15) == EventEnded(rebooted=False, gap=False, seen=at(5))
-    assert next_timer(hub.history) is None
+    assert end_check_due_at(hub.history) is None
 
 
 def test_a_single_vm_ends_its_event_at_once() -> None:
@@ -397,7 +398,7 @@ def test_the_wait_for_an_end_does_not_begin_anew_with_each_agent_that_says_gone(
     hub.hear("a", GONE, 5)
     hub.hear("b", GONE, 14)
     hub.hear("a", GONE, 14.5)
-    assert next_timer(hub.known) == at(15)
+    assert end_check_due_at(hub.known) == at(15)
 
 
 def test_an_agent_that_cannot_read_its_document_does_not_keep_an_event_alive() -> None:
@@ -447,7 +448,7 @@ def test_nothing_ends_if_no_agent_is_fresh() -> None:
     hub.hear("a", GONE, 5)
     hub.silent = "ab"
     assert hub.wait_until(1000) is None
-    assert next_timer(hub.known) is None
+    assert end_check_due_at(hub.known) is None
     hub.silent = "b"
     assert hub.hear("a", GONE, 1001) == EventEnded(rebooted=False, gap=False, seen=at(1001))
 
@@ -666,7 +667,7 @@ def test_a_pulse_stands_for_a_word_about_each_event_that_the_agent_knew_or_knows
 def test_a_pulse_that_does_not_know_the_document_says_nothing() -> None:
     hub = Hub()
     hub.hear("a", A, 0)
-    histories = {A.key: hub.known}
+    histories = {A.lowercase_event_id: hub.known}
     assert not dict(split_pulse_by_event("a", make_pulse(poll_age=None), histories))
     assert not dict(split_pulse_by_event("a", make_pulse(live=None), histories))
 

@@ -13,7 +13,7 @@ from relay.fleet.hub.merge import (
     GoneFromDocument,
     LastWord,
     document_times_of_pulse,
-    next_timer,
+    end_check_due_at,
     repeats_last_state,
     restore_history,
     split_pulse_by_event,
@@ -61,23 +61,27 @@ def test_only_the_last_state_of_a_live_event_is_repeated() -> None:
 
 
 def test_a_pulse_without_an_event_admits_a_gap_and_knows_of_no_reboot() -> None:
-    words = dict(split_pulse_by_event("a", make_pulse(), {A.key: hub_with("a").known}))
-    assert words == {A.key: GoneFromDocument(rebooted=False, gap=True)}
+    words = dict(
+        split_pulse_by_event("a", make_pulse(), {A.lowercase_event_id: hub_with("a").known})
+    )
+    assert words == {A.lowercase_event_id: GoneFromDocument(rebooted=False, gap=True)}
 
 
 def test_a_pulse_says_gone_of_an_event_that_has_ended_if_the_agent_still_showed_it() -> None:
     hub = hub_with("a", "b")
     hub.silent = "b"
     hub.hear("a", GONE, 5)
-    histories = {A.key: hub.known}
-    assert dict(split_pulse_by_event("b", make_pulse(), histories)) == {A.key: GoneFromDocument()}
+    histories = {A.lowercase_event_id: hub.known}
+    assert dict(split_pulse_by_event("b", make_pulse(), histories)) == {
+        A.lowercase_event_id: GoneFromDocument()
+    }
     assert dict(split_pulse_by_event("a", make_pulse(), histories)) == {}
 
 
 def test_an_event_that_has_ended_waits_for_no_agent_after_a_restart() -> None:
     history = restore_history([(A, at(0)), at(1)], {}, first_gone_at=at(1))
     assert history is not None
-    assert next_timer(history) is None
+    assert end_check_due_at(history) is None
 
 
 def test_started_is_known_after_a_restart_whatever_was_told_after_it() -> None:

@@ -17,11 +17,10 @@ import pytest
 from relay.clock import SystemClock
 from relay.events.build import Origin
 from relay.fleet.hub import histories, merge, merger
-from relay.fleet.hub.histories import Histories
+from relay.fleet.hub.histories import EventHistoryCache
 from relay.fleet.hub.merge import GoneFromDocument, Word
-from relay.fleet.hub.merger import EventMerger, HeardWord
-from relay.outbox import StateFileOwner, fleet
-from relay.outbox.event_keys import EventKeyFormat
+from relay.fleet.hub.merger import EventMerger, ReceivedWord
+from relay.outbox import EventKeyFormat, StateFileOwner, fleet
 from relay.outbox.file import open_for_reading
 from relay.outbox.fleet import AgentRow
 from relay.outbox.rows import PageLimit
@@ -45,7 +44,7 @@ class Rig:
     """A merger on a store. ``told`` are the names of the events in the journal, oldest first."""
 
     store: Store
-    histories: Histories
+    histories: EventHistoryCache
     merger: EventMerger
     changed: list[str]
     ended: list[tuple[str, str]]
@@ -53,10 +52,10 @@ class Rig:
 
     def word(
         self, relay: str, word: Word, seconds: float, *, event_id: str = "e-1", scope: str = SCOPE
-    ) -> HeardWord:
+    ) -> ReceivedWord:
         """Return a word of an agent, so many seconds after the beginning."""
         at = self.began + timedelta(seconds=seconds)
-        return HeardWord(
+        return ReceivedWord(
             name=(scope, event_id), relay=relay, word=word, observed_at=at, seen=at, incarnation=1
         )
 
@@ -65,7 +64,8 @@ class Rig:
         key = KEYS.make_key(SCOPE, event_id)
         return await self.store.read(
             lambda tx: [
-                event.name for event in tx.journal.event_changes_since(key, "", PageLimit(1000))
+                event.name
+                for event in tx.journal.newest_changes_of_event_since_time(key, "", PageLimit(1000))
             ]
         )
 
@@ -76,7 +76,7 @@ async def merging(
 ) -> AsyncIterator[Rig]:
     """Open the store of a hub in a folder, with a merger that knows what it holds."""
     async with open_store_in(folder, lambda _: (), HUB) as store:
-        known = Histories()
+        known = EventHistoryCache()
         changed: list[str] = []
         ended: list[tuple[str, str]] = []
         merging = EventMerger(
@@ -116,16 +116,16 @@ async def held(store: Store) -> AsyncIterator[None]:
 async def test_messages_that_come_again_after_a_lost_connection_are_no_news(tmp_path: Path) -> None:
     """The connection ends while the store writes a batch in which the event changes twice."""
     async with merging(tmp_path) as rig:
-        await rig.merger.merge_heard([rig.word("vm-0", EVENT, 1)])
+        await rig.merger.merge_received([rig.word("vm-0", EVENT, 1)])
         batch = [rig.word("vm-0", MOVED, 2), rig.word("vm-0", EVENT, 3)]
         async with held(rig.store):
-            taking = asyncio.create_task(rig.merger.merge_heard(batch))
+            taking = asyncio.create_task(rig.merger.merge_received(batch))
             await asyncio.sleep(0)  # the store has the work now
             taking.cancel()
             await asyncio.sleep(0)
         with pytest.raises(asyncio.CancelledError):
             await taking
-        await rig.merger.merge_heard(batch)
+        await rig.merger.merge_received(batch)
         assert await rig.told() == ["event.scheduled", "event.updated", "event.updated"]
 
 
@@ -134,7 +134,7 @@ async def test_an_agent_that_was_forgotten_does_not_keep_an_event_alive_after_a_
 ) -> None:
     async with merging(tmp_path) as rig:
         await rig.store.transact(lambda tx: tx.fleet.save_agents(map(agent_row, ("vm-0", "vm-1"))))
-        await rig.merger.merge_heard([rig.word("vm-0", EVENT, 1), rig.word("vm-1", EVENT, 1)])
+        await rig.merger.merge_received([rig.word("vm-0", EVENT, 1), rig.word("vm-1", EVENT, 1)])
         await rig.merger.forget_agent(SCOPE, "vm-0", lambda: None)
         assert await rig.told() == ["event.scheduled"]
     async with merging(tmp_path) as rig:
@@ -152,8 +152,8 @@ async def test_a_batch_can_name_more_events_than_the_memory_holds(
     async with merging(tmp_path) as rig:
         names = [f"e-{number}" for number in range(100)]
         words = [rig.word("vm-0", GoneFromDocument(), 1, event_id=name) for name in names]
-        await rig.merger.merge_heard(words)
-        await rig.merger.merge_heard([rig.word("vm-0", EVENT, 2)])
+        await rig.merger.merge_received(words)
+        await rig.merger.merge_received([rig.word("vm-0", EVENT, 2)])
         assert await rig.told() == ["event.scheduled"]
 
 
@@ -163,14 +163,16 @@ async def test_an_event_that_is_read_takes_the_place_of_none_that_the_batch_name
     monkeypatch.setattr(histories, "MAX_ENDED", 3)
     async with merging(tmp_path) as rig:
         for name in ("e-1", "e-2", "e-3"):
-            await rig.merger.merge_heard([rig.word("vm-0", GoneFromDocument(), 1, event_id=name)])
+            await rig.merger.merge_received(
+                [rig.word("vm-0", GoneFromDocument(), 1, event_id=name)]
+            )
         other = make_event(event_id="E-4")
-        await rig.merger.merge_heard([rig.word("vm-0", other, 2, event_id="e-4")] * 2)
+        await rig.merger.merge_received([rig.word("vm-0", other, 2, event_id="e-4")] * 2)
         batch = [
             rig.word("vm-0", GoneFromDocument(), 3, event_id="e-5"),
             rig.word("vm-0", EVENT, 3),
         ]
-        await rig.merger.merge_heard(batch)
+        await rig.merger.merge_received(batch)
         assert await rig.told() == ["event.scheduled"]
         names = [(SCOPE, f"e-{number}") for number in range(1, 6)]
         assert (
@@ -185,7 +187,9 @@ async def test_a_hub_with_more_events_than_a_query_of_sqlite_takes_starts(
     async with merging(tmp_path) as rig:
         for number in range(25):
             event = make_event(event_id=f"E-{number}")
-            await rig.merger.merge_heard([rig.word("vm-0", event, 1, event_id=event.key)])
+            await rig.merger.merge_received(
+                [rig.word("vm-0", event, 1, event_id=event.lowercase_event_id)]
+            )
     with contextlib.closing(open_for_reading(tmp_path / "relay.db")) as connection:
         connection.setlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER, 20)
         keys = [KEYS.make_key(SCOPE, f"e-{number}") for number in range(25)]
@@ -197,15 +201,15 @@ async def test_agents_that_disagree_have_their_time_again_when_the_hub_was_deaf(
 ) -> None:
     """The agents are asked at once whether the event is still there."""
     async with merging(tmp_path) as rig:
-        await rig.merger.merge_heard([rig.word("vm-0", EVENT, 1), rig.word("vm-1", EVENT, 1)])
-        await rig.merger.merge_heard([rig.word("vm-0", GoneFromDocument(), 2)])
+        await rig.merger.merge_received([rig.word("vm-0", EVENT, 1), rig.word("vm-1", EVENT, 1)])
+        await rig.merger.merge_received([rig.word("vm-0", GoneFromDocument(), 2)])
         before = rig.histories.get((SCOPE, "e-1"))
         assert before is not None
         assert before.first_gone_at is not None
         async with asyncio.TaskGroup() as group:
             running = group.create_task(rig.merger.end_events_when_due())
             rig.changed.clear()
-            rig.merger.request_wait_restart()
+            rig.merger.request_disagreement_wait_restart()
             await eventually(lambda: rig.changed == [SCOPE])
             running.cancel()
         after = rig.histories.get((SCOPE, "e-1"))
@@ -219,16 +223,16 @@ async def test_a_hub_that_restarts_while_an_event_ends_still_waits_for_the_other
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with merging(tmp_path) as rig:
-        await rig.merger.merge_heard([rig.word("vm-0", EVENT, 1), rig.word("vm-1", EVENT, 1)])
-        await rig.merger.merge_heard([rig.word("vm-0", GoneFromDocument(), 2)])
+        await rig.merger.merge_received([rig.word("vm-0", EVENT, 1), rig.word("vm-1", EVENT, 1)])
+        await rig.merger.merge_received([rig.word("vm-0", GoneFromDocument(), 2)])
     monkeypatch.setattr(merge, "END_WAIT", timedelta(milliseconds=200))
     async with merging(tmp_path) as rig, asyncio.TaskGroup() as group:
         running = group.create_task(rig.merger.end_events_when_due())
-        rig.merger.request_wait_restart()
+        rig.merger.request_disagreement_wait_restart()
         await eventually(lambda: rig.ended == [(SCOPE, "e-1")])
         running.cancel()
         assert await rig.told() == ["event.scheduled", "event.ended"]
-        await rig.merger.merge_heard(
+        await rig.merger.merge_received(
             [rig.word("vm-1", GoneFromDocument(), 3), rig.word("vm-0", EVENT, 1)]
         )
         assert await rig.told() == ["event.scheduled", "event.ended"]

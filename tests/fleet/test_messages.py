@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from docs.generate import examples
-from relay.amqp.approval_message import UnusableMessage
 from relay.amqp.event_message import content_header
-from relay.events.build import Origin, event_data
+from relay.amqp.message_verification import UnusableMessage
+from relay.events.build import Origin, common_event_data
 from relay.events.cloudevent import CloudEvent
 from relay.fleet.message_reader import read_message
 from relay.fleet.messages import (
@@ -36,7 +36,7 @@ from relay.fleet.messages import (
     VoteAnswer,
     VoteMessage,
 )
-from relay.fleet.routing import ReportKey, parse_report_key, report_key
+from relay.fleet.routing import AgentRoutingKey, parse_agent_routing_key, report_key
 from relay.imds.document import parse_document
 
 ORIGIN = Origin("vmss-a-1f0c33ab", "VMSS-A_0")
@@ -145,14 +145,16 @@ def test_what_an_agent_recorded_arrives_with_the_same_bytes(event: CloudEvent) -
     assert received.content.body == event.body
     assert received.content.attributes == event.attributes
     assert received.content.data == event.data
-    received.require_matching_key(parse_report_key(report_key(event, received.origin)))
+    received.require_matching_key(parse_agent_routing_key(report_key(event, received.origin)))
 
 
 def test_a_pulse_gives_the_events_that_it_lists() -> None:
     pulse = read_message(PULSE.to_event(ORIGIN, NOW).body).content
     assert isinstance(pulse, Pulse)
     assert pulse.events is not None
-    assert [event_data(event, LIVE[0]["documentIncarnation"]) for event in pulse.events] == [*LIVE]
+    assert [common_event_data(event, LIVE[0]["documentIncarnation"]) for event in pulse.events] == [
+        *LIVE
+    ]
 
 
 def test_whatever_the_reader_of_azure_takes_is_taken_from_an_agent() -> None:
@@ -166,7 +168,7 @@ def test_whatever_the_reader_of_azure_takes_is_taken_from_an_agent() -> None:
     }
     document = orjson.dumps({"DocumentIncarnation": -(2**63), "Events": [entry]})
     parsed = parse_document(document)
-    data = event_data(parsed.events[0], parsed.incarnation)
+    data = common_event_data(parsed.events[0], parsed.incarnation)
     pulse = read_message(replace(PULSE, live=(data,)).to_event(ORIGIN, NOW).body).content
     assert isinstance(pulse, Pulse)
     assert pulse.events == parsed.events
@@ -376,19 +378,23 @@ def test_an_agent_chooses_the_id_of_no_relay_event(event: CloudEvent) -> None:
 @pytest.mark.parametrize(
     ("body", "key", "reason"),
     [
-        (BODIES[0], ReportKey("pulse", "vmss-a-1f0c33ab", "vmss-a_1"), "another relay"),
-        (BODIES[0], ReportKey("pulse", "vmss-b-1f0c33ab", "vmss-a_0"), "another relay"),
-        (BODIES[0], ReportKey("vote", "vmss-a-1f0c33ab", "vmss-a_0"), "another kind"),
-        (BODIES[0], ReportKey("event", "vmss-a-1f0c33ab", "vmss-a_0"), "another kind"),
-        (BODIES[2], ReportKey("pulse", "vmss-a-1f0c33ab", "vmss-a_0"), "another kind"),
-        (BODIES[3], ReportKey("start", "vmss-a-1f0c33ab", "vmss-a_0"), "another kind"),
-        (BODIES[9], ReportKey("pulse", "vmss-a-1f0c33ab", "vmss-a_0"), "another kind"),
-        (RECORDED[0].body, ReportKey("relay", "westno-4f7a9c21", "westno_0"), "another kind"),
-        (RECORDED[-1].body, ReportKey("event", "westno-4f7a9c21", "westno_0"), "another kind"),
+        (BODIES[0], AgentRoutingKey("pulse", "vmss-a-1f0c33ab", "vmss-a_1"), "another relay"),
+        (BODIES[0], AgentRoutingKey("pulse", "vmss-b-1f0c33ab", "vmss-a_0"), "another relay"),
+        (BODIES[0], AgentRoutingKey("vote", "vmss-a-1f0c33ab", "vmss-a_0"), "another kind"),
+        (BODIES[0], AgentRoutingKey("event", "vmss-a-1f0c33ab", "vmss-a_0"), "another kind"),
+        (BODIES[2], AgentRoutingKey("pulse", "vmss-a-1f0c33ab", "vmss-a_0"), "another kind"),
+        (BODIES[3], AgentRoutingKey("start", "vmss-a-1f0c33ab", "vmss-a_0"), "another kind"),
+        (BODIES[9], AgentRoutingKey("pulse", "vmss-a-1f0c33ab", "vmss-a_0"), "another kind"),
+        (RECORDED[0].body, AgentRoutingKey("relay", "westno-4f7a9c21", "westno_0"), "another kind"),
+        (
+            RECORDED[-1].body,
+            AgentRoutingKey("event", "westno-4f7a9c21", "westno_0"),
+            "another kind",
+        ),
     ],
 )
 def test_a_body_that_contradicts_its_routing_key_is_unusable(
-    body: bytes, key: ReportKey, reason: str
+    body: bytes, key: AgentRoutingKey, reason: str
 ) -> None:
     with pytest.raises(UnusableMessage, match=reason):
         read_message(body).require_matching_key(key)
@@ -398,7 +404,7 @@ def test_a_body_that_contradicts_its_routing_key_is_unusable(
     ("body", "kind"), [(BODIES[0], "pulse"), (BODIES[2], "vote"), (BODIES[5], "start")]
 )
 def test_a_body_that_says_what_its_routing_key_says_is_accepted(body: bytes, kind: Any) -> None:
-    read_message(body).require_matching_key(ReportKey(kind, "vmss-a-1f0c33ab", "vmss-a_0"))
+    read_message(body).require_matching_key(AgentRoutingKey(kind, "vmss-a-1f0c33ab", "vmss-a_0"))
 
 
 # --- any bytes at all

@@ -17,7 +17,7 @@ import pytest
 
 from relay.approvals.request import Caller, DecisionRequest, Rights
 from relay.fleet.agent import link, start_orders
-from relay.fleet.hub.source_health import FleetSourceHealth
+from relay.fleet.hub.connection_health import FleetSourceHealth
 from relay.outbox.file import open_for_reading
 from relay.outbox.journal import verify_journal
 from relay.outbox.rows import PageLimit
@@ -81,7 +81,9 @@ async def until_agents_have_recorded(fleet: RunningFleet, event: Event, name: st
     async def have_recorded() -> bool:
         for agent in fleet.relays.values():
             events = await agent.relay.store.read(
-                lambda tx: tx.journal.event_changes_since(event.event_id.lower(), "", PAGE)
+                lambda tx: tx.journal.newest_changes_of_event_since_time(
+                    event.event_id.lower(), "", PAGE
+                )
             )
             if name not in {each.name for each in events}:
                 return False
@@ -142,7 +144,9 @@ async def vote(fleet: RunningFleet, vm: str, event: Event) -> None:
     agent = fleet.relays[SCOPE, vm].relay
     request_id = secrets.token_hex(8)
     while True:
-        known = await agent.store.read(lambda tx: tx.snapshot.find(event.event_id.lower()))
+        known = await agent.store.read(
+            lambda tx: tx.snapshot.find_newest_occurrence(event.event_id.lower())
+        )
         if known is not None:
             answer = await agent.gate.submit(
                 DecisionRequest(

@@ -67,7 +67,7 @@ class Rig:
         awaited: tuple[str, ...] = (),
     ) -> None:
         """The hub tells its state."""
-        self.sink.handle_hub_state(
+        self.sink.remember_events_known_to_hub(
             HubScopeState(hub_time=self.clock.now(), told=told, ending=ending, awaited=awaited)
         )
 
@@ -234,7 +234,7 @@ async def test_an_agent_that_reported_an_event_reports_its_end_too(confirmed: bo
 
 async def test_an_agent_that_affirmed_an_event_reports_its_end_too() -> None:
     rig = Rig()
-    rig.sink.mark_reported(EVENT_ID.upper())
+    rig.sink.mark_end_must_be_reported(EVENT_ID.upper())
     rig.state(ending=(EVENT_ID,))
     assert (await rig.begin(report("event.ended"))).done()
     assert len(rig.hub.published) == 1

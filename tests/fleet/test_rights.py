@@ -25,9 +25,9 @@ from pamqp.commands import Basic
 from pydantic import SecretStr
 from yarl import URL
 
-from relay.amqp.approval_message import UnusableMessage
-from relay.amqp.connection import Connection
+from relay.amqp.connection import GuardedConnection
 from relay.amqp.event_message import content_header
+from relay.amqp.message_verification import UnusableMessage
 from relay.amqp.publisher import PublishChannel
 from relay.amqp.topology import declare_topology, events_topology
 from relay.events.build import Origin
@@ -40,33 +40,33 @@ from relay.fleet.definitions import (
 from relay.fleet.message_reader import read_message
 from relay.fleet.messages import HubScopeState, PulseRequest, VoteMessage
 from relay.fleet.routing import (
-    Sender,
+    AuthorizedSender,
     command_key,
     hub_state_key,
     pulse_key,
     report_key,
     result_key,
     verify_command_from_hub,
-    verify_report_from_agent,
+    verify_message_from_agent,
     vote_key,
 )
 from relay.fleet.settings import HubSettings, TrustDomain
 from relay.fleet.topology import (
     AGENT_QUEUE_ARGUMENTS,
-    agent_keys,
+    agent_binding_keys,
+    agent_publish_exchange_name,
     command_exchange_name,
-    fleet_exchange_name,
     fleet_topology,
     hub_approvals_topology,
-    pulse_queue_name,
+    hub_pulse_queue_name,
     report_queue_name,
 )
 from tests.builders import cloudevent
 from tests.rabbitmq import Broker
 
 VHOST, MAIN, HUB_USER = "fleet", "azure.scheduledevents", "imds-hub"
-FLEET, COMMANDS = fleet_exchange_name(MAIN), command_exchange_name(MAIN)
-REPORTS, PULSES = report_queue_name(MAIN), pulse_queue_name(MAIN)
+FLEET, COMMANDS = agent_publish_exchange_name(MAIN), command_exchange_name(MAIN)
+REPORTS, PULSES = report_queue_name(MAIN), hub_pulse_queue_name(MAIN)
 APPROVALS, DEAD = f"{MAIN}.approvals.hub", f"{MAIN}.dead"
 A = Origin("vmss-a-1f0c33ab", "VMSS-A_0")
 A_NEIGHBOR = Origin("vmss-a-1f0c33ab", "VMSS-A_1")
@@ -195,13 +195,13 @@ async def test_an_agent_publishes_everything_that_it_has_to(node: Broker, user: 
     for key, queue in keys.items():
         message = await arrived(node, queue)
         assert message.routing_key == key
-        _, sender = verify_report_from_agent(message, FLEET, DOMAINS)
-        assert sender == Sender(origin.scope, origin.relay.lower(), user)
+        _, sender = verify_message_from_agent(message, FLEET, DOMAINS)
+        assert sender == AuthorizedSender(origin.scope, origin.relay.lower(), user)
 
 
 async def test_the_relays_own_channel_publishes_with_a_user_and_is_confirmed(node: Broker) -> None:
     message = VoteMessage(request_id="r", user="local:root", body={}).to_event(A, NOW)
-    connection = Connection(url_of(node, "vmss-a"), "test")
+    connection = GuardedConnection(url_of(node, "vmss-a"), "test")
     await connection.connect()
     async with connection:
         channel = await PublishChannel.open(connection, FLEET)
@@ -210,7 +210,7 @@ async def test_the_relays_own_channel_publishes_with_a_user_and_is_confirmed(nod
         async with asyncio.timeout(WITHIN):
             assert isinstance(await publishing, Basic.Ack)
     received = await arrived(node, REPORTS)
-    key, _ = verify_report_from_agent(received, FLEET, DOMAINS)
+    key, _ = verify_message_from_agent(received, FLEET, DOMAINS)
     read = read_message(received.body)
     read.require_matching_key(key)
     assert (read.id, received.header.properties.message_id) == (message.id, message.id)
@@ -230,7 +230,7 @@ async def test_an_agent_gets_what_the_hub_sends_to_it_and_to_its_scope(
     node: Broker, user: str
 ) -> None:
     origin = USERS[user]
-    keys = agent_keys(origin)
+    keys = agent_binding_keys(origin)
     async with channel_of(node, user) as agent, channel_of(node, HUB_USER) as hub:
         queue = await agent_queue(agent, *keys)
         assert queue.name.startswith("amq.gen-")
@@ -251,7 +251,7 @@ async def test_an_order_to_an_agent_that_is_not_there_is_returned(node: Broker) 
 
 
 async def test_the_hub_finds_all_that_it_may_look_at_and_nothing_missing(node: Broker) -> None:
-    connection = Connection(url_of(node, HUB_USER), "test")
+    connection = GuardedConnection(url_of(node, HUB_USER), "test")
     await connection.connect()
     async with connection:
         await declare_topology(connection, TOPOLOGY, "passive")
@@ -265,7 +265,7 @@ async def test_the_definitions_make_what_a_hub_makes_that_declares_itself(node: 
         approvals=AdditionalHubExchange(exchange=MAIN, declare=True),
     )
     node.define(fleet_definitions(settings, account, VHOST, hashes()))
-    connection = Connection(url_of(node, HUB_USER), "test")
+    connection = GuardedConnection(url_of(node, HUB_USER), "test")
     await connection.connect()
     async with connection:
         assert await declare_topology(connection, TOPOLOGY, True) == ()  # nothing differs
@@ -477,14 +477,14 @@ async def test_an_agent_chooses_the_name_of_no_queue(
 
 async def test_an_agent_cannot_read_the_queue_of_another_whose_name_it_knows(node: Broker) -> None:
     async with channel_of(node, "vmss-b") as victim:
-        queue = await agent_queue(victim, *agent_keys(B))
+        queue = await agent_queue(victim, *agent_binding_keys(B))
 
         async def consume(channel: AbstractChannel) -> None:
             await (await channel.get_queue(queue.name, ensure=False)).consume(ignore)
 
         async def unbind(channel: AbstractChannel) -> None:
             await (await channel.get_queue(queue.name, ensure=False)).unbind(
-                COMMANDS, agent_keys(B)[0]
+                COMMANDS, agent_binding_keys(B)[0]
             )
 
         for attempt in (consume, unbind):
@@ -547,24 +547,24 @@ async def test_a_message_with_more_keys_in_a_header_is_of_no_other_relay(
     message = await arrived(node, REPORTS)
     if header == "CC":
         with pytest.raises(UnusableMessage, match="CC header"):
-            verify_report_from_agent(message, FLEET, DOMAINS)
+            verify_message_from_agent(message, FLEET, DOMAINS)
     else:  # RabbitMQ removes the header, and shows the key that it has checked
         assert message.routing_key == key
-        _, sender = verify_report_from_agent(message, FLEET, DOMAINS)
-        assert sender == Sender(A.scope, "vmss-a_0", "vmss-a")
+        _, sender = verify_message_from_agent(message, FLEET, DOMAINS)
+        assert sender == AuthorizedSender(A.scope, "vmss-a_0", "vmss-a")
 
 
 async def test_a_dead_letter_of_an_agents_queue_is_no_report(node: Broker) -> None:
     """The owner of a queue chooses the key of its dead letters. The user in them is the hub's."""
     forged = {"x-dead-letter-exchange": FLEET, "x-dead-letter-routing-key": vote_key(B)}
     async with channel_of(node, "vmss-a") as agent, channel_of(node, HUB_USER) as hub:
-        await agent_queue(agent, *agent_keys(A), **forged, **{"x-message-ttl": 0})
+        await agent_queue(agent, *agent_binding_keys(A), **forged, **{"x-message-ttl": 0})
         await publish(hub, COMMANDS, hub_state_key(A.scope), user=HUB_USER)
         await until(node, REPORTS, 1)
     message = await arrived(node, REPORTS)
     assert (message.exchange, message.routing_key) == (FLEET, vote_key(B))
     with pytest.raises(UnusableMessage, match="dead letter"):
-        verify_report_from_agent(message, FLEET, DOMAINS)
+        verify_message_from_agent(message, FLEET, DOMAINS)
 
 
 async def test_a_message_without_a_user_is_no_report(node: Broker) -> None:
@@ -572,7 +572,7 @@ async def test_a_message_without_a_user_is_no_report(node: Broker) -> None:
         await publish(agent, FLEET, vote_key(A))
     message = await arrived(node, REPORTS)
     with pytest.raises(UnusableMessage, match="no user_id"):
-        verify_report_from_agent(message, FLEET, DOMAINS)
+        verify_message_from_agent(message, FLEET, DOMAINS)
 
 
 async def test_commands_that_an_agent_leads_to_the_fleet_exchange_reach_no_queue(
@@ -580,12 +580,12 @@ async def test_commands_that_an_agent_leads_to_the_fleet_exchange_reach_no_queue
 ) -> None:
     """It may write the exchange and read the commands of its scope, so it may bind the two."""
     async with channel_of(node, "vmss-a") as agent, channel_of(node, HUB_USER) as hub:
-        for key in agent_keys(A):
+        for key in agent_binding_keys(A):
             await bind_fleet_exchange(key, agent)
-        for key in agent_keys(A):
+        for key in agent_binding_keys(A):
             with pytest.raises(aio_pika.exceptions.PublishError):
                 await publish(hub, COMMANDS, key, user=HUB_USER)
-    for key in ("#", "*.*", vote_key(A), agent_keys(B)[0]):
+    for key in ("#", "*.*", vote_key(A), agent_binding_keys(B)[0]):
         await refuses(node, "vmss-a", partial(bind_fleet_exchange, key))
 
 
@@ -593,9 +593,9 @@ async def test_one_vm_of_a_domain_can_speak_for_another_of_it(node: Broker) -> N
     """The broker knows users, not VMs. A domain with `relays` is for whoever needs more."""
     async with channel_of(node, "vmss-a") as agent:
         await publish(agent, FLEET, vote_key(A_NEIGHBOR), user="vmss-a")
-        await agent_queue(agent, *agent_keys(A_NEIGHBOR))
+        await agent_queue(agent, *agent_binding_keys(A_NEIGHBOR))
     message = await arrived(node, REPORTS)
-    _, sender = verify_report_from_agent(message, FLEET, DOMAINS)
+    _, sender = verify_message_from_agent(message, FLEET, DOMAINS)
     assert sender.relay == "vmss-a_1"
 
 

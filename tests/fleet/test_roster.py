@@ -9,7 +9,7 @@ import pytest
 
 from relay.fleet.hub.roster import FORGOTTEN_AFTER, FRESH_FOR, Agent, Roster
 from relay.fleet.messages import Pulse
-from relay.fleet.routing import Sender
+from relay.fleet.routing import AuthorizedSender
 from tests.events.strategies import make_event
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -34,17 +34,17 @@ def make_pulse(**fields: Any) -> Pulse:
     return Pulse(**values | fields)
 
 
-def sender(relay: str, scope: str = SCOPE) -> Sender:
-    return Sender(scope=scope, relay=relay, user="vmss")
+def sender(relay: str, scope: str = SCOPE) -> AuthorizedSender:
+    return AuthorizedSender(scope=scope, relay=relay, user="vmss")
 
 
 def listening(roster: Roster, until: float, since: float = 0.0) -> None:
     """Have the hub listen without a pause."""
     moment = since
     while moment < until:
-        roster.note_hub_listening(at(moment))
+        roster.mark_hub_listening_now(at(moment))
         moment += 30.0
-    roster.note_hub_listening(at(until))
+    roster.mark_hub_listening_now(at(until))
 
 
 def pulse(roster: Roster, relay: str, now: float, **fields: Any) -> Agent:
@@ -73,18 +73,18 @@ def test_a_pulse_says_who_an_agent_is_and_a_report_only_that_it_is_there() -> No
         poll_age=0.5,
         clock_offset=0.1,
     )
-    agent = roster.note_report(sender("web_1"), "WEB_1", at(9))
+    agent = roster.note_message_except_pulse(sender("web_1"), "WEB_1", at(9))
     assert (agent.last_report, agent.last_pulse, agent.vm_id) == (at(9), NOON, "b1c8")
     assert roster.agents_of_scope(SCOPE) == [agent]
-    moved = Sender(scope=SCOPE, relay="web_1", user="other-user")
-    agent = roster.note_report(moved, "Web_1", at(10))
+    moved = AuthorizedSender(scope=SCOPE, relay="web_1", user="other-user")
+    agent = roster.note_message_except_pulse(moved, "Web_1", at(10))
     assert (agent.user, agent.name, agent.first_heard) == ("other-user", "Web_1", NOON)
 
 
 def test_agents_with_equal_names_in_two_scopes_are_two_agents() -> None:
     roster = Roster()
-    roster.note_report(sender("web_1"), "web_1", at(0))
-    roster.note_report(sender("web_1", "other"), "web_1", at(5))
+    roster.note_message_except_pulse(sender("web_1"), "web_1", at(0))
+    roster.note_message_except_pulse(sender("web_1", "other"), "web_1", at(5))
     assert roster.scopes == {SCOPE, "other"}
     assert [agent.last_heard for agent in roster] == [at(0), at(5)]
 
@@ -101,45 +101,45 @@ def test_silence_counts_only_while_the_hub_listens() -> None:
     roster = Roster()
     agent = pulse(roster, "web_1", 0)
     assert not roster.is_silent(agent, at(10_000)), "the hub has not listened"
-    roster.note_hub_listening(at(10_000))
+    roster.mark_hub_listening_now(at(10_000))
     assert not roster.is_silent(agent, at(10_000))
     listening(roster, 10_150, since=10_000)
     assert not roster.is_silent(agent, at(10_150))
     assert not roster.is_fresh(agent, at(10_150))
-    roster.note_hub_listening(at(10_151))
+    roster.mark_hub_listening_now(at(10_151))
     assert roster.is_silent(agent, at(10_151))
-    roster.note_connection_lost()
+    roster.note_hub_connection_lost()
     assert not roster.is_silent(agent, at(10_151))
 
 
 def test_a_hub_listens_while_it_is_connected_and_its_process_runs() -> None:
     roster = Roster()
     assert not roster.is_hub_listening(at(0))
-    roster.note_hub_listening(at(0))
+    roster.mark_hub_listening_now(at(0))
     assert roster.is_hub_listening(at(60))
     assert not roster.is_hub_listening(at(60.001))
     assert not roster.is_hub_listening(at(-1))
-    roster.note_connection_lost()
+    roster.note_hub_connection_lost()
     assert not roster.is_hub_listening(at(0))
 
 
 def test_a_hub_that_stood_still_knows_nothing_about_silence() -> None:
     roster = Roster()
     agent = pulse(roster, "web_1", 0)
-    assert roster.note_hub_listening(at(0))
-    assert not roster.note_hub_listening(at(60))
+    assert roster.mark_hub_listening_now(at(0))
+    assert not roster.mark_hub_listening_now(at(60))
     # The machine of the hub was frozen for two days. What is asked first must not be wrong either.
     assert not roster.is_silent(agent, at(200_000))
     assert roster.agents_to_forget(at(200_000)) == []
-    assert roster.note_hub_listening(at(200_000))
+    assert roster.mark_hub_listening_now(at(200_000))
     assert roster.agents_to_forget(at(200_000)) == []
 
 
 def test_a_clock_of_the_hub_that_is_set_back_makes_no_agent_fresh_for_longer() -> None:
     roster = Roster()
-    roster.note_hub_listening(at(10_000))
+    roster.mark_hub_listening_now(at(10_000))
     pulse(roster, "web_1", 10_000)
-    assert roster.note_hub_listening(at(0))
+    assert roster.mark_hub_listening_now(at(0))
     agent = roster.agent(SCOPE, "web_1")
     assert agent is not None
     assert agent.last_heard == at(0)
@@ -149,10 +149,10 @@ def test_a_clock_of_the_hub_that_is_set_back_makes_no_agent_fresh_for_longer() -
 
 def test_a_scope_is_silent_when_all_of_its_agents_are() -> None:
     roster = Roster()
-    roster.note_hub_listening(at(0))
+    roster.mark_hub_listening_now(at(0))
     for name in ("web_1", "web_2"):
         pulse(roster, name, 0)
-    roster.note_report(sender("db", "other"), "db", at(0))
+    roster.note_message_except_pulse(sender("db", "other"), "db", at(0))
     listening(roster, 100)
     pulse(roster, "web_2", 100)
     listening(roster, 200, since=100)
@@ -165,12 +165,12 @@ def test_a_scope_is_silent_when_all_of_its_agents_are() -> None:
 
 def test_an_agent_that_is_silent_for_a_day_is_to_be_forgotten() -> None:
     roster = Roster()
-    roster.note_hub_listening(at(0))
+    roster.mark_hub_listening_now(at(0))
     agent = pulse(roster, "web_1", 0)
     day = FORGOTTEN_AFTER.total_seconds()
     listening(roster, day - 1)
     assert roster.agents_to_forget(at(day - 1)) == []
-    roster.note_hub_listening(at(day))
+    roster.mark_hub_listening_now(at(day))
     assert roster.agents_to_forget(at(day)) == [agent]
     roster.forget(agent)
     assert list(roster) == []
@@ -197,7 +197,7 @@ def test_without_a_pulse_the_relay_word_names_the_machine_in_both_notations(
     relay: str, resource: str
 ) -> None:
     roster = Roster()
-    agent = roster.note_report(sender(relay), relay, at(0))
+    agent = roster.note_message_except_pulse(sender(relay), relay, at(0))
     assert agent.is_named_in(["x", resource])
     assert not agent.is_named_in(["prod.vmss_19", "prod_vmss_1", "vmss_18"])
 
@@ -239,10 +239,10 @@ def test_an_agent_that_cannot_keep_a_deadline_or_read_the_document_is_not_chosen
 
 def test_an_agent_that_sends_reports_but_no_pulses_is_not_chosen() -> None:
     roster = Roster()
-    roster.note_report(sender("web_0"), "web_0", at(0))
+    roster.note_message_except_pulse(sender("web_0"), "web_0", at(0))
     pulse(roster, "web_1", 0)
     pulse(roster, "web_2", 50)
-    roster.note_report(sender("web_1"), "web_1", at(160))
+    roster.note_message_except_pulse(sender("web_1"), "web_1", at(160))
     assert chosen(roster, [], 160) == ["web_2"]
 
 
@@ -268,7 +268,7 @@ def test_after_a_restart_the_merge_waits_for_agents_that_were_not_heard_of_yet()
     before = Roster()
     agents = [pulse(before, name, 0) for name in ("web_1", "web_2")]
     roster = Roster(agents)
-    roster.note_hub_listening(at(10_000))
+    roster.mark_hub_listening_now(at(10_000))
     pulse(roster, "web_1", 10_010)
     may_speak = roster.make_freshness_check(SCOPE, at(10_010))
     assert [may_speak(name) for name in ("web_1", "web_2", "unknown")] == [True, True, False]

@@ -15,14 +15,14 @@ from relay.events.build import Origin
 from relay.fleet.hub.roster import Agent
 from relay.fleet.hub.roster_keeper import UPKEEP_INTERVAL, RosterKeeper
 from relay.fleet.messages import Pulse
-from relay.fleet.routing import Sender
+from relay.fleet.routing import AuthorizedSender
 from relay.outbox import RecordedEvent, StateFileOwner
 from relay.outbox.sqlite import Store
 from tests.approvals.manual_clock import ManualClock
 from tests.outbox.open_store import open_store_in
 
 SCOPE = "vmss-a-1f0c33ab"
-SENDER = Sender(SCOPE, "vm-0", "vmss-a")
+SENDER = AuthorizedSender(SCOPE, "vm-0", "vmss-a")
 
 
 @dataclass
@@ -48,9 +48,9 @@ class Rig:
     def listen(self) -> None:
         """Do what the hub does at each look at the roster."""
         if self.is_connected:
-            self.keeper.roster.note_hub_listening(self.clock.now())
+            self.keeper.roster.mark_hub_listening_now(self.clock.now())
         else:
-            self.keeper.roster.note_connection_lost()
+            self.keeper.roster.note_hub_connection_lost()
 
     async def lose(self, agent: Agent) -> None:
         """Forget an agent, as the hub does."""
@@ -71,7 +71,7 @@ class Rig:
         }
         now: datetime = self.clock.now()
         agent = self.keeper.roster.note_pulse(SENDER, "vm-0", Pulse(**values | fields), now)
-        self.keeper.note_changed(agent)
+        self.keeper.mark_agent_unsaved(agent)
 
     async def pass_time(self, seconds: float) -> None:
         """Let the keeper look at the roster for so long."""

@@ -13,30 +13,34 @@ from pamqp.commands import Basic
 from pamqp.header import ContentHeader
 from pydantic import SecretStr
 
-from relay.amqp.approval_message import UnusableMessage
+from relay.amqp.message_verification import UnusableMessage
 from relay.events.build import Origin
 from relay.events.match import matches_any_pattern
 from relay.events.routing_words import relay_word
 from relay.fleet.definitions import HubAccount, fleet_definitions
 from relay.fleet.routing import (
-    ReportKey,
-    Sender,
+    AgentRoutingKey,
+    AuthorizedSender,
     authorize_sender,
     command_key,
     hub_state_key,
-    parse_report_key,
+    parse_agent_routing_key,
     pulse_key,
     report_key,
     result_key,
     verify_command_from_hub,
-    verify_report_from_agent,
+    verify_message_from_agent,
     vote_key,
 )
 from relay.fleet.settings import HubSettings, TrustDomain
-from relay.fleet.topology import agent_keys, command_exchange_name, fleet_exchange_name
+from relay.fleet.topology import (
+    agent_binding_keys,
+    agent_publish_exchange_name,
+    command_exchange_name,
+)
 from tests.builders import cloudevent
 
-FLEET, COMMANDS = fleet_exchange_name("x"), command_exchange_name("x")
+FLEET, COMMANDS = agent_publish_exchange_name("x"), command_exchange_name("x")
 ORIGIN = Origin("vmss-a-1f", "VMSS-A_0")
 DOMAINS = (
     TrustDomain(user="vmss-a", scopes=("vmss-a-*",)),
@@ -70,7 +74,7 @@ def test_the_keys_are_those_of_the_documentation() -> None:
     assert result_key(ORIGIN) == "start.vmss-a-1f.vmss-a_0"
     assert command_key("vmss-a-1f", "vmss-a_0") == "to.vmss-a-1f.vmss-a_0"
     assert hub_state_key("vmss-a-1f") == "scope.vmss-a-1f"
-    assert agent_keys(ORIGIN) == ("to.vmss-a-1f.vmss-a_0", "scope.vmss-a-1f")
+    assert agent_binding_keys(ORIGIN) == ("to.vmss-a-1f.vmss-a_0", "scope.vmss-a-1f")
 
 
 @given(_scopes, _relays, st.text(min_size=1, max_size=100))
@@ -81,7 +85,7 @@ def test_every_key_fits_into_amqp_and_is_read_as_it_was_built(
     for name in ("event.scheduled", "relay.source-recovered", "relay.dead-lettered"):
         key = report_key(cloudevent(name, subject=detail, eventtype=detail), origin)
         assert len(key.encode()) <= 255
-        assert parse_report_key(key) == ReportKey(
+        assert parse_agent_routing_key(key) == AgentRoutingKey(
             cast("Any", name.partition(".")[0]), scope, relay_word(relay)
         )
     for kind, key in (
@@ -89,7 +93,9 @@ def test_every_key_fits_into_amqp_and_is_read_as_it_was_built(
         ("vote", vote_key(origin)),
         ("start", result_key(origin)),
     ):
-        assert parse_report_key(key) == ReportKey(cast("Any", kind), scope, relay_word(relay))
+        assert parse_agent_routing_key(key) == AgentRoutingKey(
+            cast("Any", kind), scope, relay_word(relay)
+        )
 
 
 @pytest.mark.parametrize(
@@ -121,13 +127,13 @@ def test_every_key_fits_into_amqp_and_is_read_as_it_was_built(
 )
 def test_a_key_that_no_agent_publishes_with_is_unusable(key: str) -> None:
     with pytest.raises(UnusableMessage, match="no agent publishes"):
-        parse_report_key(key)
+        parse_agent_routing_key(key)
 
 
 @given(st.text(max_size=300))
 def test_any_key_is_read_or_unusable(key: str) -> None:
     try:
-        parsed = parse_report_key(key)
+        parsed = parse_agent_routing_key(key)
     except UnusableMessage:
         return
     assert key.endswith(f".{parsed.scope}.{parsed.relay}")
@@ -136,15 +142,19 @@ def test_any_key_is_read_or_unusable(key: str) -> None:
 @pytest.mark.parametrize(
     ("user", "key", "reason"),
     [
-        ("vmss-a", ReportKey("event", "vmss-b-1f", "one"), "may not speak for relay one of scope"),
-        ("single", ReportKey("vote", "vmss-a-1f", "one"), "may not speak for"),
-        ("single", ReportKey("vote", "vmss-b-1f", "two"), "may not speak for"),
-        ("VMSS-A", ReportKey("event", "vmss-a-1f", "one"), "user of no trust domain"),
-        ("imds-hub", ReportKey("event", "vmss-a-1f", "one"), "user of no trust domain"),
+        (
+            "vmss-a",
+            AgentRoutingKey("event", "vmss-b-1f", "one"),
+            "may not speak for relay one of scope",
+        ),
+        ("single", AgentRoutingKey("vote", "vmss-a-1f", "one"), "may not speak for"),
+        ("single", AgentRoutingKey("vote", "vmss-b-1f", "two"), "may not speak for"),
+        ("VMSS-A", AgentRoutingKey("event", "vmss-a-1f", "one"), "user of no trust domain"),
+        ("imds-hub", AgentRoutingKey("event", "vmss-a-1f", "one"), "user of no trust domain"),
     ],
 )
 def test_a_user_speaks_for_no_relay_outside_its_domain(
-    user: str, key: ReportKey, reason: str
+    user: str, key: AgentRoutingKey, reason: str
 ) -> None:
     with pytest.raises(UnusableMessage, match=reason):
         authorize_sender(user, key, DOMAINS)
@@ -169,7 +179,7 @@ def test_the_broker_and_the_hub_let_the_same_pass(
     may_report = rights["a", FLEET]["write"]
     may_bind = rights["a", COMMANDS]["read"]
     may_order = rights["h", COMMANDS]["write"]
-    speaks = domain.speaks_for(scope, relay)
+    speaks = domain.may_speak_for_relay(scope, relay)
     for key in (vote_key(Origin(scope, relay)), report_key(cloudevent(), Origin(scope, relay))):
         assert bool(re.search(may_report, key)) is speaks
     assert bool(re.search(may_bind, command_key(scope, relay))) is speaks
@@ -181,9 +191,9 @@ def test_the_broker_and_the_hub_let_the_same_pass(
 
 def test_a_report_is_of_the_relay_in_its_key_if_the_user_may_speak_for_it() -> None:
     message = delivery(FLEET, "vote.vmss-b-1f.one", user_id="single")
-    assert verify_report_from_agent(message, FLEET, DOMAINS) == (
-        ReportKey("vote", "vmss-b-1f", "one"),
-        Sender("vmss-b-1f", "one", "single"),
+    assert verify_message_from_agent(message, FLEET, DOMAINS) == (
+        AgentRoutingKey("vote", "vmss-b-1f", "one"),
+        AuthorizedSender("vmss-b-1f", "one", "single"),
     )
 
 
@@ -203,11 +213,11 @@ def test_a_report_that_the_broker_does_not_vouch_for_is_unusable(
 ) -> None:
     message = delivery(exchange, "vote.vmss-b-1f.one", **properties)
     with pytest.raises(UnusableMessage, match=reason):
-        verify_report_from_agent(message, FLEET, DOMAINS)
+        verify_message_from_agent(message, FLEET, DOMAINS)
 
 
 def test_a_command_is_obeyed_if_it_is_the_hubs_and_for_this_agent() -> None:
-    keys = agent_keys(ORIGIN)
+    keys = agent_binding_keys(ORIGIN)
     for key in keys:
         message = delivery(COMMANDS, key, user_id="imds-hub")
         assert verify_command_from_hub(message, COMMANDS, keys, "imds-hub") == key
@@ -240,4 +250,4 @@ def test_no_other_command_is_obeyed(
 ) -> None:
     message = delivery(exchange, key, **properties)
     with pytest.raises(UnusableMessage, match=reason):
-        verify_command_from_hub(message, COMMANDS, agent_keys(ORIGIN), "imds-hub")
+        verify_command_from_hub(message, COMMANDS, agent_binding_keys(ORIGIN), "imds-hub")

@@ -9,9 +9,9 @@ import pytest
 from relay.fleet.hub import sent_orders
 from relay.fleet.hub.sent_orders import MAX_UNKNOWN_RESULTS, SentOrder, SentOrders
 from relay.fleet.messages import StartOutcome, StartResult
-from relay.fleet.routing import Sender
+from relay.fleet.routing import AuthorizedSender
 
-AGENT = Sender("a", "vm-1", "user-a")
+AGENT = AuthorizedSender("a", "vm-1", "user-a")
 
 
 def make_order(grant: int = 1, attempt: int = 1, **changes: Any) -> SentOrder:
@@ -51,22 +51,22 @@ def test_an_order_that_was_returned_cannot_be_carried_out_or_answered() -> None:
     assert [*outcomes, order.outcome] == ["unanswered", "returned"]
     assert orders.executable_until_of_event("e-1@a", 1.0) is None
     orders.take_result(AGENT, make_result())
-    assert orders.find_accepted_order("e-1@a", 1) is None
+    assert orders.find_order_accepted_by_imds("e-1@a", 1) is None
     assert orders.ignored == {"repeated": 1}
 
 
 @pytest.mark.parametrize(
     "sender",
-    [Sender("a", "vm-2", "user-a"), Sender("b", "vm-1", "user-b")],
+    [AuthorizedSender("a", "vm-2", "user-a"), AuthorizedSender("b", "vm-1", "user-b")],
     ids=["another relay", "another scope"],
 )
-def test_a_result_of_another_agent_does_not_count(sender: Sender) -> None:
+def test_a_result_of_another_agent_does_not_count(sender: AuthorizedSender) -> None:
     orders = SentOrders()
     orders.add(make_order(), 0.0)
     orders.take_result(sender, make_result())
-    assert orders.find_accepted_order("e-1@a", 1) is None
+    assert orders.find_order_accepted_by_imds("e-1@a", 1) is None
     orders.take_result(AGENT, make_result())
-    assert orders.find_accepted_order("e-1@a", 1) is not None
+    assert orders.find_order_accepted_by_imds("e-1@a", 1) is not None
 
 
 def test_the_first_result_counts() -> None:
@@ -74,7 +74,7 @@ def test_the_first_result_counts() -> None:
     orders.add(make_order(), 0.0)
     orders.take_result(AGENT, make_result(outcome="failed"))
     orders.take_result(AGENT, make_result())
-    assert orders.find_accepted_order("e-1@a", 1) is None
+    assert orders.find_order_accepted_by_imds("e-1@a", 1) is None
 
 
 def test_an_acceptance_counts_for_its_grant_alone() -> None:
@@ -82,8 +82,8 @@ def test_an_acceptance_counts_for_its_grant_alone() -> None:
     orders.add(make_order(1, event_key="e@a"), 0.0)
     orders.add(make_order(2, event_key="e@a"), 10.0)
     orders.take_result(AGENT, make_result(1))
-    assert orders.find_accepted_order("e@a", 1) is not None
-    assert orders.find_accepted_order("e@a", 2) is None
+    assert orders.find_order_accepted_by_imds("e@a", 1) is not None
+    assert orders.find_order_accepted_by_imds("e@a", 2) is None
 
 
 def test_the_oldest_orders_are_forgotten_but_none_that_can_be_carried_out(
@@ -96,9 +96,9 @@ def test_the_oldest_orders_are_forgotten_but_none_that_can_be_carried_out(
     assert len(orders) == 4, "all can be carried out"
     orders.add(make_order(5, executable_until=18.0), 10.0)
     assert len(orders) == 2
-    assert orders.find(3, 1) is None
+    assert orders.find_by_grant_and_attempt(3, 1) is None
     assert orders.orders_of_event("e-3@a") == []
-    assert orders.find(5, 1) is not None
+    assert orders.find_by_grant_and_attempt(5, 1) is not None
 
 
 def test_a_restored_order_takes_the_result_that_came_before_it() -> None:
@@ -106,15 +106,15 @@ def test_a_restored_order_takes_the_result_that_came_before_it() -> None:
     orders.take_result(AGENT, make_result())
     orders.take_result(AGENT, make_result(outcome="stale"))
     order = make_order()
-    orders.restore(order)
+    orders.restore_order(order)
     assert order.is_accepted_by_imds
 
 
 def test_a_restored_order_takes_no_result_of_another_agent() -> None:
     orders = SentOrders()
-    orders.take_result(Sender("a", "vm-2", "user-a"), make_result())
+    orders.take_result(AuthorizedSender("a", "vm-2", "user-a"), make_result())
     order = make_order()
-    orders.restore(order)
+    orders.restore_order(order)
     assert order.result is None
 
 
@@ -122,9 +122,9 @@ def test_unknown_results_of_one_user_push_out_none_of_another() -> None:
     orders = SentOrders()
     orders.take_result(AGENT, make_result())
     for grant in range(2, 10 * MAX_UNKNOWN_RESULTS):
-        orders.take_result(Sender("b", "vm-1", "user-b"), make_result(grant))
+        orders.take_result(AuthorizedSender("b", "vm-1", "user-b"), make_result(grant))
     kept = sum(map(len, orders._unknown.values()))  # noqa: SLF001  # nothing else shows it
     assert kept == 1 + MAX_UNKNOWN_RESULTS
     order = make_order()
-    orders.restore(order)
+    orders.restore_order(order)
     assert order.is_accepted_by_imds

@@ -23,7 +23,7 @@ from relay.imds.document import parse_document
 from relay.ingest.recorder import Recorder, SuccessfulPoll
 from relay.outbox import StateFileOwner, StoreSettings
 from relay.outbox.sqlite import open_store
-from relay.roles.simulated_agents import LightRecorder, StateCache
+from relay.roles.simulated_agents import EventStateCache, LightRecorder
 from relay.roles.simulated_fleet import FleetPlan, SimulatedFleet, simulated_fleet
 from relay.simulator import VM, Plan, Setup
 from relay.simulator.azure import SimulatedAzure
@@ -73,7 +73,7 @@ async def test_a_light_recorder_makes_the_events_of_the_recorder(tmp_path: Path)
     azure.end(second)
     azure.cancel(first)
     documents.append(document())
-    light = LightRecorder(origin, StateCache())
+    light = LightRecorder(origin, EventStateCache())
     made = [
         event
         for number, each in enumerate(documents)
@@ -87,7 +87,7 @@ async def test_a_light_recorder_makes_the_events_of_the_recorder(tmp_path: Path)
             poll = SuccessfulPoll(each, at + timedelta(seconds=number), gap=False)
             await store.transact(partial(recorder.record, poll=poll))
         recorded = await store.read(
-            lambda tx: [tx.journal.event_at(number) for number in range(1, 7)]
+            lambda tx: [tx.journal.event_at_position(number) for number in range(1, 7)]
         )
     assert len(made) == 6
     assert [_content(event) for event in made] == [_content(event) for event in recorded]
@@ -102,8 +102,8 @@ async def test_each_change_of_a_simulated_fleet_is_told_once(
 ) -> None:
     plan = FleetPlan(agents=6, scopes=2, scope_prefix=PREFIX, rate=2.0, poll_interval=0.2)
     async with hub_with(own_broker, tmp_path, plan) as (running, fleet):
-        await fleet.run(changes=12)
-        assert await fleet.settle(30)
+        await fleet.make_changes_at_plan_rate(changes=12)
+        assert await fleet.wait_until_changes_are_reported(30)
         counters = fleet.counters
         box = running.inbox
         await eventually(lambda: len({event["id"] for event in box.events}) == counters.changes)
@@ -124,7 +124,7 @@ async def test_simulated_machines_vote_and_their_agents_carry_out_the_order(
     rule = {"name": "machines", "approve": {"votes": 1, "from": ["vm:vmss-a-load-*/*"]}}
     async with hub_with(own_broker, tmp_path, plan, approvals={"rules": [rule]}) as (_, fleet):
         await asyncio.sleep(0)
-        run = asyncio.create_task(fleet.run())
+        run = asyncio.create_task(fleet.make_changes_at_plan_rate())
         try:
             await eventually(lambda: fleet.counters.start_requests > 0, within=60)
             await eventually(lambda: fleet.counters.results > 0)
@@ -185,6 +185,6 @@ def test_a_scope_without_an_agent_is_refused(agents: int, scopes: int) -> None:
 
 
 def test_scopes_are_equally_large_as_far_as_possible() -> None:
-    scopes = FleetPlan(agents=11, scopes=4).vms_by_scope
+    scopes = FleetPlan(agents=11, scopes=4).vm_names_by_scope
     assert sorted(map(len, scopes.values())) == [2, 3, 3, 3]
     assert len({vm for vms in scopes.values() for vm in vms}) == 11

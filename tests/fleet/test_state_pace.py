@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 
 from relay.events.build import Origin
 from relay.events.cloudevent import CloudEvent
-from relay.fleet.hub.histories import Histories
+from relay.fleet.hub.histories import EventHistoryCache
 from relay.fleet.hub.hub_state_sender import MIN_STATE_INTERVAL, HubStateSender
 from relay.fleet.hub.merge import EventHistory, PublishedState
-from relay.outbox.event_keys import EventKeyFormat
+from relay.outbox import EventKeyFormat
 from tests.approvals.manual_clock import NOON, ManualClock
 
 SCOPE = "vmss-a"
@@ -61,7 +61,7 @@ async def test_the_first_state_goes_at_once_and_many_become_a_few() -> None:
 
 
 def test_an_event_that_nobody_told_of_is_not_asked_for_again() -> None:
-    histories, name = Histories(), (SCOPE, "e")
+    histories, name = EventHistoryCache(), (SCOPE, "e")
     assert histories.event_names_to_load([name]) == {name}
     histories.put(name, None)
     assert histories.event_names_to_load([name]) == set()

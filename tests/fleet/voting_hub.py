@@ -19,9 +19,9 @@ from relay.approvals.request import Caller, DecisionAnswer, DecisionRequest, Rig
 from relay.approvals.status import ApprovalStatus
 from relay.events.build import Origin
 from relay.events.model import ScheduledEvent
-from relay.fleet.hub.votes import MachineVotes
+from relay.fleet.hub.votes import MachineVoteSubmitter
 from relay.fleet.messages import VoteAnswer, VoteMessage
-from relay.fleet.routing import Sender
+from relay.fleet.routing import AuthorizedSender
 from relay.ingest.recorder import EventObservation, EventSighting, Recorder
 from relay.outbox import Grant, StateFileOwner, StoreSettings
 from relay.outbox.file import open_for_reading
@@ -55,14 +55,14 @@ class Agents:
         """One event in each order."""
         return 1
 
-    async def read_fresh(self, _scope: str, _grants: Sequence[Grant]) -> None:
+    async def refresh_events_of_grants(self, _scope: str, _grants: Sequence[Grant]) -> None:
         """Return: nothing has changed."""
 
     def choose_agent(self, _scope: str, _grants: Sequence[Grant]) -> str:
         """Return the only agent."""
         return "agent"
 
-    async def start(self, scope: str, claims: Sequence[ClaimedGrant]) -> None:
+    async def send_start_request(self, scope: str, claims: Sequence[ClaimedGrant]) -> None:
         """Accept a StartRequest."""
         self.started += [(scope, claim.event_id) for claim in claims]
 
@@ -74,7 +74,7 @@ class VotingHub:
     path: Path
     store: Store
     gate: Gate
-    votes: MachineVotes
+    votes: MachineVoteSubmitter
     agents: Agents
     clock: ManualClock
 
@@ -100,13 +100,13 @@ class VotingHub:
         fields = {"eventId": event.event_id, "decision": decision, "revision": event.revision}
         body = {name: value for name, value in (fields | changes).items() if value is not None}
         vote = VoteMessage(request_id=request_id, user="local:root", body=body)
-        answer = await self.answer(Sender(sender_scope, relay, user), vote)
+        answer = await self.answer(AuthorizedSender(sender_scope, relay, user), vote)
         assert answer is not None, "the vote was dropped"
         return answer
 
-    async def answer(self, sender: Sender, vote: VoteMessage) -> VoteAnswer | None:
+    async def answer(self, sender: AuthorizedSender, vote: VoteMessage) -> VoteAnswer | None:
         """Return the answer to a vote as the hub sends it; None: it sends none."""
-        match self.votes.admit(sender, vote):
+        match self.votes.apply_rate_limit_to_vote(sender, vote):
             case "drop":
                 return None
             case "decide":
@@ -176,7 +176,7 @@ async def voting_hub(
                 path=path,
                 store=store,
                 gate=gate,
-                votes=MachineVotes(gate.submit, clock),
+                votes=MachineVoteSubmitter(gate.submit, clock),
                 agents=agents,
                 clock=clock,
             )

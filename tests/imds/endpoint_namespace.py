@@ -26,7 +26,7 @@ from relay.imds import SourceSettings
 from relay.imds.client import SEARCH_AFTER, ImdsClient
 from relay.imds.dhcp import ask_dhcp, find_mac
 from relay.imds.document import parse_document
-from relay.imds.endpoint import DHCP_INTERVAL, AskDhcp, CandidateFinder, ask_network_card
+from relay.imds.endpoint import DHCP_INTERVAL, AskDhcp, CandidateFinder, ask_dhcp_via_default_route
 from relay.net.egress import is_refused
 from relay.simulator import VM, Fault, Plan, Setup, Simulator
 from tests.cli.command import environment
@@ -83,7 +83,7 @@ def azure(address: str, port: int = 80) -> Simulator:
 
 @contextlib.asynccontextmanager
 async def client(
-    clock: SystemClock | None = None, ask: AskDhcp = ask_network_card
+    clock: SystemClock | None = None, ask: AskDhcp = ask_dhcp_via_default_route
 ) -> AsyncIterator[ImdsClient]:
     """Return a client that searches, without leases that this machine may have."""
     settings = SourceSettings(url="discover", timeout=30.0, first_timeout=30.0)
@@ -96,7 +96,7 @@ async def client(
 async def failure(opened: ImdsClient) -> str:
     """Return why a read failed."""
     try:
-        await opened.read_document()
+        await opened.read_document_bytes()
     except SourceError as error:
         return error.reason
     return "it was read"
@@ -111,7 +111,7 @@ async def in_a_virtual_network() -> dict[str, Any]:
             dhcp(offer_endpoint(PRIVATE)) as requests,
             client() as opened,
         ):
-            await opened.read_document()
+            await opened.read_document_bytes()
             return {
                 "url": opened.base_url,
                 "outside": opened.is_outside_virtual_network,
@@ -131,7 +131,7 @@ async def redirected() -> dict[str, Any]:
             client() as opened,
         ):
             redirecting.add_fault(Fault(kind="redirect", location=f"{public.url}/", calls=9))
-            await opened.read_document()
+            await opened.read_document_bytes()
             return {
                 "url": opened.base_url,
                 "redirected": [call.status for call in redirecting.calls],
@@ -146,8 +146,8 @@ async def outside() -> dict[str, Any]:
     async with azure(PRIVATE) as sim, dhcp(offer_endpoint(PRIVATE)) as requests:
         sim.schedule(Plan(type="Reboot"))
         async with client() as opened:
-            instance = await opened.read_instance()
-            document = parse_document(await opened.read_document())
+            instance = await opened.read_instance_metadata_body()
+            document = parse_document(await opened.read_document_bytes())
             guarded.append(is_refused(address))
             await opened.send_start_request([document.events[0].event_id])
             url = opened.base_url
@@ -178,13 +178,13 @@ async def moved() -> dict[str, Any]:
     clock = LaterClock()
     async with client(clock) as opened:
         async with azure(PRIVATE), dhcp(offer_endpoint(PRIVATE)):
-            await opened.read_document()
+            await opened.read_document_bytes()
             first = opened.base_url
         async with azure(SHARED, 8080), dhcp(offer_endpoint(SHARED)) as requests:
             at_once = await failure(opened)
             asked_at_once = len(requests)
             clock.later += max(SEARCH_AFTER, DHCP_INTERVAL)
-            await opened.read_document()
+            await opened.read_document_bytes()
             return {
                 "urls": [first, opened.base_url],
                 "at_once": at_once,
@@ -198,13 +198,13 @@ async def replaced() -> dict[str, Any]:
     clock = LaterClock()
     async with client(clock) as opened, azure(PRIVATE) as former:
         async with dhcp(offer_endpoint(PRIVATE)):
-            await opened.read_document()
+            await opened.read_document_bytes()
             first = opened.base_url
         former.add_fault(Fault(kind="malformed", calls=99))
         async with azure(SHARED, 8080), dhcp(offer_endpoint(SHARED)):
             at_once = await failure(opened)
             clock.later += max(SEARCH_AFTER, DHCP_INTERVAL)
-            await opened.read_document()
+            await opened.read_document_bytes()
             return {"urls": [first, opened.base_url], "at_once": at_once}
 
 
@@ -218,7 +218,7 @@ async def nothing() -> dict[str, Any]:
         reason = await failure(opened)
         with address_of(WIRE_SERVER):
             async with azure(WIRE_SERVER):
-                await opened.read_document()
+                await opened.read_document_bytes()
                 return {"reason": reason, "url": opened.base_url, "asked": len(requests)}
 
 

@@ -59,7 +59,7 @@ async def failure_of(answer: Answer, *, timeout: float = 60.0) -> SourceError:  
         client_of(server.url, timeout=timeout, first_timeout=timeout) as client,
     ):
         with pytest.raises(SourceError) as caught:
-            await client.read_document()
+            await client.read_document_bytes()
     return caught.value
 
 
@@ -70,7 +70,7 @@ async def test_a_read_asks_for_the_document_in_the_configured_version_and_gives_
     async with run_server() as server:
         settings = SourceSettings(url=server.url, api_version="2019-08-01")
         async with ImdsClient(settings, SystemClock()) as client:
-            assert await client.read_document() == EMPTY
+            assert await client.read_document_bytes() == EMPTY
     (request,) = server.requests
     assert (request.method, request.target, request.body) == (
         "GET",
@@ -81,7 +81,7 @@ async def test_a_read_asks_for_the_document_in_the_configured_version_and_gives_
 
 async def test_the_default_version_is_the_newest() -> None:
     async with run_server() as server, client_of(server.url) as client:
-        await client.read_document()
+        await client.read_document_bytes()
     assert server.requests[0].target.endswith("?api-version=2020-07-01")
 
 
@@ -91,9 +91,9 @@ async def test_every_call_says_metadata_true_and_nothing_that_azure_refuses() ->
     See docs/protocol.md#no-proxies.
     """
     async with run_server() as server, client_of(server.url) as client:
-        await client.read_document()
+        await client.read_document_bytes()
         await client.send_start_request(["A"])
-        await client.read_instance()
+        await client.read_instance_metadata_body()
     assert len(server.requests) == 3
     for request in server.requests:
         assert request.headers.getall("Metadata") == ["true"]
@@ -134,7 +134,7 @@ async def test_a_start_request_is_done_at_200_even_if_the_body_never_comes() -> 
 
 async def test_instance_metadata_is_requested_as_json() -> None:
     async with run_server(Answer(b'{"compute":{}}')) as server, client_of(server.url) as client:
-        assert await client.read_instance() == b'{"compute":{}}'
+        assert await client.read_instance_metadata_body() == b'{"compute":{}}'
     assert server.requests[0].target == "/metadata/instance?api-version=2021-02-01&format=json"
 
 
@@ -143,8 +143,8 @@ async def test_calls_share_one_connection_and_forget_cookies() -> None:
         run_server(Answer(headers={"Set-Cookie": "a=b; Path=/"})) as server,
         client_of(server.url) as client,
     ):
-        await client.read_document()
-        await client.read_document()
+        await client.read_document_bytes()
+        await client.read_document_bytes()
     assert server.requests[0].peer == server.requests[1].peer
     assert "Cookie" not in server.requests[1].headers
 
@@ -156,7 +156,7 @@ async def test_a_proxy_of_the_environment_is_bypassed(monkeypatch: pytest.Monkey
         for name in ("NO_PROXY", "no_proxy"):
             monkeypatch.delenv(name, raising=False)
         async with client_of(server.url) as client:
-            assert await client.read_document() == EMPTY
+            assert await client.read_document_bytes() == EMPTY
     assert proxy.requests == []
 
 
@@ -205,7 +205,7 @@ async def test_a_redirect_is_a_failure_and_never_followed(status: int) -> None:
             with pytest.raises(
                 SourceUnavailable, match=rf"{status}: a redirect to {elsewhere.url}/"
             ) as read:
-                await client.read_document()
+                await client.read_document_bytes()
             with pytest.raises(SourceUnavailable):
                 await client.send_start_request(["A"])
     assert read.value.status == status
@@ -265,13 +265,13 @@ async def test_nobody_listening_is_unavailable() -> None:
         unused.bind(("127.0.0.1", 0))
         async with client_of(f"http://127.0.0.1:{unused.getsockname()[1]}") as client:
             with pytest.raises(SourceUnavailable):
-                await client.read_document()
+                await client.read_document_bytes()
 
 
 async def test_a_name_that_does_not_resolve_is_unavailable() -> None:
     async with client_of("http://metadata.invalid") as client:
         with pytest.raises(SourceUnavailable, match=r"metadata\.invalid"):
-            await client.read_document()
+            await client.read_document_bytes()
 
 
 async def test_a_call_that_fails_on_a_kept_connection_is_not_sent_twice() -> None:
@@ -280,9 +280,9 @@ async def test_a_call_that_fails_on_a_kept_connection_is_not_sent_twice() -> Non
         run_server(answers_in_order(Answer(), Answer(raw=b"", then="reset"))) as server,
         client_of(server.url) as client,
     ):
-        await client.read_document()
+        await client.read_document_bytes()
         with pytest.raises(SourceUnavailable):
-            await client.read_document()
+            await client.read_document_bytes()
     assert len(server.requests) == 2
     assert server.requests[0].peer == server.requests[1].peer
 
@@ -320,7 +320,7 @@ async def test_an_answer_that_goes_on_and_on_is_cut_off() -> None:
         client_of(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}") as client,
     ):
         with pytest.raises(DocumentTooLarge):
-            await client.read_document()
+            await client.read_document_bytes()
         await asyncio.wait_for(ended.wait(), 60)
     assert MAX_DOCUMENT_BYTES <= sent < 6 * MAX_DOCUMENT_BYTES, (
         "what is over the limit is what lay in the buffers of two sockets"
@@ -330,7 +330,7 @@ async def test_an_answer_that_goes_on_and_on_is_cut_off() -> None:
 async def test_an_answer_of_exactly_the_limit_is_read() -> None:
     body = b" " * MAX_DOCUMENT_BYTES
     async with run_server(Answer(body)) as server, client_of(server.url) as client:
-        assert await client.read_document() == body
+        assert await client.read_document_bytes() == body
 
 
 @pytest.mark.parametrize(
@@ -348,13 +348,13 @@ async def test_identity_is_no_encoding() -> None:
         run_server(Answer(headers={"Content-Encoding": "identity"})) as server,
         client_of(server.url) as client,
     ):
-        assert await client.read_document() == EMPTY
+        assert await client.read_document_bytes() == EMPTY
 
 
 async def test_an_empty_body_is_given_as_it_is() -> None:
     """The parser of the document refuses it."""
     async with run_server(Answer(b"")) as server, client_of(server.url) as client:
-        assert await client.read_document() == b""
+        assert await client.read_document_bytes() == b""
 
 
 # --- time
@@ -385,17 +385,17 @@ async def test_the_timeout_covers_the_whole_call(answer: Answer) -> None:
 async def test_the_first_call_may_take_long_and_the_next_may_not() -> None:
     answers = answers_in_order(Answer(pause=0.4), Answer(pause=3600))
     async with run_server(answers) as server, client_of(server.url, timeout=0.2) as client:
-        assert await client.read_document() == EMPTY
+        assert await client.read_document_bytes() == EMPTY
         with pytest.raises(SourceUnavailable, match=r"within 0\.2s"):
-            await client.read_document()
+            await client.read_document_bytes()
 
 
 async def test_the_long_timeout_holds_until_a_call_succeeded() -> None:
     answers = answers_in_order(Answer(b"", 410), Answer(pause=0.4))
     async with run_server(answers) as server, client_of(server.url, timeout=0.2) as client:
         with pytest.raises(SourceUnavailable):
-            await client.read_document()
-        assert await client.read_document() == EMPTY
+            await client.read_document_bytes()
+        assert await client.read_document_bytes() == EMPTY
 
 
 # --- the budget of calls
@@ -423,12 +423,12 @@ def spans_of_three(requests: list[ReceivedRequest]) -> list[float]:
 
 async def test_no_more_than_two_calls_of_any_kind_arrive_in_one_second() -> None:
     async with run_client_and_server() as (server, client), asyncio.TaskGroup() as calls:
-        calls.create_task(client.read_document())
+        calls.create_task(client.read_document_bytes())
         calls.create_task(client.send_start_request(["A"]))
-        calls.create_task(client.read_instance())
-        calls.create_task(client.read_document())
+        calls.create_task(client.read_instance_metadata_body())
+        calls.create_task(client.read_document_bytes())
         calls.create_task(client.send_start_request(["B"]))
-        calls.create_task(client.read_instance())
+        calls.create_task(client.read_instance_metadata_body())
     assert len(server.requests) == 6
     assert min(spans_of_three(server.requests)) >= 1.0
     assert max(spans_of_three(server.requests)) < 1.5, "and no time is wasted"
@@ -438,7 +438,7 @@ async def test_failed_calls_count_too() -> None:
     async with run_client_and_server(Answer(b"", 503)) as (server, client):
         for _ in range(4):
             with pytest.raises(SourceUnavailable):
-                await client.read_document()
+                await client.read_document_bytes()
     assert min(spans_of_three(server.requests)) >= 1.0
 
 
@@ -456,8 +456,8 @@ async def test_calls_go_in_order_of_arrival() -> None:
 
 async def test_a_cancelled_wait_neither_loses_nor_leaks_a_place() -> None:
     async with run_client_and_server() as (server, client):
-        await asyncio.gather(client.read_document(), client.read_document())
-        waiting = [asyncio.create_task(client.read_document()) for _ in range(5)]
+        await asyncio.gather(client.read_document_bytes(), client.read_document_bytes())
+        waiting = [asyncio.create_task(client.read_document_bytes()) for _ in range(5)]
         await asyncio.sleep(0.1)
         for task in waiting:
             task.cancel()
@@ -473,11 +473,11 @@ async def test_a_call_cancelled_under_way_counts_once() -> None:
         server,
         client,
     ):
-        hanging = asyncio.create_task(client.read_document())
+        hanging = asyncio.create_task(client.read_document_bytes())
         await asyncio.wait_for(server.request_arrived.wait(), 60)
         hanging.cancel()
         await asyncio.gather(hanging, return_exceptions=True)
-        await asyncio.gather(*(client.read_document() for _ in range(3)))
+        await asyncio.gather(*(client.read_document_bytes() for _ in range(3)))
     spans = spans_of_three(server.requests)
     assert 1.0 <= min(spans) <= max(spans) < 1.5
 
@@ -492,7 +492,7 @@ async def test_calls_that_never_got_through_take_nothing_from_the_budget() -> No
         ):  # by a clock that stands still
             for _ in range(6):
                 with pytest.raises(SourceUnavailable):
-                    await client.read_document()
+                    await client.read_document_bytes()
 
 
 async def test_while_two_calls_try_to_connect_a_third_waits_for_one_of_them() -> None:
@@ -510,7 +510,7 @@ async def test_while_two_calls_try_to_connect_a_third_waits_for_one_of_them() ->
         ) as client:
             began = time.monotonic()
             results = await asyncio.gather(
-                *(client.read_document() for _ in range(4)), return_exceptions=True
+                *(client.read_document_bytes() for _ in range(4)), return_exceptions=True
             )
             took = time.monotonic() - began
     assert [type(result) for result in results] == [SourceUnavailable] * 4
@@ -519,7 +519,7 @@ async def test_while_two_calls_try_to_connect_a_third_waits_for_one_of_them() ->
 
 async def test_a_client_that_was_not_entered_says_so() -> None:
     with pytest.raises(RuntimeError, match="async with"):
-        await ImdsClient(SourceSettings(), SystemClock()).read_document()
+        await ImdsClient(SourceSettings(), SystemClock()).read_document_bytes()
 
 
 # --- calls with a deadline
@@ -570,11 +570,11 @@ async def test_a_start_request_whose_time_is_over_is_not_sent(checks_in_time: in
 
 async def test_a_start_request_that_waits_for_its_place_in_the_budget_can_become_too_late() -> None:
     async with run_server() as server, client_of(server.url) as client:
-        await client.read_document()
-        await client.read_document()
+        await client.read_document_bytes()
+        await client.read_document_bytes()
         with pytest.raises(SourceCallNotSentInTime):
             await client.send_start_request(["A"], seconds_left=lambda: 0.2)
-        await client.read_document()
+        await client.read_document_bytes()
     assert [request.method for request in server.requests] == ["GET"] * 3
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from relay.errors import DocumentError
 from relay.events.model import Document, ScheduledEvent
-from relay.imds.document import ENTRIES_PER_TURN, DocumentReader, parse_document
+from relay.imds.document import ENTRIES_PER_TURN, CachingDocumentParser, parse_document
 from tests.events.strategies import EVENTS, azure_event, document_body, make_event, normalized
 
 SCALARS = (
@@ -78,9 +78,14 @@ def test_json_is_a_document_that_can_be_told_or_a_document_error(anything: objec
     assert document.incarnation is None or -(2**63) <= document.incarnation < 2**63
     for parsed in document.events:
         assert len(parsed.revision) == 16
-        assert ScheduledEvent.from_fields(orjson.loads(orjson.dumps(parsed.to_fields()))) == parsed
+        assert (
+            ScheduledEvent.from_cloudevent_data(
+                orjson.loads(orjson.dumps(parsed.to_cloudevent_data()))
+            )
+            == parsed
+        )
         assert parsed.not_before_time is None or parsed.not_before_time.tzinfo is not None
-    assert len({parsed.key for parsed in document.events}) == len(document.events)
+    assert len({parsed.lowercase_event_id for parsed in document.events}) == len(document.events)
 
 
 @pytest.mark.parametrize("empty", [b"", b" ", b"\r\n\t "])
@@ -149,7 +154,7 @@ def test_every_field_is_read() -> None:
 def test_the_case_of_an_event_id_is_kept_and_compared_without() -> None:
     upper, lower = parse_one_event(EventId="ABC-d"), parse_one_event(EventId="abc-D")
     assert (upper.event_id, lower.event_id) == ("ABC-d", "abc-D")
-    assert upper.key == lower.key
+    assert upper.lowercase_event_id == lower.lowercase_event_id
     assert upper.revision == lower.revision
 
 
@@ -304,7 +309,7 @@ def test_an_event_id_twice_becomes_one_event_whatever_the_order(
 ) -> None:
     first, second = (
         {
-            parsed.key: normalized(parsed)
+            parsed.lowercase_event_id: normalized(parsed)
             for parsed in parse_document(document_body(*map(_as_wire, events))).events
         }
         for events in both
@@ -416,7 +421,7 @@ def outcome(read: Callable[[], Document]) -> Document | str:
 )
 def test_a_document_says_the_same_whichever_came_before(documents: list[object]) -> None:
     """1, 1.0 and true are equal in Python, but not as a duration."""
-    reader = DocumentReader()
+    reader = CachingDocumentParser()
     for document in documents:
         body = json.dumps(document).encode()
         assert outcome(lambda body=body: asyncio.run(reader.parse_body(body))) == outcome(  # type: ignore[misc]  # mypy cannot infer a lambda with a default
@@ -427,14 +432,14 @@ def test_a_document_says_the_same_whichever_came_before(documents: list[object])
 def test_a_field_that_is_nested_too_deep_to_be_written_is_ignored_as_others_are() -> None:
     deep = b"[" * 1000 + b"]" * 1000
     body = b'{"Events":[{"EventId":"A","Novelty":%b},{"EventId":"B","Novelty":%b}]}' % (deep, deep)
-    reader = DocumentReader()
+    reader = CachingDocumentParser()
     for _ in range(2):
         document = asyncio.run(reader.parse_body(body))
         assert [event.event_id for event in document.events] == ["A", "B"]
 
 
 async def test_an_entry_that_came_before_is_the_same_event_and_not_read_anew() -> None:
-    reader = DocumentReader()
+    reader = CachingDocumentParser()
     first = await reader.parse_body(document_body(azure_event(EventId="A"), incarnation=1))
     second = await reader.parse_body(
         document_body(azure_event(EventId="B"), azure_event(EventId="A"), incarnation=2)
@@ -446,7 +451,7 @@ async def test_an_entry_that_came_before_is_the_same_event_and_not_read_anew() -
 
 async def test_others_run_while_a_large_document_is_read() -> None:
     entries = [azure_event(EventId=f"E-{number}") for number in range(2 * ENTRIES_PER_TURN + 1)]
-    reading = asyncio.create_task(DocumentReader().parse_body(document_body(*entries)))
+    reading = asyncio.create_task(CachingDocumentParser().parse_body(document_body(*entries)))
     turns = 0
     while not reading.done():
         await asyncio.sleep(0)
@@ -509,7 +514,9 @@ def test_a_revision_is_the_same_in_every_version_of_the_relay() -> None:
 @given(EVENTS)
 def test_an_event_comes_back_from_its_fields(made: ScheduledEvent) -> None:
     assert (
-        ScheduledEvent.from_fields({**made.to_fields(), "changed": {}, "revision": made.revision})
+        ScheduledEvent.from_cloudevent_data(
+            {**made.to_cloudevent_data(), "changed": {}, "revision": made.revision}
+        )
         == made
     )
 

@@ -178,7 +178,7 @@ async def test_a_url_is_called_as_it_is(unused_tcp_port: int) -> None:
     async with ImdsClient(SourceSettings(url=url), ManualClock()) as client:
         assert client.base_url == url
         with pytest.raises(SourceError):
-            await client.read_document()
+            await client.read_document_bytes()
         assert not client.is_outside_virtual_network
 
 

@@ -245,6 +245,11 @@ def test_an_event_without_resources_names_nobody() -> None:
     assert not names_this_vm([], resource_names(VM, "host"))
 
 
+def test_while_the_names_are_unknown_any_resources_may_include_this_vm() -> None:
+    assert names_this_vm(["db-2"], None)
+    assert names_this_vm([], None)
+
+
 # --- boot
 
 

@@ -22,7 +22,7 @@ import pytest
 from relay.errors import SourceError
 from relay.events.cloudevent import CloudEvent
 from relay.imds import SourceSettings
-from relay.imds.api_versions import NEWEST_API_VERSION
+from relay.imds.api_version_features import NEWEST_API_VERSION
 from relay.imds.client import ImdsClient
 from relay.imds.poller import ANSWER_TIMEOUT, FIRST_ANSWER_TIMEOUT, Poller
 from relay.ingest.recorder import Recorder
@@ -377,7 +377,7 @@ async def test_a_fresh_read_gives_the_document_and_its_time_even_if_nothing_chan
     async with run_server(answer) as server, rig(tmp_path, server.url, clock) as running:
         await running.resting()
         clock.advance(4)
-        read = await running.poller.read_dated()
+        read = await running.poller.read_with_imds_time()
         assert len(server.requests) == 2
         assert [event.event_status for event in read.document.events] == ["Scheduled"]
         assert read.document is running.poller.last_document

@@ -140,7 +140,9 @@ def test_event_ids_that_differ_after_a_nul_are_different_events(
         assert record(approval_file) == 3
     assert names(approval_file) == [*["event.scheduled"] * 3, *["event.ended"] * 3] * 2
     occurrences = approval_file.transact(
-        lambda tx: [tx.snapshot.find(event.key) for event in events]
+        lambda tx: [
+            tx.snapshot.find_newest_occurrence(event.lowercase_event_id) for event in events
+        ]
     )
     assert [occurrence and occurrence.number for occurrence in occurrences] == [2, 2, 2]
 
@@ -191,7 +193,7 @@ def add_grant(
     """Add a grant for the event and bring it to a state."""
 
     def work(tx: Transaction) -> None:
-        occurrence = tx.snapshot.find("e-1")
+        occurrence = tx.snapshot.find_newest_occurrence("e-1")
         assert occurrence is not None
         details = {"approvalId": "a", "rule": "r", **({"dryRun": True} if dry_run else {})}
         tx.record(cloudevent("approval.granted", "E-1", {**occurrence.data, **details}), NOON)

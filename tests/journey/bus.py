@@ -15,7 +15,7 @@ from aio_pika.exceptions import ChannelNotFoundEntity
 from pamqp.commands import Basic
 from yarl import URL
 
-from relay.amqp.connection import Connection
+from relay.amqp.connection import GuardedConnection
 from relay.app import RunningRelay, start_relay
 from relay.clock import SystemClock
 from relay.config import Config
@@ -152,10 +152,10 @@ class Bus:
         return (await self.waiting())[0] == 1
 
     @asynccontextmanager
-    async def connection(self) -> AsyncIterator[Connection]:
+    async def connection(self) -> AsyncIterator[GuardedConnection]:
         """A connection of a user with all rights."""
         # The relay's own connection: some dead letters would end any other.
-        connection = Connection(URL(self.broker.amqp_url()), "journey")
+        connection = GuardedConnection(URL(self.broker.amqp_url()), "journey")
         await connection.connect()
         async with connection:
             yield connection

@@ -14,7 +14,7 @@ import pytest_asyncio
 from pamqp.common import Arguments
 
 from relay.amqp.approval_consumer import PREFETCH
-from relay.amqp.frames import MAX_BODY_BYTES
+from relay.amqp.frame_streams import MAX_BODY_BYTES
 from relay.amqp.topology import MAX_APPROVALS, MAX_APPROVALS_BYTES
 from relay.simulator import Event
 from tests.journey.bus import SCOPE, System, define_users, running_system

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from yarl import URL
 
-from relay.amqp.connection import Connection
+from relay.amqp.connection import GuardedConnection
 from relay.amqp.topology import approvals_topology, declare_topology, events_topology
 from relay.simulator import VM, Setup, Simulator
 from tests.journey.bus import SCOPE, Bus, System, define_users, relay_document, unused_exchange
@@ -74,7 +74,7 @@ async def _next_life(process: RelayProcess) -> None:
 
 async def _make(bus: Bus) -> None:
     """Exchanges and queues, which the relay would only make if it lived."""
-    connection = Connection(URL(bus.broker.amqp_url()), "test")
+    connection = GuardedConnection(URL(bus.broker.amqp_url()), "test")
     await connection.connect()
     async with connection:
         await declare_topology(

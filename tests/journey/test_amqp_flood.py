@@ -26,13 +26,13 @@ from relay.amqp.approval_consumer import (
     ApprovalConsumer,
     ApprovalHandler,
 )
-from relay.amqp.approval_message import ApprovalMessage, UnusableMessage
 from relay.amqp.fair_queue import ReceivedDecision
+from relay.amqp.message_verification import ApprovalMessage, UnusableMessage
 from relay.amqp.topology import (
     MAX_APPROVALS,
-    approvals_queue_of_scope,
     approvals_topology,
     declare_topology,
+    make_scope_approvals_queue,
 )
 from relay.clock import SystemClock
 from relay.rate_limits import CALLER_BURST, CALLER_RATE
@@ -89,7 +89,7 @@ def consumer_of(node: Broker, bus: Bus, handler: ApprovalHandler) -> ApprovalCon
     return ApprovalConsumer(
         urls=lambda: [URL(node.amqp_url())],
         declare=True,
-        queue=approvals_queue_of_scope(bus.exchange, SCOPE),
+        queue=make_scope_approvals_queue(bus.exchange, SCOPE),
         relay="vm-0",
         handler=handler,
         on_unusable=lambda *_: None,

@@ -239,9 +239,7 @@ async def test_what_cannot_be_used_is_counted_and_logged_once_a_minute_for_each_
     await eventually(lambda: len(system.bus.dead_letters) == dead + 4)
     assert await _strangers(system) == before + 4
     logged = [
-        record.getMessage()
-        for record in caplog.records
-        if record.name == "relay.api.auth.rejection_log"
+        record.getMessage() for record in caplog.records if record.name == "relay.api.server.state"
     ]
     assert len(logged) == 2
     assert (

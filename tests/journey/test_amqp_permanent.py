@@ -14,7 +14,7 @@ import pytest
 from aio_pika.abc import AbstractQueue
 from yarl import URL
 
-from relay.amqp.connection import Connection
+from relay.amqp.connection import GuardedConnection
 from relay.app import start_relay
 from relay.clock import SystemClock
 from relay.config import Config
@@ -120,7 +120,7 @@ async def telling(
 @asynccontextmanager
 async def queue_of(broker: Broker, exchange: str) -> AsyncIterator[AbstractQueue]:
     """A queue that gets all of an exchange, which is made: durable, topic, without any argument."""
-    connection = Connection(URL(broker.amqp_url()), "test")
+    connection = GuardedConnection(URL(broker.amqp_url()), "test")
     await connection.connect()
     async with connection, connection.channel() as channel:
         await channel.declare_exchange(exchange, "topic", durable=True)

@@ -17,7 +17,7 @@ from aio_pika.exceptions import ChannelNotFoundEntity
 from relay.amqp.approval_consumer import POLL_INTERVAL
 from relay.amqp.connection import HEARTBEAT
 from relay.amqp.topology import approvals_topology, declare_topology
-from relay.api.auth.rejection_log import RejectionLog
+from relay.api.server.state import RejectionLog
 from relay.app import start_relay
 from relay.approvals.engine import ApprovalEngine
 from relay.approvals.request import DecisionAnswer, DecisionRequest

@@ -68,7 +68,7 @@ TESTS: Mapping[str, tuple[str, ...]] = {
         "tests/fleet/test_merge_laws.py",
     ),
     "relay/signature.py": ("tests/test_signature.py",),
-    "relay/events/delta.py": ("tests/events/test_delta.py",),
+    "relay/events/model.py": ("tests/events/test_model.py",),
     "relay/delivery/retry.py": (
         "tests/delivery/test_retry_values.py",
         "tests/delivery/test_retry.py",

@@ -18,7 +18,7 @@ from relay.events.cloudevent import CloudEvent
 from relay.outbox import StateFileOwner, StoreSettings
 from relay.outbox.file import StateFile, open_state_file
 from relay.outbox.journal import Journal
-from relay.outbox.snapshot import AppearedEventRow, ChangedEventRow, EndedEventRow
+from relay.outbox.snapshot import AppearedEventToStore, ChangedEventToStore, OccurrenceOutcomeRow
 from relay.outbox.sqlite import Store, Work, open_store
 from relay.outbox.transaction import Route, Transaction
 from tests.builders import DATA, cloudevent
@@ -95,7 +95,7 @@ def add_occurrence(
 ) -> None:
     """Store that an EventId appeared."""
     text = orjson.dumps(data).decode()
-    rows = [AppearedEventRow(at, IDENTITY.scope, key, text, data["revision"], event.id)]
+    rows = [AppearedEventToStore(at, IDENTITY.scope, key, text, data["revision"], event.id)]
     tx.snapshot.add_appeared_events(rows, boot_id)
 
 
@@ -105,7 +105,7 @@ def update_occurrence(
     """Store the new state of a live event."""
     text = orjson.dumps(data).decode()
     tx.snapshot.update_occurrences(
-        [ChangedEventRow(at, _live_id(tx, key), text, data["revision"], event.id)]
+        [ChangedEventToStore(at, _live_id(tx, key), text, data["revision"], event.id)]
     )
 
 
@@ -113,7 +113,7 @@ def end_occurrence(
     tx: Transaction, key: str, outcome: str, event: CloudEvent, at: datetime
 ) -> None:
     """Store that a live event left the document."""
-    tx.snapshot.mark_ended([EndedEventRow(at, _live_id(tx, key), outcome, event.id)])
+    tx.snapshot.mark_ended([OccurrenceOutcomeRow(at, _live_id(tx, key), outcome, event.id)])
 
 
 def _live_id(tx: Transaction, key: str) -> int:

@@ -29,7 +29,9 @@ async def main(folder: Path) -> None:
                 print("recorded", position, flush=True)  # noqa: T201  # whoever kills it listens
             entry = 2 * number + 1
             await store.transact(
-                lambda tx, entry=entry: tx.deliveries.settle(entry, "delivered", None, NOW)  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+                lambda tx, entry=entry: tx.deliveries.store_final_state(
+                    entry, "delivered", None, NOW
+                )  # type: ignore[misc]  # mypy cannot infer a lambda with a default
             )
             print("settled", entry, flush=True)  # noqa: T201  # the same
             number += 101

@@ -14,7 +14,7 @@ import pytest
 from relay.outbox import Attempt, Entry, EntryState, StoreSettings
 from relay.outbox.deliveries import DeadLetterFilter, Delivery
 from relay.outbox.journal import verify_journal
-from relay.outbox.retention import PruneResult, prune
+from relay.outbox.retention import PruneResult, prune_all_tables
 from relay.outbox.transaction import Transaction
 from tests.outbox.open_store import NOW, connection_of, numbered_event, open_file_in
 
@@ -50,8 +50,10 @@ def test_what_waits_is_read_back_as_it_was_handed_out(tx: Transaction) -> None:
         *record(tx, 3, "relay.sink-failing", "drain"),
         *record(tx, 4, "relay.source-lost", ""),
     ]
-    assert tx.deliveries.waiting() == entries
-    assert tx.deliveries.waiting("chat") == [entry for entry in entries if entry.sink == "chat"]
+    assert tx.deliveries.waiting_entries() == entries
+    assert tx.deliveries.waiting_entries("chat") == [
+        entry for entry in entries if entry.sink == "chat"
+    ]
     assert [
         (entry.ordering_key, entry.event_key, entry.not_before is not None)
         for entry in entries
@@ -68,7 +70,7 @@ def test_entries_that_wait_share_what_is_equal(tx: Transaction) -> None:
     """A backlog of 100,000 entries takes less memory by this."""
     for number in range(20):
         record(tx, number, notBefore="2026-04-11T22:40:00Z")
-    waiting = tx.deliveries.waiting("bus")
+    waiting = tx.deliveries.waiting_entries("bus")
     assert len(waiting) == 20
     for name in ("sink", "type", "not_before", "recorded"):
         assert len({id(getattr(entry, name)) for entry in waiting}) == 1, name
@@ -92,10 +94,10 @@ def test_settled_entries_make_it_no_slower_to_read_what_waits(
     for number in (1, 200):
         for settled in range(number, 2 * number):
             for entry in record(tx, settled):
-                tx.deliveries.settle(entry.id, "delivered", None, NOW)
+                tx.deliveries.store_final_state(entry.id, "delivered", None, NOW)
         steps = 0
         connection_of(tx).set_progress_handler(count, 1)
-        assert len(tx.deliveries.waiting(sink)) == (2 if sink is None else 1)
+        assert len(tx.deliveries.waiting_entries(sink)) == (2 if sink is None else 1)
         connection_of(tx).set_progress_handler(None, 0)
         steps_of_reads.append(steps)
     assert steps_of_reads[1] < 2 * steps_of_reads[0]
@@ -109,9 +111,9 @@ def test_an_events_entries_hold_up_its_start_until_all_are_settled(tx: Transacti
     bus, chat = record(tx, 1, subject="E")
     record(tx, 2, "relay.ping", "E")
     assert tx.deliveries.is_event_waiting("e")
-    tx.deliveries.settle(bus.id, "delivered", None, NOW)
+    tx.deliveries.store_final_state(bus.id, "delivered", None, NOW)
     assert tx.deliveries.is_event_waiting("e")
-    tx.deliveries.settle(chat.id, "parked", "no", NOW)
+    tx.deliveries.store_final_state(chat.id, "parked", "no", NOW)
     assert not tx.deliveries.is_event_waiting("e")
 
 
@@ -134,13 +136,13 @@ def test_attempts_are_logged_and_counted(tx: Transaction) -> None:
         ),
         LATER,
     )
-    (waiting,) = tx.deliveries.waiting("bus")
+    (waiting,) = tx.deliveries.waiting_entries("bus")
     assert (waiting.attempts, waiting.next_at) == (1, LATER)
     tx.deliveries.log_attempt(
         bus.id, Attempt(at=LATER, elapsed=0.5, outcome="delivered", status=204)
     )
-    tx.deliveries.settle(bus.id, "delivered", None, LATER)
-    assert tx.deliveries.waiting("bus") == []
+    tx.deliveries.store_final_state(bus.id, "delivered", None, LATER)
+    assert tx.deliveries.waiting_entries("bus") == []
     rows = (
         connection_of(tx)
         .execute(
@@ -192,7 +194,7 @@ def test_what_was_delivered_is_written_down_together(tx: Transaction) -> None:
             for entry in entries[1:]
         ]
     )
-    assert [entry.id for entry in tx.deliveries.waiting("bus")] == [entries[0].id]
+    assert [entry.id for entry in tx.deliveries.waiting_entries("bus")] == [entries[0].id]
     deliveries = tx.deliveries.page(states=["delivered"])
     assert [
         (
@@ -233,7 +235,7 @@ def test_pages_go_back_in_time_without_gap_or_repeat_whatever_is_asked_for(tx: T
     for number in range(20):
         for entry in record(tx, number, subject=f"E-{number % 3}"):
             if (state := states[number % 4]) != "waiting":
-                tx.deliveries.settle(entry.id, state, None, NOW)
+                tx.deliveries.store_final_state(entry.id, state, None, NOW)
     queries: list[tuple[tuple[EntryState, ...], str | None, str | None, int]] = [
         ((), None, None, 7),
         (("parked",), None, None, 3),
@@ -270,9 +272,11 @@ def test_a_dead_letter_that_is_sent_again_is_as_young_as_a_new_one(tx: Transacti
         Attempt(at=NOW, elapsed=0.1, outcome="deferred", status=500, reason="no", response=None),
         LATER,
     )
-    tx.deliveries.settle(bus.id, "parked", "given up", LATER)
-    assert tx.deliveries.redeliver(bus.id, LATER) == replace(bus, attempts=1, recorded=LATER)
-    assert tx.deliveries.waiting("bus") == [replace(bus, attempts=1, recorded=LATER)]
+    tx.deliveries.store_final_state(bus.id, "parked", "given up", LATER)
+    assert tx.deliveries.redeliver_dead_letter(bus.id, LATER) == replace(
+        bus, attempts=1, recorded=LATER
+    )
+    assert tx.deliveries.waiting_entries("bus") == [replace(bus, attempts=1, recorded=LATER)]
     (delivery,) = tx.deliveries.page(sink="bus")
     assert (delivery.state, delivery.recorded, delivery.settled, delivery.next_at) == (
         "waiting",
@@ -286,9 +290,9 @@ def test_a_dead_letter_that_is_sent_again_is_as_young_as_a_new_one(tx: Transacti
 def test_only_a_dead_letter_is_sent_again(tx: Transaction, state: EntryState) -> None:
     bus, _ = record(tx, 1)
     if state != "waiting":
-        tx.deliveries.settle(bus.id, state, None, NOW)
-    assert tx.deliveries.redeliver(bus.id, LATER) is None
-    assert tx.deliveries.redeliver(bus.id + 99, LATER) is None
+        tx.deliveries.store_final_state(bus.id, state, None, NOW)
+    assert tx.deliveries.redeliver_dead_letter(bus.id, LATER) is None
+    assert tx.deliveries.redeliver_dead_letter(bus.id + 99, LATER) is None
     assert tx.deliveries.page(sink="bus")[0].state == state
 
 
@@ -297,10 +301,10 @@ def test_what_waits_for_a_sink_that_is_gone_is_parked_and_its_news_of_the_relay_
 ) -> None:
     bus, chat = record(tx, 1)
     delivered, _ = record(tx, 2)
-    tx.deliveries.settle(delivered.id, "delivered", None, NOW)
+    tx.deliveries.store_final_state(delivered.id, "delivered", None, NOW)
     news, other_news = record(tx, 3, "relay.sink-failing", "drain")
     tx.deliveries.log_attempt(news.id, Attempt(at=NOW, elapsed=0.1, outcome="deferred"))
-    assert tx.deliveries.remove_sink("bus", "it is gone", LATER) == 1
+    assert tx.deliveries.remove_sink_and_dead_letter_entries("bus", "it is gone", LATER) == 1
     assert [
         (delivery.id, delivery.state, delivery.reason)
         for delivery in tx.deliveries.page(sink="bus")
@@ -308,21 +312,21 @@ def test_what_waits_for_a_sink_that_is_gone_is_parked_and_its_news_of_the_relay_
         (delivered.id, "delivered", None),
         (bus.id, "parked", "it is gone"),
     ]
-    assert [delivery.id for delivery in tx.deliveries.waiting()] == [
+    assert [delivery.id for delivery in tx.deliveries.waiting_entries()] == [
         chat.id,
         chat.id + 2,
         other_news.id,
     ]
-    assert tx.deliveries.sink_states() == {"chat": ("on", None)}
+    assert tx.deliveries.state_and_reason_by_sink() == {"chat": ("on", None)}
     assert connection_of(tx).execute("SELECT count(*) FROM attempt").fetchone() == (0,)
-    assert tx.deliveries.redeliver(bus.id, LATER) is None, (
+    assert tx.deliveries.redeliver_dead_letter(bus.id, LATER) is None, (
         "no sink would send it, and it would wait for ever"
     )
 
 
 def test_the_state_of_a_sink_is_remembered_with_its_reason(tx: Transaction) -> None:
     tx.deliveries.set_sink_state("bus", "disabled", "it answered 410")
-    assert tx.deliveries.sink_states() == {
+    assert tx.deliveries.state_and_reason_by_sink() == {
         "bus": ("disabled", "it answered 410"),
         "chat": ("on", None),
     }
@@ -337,24 +341,24 @@ def test_retention_forgets_what_was_settled_long_ago_and_nothing_else(tx: Transa
     waits, delivered = record(tx, 1), record(tx, 2)
     tx.deliveries.log_attempt(delivered[0].id, Attempt(at=NOW, elapsed=0.1, outcome="delivered"))
     for entry in (*waits[1:], *delivered):
-        tx.deliveries.settle(entry.id, "delivered", None, NOW)
+        tx.deliveries.store_final_state(entry.id, "delivered", None, NOW)
     tx.decisions.remember_answer("client:a", "1", "d", 202, {}, NOW)
 
-    assert prune(tx, settings, NOW + timedelta(hours=23)) == PruneResult()
+    assert prune_all_tables(tx, settings, NOW + timedelta(hours=23)) == PruneResult()
     assert len(tx.deliveries.page()) == 4
     assert tx.decisions.first_answer("client:a", "1") is not None
 
-    assert prune(tx, settings, NOW + timedelta(days=2)) == PruneResult()
+    assert prune_all_tables(tx, settings, NOW + timedelta(days=2)) == PruneResult()
     assert [delivery.id for delivery in tx.deliveries.page()] == [waits[0].id]
     assert tx.decisions.first_answer("client:a", "1") is None
     assert connection_of(tx).execute("SELECT count(*) FROM attempt").fetchone() == (0,)
 
-    assert prune(tx, settings, NOW + timedelta(days=11)) == PruneResult(), (
+    assert prune_all_tables(tx, settings, NOW + timedelta(days=11)) == PruneResult(), (
         "the oldest row is still to be sent"
     )
-    assert tx.journal.event_at(1).id == numbered_event(1).id
-    tx.deliveries.settle(waits[0].id, "delivered", None, NOW)
-    assert prune(tx, settings, NOW + timedelta(days=11)) == PruneResult(journal_rows=2)
+    assert tx.journal.event_at_position(1).id == numbered_event(1).id
+    tx.deliveries.store_final_state(waits[0].id, "delivered", None, NOW)
+    assert prune_all_tables(tx, settings, NOW + timedelta(days=11)) == PruneResult(journal_rows=2)
     assert verify_journal(connection_of(tx)) == (tx.head(), 0)
     assert tx.head().position == 2
     assert record(tx, 3)[0].position == 3
@@ -366,11 +370,13 @@ def test_retention_keeps_so_many_dead_letters_the_newest_and_everything_else(
     entries = [entry for number in range(1, 6) for entry in record(tx, number)]
     dead, others = entries[::2], entries[1::2]
     for entry in dead:
-        tx.deliveries.settle(entry.id, "parked", "no", NOW)
-    tx.deliveries.settle(others[0].id, "delivered", None, NOW)
+        tx.deliveries.store_final_state(entry.id, "parked", "no", NOW)
+    tx.deliveries.store_final_state(others[0].id, "delivered", None, NOW)
     settings = StoreSettings(dead_letters=3)
-    assert prune(tx, settings, LATER) == PruneResult(dead_letters=Counter({"event.scheduled": 2}))
-    assert prune(tx, settings, LATER) == PruneResult()
+    assert prune_all_tables(tx, settings, LATER) == PruneResult(
+        dead_letters=Counter({"event.scheduled": 2})
+    )
+    assert prune_all_tables(tx, settings, LATER) == PruneResult()
     kept_ids = {delivery.id for delivery in tx.deliveries.page()}
     assert kept_ids == {entry.id for entry in (*dead[2:], *others)}
 
@@ -380,7 +386,9 @@ def test_dead_letters_are_taken_up_by_what_is_asked_for_the_oldest_first_and_eac
 ) -> None:
     for number in range(1, 5):
         for entry in record(tx, number, "event.started" if number == 4 else "event.scheduled"):
-            tx.deliveries.settle(entry.id, "parked", "no", NOW + timedelta(minutes=number))
+            tx.deliveries.store_final_state(
+                entry.id, "parked", "no", NOW + timedelta(minutes=number)
+            )
     until = NOW + timedelta(hours=1)
 
     def redelivered_ids(**criteria: Any) -> list[int]:
@@ -388,7 +396,7 @@ def test_dead_letters_are_taken_up_by_what_is_asked_for_the_oldest_first_and_eac
         tx.deliveries._connection.execute("SAVEPOINT before")  # noqa: SLF001  # undone below
         ids = [
             entry.id
-            for entry in tx.deliveries.redeliver_matching(
+            for entry in tx.deliveries.redeliver_matching_dead_letters(
                 letter_filter, LATER, after=0, until=until, limit=100
             )
         ]
@@ -406,21 +414,21 @@ def test_dead_letters_are_taken_up_by_what_is_asked_for_the_oldest_first_and_eac
     assert redelivered_ids(
         sink="bus", since=NOW + timedelta(minutes=3), type="event.scheduled"
     ) == [5]
-    first = tx.deliveries.redeliver_matching(
+    first = tx.deliveries.redeliver_matching_dead_letters(
         DeadLetterFilter(), LATER, after=0, until=until, limit=3
     )
     assert [entry.id for entry in first] == [1, 2, 3]
-    tx.deliveries.settle(1, "parked", "no, again", until + timedelta(seconds=1))
+    tx.deliveries.store_final_state(1, "parked", "no, again", until + timedelta(seconds=1))
     assert [
         entry.id
-        for entry in tx.deliveries.redeliver_matching(
+        for entry in tx.deliveries.redeliver_matching_dead_letters(
             DeadLetterFilter(), LATER, after=0, until=until, limit=2
         )
     ] == [4, 5]
-    tx.deliveries.remove_sink("chat", "gone", LATER)
+    tx.deliveries.remove_sink_and_dead_letter_entries("chat", "gone", LATER)
     assert [
         entry.id
-        for entry in tx.deliveries.redeliver_matching(
+        for entry in tx.deliveries.redeliver_matching_dead_letters(
             DeadLetterFilter(), LATER, after=5, until=until, limit=9
         )
     ] == [7]

@@ -31,7 +31,9 @@ def fill(connection: sqlite3.Connection, count: int = ROWS) -> list[JournalHead]
     for number in range(count):
         at = NOW + timedelta(minutes=number)
         if number % 3 == 2:
-            journal.append_note(at, "claim", {"eventId": f"E-{number}"}, event_key=f"e-{number}")
+            journal.append_non_event_row(
+                at, "claim", {"eventId": f"E-{number}"}, event_key=f"e-{number}"
+            )
         else:
             append_row(
                 journal,
@@ -288,10 +290,10 @@ def test_pruning_keeps_what_has_yet_to_be_sent(tmp_path: Path, state: str) -> No
             tx.record(numbered_event(number), NOW)
         settled = [entry.id for recorded_event in tx.recorded for entry in recorded_event.entries]
         for entry in settled:
-            tx.deliveries.settle(entry, "delivered", None, NOW)
-        tx.deliveries.settle(settled[2], state, None, NOW)  # type: ignore[arg-type]  # the cases are states
+            tx.deliveries.store_final_state(entry, "delivered", None, NOW)
+        tx.deliveries.store_final_state(settled[2], state, None, NOW)  # type: ignore[arg-type]  # the cases are states
         assert tx.journal.prune(NOW + timedelta(days=500), NOW) == 2
-        assert tx.journal.event_at(3).id == numbered_event(2).id
+        assert tx.journal.event_at_position(3).id == numbered_event(2).id
         assert verify_journal(file.connection)[1] == 2
 
 
@@ -327,8 +329,8 @@ def test_history_and_what_follows_a_position_leave_out_what_is_no_event(tmp_path
         append_row(
             journal, NOW, "event.scheduled", numbered_event(1, subject="E").body, event_key="e"
         )
-        journal.append_note(NOW, "mode", {"mode": "off"})
-        journal.append_note(NOW, "claim", {"eventId": "E"}, event_key="e")
+        journal.append_non_event_row(NOW, "mode", {"mode": "off"})
+        journal.append_non_event_row(NOW, "claim", {"eventId": "E"}, event_key="e")
         append_row(
             journal,
             NOW + timedelta(hours=1),
@@ -346,7 +348,7 @@ def test_history_and_what_follows_a_position_leave_out_what_is_no_event(tmp_path
         ids = {number: numbered_event(number).id for number in (1, 2, 3)}
 
         def history(since: str, before: int | None = None) -> tuple[list[str], bool]:
-            rows, has_more = journal.history_page("e", since, before, PageLimit(2))
+            rows, has_more = journal.history_page_of_event("e", since, before, PageLimit(2))
             return [CloudEvent.parse(row.body).id for row in rows], has_more
 
         assert history("") == ([ids[3], ids[2]], True)
@@ -355,10 +357,10 @@ def test_history_and_what_follows_a_position_leave_out_what_is_no_event(tmp_path
         assert history("2026-04-11T23", 4) == ([], False)
         page = journal.events_after(0, 2)
         assert [(position, event.id) for position, event in page] == [(1, ids[1]), (4, ids[2])]
-        assert journal.last_change_position("e") == 4
-        assert journal.last_change_position("f") is None
+        assert journal.position_of_last_change_of_event("e") == 4
+        assert journal.position_of_last_change_of_event("f") is None
         with pytest.raises(KeyError):
-            journal.event_at(9)
+            journal.event_at_position(9)
 
 
 @pytest.mark.parametrize("broken", [b"", b"\x00\xff\x00", "no JSON: é", b"{"])
@@ -367,10 +369,10 @@ def test_many_bodies_are_read_byte_for_byte_though_one_is_broken(
 ) -> None:
     with filled(tmp_path / "relay.db") as (connection, _):
         connection.execute("UPDATE journal SET body = ? WHERE position = 2", (broken,))
-        bodies = Journal(connection).bodies_at([1, 2, 4, ROWS + 1])
+        bodies = Journal(connection).bodies_at_positions([1, 2, 4, ROWS + 1])
         assert bodies.pop(2) == (broken if isinstance(broken, bytes) else broken.encode())
         assert bodies == {1: numbered_event(0).body, 4: numbered_event(3).body}
-        assert Journal(connection).bodies_at([ROWS + 1]) == {}
+        assert Journal(connection).bodies_at_positions([ROWS + 1]) == {}
 
 
 def test_a_journal_on_broken_pages_is_named_as_one_that_cannot_be_read(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from relay.events.model import ScheduledEvent
 from relay.events.timestamps import format_rfc3339
 from relay.outbox import Decision, FirstAnswer, StoreSettings
-from relay.outbox.retention import prune
+from relay.outbox.retention import prune_all_tables
 from relay.outbox.rows import PageLimit
 from relay.outbox.transaction import Transaction
 from tests.builders import DATA, cloudevent
@@ -125,9 +125,9 @@ def test_an_event_appears_changes_and_leaves(tx: Transaction) -> None:
         None,
         numbered_event(1).id,
     )
-    assert live.event == ScheduledEvent.from_fields(data())
+    assert live.event == ScheduledEvent.from_cloudevent_data(data())
     update_occurrence(tx, "e", data(revision="2", eventStatus="Started"), numbered_event(2), LATER)
-    tx.snapshot.set_boot_id(live.id, "boot-2")
+    tx.snapshot.set_occurrence_boot_id(live.id, "boot-2")
     changed = tx.snapshot.get_occurrence(live.id)
     assert (changed.revision, changed.event.is_started, changed.boot_id, changed.last_event_id) == (
         "2",
@@ -141,7 +141,7 @@ def test_an_event_appears_changes_and_leaves(tx: Transaction) -> None:
     )
     end_occurrence(tx, "e", "completed", numbered_event(3), LATER)
     assert tx.snapshot.live_occurrences() == []
-    ended = tx.snapshot.find("e")
+    ended = tx.snapshot.find_newest_occurrence("e")
     assert ended is not None
     assert (ended.live, ended.outcome, ended.data["eventStatus"]) == (False, "completed", "Started")
 
@@ -152,7 +152,7 @@ def test_the_same_event_id_is_a_new_occurrence_after_it_ended(tx: Transaction) -
         add_occurrence(tx, "e", data(), None, numbered_event(2), NOW)
     end_occurrence(tx, "e", "canceled", numbered_event(3), NOW)
     add_occurrence(tx, "e", data(), None, numbered_event(4), LATER)
-    newest = tx.snapshot.find("e")
+    newest = tx.snapshot.find_newest_occurrence("e")
     assert newest is not None
     assert (newest.number, newest.live) == (2, True)
     pages = [
@@ -164,7 +164,7 @@ def test_the_same_event_id_is_a_new_occurrence_after_it_ended(tx: Transaction) -
         ([2], True),
         ([1], False),
     ]
-    assert tx.snapshot.find("f") is None
+    assert tx.snapshot.find_newest_occurrence("f") is None
     with pytest.raises(KeyError):
         tx.snapshot.get_occurrence(99)
 
@@ -184,7 +184,7 @@ def test_decisions_are_read_back_and_count_until_they_do_not(tx: Transaction) ->
     )
     first, second = record_vote(tx, first), record_vote(tx, second)
     assert tx.decisions.for_occurrence(1) == [first, second]
-    tx.decisions.end_decision(first.approval_id)
+    tx.decisions.end_vote_or_hold(first.approval_id)
     assert tx.decisions.for_occurrence(1, counting=True) == [second]
     assert tx.decisions.for_occurrence(1)[0] == replace(first, counts=False)
     assert tx.decisions.for_occurrence(2) == []
@@ -227,7 +227,7 @@ def test_what_a_step_could_still_move(tx: Transaction) -> None:
             end_occurrence(tx, key, "unknown", numbered_event(number + 10), NOW)
     tx.decisions.add_decision(vote(2))
     add_grant(tx, 3, "granted")
-    assert tx.decisions.unsettled_occurrences() == [1, 2, 3]
+    assert tx.decisions.occurrence_ids_to_check_transitions() == [1, 2, 3]
 
 
 def test_first_answers_are_kept_for_each_principal_and_id(tx: Transaction) -> None:
@@ -247,7 +247,7 @@ def test_ended_events_are_forgotten_with_all_that_hangs_on_them(tx: Transaction)
         add_grant(tx, number, key)
     end_occurrence(tx, "ended", "completed", numbered_event(8), NOW)
     end_occurrence(tx, "late", "completed", numbered_event(9), LATER)
-    tx.snapshot.prune(LATER)
+    tx.snapshot.prune_ended_occurrences(LATER)
     occurrences, _ = tx.snapshot.occurrence_page(None, PageLimit(10))
     assert [occurrence.key for occurrence in occurrences] == ["late", "live"]
     assert [len(tx.decisions.for_occurrence(number)) for number in (1, 2, 3)] == [0, 1, 1]
@@ -260,9 +260,9 @@ def test_old_events_behind_a_young_one_are_forgotten_with_it(tx: Transaction) ->
     for key, at in (("first", NOW), ("young", LATER), ("late", NOW)):
         add_occurrence(tx, key, data(), None, numbered_event(), at)
         end_occurrence(tx, key, "completed", numbered_event(), at)
-    tx.snapshot.prune(LATER)
+    tx.snapshot.prune_ended_occurrences(LATER)
     assert [tx.snapshot.get_occurrence(number).key for number in (2, 3)] == ["young", "late"]
-    tx.snapshot.prune(LATER + timedelta(seconds=1))
+    tx.snapshot.prune_ended_occurrences(LATER + timedelta(seconds=1))
     assert tx.snapshot.occurrence_page(None, PageLimit(10)) == ([], False)
 
 
@@ -274,9 +274,9 @@ def test_the_events_of_one_document_were_seen_together(tx: Transaction) -> None:
             add_occurrence(tx, key, data(), None, numbered_event(), at)
     connection_of(tx).execute("DELETE FROM occurrence WHERE key = 'd'")
     for key, together in {"a": "ab", "b": "ab", "c": "ce", "e": "ce", "f": "f"}.items():
-        occurrence = tx.snapshot.find(key)
+        occurrence = tx.snapshot.find_newest_occurrence(key)
         assert occurrence is not None
-        found = [other.key for other in tx.snapshot.seen_together(occurrence)]
+        found = [other.key for other in tx.snapshot.first_seen_in_same_document(occurrence)]
         assert found == list(together)
 
 
@@ -286,6 +286,6 @@ def test_a_first_answer_is_kept_for_a_day_though_deliveries_are_kept_for_a_minut
     """Otherwise a callback could be replayed during the 300 s that its signature is valid."""
     for request_id, age in (("old", timedelta(hours=25)), ("new", timedelta(minutes=10))):
         tx.decisions.remember_answer("client:a", request_id, "d", 202, {}, NOW - age)
-    prune(tx, StoreSettings(retain=60.0), NOW)
+    prune_all_tables(tx, StoreSettings(retain=60.0), NOW)
     assert tx.decisions.first_answer("client:a", "new") == FirstAnswer("d", 202, {})
     assert tx.decisions.first_answer("client:a", "old") is None

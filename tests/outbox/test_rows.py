@@ -20,7 +20,7 @@ def test_more_than_go_into_one_statement_are_journalled_and_wait_in_their_order(
         for batch in range(2):
             tx = Transaction(file.connection, lambda _: ("bus", "chat"))
             tx.record_all([(event, f"t{event.id}") for event in events], NOW)
-            recorded, _ = tx.take_results()
+            recorded, _ = tx.pop_recorded_and_redelivered()
             assert [recorded_event.event for recorded_event in recorded] == events
             assert [recorded_event.position for recorded_event in recorded] == list(
                 range(batch * len(events) + 1, (batch + 1) * len(events) + 1)
@@ -31,9 +31,10 @@ def test_more_than_go_into_one_statement_are_journalled_and_wait_in_their_order(
                 for entry in recorded_event.entries
             ]
             assert [entry.sink for entry in returned_entries] == ["bus", "chat"] * len(events)
-            assert tx.deliveries.waiting()[-len(returned_entries) :] == returned_entries
+            assert tx.deliveries.waiting_entries()[-len(returned_entries) :] == returned_entries
             assert [
-                tx.journal.event_at(recorded_event.position).id for recorded_event in recorded
+                tx.journal.event_at_position(recorded_event.position).id
+                for recorded_event in recorded
             ] == [event.id for event in events]
             last = f"t{events[-1].id}"
             assert tx.journal.count_transitions([last, "never"]) == {last: batch + 1}
@@ -46,7 +47,7 @@ def test_the_results_of_a_burst_hold_the_first_events_and_entries_for_all(tmp_pa
         tx = Transaction(file.connection, lambda _: ("bus",))
         for first in range(0, len(events), 100):
             tx.record_all([(event, None) for event in events[first : first + 100]], NOW)
-        recorded, _ = tx.take_results()
+        recorded, _ = tx.pop_recorded_and_redelivered()
         kept = [*events[:MAX_EVENTS_IN_RESULTS], *[None] * 20]
         assert [recorded_event.event for recorded_event in recorded] == kept
         assert [entry.event for event in recorded for entry in event.entries] == kept
@@ -61,9 +62,9 @@ def test_a_piece_of_work_hands_out_what_it_said_and_not_what_others_did(tmp_path
         tx = Transaction(file.connection, lambda _: ("bus",))
         for number in range(3):
             tx.record(numbered_event(number), NOW)
-            (recorded_event,), _ = tx.take_results()
+            (recorded_event,), _ = tx.pop_recorded_and_redelivered()
             assert (recorded_event.position, [entry.id for entry in recorded_event.entries]) == (
                 number + 1,
                 [number + 1],
             )
-        assert tx.take_results() == ([], [])
+        assert tx.pop_recorded_and_redelivered() == ([], [])

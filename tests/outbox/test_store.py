@@ -62,7 +62,7 @@ async def test_listeners_are_handed_the_event_and_an_entry_for_every_wanting_sin
             (2, numbered_event(2).id, []),
         ]
         bus, chat = notified[0].entries
-        waiting = await store.read(lambda tx: tx.deliveries.waiting())
+        waiting = await store.read(lambda tx: tx.deliveries.waiting_entries())
         assert waiting == [replace(entry, event=None) for entry in (bus, chat)]
 
 
@@ -129,7 +129,7 @@ async def test_one_works_own_error_undoes_it_alone(tmp_path: Path) -> None:
         lambda tx: connection_of(tx).execute("SELECT zeroblob(2000000000)"),
         lambda tx: connection_of(tx).execute("SELECT ?", (2**70,)),
         lambda tx: connection_of(tx).execute("SELECT 1", (1, 2)),
-        lambda tx: tx.journal.event_at(99),
+        lambda tx: tx.journal.event_at_position(99),
     ],
     ids=["SQL", "JSON", "too big", "number", "binding", "missing"],
 )
@@ -223,10 +223,10 @@ async def test_a_thread_that_dies_leaves_nobody_waiting(
 
 async def test_the_mode_and_who_turned_it_are_remembered_and_in_the_journal(tmp_path: Path) -> None:
     async with open_store_in(tmp_path) as store:
-        assert await store.read(lambda tx: tx.approval_mode()) == "on"
-        await store.transact(lambda tx: tx.set_approval_mode("dry-run", "local:ada", NOW))
+        assert await store.read(lambda tx: tx.stored_approval_mode()) == "on"
+        await store.transact(lambda tx: tx.store_approval_mode("dry-run", "local:ada", NOW))
     async with open_store_in(tmp_path) as store:
-        assert await store.read(lambda tx: tx.approval_mode()) == "dry-run"
+        assert await store.read(lambda tx: tx.stored_approval_mode()) == "dry-run"
         with contextlib.closing(sqlite3.connect(tmp_path / "relay.db")) as reader:
             assert reader.execute("SELECT kind, body FROM journal").fetchall() == [
                 ("mode", b'{"mode":"dry-run","principal":"local:ada"}')
@@ -239,8 +239,8 @@ async def test_when_the_document_was_last_read_is_remembered_once(tmp_path: Path
     async with open_store_in(tmp_path) as store:
         await store.transact(lambda tx: tx.set_last_read_at(NOW))
     async with open_store_in(tmp_path) as store:
-        assert await store.transact(lambda tx: tx.pop_last_read_at()) == NOW
-        assert await store.transact(lambda tx: tx.pop_last_read_at()) is None
+        assert await store.transact(lambda tx: tx.pop_last_read_at_of_previous_run()) == NOW
+        assert await store.transact(lambda tx: tx.pop_last_read_at_of_previous_run()) is None
 
 
 async def test_work_that_runs_again_finds_what_it_depends_on_as_it_was_the_first_time(
@@ -254,7 +254,11 @@ async def test_work_that_runs_again_finds_what_it_depends_on_as_it_was_the_first
         release = threading.Event()
         blocked = store.submit_read(lambda _: release.wait())
         before = store.submit(lambda _: rules[-1])
-        store.submit(lambda _: store.apply_with_undo(lambda: rules.append("new"), undo=rules.pop))
+        store.submit(
+            lambda _: store.apply_memory_change_with_undo(
+                lambda: rules.append("new"), undo=rules.pop
+            )
+        )
         failing = store.submit(fail)  # so that all run again
         after = store.submit(lambda _: rules[-1])
         release.set()

@@ -86,14 +86,15 @@ async def test_a_full_disk_refuses_what_fails_closed_and_carries_on_with_what_fa
             await store.transact(record_event(5))
         first = notified.recorded[0].entries[0]
         await store.transact(
-            lambda tx: tx.deliveries.settle(first.id, "delivered", None, NOW), fail_open=True
+            lambda tx: tx.deliveries.store_final_state(first.id, "delivered", None, NOW),
+            fail_open=True,
         )
 
         assert [
             event.id for _, event in await store.read(lambda tx: tx.journal.events_after(0, 9))
         ] == [numbered_event(n).id for n in (1, 3, 4)]
         assert [
-            entry.position for entry in await store.read(lambda tx: tx.deliveries.waiting())
+            entry.position for entry in await store.read(lambda tx: tx.deliveries.waiting_entries())
         ] == [2, 3]
         assert read_column(path, "SELECT position FROM journal") == [1]
         recorded = [
@@ -302,7 +303,7 @@ async def test_a_file_that_breaks_while_in_use_is_gone_around_and_set_aside_at_t
             await store.transact(record_event(51))
         assert not notified.recorded
     async with open_store_in(tmp_path) as store:
-        assert await store.read(lambda tx: tx.approval_mode()) == "off"
+        assert await store.read(lambda tx: tx.stored_approval_mode()) == "off"
         assert await store.transact(record_event(1)) == 1
     assert sum("set-aside" in name for name in file_names(tmp_path)) == 1
 

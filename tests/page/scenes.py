@@ -16,7 +16,7 @@ from relay.events.model import ScheduledEvent
 from relay.events.timestamps import format_rfc3339
 from relay.fleet.hub.roster import Agent, Roster
 from relay.fleet.messages import Pulse
-from relay.fleet.routing import Sender
+from relay.fleet.routing import AuthorizedSender
 from relay.histogram import Histogram
 from tests.api.running_relay import RunningRelay, eventually, make_event, run_relay
 from tests.chromium import STEP_MILLISECONDS
@@ -53,8 +53,8 @@ class Polling:
 
 def attach_parts(relay: RunningRelay, **parts: Any) -> None:
     """Give the relay further parts, such as an approvals link. Do so before anybody looks."""
-    relay.server.state.detach()
-    relay.server.state.attach(replace(relay.relay, **parts))
+    relay.server.state.detach_relay()
+    relay.server.state.attach_relay(replace(relay.relay, **parts))
 
 
 @asynccontextmanager
@@ -205,7 +205,7 @@ def make_roster(relay: RunningRelay) -> Roster:
     ]
     roster = Roster(silent)
     for seconds in range(240, -1, -30):
-        roster.note_hub_listening(now - timedelta(seconds=seconds))
+        roster.mark_hub_listening_now(now - timedelta(seconds=seconds))
     for number in range(4):
         pulse = Pulse(
             vm_id=f"vm-{number}",
@@ -217,7 +217,7 @@ def make_roster(relay: RunningRelay) -> Roster:
             poll_age=0.6,
             clock_offset=0.2,
         )
-        sender = Sender(scope=WEB, relay=f"web_{number}", user="vmss")
+        sender = AuthorizedSender(scope=WEB, relay=f"web_{number}", user="vmss")
         roster.note_pulse(sender, f"web_{number}", pulse, now - timedelta(seconds=9 * number))
     return roster
 

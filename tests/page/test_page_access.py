@@ -163,4 +163,4 @@ async def test_behind_a_path_of_a_proxy(
     await relay.decide("hold", by="bob")
     await expect(page.locator(".event")).to_contain_text("on hold")
     await page.goto("about:blank")
-    relay.server.state.detach()  # ends the stream that the proxy still reads
+    relay.server.state.detach_relay()  # ends the stream that the proxy still reads

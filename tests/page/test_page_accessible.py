@@ -72,7 +72,7 @@ async def test_axe_finds_nothing_in_any_view(page: Page, tmp_path: Path) -> None
         await page.goto(page_url(relay, "sinks"))
         await page.locator("#dead tr").first.wait_for()
         found["sinks"] = await violations(page)
-        relay.server.state.detach()
+        relay.server.state.detach_relay()
         await page.locator("#live", has_text="Connection lost").wait_for()
         found["lost"] = await violations(page)
     assert {view: wrong for view, wrong in found.items() if wrong} == {}

@@ -180,7 +180,7 @@ async def test_a_lost_connection_is_shown_with_the_age_of_the_data_and_comes_bac
     await relay.decide("hold", by="bob")
     await expect(page.locator(".event")).to_contain_text("on hold")
     attached = relay.relay
-    relay.server.state.detach()
+    relay.server.state.detach_relay()
     await expect(page.locator("#live")).to_have_text("Connection lost")
     bar = page.get_by_role("region", name="Connection")
     await expect(bar).to_contain_text("Connection lost:")
@@ -188,7 +188,7 @@ async def test_a_lost_connection_is_shown_with_the_age_of_the_data_and_comes_bac
     await expect(page.locator(".event")).to_contain_text("on hold")  # it stays, and is marked
     assert (await page.title()).startswith("? ")
     await relay.observe(make_event(), make_event(event_id="E-2"))
-    relay.server.state.attach(attached)
+    relay.server.state.attach_relay(attached)
     await bar.get_by_role("button", name="Try now").click()
     await expect(page.locator("#live")).to_have_text("Live")
     await expect(bar).to_be_hidden()

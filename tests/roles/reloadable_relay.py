@@ -123,7 +123,7 @@ async def reloadable_relay(folder: Path, **sections: Any) -> AsyncIterator[Reloa
             return LoadedConfig(Config.model_validate(document), None)
 
         reloader = Reloader(running.live, loaded, load, SystemClock(), nullcontext)
-        stack.push_async_callback(reloader.end)
+        stack.push_async_callback(reloader.cancel_all_reloads)
         running.live.server.state.reloader = reloader
         session = await stack.enter_async_context(aiohttp.ClientSession())
         yield ReloadableRelay(azure, running, reloader, document, session, loads)

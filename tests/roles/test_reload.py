@@ -187,7 +187,9 @@ async def test_a_sink_that_its_receiver_disables_during_a_reload_is_disabled_as_
         worker = relay.running.relay.dispatcher.get_worker("drain")
         await eventually(lambda: worker.is_trying)
         await relay.reload(sinks=[webhook(other.url)])
-        stored = await relay.running.relay.store.read(lambda tx: tx.deliveries.sink_states())
+        stored = await relay.running.relay.store.read(
+            lambda tx: tx.deliveries.state_and_reason_by_sink()
+        )
         (status,) = relay.running.relay.dispatcher.status()
         assert stored == {"drain": (status.state, status.reason)}
         assert status.state == "disabled"
@@ -285,19 +287,19 @@ async def test_a_sink_that_cannot_be_made_leaves_everything_as_it_was(
         good, bad = BreakingSettings(name="good"), BreakingSettings(name="broken")
         broken = config.model_copy(update={"sinks": (good, bad)})
         with pytest.raises(LookupError):
-            await relay.running.live.prepare_take_over(broken)
+            await relay.running.live.prepare_configuration_take_over(broken)
         await eventually(lambda: Box.open_boxes == 0)
         assert [sink.name for sink in relay.running.relay.dispatcher.status()] == ["drain"]
         event = relay.schedule()
         await eventually(lambda: drain.types_of(event.event_id) == ["event.scheduled"])
 
-        take_over = await relay.running.live.prepare_take_over(
+        take_over = await relay.running.live.prepare_configuration_take_over(
             config.model_copy(update={"sinks": (*config.sinks, good)})
         )
         assert Box.open_boxes == 1
-        await relay.running.live.run_take_over(take_over)
-        take_over = await relay.running.live.prepare_take_over(config)
-        await relay.running.live.run_take_over(take_over)
+        await relay.running.live.run_configuration_take_over(take_over)
+        take_over = await relay.running.live.prepare_configuration_take_over(config)
+        await relay.running.live.run_configuration_take_over(take_over)
         await eventually(lambda: Box.open_boxes == 0)
 
 
@@ -330,14 +332,18 @@ async def test_a_sink_that_refuses_to_be_canceled_does_not_hold_up_reloads(
         live = relay.running.live
         config = live.config
         stubborn = (BreakingSettings(name="drain"),)
-        await live.run_take_over(
-            await live.prepare_take_over(config.model_copy(update={"sinks": stubborn}))
+        await live.run_configuration_take_over(
+            await live.prepare_configuration_take_over(
+                config.model_copy(update={"sinks": stubborn})
+            )
         )
         event = relay.schedule()
         try:
             await eventually(lambda: tries == 1)
             async with asyncio.timeout(10):
-                await live.run_take_over(await live.prepare_take_over(config))
+                await live.run_configuration_take_over(
+                    await live.prepare_configuration_take_over(config)
+                )
                 await relay.reload(sinks=[webhook(drain.url)])
             assert "sink drain: its tries do not end" in caplog.text
             await eventually(lambda: drain.types_of(event.event_id) == ["event.scheduled"])
@@ -357,7 +363,7 @@ async def test_a_reload_works_while_the_state_file_cannot_be_written(tmp_path: P
         assert store.write_error is not None
         connection.execute("PRAGMA query_only = OFF")
         await eventually(lambda: store.write_error is None)
-        states = await store.read(lambda tx: tx.deliveries.sink_states())
+        states = await store.read(lambda tx: tx.deliveries.state_and_reason_by_sink())
         assert states == {"drain": ("on", None)}
         relay.azure.start(event)
         await eventually(lambda: "event.started" in drain.types_of(event.event_id))
@@ -389,7 +395,7 @@ async def test_what_was_sent_from_memory_before_a_reload_is_recorded_by_the_earl
         assert store.write_error is not None
         connection.execute("PRAGMA query_only = OFF")
         await eventually(lambda: store.write_error is None)
-        waiting = await store.read(lambda tx: tx.deliveries.waiting("down"))
+        waiting = await store.read(lambda tx: tx.deliveries.waiting_entries("down"))
         told = [entry for entry in waiting if entry.type == "event.scheduled"]
         assert len(told) == len(events)
 

@@ -99,7 +99,7 @@ async def test_approvals_from_rabbitmq_follow_the_clients_over_the_same_connecti
             }
             await relay.reload(api=api("holder"))
             await bus.send(decision, "old user", user="drain")
-            rejections = relay.running.live.server.state.rejections
+            rejections = relay.running.live.server.state.rejection_log
             await eventually(lambda: rejections.count == 1)
             assert relay.starts(event) == 0
             await bus.send(decision, "new user", user="holder")
@@ -175,7 +175,7 @@ async def test_a_hub_hears_a_new_trust_domain_and_an_agent_changes_its_interval(
         hub = fleet.running_hub
         agent = await fleet.start_agent(*other)
         event = fleet.azures[other[0]].schedule(Plan(resources=("vm-b",), lasts=None))
-        await eventually(lambda: hub.live.server.state.rejections.count > 0)
+        await eventually(lambda: hub.live.server.state.rejection_log.count > 0)
         assert [known.name for known in fleet.roster] == ["vm-a"]
         document = fleet.hub_document(tmp_path / "hub.db")
         before = Config.model_validate(document)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.simulator.event import API_VERSIONS, Plan
-from relay.simulator.scope import InvalidTransition, Scope, Transition, UnknownEvent
+from relay.simulator.scope import InvalidTransition, PastTransition, Scope, UnknownEvent
 from relay.simulator.setup import VM, Setup
 from tests.approvals.manual_clock import ManualClock
 
@@ -29,7 +29,7 @@ class TimedScope(Scope):
     """A scope whose time a test sets. It is `T0` at first."""
 
     def __init__(
-        self, setup: Setup, on_transition: Callable[[Transition], None] = lambda _: None
+        self, setup: Setup, on_transition: Callable[[PastTransition], None] = lambda _: None
     ) -> None:
         numbers = itertools.count(1)
         self.manual_clock = ManualClock(T0)
@@ -45,7 +45,9 @@ class TimedScope(Scope):
         return self
 
 
-def scope(on_transition: Callable[[Transition], None] = lambda _: None, **setup: Any) -> TimedScope:
+def scope(
+    on_transition: Callable[[PastTransition], None] = lambda _: None, **setup: Any
+) -> TimedScope:
     return TimedScope(Setup(**{"vms": VMS} | setup), on_transition)
 
 
@@ -421,7 +423,7 @@ def test_how_often_time_is_looked_at_changes_nothing(
 def test_an_event_only_goes_from_scheduled_to_started_to_gone(actions: list[TimedAction]) -> None:
     told: dict[str, list[str]] = {}
 
-    def on_transition(happening: Transition) -> None:
+    def on_transition(happening: PastTransition) -> None:
         if happening.event is not None and happening.kind in (
             "scheduled",
             "started",
@@ -449,7 +451,7 @@ def test_nothing_starts_by_itself_before_not_before_unless_it_was_approved(
 ) -> None:
     by_hand: set[str] = set()
 
-    def on_transition(happening: Transition) -> None:
+    def on_transition(happening: PastTransition) -> None:
         event = happening.event
         if (
             happening.kind == "started"

@@ -9,7 +9,7 @@ import aio_pika
 import pytest
 from cloudevents.core.bindings import rabbitmq as oracle
 
-from relay.amqp.frames import MAX_BODY_BYTES
+from relay.amqp.frame_streams import MAX_BODY_BYTES
 from relay.errors import Deferred, Rejected
 from relay.sinks import Receipt
 from tests.builders import EVENT_ID, cloudevent

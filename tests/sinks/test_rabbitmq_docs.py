@@ -20,7 +20,7 @@ from ruamel.yaml import YAML
 from yarl import URL
 
 from docs import generate
-from relay.amqp.connection import Connection
+from relay.amqp.connection import GuardedConnection
 from relay.amqp.event_message import routing_key
 from relay.amqp.topology import approvals_topology, declare_topology, events_topology
 from relay.approvals.request import DecisionBody
@@ -134,6 +134,7 @@ def test_the_rights_of_the_page_are_those_of_the_definitions() -> None:
     ]
 
 
+@pytest.mark.timeout(600)  # each of its 20 commands of RabbitMQ takes a second of CPU time
 async def test_the_rights_and_the_programs_of_the_pages_are_all_it_takes(
     prod: Broker, tmp_path: Path
 ) -> None:
@@ -171,7 +172,7 @@ async def _take_the_decision_of_the_page(prod: Broker, folder: Path) -> None:
     """Declare both directions, consume approvals and send one, with the rights for that alone."""
     parts = (*events_topology(EXCHANGE), *approvals_topology(EXCHANGE, SCOPE))
     await run_commands(prod, folder, BOTH_WAYS)
-    connection = Connection(URL(url_of(prod, "imds-relay")), "test")
+    connection = GuardedConnection(URL(url_of(prod, "imds-relay")), "test")
     await connection.connect()
     async with connection:
         await declare_topology(connection, parts, True)
@@ -258,7 +259,7 @@ async def test_what_counts_towards_the_delivery_limit_is_what_the_page_says(
 
 async def _deliveries(broker: Broker, name: str, how: str, most: int) -> int:
     """How often one message is delivered until it is a dead letter; no more than so often."""
-    connection = Connection(URL(broker.amqp_url()), "test")
+    connection = GuardedConnection(URL(broker.amqp_url()), "test")
     await connection.connect()
     async with connection:
         channel = await connection.channel()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from relay.events.build import Origin, decision_event, event_data
+from relay.events.build import Origin, approval_or_startrequest_event, common_event_data
 from relay.events.cloudevent import CloudEvent
 from relay.outbox import RecordedEvent
 from relay.telemetry.event_counts import EventCounts
@@ -16,11 +16,11 @@ ORIGIN = Origin("scope", "vm-0")
 
 def recorded(name: str, **added: Any) -> RecordedEvent:
     """Return an event about a decision, as the store reports it."""
-    event = decision_event(
+    event = approval_or_startrequest_event(
         name,
         ORIGIN,
         NOON,
-        event=event_data(build_event(), 1),
+        event=common_event_data(build_event(), 1),
         added=added,
         cause=None,
         head="1:00",
@@ -35,7 +35,7 @@ def in_journal(event: CloudEvent) -> RecordedEvent:
 
 def test_a_start_request_that_azure_refused_is_no_other_failure() -> None:
     counts = EventCounts()
-    counts.count(
+    counts.count_recorded_events(
         [
             recorded("startrequest.accepted", status=200),
             recorded("startrequest.failed", status=400),
@@ -48,13 +48,13 @@ def test_a_start_request_that_azure_refused_is_no_other_failure() -> None:
 
 def test_refusals_that_became_one_event_are_counted_one_by_one() -> None:
     counts = EventCounts()
-    counts.count([recorded("approval.refused", decision="hold")])
-    counts.count([recorded("approval.refused", decision="hold", count=41)])
-    counts.count([recorded("approval.recorded", decision="hold")])
+    counts.count_recorded_events([recorded("approval.refused", decision="hold")])
+    counts.count_recorded_events([recorded("approval.refused", decision="hold", count=41)])
+    counts.count_recorded_events([recorded("approval.recorded", decision="hold")])
     assert (counts.refusals, counts.decisions) == ({"hold": 42}, {"hold": 1})
 
 
 def test_a_change_that_is_not_in_memory_has_an_unknown_type() -> None:
     counts = EventCounts()
-    counts.count([RecordedEvent(1, "id", "event.ended", "e-1", None, ())])
+    counts.count_recorded_events([RecordedEvent(1, "id", "event.ended", "e-1", None, ())])
     assert counts.changes == {("ended", "other"): 1}

@@ -137,7 +137,7 @@ async def test_a_new_sink_that_gets_old_events_tells_nothing(tmp_path: Path, tol
         story.subscribe_to_store(store)
         await store.transact(lambda tx: record_pings(tx, 1))
         await store.transact(lambda tx: tx.add_entry_for_new_sink(1, "new", NOON))
-    story.finish()
+    story.write_remaining_lines()
     assert [fields["position"] for fields in told.fields()] == [1]
 
 
@@ -167,7 +167,7 @@ async def test_what_is_left_at_the_end_is_told_though_the_store_is_closed(
         story = EventLog()
         story.subscribe_to_store(store)
         await store.transact(lambda tx: record_pings(tx, count))
-    story.finish()
+    story.write_remaining_lines()
     await asyncio.sleep(0)
     assert sequence_of(told.fields()) == list(range(1, count + 1))
 

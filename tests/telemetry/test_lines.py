@@ -9,11 +9,11 @@ import orjson
 import pytest
 
 from docs.generate import examples
-from relay.events.build import Origin, decision_event, event_data
+from relay.events.build import Origin, approval_or_startrequest_event, common_event_data
 from relay.events.catalog import CATALOG
 from relay.events.cloudevent import CloudEvent
-from relay.log_fields import Fields, field_meanings
-from relay.telemetry.lines import EVERY_LINE, LINES, MAX_RESOURCES, line_of
+from relay.log_fields import LogFields, field_meanings
+from relay.telemetry.lines import EVERY_LINE, LINES, MAX_RESOURCES, log_line_of_event
 from tests.approvals.builders import build_event
 from tests.approvals.manual_clock import NOON
 from tests.documented import block
@@ -71,7 +71,7 @@ def test_every_type_of_the_catalog_has_a_line() -> None:
 
 @pytest.mark.parametrize("event", examples(), ids=lambda event: event.name)
 def test_the_line_says_what_happened_in_words_and_in_fields(event: CloudEvent) -> None:
-    line = line_of(event, 7)
+    line = log_line_of_event(event, 7)
     assert line.message == SENTENCES[event.name]
     fields: dict[str, Any] = dict(line.fields.items())
     assert fields.keys() <= field_meanings().keys()
@@ -101,17 +101,17 @@ def test_the_documented_line_is_one_of_ours() -> None:
 
 
 def test_every_field_is_documented_with_its_type() -> None:
-    assert get_type_hints(Fields).keys() == field_meanings().keys()
+    assert get_type_hints(LogFields).keys() == field_meanings().keys()
     assert all(field_meanings().values())
 
 
 def about(name: str, resources: tuple[str, ...] = ("db-0",), **added: Any) -> CloudEvent:
     """Return an event about a decision."""
-    return decision_event(
+    return approval_or_startrequest_event(
         name,
         Origin("west", "vm-0"),
         NOON,
-        event=event_data(build_event(resources=resources), 1),
+        event=common_event_data(build_event(resources=resources), 1),
         added=added,
         cause=None,
         head="1:00",
@@ -119,7 +119,7 @@ def about(name: str, resources: tuple[str, ...] = ("db-0",), **added: Any) -> Cl
 
 
 def test_a_start_request_that_the_relay_gave_up_is_a_warning_and_no_error() -> None:
-    line = line_of(
+    line = log_line_of_event(
         about("startrequest.failed", status=None, attempts=0, reason="it has changed"), 1
     )
     assert line.level == logging.WARNING
@@ -127,14 +127,14 @@ def test_a_start_request_that_the_relay_gave_up_is_a_warning_and_no_error() -> N
 
 def test_refusals_that_became_one_event_are_one_line_with_their_number() -> None:
     refusal: dict[str, Any] = {"decision": "hold", "principal": "client:x", "refusal": "no right"}
-    line = line_of(about("approval.refused", **refusal, count=41), 1)
+    line = log_line_of_event(about("approval.refused", **refusal, count=41), 1)
     assert line.message == "client:x may not hold Reboot of db-0 (41 times): no right"
     assert line.fields["count"] == 41
 
 
 def test_a_line_names_a_bounded_number_of_machines() -> None:
     names = tuple(f"db-{number}" for number in range(200))
-    line = line_of(about("approval.voided", names, why="expired"), 1)
+    line = log_line_of_event(about("approval.voided", names, why="expired"), 1)
     assert line.message == (
         "votes for Reboot of db-0, db-1, db-2, db-3, db-4 and 195 more count no more: "
         "they have expired"
@@ -155,12 +155,14 @@ def test_a_refusal_about_an_unknown_event_has_its_line_too() -> None:
             "refusal": "unknown event",
         },
     )
-    line = line_of(event, 1)
+    line = log_line_of_event(event, 1)
     assert line.message == "client:x may not approve event nobody-knows-it: unknown event"
 
 
 def test_a_line_names_the_trace_of_an_event_unless_it_is_malformed() -> None:
     event = about("approval.voided", why="expired")
     traced = event.with_attribute("traceparent", f"00-{'a' * 32}-{'b' * 16}-01")
-    assert line_of(traced, 1).fields["traceId"] == "a" * 32
-    assert "traceId" not in line_of(event.with_attribute("traceparent", "rubbish"), 1).fields
+    assert log_line_of_event(traced, 1).fields["traceId"] == "a" * 32
+    assert (
+        "traceId" not in log_line_of_event(event.with_attribute("traceparent", "rubbish"), 1).fields
+    )

@@ -19,7 +19,7 @@ from relay.events.tracing import Span, SpanContext, parse_traceparent
 from relay.net.http import open_session
 from relay.simulator import Plan
 from relay.telemetry import TelemetrySettings, TracesSettings
-from relay.telemetry.otlp import FINAL_TIMEOUT, MAX_WAITING, SpanExporter, exporter
+from relay.telemetry.otlp import FINAL_TIMEOUT, MAX_WAITING, SpanExporter, running_span_exporter
 from tests.approvals.manual_clock import NOON, ManualClock
 from tests.cli.running_relay import ALICE_KEY, RunningRelay, running_relay
 from tests.journey.relay_process import eventually, name_of
@@ -273,7 +273,7 @@ async def test_it_sends_its_headers_to_the_path_of_the_collector(collecting: Col
     settings = TracesSettings.model_validate(
         {"url": f"{collecting.url}/otlp/v1/traces", "allow_http": True, "headers": {"x-key": key}}
     )
-    async with exporter(settings, ManualClock(), "west/vm-0") as exporting:
+    async with running_span_exporter(settings, ManualClock(), "west/vm-0") as exporting:
         exporting.record(span())
     assert (collecting.paths, collecting.headers[0]["x-key"]) == (["/otlp/v1/traces"], key)
     assert [each.name for each in collecting.spans] == ["span 0"]  # sent at the end
@@ -300,7 +300,7 @@ async def test_a_collector_that_is_away_costs_one_line_and_gets_the_newest_spans
     collecting.status = 503
     clock = ManualClock()
     settings = TracesSettings.model_validate({"url": collecting.url, "allow_http": True})
-    async with exporter(settings, clock, "west/vm-0") as exporting:
+    async with running_span_exporter(settings, clock, "west/vm-0") as exporting:
         for number in range(MAX_WAITING + 10):
             exporting.record(span(number))
         await fail(exporting, clock, 5)
@@ -321,7 +321,7 @@ async def test_spans_that_a_collector_refuses_for_good_are_not_sent_again(
     collecting.status = status
     clock = ManualClock()
     settings = TracesSettings.model_validate({"url": collecting.url, "allow_http": True})
-    async with exporter(settings, clock, "west/vm-0") as exporting:
+    async with running_span_exporter(settings, clock, "west/vm-0") as exporting:
         exporting.record(span())
         await fail(exporting, clock, 1)
         exporting.record(span(1))
@@ -337,7 +337,7 @@ async def test_spans_that_a_collector_rejects_are_counted(
     """It cannot reject more than it got, or fewer than none."""
     collecting.rejects = rejects
     settings = TracesSettings.model_validate({"url": collecting.url, "allow_http": True})
-    async with exporter(settings, ManualClock(), "west/vm-0") as exporting:
+    async with running_span_exporter(settings, ManualClock(), "west/vm-0") as exporting:
         exporting.record(span())
     assert exporting.lost == lost
 
@@ -346,7 +346,7 @@ async def test_a_collector_that_hangs_does_not_hold_up_the_end(collecting: Colle
     collecting.hangs = True
     clock = ManualClock()
     settings = TracesSettings.model_validate({"url": collecting.url, "allow_http": True})
-    async with exporter(settings, clock, "west/vm-0") as exporting:
+    async with running_span_exporter(settings, clock, "west/vm-0") as exporting:
         exporting.record(span())
         await clock.advance_until(lambda: collecting.requests == 1)
         began = time.monotonic()

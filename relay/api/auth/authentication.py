@@ -46,7 +46,7 @@ class Authenticator:
         self._clients = settings.clients
         self._clients_by_name = {client.name: client for client in settings.clients}
         self._clients_by_san = {
-            _certificate_name(_san_kind(client.san), client.san): client
+            _comparable_certificate_name(_san_kind(client.san), client.san): client
             for client in settings.clients
             if client.san is not None
         }
@@ -67,7 +67,7 @@ class Authenticator:
         # the duration does not say who exists, or whose secrets are being changed.
         self._decoy_secret = PREFIX + base64.b64encode(secrets.token_bytes(32)).decode()
 
-    async def caller_from_bearer(
+    async def caller_from_bearer_or_certificate(
         self,
         authorization: Sequence[str],
         certificate: Mapping[str, Any] | None,
@@ -103,7 +103,8 @@ class Authenticator:
         if self._clock.now().timestamp() > ssl.cert_time_to_seconds(certificate["notAfter"]):
             raise NotAuthenticated("the certificate has expired since the handshake")
         names = {
-            _certificate_name(kind, value) for kind, value in certificate.get("subjectAltName", ())
+            _comparable_certificate_name(kind, value)
+            for kind, value in certificate.get("subjectAltName", ())
         }
         clients = [client for name, client in self._clients_by_san.items() if name in names]
         if len(clients) != 1:
@@ -140,7 +141,7 @@ class Authenticator:
             raise NotAuthenticated("no client with secrets has this name")
         return self._client_caller(client, "callback")
 
-    def has_same_principal_settings(self, other: Authenticator, principal: str) -> bool:
+    def has_same_settings_for_principal(self, other: Authenticator, principal: str) -> bool:
         """Whether the settings that make somebody this principal are the same in both."""
         if self is other:
             return True
@@ -150,7 +151,9 @@ class Authenticator:
             case "client":
                 return self._clients_by_name.get(name) == other._clients_by_name.get(name)
             case "mtls":
-                client, known = (_client_of_san(each.clients, name) for each in (before, after))
+                client, known = (
+                    _find_client_with_san(each.clients, name) for each in (before, after)
+                )
                 return client == known and before.tls == after.tls
             case "entra":
                 return before.oidc == after.oidc
@@ -163,7 +166,7 @@ class Authenticator:
         return caller_for_client(client, channel)
 
 
-def _client_of_san(clients: Sequence[Client], san: str) -> Client | None:
+def _find_client_with_san(clients: Sequence[Client], san: str) -> Client | None:
     return next((client for client in clients if client.san == san), None)
 
 
@@ -174,7 +177,7 @@ def _san_kind(san: str) -> str:
     return "email" if "@" in san else "DNS"
 
 
-def _certificate_name(kind: str, value: str) -> tuple[str, str]:
+def _comparable_certificate_name(kind: str, value: str) -> tuple[str, str]:
     """Return a name such that equal ones belong to the same client.
 
     A CA checks each kind in its own way, so a name of one kind is none of another. The path of a

@@ -20,7 +20,7 @@ from urllib.parse import urlencode
 import orjson
 from yarl import URL
 
-from relay.api.auth.entra_settings import OidcSettings, check_url
+from relay.api.auth.entra_settings import OidcSettings, check_https_or_loopback_url
 from relay.api.auth.pending_sign_in import SignInRefused
 from relay.clock import Clock
 from relay.errors import Deferred
@@ -42,7 +42,7 @@ _CREDENTIALS_REFUSED = "invalid_client"
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoints:
+class SignInEndpoints:
     """Where people sign in, and where codes are exchanged."""
 
     authorization: URL
@@ -61,13 +61,13 @@ class EntraEndpoints:
     def __init__(self, settings: OidcSettings, clock: Clock) -> None:
         self._settings = settings
         self._clock = clock
-        self._endpoints: Endpoints | None = None
+        self._endpoints: SignInEndpoints | None = None
         self._next_fetch_at = float("-inf")
         self._fetch_lock = asyncio.Lock()
         self._exchanges = asyncio.Semaphore(MAX_EXCHANGES)
         self._failure = ""
 
-    async def find(self) -> Endpoints:
+    async def find(self) -> SignInEndpoints:
         """Return the endpoints. Raises EntraUnavailable.
 
         If they cannot be looked up again after a day, the old ones stay.
@@ -154,7 +154,7 @@ def _extract_error_codes(error: object, description: object) -> str:
     return " ".join(codes) or "without a known error code"
 
 
-async def fetch_endpoints(settings: OidcSettings) -> Endpoints:
+async def fetch_endpoints(settings: OidcSettings) -> SignInEndpoints:
     """Look up the endpoints of the configured issuer. Raises EntraUnavailable."""
     url = URL(settings.issuer.rstrip("/") + _DISCOVERY_PATH)
     response = await _send("GET", Request(url=url, headers=_HEADERS, body=b""))
@@ -164,14 +164,14 @@ async def fetch_endpoints(settings: OidcSettings) -> Endpoints:
     if document.get("issuer") != settings.issuer:
         raise EntraUnavailable("expected the endpoints of api.oidc.issuer, got those of another")
     graph_host = document.get("msgraph_host")
-    return Endpoints(
+    return SignInEndpoints(
         _read_endpoint_url(document, "authorization_endpoint"),
         _read_endpoint_url(document, "token_endpoint"),
         graph_host if isinstance(graph_host, str) else None,
     )
 
 
-async def check_client_secret(settings: OidcSettings, endpoints: Endpoints) -> str | None:
+async def check_client_secret(settings: OidcSettings, endpoints: SignInEndpoints) -> str | None:
     """Return why Entra ID refuses the client secret; None if it accepts it.
 
     Asks for a token in the name of the application itself, and drops it: that alone needs nothing
@@ -233,6 +233,6 @@ def _parse_object(response: Response) -> Mapping[str, Any]:
 
 def _read_endpoint_url(document: Mapping[str, Any], name: str) -> URL:
     try:
-        return URL(check_url(document[name]))
+        return URL(check_https_or_loopback_url(document[name]))
     except (KeyError, TypeError, AttributeError, ValueError):
         raise EntraUnavailable(f"expected an https URL as {name}, got something else") from None

@@ -36,7 +36,7 @@ def _is_loopback_url(text: str) -> bool:
     return urlsplit(text).hostname in ("127.0.0.1", "::1", "localhost")
 
 
-def check_url(text: str) -> str:
+def check_https_or_loopback_url(text: str) -> str:
     """Return the URL. Raises ValueError for all but https, and http on this machine."""
     parse_receiver_url(text, allow_http=_is_loopback_url(text))
     return text
@@ -92,7 +92,7 @@ class OidcSettings(Section):
     ] = ()
     """The ids of the applications whose access tokens are accepted (the claim azp or appid).
     Required without sign_in."""
-    keys_url: Annotated[str, AfterValidator(check_url)]
+    keys_url: Annotated[str, AfterValidator(check_https_or_loopback_url)]
     """The URL of the issuer's keys (JWKS): https, or http on this machine."""
     roles: Mapping[str, tuple[Right, ...]] = Field(min_length=1)
     """The rights of each application role (roles): read, approve, hold, operate."""
@@ -140,7 +140,7 @@ class OidcSettings(Section):
                 "because audience is no such id"
             )
         try:
-            check_url(self.issuer)
+            check_https_or_loopback_url(self.issuer)
         except ValueError as error:
             raise ValueError(f"issuer: with sign_in, {error}") from None
         return self

@@ -60,7 +60,7 @@ class PendingSignIn:
     @property
     def challenge(self) -> str:
         """The code challenge of the method S256."""
-        return _encode(hashlib.sha256(self.verifier.encode()).digest())
+        return _encode_base64url(hashlib.sha256(self.verifier.encode()).digest())
 
 
 class PendingSignIns:
@@ -76,7 +76,7 @@ class PendingSignIns:
             raise ValueError("expected a path of this relay that starts with one /")
         random = secrets.token_urlsafe(32)
         return self._derive_pending_sign_in(
-            f"{int(now)}.{random}.{_encode(target.encode())}", target
+            f"{int(now)}.{random}.{_encode_base64url(target.encode())}", target
         )
 
     def finish(self, cookie: str | None, state: str, now: float) -> PendingSignIn:
@@ -85,16 +85,16 @@ class PendingSignIns:
         The state must be that of the cookie.
         """
         if cookie is None:
-            raise _begin_again("the browser has no cookie of a sign-in")
+            raise _begin_again_refusal("the browser has no cookie of a sign-in")
         expected = self._mac_of_cookie("state", cookie)
         if not hmac.compare_digest(expected.encode(), state.encode("utf-8", "surrogateescape")):
-            raise _begin_again("the state is not that of the browser's cookie")
+            raise _begin_again_refusal("the state is not that of the browser's cookie")
         # Only this process can have made a cookie with the right state.
         began_at, _, encoded_target = cookie.split(".")
         if now >= int(began_at) + PENDING_LIFETIME:
-            raise _begin_again("the sign-in began too long ago")
+            raise _begin_again_refusal("the sign-in began too long ago")
         if self._unused.take(expected, now):
-            raise _begin_again("the state was used before")
+            raise _begin_again_refusal("the state was used before")
         return self._derive_pending_sign_in(cookie, _decode_base64url(encoded_target).decode())
 
     def _derive_pending_sign_in(self, cookie: str, target: str) -> PendingSignIn:
@@ -105,10 +105,10 @@ class PendingSignIns:
 
     def _mac_of_cookie(self, use: str, cookie: str) -> str:
         message = f"{use} {cookie}".encode("utf-8", "surrogateescape")
-        return _encode(hmac.digest(self._key, message, "sha256"))
+        return _encode_base64url(hmac.digest(self._key, message, "sha256"))
 
 
-def _begin_again(reason: str) -> SignInRefused:
+def _begin_again_refusal(reason: str) -> SignInRefused:
     return SignInRefused(
         reason,
         "This sign-in did not begin in this browser, began more than ten minutes ago, was replaced "
@@ -116,7 +116,7 @@ def _begin_again(reason: str) -> SignInRefused:
     )
 
 
-def _encode(content: bytes) -> str:
+def _encode_base64url(content: bytes) -> str:
     return base64.urlsafe_b64encode(content).decode().rstrip("=")
 
 

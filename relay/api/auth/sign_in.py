@@ -86,7 +86,7 @@ class SignIn:
         Raises SignInRefused. If the answer belongs to the cookie, the session that the browser had
         is over, so nobody's session becomes that of another person.
         """
-        state = _only(answer, "state") or ""
+        state = _single_query_value(answer, "state") or ""
         pending = self._pending.finish(cookie, state, self._clock.monotonic())
         if old_session is not None:
             self.sessions.end(old_session)
@@ -103,12 +103,15 @@ class SignIn:
         """Return who signed in, by the answer of Entra ID. Raises SignInRefused."""
         issuers = answer.query.getall("iss", [])
         if any(issuer != self._settings.issuer for issuer in issuers):  # RFC 9207
-            raise _malformed("the answer is that of another issuer")
+            raise _malformed_answer_refusal("the answer is that of another issuer")
         if "error" in answer.query:
-            raise refusal_by_entra(_only(answer, "error"), _only(answer, "error_description"))
-        code = _only(answer, "code")
+            raise refusal_by_entra(
+                _single_query_value(answer, "error"),
+                _single_query_value(answer, "error_description"),
+            )
+        code = _single_query_value(answer, "code")
         if not code or len(code) > _MAX_CODE_LENGTH or not code.isascii():
-            raise _malformed("the answer has not exactly one code")
+            raise _malformed_answer_refusal("the answer has not exactly one code")
         try:
             token = await self._endpoints.exchange(code, pending.verifier, self.redirect_uri)
             return await self._tokens.person_from_id_token(token, pending.nonce)
@@ -122,13 +125,13 @@ class SignIn:
             ) from None
 
 
-def _only(answer: URL, name: str) -> str | None:
+def _single_query_value(answer: URL, name: str) -> str | None:
     """Return the value of a parameter that is there once."""
     values = answer.query.getall(name, [])
     return values[0] if len(values) == 1 else None
 
 
-def _malformed(reason: str) -> SignInRefused:
+def _malformed_answer_refusal(reason: str) -> SignInRefused:
     return SignInRefused(reason, "The answer of Entra ID is not usable. Begin again.", status=400)
 
 

@@ -91,7 +91,7 @@ async def _submit_decision(call: Call) -> DecisionRecorded:
     return await _submit(call, request_id=call.parameters)
 
 
-async def _submit_signed_decision(call: Call) -> DecisionRecorded:
+async def _submit_decision_of_signed_request(call: Call) -> DecisionRecorded:
     headers = call.request.headers  # present and valid, as the signature was verified
     return await _submit(
         call, request_id=headers["webhook-id"], signed_at=headers["webhook-timestamp"]
@@ -109,19 +109,19 @@ async def _submit(
             call.content,
             request_id=request_id,
             signed_at=signed_at,
-            traceparent=header_unless_repeated(call.request, "traceparent"),
+            traceparent=header_if_sent_once(call.request, "traceparent"),
         )
     )
-    return decision_body_if_accepted(answer)
+    return require_accepted_answer_body(answer)
 
 
-def header_unless_repeated(request: web.Request, name: str) -> str | None:
+def header_if_sent_once(request: web.Request, name: str) -> str | None:
     """Return a header that came once; None if it is missing or came several times."""
     values = request.headers.getall(name, [])
     return values[0] if len(values) == 1 else None
 
 
-def decision_body_if_accepted(answer: DecisionAnswer) -> DecisionRecorded:
+def require_accepted_answer_body(answer: DecisionAnswer) -> DecisionRecorded:
     """Return the body of the gate's answer. Raises Problem if the decision was refused."""
     if not answer.accepted:
         raise Problem(answer.status, **answer.body)
@@ -143,7 +143,7 @@ def parse_request_id(request: web.Request) -> str | None:
     return next(iter(request_ids), None)
 
 
-async def _set_mode(call: Call) -> ApprovalMode:
+async def _set_approval_mode(call: Call) -> ApprovalMode:
     body: ApprovalModeRequest = call.body
     mode = await call.relay.gate.set_approval_mode(body.mode, call.caller.principal)
     return ApprovalMode(mode=mode)
@@ -165,7 +165,7 @@ ROUTES = (
         method="PUT",
         path="/v1/approvals/mode",
         summary="set approvals to on, dry-run or off; remembered across restarts",
-        handler=_set_mode,
+        handler=_set_approval_mode,
         needs="operate",
         body=ApprovalModeRequest,
         problem_statuses=(409,),
@@ -175,7 +175,7 @@ ROUTES = (
         path="/v1/callbacks/{client}",
         summary="the same as POST /v1/approvals, "
         "signed as Standard Webhooks with that client's secret",
-        handler=_submit_signed_decision,
+        handler=_submit_decision_of_signed_request,
         status=202,
         access="signature",
         parameters=_SIGNATURE_PARAMETERS,

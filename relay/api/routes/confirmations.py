@@ -14,7 +14,7 @@ from datetime import datetime
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from relay.api.routes.approvals import DecisionRecorded, decision_body_if_accepted
+from relay.api.routes.approvals import DecisionRecorded, require_accepted_answer_body
 from relay.api.schema.responses import Problem
 from relay.api.schema.route import Call, Route
 from relay.approvals.confirmation_link import MAX_WRONG_CODES
@@ -23,7 +23,7 @@ from relay.chat.cards.buttons import LABELS, confirmation_question
 from relay.chat.cards.card import PrincipalRef, Text
 from relay.chat.cards.confirmation_view import (
     blocking_reason,
-    changes_since_revision,
+    change_lines_since_revision,
     decision_outcome_text,
 )
 from relay.chat.cards.event_card import event_card
@@ -128,9 +128,13 @@ class ConfirmationRequest(ConfirmationPreviewRequest):
 
 async def _show_preview(call: Call) -> ConfirmationPreview:
     body: ConfirmationPreviewRequest = call.body
-    preview = await call.run_long_read(lambda tx: _find_preview(tx, call, body.token))
+    preview = await call.run_long_read(
+        lambda tx: _build_preview_if_link_valid(tx, call, body.token)
+    )
     if preview is None:
-        call.server.charges.reject_credentials(call.request, "an invalid link was looked at")
+        call.server.charges.record_failed_authentication(
+            call.request, "an invalid link was looked at"
+        )
         raise Problem(404, _INVALID_LINK)
     # The token proves the call. From now on its limit is that of the link, not of the address.
     call.server.charges.refund_address_charge(call.request)
@@ -138,9 +142,11 @@ async def _show_preview(call: Call) -> ConfirmationPreview:
     return preview
 
 
-def _find_preview(tx: Transaction, call: Call, token: str) -> ConfirmationPreview | None:
+def _build_preview_if_link_valid(
+    tx: Transaction, call: Call, token: str
+) -> ConfirmationPreview | None:
     """Return the preview of a link; None if the link is invalid."""
-    link = tx.messages.find_confirmation_link(token)
+    link = tx.messages.find_confirmation_link_by_token(token)
     if link is None or link.wrong_codes >= MAX_WRONG_CODES:
         return None
     service, now = call.relay.gate.engine, call.server.clock.now()
@@ -149,20 +155,22 @@ def _find_preview(tx: Transaction, call: Call, token: str) -> ConfirmationPrevie
     # The page has its own form, so the card's buttons need no links.
     card = event_card(status, link=lambda *_: "", code=None)
     reason = blocking_reason(link.decision, link.revision, status)
-    changes = tx.journal.event_changes_since(
+    changes = tx.journal.newest_changes_of_event_since_time(
         occurrence.key, occurrence.first_seen, PageLimit(_MAX_CHANGES)
     )
     return ConfirmationPreview(
         decision=link.decision,
         label=LABELS[link.decision],
         title=card.title,
-        summary=_rich_text(card.summary),
-        question=_rich_text(confirmation_question(link.decision, status)),
-        whyNot=None if reason is None else _rich_text(reason),
-        changes=[_rich_text(text) for text in changes_since_revision(changes, link.revision)],
+        summary=_rich_text_json(card.summary),
+        question=_rich_text_json(confirmation_question(link.decision, status)),
+        whyNot=None if reason is None else _rich_text_json(reason),
+        changes=[
+            _rich_text_json(text) for text in change_lines_since_revision(changes, link.revision)
+        ],
         code=link.decision == "approve",
-        facts=[EventFact(label=label, text=_rich_text(text)) for label, text in card.facts],
-        notes=[_rich_text(note) for note in card.notes],
+        facts=[EventFact(label=label, text=_rich_text_json(text)) for label, text in card.facts],
+        notes=[_rich_text_json(note) for note in card.notes],
         machines=list(occurrence.event.resources),
         runbooks=[RunbookLink(rule=rule, url=url) for rule, url in card.runbooks],
         footer=card.footer,
@@ -175,7 +183,7 @@ async def _find_link(call: Call) -> tuple[ConfirmationLink, str]:
     body: ConfirmationRequest = call.body
 
     def find(tx: Transaction) -> tuple[ConfirmationLink, str] | None:
-        link = tx.messages.find_confirmation_link(body.token)
+        link = tx.messages.find_confirmation_link_by_token(body.token)
         if link is None:
             return None
         return link, tx.snapshot.get_occurrence(link.occurrence).reference
@@ -206,17 +214,17 @@ async def _confirm(call: Call) -> ConfirmationRecorded:
             link=LinkCredentials(body.token, body.code),
         )
     )
-    recorded = decision_body_if_accepted(answer)
+    recorded = require_accepted_answer_body(answer)
     is_dry_run = await relay.gate.approval_mode() == "dry-run"
     outcome = decision_outcome_text(recorded, dry_run=is_dry_run, repeat=answer.repeat)
-    return ConfirmationRecorded(**recorded, repeat=answer.repeat, said=_rich_text(outcome))
+    return ConfirmationRecorded(**recorded, repeat=answer.repeat, said=_rich_text_json(outcome))
 
 
-def _rich_text(text: Text) -> RichText:
-    return [_rich_text_part(part) for part in text]
+def _rich_text_json(text: Text) -> RichText:
+    return [_rich_text_part_json(part) for part in text]
 
 
-def _rich_text_part(
+def _rich_text_part_json(
     part: str | datetime | PrincipalRef,
 ) -> str | RichTextTimestamp | PrincipalTextPart:
     if isinstance(part, str):

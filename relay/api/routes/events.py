@@ -1,8 +1,9 @@
 """`/v1/events`: scheduled events with the state of their approval, votes and deliveries.
 
 An occurrence is one time that an EventId was in the document of a scope. A path names an event by
-its EventId, or on a hub by `<EventId>@<scope>`, and means its newest occurrence. `_find_event` and
-its like read the whole answer, so that an unknown event is 404 before a missing right is 403.
+its EventId, or on a hub by `<EventId>@<scope>`, and means its newest occurrence.
+`_read_event_details` and its like read the whole answer, so that an unknown event is 404 before a
+missing right is 403.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from relay.api.schema.paging import MAX_DETAIL_ROWS, PAGE_SIZE, page_route, pars
 from relay.api.schema.responses import Problem, rfc3339_or_null
 from relay.api.schema.route import Call, Parameter
 from relay.approvals.admission import UNKNOWN_EVENT, Refusal, ambiguous_scope_refusal
-from relay.approvals.refusals import collapse_surplus_refusals
+from relay.approvals.refusal_aggregation import collapse_refusals_in_history
 from relay.approvals.request import Caller, DecisionKind
-from relay.approvals.status import ApprovalState, ApprovalStatus, approval_summary
+from relay.approvals.status import ApprovalState, ApprovalStatus, approval_json_fields
 from relay.chat.cards.buttons import decisions_available_to_caller
 from relay.events.data_types import EventData, LimitWait, StandingHoldInForce
 from relay.events.timestamps import format_rfc3339
@@ -157,13 +158,13 @@ def parse_scope_name(request: web.Request) -> str | None:
     return SCOPE.read_from_query(request, "the name of a scope")
 
 
-def _parse_page(request: web.Request) -> _EventsQuery:
+def _parse_cursor_and_scope(request: web.Request) -> _EventsQuery:
     return _EventsQuery(parse_cursor(request), parse_scope_name(request))
 
 
-def _parse_page_and_live(request: web.Request) -> _EventsQuery:
+def _parse_cursor_scope_and_live(request: web.Request) -> _EventsQuery:
     live = _LIVE.read_from_query(request, "true or false") == "true"
-    return replace(_parse_page(request), live=live)
+    return replace(_parse_cursor_and_scope(request), live=live)
 
 
 async def run_read_about_event_in_path(
@@ -210,7 +211,7 @@ async def _list_events(call: Call) -> EventPage:
     return await call.run_long_read(read)
 
 
-async def _find_event(call: Call) -> EventDetails:
+async def _read_event_details(call: Call) -> EventDetails:
     query: _EventsQuery = call.parameters
     return await run_read_about_event_in_path(
         call,
@@ -243,11 +244,13 @@ def _approval_summary(status: ApprovalStatus, caller: Caller) -> ApprovalSummary
     counted = status.counted_votes if status.quorum is not None else ()
     lists = {
         "voted": votes_or_holds_in_force(counted, status),
-        "mayVote": list(status.missing_voters) if status.is_open and status.votes_missing else [],
+        "mayVote": list(status.eligible_voters_without_vote)
+        if status.is_event_startable and status.votes_missing
+        else [],
         "holds": votes_or_holds_in_force(status.active_holds, status),
         "decisions": decisions_available_to_caller(caller, status),
     }
-    return cast("ApprovalSummary", approval_summary(status) | lists)
+    return cast("ApprovalSummary", approval_json_fields(status) | lists)
 
 
 def votes_or_holds_in_force(
@@ -267,10 +270,10 @@ def _event_details(
     tx: Transaction, call: Call, occurrence: TrackedEvent, cursor: int | None
 ) -> EventDetails:
     deliveries = tx.deliveries.page(event_key=occurrence.key, limit=MAX_DETAIL_ROWS)
-    rows, has_more = tx.journal.history_page(
+    rows, has_more = tx.journal.history_page_of_event(
         occurrence.key, occurrence.first_seen, cursor, PageLimit(MAX_DETAIL_ROWS)
     )
-    bodies = collapse_surplus_refusals([(row.kind, row.body) for row in reversed(rows)])
+    bodies = collapse_refusals_in_history([(row.kind, row.body) for row in reversed(rows)])
     return EventDetails(
         **_event_summary(tx, call, occurrence, call.relay.clock.now()),
         # The stored JSON is sent unchanged.
@@ -302,14 +305,14 @@ ROUTES = (
         "current and recent events",
         _list_events,
         filters=(SCOPE, _LIVE),
-        parse_parameters=_parse_page_and_live,
+        parse_parameters=_parse_cursor_scope_and_live,
     ),
     page_route(
         "/v1/events/{eventId}",
         "one event with its history, votes and deliveries, the newest of each",
         _show_event,
-        find_resource=_find_event,
+        find_resource=_read_event_details,
         filters=(SCOPE,),
-        parse_parameters=_parse_page,
+        parse_parameters=_parse_cursor_and_scope,
     ),
 )

@@ -14,8 +14,8 @@ from importlib import resources
 
 from aiohttp import web
 
-from relay.api.schema.html_pages import hash_source, page_headers
-from relay.api.schema.responses import Problem, bytes_response
+from relay.api.schema.html_page_responses import hash_source, page_headers
+from relay.api.schema.responses import Problem, make_bytes_http_response
 from relay.api.schema.route import Call, Route
 
 _DIRECTORY = resources.files("relay.api").joinpath("page")
@@ -29,7 +29,7 @@ _HEADERS = page_headers(script_source="'self'", style_source="'self'")
 _CONFIRM_PAGE = resources.files("relay.api.routes").joinpath("confirm_page.html").read_bytes()
 
 
-def _inline_source(tag: str) -> str:
+def _csp_hash_of_confirm_page_tag(tag: str) -> str:
     """Return the source expression for the confirm page's only element of this kind."""
     _, _, rest = _CONFIRM_PAGE.partition(f"<{tag}>".encode())
     content, _, _ = rest.partition(f"</{tag}>".encode())
@@ -37,15 +37,18 @@ def _inline_source(tag: str) -> str:
 
 
 _CONFIRM_PAGE_HEADERS = page_headers(
-    script_source=_inline_source("script"), style_source=_inline_source("style")
+    script_source=_csp_hash_of_confirm_page_tag("script"),
+    style_source=_csp_hash_of_confirm_page_tag("style"),
 )
 
 
 async def _show_confirm_page(_call: Call) -> web.Response:
-    return bytes_response(200, _CONFIRM_PAGE, _CONTENT_TYPES["html"], _CONFIRM_PAGE_HEADERS)
+    return make_bytes_http_response(
+        200, _CONFIRM_PAGE, _CONTENT_TYPES["html"], _CONFIRM_PAGE_HEADERS
+    )
 
 
-async def _show_page(_call: Call) -> web.Response:
+async def _show_index_page(_call: Call) -> web.Response:
     return await _send_file("index.html")
 
 
@@ -53,7 +56,7 @@ async def _show_file(call: Call) -> web.Response:
     return await _send_file(call.resource)
 
 
-async def _find_file(call: Call) -> str:
+async def _find_page_file_name(call: Call) -> str:
     name = call.request.match_info["file"]
     if name not in _FILES:
         raise Problem(404, "no such file of the page")
@@ -62,7 +65,7 @@ async def _find_file(call: Call) -> str:
 
 async def _send_file(name: str) -> web.Response:
     content = await asyncio.to_thread(_DIRECTORY.joinpath(name).read_bytes)
-    return bytes_response(200, content, _CONTENT_TYPES[name.rpartition(".")[2]], _HEADERS)
+    return make_bytes_http_response(200, content, _CONTENT_TYPES[name.rpartition(".")[2]], _HEADERS)
 
 
 ROUTES = (
@@ -70,7 +73,7 @@ ROUTES = (
         method="GET",
         path="/",
         summary="the page for people: what is scheduled, what happened, and the relay's health",
-        handler=_show_page,
+        handler=_show_index_page,
         access="public",
         media_types=("text/html",),
     ),
@@ -81,7 +84,7 @@ ROUTES = (
         handler=_show_file,
         access="public",
         media_types=("text/javascript", "text/css", "text/html"),
-        find_resource=_find_file,
+        find_resource=_find_page_file_name,
     ),
     Route(
         method="GET",

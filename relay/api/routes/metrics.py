@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from relay.api.schema.responses import bytes_response
+from relay.api.schema.responses import make_bytes_http_response
 from relay.api.schema.route import Call, Route
 
 
@@ -20,7 +20,7 @@ async def _show_metrics(call: Call) -> web.Response:
     registry = CollectorRegistry()
     registry.register(MetricsCollector(samples))
     encode, content_type = choose_encoder(call.request.headers.get("Accept", ""))
-    return bytes_response(200, encode(registry), content_type)
+    return make_bytes_http_response(200, encode(registry), content_type)
 
 
 ROUTES = (

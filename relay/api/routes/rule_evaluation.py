@@ -23,7 +23,7 @@ from relay.api.schema.route import Call, Route
 from relay.approvals.admission import hold_caveat
 from relay.approvals.limits import LIMIT_NOTICE
 from relay.approvals.rules import Rule
-from relay.approvals.standing_holds import standing_hold_summaries
+from relay.approvals.standing_holds import latest_ending_hold_summaries
 from relay.approvals.status import ApprovalState, ApprovalStatus, approval_state
 from relay.approvals.transitions import grant_expires_at, remind_at
 from relay.events.data_types import LimitWait, StandingHoldInForce
@@ -31,7 +31,7 @@ from relay.outbox import Mode, TrackedEvent
 from relay.outbox.transaction import Transaction
 
 
-class RuleEvaluation(TypedDict):
+class EvaluatedRule(TypedDict):
     """A rule of approvals.rules. The first rule with met conditions decides."""
 
     name: str
@@ -51,7 +51,7 @@ class ApprovalEvaluation(TypedDict):
     state: ApprovalState
     mode: Mode
     rule: str | None
-    rules: list[RuleEvaluation]
+    rules: list[EvaluatedRule]
     votes: int
     required: int
     missing: int
@@ -80,7 +80,7 @@ class ApprovalEvaluation(TypedDict):
 async def _find_evaluation(call: Call) -> ApprovalEvaluation:
     scope: str | None = call.parameters
     return await run_read_about_event_in_path(
-        call, scope, lambda tx, occurrence: _evaluate(tx, call, occurrence)
+        call, scope, lambda tx, occurrence: _make_approval_evaluation(tx, call, occurrence)
     )
 
 
@@ -89,7 +89,9 @@ async def _show_evaluation(call: Call) -> ApprovalEvaluation:
     return evaluation
 
 
-def _evaluate(tx: Transaction, call: Call, occurrence: TrackedEvent) -> ApprovalEvaluation:
+def _make_approval_evaluation(
+    tx: Transaction, call: Call, occurrence: TrackedEvent
+) -> ApprovalEvaluation:
     approvals, data = call.relay.gate.engine, occurrence.data
     status = approvals.status(tx, occurrence, call.relay.clock.now())
     grant = status.active_grant
@@ -100,19 +102,19 @@ def _evaluate(tx: Transaction, call: Call, occurrence: TrackedEvent) -> Approval
         state=approval_state(status),
         mode=status.mode,
         rule=status.rule.name if status.rule is not None else None,
-        rules=[_rule_evaluation(rule, status) for rule in approvals.settings.rules],
+        rules=[_evaluated_rule(rule, status) for rule in approvals.settings.rules],
         votes=status.vote_count,
         required=status.votes_required,
-        missing=status.votes_missing if status.is_open else 0,
-        mayVote=list(status.missing_voters) if status.is_open else [],
-        uncoveredResources=list(status.uncovered_resources) if status.is_open else [],
+        missing=status.votes_missing if status.is_event_startable else 0,
+        mayVote=list(status.eligible_voters_without_vote) if status.is_event_startable else [],
+        uncoveredResources=list(status.uncovered_resources) if status.is_event_startable else [],
         closes=rfc3339_or_null(status.voting_closes_at),
         voted=votes_or_holds_in_force(
             status.counted_votes if status.quorum is not None else (), status
         ),
         holds=votes_or_holds_in_force(status.active_holds, status),
         standingHolds=cast(
-            "list[StandingHoldInForce]", standing_hold_summaries(status.active_standing_holds)
+            "list[StandingHoldInForce]", latest_ending_hold_summaries(status.active_standing_holds)
         ),
         holdMeans=hold_caveat(status),
         lapses=rfc3339_or_null(grant_expires_at(grant, status) if grant is not None else None),
@@ -123,9 +125,9 @@ def _evaluate(tx: Transaction, call: Call, occurrence: TrackedEvent) -> Approval
     )
 
 
-def _rule_evaluation(rule: Rule, status: ApprovalStatus) -> RuleEvaluation:
+def _evaluated_rule(rule: Rule, status: ApprovalStatus) -> EvaluatedRule:
     occurrence, hours = status.occurrence, rule.match.time
-    return RuleEvaluation(
+    return EvaluatedRule(
         name=rule.name,
         unmet=rule.unmet_conditions(occurrence.data, occurrence.scope, status.now),
         decides=status.rule is not None and status.rule.name == rule.name,

@@ -15,14 +15,14 @@ from typing_extensions import TypedDict
 from relay.api.auth.authentication import ANONYMOUS
 from relay.api.auth.entra_settings import CALLBACK_PATH
 from relay.api.auth.pending_sign_in import PENDING_LIFETIME, SignInRefused
-from relay.api.auth.session_cookie import (
+from relay.api.auth.sessions import (
     PENDING_COOKIE,
     SESSION_COOKIE,
+    SESSION_LIFETIME,
     check_sent_by_own_page,
 )
-from relay.api.auth.sessions import SESSION_LIFETIME
-from relay.api.schema.html_pages import ProblemWithLink
-from relay.api.schema.responses import Problem, bytes_response, json_response
+from relay.api.schema.html_page_responses import ProblemWithLink
+from relay.api.schema.responses import Problem, make_bytes_http_response, make_json_http_response
 from relay.api.schema.route import SESSION, Call, Parameter, Route
 from relay.approvals.request import Right
 from relay.log_fields import log_extra
@@ -67,7 +67,7 @@ async def _begin(call: Call) -> web.Response:
     except SignInRefused as error:
         raise _sign_in_refused_problem(call, error, sign_in) from None
     response = _redirect(url)
-    PENDING_COOKIE.set(response, pending.cookie, seconds=PENDING_LIFETIME)
+    PENDING_COOKIE.set_on_response(response, pending.cookie, seconds=PENDING_LIFETIME)
     return response
 
 
@@ -89,21 +89,23 @@ async def _finish(call: Call) -> web.Response:
     sign_in, request = _sign_in_of(call), call.request
     try:
         cookie, target = await sign_in.finish(
-            PENDING_COOKIE.read(request), request.rel_url, SESSION_COOKIE.read(request)
+            PENDING_COOKIE.read_value_from_request(request),
+            request.rel_url,
+            SESSION_COOKIE.read_value_from_request(request),
         )
     except SignInRefused as error:
         raise _sign_in_refused_problem(call, error, sign_in) from None
     _log_session_action(sign_in, cookie, "signed in")
     call.server.charges.refund_address_charge(request)
     response = _redirect(sign_in.url_of_path(target))
-    PENDING_COOKIE.clear(response)
-    SESSION_COOKIE.set(response, cookie, seconds=SESSION_LIFETIME)
+    PENDING_COOKIE.clear_on_response(response)
+    SESSION_COOKIE.set_on_response(response, cookie, seconds=SESSION_LIFETIME)
     return response
 
 
 def _sign_in_refused_problem(call: Call, error: SignInRefused, sign_in: SignIn) -> Problem:
     """Return the problem of a sign-in that failed, and log its reason."""
-    call.server.charges.reject_credentials(call.request, f"sign-in: {error}")
+    call.server.charges.record_failed_authentication(call.request, f"sign-in: {error}")
     return ProblemWithLink(
         error.status,
         error.advice,
@@ -115,7 +117,7 @@ def _sign_in_refused_problem(call: Call, error: SignInRefused, sign_in: SignIn) 
 
 def _redirect(url: str) -> web.Response:
     headers = {"Location": url, "Referrer-Policy": "no-referrer"}
-    return bytes_response(303, b"", "text/html; charset=utf-8", headers)
+    return make_bytes_http_response(303, b"", "text/html; charset=utf-8", headers)
 
 
 async def _show_session(call: Call) -> SessionInfo | web.Response:
@@ -127,22 +129,22 @@ async def _show_session(call: Call) -> SessionInfo | web.Response:
         name=None if session is None else session.name,
         can=[right for right in _RIGHTS if right in caller.rights.can],
     )
-    cookie, sign_in = SESSION_COOKIE.read(call.request), call.server.sign_in
+    cookie, sign_in = SESSION_COOKIE.read_value_from_request(call.request), call.server.sign_in
     if cookie is None or sign_in is None or sign_in.sessions.find(cookie) is not None:
         return info
-    response = json_response(200, info)
-    SESSION_COOKIE.clear(response)
+    response = make_json_http_response(200, info)
+    SESSION_COOKIE.clear_on_response(response)
     return response
 
 
 async def _sign_out(call: Call) -> SessionInfo | web.Response:
-    sign_in, cookie = _sign_in_of(call), SESSION_COOKIE.read(call.request)
+    sign_in, cookie = _sign_in_of(call), SESSION_COOKIE.read_value_from_request(call.request)
     check_sent_by_own_page(call.request, sign_in.origin)
     if cookie is not None:
         _log_session_action(sign_in, cookie, "signed out")
         call.server.end_session(cookie)
-    response = json_response(200, _session_info(call, principal=None, name=None, can=[]))
-    SESSION_COOKIE.clear(response)
+    response = make_json_http_response(200, _session_info(call, principal=None, name=None, can=[]))
+    SESSION_COOKIE.clear_on_response(response)
     return response
 
 

@@ -10,8 +10,8 @@ from typing_extensions import TypedDict
 
 from relay.api.schema.responses import Problem
 from relay.api.schema.route import Call, Route
-from relay.delivery.circuit_breaker import CircuitState
 from relay.delivery.dispatcher import SinkStatus
+from relay.delivery.sink_health import CircuitState
 from relay.errors import StoreUnavailable
 from relay.events.build import relay_event
 from relay.events.cloudevent import CloudEvent
@@ -65,7 +65,7 @@ class SinkList(TypedDict):
 
 async def _list_sinks(call: Call) -> SinkList:
     dispatcher = call.relay.dispatcher
-    dead_letters = await _count_dead_letters(call)
+    dead_letters = await _count_dead_letters_by_sink(call)
     items = []
     for sink in dispatcher.status():
         measured = dispatcher.measure_sink(sink.name)
@@ -81,9 +81,9 @@ async def _list_sinks(call: Call) -> SinkList:
     return SinkList(items=items)
 
 
-async def _count_dead_letters(call: Call) -> Mapping[str, int] | None:
+async def _count_dead_letters_by_sink(call: Call) -> Mapping[str, int] | None:
     try:
-        return await call.run_long_read(lambda tx: tx.deliveries.dead_letters_by_sink())
+        return await call.run_long_read(lambda tx: tx.deliveries.count_dead_letters_by_sink())
     except StoreUnavailable:
         return None
 

@@ -25,7 +25,7 @@ from relay.approvals.standing_hold_admission import (
     EndBody,
     EndRequest,
     StandingHoldBody,
-    hold_to_json,
+    standing_hold_to_json_object,
 )
 from relay.approvals.standing_holds import has_begun
 from relay.events.data_types import EndedStandingHoldData, StandingHoldData
@@ -65,7 +65,7 @@ class _PageQuery:
     only_open: bool
 
 
-def _parse_page(request: web.Request) -> _PageQuery:
+def _parse_page_query(request: web.Request) -> _PageQuery:
     over = _OVER.read_from_query(request, "true or false") == "true"
     return _PageQuery(parse_cursor(request), only_open=not over)
 
@@ -100,7 +100,7 @@ async def _create(call: Call) -> StandingHoldData:
             caller=call.caller,
             at=call.relay.clock.now(),
             request_id=call.parameters,
-            digest=_digest(call),
+            digest=_request_digest(call),
             body=body,
         )
     )
@@ -114,7 +114,7 @@ async def _end(call: Call) -> EndedStandingHoldData:
             caller=call.caller,
             at=call.relay.clock.now(),
             request_id=call.parameters,
-            digest=_digest(call),
+            digest=_request_digest(call),
             hold_id=call.request.match_info["holdId"],
             reason=body.reason,
         )
@@ -128,14 +128,14 @@ def _body_if_accepted(answer: DecisionAnswer) -> dict[str, object]:
     return dict(answer.body)
 
 
-def _digest(call: Call) -> str:
+def _request_digest(call: Call) -> str:
     """Return what a repeat has in common with the first request: the path and the body."""
     return hashlib.sha256(f"{call.request.path}\n".encode() + call.content).hexdigest()
 
 
 def _standing_hold_details(call: Call, hold: StandingHold) -> StandingHoldDetails:
     """Return a standing hold with its state, which its events do not have."""
-    details = cast("StandingHoldDetails", hold_to_json(hold))
+    details = cast("StandingHoldDetails", standing_hold_to_json_object(hold))
     now = call.relay.clock.now()
     if hold.ended_by is not None:
         details["state"] = "ended"
@@ -155,7 +155,7 @@ ROUTES = (
         f"holds by conditions and for a time, that are not over; {HOLD_NOTICE}",
         _list,
         filters=(_OVER,),
-        parse_parameters=_parse_page,
+        parse_parameters=_parse_page_query,
         problem_statuses=(409,),
     ),
     Route(

@@ -71,7 +71,7 @@ async def _show_status(call: Call) -> RelayStatus:
     position: int | None = None
     with contextlib.suppress(StoreUnavailable):
         mode, position = await relay.store.read(
-            lambda tx: (relay.gate.engine.approval_mode(tx), tx.head().position)
+            lambda tx: (relay.gate.engine.effective_approval_mode(tx), tx.head().position)
         )
     return RelayStatus(
         now=format_rfc3339(relay.clock.now()),
@@ -91,11 +91,11 @@ async def _show_status(call: Call) -> RelayStatus:
             clockOffsetSeconds=None if polling is None else polling.clock_offset,
         ),
         store=PartHealth(ok=relay.store.write_error is None, reason=relay.store.write_error),
-        approvalsLink=None if link is None else _link_health(link),
+        approvalsLink=None if link is None else _amqp_approvals_link_health(link),
     )
 
 
-def _link_health(link: AmqpApprovalsLink) -> PartHealth:
+def _amqp_approvals_link_health(link: AmqpApprovalsLink) -> PartHealth:
     if link.is_connected:
         return PartHealth(ok=True, reason=None)
     return PartHealth(ok=False, reason="no connection to RabbitMQ: approvals on the queue wait")

@@ -15,7 +15,7 @@ from aiohttp import web
 
 from relay.api.schema.responses import COMMON_HEADERS, Problem
 from relay.api.schema.route import Call, Parameter, Route
-from relay.api.server.connection import connection_of
+from relay.api.server.connections import connection_of
 from relay.events.cloudevent import CloudEvent
 from relay.outbox.transaction import Transaction
 

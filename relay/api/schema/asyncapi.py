@@ -51,7 +51,7 @@ def asyncapi_document(exchange: str = SinkSettings.model_fields["exchange"].defa
             "license": {"name": "Apache-2.0", "url": "https://www.apache.org/licenses/LICENSE-2.0"},
         },
         "defaultContentType": CONTENT_TYPE,
-        "servers": {"broker": _server()},
+        "servers": {"broker": _example_broker_server()},
         "channels": {
             "events": _events_channel(exchanges[exchange]),
             "approvals": _approvals_channel(exchanges[approvals_exchange_name(exchange)]),
@@ -86,7 +86,7 @@ def asyncapi_document(exchange: str = SinkSettings.model_fields["exchange"].defa
     }
 
 
-def _server() -> Json:
+def _example_broker_server() -> Json:
     return {
         "host": "broker.example.com",
         "protocol": "amqps",

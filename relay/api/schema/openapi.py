@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import TypeAdapter
 
 from relay import __version__
-from relay.api.auth.session_cookie import PAGE_HEADER, PAGE_HEADER_VALUE, SESSION_COOKIE
+from relay.api.auth.sessions import PAGE_HEADER, PAGE_HEADER_VALUE, SESSION_COOKIE
 from relay.api.schema.responses import PROBLEM_MEDIA_TYPE, ProblemDetails
 from relay.api.schema.route import NEVER_REFUSED, Access, Call, Route
 
@@ -105,7 +105,7 @@ def description_route(routes: Sequence[Route]) -> Route:
 def _json_schemas(routes: Sequence[Route]) -> tuple[_Schemas, dict[str, Any]]:
     """Return the schema of every body by type, and the components to which schemas refer."""
     requests = dict.fromkeys(route.body for route in routes if route.body is not None)
-    responses = dict.fromkeys((ProblemDetails, *(route.response_type for route in routes)))
+    responses = dict.fromkeys((ProblemDetails, *(route.response_body_type for route in routes)))
     inputs: list[tuple[Any, Literal["validation", "serialization"], TypeAdapter[Any]]] = [
         *((model, "validation", TypeAdapter(model)) for model in requests),
         *((model, "serialization", TypeAdapter(model)) for model in responses),
@@ -115,7 +115,7 @@ def _json_schemas(routes: Sequence[Route]) -> tuple[_Schemas, dict[str, Any]]:
 
 
 def _operation(route: Route, schemas: _Schemas) -> dict[str, Any]:
-    success = _response(route.status, route.media_types, schemas[route.response_type])
+    success = _response(route.status, route.media_types, schemas[route.response_body_type])
     problems = {
         str(status): _response(status, ("text/html", PROBLEM_MEDIA_TYPE), schemas[str])
         if route.shows_problems

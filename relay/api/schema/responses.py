@@ -21,7 +21,7 @@ COMMON_HEADERS: Mapping[str, str] = {
 PROBLEM_MEDIA_TYPE = "application/problem+json"
 
 
-def json_response(
+def make_json_http_response(
     status: int,
     body: Any,
     *,
@@ -29,10 +29,10 @@ def json_response(
     headers: Mapping[str, str] | None = None,
 ) -> web.Response:
     """Return a JSON response. `orjson.Fragment` marks parts of the body that are JSON already."""
-    return bytes_response(status, orjson.dumps(body), media_type, headers)
+    return make_bytes_http_response(status, orjson.dumps(body), media_type, headers)
 
 
-def bytes_response(
+def make_bytes_http_response(
     status: int, body: bytes, content_type: str, headers: Mapping[str, str] | None = None
 ) -> web.Response:
     """Return a response with this body and complete Content-Type."""
@@ -95,7 +95,7 @@ class Problem(Exception):
             status=self.status,
             detail=self.detail,
         )
-        response = json_response(
+        response = make_json_http_response(
             self.status,
             {**details, **self.members},
             media_type=PROBLEM_MEDIA_TYPE,
@@ -106,7 +106,7 @@ class Problem(Exception):
         return response
 
 
-def internal_error() -> Problem:
+def internal_error_problem() -> Problem:
     """Return a 500 for an error in the relay's own code, which the log describes."""
     return Problem(500, "an internal error of the relay; its log says more", closes=True)
 

@@ -135,7 +135,7 @@ class Route:
     """The statuses of further problems that the handler raises."""
 
     @property
-    def response_type(self) -> Any:
+    def response_body_type(self) -> Any:
         """The type of the response's body: the return type of the handler.
 
         A handler that returns only complete responses sends text.

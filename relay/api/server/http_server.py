@@ -22,20 +22,23 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from relay.api.auth.authentication import Authenticator
-from relay.api.local_socket import STATE_FILE_HEADER, SocketPlace, state_file_id
+from relay.api.local_socket import STATE_FILE_HEADER, SocketPathAndMode, state_file_id
 from relay.api.routes import all_routes
 from relay.api.routes.stream import MEDIA_TYPE as STREAM_MEDIA_TYPE
 from relay.api.schema.openapi import description_route
 from relay.api.schema.responses import (
     Problem,
-    internal_error,
+    internal_error_problem,
     problem_from_http_exception,
 )
-from relay.api.server.connection import UNTIL_SENT, Connection, connection_of
+from relay.api.server.connections import UNTIL_SENT, Connection, Listener, connection_of
 from relay.api.server.limits import MAX_BODY_BYTES, ServerLimits
-from relay.api.server.listener import Listener
 from relay.api.server.pipeline import RequestPipeline, check_content_length
-from relay.api.server.sockets import listen_on_automatic_socket, local_socket, open_tcp_sockets
+from relay.api.server.sockets import (
+    listen_on_automatic_local_socket,
+    local_socket,
+    open_tcp_sockets,
+)
 from relay.api.server.state import ServerState
 from relay.api.server.tls import reloading_server_context
 from relay.api.settings import ApiSettings
@@ -74,7 +77,7 @@ class Server:
         self.state = ServerState(clock=clock, limits=limits or ServerLimits())
         """Where the relay is attached and detached."""
         authenticator = Authenticator(settings, clock)
-        self.state.sign_in = _sign_in(settings, authenticator, clock)
+        self.state.sign_in = _make_sign_in_if_configured(settings, authenticator, clock)
         self._pipeline = RequestPipeline(authenticator, self.state)
         self._stack = AsyncExitStack()
         self._tcp_listeners: list[Listener] = []
@@ -97,11 +100,11 @@ class Server:
         authenticator = Authenticator(settings, self._clock)
         tls_context = self.state.tls_context
         if settings.tls != self.settings.tls:
-            tls_context = _make_tls_context(settings)
+            tls_context = _make_tls_context_getter(settings)
         sign_in, earlier = self.state.sign_in, self.settings
         if (settings.oidc, settings.public_url) != (earlier.oidc, earlier.public_url):
             # The new one has no sessions: rights that were taken away must not live on in them.
-            sign_in = _sign_in(settings, authenticator, self._clock)
+            sign_in = _make_sign_in_if_configured(settings, authenticator, self._clock)
 
         def use() -> None:
             before = self._pipeline.authenticator
@@ -111,8 +114,10 @@ class Server:
             self.state.tls_context = tls_context
             for listener in self._tcp_listeners:
                 listener.tls_context = tls_context
-            self.state.end_streams_of(
-                lambda principal: not authenticator.has_same_principal_settings(before, principal)
+            self.state.end_streams_of_principals(
+                lambda principal: (
+                    not authenticator.has_same_settings_for_principal(before, principal)
+                )
             )
 
         return use
@@ -131,7 +136,7 @@ class Server:
         return self
 
     async def __aexit__(self, *_error: object) -> None:
-        self.state.detach()
+        self.state.detach_relay()
         await self._stack.aclose()
 
     def _make_application(self) -> web.Application:
@@ -141,7 +146,7 @@ class Server:
             client_max_size=MAX_BODY_BYTES,
         )
         for route in (*routes, description_route(routes)):
-            handler = self._pipeline.handler(route)
+            handler = self._pipeline.make_aiohttp_handler(route)
             has_head = route.method == "GET" and STREAM_MEDIA_TYPE not in route.media_types
             for method in (route.method, "HEAD") if has_head else (route.method,):
                 application.router.add_route(
@@ -163,7 +168,7 @@ class Server:
             ),
             limits=limits,
         )
-        tls_context = self.state.tls_context = _make_tls_context(settings)
+        tls_context = self.state.tls_context = _make_tls_context_getter(settings)
         group: set[Connection] = set()  # a host name can have several sockets
         listeners = [
             make_listener(
@@ -193,13 +198,15 @@ class Server:
         if path == "auto":
             if state_file is None:
                 return None
-            return stack.enter_context(listen_on_automatic_socket(state_file))
+            return stack.enter_context(listen_on_automatic_local_socket(state_file))
         if path is None:
             return None
-        return stack.enter_context(local_socket(SocketPlace(path))), path
+        return stack.enter_context(local_socket(SocketPathAndMode(path))), path
 
 
-def _sign_in(settings: ApiSettings, authenticator: Authenticator, clock: Clock) -> SignIn | None:
+def _make_sign_in_if_configured(
+    settings: ApiSettings, authenticator: Authenticator, clock: Clock
+) -> SignIn | None:
     """Return what lets people sign in; None if that is not configured."""
     oidc, public_url, tokens = settings.oidc, settings.public_url, authenticator.tokens
     if oidc is None or oidc.sign_in is None or public_url is None or tokens is None:
@@ -210,7 +217,7 @@ def _sign_in(settings: ApiSettings, authenticator: Authenticator, clock: Clock) 
     return SignIn(oidc, public_url, tokens, clock)
 
 
-def _make_tls_context(settings: ApiSettings) -> Callable[[], ssl.SSLContext] | None:
+def _make_tls_context_getter(settings: ApiSettings) -> Callable[[], ssl.SSLContext] | None:
     return None if settings.tls is None else reloading_server_context(settings.tls).get
 
 
@@ -272,7 +279,7 @@ async def _run_handler(
     except Exception:  # noqa: BLE001  # an internal error must not end the connection without a response
         resource = request.match_info.route.resource
         _log.exception("%s %s could not be answered", request.method, resource)
-        return internal_error().to_response()
+        return internal_error_problem().to_response()
 
 
 def _check_intended_relay(request: web.Request, own_id: str | None) -> None:

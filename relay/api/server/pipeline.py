@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import ipaddress
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
@@ -26,18 +28,29 @@ from relay.api.auth.authentication import (
     NotAuthenticated,
     local_socket_caller,
 )
-from relay.api.auth.session_cookie import SESSION_COOKIE, check_sent_by_own_page
-from relay.api.auth.sessions import Session
-from relay.api.schema.html_pages import problem_page
-from relay.api.schema.responses import Problem, json_response
+from relay.api.auth.sessions import SESSION_COOKIE, Session, check_sent_by_own_page
+from relay.api.schema.html_page_responses import problem_page
+from relay.api.schema.responses import Problem, make_json_http_response
 from relay.api.schema.route import NEVER_REFUSED, SESSION, Call, Route
-from relay.api.server.connection import UNTIL_SENT, connection_of
+from relay.api.server.connections import UNTIL_SENT, connection_of
 from relay.api.server.limits import MAX_BODY_BYTES
-from relay.api.server.loopback import is_direct_loopback_call
 from relay.api.server.state import ServerState
 from relay.api.server.tls import trusts_all_cas_of
 from relay.approvals.request import Caller, MalformedBody, read_json
-from relay.validation import first_error
+from relay.validation import first_error_path_and_message
+
+_HOST = re.compile(r"(?:\[([^\]]*)\]|([^:]*))(?::[0-9]*)?")
+# Proxies add headers like these. X-Forwarded-* and X-Envoy-* have many more.
+_PROXY_HEADERS = (
+    "forwarded",
+    "via",
+    "x-real-ip",
+    "x-client-ip",
+    "x-cluster-client-ip",
+    "true-client-ip",
+    "cf-connecting-ip",
+)
+_PROXY_HEADER_PREFIXES = ("x-forwarded", "x-envoy-", "x-original-")
 
 
 @dataclass(slots=True)
@@ -48,7 +61,9 @@ class RequestPipeline:
     """A reload replaces it."""
     state: ServerState
 
-    def handler(self, route: Route) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    def make_aiohttp_handler(
+        self, route: Route
+    ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         """Return the route as a handler for aiohttp."""
 
         async def handle(request: web.Request) -> web.StreamResponse:
@@ -57,7 +72,7 @@ class RequestPipeline:
             except Problem as problem:
                 shown = problem
                 if route.access == "handler":  # nothing before its handler checks a proof
-                    shown = self.state.charges.problem_of_refusal(request, problem)
+                    shown = self.state.charges.replace_problem_if_address_limited(request, problem)
                 if route.shows_problems:
                     return problem_page(shown)
                 raise shown from None
@@ -85,7 +100,7 @@ class RequestPipeline:
         if route.find_resource is not None:
             call = replace(call, resource=await route.find_resource(call))
         # A reload may have taken rights away while the call waited for a slot or the store.
-        if not self.authenticator.has_same_principal_settings(authenticator, caller.principal):
+        if not self.authenticator.has_same_settings_for_principal(authenticator, caller.principal):
             raise Problem(
                 503,
                 "the configuration has just changed: nothing was done, try again",
@@ -98,7 +113,7 @@ class RequestPipeline:
         result = await route.handler(call)
         if isinstance(result, web.StreamResponse):
             return result
-        return json_response(route.status, result)
+        return make_json_http_response(route.status, result)
 
     async def _identify_caller(self, route: Route, request: web.Request, content: bytes) -> Caller:
         """Return the caller as `Route.access` asks. Raises Problem 429, 401 or 403."""
@@ -114,7 +129,7 @@ class RequestPipeline:
             connection_of(request).mark_authenticated(caller.principal)
             return caller
         allows_loopback = route.access in ("key or loopback", "key, loopback or public")
-        if allows_loopback and peer.is_loopback and is_direct_loopback_call(request):
+        if allows_loopback and peer.is_loopback_tcp and _is_direct_loopback_call(request):
             return LOOPBACK_READER
         if route.access not in NEVER_REFUSED:
             return await self._authenticate_with_rate_limit(route, request, content)
@@ -139,15 +154,15 @@ class RequestPipeline:
         except NotAuthenticated as error:
             # A certificate that names no client is normal for a health check, and is no attempt.
             if route.access not in NEVER_REFUSED or "Authorization" in request.headers:
-                charges.reject_credentials(request, str(error))
-            has_session = self._find_session_cookie(request) is not None
+                charges.record_failed_authentication(request, str(error))
+            has_session = self._session_cookie_unless_bearer_key(request) is not None
             problem = _unauthorized_problem(route, has_session=has_session)
-            raise charges.problem_of_refusal(request, problem) from None
+            raise charges.replace_problem_if_address_limited(request, problem) from None
         callback = None
         if route.access == "signature":
             digest = hashlib.sha256(content).hexdigest()
             callback = f"{caller.principal} {request.headers['webhook-id']} {digest}"
-            if charges.is_callback_charged(callback):
+            if charges.was_callback_charged_before(callback):
                 return caller  # it may be a captured copy: its address is charged, not the client
         charges.refund_address_charge(request)
         charges.charge_caller(caller.principal, f"of {caller.principal}")
@@ -164,24 +179,24 @@ class RequestPipeline:
             client = request.match_info["client"]
             return self.authenticator.caller_from_signature(client, request.headers, content)
         authorization = request.headers.getall("Authorization", [])
-        cookie = self._find_session_cookie(request)
+        cookie = self._session_cookie_unless_bearer_key(request)
         if cookie is not None:
             request[SESSION] = session = self._session_of_cookie(request, cookie)
             return session.caller
         certificate = request.get_extra_info("peercert")  # the TLS handshake has verified it
         if certificate and not authorization:
             self._check_cas_still_trusted(request)
-        return await self.authenticator.caller_from_bearer(
+        return await self.authenticator.caller_from_bearer_or_certificate(
             authorization, certificate, before_token=lambda: charges.charge_slow_check(request)
         )
 
     def _has_credentials(self, request: web.Request) -> bool:
         """Whether the caller gives a key, a token, a certificate or the cookie of a session."""
         has_certificate = bool(request.get_extra_info("peercert"))
-        has_session = self._find_session_cookie(request) is not None
+        has_session = self._session_cookie_unless_bearer_key(request) is not None
         return "Authorization" in request.headers or has_certificate or has_session
 
-    def _find_session_cookie(self, request: web.Request) -> str | None:
+    def _session_cookie_unless_bearer_key(self, request: web.Request) -> str | None:
         """Return the cookie of a session if it says who calls; else None.
 
         A key counts instead, because a page has added it. A certificate does not: who signed in
@@ -189,17 +204,17 @@ class RequestPipeline:
         """
         if self.state.sign_in is None or "Authorization" in request.headers:
             return None
-        return SESSION_COOKIE.read(request)
+        return SESSION_COOKIE.read_value_from_request(request)
 
     def _session_of_cookie(self, request: web.Request, cookie: str) -> Session:
         """Return the session of a call. Raises Problem 403, NotAuthenticated."""
         sign_in, charges = self.state.sign_in, self.state.charges
-        assert sign_in is not None  # noqa: S101  # `_find_session_cookie`
+        assert sign_in is not None  # noqa: S101  # `_session_cookie_unless_bearer_key`
         try:
             check_sent_by_own_page(request, sign_in.origin)
         except Problem as problem:
-            charges.reject_credentials(request, problem.detail)
-            raise charges.problem_of_refusal(request, problem) from None
+            charges.record_failed_authentication(request, problem.detail)
+            raise charges.replace_problem_if_address_limited(request, problem) from None
         session = sign_in.sessions.find(cookie)
         if session is None:
             raise NotAuthenticated("the session has ended, or there was none")
@@ -214,13 +229,37 @@ class RequestPipeline:
         current = self.state.tls_context
         if context is None or current is None or trusts_all_cas_of(current(), context):
             return
-        charges.reject_credentials(request, "client_ca_file has lost a CA since the handshake")
+        charges.record_failed_authentication(
+            request, "client_ca_file has lost a CA since the handshake"
+        )
         problem = Problem(
             401,
             "the trusted CAs have changed since this connection was opened; connect again",
             closes=True,
         )
-        raise charges.problem_of_refusal(request, problem)
+        raise charges.replace_problem_if_address_limited(request, problem)
+
+
+def _is_direct_loopback_call(request: web.Request) -> bool:
+    """Whether the call names a loopback host and came through no proxy.
+
+    A proxy on this machine serves callers elsewhere. A page of another site can let its own name
+    point to this machine, and its visitor's browser then names that host.
+    """
+    hosts = [_HOST.fullmatch(value) for value in request.headers.getall("Host", [])]
+    if len(hosts) != 1 or hosts[0] is None or not _is_loopback_host(*hosts[0].groups("")):
+        return False
+    names = [name.lower() for name in request.headers]
+    return not any(
+        name in _PROXY_HEADERS or name.startswith(_PROXY_HEADER_PREFIXES) for name in names
+    )
+
+
+def _is_loopback_host(ipv6: str, name: str) -> bool:
+    try:
+        return name.lower() == "localhost" or ipaddress.ip_address(ipv6 or name).is_loopback
+    except ValueError:  # another name
+        return False
 
 
 def check_content_length(request: web.Request) -> None:
@@ -286,7 +325,7 @@ def _parse_body(model: type[BaseModel], content: bytes) -> BaseModel:
     try:
         return model.model_validate(fields)
     except ValidationError as error:
-        field, message = first_error(error)
+        field, message = first_error_path_and_message(error)
         raise Problem(422, f"{field}: {message}", field=field) from None
 
 

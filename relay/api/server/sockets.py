@@ -11,9 +11,9 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from relay.api.local_socket import SocketPlace, automatic_places, supports_local_sockets
+from relay.api.local_socket import SocketPathAndMode, automatic_places, supports_local_sockets
 from relay.errors import ConfigError
-from relay.files import create_private_folder, open_private
+from relay.files import create_private_folder, open_private_file
 
 _BACKLOG = 128
 _SEND_BUFFER = 2**16
@@ -49,7 +49,9 @@ async def open_tcp_sockets(host: str, port: int) -> list[socket.socket]:
 
 
 @contextlib.contextmanager
-def listen_on_automatic_socket(state_file: Path) -> Iterator[tuple[socket.socket, Path] | None]:
+def listen_on_automatic_local_socket(
+    state_file: Path,
+) -> Iterator[tuple[socket.socket, Path] | None]:
     """Listen on a local socket in the first place of `automatic_places` where one can be made.
 
     Yield the socket and its path. Yield None if there is no such place, and log what to do: without
@@ -79,7 +81,7 @@ def listen_on_automatic_socket(state_file: Path) -> Iterator[tuple[socket.socket
 
 
 @contextlib.contextmanager
-def local_socket(place: SocketPlace) -> Iterator[socket.socket]:
+def local_socket(place: SocketPathAndMode) -> Iterator[socket.socket]:
     """Listen on a local socket for those whom its mode admits, and remove it at the end.
 
     Replaces the socket of a relay that has ended, but not one that accepts connections. Raises
@@ -118,7 +120,7 @@ def _lock(path: Path) -> Iterator[None]:
     """
     import fcntl  # noqa: PLC0415  # missing on Windows, like local sockets with known users
 
-    descriptor = open_private(path.with_name(f"{path.name}.lock"))
+    descriptor = open_private_file(path.with_name(f"{path.name}.lock"))
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
@@ -151,7 +153,7 @@ def _remove_stale_socket(path: Path) -> None:
     )
 
 
-def _bind_unix_socket(place: SocketPlace) -> socket.socket:
+def _bind_unix_socket(place: SocketPathAndMode) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX)
     try:
         # Linux derives the mode of the file from that of the socket and the umask. So the file

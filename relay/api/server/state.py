@@ -1,28 +1,45 @@
-"""What the server remembers between calls: the attached relay, open streams and counters.
+"""What the server remembers between calls: the attached relay, open streams, and its callers.
 
-The roles of the relay attach their parts once they run, and detach them before they stop. The
-request pipeline and the routes find here what they need beside the call.
+`ServerState` is what the request pipeline and the routes find beside the call. The roles of the
+relay attach their parts once they run, and detach them before they stop. `CallCharges` limits the
+rates of calls: it says who is charged for a call, and refuses who has no calls left.
+`RejectionLog` counts calls without valid credentials, and AMQP messages that cannot be used.
+Neither becomes an event.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
 import ssl
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from aiohttp import web
+
 from relay.api import ConfigurationReloader, Relay
-from relay.api.auth.rejection_log import RejectionLog
-from relay.api.server.call_charges import CallCharges
+from relay.api.schema.responses import Problem
+from relay.api.server.connections import Peer, connection_of
 from relay.api.server.limits import LargeAnswerLimiter, ServerLimits
 from relay.clock import Clock
 from relay.outbox import RecordedEvent
+from relay.rate_limits import CALLER_BURST, CALLER_RATE, TokenBuckets
+from relay.signature import MAX_AGE, MAX_AHEAD
 from relay.telemetry.event_counts import EventCounts
 
 if TYPE_CHECKING:  # a relay without sign-in saves the memory of the token library
     from relay.api.auth.sign_in import SignIn
+
+LOG_INTERVAL = 60.0
+"""Seconds between two log lines about one address or RabbitMQ user."""
+_MAX_SENDERS = 1024
+_MAX_REASON_LENGTH = 300  # characters of a reason that may quote the message
+_WAIT = web.RequestKey("wait", int)
+"""Seconds until the address may call again. Only while nothing shows that the call is good."""
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -63,20 +80,23 @@ class ServerState:
         self.long_reads = asyncio.Semaphore(limits.max_long_reads)
 
     @property
-    def rejections(self) -> RejectionLog:
+    def rejection_log(self) -> RejectionLog:
         """Counts and logs the calls, and the messages over RabbitMQ, that were rejected."""
         return self.charges.rejections
 
-    def attach(self, relay: Relay) -> None:
+    def attach_relay(self, relay: Relay) -> None:
         """Let calls reach this relay."""
         self.relay = relay
-        relay.store.listeners.recorded += [self._wake_streams, self.event_counts.count]
+        relay.store.listeners.recorded += [
+            self._wake_streams,
+            self.event_counts.count_recorded_events,
+        ]
 
-    def detach(self) -> None:
+    def detach_relay(self) -> None:
         """Answer calls with 503 and end the streams."""
         if self.relay is not None:
             self.relay.store.listeners.recorded.remove(self._wake_streams)
-            self.relay.store.listeners.recorded.remove(self.event_counts.count)
+            self.relay.store.listeners.recorded.remove(self.event_counts.count_recorded_events)
         self.relay = None
         self._wake_streams()
 
@@ -88,7 +108,7 @@ class ServerState:
         if self.relay is not None:
             self.relay = relay
 
-    def end_streams_of(self, is_over: Callable[[str], bool]) -> None:
+    def end_streams_of_principals(self, is_over: Callable[[str], bool]) -> None:
         """End the streams of the principals for whom this is true. They can connect again."""
         for wakeup, principal in list(self.stream_wakeups.items()):
             if is_over(principal):
@@ -104,3 +124,156 @@ class ServerState:
     def _wake_streams(self, _recorded: Sequence[RecordedEvent] = ()) -> None:
         for wakeup in self.stream_wakeups:
             wakeup.set()
+
+
+@dataclass(slots=True)
+class _Sender:
+    logged_at: float
+    unlogged: int = 0
+
+
+class RejectionLog:
+    """Counts every rejection, and logs them at most once a minute for each sender.
+
+    Senders beyond the memory's limit are counted but not logged.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._senders: OrderedDict[str, _Sender] = OrderedDict()  # the longest unlogged first
+
+    def record_unauthenticated_call(self, peer: Peer, reason: str, now: float) -> None:
+        """Record a call without valid credentials. `now` is monotonic seconds.
+
+        The reason contains no secret.
+        """
+        self._record(
+            peer.network,
+            f"a call from {peer.address} without good credentials was refused: {reason}",
+            now,
+        )
+
+    def record_unusable_message(self, user: str | None, reason: str, now: float) -> None:
+        """Record an AMQP message that cannot be used. The broker validated the user."""
+        self._record(
+            f"amqp {user}",
+            f"a message from {user or 'nobody'!r} was dead-lettered: "
+            f"{reason[:_MAX_REASON_LENGTH]!a}",
+            now,
+        )
+
+    def _record(self, key: str, description: str, now: float) -> None:
+        self.count += 1
+        sender = self._senders.get(key)
+        if sender is not None and now - sender.logged_at < LOG_INTERVAL:
+            sender.unlogged += 1
+            return
+        self._forget_old_senders(now)
+        if len(self._senders) >= _MAX_SENDERS:
+            return
+        self._senders[key] = _Sender(now)
+        repeated = sender.unlogged if sender is not None else 0
+        suffix = f" ({repeated} more in the minute before)" if repeated else ""
+        _log.warning("%s%s", description, suffix)
+
+    def _forget_old_senders(self, now: float) -> None:
+        while self._senders:
+            oldest = next(iter(self._senders.values()))
+            if now - oldest.logged_at < LOG_INTERVAL:
+                return
+            self._senders.popitem(last=False)
+
+
+@dataclass(slots=True, kw_only=True)
+class CallCharges:
+    """The calls that each address and each caller has left.
+
+    Behind a proxy all callers have one address. So an address is charged for calls without valid
+    credentials only, and where it has no calls left, credentials are still checked: good ones are
+    let through, all else is 429 (docs/decisions/0030-who-gives-way.md). A call goes through these
+    steps:
+
+    1. `charge_address_until_authenticated`, before its credentials are checked.
+    2. `charge_slow_check`, before a check that takes longer than comparing a key.
+    3. Bad credentials: `record_failed_authentication` logs them,
+       `replace_problem_if_address_limited` returns 401 or 429.
+    4. Good credentials: `refund_address_charge`, then `charge_caller` with the principal.
+    """
+
+    clock: Clock
+    rejections: RejectionLog = field(default_factory=RejectionLog)
+    address_buckets: TokenBuckets = field(default_factory=lambda: TokenBuckets(20, 100))
+    slow_check_buckets: TokenBuckets = field(default_factory=lambda: TokenBuckets(200, 200))
+    """For each address without calls left: credentials that take longer to check than a key."""
+    caller_buckets: TokenBuckets = field(
+        default_factory=lambda: TokenBuckets(CALLER_RATE, CALLER_BURST)
+    )
+    callback_buckets: TokenBuckets = field(
+        default_factory=lambda: TokenBuckets(1 / (MAX_AGE + MAX_AHEAD), 1)
+    )
+    """Each callback for which its client was charged, while its signature can be valid."""
+
+    def charge_address_until_authenticated(self, request: web.Request) -> None:
+        """Charge the caller's address until its credentials prove valid."""
+        wait = self.address_buckets.take(_caller_network_key(request), self.clock.monotonic())
+        if wait:
+            request[_WAIT] = math.ceil(wait)
+
+    def charge_slow_check(self, request: web.Request) -> None:
+        """Charge the address for credentials that take long to check. Raises Problem 429.
+
+        It is free while the address has calls left, as it was charged for the call.
+        """
+        now = self.clock.monotonic()
+        if _WAIT in request and self.slow_check_buckets.take(_caller_network_key(request), now):
+            raise _make_address_limit_problem(request[_WAIT])
+
+    def record_failed_authentication(self, request: web.Request, reason: str) -> None:
+        """Count and log a call without valid credentials, unless its address has no calls left.
+
+        The reason contains no secret.
+        """
+        if _WAIT not in request:
+            peer = connection_of(request).peer
+            self.rejections.record_unauthenticated_call(peer, reason, self.clock.monotonic())
+
+    def replace_problem_if_address_limited(self, request: web.Request, problem: Problem) -> Problem:
+        """Return the problem of a refused call: 429 if its address has no calls left."""
+        wait = request.get(_WAIT)
+        return problem if wait is None else _make_address_limit_problem(wait)
+
+    def refund_address_charge(self, request: web.Request) -> None:
+        """Refund the address: the caller's credentials are valid."""
+        if request.pop(_WAIT, None) is None:
+            self.address_buckets.refund(_caller_network_key(request), self.clock.monotonic())
+
+    def charge_caller(self, name: str, description: str) -> None:
+        """Charge an identified caller for a call. Raises Problem 429, which has the description."""
+        wait = math.ceil(self.caller_buckets.take(name, self.clock.monotonic()))
+        if wait:
+            raise _make_rate_limit_problem(description, wait)
+
+    def was_callback_charged_before(self, callback: str) -> bool:
+        """Whether the client was charged for this callback already."""
+        return not self.callback_buckets.has_token(callback, self.clock.monotonic())
+
+    def remember_charged_callback(self, callback: str) -> None:
+        """Remember that the client was charged for this callback."""
+        self.callback_buckets.take(callback, self.clock.monotonic())
+
+
+def _caller_network_key(request: web.Request) -> str:
+    """Return the key of the caller's address: `relay.api.server.connections.Peer.network`."""
+    return connection_of(request).peer.network
+
+
+def _make_address_limit_problem(wait: int) -> Problem:
+    return _make_rate_limit_problem("from this address without valid credentials", wait)
+
+
+def _make_rate_limit_problem(description: str, wait: int) -> Problem:
+    return Problem(
+        429,
+        f"too many calls {description}; try again in {wait} s",
+        headers={"Retry-After": str(wait)},
+    )

@@ -30,15 +30,15 @@ _RIGHTS: dict[DecisionKind, Right] = {"approve": "approve", "hold": "hold", "rel
 
 def available_decisions(status: ApprovalStatus) -> tuple[DecisionKind, ...]:
     """Return the decisions that the gate would not refuse now, whoever takes them."""
-    if not status.is_open or status.mode == "off":
+    if not status.is_event_startable or status.mode == "off":
         return ()
     decisions: list[DecisionKind] = []
-    is_settled = status.is_approved or status.refused_by_imds
+    is_settled = status.is_granted_or_claimed or status.is_refused_by_imds
     if status.quorum is not None and not status.is_voting_closed and not is_settled:
         decisions.append("approve")
     if status.active_holds:
         decisions.append("release")
-    elif not status.accepted_by_imds:
+    elif not status.is_accepted_by_imds:
         # The gate also refuses a hold for the moment in which a StartRequest is being sent.
         decisions.append("hold")
     return tuple(decisions)
@@ -77,7 +77,7 @@ def find_refusal(
     return authorize(request, status)
 
 
-def keep_usable_buttons(sink: SinkSettings, card: Card, *, in_chat: bool) -> Card:
+def keep_buttons_within_sink_rights(sink: SinkSettings, card: Card, *, in_chat: bool) -> Card:
     """Return the card without buttons that the sink refuses to everybody: those beyond ``can``.
 
     Links stay (``in_chat`` false): the confirm page knows the rights of its callers alone.

@@ -51,7 +51,7 @@ def blocking_reason(decision: DecisionKind, revision: str, status: ApprovalStatu
         return _too_late_or_changed_text(decision, revision, status) or (sentence(refusal.reason),)
     if status.mode == "off":
         return ("Approvals are off: nothing can be decided now.",)
-    return _no_vote_reason(status) if decision == "approve" else None
+    return _votes_have_no_effect_reason(status) if decision == "approve" else None
 
 
 def _too_late_or_changed_text(
@@ -71,17 +71,17 @@ def _too_late_or_changed_text(
     return None
 
 
-def _no_vote_reason(status: ApprovalStatus) -> Text | None:
+def _votes_have_no_effect_reason(status: ApprovalStatus) -> Text | None:
     if status.rule is None:
         return ("No rule allows this relay to approve it.",)
     if status.quorum is None:
         return (f"Rule {status.rule.name} approves it without a vote.",)
-    if status.is_approved:
+    if status.is_granted_or_claimed:
         return ("It is approved already.",)
     return None
 
 
-def changes_since_revision(changes: Sequence[CloudEvent], revision: str) -> list[Text]:
+def change_lines_since_revision(changes: Sequence[CloudEvent], revision: str) -> list[Text]:
     """Return a line for each field that Azure changed since the event had this revision.
 
     ``changes`` holds the newest ``event.*`` about the event, oldest first.
@@ -117,7 +117,7 @@ def _value_text(name: str, value: Any) -> Text:
 def decision_outcome_text(answer: Mapping[str, Any], *, dry_run: bool, repeat: bool) -> Text:
     """Return the result of a decision; ``answer`` is the body that the gate gave."""
     votes = f"{answer['votes']} of {answer['required']} votes"
-    outcome = _outcome_text(answer["decision"], answer["state"], votes)
+    outcome = _state_after_decision_text(answer["decision"], answer["state"], votes)
     if "notice" in answer:
         outcome = f"{outcome} {sentence(answer['notice'])}"
     holds = standing_holds_text(answer)
@@ -130,7 +130,7 @@ def decision_outcome_text(answer: Mapping[str, Any], *, dry_run: bool, repeat: b
     return (outcome, *holds)
 
 
-def _outcome_text(decision: DecisionKind, state: str, votes: str) -> str:
+def _state_after_decision_text(decision: DecisionKind, state: str, votes: str) -> str:
     notice = sentence(HOLD_NOTICE)
     match decision, state:
         case "approve", "granted":

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
 
-from relay.approvals.standing_holds import turns_at
+from relay.approvals.standing_holds import next_begin_or_end
 from relay.approvals.status import ApprovalStatus
 from relay.approvals.transitions import grant_expires_at
 
@@ -41,12 +41,12 @@ def next_refresh_time(statuses: Iterable[ApprovalStatus]) -> datetime | None:
 
 def _content_change_times(status: ApprovalStatus) -> Iterator[datetime | None]:
     """Yield the times, also past ones, at which a text about a live event becomes wrong."""
-    if status.is_open:
+    if status.is_event_startable:
         yield status.voting_closes_at
     yield time_left_changes_at(status)
     if not status.occurrence.event.is_started:
         yield status.not_before
-    yield from (turns_at(hold, status.now) for hold in status.standing_holds)
+    yield from (next_begin_or_end(hold, status.now) for hold in status.standing_holds)
     yield from (status.decision_expires_at(decision) for decision in status.decisions)
     for wait in status.waiting_for:
         if wait.until is not None:
@@ -64,8 +64,13 @@ def time_left(status: ApprovalStatus, until: datetime | None) -> str | None:
     count from one deadline: until when people can answer. None if no time is known, or if nobody
     need answer: the event is no longer open, or it is approved.
     """
-    deadline = _answers_close_at(status)
-    if deadline is None or until is None or not status.is_open or status.is_approved:
+    deadline = _voting_end_or_not_before(status)
+    if (
+        deadline is None
+        or until is None
+        or not status.is_event_startable
+        or status.is_granted_or_claimed
+    ):
         return None
     seconds = (deadline - status.now).total_seconds()
     shown = next((step for step in _STEPS if seconds <= step * 60), None)
@@ -86,7 +91,7 @@ def _minutes_text(minutes: int) -> str:
 
 def time_left_changes_at(status: ApprovalStatus) -> datetime | None:
     """Return when `time_left` says another time; None if it never will."""
-    deadline = _answers_close_at(status)
+    deadline = _voting_end_or_not_before(status)
     if deadline is None or time_left(status, deadline) is None:
         return None
     days = range(
@@ -96,7 +101,7 @@ def time_left_changes_at(status: ApprovalStatus) -> datetime | None:
     return min((moment for moment in moments if moment > status.now), default=None)
 
 
-def _answers_close_at(status: ApprovalStatus) -> datetime | None:
+def _voting_end_or_not_before(status: ApprovalStatus) -> datetime | None:
     """Return the end of voting while votes are missing and can come; otherwise NotBefore."""
     if status.votes_missing and not status.is_voting_closed:
         return status.voting_closes_at

@@ -17,15 +17,15 @@ from relay.chat.cards.card import Card, Link, PrincipalRef, Text
 from relay.chat.cards.deadlines import time_left
 from relay.chat.cards.wording import (
     MAX_NAMES,
+    azure_proceeds_regardless_notice,
     event_outcome_text,
     event_title,
     event_tone,
     impact_text,
     join_names,
-    join_texts,
+    join_texts_with_commas,
     limit_waits_text,
     principals_text,
-    proceeds_notice,
     runbooks_of,
 )
 from relay.outbox import Decision, StandingHold
@@ -49,7 +49,7 @@ def event_card(status: ApprovalStatus, *, link: Link | None, code: str | None) -
     buttons = decision_buttons(status, link)
     notes = list(_note_texts(status))
     decisions = available_decisions(status)
-    notes += proceeds_notice([status], can_hold="hold" in decisions)
+    notes += azure_proceeds_regardless_notice([status], can_hold="hold" in decisions)
     possible_decisions = "|".join(decisions)
     if link is None and possible_decisions:
         command = f"imds-relay {possible_decisions} {status.occurrence.reference}"
@@ -103,22 +103,22 @@ def _approval_facts(status: ApprovalStatus) -> Iterator[tuple[str, Text]]:
     if status.quorum is None:
         yield "Rule", (f"{status.rule.name}: approved automatically",)
     else:
-        yield "Rule", (f"{status.rule.name}: ", *_quorum_text(status.quorum))
+        yield "Rule", (f"{status.rule.name}: ", *_required_votes_text(status.quorum))
         if _can_votes_still_count(status):
             yield "Votes", (*_votes_text(status), *_missing_votes_text(status))
     if status.is_held:
-        holds = [_hold_text(hold) for hold in status.active_holds]
+        holds = [_holder_and_expiry_text(hold) for hold in status.active_holds]
         holds += map(_standing_hold_text, latest_ending_holds(status.active_standing_holds))
-        yield "Held by", join_texts(holds)
+        yield "Held by", join_texts_with_commas(holds)
 
 
-def _quorum_text(quorum: Quorum) -> Text:
+def _required_votes_text(quorum: Quorum) -> Text:
     voters: list[Text] = [
         (voter if voter.startswith(("group:", "person:")) else PrincipalRef(voter),)
         for voter in quorum.from_
     ]
     plural = "s" if quorum.votes != 1 else ""
-    text: Text = (f"{quorum.votes} vote{plural} from ", *join_texts(voters))
+    text: Text = (f"{quorum.votes} vote{plural} from ", *join_texts_with_commas(voters))
     return (*text, ", for every machine") if quorum.each_resource else text
 
 
@@ -127,7 +127,7 @@ def _can_votes_still_count(status: ApprovalStatus) -> bool:
 
     Then they are missing again, but the relay sends no second StartRequest.
     """
-    is_void = status.is_claimed and status.votes_missing > 0
+    is_void = status.is_grant_claimed and status.votes_missing > 0
     return not status.occurrence.event.is_started and not is_void
 
 
@@ -138,13 +138,16 @@ def _votes_text(status: ApprovalStatus) -> Text:
 
 
 def _missing_votes_text(status: ApprovalStatus) -> Text:
-    if not status.is_open or not status.votes_missing:
+    if not status.is_event_startable or not status.votes_missing:
         return ()
     uncovered = join_names(status.uncovered_resources)
     if status.is_voting_closed and status.voting_closes_at is not None:
         text: Text = ("; voting closed at ", status.voting_closes_at)
         return (*text, f"; nobody has spoken for {uncovered}") if uncovered else text
-    text = (f"; {status.votes_missing} missing, from ", *principals_text(status.missing_voters))
+    text = (
+        f"; {status.votes_missing} missing, from ",
+        *principals_text(status.eligible_voters_without_vote),
+    )
     if status.voting_closes_at is not None and status.voting_closes_at != status.not_before:
         text += (", until ", status.voting_closes_at)
         left = time_left(status, status.voting_closes_at)
@@ -154,7 +157,7 @@ def _missing_votes_text(status: ApprovalStatus) -> Text:
     return text
 
 
-def _hold_text(hold: Decision) -> Text:
+def _holder_and_expiry_text(hold: Decision) -> Text:
     holder = PrincipalRef(hold.principal)
     return (holder, " until ", hold.expires) if hold.expires is not None else (holder,)
 
@@ -169,7 +172,7 @@ def _note_texts(status: ApprovalStatus) -> Iterator[Text]:
         return
     if status.mode == "dry-run":
         yield ("Approvals are a dry run: no StartRequest is sent.",)
-    if status.mode == "off" and status.is_open:
+    if status.mode == "off" and status.is_event_startable:
         yield ("Approvals are off: nothing can be decided now.",)
     note = _STATE_NOTES.get(approval_state(status))
     if note is not None:

@@ -18,10 +18,10 @@ from relay.chat.cards.buttons import available_decisions, decision_buttons
 from relay.chat.cards.card import Card, EventLine, Link, Text, Tone
 from relay.chat.cards.deadlines import time_left
 from relay.chat.cards.wording import (
+    azure_proceeds_regardless_notice,
     event_title,
     event_tone,
     join_names,
-    proceeds_notice,
     runbooks_of,
 )
 
@@ -40,7 +40,7 @@ def grouped_card(
     if a button has a URL.
     """
     live = [status for status in statuses if status.occurrence.live]
-    ordered = sorted(live or statuses, key=_sort_key)
+    ordered = sorted(live or statuses, key=_awaiting_votes_first_sort_key)
     lines = tuple(
         EventLine(event_line(status), decision_buttons(status, link))
         for status in ordered[:MAX_LISTED_EVENTS]
@@ -51,7 +51,7 @@ def grouped_card(
         command = "“imds-relay events” on a machine of this scope"
         notes.append((f"And {omitted} more: {command} lists them, and decides about them.",))
     can_hold = any("hold" in available_decisions(status) for status in live)
-    notes.extend(proceeds_notice(live, can_hold=can_hold))
+    notes.extend(azure_proceeds_regardless_notice(live, can_hold=can_hold))
     tones = {event_tone(status) for status in statuses}
     machines = [name for status in statuses for name in status.occurrence.event.resources]
     return Card(
@@ -80,17 +80,17 @@ def event_line(status: ApprovalStatus) -> Text:
         text += (", not before ", status.not_before)
     if status.is_held:
         text += (", held",)
-    elif status.is_open and status.waiting_for:
+    elif status.is_event_startable and status.waiting_for:
         limits = join_names([wait.limit for wait in status.waiting_for])
         text += (f", waits for limit {limits}",)
-    elif status.is_approved:
+    elif status.is_granted_or_claimed:
         text += (", approved",)
     elif status.votes_required:
         text += (f", {status.vote_count} of {status.votes_required} votes",)
     return text
 
 
-def _sort_key(status: ApprovalStatus) -> tuple[bool, bool, datetime, int]:
+def _awaiting_votes_first_sort_key(status: ApprovalStatus) -> tuple[bool, bool, datetime, int]:
     """Sort events that wait for votes first, then by NotBefore."""
     return (
         not _waits_for_votes(status),
@@ -101,18 +101,20 @@ def _sort_key(status: ApprovalStatus) -> tuple[bool, bool, datetime, int]:
 
 
 def _waits_for_votes(status: ApprovalStatus) -> bool:
-    return status.is_open and status.votes_missing > 0 and not status.is_voting_closed
+    return status.is_event_startable and status.votes_missing > 0 and not status.is_voting_closed
 
 
 def _summary_text(statuses: Sequence[ApprovalStatus]) -> Text:
     types = Counter(status.occurrence.event.event_type or "Maintenance" for status in statuses)
     parts = [", ".join(f"{count} × {event_type}" for event_type, count in types.most_common())]
-    open_statuses = [status for status in statuses if status.is_open]
+    open_statuses = [status for status in statuses if status.is_event_startable]
     counts = {
         "waiting for votes": sum(_waits_for_votes(status) for status in statuses),
         "held": sum(status.is_held for status in open_statuses),
         "waiting for a limit": sum(bool(status.waiting_for) for status in open_statuses),
-        "approved": sum(status.is_approved and not status.waiting_for for status in open_statuses),
+        "approved": sum(
+            status.is_granted_or_claimed and not status.waiting_for for status in open_statuses
+        ),
         "under way": sum(
             status.occurrence.live and status.occurrence.event.is_started for status in statuses
         ),

@@ -87,7 +87,7 @@ def voting_closed_lines(status: ApprovalStatus, since: datetime | None) -> tuple
     closed_at = status.voting_closes_at
     if since is None or closed_at is None or not since <= closed_at <= status.now:
         return ()
-    if not status.is_open or not status.votes_missing or status.is_claimed:
+    if not status.is_event_startable or not status.votes_missing or status.is_grant_claimed:
         return ()
     count = f"{status.vote_count} of {status.votes_required}"
     return ((closed_at, f": Voting closed, with {count} votes."),)
@@ -171,7 +171,7 @@ def _standing_hold_change_sentence(name: str, data: Mapping[str, Any]) -> Text:
 def _update_sentence(data: Mapping[str, Any]) -> str:
     """Name the changed fields, and say whether votes are lost: only if the revision changed."""
     fields = ", ".join(data["changed"])
-    revision_before = ScheduledEvent.from_fields({**data, **data["changed"]}).revision
+    revision_before = ScheduledEvent.from_cloudevent_data({**data, **data["changed"]}).revision
     if revision_before == data["revision"]:
         return f"Azure changed {fields}."
     return f"Azure changed {fields}; votes on the former state do not count."

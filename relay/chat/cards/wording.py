@@ -38,7 +38,7 @@ def join_names(names: Sequence[str], *, most: int = MAX_NAMES) -> str:
     return f"{shown} and {len(names) - most} more" if len(names) > most else shown
 
 
-def join_texts(texts: Iterable[Text]) -> Text:
+def join_texts_with_commas(texts: Iterable[Text]) -> Text:
     """Return texts as one text, with commas between them."""
     joined: list[str | datetime | PrincipalRef] = []
     for text in texts:
@@ -48,7 +48,9 @@ def join_texts(texts: Iterable[Text]) -> Text:
 
 def principals_text(principals: Sequence[str]) -> Text:
     """Return principals in one line: the first `MAX_NAMES`, and how many more there are."""
-    text = join_texts((PrincipalRef(principal),) for principal in principals[:MAX_NAMES])
+    text = join_texts_with_commas(
+        (PrincipalRef(principal),) for principal in principals[:MAX_NAMES]
+    )
     more = len(principals) - MAX_NAMES
     return (*text, f" and {more} more") if more > 0 else text
 
@@ -79,8 +81,8 @@ def event_tone(status: ApprovalStatus) -> Tone:
         return "running"
     if status.is_held:
         return "held"
-    is_waiting = status.waiting_for and not status.is_claimed
-    return "approved" if status.is_approved and not is_waiting else "waiting"
+    is_waiting = status.waiting_for and not status.is_grant_claimed
+    return "approved" if status.is_granted_or_claimed and not is_waiting else "waiting"
 
 
 def runbooks_of(statuses: Iterable[ApprovalStatus]) -> tuple[tuple[str, str], ...]:
@@ -118,12 +120,14 @@ def _duration_text(seconds: int) -> str:
     return f"{seconds // 60} min" if seconds < 7200 else f"{seconds // 3600} h"
 
 
-def proceeds_notice(statuses: Iterable[ApprovalStatus], *, can_hold: bool) -> Iterator[Text]:
+def azure_proceeds_regardless_notice(
+    statuses: Iterable[ApprovalStatus], *, can_hold: bool
+) -> Iterator[Text]:
     """Yield the notice that Azure proceeds at NotBefore, if any event still has one.
 
     ``can_hold``: an event can be held now, so say what that does.
     """
-    open_statuses = [status for status in statuses if status.is_open]
+    open_statuses = [status for status in statuses if status.is_event_startable]
     held = [status for status in open_statuses if status.is_held]
     if held:
         yield from dict.fromkeys((sentence(hold_caveat(status)),) for status in held)

@@ -20,7 +20,7 @@ from typing_extensions import override  # in typing from Python 3.12
 from relay import __version__
 from relay.clock import Clock
 from relay.errors import SourceError
-from relay.events.build import Origin, event_data
+from relay.events.build import Origin, common_event_data
 from relay.events.model import Document
 from relay.events.tracing import RecordSpan, SpanContext
 from relay.fleet.agent.link import AgentLink, CommandHandler
@@ -66,7 +66,7 @@ class AgentPoller(DocumentReader, Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class VmIdentity:
     """The VM of an agent. ``names`` are those by which events refer to it; None: unknown."""
 
     vm_id: str | None
@@ -85,7 +85,7 @@ class Agent(CommandHandler):
         self,
         settings: AgentSettings,
         origin: Origin,
-        machine: Machine,
+        machine: VmIdentity,
         names_this_vm: NamesThisVm,
         clock: Clock,
         *,
@@ -129,7 +129,7 @@ class Agent(CommandHandler):
             group.create_task(self.link.run(), name="agent: link")
             group.create_task(self._pulses.run(), name="agent: pulses")
             group.create_task(self._orders.run(), name="agent: orders")
-            group.create_task(self._affirm_disputed(), name="agent: disputed events")
+            group.create_task(self._affirm_disputed_events_forever(), name="agent: disputed events")
 
     async def stop_orders(self, within: float) -> None:
         """Begin no more orders. Return when no order is left, or after ``within`` seconds."""
@@ -139,7 +139,7 @@ class Agent(CommandHandler):
     # --- messages of the hub
 
     @override
-    def on_listening(self) -> None:
+    def on_listening_to_hub(self) -> None:
         self.report_sink.mark_listening_to_hub()
         self._pulses.send_soon()
 
@@ -149,23 +149,23 @@ class Agent(CommandHandler):
             self._orders.take(order, trace)
 
     @override
-    def handle_answer(self, answer: VoteAnswer) -> None:
-        self.votes.handle_answer(answer)
+    def handle_vote_answer(self, answer: VoteAnswer) -> None:
+        self.votes.handle_vote_answer(answer)
 
     @override
     def handle_pulse_request(self) -> None:
         self._pulses.send_soon()
 
     @override
-    def handle_hub_state(self, state: HubScopeState) -> None:
-        self.report_sink.handle_hub_state(state)
+    def handle_events_known_to_hub(self, state: HubScopeState) -> None:
+        self.report_sink.remember_events_known_to_hub(state)
         disputed = self._live_among(state.ending)
         if disputed:
             now = self._clock.monotonic()
             self._disputed = dict.fromkeys(disputed, now) | self._disputed
             self._dispute_came.set()
 
-    async def _affirm_disputed(self) -> NoReturn:
+    async def _affirm_disputed_events_forever(self) -> NoReturn:
         """Tell the hub of events that another agent says are gone, and that this VM still sees.
 
         Most VMs have only not polled again. So this waits for their next poll first: else each end
@@ -182,11 +182,11 @@ class Agent(CommandHandler):
             disputed = self._take_disputes_before_last_read()
             if not disputed and self._disputed and self._source is not None:
                 with suppress(SourceError):
-                    await self._source.read_dated()
+                    await self._source.read_with_imds_time()
                 disputed = self._take_disputes_before_last_read()
             affirmed = self._live_among(disputed)
             for event_id in affirmed:
-                self.report_sink.mark_reported(event_id)
+                self.report_sink.mark_end_must_be_reported(event_id)
             if affirmed:
                 self._pulses.send_soon()
 
@@ -215,7 +215,9 @@ class Agent(CommandHandler):
         document = source.last_document if source is not None else None
         live: tuple[dict[str, Any], ...] | None = None
         if document is not None:
-            live = tuple(event_data(event, document.incarnation) for event in document.events)
+            live = tuple(
+                common_event_data(event, document.incarnation) for event in document.events
+            )
         return Pulse(
             vm_id=machine.vm_id,
             boot_id=machine.boot_id,
@@ -234,7 +236,11 @@ class Agent(CommandHandler):
     def _live_among(self, event_ids: Collection[str]) -> list[str]:
         """Return those of the EventIds that this VM still sees."""
         document = self._source.last_document if self._source is not None else None
-        live = {event.key for event in document.events} if document is not None else set()
+        live = (
+            {event.lowercase_event_id for event in document.events}
+            if document is not None
+            else set()
+        )
         return [event_id for event_id in event_ids if event_id.lower() in live]
 
     async def _publish_result(self, result: StartResult) -> None:

@@ -18,11 +18,10 @@ from aiormq.abc import AbstractChannel, DeliveredMessage
 from aiormq.exceptions import ChannelAccessRefused
 from yarl import URL
 
-from relay.amqp.approval_message import UnusableMessage
 from relay.amqp.broker_url import host_port
-from relay.amqp.cancellation import raise_if_cancelled
-from relay.amqp.connection import HEARTBEAT, SETUP_TIMEOUT, Connection, keep_connected
-from relay.amqp.deliveries import (
+from relay.amqp.cancellation_check import raise_if_cancelled
+from relay.amqp.connection import HEARTBEAT, SETUP_TIMEOUT, GuardedConnection, keep_connected
+from relay.amqp.delivery_buffer import (
     QUEUE_DELETED,
     Deliveries,
     make_delivery_buffer,
@@ -30,6 +29,7 @@ from relay.amqp.deliveries import (
 )
 from relay.amqp.event_message import content_header
 from relay.amqp.failures import ConnectionFailure, broker_message
+from relay.amqp.message_verification import UnusableMessage
 from relay.amqp.publisher import (
     CONNECTION_WAIT,
     ConfirmedPublisher,
@@ -54,9 +54,9 @@ from relay.fleet.routing import hub_state_key, verify_command_from_hub
 from relay.fleet.settings import AgentSettings
 from relay.fleet.topology import (
     AGENT_QUEUE_ARGUMENTS,
-    agent_keys,
+    agent_binding_keys,
+    agent_publish_exchange_name,
     command_exchange_name,
-    fleet_exchange_name,
 )
 from relay.log_once import LogOnce
 from relay.sinks.rabbitmq.sink import interpret_publish_result
@@ -80,19 +80,19 @@ _log = logging.getLogger(__name__)
 class CommandHandler(Protocol):
     """What the agent does with the messages of the hub. No method may wait."""
 
-    def on_listening(self) -> None:
+    def on_listening_to_hub(self) -> None:
         """The agent hears the hub from now on."""
 
     def handle_order(self, order: StartOrder, trace: SpanContext | None) -> None:
         """The hub orders a StartRequest of this agent."""
 
-    def handle_answer(self, answer: VoteAnswer) -> None:
+    def handle_vote_answer(self, answer: VoteAnswer) -> None:
         """The hub answers a vote of this agent."""
 
     def handle_pulse_request(self) -> None:
         """The hub wants a pulse now."""
 
-    def handle_hub_state(self, state: HubScopeState) -> None:
+    def handle_events_known_to_hub(self, state: HubScopeState) -> None:
         """The hub tells the scope what it knows."""
 
 
@@ -126,11 +126,11 @@ class AgentLink:
         self._clock = clock
         self._chance = chance
         self._publisher = ConfirmedPublisher(confirm_timeout, connection_wait)
-        self._exchange = fleet_exchange_name(settings.exchange)
+        self._exchange = agent_publish_exchange_name(settings.exchange)
         self._commands = command_exchange_name(settings.exchange)
-        self._keys = agent_keys(origin)
+        self._keys = agent_binding_keys(origin)
         self._user = ""
-        self._listening: tuple[Connection, AbstractChannel] | None = None
+        self._listening: tuple[GuardedConnection, AbstractChannel] | None = None
         self._state_log = LogOnce(_log)
         self._refusal_log = LogOnce(_log)
 
@@ -142,7 +142,7 @@ class AgentLink:
     async def run(self, *, heartbeat: int = HEARTBEAT) -> NoReturn:
         """Stay connected until cancelled."""
         await keep_connected(
-            self._settings.targets,
+            self._settings.broker_urls,
             f"imds-relay agent {self._origin.relay} of {self._origin.scope}",
             self._clock,
             self._serve,
@@ -182,7 +182,7 @@ class AgentLink:
             connection, channel, exchange=self._exchange, key=key, event=event, user=self._user
         )
 
-    async def _keep_publish_channel_open(self, connection: Connection) -> NoReturn:
+    async def _keep_publish_channel_open(self, connection: GuardedConnection) -> NoReturn:
         broker = host_port(connection.url)
         while True:
             async with asyncio.timeout(SETUP_TIMEOUT):
@@ -192,7 +192,7 @@ class AgentLink:
 
     # --- the connection
 
-    async def _serve(self, connection: Connection) -> NoReturn:
+    async def _serve(self, connection: GuardedConnection) -> NoReturn:
         self._user = _user_of_url(connection.url)
         tasks = [
             asyncio.create_task(self._keep_publish_channel_open(connection), name="agent: publish"),
@@ -211,15 +211,15 @@ class AgentLink:
         )
 
     def _on_failure(self, failure: ConnectionFailure) -> None:
-        self._publisher.set_failure(failure)
+        self._publisher.note_connection_failure(failure)
         self._log_state(logging.WARNING, failure.reason)
 
     def _log_state(self, level: int, state: str) -> None:
-        self._state_log.log(level, "fleet: %s", state)
+        self._state_log.log_if_changed(level, "fleet: %s", state)
 
     # --- listening
 
-    async def _keep_listening(self, connection: Connection) -> NoReturn:
+    async def _keep_listening(self, connection: GuardedConnection) -> NoReturn:
         """Take messages for ever, over one channel after the other. Raises Deferred."""
         queue: str | None = None
         while True:
@@ -238,7 +238,7 @@ class AgentLink:
 
     async def _listen(
         self,
-        connection: Connection,
+        connection: GuardedConnection,
         channel: AbstractChannel,
         deliveries: Deliveries,
         queue: str,
@@ -250,7 +250,7 @@ class AgentLink:
             f"connected to {host_port(connection.url)}; the hub's orders are taken from {queue}",
         )
         try:
-            self._handler.on_listening()
+            self._handler.on_listening_to_hub()
             while True:
                 delivery = await deliveries.get()
                 if isinstance(delivery, Deferred):
@@ -285,9 +285,11 @@ class AgentLink:
     def _handle(self, message: DeliveredMessage) -> None:
         """Hand a message to the handler if it is the hub's. Nothing may stop the next message."""
         try:
-            self._dispatch_hub_message(self._parse_hub_message(message), _trace_of(message))
+            self._dispatch_hub_message(
+                self._parse_hub_message(message), _span_from_message_headers(message)
+            )
         except UnusableMessage as error:
-            self._refusal_log.log(
+            self._refusal_log.log_if_changed(
                 logging.WARNING, "fleet: a message to this agent was refused: %s", error
             )
         except Exception:  # noqa: BLE001  # a bug must not stop the next message
@@ -304,18 +306,18 @@ class AgentLink:
     def _dispatch_hub_message(self, content: Content, trace: SpanContext | None) -> None:
         match content:
             case HubScopeState():
-                self._handler.handle_hub_state(content)
+                self._handler.handle_events_known_to_hub(content)
             case StartOrder():
                 self._handler.handle_order(content, trace)
             case VoteAnswer():
-                self._handler.handle_answer(content)
+                self._handler.handle_vote_answer(content)
             case PulseRequest():
                 self._handler.handle_pulse_request()
             case _:
                 raise UnusableMessage("no hub sends a message of its kind")
 
 
-def _trace_of(message: DeliveredMessage) -> SpanContext | None:
+def _span_from_message_headers(message: DeliveredMessage) -> SpanContext | None:
     """Return the span of the hub that sent a message, if it names one."""
     traceparent = (message.header.properties.headers or {}).get("traceparent")
     return parse_traceparent(traceparent if isinstance(traceparent, str) else None)

@@ -4,7 +4,8 @@ All agents of a scope see the same document. An agent whose VM an event does not
 time for a state of the hub that names the event's id. So the hub gets few copies of each change.
 
 The end of an event is an exception: the hub waits for it from each agent from which it has heard of
-the event. So the sink remembers these events (`mark_reported`), and always reports their end.
+the event. So the sink remembers these events (`mark_end_must_be_reported`), and always reports
+their end.
 """
 
 from __future__ import annotations
@@ -91,14 +92,14 @@ class ReportSink:
         """States of the hub arrive from now on."""
         self._listening_since = self._clock.monotonic()
 
-    def handle_hub_state(self, state: HubScopeState) -> None:
+    def remember_events_known_to_hub(self, state: HubScopeState) -> None:
         """Remember what the hub knows. It replaces what the hub said before."""
         self._told = frozenset(state.told)
         self._ending = frozenset(event_id.lower() for event_id in state.ending)
         if self._relay_word in state.awaited:
             # The hub has heard of one of these events from this agent, and does not say of which.
             for event_id in state.ending:
-                self.mark_reported(event_id)
+                self.mark_end_must_be_reported(event_id)
         self._state_at = self._clock.monotonic()
         for event, wait_is_over in self._copies.values():
             if (
@@ -107,7 +108,7 @@ class ReportSink:
             ):
                 wait_is_over.set()
 
-    def mark_reported(self, event_id: str) -> None:
+    def mark_end_must_be_reported(self, event_id: str) -> None:
         """The hub hears of this event from this agent, so it must hear of its end too."""
         self._reported[event_id.lower()] = None
         if len(self._reported) > MAX_REPORTED:
@@ -126,7 +127,7 @@ class ReportSink:
             await self._let_others_report_first(event)
         if event.name.startswith("event."):
             # Before the message is out: the hub may have it even if no confirm comes.
-            self.mark_reported(_azure_event_id(event))
+            self.mark_end_must_be_reported(_azure_event_id(event))
         await self._publisher.publish(event, report_key(event, self._origin))
         if event.name == "event.ended":
             self._reported.pop(_azure_event_id(event).lower(), None)

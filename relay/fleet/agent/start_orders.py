@@ -55,7 +55,7 @@ IDLE_CHECK_INTERVAL = 0.05
 _log = logging.getLogger(__name__)
 
 
-class DatedRead(Protocol):
+class DocumentReadWithImdsTime(Protocol):
     """A document that was read, and the time of IMDS."""
 
     @property
@@ -78,7 +78,7 @@ class DatedRead(Protocol):
 class DocumentReader(Protocol):
     """How orders read the document."""
 
-    async def read_dated(self) -> DatedRead:
+    async def read_with_imds_time(self) -> DocumentReadWithImdsTime:
         """Read the document with a call that begins now. Raises SourceError."""
 
 
@@ -245,7 +245,7 @@ class StartOrders:
             return _result(received, "stale", reason)
         try:
             async with asyncio.timeout(self._remaining_lifetime(received)):
-                read = await self._reader.read_dated()
+                read = await self._reader.read_with_imds_time()
         except TimeoutError:
             return _result(received, "stale", "IMDS did not give the document in time")
         except SourceError as error:
@@ -255,7 +255,9 @@ class StartOrders:
             reason = "IMDS gave no Date with the document, nothing was sent"
             return _result(received, "failed", reason)
         key = received.order.event_id.lower()
-        event = next((event for event in read.document.events if event.key == key), None)
+        event = next(
+            (event for event in read.document.events if event.lowercase_event_id == key), None
+        )
         if event is None:
             return _result(received, "changed", "the event is not in the document any more")
         if reason := _difference(received.order, event):
@@ -267,13 +269,17 @@ class StartOrders:
         return await self._start(received, event, read, read.imds_time)
 
     async def _start(
-        self, received: _ReceivedOrder, event: ScheduledEvent, read: DatedRead, date: datetime
+        self,
+        received: _ReceivedOrder,
+        event: ScheduledEvent,
+        read: DocumentReadWithImdsTime,
+        date: datetime,
     ) -> StartResult:
         order = received.order
 
         def seconds_left() -> float:
             """Return the time to the deadline, if the clock of IMDS is as late as it can be."""
-            passed = self._seconds_since(read.asked_at, read.asked_monotonic)
+            passed = self._max_elapsed_by_both_clocks(read.asked_at, read.asked_monotonic)
             to_deadline = (order.deadline - date).total_seconds() - DATE_RESOLUTION - passed
             return min(to_deadline, self._remaining_lifetime(received))
 
@@ -301,9 +307,9 @@ class StartOrders:
 
     def _remaining_lifetime(self, received: _ReceivedOrder) -> float:
         """Return for how long an order can be valid, as it was valid when it came."""
-        return MAX_LIFETIME - self._seconds_since(received.at, received.monotonic)
+        return MAX_LIFETIME - self._max_elapsed_by_both_clocks(received.at, received.monotonic)
 
-    def _seconds_since(self, at: datetime, monotonic: float) -> float:
+    def _max_elapsed_by_both_clocks(self, at: datetime, monotonic: float) -> float:
         """Return the seconds since a moment, by the clock that says more."""
         return max(self._clock.monotonic() - monotonic, (self._clock.now() - at).total_seconds())
 

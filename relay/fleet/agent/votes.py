@@ -36,7 +36,7 @@ class Votes:
         self._publish = publish
         self._answers: dict[str, asyncio.Future[VoteAnswer]] = {}  # by the id of the request
 
-    def handle_answer(self, answer: VoteAnswer) -> None:
+    def handle_vote_answer(self, answer: VoteAnswer) -> None:
         """Give an answer of the hub to the program that waits for it, if it still does."""
         future = self._answers.get(answer.request_id)
         if future is not None and not future.done():
@@ -46,11 +46,13 @@ class Votes:
         """Return the hub's answer to a request; 503 if it does not come in time."""
         request_id = request.request_id or secrets.token_hex(16)
         if request_id in self._answers:
-            return _unavailable("another request with this id waits for the hub")
+            return _unavailable_answer("another request with this id waits for the hub")
         if len(self._answers) >= MAX_WAITING:
-            return _unavailable(f"{MAX_WAITING} requests wait for the hub already")
+            return _unavailable_answer(f"{MAX_WAITING} requests wait for the hub already")
         vote = VoteMessage(
-            request_id=request_id, user=request.caller.principal, body=_body(request)
+            request_id=request_id,
+            user=request.caller.principal,
+            body=_approvals_request_body(request),
         )
         self._answers[request_id] = asyncio.get_running_loop().create_future()
         try:
@@ -58,15 +60,15 @@ class Votes:
                 await self._publish(vote)
                 answer = await self._answers[request_id]
         except TimeoutError:
-            return _unavailable(f"the hub did not answer within {ANSWER_TIMEOUT:g} s")
+            return _unavailable_answer(f"the hub did not answer within {ANSWER_TIMEOUT:g} s")
         except DeliveryError as error:
-            return _unavailable(f"the hub could not be asked: {error.reason}")
+            return _unavailable_answer(f"the hub could not be asked: {error.reason}")
         finally:
             del self._answers[request_id]
         return _read_answer(answer)
 
 
-def _body(request: DecisionRequest) -> dict[str, Any]:
+def _approvals_request_body(request: DecisionRequest) -> dict[str, Any]:
     """Return the body of ``POST /v1/approvals`` that made this request."""
     body = {
         "eventId": request.event_id,
@@ -94,7 +96,7 @@ def _read_answer(answer: VoteAnswer) -> DecisionAnswer:
     )
 
 
-def _unavailable(reason: str) -> DecisionAnswer:
+def _unavailable_answer(reason: str) -> DecisionAnswer:
     return DecisionAnswer(
         503,
         {

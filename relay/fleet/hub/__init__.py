@@ -9,6 +9,6 @@
 - `start_orders` orders StartRequests, `order_agents` chooses who gets an order, and `sent_orders`
   holds the orders with their results.
 - `votes` decides what programs on the VMs decide about their own VM.
-- `source_health` reports whether the hub hears its agents, and `limit_machine_counts` how many of
-  them a limit selects.
+- `connection_health` reports whether the hub hears its agents, and `limit_machine_counts` how many
+  of them a limit selects.
 """

@@ -29,7 +29,7 @@ EventName = tuple[str, str]
 """A scope, and an EventId in lower case."""
 
 
-class Histories:
+class EventHistoryCache:
     """The histories by scope and EventId."""
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class Histories:
     def evict_surplus_ended_events(self) -> None:
         """Drop the longest unused of too many events that ended, while no merge needs them."""
         while len(self._ended) > MAX_ENDED:
-            self._drop(next(iter(self._ended)))
+            self._drop_ended_event(next(iter(self._ended)))
 
     def of_scope(self, scope: str) -> Mapping[str, EventHistory]:
         """Return the histories of a scope that are in memory, by EventId. `put` changes them."""
@@ -103,7 +103,7 @@ class Histories:
             }
         )
 
-    def _drop(self, name: EventName) -> None:
+    def _drop_ended_event(self, name: EventName) -> None:
         del self._ended[name]
         if name in self._unknown:
             self._unknown.discard(name)
@@ -133,14 +133,15 @@ def read_histories(
     }
 
 
-def read_live_event_names(tx: Transaction) -> list[EventName]:
+def read_stored_live_event_names(tx: Transaction) -> list[EventName]:
     """Work for the store: return the events that are in the document of some scope."""
     return [
-        (occurrence.scope, occurrence.event.key) for occurrence in tx.snapshot.live_occurrences()
+        (occurrence.scope, occurrence.event.lowercase_event_id)
+        for occurrence in tx.snapshot.live_occurrences()
     ]
 
 
-def sighting_row(event_key: str, relay: str, word: LastWord) -> SightingRow:
+def sighting_row_from_last_word(event_key: str, relay: str, word: LastWord) -> SightingRow:
     """Return the row of an agent's last word."""
     return SightingRow(
         event_key=event_key,
@@ -185,11 +186,15 @@ def _last_word_from_row(row: SightingRow, agent: AgentRow | None) -> LastWord:
 def _read_recorded_changes(
     tx: Transaction, event_key: str
 ) -> Iterator[tuple[ScheduledEvent, datetime] | datetime]:
-    for event in tx.journal.event_changes_since(
+    for event in tx.journal.newest_changes_of_event_since_time(
         event_key, "", PageLimit(_MAX_CHANGES, _MAX_CHANGES_BYTES)
     ):
         at = _required_event_time(event)
-        yield at if event.name == "event.ended" else (ScheduledEvent.from_fields(event.data), at)
+        yield (
+            at
+            if event.name == "event.ended"
+            else (ScheduledEvent.from_cloudevent_data(event.data), at)
+        )
 
 
 def _required_event_time(event: CloudEvent) -> datetime:

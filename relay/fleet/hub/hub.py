@@ -2,9 +2,9 @@
 
 `HubLink` hands over the messages of agents (`take_reports`, `take_pulses`). Each is checked first:
 who may have sent it, and whether it can be read. Reports, which are events that an agent recorded,
-become a `HeardWord` each, and `EventMerger` merges and records them. A report is acknowledged when
-it is on disk. Pulses go through `PulseMerger`, votes to `VoteAnswerer`, and results of start orders
-to the handler that was attached.
+become a `ReceivedWord` each, and `EventMerger` merges and records them. A report is acknowledged
+when it is on disk. Pulses go through `PulseMerger`, votes to `VoteAnswerer`, and results of start
+orders to the handler that was attached.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from typing import Any, Protocol
 
 from aiormq.abc import DeliveredMessage
 
-from relay.amqp.approval_message import UnusableMessage
+from relay.amqp.message_verification import UnusableMessage
 from relay.clock import Clock
 from relay.errors import StoreUnavailable
 from relay.events.build import Origin, RecordRelayEvent
 from relay.events.cloudevent import CloudEvent
 from relay.events.model import ScheduledEvent
-from relay.fleet.hub.histories import EventName, Histories
+from relay.fleet.hub.connection_health import FleetSourceHealth
+from relay.fleet.hub.histories import EventHistoryCache, EventName
 from relay.fleet.hub.hub_state_sender import HubStateSender
-from relay.fleet.hub.link import HubLink, Settlements
+from relay.fleet.hub.link import CumulativeAcknowledger, HubLink
 from relay.fleet.hub.merge import GoneFromDocument, Word, agent_time_to_hub_time
-from relay.fleet.hub.merger import EventMerger, HeardWord
+from relay.fleet.hub.merger import EventMerger, ReceivedWord
 from relay.fleet.hub.pulses import PulseMerger
 from relay.fleet.hub.roster import Agent
 from relay.fleet.hub.roster_keeper import RosterKeeper
-from relay.fleet.hub.source_health import FleetSourceHealth
-from relay.fleet.hub.votes import MachineVotes, VoteAnswerer
+from relay.fleet.hub.votes import MachineVoteSubmitter, VoteAnswerer
 from relay.fleet.message_reader import ReceivedMessage, read_message
 from relay.fleet.messages import Pulse, StartResult, VoteMessage
-from relay.fleet.routing import Sender, verify_report_from_agent
+from relay.fleet.routing import AuthorizedSender, verify_message_from_agent
 from relay.fleet.settings import HubSettings, TrustDomain
-from relay.fleet.topology import fleet_exchange_name
-from relay.outbox.event_keys import EventKeyFormat
+from relay.fleet.topology import agent_publish_exchange_name
+from relay.outbox import EventKeyFormat
 from relay.outbox.sqlite import Store
 
 COMPLAINT_INTERVAL = 60.0
@@ -53,10 +53,10 @@ _log = logging.getLogger(__name__)
 class StartResultHandler(Protocol):
     """Who waits for the results of start orders, and for signs of life."""
 
-    def on_result(self, sender: Sender, result: StartResult) -> None:
+    def on_result(self, sender: AuthorizedSender, result: StartResult) -> None:
         """An agent has answered a start order."""
 
-    def on_agent_message_recorded(self, scope: str, relay: str) -> None:
+    def note_pulse_or_report_recorded(self, scope: str, relay: str) -> None:
         """What an agent said has been merged and recorded."""
 
 
@@ -65,7 +65,7 @@ class _Report:
     """An event that an agent recorded, and the delivery tag of its message."""
 
     tag: int
-    sender: Sender
+    sender: AuthorizedSender
     received: ReceivedMessage
     event: CloudEvent
 
@@ -99,11 +99,11 @@ class Hub:
         self.pulses = 0
         """Pulses that were read."""
         self._keeper = RosterKeeper(
-            origin, store, clock, on_upkeep=self._note_listening, forget=self.forget
+            origin, store, clock, on_upkeep=self._note_hub_listening, forget=self.forget
         )
         self.roster = self._keeper.roster
         """The agents."""
-        self._histories = Histories()
+        self._histories = EventHistoryCache()
         self._states = HubStateSender(
             origin,
             _KEYS,
@@ -122,7 +122,7 @@ class Hub:
             listens=self.roster.is_hub_listening,
             on_change=self._states.send_soon,
             on_ended=lambda name: self._spawn(
-                self._forget_terminated(name), "hub: terminated agents"
+                self._forget_agents_of_terminated_vms(name), "hub: terminated agents"
             ),
         )
         self._pulse_merger = PulseMerger(
@@ -132,9 +132,9 @@ class Hub:
             clock,
             has_waiting_reports=self.link.has_waiting_reports,
             ask_scope=self._states.send_soon,
-            on_merged=self._on_agent_message_recorded,
+            on_merged=self._note_pulse_or_report_recorded,
         )
-        self._exchange = fleet_exchange_name(settings.exchange)
+        self._exchange = agent_publish_exchange_name(settings.exchange)
         self._domains: Sequence[TrustDomain] = settings.domains
         self._origin = origin
         self._store = store
@@ -145,9 +145,9 @@ class Hub:
         self._votes: VoteAnswerer | None = None
         self._tasks: asyncio.TaskGroup | None = None
         self._complained_at: dict[tuple[str, str], float] = {}
-        self._unsaved: list[tuple[Settlements, int]] = []
+        self._unsaved: list[tuple[CumulativeAcknowledger, int]] = []
         """Messages whose content is only in memory: the state file cannot be written."""
-        store.listeners.recorded.append(self._states.note_recorded_events)
+        store.listeners.recorded.append(self._states.remember_recorded_event_ids)
         store.listeners.write_error_changed.append(self._acknowledge_after_write_recovery)
 
     def use_trust_domains(self, domains: Sequence[TrustDomain]) -> None:
@@ -162,7 +162,7 @@ class Hub:
     def attach_result_and_vote_handlers(
         self,
         results: StartResultHandler,
-        votes: MachineVotes,
+        votes: MachineVoteSubmitter,
         on_agents_changed: Callable[[], None],
     ) -> None:
         """From now on results and votes can be handled.
@@ -173,7 +173,7 @@ class Hub:
         self._votes = VoteAnswerer(votes, self.link.send, self._spawn, self._origin, self._clock)
         self._keeper.on_agents_changed = on_agents_changed
 
-    def agents_showing(self, scope: str, event_key: str) -> frozenset[str] | None:
+    def agents_seeing_current_state(self, scope: str, event_key: str) -> frozenset[str] | None:
         """Return the agents that see the current state of an event; None if it is not known."""
         history = self._histories.of_scope(scope).get(_KEYS.event_id_of_key(event_key))
         return history.agents_at_last_told_state if history is not None else None
@@ -188,7 +188,7 @@ class Hub:
         async with asyncio.TaskGroup() as group:
             self._tasks = group
             group.create_task(self.link.run(), name="hub: link")
-            group.create_task(self.source.watch_connection(), name="hub: source")
+            group.create_task(self.source.report_lost_connection(), name="hub: source")
             group.create_task(self._merger.end_events_when_due(), name="hub: ends of events")
             group.create_task(self._states.run(lambda: self.roster.scopes), name="hub: states")
             group.create_task(self._keeper.run(), name="hub: roster")
@@ -204,12 +204,12 @@ class Hub:
             agent.scope, agent.relay, lambda: self._keeper.forget_in_memory(agent)
         )
 
-    async def _forget_terminated(self, name: EventName) -> None:
+    async def _forget_agents_of_terminated_vms(self, name: EventName) -> None:
         """Forget the agents whose VMs Azure has deleted. One that is heard again comes back."""
         scope, event_id = name
         key = _KEYS.make_key(scope, event_id)
         try:
-            ended = await self._store.read(lambda tx: tx.snapshot.find(key))
+            ended = await self._store.read(lambda tx: tx.snapshot.find_newest_occurrence(key))
         except StoreUnavailable:
             return  # the agents are forgotten after they were silent for long
         if ended is not None and ended.outcome == "completed":
@@ -227,34 +227,34 @@ class Hub:
 
     # --- messages of agents
 
-    def on_connected(self) -> None:
+    def on_broker_connected(self) -> None:
         """The hub hears its agents from now on."""
-        self.source.on_connected()
-        self._note_listening()
+        self.source.on_broker_connected()
+        self._note_hub_listening()
         for scope in self.roster.scopes:
             self._states.send_soon(scope)
 
-    def on_disconnected(self) -> None:
+    def on_broker_disconnected(self) -> None:
         """The hub does not hear its agents any more."""
-        self.source.on_disconnected()
-        self.roster.note_connection_lost()
+        self.source.on_broker_disconnected()
+        self.roster.note_hub_connection_lost()
 
-    def _note_listening(self) -> None:
+    def _note_hub_listening(self) -> None:
         """Note that the hub listens; after a pause, let agents that disagree have their time."""
-        if self.link.is_connected and self.roster.note_hub_listening(self._clock.now()):
-            self._merger.request_wait_restart()
+        if self.link.is_connected and self.roster.mark_hub_listening_now(self._clock.now()):
+            self._merger.request_disagreement_wait_restart()
 
     async def take_reports(
-        self, messages: Sequence[DeliveredMessage], settlements: Settlements
+        self, messages: Sequence[DeliveredMessage], settlements: CumulativeAcknowledger
     ) -> None:
         """Merge and record what agents report. Hand on votes and results."""
         reports: list[_Report] = []
-        votes: list[tuple[int, Sender, VoteMessage]] = []
+        votes: list[tuple[int, AuthorizedSender, VoteMessage]] = []
         for message in messages:
             tag = message.delivery_tag or 0
             read = self._parse_agent_message(message)
             if read is None:
-                settlements.reject(tag)
+                settlements.dead_letter(tag)
                 continue
             sender, received = read
             if isinstance(received.content, CloudEvent):
@@ -270,32 +270,34 @@ class Hub:
             self._acknowledge_when_saved(reports, settlements)
         if self._votes is not None:
             for tag, sender, vote in votes:  # the event that it is about is recorded now
-                await self._votes.start(sender, vote, tag, settlements)
+                await self._votes.start_answering_vote(sender, vote, tag, settlements)
 
     async def _merge_reports(self, reports: Sequence[_Report]) -> None:
         about_relays = [report.event for report in reports if report.is_about_relay]
         heard = [
-            self._extract_report_word(report) for report in reports if not report.is_about_relay
+            self._build_received_word_from_report(report)
+            for report in reports
+            if not report.is_about_relay
         ]
         self.reports += len(heard)
-        await self._merger.merge_heard(heard, about_relays)
+        await self._merger.merge_received(heard, about_relays)
         for report in reports:
-            self._on_agent_message_recorded(report.sender.scope, report.sender.relay)
+            self._note_pulse_or_report_recorded(report.sender.scope, report.sender.relay)
 
-    def _extract_report_word(self, report: _Report) -> HeardWord:
+    def _build_received_word_from_report(self, report: _Report) -> ReceivedWord:
         """Return the word that a reported change stands for."""
         sender, data = report.sender, report.event.data
         agent = self.roster.agent(sender.scope, sender.relay)
         offset = agent.clock_offset if agent is not None else None
-        scheduled = ScheduledEvent.from_fields(data)
+        scheduled = ScheduledEvent.from_cloudevent_data(data)
         word: Word = scheduled
         if report.event.name == "event.ended":
             word = GoneFromDocument(
                 rebooted=data["evidence"] == "rebooted", gap=data["outcome"] == "unknown"
             )
         at = report.received.at
-        return HeardWord(
-            name=(sender.scope, scheduled.key),
+        return ReceivedWord(
+            name=(sender.scope, scheduled.lowercase_event_id),
             relay=sender.relay,
             word=word,
             observed_at=at,
@@ -304,7 +306,9 @@ class Hub:
             is_report=True,
         )
 
-    def _acknowledge_when_saved(self, reports: Sequence[_Report], settlements: Settlements) -> None:
+    def _acknowledge_when_saved(
+        self, reports: Sequence[_Report], settlements: CumulativeAcknowledger
+    ) -> None:
         """Acknowledge what is on disk. The rest stays in the queue until it is."""
         for report in reports:
             if self._store.write_error is None:
@@ -325,8 +329,8 @@ class Hub:
     async def take_pulses(self, messages: Sequence[DeliveredMessage]) -> None:
         """Note who is alive, and merge what they see."""
         now = self._clock.now()
-        heard: list[HeardWord] = []
-        senders: list[Sender] = []
+        heard: list[ReceivedWord] = []
+        senders: list[AuthorizedSender] = []
         for message in messages:
             read = self._parse_agent_message(message)
             if read is None:
@@ -336,29 +340,29 @@ class Hub:
                 continue
             self.pulses += 1
             agent = self.roster.note_pulse(sender, received.origin.relay, received.content, now)
-            self._keeper.note_changed(agent)
+            self._keeper.mark_agent_unsaved(agent)
             senders.append(sender)
-            heard += self._pulse_merger.extract_words(sender, received, received.content)
-        postponed = await self._pulse_merger.merge_or_postpone(heard)
+            heard += self._pulse_merger.words_of_pulse(sender, received, received.content)
+        postponed = await self._pulse_merger.merge_words_and_postpone_new_ones(heard)
         for sender in senders:
             if (sender.scope, sender.relay) not in postponed:
-                self._on_agent_message_recorded(sender.scope, sender.relay)
+                self._note_pulse_or_report_recorded(sender.scope, sender.relay)
 
-    def _on_agent_message_recorded(self, scope: str, relay: str) -> None:
+    def _note_pulse_or_report_recorded(self, scope: str, relay: str) -> None:
         """Note that what a message of an agent says is recorded: an order may wait for it."""
         if self._results is not None:
-            self._results.on_agent_message_recorded(scope, relay)
+            self._results.note_pulse_or_report_recorded(scope, relay)
 
     def _parse_agent_message(
         self, message: DeliveredMessage
-    ) -> tuple[Sender, ReceivedMessage] | None:
+    ) -> tuple[AuthorizedSender, ReceivedMessage] | None:
         """Return a message and who sent it; None if it is unusable, which is reported.
 
         The roster notes all messages here but pulses, which `take_pulses` notes with what they say.
         """
-        sender: Sender | None = None
+        sender: AuthorizedSender | None = None
         try:
-            key, sender = verify_report_from_agent(message, self._exchange, self._domains)
+            key, sender = verify_message_from_agent(message, self._exchange, self._domains)
             received = read_message(message.body)
             received.require_matching_key(key)
             self._refuse_own_origin(received)
@@ -373,8 +377,8 @@ class Hub:
         self.source.polls += 1
         if not isinstance(received.content, Pulse):
             now = self._clock.now()
-            agent = self.roster.note_report(sender, received.origin.relay, now)
-            self._keeper.note_changed(agent)
+            agent = self.roster.note_message_except_pulse(sender, received.origin.relay, now)
+            self._keeper.mark_agent_unsaved(agent)
         return sender, received
 
     def _refuse_own_origin(self, received: ReceivedMessage) -> None:
@@ -382,7 +386,7 @@ class Hub:
         if received.origin == self._origin:
             raise UnusableMessage("it names the hub itself as its sender")
 
-    def _report_unusable_message(self, sender: Sender, reason: str) -> None:
+    def _report_unusable_message(self, sender: AuthorizedSender, reason: str) -> None:
         """Report an unusable message of a known agent, at most once a minute for each agent."""
         name, now = (sender.scope, sender.relay), self._clock.monotonic()
         before = self._complained_at.get(name)

@@ -1,4 +1,14 @@
-"""Tells the agents of each scope what the hub knows, so that they send fewer copies."""
+"""Sends the agents of each scope what the hub knows about it: a `HubScopeState`.
+
+All agents of a scope see the same events. A state names the CloudEvents that the hub has recorded
+from one agent (`told`), so the others do not report copies. It names the events that some agents
+reported as gone (`ending`): an agent that still sees one of them after it has read its document
+again says so, and the event does not end. It also names the agents that have reported one of them
+and did not say that it is gone (`awaited`): these always report its end. Each state also shows an
+agent that the hub listens.
+
+The hub calls `send_soon` when an event of a scope has changed or agents are awaited.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +22,19 @@ from relay.events.build import Origin
 from relay.events.cloudevent import CloudEvent
 from relay.fleet.messages import MAX_TOLD, HubScopeState
 from relay.fleet.routing import hub_state_key
-from relay.outbox import RecordedEvent
-from relay.outbox.event_keys import EventKeyFormat
+from relay.outbox import EventKeyFormat, RecordedEvent
 
 STATE_INTERVAL = 60.0
 """Seconds between two states of a scope in which nothing happens."""
 MIN_STATE_INTERVAL = 0.5
 """Seconds between two states of a scope in which much happens. Each goes to all of its agents."""
 TOLD_FOR = 15.0
-"""Seconds for which a state names the id of an event. Agents wait at most three for it."""
+"""Seconds for which states name a recorded event. An agent withholds a copy for three at most."""
 _IDLE_CHECK_INTERVAL = 5.0
 
 
 class HubStateSender:
-    """Sends a state to a scope soon after something was told there, and else each minute."""
+    """Sends a state to a scope soon after an event of it has changed, and else each minute."""
 
     def __init__(
         self,
@@ -52,7 +61,7 @@ class HubStateSender:
         self._due: set[str] = set()
         self._wake = asyncio.Event()
 
-    def note_recorded_events(self, events: Sequence[RecordedEvent]) -> None:
+    def remember_recorded_event_ids(self, events: Sequence[RecordedEvent]) -> None:
         """Remember the ids of events that were recorded."""
         now = self._clock.monotonic()
         for event in events:
@@ -97,13 +106,13 @@ class HubStateSender:
         self._sent_at[scope] = now
         state = HubScopeState(
             hub_time=at,
-            told=self._told_ids(scope, now),
+            told=self._recently_recorded_event_ids(scope, now),
             ending=tuple(self._ending_event_ids(scope)),
             awaited=tuple(self._agents_awaited_in(scope)),
         )
         self._send(hub_state_key(scope), state.to_event(self._origin, at))
 
-    def _told_ids(self, scope: str, now: float) -> tuple[str, ...]:
+    def _recently_recorded_event_ids(self, scope: str, now: float) -> tuple[str, ...]:
         told = self._told.get(scope, deque())
         while told and now - told[0][0] > TOLD_FOR:
             told.popleft()

@@ -10,7 +10,7 @@ COUNT_INTERVAL = 60.0
 """Seconds until the machines of a limit are counted again: a fleet can have many."""
 
 
-class LimitMachineCounter:
+class SelectedMachineCounter:
     """How many agents of a roster a limit selects. Each agent is one machine."""
 
     def __init__(self, roster: Roster, clock: Clock) -> None:
@@ -19,7 +19,7 @@ class LimitMachineCounter:
         self._counts: dict[str, tuple[Limit, float, int]] = {}
         """By name: the limit, when it was counted, by the monotonic clock, and the count."""
 
-    def count_for_limit(self, limit: Limit) -> int:
+    def count_machines_selected_by_limit(self, limit: Limit) -> int:
         """Return how many machines a limit selects. The thread of the store calls this."""
         now = self._clock.monotonic()
         counted = self._counts.get(limit.name)

@@ -18,9 +18,9 @@ from aiormq.exceptions import ChannelAccessRefused
 from pamqp.commands import Basic
 
 from relay.amqp.broker_url import host_port
-from relay.amqp.cancellation import raise_if_cancelled
-from relay.amqp.connection import HEARTBEAT, SETUP_TIMEOUT, Connection, keep_connected
-from relay.amqp.deliveries import Deliveries, make_delivery_buffer, open_consuming_channel
+from relay.amqp.cancellation_check import raise_if_cancelled
+from relay.amqp.connection import HEARTBEAT, SETUP_TIMEOUT, GuardedConnection, keep_connected
+from relay.amqp.delivery_buffer import Deliveries, make_delivery_buffer, open_consuming_channel
 from relay.amqp.event_message import content_header
 from relay.amqp.failures import ConnectionFailure, broker_message
 from relay.amqp.publisher import (
@@ -39,7 +39,7 @@ from relay.fleet.settings import HubSettings
 from relay.fleet.topology import (
     command_exchange_name,
     fleet_topology,
-    pulse_queue_name,
+    hub_pulse_queue_name,
     report_queue_name,
 )
 from relay.log_once import LogOnce
@@ -55,18 +55,18 @@ MAX_BATCH = 256
 _log = logging.getLogger(__name__)
 
 
-class _NotNeeded(Exception):  # it is no error
+class _MessageNoLongerNeeded(Exception):  # it is no error
     """A message is not to be written any more."""
 
 
-class Settlements:
+class CumulativeAcknowledger:
     """Acknowledges the messages of one channel, which may be settled in any order.
 
     One frame acknowledges all messages up to the first that is not settled yet. A message that is
     settled stays so: after a bug, messages are handed over again.
     """
 
-    def __init__(self, connection: Connection, channel: AbstractChannel) -> None:
+    def __init__(self, connection: GuardedConnection, channel: AbstractChannel) -> None:
         self._connection = connection
         self._channel = channel
         self._settled: dict[int, bool] = {}
@@ -78,7 +78,7 @@ class Settlements:
         if not self._is_settled(tag):
             self._settled[tag] = True
 
-    def reject(self, tag: int) -> None:
+    def dead_letter(self, tag: int) -> None:
         """Dead-letter a message that cannot be used."""
         if not self._is_settled(tag):  # the broker closes the channel if it was
             self._write_frame(Basic.Reject(tag, requeue=False))
@@ -101,20 +101,22 @@ class Settlements:
         # Not through aiormq, where a frame can wait for ever in the queue of a connection that is
         # lost, and can be overtaken.
         if can_write_frames(self._connection, self._channel):
-            self._connection.write_frames(pamqp.frame.marshal(frame, self._channel.number))
+            self._connection.write_frames_at_end_of_turn(
+                pamqp.frame.marshal(frame, self._channel.number)
+            )
 
 
 class MessageHandler(Protocol):
     """What the hub does with the messages of agents."""
 
-    def on_connected(self) -> None:
+    def on_broker_connected(self) -> None:
         """The hub hears its agents from now on."""
 
-    def on_disconnected(self) -> None:
+    def on_broker_disconnected(self) -> None:
         """The hub does not hear its agents any more."""
 
     async def take_reports(
-        self, messages: Sequence[DeliveredMessage], settlements: Settlements
+        self, messages: Sequence[DeliveredMessage], settlements: CumulativeAcknowledger
     ) -> None:
         """Handle everything but pulses. Each message must be settled, now or later."""
 
@@ -135,13 +137,13 @@ class HubLink:
         self._commands = command_exchange_name(settings.exchange)
         self._publisher = ConfirmedPublisher(CONFIRM_TIMEOUT)
         self._user = ""
-        self._transient: tuple[Connection, AbstractChannel] | None = None
+        self._transient: tuple[GuardedConnection, AbstractChannel] | None = None
         self._deliveries: Deliveries = asyncio.Queue()
         """Reports that have arrived."""
         self._state_log = LogOnce(_log)
         self._was_connected = asyncio.Event()
 
-    async def wait_until_connected(self) -> None:
+    async def wait_for_first_connection(self) -> None:
         """Return once this hub is or was connected. So it is not a second hub of its fleet."""
         await self._was_connected.wait()
 
@@ -153,11 +155,11 @@ class HubLink:
     async def run(self, *, heartbeat: int = HEARTBEAT) -> NoReturn:
         """Stay connected until cancelled."""
         await keep_connected(
-            self._settings.targets,
+            self._settings.broker_urls,
             f"imds-relay hub {self._origin.relay}",
             self._clock,
             self._serve,
-            self._on_failure,
+            self._on_connection_failure,
             heartbeat=heartbeat,
             max_body_bytes=MAX_BODY_BYTES,
         )
@@ -189,12 +191,12 @@ class HubLink:
 
         def make_header() -> bytes:
             if not is_needed():
-                raise _NotNeeded
+                raise _MessageNoLongerNeeded
             return content_header(event, user_id=self._user)
 
         try:
             result = await self._publisher.publish(event.id, event.body, key, make_header)
-        except _NotNeeded:
+        except _MessageNoLongerNeeded:
             return False
         except Deferred as error:
             if error.unanswered:
@@ -216,7 +218,7 @@ class HubLink:
 
     # --- the connection
 
-    async def _serve(self, connection: Connection) -> NoReturn:
+    async def _serve(self, connection: GuardedConnection) -> NoReturn:
         self._user = connection.url.user or "guest"
         async with asyncio.timeout(SETUP_TIMEOUT):
             topology = fleet_topology(self._settings.exchange)
@@ -234,14 +236,14 @@ class HubLink:
             asyncio.create_task(self._consume_pulses(pulses), name="hub: pulses"),
         ]
         try:
-            self._state_log.log(
+            self._state_log.log_if_changed(
                 logging.INFO, "fleet: connected to %s%s", broker, describe_unchecked_parts(unknown)
             )
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
             if self._transient is not None:
                 self._transient = None
-                self._handler.on_disconnected()
+                self._handler.on_broker_disconnected()
             for task in tasks:
                 task.cancel()
             ended = await asyncio.gather(*tasks, return_exceptions=True)
@@ -255,24 +257,26 @@ class HubLink:
             Deferred(f"the connection to {broker} was lost"),
         )
 
-    def _on_failure(self, failure: ConnectionFailure) -> None:
-        self._publisher.set_failure(failure)
-        self._state_log.log(logging.WARNING, "fleet: %s", failure.reason)
+    def _on_connection_failure(self, failure: ConnectionFailure) -> None:
+        self._publisher.note_connection_failure(failure)
+        self._state_log.log_if_changed(logging.WARNING, "fleet: %s", failure.reason)
 
-    async def _consume_reports(self, connection: Connection) -> NoReturn:
+    async def _consume_reports(self, connection: GuardedConnection) -> NoReturn:
         queue = report_queue_name(self._settings.exchange)
         channel = await open_consuming_channel(connection, MAX_BATCH)
-        settlements = Settlements(connection, channel)
+        settlements = CumulativeAcknowledger(connection, channel)
         self._deliveries = await _start_consuming(channel, queue, prefetch=PREFETCH)
         self._transient = connection, channel
         self._was_connected.set()
-        self._handler.on_connected()
+        self._handler.on_broker_connected()
         while True:
-            await self._take_reports(await _take_batch(self._deliveries), settlements)
+            await self._take_reports_or_dead_letter(
+                await _take_batch(self._deliveries), settlements
+            )
             settlements.flush()
 
-    async def _take_reports(
-        self, batch: Sequence[DeliveredMessage], settlements: Settlements
+    async def _take_reports_or_dead_letter(
+        self, batch: Sequence[DeliveredMessage], settlements: CumulativeAcknowledger
     ) -> None:
         """Hand messages over. A bug must not lose more than the message that shows it.
 
@@ -285,23 +289,23 @@ class HubLink:
         except Exception:  # noqa: BLE001  # whatever it is, the other messages must pass
             if len(batch) == 1:
                 _log.exception("internal error: a message of an agent was dead-lettered")
-                settlements.reject(batch[0].delivery_tag or 0)
+                settlements.dead_letter(batch[0].delivery_tag or 0)
                 return
             for message in batch:
-                await self._take_reports([message], settlements)
+                await self._take_reports_or_dead_letter([message], settlements)
 
-    async def _start_consuming_pulses(self, connection: Connection) -> Deliveries:
+    async def _start_consuming_pulses(self, connection: GuardedConnection) -> Deliveries:
         """Take pulses from now on, and nobody else. So a fleet has one hub. Raises Deferred."""
-        queue = pulse_queue_name(self._settings.exchange)
+        queue = hub_pulse_queue_name(self._settings.exchange)
         channel = await open_consuming_channel(connection, MAX_BATCH)
         return await _start_consuming(channel, queue, prefetch=None)
 
     async def _consume_pulses(self, deliveries: Deliveries) -> NoReturn:
         while True:
-            await self._take_pulses(await _take_batch(deliveries))
+            await self._hand_over_pulses(await _take_batch(deliveries))
             await asyncio.sleep(0)  # many pulses leave reports their turn
 
-    async def _take_pulses(self, batch: Sequence[DeliveredMessage]) -> None:
+    async def _hand_over_pulses(self, batch: Sequence[DeliveredMessage]) -> None:
         """Hand pulses over. A bug must not lose more than the pulse that shows it."""
         try:
             await self._handler.take_pulses(batch)
@@ -312,7 +316,7 @@ class HubLink:
                 _log.exception("internal error: a pulse of an agent was dropped")
                 return
             for pulse in batch:
-                await self._take_pulses([pulse])
+                await self._hand_over_pulses([pulse])
 
 
 async def _start_consuming(

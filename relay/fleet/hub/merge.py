@@ -183,7 +183,7 @@ class EventEnded:
 News: TypeAlias = EventAppeared | EventChanged | EventEnded
 
 
-class Merged(NamedTuple):
+class MergeResult(NamedTuple):
     """The new history, and what is to be told."""
 
     history: EventHistory
@@ -211,16 +211,16 @@ def apply_word_to_history(
     if history is None:
         if isinstance(word, GoneFromDocument):
             return None, None
-        return _begin(agent, word, observed_at, seen, earlier=None)
+        return _begin_history(agent, word, observed_at, seen, earlier=None)
     last = history.words.get(agent)
     if last is not None:
-        if _is_older_than_last(last, observed_at, seen, now):
+        if _is_older_than_agents_last_word(last, observed_at, seen, now):
             return history, None
         seen = max(seen, last.seen)  # the order of one agent's words is known
     if isinstance(word, GoneFromDocument):
-        return _apply_gone(history, agent, word, observed_at, seen, now, fresh)
+        return _apply_gone_from_document(history, agent, word, observed_at, seen, now, fresh)
     if history.ended_at is not None and _has_returned(history, last, seen):
-        return _begin(agent, word, observed_at, seen, earlier=history)
+        return _begin_history(agent, word, observed_at, seen, earlier=history)
     return _apply_live_event(history, agent, word, observed_at, seen, now, fresh)
 
 
@@ -235,7 +235,7 @@ def split_pulse_by_event(
     """
     if pulse.events is None or pulse.poll_age is None:
         return
-    shown = {event.key: event for event in pulse.events}
+    shown = {event.lowercase_event_id: event for event in pulse.events}
     yield from shown.items()
     for key, history in histories.items():
         last = history.words.get(agent)
@@ -284,7 +284,7 @@ def forget_agent(
 # --- what time alone does
 
 
-def next_timer(history: EventHistory) -> datetime | None:
+def end_check_due_at(history: EventHistory) -> datetime | None:
     """Return when `end_if_still_gone` is due, by the clock of the hub; None: never."""
     if history.first_gone_at is None or history.ended_at is not None:
         return None
@@ -299,7 +299,7 @@ def end_if_still_gone(
     Only a hub that listens may call this (`Roster.is_hub_listening`): agents may say what it does
     not hear.
     """
-    due = next_timer(history)
+    due = end_check_due_at(history)
     if due is None or now < due:
         return history, None
     gone = [agent for agent, word in history.words.items() if word.says_gone]
@@ -362,14 +362,14 @@ def agent_time_to_hub_time(at: datetime, now: datetime, clock_offset: float | No
 # --- the rules
 
 
-def _begin(
+def _begin_history(
     agent: str,
     event: ScheduledEvent,
     observed_at: datetime,
     seen: datetime,
     *,
     earlier: EventHistory | None,
-) -> Merged:
+) -> MergeResult:
     state = state_digest(event)
     words = {} if earlier is None else earlier.words
     history = EventHistory(
@@ -381,10 +381,10 @@ def _begin(
             agent: LastWord(state=state, place=0, at=observed_at, seen=seen),
         },
     )
-    return Merged(history, EventAppeared(event, seen))
+    return MergeResult(history, EventAppeared(event, seen))
 
 
-def _is_older_than_last(
+def _is_older_than_agents_last_word(
     last: LastWord, observed_at: datetime, seen: datetime, now: datetime
 ) -> bool:
     """Whether a word is older than the last one of its agent."""
@@ -413,7 +413,7 @@ def _apply_live_event(
     seen: datetime,
     now: datetime,
     fresh: IsFresh,
-) -> Merged:
+) -> MergeResult:
     state = state_digest(event)
     last = history.words.get(agent)
     if (
@@ -441,7 +441,7 @@ def _apply_live_event(
     path = (*history.path, PublishedState(state, seen))
     history = replace(history, path=path, started=history.started or event.is_started)
     after, _ = _note_live(history, agent, state, observed_at, seen, place=len(path) - 1)
-    return Merged(after, EventChanged(event, seen))
+    return MergeResult(after, EventChanged(event, seen))
 
 
 def _note_live(
@@ -451,18 +451,18 @@ def _note_live(
     observed_at: datetime,
     seen: datetime,
     place: int | None = None,
-) -> Merged:
+) -> MergeResult:
     """Take down a live word. ``place`` is known if it is news."""
     if place is None:
-        place = _agent_place_on_path(history, history.words.get(agent), state, seen)
+        place = _agent_place_on_state_path(history, history.words.get(agent), state, seen)
     word = LastWord(state=state, place=place, at=observed_at, seen=seen)
     history = replace(history, words={**history.words, agent: word})
     if history.is_ending and _still_shows_event(word, _newest_gone_time(history)):
         history = replace(history, first_gone_at=None)
-    return Merged(history, None)
+    return MergeResult(history, None)
 
 
-def _agent_place_on_path(
+def _agent_place_on_state_path(
     history: EventHistory, last: LastWord | None, state: str, seen: datetime
 ) -> int:
     """Return the place of an agent after a live word that is no news."""
@@ -503,7 +503,7 @@ def _is_about_earlier_occurrence(
     return seen <= began + MAX_LAG if is_repeated else seen < began - CLOCK_TOLERANCE
 
 
-def _apply_gone(
+def _apply_gone_from_document(
     history: EventHistory,
     agent: str,
     gone: GoneFromDocument,
@@ -511,7 +511,7 @@ def _apply_gone(
     seen: datetime,
     now: datetime,
     fresh: IsFresh,
-) -> Merged:
+) -> MergeResult:
     last = history.words.get(agent)
     place = NO_PLACE if last is None else last.place
     if place == NO_PLACE and (
@@ -529,27 +529,27 @@ def _apply_gone(
     )
     history = replace(history, words={**history.words, agent: word})
     if history.ended_at is not None or not word.says_gone:
-        return Merged(history, None)
+        return MergeResult(history, None)
     newest = _newest_gone_time(history)
     if _was_seen_after_gone(history, newest):
-        return Merged(history, None)
+        return MergeResult(history, None)
     live = [(name, word) for name, word in history.words.items() if word.state is not None]
     if not any(fresh(name) for name, _ in live):
         return _end_history(history, now)
     must_wait = not is_repeated or not any(_still_shows_event(word, newest) for _, word in live)
     if must_wait and history.first_gone_at is None:
         history = replace(history, first_gone_at=now)
-    return Merged(history, None)
+    return MergeResult(history, None)
 
 
-def _end_history(history: EventHistory, now: datetime) -> Merged:
+def _end_history(history: EventHistory, now: datetime) -> MergeResult:
     gone = [word for word in history.words.values() if word.says_gone]
     news = EventEnded(
         rebooted=any(word.rebooted for word in gone),
         gap=all(word.gap for word in gone),
         seen=max((word.seen for word in gone), default=now),
     )
-    return Merged(replace(history, ended_at=news.seen, first_gone_at=None), news)
+    return MergeResult(replace(history, ended_at=news.seen, first_gone_at=None), news)
 
 
 def _newest_gone_time(history: EventHistory) -> datetime:

@@ -1,7 +1,7 @@
 """Merges what agents say about events, and records what is new.
 
-A `HeardWord` is what one agent says about one event. `relay.fleet.hub.merge` makes the history of
-the event and at most one `News` of it. Each `News` becomes an `EventObservation`, from which
+A `ReceivedWord` is what one agent says about one event. `relay.fleet.hub.merge` makes the history
+of the event and at most one `News` of it. Each `News` becomes an `EventObservation`, from which
 `Recorder` records an ``event.*``, as it does for what a poller sees.
 
 One batch is merged and recorded after the other. A batch changes the memory only after the state
@@ -21,12 +21,12 @@ from relay.errors import StoreUnavailable
 from relay.events.build import Origin
 from relay.events.cloudevent import CloudEvent
 from relay.fleet.hub.histories import (
+    EventHistoryCache,
     EventName,
-    Histories,
     find_changed_last_words,
     read_histories,
-    read_live_event_names,
-    sighting_row,
+    read_stored_live_event_names,
+    sighting_row_from_last_word,
 )
 from relay.fleet.hub.merge import (
     EventEnded,
@@ -36,13 +36,13 @@ from relay.fleet.hub.merge import (
     News,
     Word,
     apply_word_to_history,
+    end_check_due_at,
     end_if_still_gone,
     forget_agent,
-    next_timer,
     wait_again_for_agents,
 )
 from relay.ingest.recorder import EventDeparture, EventObservation, EventSighting, Recorder
-from relay.outbox.event_keys import EventKeyFormat
+from relay.outbox import EventKeyFormat
 from relay.outbox.fleet import SightingRow
 from relay.outbox.sqlite import Store
 from relay.outbox.transaction import Transaction
@@ -54,7 +54,7 @@ RETRY_DELAY = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeardWord:
+class ReceivedWord:
     """A word of an agent about an event. ``incarnation`` is that of the agent's document.
 
     ``observed_at`` and ``seen`` are as in `relay.fleet.hub.merge`.
@@ -71,7 +71,7 @@ class HeardWord:
 
 
 @dataclass(slots=True)
-class _MergeResults:
+class _UnsavedMerges:
     """New histories, and what is to be recorded because of them."""
 
     histories: dict[EventName, EventHistory] = field(default_factory=dict)
@@ -110,7 +110,7 @@ class EventMerger:
         store: Store,
         keys: EventKeyFormat,
         clock: Clock,
-        histories: Histories,
+        histories: EventHistoryCache,
         *,
         freshness: Callable[[str, datetime], IsFresh],
         listens: Callable[[datetime], bool],
@@ -140,37 +140,39 @@ class EventMerger:
 
     async def load(self) -> None:
         """Read the histories of the events that have not ended."""
-        stored = await self._store.read(lambda tx: read_histories(tx, read_live_event_names(tx)))
+        stored = await self._store.read(
+            lambda tx: read_histories(tx, read_stored_live_event_names(tx))
+        )
         for name, history in stored.items():
             self._histories.put(name, history)
 
-    async def merge_heard(
+    async def merge_received(
         self,
-        heard: Sequence[HeardWord],
+        heard: Sequence[ReceivedWord],
         relay_events: Sequence[CloudEvent] = (),
         *,
         only_quiet: bool = False,
-    ) -> list[HeardWord]:
+    ) -> list[ReceivedWord]:
         """Merge words, and record what is new, and what agents report about themselves.
 
         ``only_quiet``: leave out the words that would tell something new, or that say gone, and
         return these.
         """
-        others: list[HeardWord] = []
+        others: list[ReceivedWord] = []
         for first in range(0, max(len(heard), 1), MAX_WORDS):
             part = heard[first : first + MAX_WORDS]
-            others += await self._merge_part(
+            others += await self._merge_batch_of_words(
                 part, () if first else relay_events, only_quiet=only_quiet
             )
         return others
 
-    async def _merge_part(
-        self, heard: Sequence[HeardWord], relay_events: Sequence[CloudEvent], *, only_quiet: bool
-    ) -> list[HeardWord]:
-        others: list[HeardWord] = []
+    async def _merge_batch_of_words(
+        self, heard: Sequence[ReceivedWord], relay_events: Sequence[CloudEvent], *, only_quiet: bool
+    ) -> list[ReceivedWord]:
+        others: list[ReceivedWord] = []
         async with self._lock:
-            await self._load_missing({word.name for word in heard})
-            now, batch = self._clock.now(), _MergeResults(relay_events=relay_events)
+            await self._load_missing_histories({word.name for word in heard})
+            now, batch = self._clock.now(), _UnsavedMerges(relay_events=relay_events)
             for word in heard:
                 before = batch.histories.get(word.name) or self._histories.get(word.name)
                 after, news = apply_word_to_history(
@@ -198,14 +200,14 @@ class EventMerger:
     async def forget_agent(self, scope: str, relay: str, on_forgotten: Callable[[], None]) -> None:
         """Remove an agent that is gone for good. Events that only it shows end."""
         async with self._lock:
-            now, batch = self._clock.now(), _MergeResults(forgotten=(scope, relay))
+            now, batch = self._clock.now(), _UnsavedMerges(forgotten=(scope, relay))
             for event_id, history in self._histories.of_scope(scope).items():
                 if relay in history.words:
                     batch.add_merge_result((scope, event_id), *forget_agent(history, relay, now))
             on_forgotten()
             await self._write(batch)
 
-    def request_wait_restart(self) -> None:
+    def request_disagreement_wait_restart(self) -> None:
         """Let the agents that disagree about an end have their time again: nobody heard them."""
         self._must_wait_again = True
         self._timer_wake.set()
@@ -218,27 +220,27 @@ class EventMerger:
                 if self._must_wait_again:
                     self._must_wait_again = False
                     self._restart_disagreement_waits(self._clock.now())
-                next_due = await self._apply_timers(self._clock.now())
+                next_due = await self._end_due_events(self._clock.now())
             seconds = None
             if next_due is not None:
                 seconds = max(0.0, (next_due - self._clock.now()).total_seconds())
             await wait_for_event(self._timer_wake, self._clock, seconds)
 
     def _restart_disagreement_waits(self, now: datetime) -> None:
-        batch = _MergeResults()
+        batch = _UnsavedMerges()
         for name, history in self._histories.live():
             batch.add_merge_result(name, wait_again_for_agents(history, now), None)
-        self._apply_batch_in_memory(batch)
+        self._take_merge_results_into_memory(batch)
         for scope in {scope for scope, _ in self._histories.ending}:
             self._on_change(scope)  # it asks the agents whether the event is still there
 
-    async def _apply_timers(self, now: datetime) -> datetime | None:
+    async def _end_due_events(self, now: datetime) -> datetime | None:
         """Apply the timers that are due. Return when the next is due.
 
         None is due while nobody can be heard: agents could not say that an event is still there.
-        `request_wait_restart` follows.
+        `request_disagreement_wait_restart` follows.
         """
-        batch, due = _MergeResults(), []
+        batch, due = _UnsavedMerges(), []
         if not self._listens(now):
             return None
         for name in self._histories.ending:
@@ -248,18 +250,18 @@ class EventMerger:
             after, news = end_if_still_gone(history, now, self._freshness(name[0], now))
             if after is not history:
                 batch.add_merge_result(name, after, news)
-            moment = next_timer(after)
+            moment = end_check_due_at(after)
             if moment is not None:
                 due.append(moment)
         if batch.histories:
             await self._write(batch)
         return min(due, default=None)
 
-    async def _write(self, batch: _MergeResults) -> None:
+    async def _write(self, batch: _UnsavedMerges) -> None:
         """Store the result of a merge, then take it into the memory."""
-        sightings = list(self._changed_sightings(batch))
+        sightings = list(self._changed_sighting_rows(batch))
         if not (sightings or batch.news or batch.relay_events or batch.forgotten):
-            self._apply_batch_in_memory(batch)
+            self._take_merge_results_into_memory(batch)
             return
         now = self._clock.now()
 
@@ -272,9 +274,11 @@ class EventMerger:
             if batch.forgotten is not None:
                 tx.fleet.forget_agent(*batch.forgotten)
 
-        await self._transact(work, lambda: self._apply_batch_in_memory(batch))
+        await self._transact_until_store_available(
+            work, lambda: self._take_merge_results_into_memory(batch)
+        )
 
-    def _apply_batch_in_memory(self, batch: _MergeResults) -> None:
+    def _take_merge_results_into_memory(self, batch: _UnsavedMerges) -> None:
         """Take the result of a merge into the memory, and say which scopes it concerns."""
         scopes = {news.scope for news in batch.news}
         for name, history in batch.histories.items():
@@ -287,16 +291,16 @@ class EventMerger:
             self._on_change(scope)
         for news in batch.news:
             if isinstance(news.what, EventDeparture):
-                self._on_ended((news.scope, news.what.key))
+                self._on_ended((news.scope, news.what.lowercase_event_id))
         if self._histories.ending:
             self._timer_wake.set()
 
-    def _changed_sightings(self, batch: _MergeResults) -> Iterable[SightingRow]:
+    def _changed_sighting_rows(self, batch: _UnsavedMerges) -> Iterable[SightingRow]:
         for name, after in batch.histories.items():
             for relay, word in find_changed_last_words(self._histories.get(name), after).items():
-                yield sighting_row(self._keys.make_key(*name), relay, word)
+                yield sighting_row_from_last_word(self._keys.make_key(*name), relay, word)
 
-    async def _transact(
+    async def _transact_until_store_available(
         self, work: Callable[[Transaction], None], then: Callable[[], None]
     ) -> None:
         """Run work in the store, then ``then``. Repeat it while the store is unavailable.
@@ -322,7 +326,7 @@ class EventMerger:
         if cancellation is not None:
             raise cancellation
 
-    async def _load_missing(self, names: set[EventName]) -> None:
+    async def _load_missing_histories(self, names: set[EventName]) -> None:
         missing = self._histories.event_names_to_load(names)
         while missing:
             try:

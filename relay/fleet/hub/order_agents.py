@@ -1,8 +1,8 @@
 """The agents that can carry out an order of the hub, and what they say before it is sent.
 
-An agent is *able* if it can act (`Roster.can_act`) and its last word is the current state of the
-event. It is *reachable* if it is able and RabbitMQ did not return the last order to it. Agents that
-did not carry out an order lately come last.
+An agent is *able* if it can act (`Roster.can_agent_execute_order`) and its last word is the current
+state of the event. It is *reachable* if it is able and RabbitMQ did not return the last order to
+it. Agents that did not carry out an order lately come last.
 
 What an agent says can be old. So `OrderPort` has agents asked for a pulse: before an order is
 repeated, and if only agents that the event names are known to show it.
@@ -43,7 +43,7 @@ The event is named by its key in the store, the agents by their relay words. Non
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrantedEvent:
-    """The event of a grant, as the last `OrderPort.read_fresh` found it."""
+    """The event of a grant, as the last `OrderPort.refresh_events_of_grants` found it."""
 
     scope: str
     grant: int
@@ -99,10 +99,10 @@ class OrderAgents:
             if not returned:
                 del self._returned[scope]
         awaited = self._awaited.get(scope)
-        if awaited is not None and self._is_answer(awaited, relay):
+        if awaited is not None and self._has_agent_shown_event_since_asked(awaited, relay):
             awaited.answered.set()
 
-    def note_returned(self, scope: str, relay: str) -> None:
+    def note_order_returned_by_broker(self, scope: str, relay: str) -> None:
         """Note that RabbitMQ returned an order to an agent."""
         self._returned.setdefault(scope, set()).add(relay)
 
@@ -116,19 +116,23 @@ class OrderAgents:
 
     # --- who gets an order
 
-    def find_reachable(self, event: GrantedEvent) -> list[Agent]:
+    def find_reachable_agents_best_first(self, event: GrantedEvent) -> list[Agent]:
         """Return the agents that an order about an event reaches, as far as the hub knows.
 
         The best come first, whether they failed lately or not.
         """
         returned = self._returned.get(event.scope, ())
-        return [agent for agent in self._find_able(event) if agent.relay not in returned]
+        return [
+            agent
+            for agent in self._find_able_agents_best_first(event)
+            if agent.relay not in returned
+        ]
 
     def choose(self, event: GrantedEvent) -> Agent | None:
         """Return the agent that gets the next order about an event; None: nobody can."""
-        failed_at = self._recent_failures(event.scope)
+        failed_at = self._recent_failure_time_by_agent(event.scope)
         return min(
-            self.find_reachable(event),
+            self.find_reachable_agents_best_first(event),
             key=lambda agent: failed_at.get(agent.relay, float("-inf")),
             default=None,
         )
@@ -145,7 +149,7 @@ class OrderAgents:
             "have a right clock; they do not show the event as it is, or orders do not reach them"
         )
 
-    def _find_able(self, event: GrantedEvent) -> list[Agent]:
+    def _find_able_agents_best_first(self, event: GrantedEvent) -> list[Agent]:
         """Return the agents that can carry out an order about an event, the best first."""
         return self._roster.choose_agents(
             event.scope,
@@ -154,7 +158,7 @@ class OrderAgents:
             among=self._agents_showing(event.scope, event.key),
         )
 
-    def _recent_failures(self, scope: str) -> dict[str, float]:
+    def _recent_failure_time_by_agent(self, scope: str) -> dict[str, float]:
         since = self._clock.monotonic() - FAILURE_MEMORY
         recent = {relay: at for relay, at in self._failed_at.get(scope, {}).items() if at > since}
         if recent:
@@ -172,7 +176,7 @@ class OrderAgents:
         """
         now = self._clock.now()
         agents = [
-            *self.find_reachable(event),
+            *self.find_reachable_agents_best_first(event),
             *self._roster.choose_agents(event.scope, event.resources, now),
             *(
                 agent
@@ -180,29 +184,33 @@ class OrderAgents:
                 if self._roster.is_fresh(agent, now)
             ),
         ]
-        return await self._request_pulses(event, agents, (PULSE_TIMEOUT,), lambda _: True)
+        return await self._request_pulses_until_one_suffices(
+            event, agents, (PULSE_TIMEOUT,), lambda _: True
+        )
 
     async def ask_if_unnamed_agents_show(self, event: GrantedEvent) -> None:
         """Ask whether others show the event, if only agents that it names are known to show it.
 
         Of the agents that see a change, most leave it to another to report it.
         """
-        failed = self._recent_failures(event.scope)
+        failed = self._recent_failure_time_by_agent(event.scope)
         returned = self._returned.get(event.scope, ())
 
         def is_better(agent: Agent) -> bool:
             is_named = agent.is_named_in(event.resources)
             return not is_named and agent.relay not in failed and agent.relay not in returned
 
-        if any(map(is_better, self._find_able(event))):
+        if any(map(is_better, self._find_able_agents_best_first(event))):
             return
         now = self._clock.now()
         able = self._roster.choose_agents(event.scope, event.resources, now)
         agents = list(filter(is_better, able))
         if agents:
-            await self._request_pulses(event, agents, UNNAMED_AGENT_PAUSES, is_better)
+            await self._request_pulses_until_one_suffices(
+                event, agents, UNNAMED_AGENT_PAUSES, is_better
+            )
 
-    async def _request_pulses(
+    async def _request_pulses_until_one_suffices(
         self,
         event: GrantedEvent,
         agents: Iterable[Agent],
@@ -228,11 +236,11 @@ class OrderAgents:
             del self._awaited[event.scope]
         return awaited.answered.is_set()
 
-    def _is_answer(self, awaited: _AwaitedPulse, relay: str) -> bool:
+    def _has_agent_shown_event_since_asked(self, awaited: _AwaitedPulse, relay: str) -> bool:
         """Whether a message of an agent that shows the event came after the request."""
         return any(
             agent.relay == relay
             and agent.last_heard >= awaited.asked_at
             and awaited.suffices(agent)
-            for agent in self._find_able(awaited.event)
+            for agent in self._find_able_agents_best_first(awaited.event)
         )

@@ -1,9 +1,10 @@
 """Merges what pulses say about events, so that it does not overtake what reports say.
 
-A pulse lists the events that an agent sees now. Each of them is a `HeardWord`, and so is each event
-that the agent showed before and does not list. A report says more: each state, and how an event
-ended. But pulses overtake reports. So words of pulses that tell nothing new are merged at once, and
-the others are postponed: they are merged `PULSE_GRACE` later, when no report waits in the queue.
+A pulse lists the events that an agent sees now. Each of them is a `ReceivedWord`, and so is each
+event that the agent showed before and does not list. A report says more: each state, and how an
+event ended. But pulses overtake reports. So words of pulses that tell nothing new are merged at
+once, and the others are postponed: they are merged `PULSE_GRACE` later, when no report waits in the
+queue.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from itertools import islice
 from typing import NoReturn
 
 from relay.clock import Clock
-from relay.fleet.hub.histories import EventName, Histories
+from relay.fleet.hub.histories import EventHistoryCache, EventName
 from relay.fleet.hub.merge import (
     EventHistory,
     Word,
@@ -24,11 +25,11 @@ from relay.fleet.hub.merge import (
     repeats_last_state,
     split_pulse_by_event,
 )
-from relay.fleet.hub.merger import EventMerger, HeardWord
+from relay.fleet.hub.merger import EventMerger, ReceivedWord
 from relay.fleet.hub.roster import Roster
 from relay.fleet.message_reader import ReceivedMessage
 from relay.fleet.messages import MAX_LIVE_EVENTS, Pulse
-from relay.fleet.routing import Sender
+from relay.fleet.routing import AuthorizedSender
 
 PULSE_GRACE = 5.0
 """Seconds that reports have to arrive before a pulse is believed that says something new."""
@@ -52,7 +53,7 @@ class _PostponedWords:
     """The words of one agent that wait for its reports; ``due`` is monotonic."""
 
     due: float
-    words: dict[EventName, HeardWord] = field(default_factory=dict)
+    words: dict[EventName, ReceivedWord] = field(default_factory=dict)
     """The longest postponed first."""
 
 
@@ -61,7 +62,7 @@ class PulseMerger:
 
     def __init__(
         self,
-        histories: Histories,
+        histories: EventHistoryCache,
         roster: Roster,
         merger: EventMerger,
         clock: Clock,
@@ -84,9 +85,9 @@ class PulseMerger:
         self._on_merged = on_merged
         self._postponed: dict[AgentName, _PostponedWords] = {}
 
-    def extract_words(
-        self, sender: Sender, received: ReceivedMessage, pulse: Pulse
-    ) -> Iterator[HeardWord]:
+    def words_of_pulse(
+        self, sender: AuthorizedSender, received: ReceivedMessage, pulse: Pulse
+    ) -> Iterator[ReceivedWord]:
         """Yield the words that a pulse stands for."""
         histories = self._histories.of_scope(sender.scope)
         if not pulse.live and not histories:
@@ -98,7 +99,7 @@ class PulseMerger:
         for event_id, word in split_pulse_by_event(sender.relay, pulse, histories):
             if self._would_only_delay_end(sender, word, histories.get(event_id)):
                 continue
-            yield HeardWord(
+            yield ReceivedWord(
                 name=(sender.scope, event_id),
                 relay=sender.relay,
                 word=word,
@@ -108,7 +109,7 @@ class PulseMerger:
             )
 
     def _would_only_delay_end(
-        self, sender: Sender, word: Word, history: EventHistory | None
+        self, sender: AuthorizedSender, word: Word, history: EventHistory | None
     ) -> bool:
         """Whether a word of a pulse would only delay the end of an event.
 
@@ -134,18 +135,22 @@ class PulseMerger:
         able = (
             agent
             for agent in witnesses
-            if agent and agent.user == sender.user and self._roster.can_act(agent, now)
+            if agent
+            and agent.user == sender.user
+            and self._roster.can_agent_execute_order(agent, now)
         )
         return len(list(islice(able, ENOUGH_WITNESSES))) == ENOUGH_WITNESSES
 
-    async def merge_or_postpone(self, heard: Sequence[HeardWord]) -> set[AgentName]:
+    async def merge_words_and_postpone_new_ones(
+        self, heard: Sequence[ReceivedWord]
+    ) -> set[AgentName]:
         """Merge the words of pulses that tell nothing new, and postpone the others.
 
         Return the agents with postponed words.
         """
         if not heard:
             return set()
-        news = await self._merger.merge_heard(heard, only_quiet=True)
+        news = await self._merger.merge_received(heard, only_quiet=True)
         due = self._clock.monotonic() + PULSE_GRACE
         for word in news:
             agent = (word.name[0], word.relay)
@@ -167,7 +172,7 @@ class PulseMerger:
             words = {agent: list(self._postponed.pop(agent).words.values()) for agent in due}
             for agent, heard in words.items():
                 try:
-                    await self._merger.merge_heard(heard)
+                    await self._merger.merge_received(heard)
                 except Exception:  # noqa: BLE001  # the next pulse of the agent says the same
                     _log.exception("internal error: a pulse of %s was dropped", "/".join(agent))
                 else:

@@ -20,11 +20,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Literal
 
-from relay.events.machine_names import add_underscored_names, other_instance_names
+from relay.events.machine_name_variants import add_underscore_prefixed_names, other_instance_names
 from relay.events.model import ScheduledEvent
 from relay.events.routing_words import relay_word
 from relay.fleet.messages import Pulse
-from relay.fleet.routing import Sender
+from relay.fleet.routing import AuthorizedSender
 
 FRESH_FOR = timedelta(seconds=150)
 """Two pulses can be lost before an agent is silent."""
@@ -83,7 +83,9 @@ class Agent:
         """
         if self.names is not None:
             return any(resource.lower() in self.names for resource in resources)
-        names = add_underscored_names(frozenset({self.relay, *other_instance_names(self.relay)}))
+        names = add_underscore_prefixed_names(
+            frozenset({self.relay, *other_instance_names(self.relay)})
+        )
         return any(relay_word(resource) in names for resource in resources)
 
 
@@ -108,7 +110,7 @@ class Roster:
 
     # --- what the hub hears
 
-    def note_hub_listening(self, now: datetime) -> bool:
+    def mark_hub_listening_now(self, now: datetime) -> bool:
         """Note that the hub listens. Call this at least twice a minute while it is connected.
 
         Return True if it did not listen before: agents may have said what nobody heard. Silence
@@ -128,15 +130,17 @@ class Roster:
         before = self._listened_at
         return before is not None and before <= now <= before + MAX_LISTEN_PAUSE
 
-    def note_connection_lost(self) -> None:
+    def note_hub_connection_lost(self) -> None:
         """Note that the hub has lost its connection."""
         self._listening_since = self._listened_at = None
 
-    def note_report(self, sender: Sender, name: str, now: datetime) -> Agent:
+    def note_message_except_pulse(
+        self, sender: AuthorizedSender, name: str, now: datetime
+    ) -> Agent:
         """Note any message of an agent but a pulse. Return what is known about the agent now."""
         return self._put(replace(self._known_or_new_agent(sender, name, now), last_report=now))
 
-    def note_pulse(self, sender: Sender, name: str, pulse: Pulse, now: datetime) -> Agent:
+    def note_pulse(self, sender: AuthorizedSender, name: str, pulse: Pulse, now: datetime) -> Agent:
         """Note a pulse. Return what is known about the agent now."""
         return self._put(
             replace(
@@ -182,7 +186,7 @@ class Roster:
         """Whether the hub has listened long enough to know that the agent says nothing."""
         return self._silence(agent, now) > FRESH_FOR
 
-    def state(self, agent: Agent, now: datetime) -> Literal["fresh", "silent", "unknown"]:
+    def agent_freshness(self, agent: Agent, now: datetime) -> Literal["fresh", "silent", "unknown"]:
         """Return whether an agent is fresh or silent.
 
         unknown: the hub has not listened for long enough to say that it is silent.
@@ -243,11 +247,11 @@ class Roster:
         able = [
             agent
             for agent in self.agents_of_scope(scope)
-            if self.can_act(agent, now) and (among is None or agent.relay in among)
+            if self.can_agent_execute_order(agent, now) and (among is None or agent.relay in among)
         ]
-        return sorted(able, key=lambda agent: _rank(agent, resources))
+        return sorted(able, key=lambda agent: _order_candidate_sort_key(agent, resources))
 
-    def can_act(self, agent: Agent, now: datetime) -> bool:
+    def can_agent_execute_order(self, agent: Agent, now: datetime) -> bool:
         """Whether an agent can execute an order: it pulses and reads, and its clock is right."""
         return (
             agent.last_pulse is not None
@@ -265,7 +269,7 @@ class Roster:
             return timedelta(0)
         return now - max(agent.last_heard, self._listening_since)
 
-    def _known_or_new_agent(self, sender: Sender, name: str, now: datetime) -> Agent:
+    def _known_or_new_agent(self, sender: AuthorizedSender, name: str, now: datetime) -> Agent:
         known = self.agent(sender.scope, sender.relay)
         if known is None:
             return Agent(
@@ -282,7 +286,9 @@ class Roster:
         return agent
 
 
-def _rank(agent: Agent, resources: Collection[str]) -> tuple[bool, float, float, str]:
+def _order_candidate_sort_key(
+    agent: Agent, resources: Collection[str]
+) -> tuple[bool, float, float, str]:
     poll_age = agent.poll_age or 0.0
     pulse = agent.last_pulse.timestamp() if agent.last_pulse is not None else 0.0
     return (

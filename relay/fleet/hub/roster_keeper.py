@@ -53,7 +53,7 @@ class RosterKeeper:
         rows = await self._store.read(lambda tx: tx.fleet.agents())
         self.roster.add_stored_agents(map(_agent_from_row, rows))
 
-    def note_changed(self, agent: Agent) -> None:
+    def mark_agent_unsaved(self, agent: Agent) -> None:
         """Store this agent at the next opportunity."""
         self._unsaved.add((agent.scope, agent.relay))
 
@@ -97,17 +97,19 @@ class RosterKeeper:
                 f"no agent of scope {scope} has been heard of for "
                 f"{FRESH_FOR.total_seconds():g} s: none of its events starts or ends, until one is"
             )
-            self._record_about_scope("relay.silent", scope, reason, count, now)
+            self._record_relay_event_about_scope("relay.silent", scope, reason, count, now)
         # A scope is not silent either if the hub hears nobody now, or has forgotten all its agents.
         heard = {
-            scope for scope in self._silent_scopes - silent if self._has_fresh_agent(scope, now)
+            scope
+            for scope in self._silent_scopes - silent
+            if self._has_fresh_agent_of_scope(scope, now)
         }
         for scope in sorted(heard):
             reason = f"an agent of scope {scope} is heard of again"
-            self._record_about_scope("relay.source-recovered", scope, reason, 1, now)
+            self._record_relay_event_about_scope("relay.source-recovered", scope, reason, 1, now)
         self._silent_scopes = (self._silent_scopes - heard) & self.roster.scopes | silent
 
-    def _has_fresh_agent(self, scope: str, now: datetime) -> bool:
+    def _has_fresh_agent_of_scope(self, scope: str, now: datetime) -> bool:
         return any(self.roster.is_fresh(agent, now) for agent in self.roster.agents_of_scope(scope))
 
     def _report_wrong_clocks(self, now: datetime) -> None:
@@ -119,13 +121,15 @@ class RosterKeeper:
                     f"the clock of agent {agent.name} of scope {agent.scope} is wrong by "
                     f"{agent.clock_offset:g} s: it gets no start orders"
                 )
-                self._record_about_scope("relay.clock-skewed", agent.scope, reason, 1, now)
+                self._record_relay_event_about_scope(
+                    "relay.clock-skewed", agent.scope, reason, 1, now
+                )
         self._wrong_clocks = names
 
-    def _record_about_scope(
+    def _record_relay_event_about_scope(
         self, name: str, scope: str, reason: str, count: int, at: datetime
     ) -> None:
-        origin = self._origin.in_scope(scope)
+        origin = self._origin.copy_for_scope(scope)
         recorded = self._store.submit(
             lambda tx: tx.record(
                 relay_event(

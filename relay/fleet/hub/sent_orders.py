@@ -1,8 +1,8 @@
 """What the hub knows of the start orders that it sent, and of their results.
 
 The claims in the journal say which orders were sent before the hub started. An order from then is
-restored when its event is considered again (`SentOrders.restore`). So a result that waited in the
-queue of the hub counts, and no new order goes while the old one can still be carried out.
+restored when its event is considered again (`SentOrders.restore_order`). So a result that waited in
+the queue of the hub counts, and no new order goes while the old one can still be carried out.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Literal, TypeAlias
 from typing_extensions import override  # in typing from Python 3.12
 
 from relay.fleet.messages import StartOutcome, StartResult
-from relay.fleet.routing import Sender
+from relay.fleet.routing import AuthorizedSender
 
 MAX_ORDERS = 10_000
 """Orders that are remembered. Of more, the oldest that nobody can carry out any more go."""
@@ -55,9 +55,11 @@ class SentOrder:
     executable_until: float
     """By the monotonic clock: nobody can carry out the order any more then."""
     is_awaited: bool = False
-    """Whether `StartRequestPort.start` waits for the result."""
+    """Whether `StartRequestPort.send_start_request` waits for the result."""
     was_returned: bool = False
     """Whether RabbitMQ returned it, so that it reached nobody."""
+    was_withdrawn: bool = False
+    """Whether it was not sent, because IMDS had accepted an earlier order of the grant."""
     result: StartResult | None = None
     confirmed_at: float | None = None
     """By the monotonic clock: when an agent said after it what the event is."""
@@ -91,7 +93,12 @@ class SentOrder:
             self.was_returned = True
             self.ended.set()
 
-    def end(self, result: StartResult) -> None:
+    def end_withdrawn(self) -> None:
+        """Note that the order was not sent, because it was not needed any more."""
+        self.was_withdrawn = True
+        self.ended.set()
+
+    def end_with_result(self, result: StartResult) -> None:
         """Note the result."""
         self.result = result
         self.ended.set()
@@ -117,7 +124,7 @@ class SentOrders:
     def __len__(self) -> int:
         return len(self._orders)
 
-    def find(self, grant: int, attempt: int) -> SentOrder | None:
+    def find_by_grant_and_attempt(self, grant: int, attempt: int) -> SentOrder | None:
         """Return an order."""
         return self._orders.get((grant, attempt))
 
@@ -129,7 +136,7 @@ class SentOrders:
         """Yield the orders for a grant."""
         return (order for order in self.orders_of_event(event_key) if order.grant == grant)
 
-    def find_accepted_order(self, event_key: str, grant: int) -> SentOrder | None:
+    def find_order_accepted_by_imds(self, event_key: str, grant: int) -> SentOrder | None:
         """Return the order for a grant whose StartRequest IMDS accepted."""
         return next(
             (
@@ -154,9 +161,9 @@ class SentOrders:
     def add(self, order: SentOrder, monotonic: float) -> None:
         """Remember an order before it is sent."""
         self._index_order(order)
-        self._forget_oldest(monotonic)
+        self._forget_oldest_orders(monotonic)
 
-    def restore(self, order: SentOrder) -> None:
+    def restore_order(self, order: SentOrder) -> None:
         """Remember an order from before the hub started, and take its result if it has come."""
         self._index_order(order)
         for results in self._unknown.values():
@@ -165,23 +172,23 @@ class SentOrders:
             if result is not None:
                 self._end_with_late_result(order, result)
 
-    def take_result(self, sender: Sender, result: StartResult) -> None:
+    def take_result(self, sender: AuthorizedSender, result: StartResult) -> None:
         """Take the result of an order. Only that of the agent that got the order counts."""
-        order = self.find(result.grant, result.attempt)
+        order = self.find_by_grant_and_attempt(result.grant, result.attempt)
         if order is None:
             self._keep_result_of_unknown_order(sender, result)
-            self._ignore("unknown", sender, result)
+            self._count_ignored_result("unknown", sender, result)
         elif (order.scope, order.agent) != (sender.scope, sender.relay):
-            self._ignore("other-agent", sender, result)
+            self._count_ignored_result("other-agent", sender, result)
         elif order.ended.is_set():
-            self._ignore("repeated", sender, result)
+            self._count_ignored_result("repeated", sender, result)
         elif order.is_awaited:
-            order.end(result)
+            order.end_with_result(result)
         else:
             self._end_with_late_result(order, result)
 
     def _end_with_late_result(self, order: SentOrder, result: StartResult) -> None:
-        order.end(result)
+        order.end_with_result(result)
         if order.is_accepted_by_imds:
             _log.warning(
                 "fleet: IMDS accepted a StartRequest, but the answer came late (%s). "
@@ -191,14 +198,16 @@ class SentOrders:
         else:
             _log.info("fleet: the answer to an order came late: %s (%s)", result.result, order)
 
-    def _keep_result_of_unknown_order(self, sender: Sender, result: StartResult) -> None:
+    def _keep_result_of_unknown_order(self, sender: AuthorizedSender, result: StartResult) -> None:
         results = self._unknown.setdefault(sender.user, {})
         # The first result counts, as it does for an order that is known.
         results.setdefault((sender.scope, sender.relay, result.grant, result.attempt), result)
         if len(results) > MAX_UNKNOWN_RESULTS:
             del results[next(iter(results))]
 
-    def _ignore(self, reason: IgnoreReason, sender: Sender, result: StartResult) -> None:
+    def _count_ignored_result(
+        self, reason: IgnoreReason, sender: AuthorizedSender, result: StartResult
+    ) -> None:
         self.ignored[reason] += 1
         key = reason, sender.scope, sender.relay
         if key in self._logged or len(self._logged) >= _MAX_LOGGED:
@@ -219,7 +228,7 @@ class SentOrders:
         self._orders[order.grant, order.attempt] = order
         self._by_event.setdefault(order.event_key, []).append(order)
 
-    def _forget_oldest(self, monotonic: float) -> None:
+    def _forget_oldest_orders(self, monotonic: float) -> None:
         while len(self._orders) > MAX_ORDERS:
             key, oldest = next(iter(self._orders.items()))
             if oldest.can_be_executed(monotonic) or oldest.is_awaited:

@@ -40,7 +40,7 @@ from relay.fleet.hub.order_agents import PULSE_TIMEOUT, AgentsShowing, GrantedEv
 from relay.fleet.hub.roster import Agent, Roster
 from relay.fleet.hub.sent_orders import OrderResult, SentOrder, SentOrders
 from relay.fleet.messages import StartOrder, StartResult
-from relay.fleet.routing import Sender, command_key
+from relay.fleet.routing import AuthorizedSender, command_key
 from relay.outbox import Grant
 from relay.outbox.sqlite import Store
 from relay.outbox.transaction import Transaction
@@ -75,10 +75,10 @@ class CommandPublisher(Protocol):
 class OrderPort:
     """The `StartRequestPort` of a hub.
 
-    For each grant, the approvals call `read_fresh`, then `choose_agent`, whose answer they record,
-    then `start`. In a scope they do so for one grant after the other. `Hub` calls `on_result` for
-    each result, and `on_agent_message_recorded` for each other message once what it says is
-    recorded.
+    For each grant, the approvals call `refresh_events_of_grants`, then `choose_agent`, whose answer
+    they record, then `send_start_request`. In a scope they do so for one grant after the other.
+    `Hub` calls `on_result` for each result, and `note_pulse_or_report_recorded` for each other
+    message once what it says is recorded.
     """
 
     max_events_per_start_request = 1
@@ -111,17 +111,17 @@ class OrderPort:
         self._earlier_settled_at = clock.monotonic() + SETTLED_AFTER
         """When nobody can carry out an order any more that an earlier process sent."""
         self._events: dict[str, GrantedEvent] = {}
-        """The event in each scope for which `read_fresh` was called last."""
+        """The event in each scope for which `refresh_events_of_grants` was called last."""
         self._read_failures: set[str] = set()
-        """The scopes whose last `read_fresh` failed."""
+        """The scopes whose last `refresh_events_of_grants` failed."""
 
     # --- what the intake says
 
-    def on_result(self, sender: Sender, result: StartResult) -> None:
+    def on_result(self, sender: AuthorizedSender, result: StartResult) -> None:
         """Take the result of an order. The sender is checked by its routing key and user."""
         self.orders.take_result(sender, result)
 
-    def on_agent_message_recorded(self, scope: str, relay: str) -> None:
+    def note_pulse_or_report_recorded(self, scope: str, relay: str) -> None:
         """Note that a pulse or report of an agent came, and that what it says is recorded.
 
         The roster knows of the message already.
@@ -130,7 +130,7 @@ class OrderPort:
 
     # --- StartRequestPort
 
-    async def read_fresh(self, scope: str, grants: Sequence[Grant], /) -> None:
+    async def refresh_events_of_grants(self, scope: str, grants: Sequence[Grant], /) -> None:
         """Return once an order may be sent, and what its event is now is recorded.
 
         The first order for a grant needs no confirmation: the agent reads the document itself. It
@@ -141,12 +141,12 @@ class OrderPort:
         try:
             event = await self._load_granted_event(scope, grant)
             self._events[scope] = event
-            if self.orders.find_accepted_order(event.key, grant.id) is None:
-                await self._wait_until_settled(event.key)
+            if self.orders.find_order_accepted_by_imds(event.key, grant.id) is None:
+                await self._wait_until_no_order_executable(event.key)
             # The result may have come meanwhile.
-            if self.orders.find_accepted_order(event.key, grant.id) is None:
-                if self._needs_agent_confirmation(event):
-                    await self._await_agent_confirmation(event)
+            if self.orders.find_order_accepted_by_imds(event.key, grant.id) is None:
+                if self._has_unconfirmed_earlier_order(event):
+                    await self._await_pulse_before_next_order(event)
                 await self._agents.ask_if_unnamed_agents_show(event)
         except SourceUnavailable as error:
             if scope not in self._read_failures:
@@ -163,7 +163,7 @@ class OrderPort:
         """
         (grant,) = grants
         event = self._require_granted_event(scope, grant)
-        accepted = self.orders.find_accepted_order(event.key, grant.id)
+        accepted = self.orders.find_order_accepted_by_imds(event.key, grant.id)
         if accepted is not None:
             return accepted.agent
         if not self._is_connected():
@@ -173,7 +173,7 @@ class OrderPort:
             raise SourceUnavailable(self._agents.explain_why_none(event))
         return agent.relay
 
-    async def start(self, scope: str, claims: Sequence[ClaimedGrant], /) -> None:
+    async def send_start_request(self, scope: str, claims: Sequence[ClaimedGrant], /) -> None:
         """Order one agent to send the StartRequest; return if IMDS accepted it.
 
         Raises SourceRefused if IMDS answered 400, StartRequestNotDelivered if the agent sent
@@ -181,9 +181,9 @@ class OrderPort:
         """
         (claim,) = claims
         event = self._require_granted_event(scope, claim.grant)
-        if self._is_grant_already_accepted(event):
+        if self._has_imds_accepted_earlier_order(event):
             return
-        agent = self._require_claimed_agent(claim, event)
+        agent = self._require_agent_of_claimed_grant(claim, event)
         began = self._clock.monotonic()
         if self.orders.executable_until_of_event(event.key, began) is not None:
             raise SourceUnavailable("an earlier order about the event can still be carried out")
@@ -201,7 +201,7 @@ class OrderPort:
             await self._send_and_wait(order, claim, agent.vm_id)
         finally:
             order.is_awaited = False
-        if not order.is_accepted_by_imds and self._is_grant_already_accepted(event):
+        if not order.is_accepted_by_imds and self._has_imds_accepted_earlier_order(event):
             return
         self._raise_unless_accepted(order)
 
@@ -223,7 +223,7 @@ class OrderPort:
         return event
 
     def _restore_order(self, event: GrantedEvent, claim: _ClaimedStartRequest) -> None:
-        if self.orders.find(claim.grant, claim.attempt) is not None:
+        if self.orders.find_by_grant_and_attempt(claim.grant, claim.attempt) is not None:
             return
         order = SentOrder(
             scope=event.scope,
@@ -233,11 +233,11 @@ class OrderPort:
             attempt=claim.attempt,
             executable_until=self._earlier_settled_at,
         )
-        self.orders.restore(order)
+        self.orders.restore_order(order)
         if order.can_be_executed(self._clock.monotonic()):
             self._agents.note_failure(order.scope, order.agent)
 
-    async def _wait_until_settled(self, event_key: str) -> None:
+    async def _wait_until_no_order_executable(self, event_key: str) -> None:
         """Wait until nobody can carry out an earlier order about an event."""
         while True:
             now = self._clock.monotonic()
@@ -254,7 +254,7 @@ class OrderPort:
                     await wait_for_event(order.ended, self._clock, order.executable_until - now)
                     break
 
-    def _needs_agent_confirmation(self, event: GrantedEvent) -> bool:
+    def _has_unconfirmed_earlier_order(self, event: GrantedEvent) -> bool:
         """Whether an agent must say what the event is, because an order may have changed it."""
         now = self._clock.monotonic()
         return any(
@@ -263,7 +263,7 @@ class OrderPort:
             for order in self.orders.orders_of_grant(event.key, event.grant)
         )
 
-    async def _await_agent_confirmation(self, event: GrantedEvent) -> None:
+    async def _await_pulse_before_next_order(self, event: GrantedEvent) -> None:
         """Return once an agent has said what the event is. Raises SourceUnavailable."""
         if not await self._agents.await_pulse_showing_event(event):
             raise SourceUnavailable(
@@ -274,12 +274,12 @@ class OrderPort:
 
     # --- an order
 
-    def _require_claimed_agent(self, claim: ClaimedGrant, event: GrantedEvent) -> Agent:
+    def _require_agent_of_claimed_grant(self, claim: ClaimedGrant, event: GrantedEvent) -> Agent:
         """Return the agent of a claim.
 
         Raises StartRequestNotDelivered if it cannot get the order any more.
         """
-        for agent in self._agents.find_reachable(event):
+        for agent in self._agents.find_reachable_agents_best_first(event):
             if agent.relay == claim.agent:
                 return agent
         raise StartRequestNotDelivered(f"relay {claim.agent} cannot carry out the order any more")
@@ -287,12 +287,12 @@ class OrderPort:
     def _require_granted_event(self, scope: str, grant: Grant) -> GrantedEvent:
         event = self._events.get(scope)
         if event is None or event.grant != grant.id:
-            raise RuntimeError("expected read_fresh for the grant before it is sent")
+            raise RuntimeError("expected refresh_events_of_grants for the grant before it is sent")
         return event
 
-    def _is_grant_already_accepted(self, event: GrantedEvent) -> bool:
+    def _has_imds_accepted_earlier_order(self, event: GrantedEvent) -> bool:
         """Whether IMDS accepted an earlier StartRequest for the grant."""
-        accepted = self.orders.find_accepted_order(event.key, event.grant)
+        accepted = self.orders.find_order_accepted_by_imds(event.key, event.grant)
         if accepted is None:
             return False
         _log.info("fleet: no order is sent, because IMDS accepted an earlier one (%s)", accepted)
@@ -323,13 +323,14 @@ class OrderPort:
             sending = group.create_task(self._publish(order, event), name="hub: start order")
             await wait_for_event(order.ended, self._clock, order.executable_until - began)
             sending.cancel()
-        self.results[order.outcome] += 1
-        _log_end(order)
+        if not order.was_withdrawn:
+            self.results[order.outcome] += 1
+            _log_end(order)
 
     async def _publish(self, order: SentOrder, event: CloudEvent) -> None:
         def is_needed() -> bool:
             # The answer to an earlier order can come while this one waits to be written.
-            return self.orders.find_accepted_order(order.event_key, order.grant) is None
+            return self.orders.find_order_accepted_by_imds(order.event_key, order.grant) is None
 
         try:
             is_delivered = await self._publisher.send(
@@ -340,8 +341,12 @@ class OrderPort:
                 "fleet: whether an order was delivered is not known: %s (%s)", error.reason, order
             )
             return
-        if not is_delivered:
+        if is_delivered:
+            return
+        if is_needed():
             order.end_returned()
+        else:
+            order.end_withdrawn()
 
     def _raise_unless_accepted(self, order: SentOrder) -> None:
         result = order.result
@@ -350,7 +355,7 @@ class OrderPort:
         else:
             self._agents.note_failure(order.scope, order.agent)
         if order.was_returned:
-            self._agents.note_returned(order.scope, order.agent)
+            self._agents.note_order_returned_by_broker(order.scope, order.agent)
             raise StartRequestNotDelivered(
                 f"RabbitMQ returned the order: relay {order.agent} is not connected"
             )
@@ -365,7 +370,7 @@ class OrderPort:
             case "failed":
                 raise SourceUnavailable(f"relay {order.agent}: {reason}", status=result.status)
             case "changed" | "stale":
-                before = self.orders.find(order.grant, order.attempt - 1)
+                before = self.orders.find_by_grant_and_attempt(order.grant, order.attempt - 1)
                 is_repeated = before is not None and before.is_confirmed_unexecuted
                 # If agent after agent sends nothing, the reason is another than the agent.
                 kind = SourceUnavailable if is_repeated else StartRequestNotDelivered
@@ -391,7 +396,7 @@ def _read_granted_event_and_claims(
     )
     notes = [
         orjson.loads(body)
-        for _, kind, body in tx.journal.decisive_rows(occurrence.key)
+        for _, kind, body in tx.journal.decision_and_claim_rows_of_event(occurrence.key)
         if kind == "claim"
     ]
     return event, [

@@ -1,10 +1,10 @@
-"""Decides the votes of machines: what programs on the VMs of a fleet decide about their own VM.
+"""Answers the votes of machines: what programs on the VMs of a fleet decide about their own VM.
 
 A vote is the body of ``POST /v1/approvals``, which an agent passes on. `VoteAnswerer` takes votes
-from the hub and sends the answers. `MachineVotes` limits their rate and submits each to the gate:
-the answer is that of the API of the hub. Who votes, and for which scope, follows from what RabbitMQ
-has checked: the user and the routing key. The body has no say in it. What a machine may decide is
-up to `relay.approvals.admission`.
+from the hub and sends the answers. `MachineVoteSubmitter` limits their rate and submits each to the
+gate: the answer is that of the API of the hub. Who votes, and for which scope, follows from what
+RabbitMQ has checked: the user and the routing key. The body has no say in it. What a machine may
+decide is up to `relay.approvals.admission`.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from relay.clock import Clock
 from relay.errors import DeliveryError
 from relay.events.build import Origin
 from relay.events.cloudevent import CloudEvent
-from relay.fleet.hub.link import Settlements
+from relay.fleet.hub.link import CumulativeAcknowledger
 from relay.fleet.messages import VoteAnswer, VoteMessage
-from relay.fleet.routing import Sender, command_key
+from relay.fleet.routing import AuthorizedSender, command_key
 from relay.log_fields import log_extra
 from relay.rate_limits import CALLER_BURST, CALLER_RATE, TokenBuckets
 
@@ -58,7 +58,7 @@ _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,256}")
 _log = logging.getLogger(__name__)
 
 
-class MachineVotes:
+class MachineVoteSubmitter:
     """Submits the votes of machines. ``submit`` is that of the gate."""
 
     def __init__(
@@ -70,7 +70,9 @@ class MachineVotes:
         self._users = TokenBuckets(USER_RATE, USER_BURST)
         self._answers = TokenBuckets(ANSWER_RATE, CALLER_BURST)
 
-    def admit(self, sender: Sender, vote: VoteMessage) -> VoteAnswer | Literal["decide", "drop"]:
+    def apply_rate_limit_to_vote(
+        self, sender: AuthorizedSender, vote: VoteMessage
+    ) -> VoteAnswer | Literal["decide", "drop"]:
         """Return what to do with a vote that has arrived: decide it, drop it, or answer this.
 
         Call it once for each vote.
@@ -83,7 +85,7 @@ class MachineVotes:
         detail = f"too many votes of {exceeded}: wait, and try again"
         return VoteAnswer(request_id=vote.request_id, status=429, body={"detail": detail})
 
-    async def decide(self, sender: Sender, vote: VoteMessage) -> VoteAnswer:
+    async def decide(self, sender: AuthorizedSender, vote: VoteMessage) -> VoteAnswer:
         """Decide a vote that was admitted; return the answer to it. The decision is on disk then.
 
         A repeat gets its first answer. The answer is 503 if the decision cannot be written.
@@ -91,7 +93,7 @@ class MachineVotes:
         answer = await self._submit_vote(sender, vote)
         return VoteAnswer(request_id=vote.request_id, status=answer.status, body=answer.body)
 
-    async def _submit_vote(self, sender: Sender, vote: VoteMessage) -> DecisionAnswer:
+    async def _submit_vote(self, sender: AuthorizedSender, vote: VoteMessage) -> DecisionAnswer:
         principal = machine_principal(sender.scope, sender.relay)
         if _REQUEST_ID.fullmatch(vote.request_id) is None:
             return _refusal(400, "expected a request id of at most 256 visible ASCII characters")
@@ -125,7 +127,7 @@ class MachineVotes:
             )
         return answer
 
-    def _charge_sender(self, sender: Sender) -> str | None:
+    def _charge_sender(self, sender: AuthorizedSender) -> str | None:
         """Return who is over their rate: the machine, or its user; None: neither is."""
         principal, now = machine_principal(sender.scope, sender.relay), self._clock.monotonic()
         if self._machines.take(principal, now):
@@ -141,7 +143,7 @@ class VoteAnswerer:
 
     def __init__(
         self,
-        votes: MachineVotes,
+        votes: MachineVoteSubmitter,
         send: Callable[[str, CloudEvent], Awaitable[object]],
         spawn: Callable[[Coroutine[Any, Any, None], str], None],
         origin: Origin,
@@ -158,14 +160,18 @@ class VoteAnswerer:
         self._clock = clock
         self._slots = asyncio.Semaphore(MAX_VOTES_AT_ONCE)
 
-    async def start(
-        self, sender: Sender, vote: VoteMessage, tag: int, settlements: Settlements
+    async def start_answering_vote(
+        self,
+        sender: AuthorizedSender,
+        vote: VoteMessage,
+        tag: int,
+        settlements: CumulativeAcknowledger,
     ) -> None:
         """Return once the vote has its turn. It is acknowledged when it is decided.
 
         ``tag`` is the delivery tag of its message.
         """
-        admitted = self._votes.admit(sender, vote)
+        admitted = self._votes.apply_rate_limit_to_vote(sender, vote)
         if admitted == "drop":
             settlements.acknowledge(tag)
             return
@@ -175,17 +181,17 @@ class VoteAnswerer:
 
     async def _answer(
         self,
-        sender: Sender,
+        sender: AuthorizedSender,
         vote: VoteMessage,
         refusal: VoteAnswer | None,
         tag: int,
-        settlements: Settlements,
+        settlements: CumulativeAcknowledger,
     ) -> None:
         try:
             answer = refusal or await self._votes.decide(sender, vote)
         except Exception:  # noqa: BLE001  # one vote must not stop the hub
             _log.exception("internal error: a vote was dead-lettered")
-            settlements.reject(tag)
+            settlements.dead_letter(tag)
             return
         else:
             settlements.acknowledge(tag)
@@ -194,7 +200,7 @@ class VoteAnswerer:
         finally:
             self._slots.release()
 
-    async def _send_answer(self, sender: Sender, answer: VoteAnswer) -> None:
+    async def _send_answer(self, sender: AuthorizedSender, answer: VoteAnswer) -> None:
         try:
             await self._send(
                 command_key(sender.scope, sender.relay),

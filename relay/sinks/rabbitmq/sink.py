@@ -20,15 +20,15 @@ from aiormq.exceptions import ChannelAccessRefused
 from pamqp.commands import Basic
 
 from relay.amqp.broker_url import host_port
-from relay.amqp.cancellation import raise_if_cancelled
-from relay.amqp.connection import HEARTBEAT, SETUP_TIMEOUT, Connection, keep_connected
+from relay.amqp.cancellation_check import raise_if_cancelled
+from relay.amqp.connection import HEARTBEAT, SETUP_TIMEOUT, GuardedConnection, keep_connected
 from relay.amqp.diagnostics import diagnose as diagnose_broker
 from relay.amqp.event_message import content_header, routing_key
 from relay.amqp.failures import ConnectionFailure, broker_message, describe_failure
 from relay.amqp.publisher import CONNECTION_WAIT, ConfirmedPublisher, PublishChannel, PublishResult
 from relay.amqp.topology import declare_topology, describe_unchecked_parts, events_topology
 from relay.clock import Clock
-from relay.diagnostics import Finding
+from relay.doctor_findings import Finding
 from relay.errors import Deferred, Rejected
 from relay.events.cloudevent import CloudEvent
 from relay.log_fields import log_extra
@@ -135,7 +135,7 @@ class RabbitMQ:
             )
         return receipt
 
-    async def keep_channel_open(self, connection: Connection) -> NoReturn:
+    async def keep_channel_open(self, connection: GuardedConnection) -> NoReturn:
         """Keep a channel open. Raises when the connection is unusable."""
         broker = host_port(connection.url)
         settings = self._settings
@@ -152,12 +152,14 @@ class RabbitMQ:
 
     def on_connection_failure(self, failure: ConnectionFailure) -> None:
         """Note why there is no connection."""
-        self._publisher.set_failure(failure)
+        self._publisher.note_connection_failure(failure)
         self._log_state(logging.WARNING, failure.reason)
 
     def _log_state(self, level: int, state: str) -> None:
         name = self._settings.name
-        self._state_log.log(level, "sink %s: %s", name, state, extra=log_extra(sink=name))
+        self._state_log.log_if_changed(
+            level, "sink %s: %s", name, state, extra=log_extra(sink=name)
+        )
 
 
 @contextlib.asynccontextmanager
@@ -174,7 +176,7 @@ async def connect(
         sink = RabbitMQ(settings, connection_wait)
         connection_task = tasks.create_task(
             keep_connected(
-                settings.targets,
+                settings.broker_urls,
                 f"imds-relay {settings.name}",
                 clock,
                 sink.keep_channel_open,
@@ -195,5 +197,5 @@ async def diagnose(settings: Settings, scope: str) -> list[Finding]:
     parts = topology if settings.declare else topology[-1:]
     writes = (settings.exchange, f"event.scheduled.none.{scope}")
     return await diagnose_broker(
-        f"sink {settings.name}", settings.targets(), parts, settings.declare, writes=writes
+        f"sink {settings.name}", settings.broker_urls(), parts, settings.declare, writes=writes
     )

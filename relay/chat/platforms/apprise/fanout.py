@@ -15,7 +15,11 @@ from relay.chat.cards.card import Card, Text, Tone
 from relay.chat.platforms.apprise.guarded_thread import SerialCaller
 from relay.chat.platforms.apprise.service import SendResult
 from relay.chat.platforms.apprise.settings import Settings
-from relay.chat.platforms.apprise.text import card_text, neutralize_markup, render_text
+from relay.chat.platforms.apprise.text import (
+    card_text,
+    neutralize_markup,
+    plain_text_with_utc_times,
+)
 from relay.errors import Deferred
 from relay.net.egress import AddressRefused
 
@@ -56,7 +60,7 @@ class ServiceFanout:
 
     async def reply_in_thread(self, ref: str | None, lines: Sequence[Text]) -> None:  # noqa: ARG002  # there are no threads
         """Send lines as a message; the first of several lines is its title. Raises Deferred."""
-        texts = [render_text(line) for line in lines]
+        texts = [plain_text_with_utc_times(line) for line in lines]
         if len(texts) == 1:
             texts.insert(0, "imds-relay")
         await self._send_to_all(texts[0], "\n".join(texts[1:]), "info")

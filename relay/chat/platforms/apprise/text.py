@@ -15,17 +15,17 @@ _MENTION_OR_LINK = re.compile(
 
 def card_text(card: Card) -> str:
     """Return a card as plain text. The most important part comes first: some services cut it."""
-    facts = "\n".join(f"{label}: {render_text(text)}" for label, text in card.facts)
-    lines = "\n".join(f"- {render_text(line.text)}" for line in card.lines)
-    notes = [render_text(note) for note in card.notes]
+    facts = "\n".join(f"{label}: {plain_text_with_utc_times(text)}" for label, text in card.facts)
+    lines = "\n".join(f"- {plain_text_with_utc_times(line.text)}" for line in card.lines)
+    notes = [plain_text_with_utc_times(note) for note in card.notes]
     runbooks = "\n".join(f"Runbook of rule {rule}: {url}" for rule, url in card.runbooks)
-    paragraphs = [render_text(card.summary), facts, lines, *notes, runbooks]
+    paragraphs = [plain_text_with_utc_times(card.summary), facts, lines, *notes, runbooks]
     paragraphs.append(_decision_command(card))
     paragraphs.append(neutralize_markup(card.footer))
     return "\n\n".join(paragraph for paragraph in paragraphs if paragraph)
 
 
-def render_text(text: Text) -> str:
+def plain_text_with_utc_times(text: Text) -> str:
     """Return a text with times in UTC, because the readers' time zone is not known."""
     return "".join(_render_part(part) for part in text)
 

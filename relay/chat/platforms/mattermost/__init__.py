@@ -22,7 +22,7 @@ from relay.chat.platforms.mattermost.interactions import Interactions
 from relay.chat.platforms.mattermost.settings import Settings
 from relay.chat.platforms.mattermost.user_names import UserNames
 from relay.clock import Clock
-from relay.diagnostics import Finding, failure, ok
+from relay.doctor_findings import Finding, failure, ok
 from relay.errors import Deferred
 from relay.net.http import open_session
 
@@ -83,9 +83,9 @@ async def diagnose(settings: Settings, clock: Clock, scope: str) -> list[Finding
             response = await api.call("GET", f"channels/{settings.channel}")
         except Deferred as error:
             return [failure(subject, error.reason, _DOCUMENTATION)]
-        if not response.ok or response.text_field("id") != settings.channel:
+        if not response.ok or response.optional_text_field("id") != settings.channel:
             return [failure(subject, api.delivery_error(response).reason, _DOCUMENTATION)]
-        if settings.approve_in_chat and not response.text_field("team_id"):
+        if settings.approve_in_chat and not response.optional_text_field("team_id"):
             problem = "approve_in_chat is on, but the channel belongs to no team"
             return [failure(subject, problem, "use a channel of a team: votes name the team")]
         return [ok(subject, "Mattermost accepts the token and shows the channel to the bot")]

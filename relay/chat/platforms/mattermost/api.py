@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from relay.chat import MessageGone, defer_unusable_secret, secrets_in_message
+from relay.chat import MessageGone, raise_deferred_if_secret_unusable, secrets_in_message
 from relay.chat.platforms.mattermost.settings import Settings
 from relay.clock import Clock
 from relay.errors import Deferred
@@ -55,10 +55,10 @@ class ApiResponse:
     @property
     def error_id(self) -> str:
         """Mattermost's identifier of the error; empty if there is none."""
-        error_id = None if self.ok else self.text_field("id")
+        error_id = None if self.ok else self.optional_text_field("id")
         return error_id if error_id is not None and _ERROR_ID.fullmatch(error_id) else ""
 
-    def text_field(self, field: str) -> str | None:
+    def optional_text_field(self, field: str) -> str | None:
         """Return a field of the body if it is a text."""
         value = self.json.get(field) if isinstance(self.json, dict) else None
         return value if isinstance(value, str) else None
@@ -84,7 +84,7 @@ class MattermostApi:
         response = await self.call("POST", "posts", {"channel_id": self._settings.channel, **post})
         if response.error_id == _THREAD_GONE:
             raise MessageGone("the first post of the thread was deleted")
-        post_id = response.text_field("id")
+        post_id = response.optional_text_field("id")
         if response.ok and post_id is not None and _POST_ID.fullmatch(post_id):
             return post_id
         raise self.delivery_error(response)
@@ -140,7 +140,7 @@ class MattermostApi:
         )
 
     def _build_request(self, path: str, payload: object) -> Request:
-        with defer_unusable_secret("token"):
+        with raise_deferred_if_secret_unusable("token"):
             token = self._settings.bot_token()
         headers = {"Authorization": f"Bearer {token}", "Accept": "application/json"}
         body = b""

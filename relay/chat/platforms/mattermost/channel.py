@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from relay.chat import defer_unusable_secret
+from relay.chat import raise_deferred_if_secret_unusable
 from relay.chat.cards.card import Button, Card, PrincipalRef, Text
 from relay.chat.platforms.mattermost.api import MattermostApi
 from relay.chat.platforms.mattermost.interactions import Interactions
@@ -53,7 +53,7 @@ class Channel:
 
     async def reply_in_thread(self, ref: str | None, lines: Sequence[Text]) -> None:
         """Reply to a post; post to the channel if ``ref`` is None. Raises MessageGone, Deferred."""
-        names = await self._user_names.find(_mentioned_principals(lines))
+        names = await self._user_names.find_names_by_principal(_mentioned_principals(lines))
         await self._api.create_post(
             {
                 "message": thread_message(lines, names),
@@ -66,7 +66,7 @@ class Channel:
         texts = [card.summary, *card.notes]
         texts += [text for _, text in card.facts]
         texts += [line.text for line in card.lines]
-        names = await self._user_names.find(_mentioned_principals(texts))
+        names = await self._user_names.find_names_by_principal(_mentioned_principals(texts))
         return {"attachments": attachments(card, names, self._integration)}
 
     def _make_pending_post_id(self, content: object) -> str:
@@ -78,7 +78,7 @@ class Channel:
 
     def _integration(self, button: Button) -> Mapping[str, Any]:
         assert self._interactions is not None  # noqa: S101  # otherwise every button has a link
-        with defer_unusable_secret("secret"):
+        with raise_deferred_if_secret_unusable("secret"):
             return self._interactions.build_integration(button)
 
 

@@ -26,21 +26,19 @@ from relay.chat import CallbackRefused, CallbackReply
 from relay.chat.cards.buttons import LABELS, available_decisions, confirmation_question
 from relay.chat.cards.card import Button
 from relay.chat.context import ChatContext
-from relay.chat.platforms.mattermost.action_token import (
-    ActionToken,
-    TokenKind,
-    sign_action_token,
-    verify_action_token,
-)
 from relay.chat.platforms.mattermost.api import MattermostApi
 from relay.chat.platforms.mattermost.identity import MemberDirectory, NotEligible
-from relay.chat.platforms.mattermost.payloads import (
+from relay.chat.platforms.mattermost.post_rendering import render_text_as_markdown
+from relay.chat.platforms.mattermost.requests import (
+    ActionToken,
     Click,
     DialogSubmission,
+    TokenKind,
     parse_payload,
-    trigger_user_id,
+    parse_signed_action_token,
+    sign_action_token,
+    user_id_from_trigger_id,
 )
-from relay.chat.platforms.mattermost.post_rendering import render_text
 from relay.chat.platforms.mattermost.settings import Settings
 from relay.chat.throttled_log import ThrottledLog
 from relay.clock import Clock
@@ -112,7 +110,7 @@ class Interactions:
             event_id=button.event_id,
             revision=button.revision,
             decision=button.decision,
-            expires_at=self._unix_time() + BUTTON_LIFETIME,
+            expires_at=self._now_in_unix_seconds() + BUTTON_LIFETIME,
             nonce=secrets.token_urlsafe(12),
         )
         proof = sign_action_token(self._settings.signing_key(), token)
@@ -126,7 +124,7 @@ class Interactions:
         payload = parse_payload(body)
         if isinstance(payload, Click):
             try:
-                await self._handle_click(payload)
+                await self._verify_click_and_open_dialog(payload)
             except UserRefusal as refusal:
                 return CallbackReply({"ephemeral_text": str(refusal), "skip_slack_parsing": True})
         elif not payload.cancelled:
@@ -136,12 +134,12 @@ class Interactions:
                 return CallbackReply({"error": str(refusal)})
         return CallbackReply({})
 
-    async def _handle_click(self, click: Click) -> None:
-        token = self._verify_token(click.context.action_token, "button")
+    async def _verify_click_and_open_dialog(self, click: Click) -> None:
+        token = self._verify_action_token(click.context.action_token, "button")
         if click.channel_id != self._settings.channel:
             raise CallbackRefused("expected a click in the sink's channel, it was in another")
         status = await self._require_current_message(token, click.post_id)
-        if trigger_user_id(click.trigger_id) != click.user_id:
+        if user_id_from_trigger_id(click.trigger_id) != click.user_id:
             raise CallbackRefused(
                 "expected a trigger id of the person who clicked, got another person's or none"
             )
@@ -155,14 +153,14 @@ class Interactions:
             kind="dialog",
             # The decision of a button can be taken, ended, and taken again from the same post.
             nonce=secrets.token_urlsafe(12),
-            expires_at=self._unix_time() + DIALOG_LIFETIME,
+            expires_at=self._now_in_unix_seconds() + DIALOG_LIFETIME,
             post_id=click.post_id,
             user_id=click.user_id,
         )
         await self._open_dialog(click.trigger_id, dialog_token, status)
 
     async def _handle_submission(self, submission: DialogSubmission) -> None:
-        token = self._verify_token(submission.state, "dialog")
+        token = self._verify_action_token(submission.state, "dialog")
         if submission.user_id != token.user_id:
             raise CallbackRefused(
                 "expected the dialog of the person who submits it, it is another person's"
@@ -188,7 +186,9 @@ class Interactions:
         dialog = {
             "callback_id": "decision",
             "title": label,
-            "introduction_text": render_text(question, {}, max_length=MAX_QUESTION_LENGTH),
+            "introduction_text": render_text_as_markdown(
+                question, {}, max_length=MAX_QUESTION_LENGTH
+            ),
             "elements": [],
             "submit_label": label,
             "notify_on_cancel": False,
@@ -215,16 +215,16 @@ class Interactions:
                 "a dialog could not be opened", self._api.delivery_error(response)
             )
 
-    def _verify_token(self, text: str, kind: TokenKind) -> ActionToken:
+    def _verify_action_token(self, text: str, kind: TokenKind) -> ActionToken:
         """Return a token that this sink made and that has not expired."""
         try:
             key = self._settings.signing_key()
         except ValueError as error:
             raise CallbackRefused(f"the secret of this sink is no longer usable: {error}") from None
-        token = verify_action_token(key, text, kind)
+        token = parse_signed_action_token(key, text, kind)
         if (token.sink, token.channel_id) != (self._settings.name, self._settings.channel):
             raise CallbackRefused("expected a token of this sink and channel, it is of another")
-        if self._unix_time() >= token.expires_at:
+        if self._now_in_unix_seconds() >= token.expires_at:
             raise UserRefusal(_OUTDATED_MESSAGE if kind == "button" else _EXPIRED_DIALOG)
         return token
 
@@ -258,5 +258,5 @@ class Interactions:
         self._throttled_log.warning(f"{problem}, nothing was decided: {error.reason}")
         return UserRefusal(_UNVERIFIED)
 
-    def _unix_time(self) -> int:
+    def _now_in_unix_seconds(self) -> int:
         return int(self._clock.now().timestamp())

@@ -51,7 +51,7 @@ def attachments(
 ) -> list[dict[str, Any]]:
     """Return the attachments that show a card. ``names`` are user names by principal."""
     numbers = itertools.count(1)
-    paragraphs = [render_text(text, names) for text in (card.summary, *card.notes)]
+    paragraphs = [render_text_as_markdown(text, names) for text in (card.summary, *card.notes)]
     paragraphs.append(_links(card.buttons))
     if card.code is not None:
         paragraphs.append(f"The page asks for this code: **{escape_markdown(card.code)}**")
@@ -66,9 +66,9 @@ def attachments(
     main = {
         **common,
         "title": escape_markdown(_truncate(card.title, MAX_TITLE_LENGTH)),
-        "text": _join(paragraphs),
+        "text": _join_paragraphs(paragraphs),
         "fields": [
-            {"title": label, "value": render_text(text, names), "short": False}
+            {"title": label, "value": render_text_as_markdown(text, names), "short": False}
             for label, text in card.facts
         ],
         "footer": escape_markdown(_truncate(card.footer, MAX_TITLE_LENGTH)),
@@ -77,7 +77,9 @@ def attachments(
     lines = [
         {
             **common,
-            "text": _join([render_text(line.text, names), _links(line.buttons)]),
+            "text": _join_paragraphs(
+                [render_text_as_markdown(line.text, names), _links(line.buttons)]
+            ),
             "actions": _actions(line.buttons, integration, numbers),
         }
         for line in card.lines
@@ -89,13 +91,17 @@ def thread_message(lines: Sequence[Text], names: Mapping[str, str]) -> str:
     """Return the message of a reply. Long lines are cut if the reply would be too long."""
     message = ""
     for max_length in _LINE_LENGTHS:
-        message = "\n".join(render_text(line, names, max_length=max_length) for line in lines)
+        message = "\n".join(
+            render_text_as_markdown(line, names, max_length=max_length) for line in lines
+        )
         if len(message) <= MAX_MESSAGE_LENGTH:
             return message
     return message[:MAX_MESSAGE_LENGTH]
 
 
-def render_text(text: Text, names: Mapping[str, str], *, max_length: int = MAX_TEXT_LENGTH) -> str:
+def render_text_as_markdown(
+    text: Text, names: Mapping[str, str], *, max_length: int = MAX_TEXT_LENGTH
+) -> str:
     """Return a text as Markdown, with times in UTC.
 
     People are shown by name if ``names`` has their principal. Nobody is mentioned.
@@ -117,7 +123,7 @@ def render_text(text: Text, names: Mapping[str, str], *, max_length: int = MAX_T
 
 def escape_markdown(text: str, *, starts_line: bool = True) -> str:
     """Return Markdown that shows a text literally, on one line."""
-    text = _without_breaks(text)
+    text = _collapse_whitespace(text)
     if starts_line:
         text = text.lstrip()
     text = _ESCAPED.sub(r"\\\g<0>", text)
@@ -169,15 +175,15 @@ def _person_text(person: PrincipalRef, names: Mapping[str, str]) -> str:
 
 
 def _to_one_line(text: str) -> str:
-    return _without_breaks(text).replace("`", "'").strip()
+    return _collapse_whitespace(text).replace("`", "'").strip()
 
 
-def _without_breaks(text: str) -> str:
+def _collapse_whitespace(text: str) -> str:
     printable = "".join(char if char.isprintable() else " " for char in text)
     return re.sub(r"\s+", " ", printable)
 
 
-def _join(paragraphs: Sequence[str]) -> str:
+def _join_paragraphs(paragraphs: Sequence[str]) -> str:
     return "\n\n".join(paragraph for paragraph in paragraphs if paragraph)
 
 

@@ -13,7 +13,7 @@ from relay import signature
 from relay.approvals.principals import PrincipalForm
 from relay.chat import AnswerableChatSettings
 from relay.net.egress import parse_receiver_url
-from relay.settings import text_like
+from relay.settings import text_pattern_validator
 
 
 class Settings(AnswerableChatSettings):
@@ -28,7 +28,7 @@ class Settings(AnswerableChatSettings):
     """The server's own address, such as https://chat.example.com."""
     channel: Annotated[
         str,
-        text_like(
+        text_pattern_validator(
             r"[a-z0-9]{26}", "the id of a channel such as 4xp9fdt77pncbef59f4k1qe83o, not its name"
         ),
     ]

@@ -30,7 +30,7 @@ class UserNames:
         self._cache: dict[str, tuple[str, float]] = {}
         """The name by user id, empty if the server knows none, and when to look it up again."""
 
-    async def find(self, principals: Iterable[str]) -> Mapping[str, str]:
+    async def find_names_by_principal(self, principals: Iterable[str]) -> Mapping[str, str]:
         """Return the user names by principal, as far as the server knows them.
 
         Principals of other kinds are left out. Never raises: a message with ids is better than no

@@ -13,7 +13,7 @@ from relay.chat import ChatSink
 from relay.chat.context import ChatContext
 from relay.chat.platforms.slack.settings import Settings
 from relay.clock import Clock
-from relay.diagnostics import Finding
+from relay.doctor_findings import Finding
 
 __all__ = ["Settings", "connect", "diagnose"]
 

@@ -25,13 +25,13 @@ from slack_sdk.models.blocks import (
 )
 
 from relay.chat.cards.card import Button, Card, Text, Tone
-from relay.chat.platforms.slack.payloads import LINK_ACTION_PREFIX
+from relay.chat.platforms.slack.requests import LINK_ACTION_PREFIX
 from relay.chat.platforms.slack.rich_text import (
     BOLD,
     CODE,
+    card_text_to_mrkdwn,
     card_text_to_plain_text,
     join_lines,
-    notification_markup,
     plain_text_object,
     replace_control_characters,
     rich_text_block,
@@ -83,23 +83,23 @@ def card_message(card: Card, team_id: str, button_value: ButtonValue | None) -> 
     a page.
     """
     title = f"{_TONE_MARKS[card.tone]} {card.title}"
-    text = notification_markup((f"{title}. ", *card.summary), team_id, _MAX_NOTIFICATION)
+    text = card_text_to_mrkdwn((f"{title}. ", *card.summary), team_id, _MAX_NOTIFICATION)
     for max_text in _TEXT_LENGTHS:
         renderer = _CardRenderer(team_id, button_value, max_text)
         blocks = tuple(block.to_dict() for block in renderer.blocks(card, title))
         if len(quote_plus(json.dumps(blocks))) <= MAX_ENCODED_BYTES:
             return SlackMessage(text, blocks)
-    return SlackMessage(text, (_text_block((card.title[:_MAX_TITLE],), team_id),))
+    return SlackMessage(text, (_make_rich_text_block((card.title[:_MAX_TITLE],), team_id),))
 
 
 def text_message(lines: Sequence[Text], team_id: str) -> SlackMessage:
     """Return lines of text as a message in a thread or to one person."""
     text = join_lines(truncate(line, _MAX_REPLY_LINE) for line in lines)
-    markup = notification_markup(text, team_id, _MAX_NOTIFICATION)
-    return SlackMessage(markup, (_text_block(text, team_id),))
+    markup = card_text_to_mrkdwn(text, team_id, _MAX_NOTIFICATION)
+    return SlackMessage(markup, (_make_rich_text_block(text, team_id),))
 
 
-def _text_block(text: Text, team_id: str) -> Mapping[str, Any]:
+def _make_rich_text_block(text: Text, team_id: str) -> Mapping[str, Any]:
     block: Mapping[str, Any] = rich_text_block(rich_text_elements(text, team_id)).to_dict()
     return block
 
@@ -156,7 +156,7 @@ class _CardRenderer:
         ]
         if self._button_value is None:
             if links:
-                yield rich_text_block(_link_elements(links))
+                yield rich_text_block(_link_button_elements(links))
             return
         elements = [self._link_button(button) for button in links]
         for button in buttons:
@@ -190,7 +190,7 @@ class _CardRenderer:
         )
 
 
-def _link_elements(buttons: Iterable[Button]) -> Iterator[RichTextElement]:
+def _link_button_elements(buttons: Iterable[Button]) -> Iterator[RichTextElement]:
     for number, button in enumerate(buttons):
         if number:
             yield RichTextElementParts.Text(text="  ·  ")

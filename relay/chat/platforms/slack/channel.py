@@ -9,7 +9,7 @@ from typing import Any
 from relay.chat import MessageGone
 from relay.chat.cards.card import Card, Text
 from relay.chat.platforms.slack.blocks import SlackMessage, card_message, text_message
-from relay.chat.platforms.slack.payloads import format_button_value
+from relay.chat.platforms.slack.requests import format_button_value
 from relay.chat.platforms.slack.web import WebApi
 from relay.errors import Deferred
 

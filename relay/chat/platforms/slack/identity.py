@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 
 from relay.approvals.request import Caller
 from relay.chat.context import ChatDecisionSubmitter
-from relay.chat.platforms.slack.payloads import Actor
+from relay.chat.platforms.slack.requests import Actor
 from relay.chat.platforms.slack.settings import Settings
 from relay.chat.platforms.slack.web import WebApi
 from relay.clock import Clock
@@ -103,8 +103,8 @@ class MemberVerifier:
 
         Raises NotAuthorized, IdentityUnavailable.
         """
-        async with self._lookups_within_timeout():
-            await self._require_workspace(actor)
+        async with self._lookup_failures_as_unavailable():
+            await self._require_own_workspace_and_app(actor)
             await self._check_member_unless_cached(actor)
 
     async def require_caller(
@@ -115,8 +115,8 @@ class MemberVerifier:
         Does not ask Slack about a person whom no rule names. Raises NotAuthorized,
         IdentityUnavailable.
         """
-        async with self._lookups_within_timeout():
-            await self._require_workspace(actor)
+        async with self._lookup_failures_as_unavailable():
+            await self._require_own_workspace_and_app(actor)
             caller = decisions.caller(actor.principal, sink)
             if caller is None:
                 raise NotAuthorized(f"no rule of this relay names you, {actor.principal}")
@@ -124,7 +124,7 @@ class MemberVerifier:
         return caller
 
     @asynccontextmanager
-    async def _lookups_within_timeout(self) -> AsyncIterator[None]:
+    async def _lookup_failures_as_unavailable(self) -> AsyncIterator[None]:
         """Raise IdentityUnavailable if a call of Slack fails, or all together take too long."""
         try:
             async with asyncio.timeout(self._lookup_timeout):
@@ -134,7 +134,7 @@ class MemberVerifier:
         except DeliveryError as error:
             raise IdentityUnavailable(error.reason) from None
 
-    async def _require_workspace(self, actor: Actor) -> None:
+    async def _require_own_workspace_and_app(self, actor: Actor) -> None:
         """Return if the call came from the app's own workspace and is for this app."""
         workspace = await self._fetch_workspace()
         app_id = await self.app_id()
@@ -196,14 +196,14 @@ def membership_refusal(user: Any, user_id: str, workspace: Workspace) -> str | N
     for flag, reason in _OPTIONAL_FLAGS.items():
         if user.get(flag, False) is not False:
             return reason
-    if user.get("team_id") != workspace.team_id and not _is_enterprise_workspace_member(
+    if user.get("team_id") != workspace.team_id and not _is_enterprise_user_in_workspace(
         user, workspace
     ):
         return _OTHER_WORKSPACE
     return None
 
 
-def _is_enterprise_workspace_member(user: Mapping[str, Any], workspace: Workspace) -> bool:
+def _is_enterprise_user_in_workspace(user: Mapping[str, Any], workspace: Workspace) -> bool:
     """Return whether a user of the same enterprise belongs to this workspace, too."""
     membership = user.get("enterprise_user")
     if workspace.enterprise_id is None or not isinstance(membership, dict):

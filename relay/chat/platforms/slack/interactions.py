@@ -13,26 +13,27 @@ from typing import Any
 from relay.approvals.status import ApprovalStatus
 from relay.chat import CallbackReply
 from relay.chat.context import ChatContext
-from relay.chat.platforms.slack.action_token import is_action_token_valid
 from relay.chat.platforms.slack.identity import (
     IdentityUnavailable,
     MemberVerifier,
     NotAuthorized,
 )
-from relay.chat.platforms.slack.payloads import (
+from relay.chat.platforms.slack.private_reply import (
+    PrivateReply,
+    ResponseUrlSender,
+    decision_reply,
+    text_reply,
+)
+from relay.chat.platforms.slack.requests import (
     Actor,
     ButtonClick,
     Call,
     SlashCommand,
     UrlVerification,
+    is_action_token_valid,
 )
-from relay.chat.platforms.slack.private_reply import PrivateReply, ResponseUrlSender, text_reply
 from relay.chat.platforms.slack.settings import Settings
-from relay.chat.platforms.slack.slash_command import (
-    SlashCommandHandler,
-    decision_reply,
-    find_events,
-)
+from relay.chat.platforms.slack.slash_command import SlashCommandHandler
 from relay.chat.throttled_log import ThrottledLog
 from relay.clock import Clock
 from relay.errors import StoreUnavailable
@@ -133,4 +134,5 @@ class Interactions:
         if not is_action_token_valid(self._settings.name, click.actor, action, bot_token, now):
             return None
         statuses = await self._context.statuses.live_statuses(self._settings)
-        return next(iter(find_events(statuses, action.event_id, exact=True)), None)
+        key = action.event_id.lower()
+        return next((status for status in statuses if status.occurrence.key == key), None)

@@ -17,8 +17,12 @@ import aiohttp
 import orjson
 from yarl import URL
 
+from relay.approvals.request import DecisionAnswer
+from relay.approvals.status import ApprovalStatus
 from relay.chat.cards.card import Text
+from relay.chat.cards.confirmation_view import decision_outcome_text
 from relay.chat.platforms.slack.blocks import SlackMessage, text_message
+from relay.chat.platforms.slack.requests import Actor
 from relay.chat.platforms.slack.settings import Settings
 from relay.errors import Deferred
 from relay.net.egress import parse_receiver_url
@@ -49,6 +53,15 @@ class PrivateReply:
 def text_reply(*lines: Text, team_id: str, closes_card: bool = True) -> PrivateReply:
     """Return a reply of text lines."""
     return PrivateReply(text_message(lines, team_id), closes_card)
+
+
+def decision_reply(answer: DecisionAnswer, status: ApprovalStatus, actor: Actor) -> PrivateReply:
+    """Return a reply that tells the actor what the gate answered."""
+    if answer.accepted:
+        outcome = decision_outcome_text(answer.body, dry_run=status.mode == "dry-run", repeat=False)
+        return text_reply(outcome, team_id=actor.team_id)
+    refusal = answer.body.get("detail") or "the relay refuses it"
+    return text_reply((f"Nothing was decided: {refusal}.",), team_id=actor.team_id)
 
 
 class ResponseUrlSender:

@@ -54,7 +54,7 @@ def rich_text_elements(
                 yield RichTextElementParts.Text(text=part, style=style)
 
 
-def notification_markup(text: Text, team_id: str, max_length: int) -> str:
+def card_text_to_mrkdwn(text: Text, team_id: str, max_length: int) -> str:
     """Return a text in Slack's markup, escaped and truncated."""
     pieces = []
     for part in truncate(text, max_length):

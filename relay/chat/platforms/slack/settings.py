@@ -13,7 +13,7 @@ from yarl import URL
 from relay.approvals.principals import PrincipalForm
 from relay.chat import AnswerableChatSettings
 from relay.net.egress import parse_receiver_url
-from relay.settings import text_like
+from relay.settings import text_pattern_validator
 
 _BOT_TOKEN = re.compile(r"xoxb-[A-Za-z0-9-]{8,255}")
 _APP_TOKEN = re.compile(r"xapp-[A-Za-z0-9-]{8,255}")
@@ -33,7 +33,10 @@ class Settings(AnswerableChatSettings):
     token_file: Path | None = None
     """A file that holds the token, instead of token."""
     channel: Annotated[
-        str, text_like(r"[CG][A-Z0-9]{2,24}", "the id of a channel such as C024BE91L, not its name")
+        str,
+        text_pattern_validator(
+            r"[CG][A-Z0-9]{2,24}", "the id of a channel such as C024BE91L, not its name"
+        ),
     ]
     """The id of the channel, such as C024BE91L, from the bottom of the channel's details."""
     signing_secret: SecretStr | None = None

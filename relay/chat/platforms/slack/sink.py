@@ -13,14 +13,13 @@ from relay.chat.live_message import ChatPlatform, LiveMessageSink, background_ta
 from relay.chat.platforms.slack.channel import Channel
 from relay.chat.platforms.slack.identity import LOOKUP_TIMEOUT, MemberVerifier
 from relay.chat.platforms.slack.interactions import Interactions
-from relay.chat.platforms.slack.payloads import parse_payload
 from relay.chat.platforms.slack.private_reply import ResponseUrlSender
-from relay.chat.platforms.slack.request_signature import verify_signature
+from relay.chat.platforms.slack.requests import parse_http_body, verify_signature
 from relay.chat.platforms.slack.settings import Settings
 from relay.chat.platforms.slack.socket_mode import SocketConnector, SocketMode
 from relay.chat.platforms.slack.web import WebApi
 from relay.clock import Clock
-from relay.diagnostics import Finding, failure, ok
+from relay.doctor_findings import Finding, failure, ok
 from relay.errors import DeliveryError
 from relay.net.http import open_session
 
@@ -56,7 +55,7 @@ class SlackSink(LiveMessageSink):
         except ValueError as error:
             raise CallbackRefused(f"signing_secret is no longer usable: {error}") from None
         verify_signature(headers, body, signing_secret, self._clock.now())
-        return await self._interactions.handle(parse_payload(body))
+        return await self._interactions.handle(parse_http_body(body))
 
 
 @asynccontextmanager

@@ -11,17 +11,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from relay.approvals.request import Caller, DecisionAnswer, DecisionKind
+from relay.approvals.request import Caller, DecisionKind
 from relay.approvals.status import ApprovalStatus
 from relay.chat.cards.card import Button, Card, Text
-from relay.chat.cards.confirmation_view import decision_outcome_text
 from relay.chat.cards.grouped_card import event_line
 from relay.chat.context import ChatContext
-from relay.chat.platforms.slack.action_token import make_action_token
 from relay.chat.platforms.slack.blocks import card_message
 from relay.chat.platforms.slack.identity import MemberVerifier, NotAuthorized
-from relay.chat.platforms.slack.payloads import Actor, SlashCommand, format_button_value
-from relay.chat.platforms.slack.private_reply import PrivateReply, text_reply
+from relay.chat.platforms.slack.private_reply import PrivateReply, decision_reply, text_reply
+from relay.chat.platforms.slack.requests import (
+    Actor,
+    SlashCommand,
+    format_button_value,
+    make_action_token,
+)
 from relay.chat.platforms.slack.settings import Settings
 from relay.clock import Clock
 
@@ -74,7 +77,7 @@ class SlashCommandHandler:
         else:
             await self._members.check_full_member(actor)
         live = await self._context.statuses.live_statuses(self._settings)
-        matching = find_events(live, event_prefix)
+        matching = _find_events_by_id_or_prefix(live, event_prefix)
         if len(matching) != 1:
             count = "More than one event" if matching else "No event"
             problem: Text = (f"{count} of the document begins with {event_prefix}.",)
@@ -116,28 +119,18 @@ class SlashCommandHandler:
         return PrivateReply(card_message(card, actor.team_id, value_for_actor))
 
 
-def find_events(
-    statuses: Sequence[ApprovalStatus], event_id: str, *, exact: bool = False
+def _find_events_by_id_or_prefix(
+    statuses: Sequence[ApprovalStatus], event_id: str
 ) -> list[ApprovalStatus]:
     """Return the event with this reference; if there is none, those whose references begin so.
 
-    ``exact``: without the latter. References are compared without case. The key of an event is its
-    reference in lower case.
+    References are compared without case. The key of an event is its reference in lower case.
     """
     key = event_id.lower()
     same = [status for status in statuses if status.occurrence.key == key]
-    if same or exact:
+    if same:
         return same
     return [status for status in statuses if status.occurrence.key.startswith(key)]
-
-
-def decision_reply(answer: DecisionAnswer, status: ApprovalStatus, actor: Actor) -> PrivateReply:
-    """Return a reply that tells the actor what the gate answered."""
-    if answer.accepted:
-        outcome = decision_outcome_text(answer.body, dry_run=status.mode == "dry-run", repeat=False)
-        return text_reply(outcome, team_id=actor.team_id)
-    refusal = answer.body.get("detail") or "the relay refuses it"
-    return text_reply((f"Nothing was decided: {refusal}.",), team_id=actor.team_id)
 
 
 def _list_reply(

@@ -20,7 +20,7 @@ import aiohttp
 import orjson
 
 from relay.chat import CallbackRefused, CallbackReply
-from relay.chat.platforms.slack.payloads import Call, parse_command, parse_interaction
+from relay.chat.platforms.slack.requests import Call, parse_command, parse_interaction
 from relay.chat.platforms.slack.settings import Settings
 from relay.chat.platforms.slack.web import WebApi
 from relay.clock import Clock
@@ -151,7 +151,7 @@ class SocketMode:
                 try:
                     await self._run_connection(tasks)
                 except Deferred as error:
-                    self._state_log.log(
+                    self._state_log.log_if_changed(
                         logging.WARNING,
                         "sink %s: clicks and commands do not arrive: %s",
                         self._sink_name,
@@ -181,7 +181,7 @@ class SocketMode:
         The old connection may still be read for a while after this returns.
         """
         socket = await self._connector.connect()
-        self._state_log.log(
+        self._state_log.log_if_changed(
             logging.INFO,
             "sink %s: Socket Mode is connected",
             self._sink_name,
@@ -214,11 +214,12 @@ class SocketMode:
                     if _envelope_type(envelope) == "disconnect":
                         limit.reschedule(loop.time() + self._drain_timeout)
                         is_switched_off = envelope.get("reason") == "link_disabled"
-                        _set_once(ended, _SWITCHED_OFF if is_switched_off else None)
+                        _set_result_unless_done(ended, _SWITCHED_OFF if is_switched_off else None)
                         continue
                     await self._open_envelopes.acquire()
                     tasks.create_task(
-                        self._process(socket, envelope), name=f"{self._sink_name}: envelope"
+                        self._handle_and_acknowledge_envelope(socket, envelope),
+                        name=f"{self._sink_name}: envelope",
                     )
         except TimeoutError:
             pass  # the replaced connection was read for long enough
@@ -227,10 +228,10 @@ class SocketMode:
                 "sink %s: an internal error ended the Socket Mode connection", self._sink_name
             )
         finally:
-            _set_once(ended, None)
+            _set_result_unless_done(ended, None)
             await socket.close()
 
-    async def _process(
+    async def _handle_and_acknowledge_envelope(
         self, socket: aiohttp.ClientWebSocketResponse, envelope: Mapping[str, Any]
     ) -> None:
         try:
@@ -263,7 +264,7 @@ class SocketMode:
         return CallbackReply()
 
 
-def _set_once(future: asyncio.Future[str | None], result: str | None) -> None:
+def _set_result_unless_done(future: asyncio.Future[str | None], result: str | None) -> None:
     if not future.done():
         future.set_result(result)
 

@@ -21,7 +21,7 @@ from slack_sdk.web.async_slack_response import AsyncSlackResponse
 from typing_extensions import override
 from yarl import URL
 
-from relay.chat import MessageGone, defer_unusable_secret
+from relay.chat import MessageGone, raise_deferred_if_secret_unusable
 from relay.chat.platforms.slack.settings import Settings
 from relay.clock import Clock
 from relay.errors import Deferred, Rejected
@@ -113,12 +113,12 @@ class WebApi:
     def __init__(self, session: aiohttp.ClientSession, settings: Settings, clock: Clock) -> None:
         self._settings = settings
         self._clock = clock
-        self.methods = _SdkClient(session, settings.web_api_url(), settings.timeout)
+        self.methods = _GuardedSdkClient(session, settings.web_api_url(), settings.timeout)
         """The SDK's client, whose methods are those of the Web API. Pass them to `call`."""
 
     def token(self) -> str:
         """Return the current bot token. Raises Deferred if its file holds none."""
-        with defer_unusable_secret("token"):
+        with raise_deferred_if_secret_unusable("token"):
             return self._settings.bot_token()
 
     async def call(
@@ -142,7 +142,7 @@ class WebApi:
         return cast("Mapping[str, Any]", response.data)
 
 
-class _SdkClient(AsyncWebClient):
+class _GuardedSdkClient(AsyncWebClient):
     """The SDK's client, but its requests go through `relay.net.http`.
 
     `WebApi.call` sets ``token`` before each method. The SDK reads it before the method first

@@ -16,7 +16,7 @@ from relay.chat.live_message import LiveMessageSink
 from relay.chat.platforms.teams.settings import Settings
 from relay.chat.platforms.teams.workflow import WorkflowWebhook
 from relay.clock import Clock
-from relay.diagnostics import Finding
+from relay.doctor_findings import Finding
 from relay.net.connectivity import check_connectivity
 from relay.net.http import open_session
 

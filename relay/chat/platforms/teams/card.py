@@ -1,22 +1,24 @@
 """Renders a card as Teams takes it: an Adaptive Card in a webhook's envelope. Pure.
 
-Teams takes Adaptive Cards up to version 1.5, and messages up to 28 kB. Sources:
+Teams takes Adaptive Cards up to version 1.5, and messages up to 28 kB. Its texts are Markdown.
+Other people write parts of them: Azure, resource names, reasons. Their parts are escaped. Sources:
 https://learn.microsoft.com/microsoftteams/platform/webhooks-and-connectors/how-to/connectors-using,
-https://adaptivecards.io/explorer and
+https://adaptivecards.io/explorer,
+https://learn.microsoft.com/adaptive-cards/authoring-cards/text-features and
 https://learn.microsoft.com/microsoftteams/limits-specifications-teams.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from itertools import groupby
 from typing import Any
 
 from relay.approvals.request import DecisionKind
-from relay.chat.cards.card import Button, Card, Text, Tone
-from relay.chat.platforms.teams.markdown import fallback_text, render_markdown
+from relay.chat.cards.card import Button, Card, PrincipalRef, Text, Tone
 
 MAX_CARD_BYTES = 27_000
 """The limit of `card_size`, below the 28,672 bytes that Teams allows for a message's properties."""
@@ -34,6 +36,13 @@ _ACTION_STYLES: dict[DecisionKind, str] = {
     "hold": "destructive",
     "release": "default",
 }
+_GAP = "\N{ZERO WIDTH SPACE}"
+_LIST_OR_HEADING = re.compile(r"^(\s*)([-+#>=]|\d+[.)])")
+_MARKDOWN_CHARACTER = re.compile(r"([\\*_\[\]`~])")
+_AUTOLINK_OR_TAG = re.compile(
+    r"(?<=[<@{$&])(?=\S)|(?<=:)(?=//)|(?<=\bwww)(?=\.)|(?<=mailto)(?=:)", re.IGNORECASE
+)
+"""Places where a gap keeps clients from making a tag, mention, function or link."""
 
 Json = dict[str, Any]
 
@@ -103,7 +112,7 @@ def _fact_elements(card: Card, max_text: int) -> Iterator[Json]:
 
     Only a TextBlock is documented to show times in the reader's time zone.
     """
-    for has_time, group in groupby(card.facts, key=lambda fact: _contains_time(fact[1])):
+    for has_time, group in groupby(card.facts, key=lambda fact: _has_datetime_part(fact[1])):
         facts = [(label, render_markdown(text, max_text)) for label, text in group]
         if has_time:
             for label, value in facts:
@@ -115,7 +124,7 @@ def _fact_elements(card: Card, max_text: int) -> Iterator[Json]:
             }
 
 
-def _contains_time(text: Text) -> bool:
+def _has_datetime_part(text: Text) -> bool:
     return any(isinstance(part, datetime) for part in text)
 
 
@@ -162,3 +171,63 @@ def _fitting_message(render: Callable[[int], Json]) -> Json:
         "content": card,
     }
     return {"type": "message", "attachments": [attachment]}
+
+
+def render_markdown(text: Text, max_length: int) -> str:
+    """Return a text as Markdown, with at most ``max_length`` characters of words.
+
+    Each reader sees times in their own time zone. Times are not counted.
+    """
+    markdown = ""
+    remaining = max_length
+    for part in text:
+        if isinstance(part, datetime):
+            markdown += format_time(part)
+        elif remaining > 0:
+            words = _single_line(part)
+            markdown += escape_markdown(_truncate(words, remaining))
+            remaining -= len(words)
+    return _LIST_OR_HEADING.sub(rf"\1{_GAP}\2", markdown)
+
+
+def fallback_text(text: Text, max_length: int) -> str:
+    """Return a text for clients that show no cards, with times in UTC."""
+    pieces = [
+        f"{part.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+        if isinstance(part, datetime)
+        else _single_line(part)
+        for part in text
+    ]
+    return _truncate("".join(pieces), max_length)
+
+
+def format_time(time: datetime) -> str:
+    """Return functions that show date and time in the reader's time zone.
+
+    Clients show any other notation unchanged: the names must be in capitals, without blanks inside
+    the braces, and the time must have whole seconds and a time zone.
+    """
+    timestamp = f"{time.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
+    return f"{{{{DATE({timestamp}, SHORT)}}}} {{{{TIME({timestamp})}}}}"
+
+
+def escape_markdown(words: str) -> str:
+    """Return words that clients show unchanged, without emphasis, link, mention, tag or function.
+
+    A backslash escapes Markdown. An invisible gap breaks what clients recognize outside Markdown.
+    """
+    return _AUTOLINK_OR_TAG.sub(_GAP, _MARKDOWN_CHARACTER.sub(r"\\\1", words))
+
+
+def _single_line(part: str | PrincipalRef) -> str:
+    text = part.principal if isinstance(part, PrincipalRef) else part
+    return re.sub(r"\s+", " ", text)
+
+
+def _truncate(words: str, max_length: int) -> str:
+    """Return at most ``max_length`` characters. The end stays: it may say how many more exist."""
+    if len(words) <= max_length:
+        return words
+    end_length = max_length // 4
+    end_start = len(words) - end_length
+    return f"{words[: max_length - end_length - 1]}…{words[end_start:]}"

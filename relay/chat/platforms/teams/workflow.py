@@ -12,7 +12,7 @@ import aiohttp
 import orjson
 from yarl import URL
 
-from relay.chat import MessageGone, defer_unusable_secret, secrets_in_message
+from relay.chat import MessageGone, raise_deferred_if_secret_unusable, secrets_in_message
 from relay.chat.cards.card import Card, Text
 from relay.chat.platforms.teams.card import Json, card_message, follow_up_message
 from relay.chat.platforms.teams.settings import CREATE_WORKFLOW, Settings
@@ -67,7 +67,7 @@ class WorkflowWebhook:
         await self._send(follow_up_message(lines))
 
     async def _send(self, message: Json) -> None:
-        with defer_unusable_secret("url"):
+        with raise_deferred_if_secret_unusable("url"):
             url = self._settings.webhook_url()
         request = build_request(url, message)
         response = await post(self._session, request, seconds=self._settings.timeout)

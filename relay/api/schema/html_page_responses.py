@@ -16,7 +16,7 @@ from typing import Any
 
 from aiohttp import web
 
-from relay.api.schema.responses import Problem, bytes_response
+from relay.api.schema.responses import Problem, make_bytes_http_response
 
 
 def page_headers(*, script_source: str, style_source: str) -> Mapping[str, str]:
@@ -121,7 +121,9 @@ def problem_page(problem: Problem) -> web.Response:
         link=link,
     )
     headers: dict[str, Any] = {**_HEADERS, **problem.headers}
-    response = bytes_response(problem.status, page.encode(), "text/html; charset=utf-8", headers)
+    response = make_bytes_http_response(
+        problem.status, page.encode(), "text/html; charset=utf-8", headers
+    )
     if problem.closes:
         response.force_close()
     return response

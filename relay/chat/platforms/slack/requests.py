@@ -1,13 +1,24 @@
-"""Parses the requests that Slack sends: button clicks and slash commands. Pure.
+"""Reads the requests that Slack sends: their signature, and the click or command in them. Pure.
 
-This module does not verify who sent a request: `request_signature` does, or Socket Mode. Sources:
+An HTTP request proves itself by its signature (`verify_signature`), and the connection of Socket
+Mode has proved itself before. `parse_http_body`, `parse_interaction` and `parse_command` return a
+`Call`. The value of a button says which decision it stands for. On an ephemeral card, which Slack
+shows to one person only, it also has an action token: the store has no record of such a message,
+and the token proves that this sink offered this person this decision. Sources:
+https://docs.slack.dev/authentication/verifying-requests-from-slack,
 https://docs.slack.dev/reference/interaction-payloads/block_actions-payload and
-https://docs.slack.dev/interactivity/implementing-slash-commands.
+https://docs.slack.dev/interactivity/implementing-slash-commands. The SDK's verifier is not used: it
+raises on malformed headers and bodies (docs/decisions/0017-own-slack-socket.md).
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import parse_qs
 
@@ -17,10 +28,16 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from relay.approvals.request import DecisionKind
 from relay.chat import CallbackRefused
 from relay.chat.cards.card import Button
-from relay.validation import first_error
+from relay.validation import first_error_path_and_message
 
+MAX_SIGNATURE_AGE = 300
+"""Seconds between a signature's timestamp and this machine's time, in either direction."""
+ACTION_TOKEN_LIFETIME = 900
+"""Seconds."""
 LINK_ACTION_PREFIX = "link-"
 """Starts the action_id of a button that opens a page. Slack reports its clicks, too."""
+_TIMESTAMP = re.compile(r"[0-9]{1,12}")
+_ACTION_TOKEN = re.compile(r"([0-9]{1,12})\.([0-9a-f]{64})")
 _MAX_FORM_FIELDS = 60
 _NO_ACTION_TOKEN = "-"  # noqa: S105  # a placeholder
 _ModelType = TypeVar("_ModelType", bound=BaseModel)
@@ -64,7 +81,7 @@ class Actor:
 class ButtonDecision(_Model):
     """The decision that a button stands for.
 
-    ``action_token`` is set for a button of an ephemeral card only; see `action_token`.
+    ``action_token`` is set for a button of an ephemeral card only.
     """
 
     decision: DecisionKind
@@ -124,13 +141,33 @@ class IgnoredCall:
 Call = ButtonClick | SlashCommand | UrlVerification | IgnoredCall
 
 
-def format_button_value(button: Button, action_token: str | None = None) -> str:
-    """Return the value that Slack sends back when somebody clicks the button."""
-    fields = (button.decision, button.revision, action_token or _NO_ACTION_TOKEN, button.event_id)
-    return " ".join(fields)
+def verify_signature(
+    headers: Mapping[str, str], body: bytes, signing_secret: bytes, now: datetime
+) -> None:
+    """Raise CallbackRefused unless Slack signed this body within five minutes of ``now``."""
+    timestamp = _require_header(headers, "x-slack-request-timestamp")
+    signature = _require_header(headers, "x-slack-signature")
+    if _TIMESTAMP.fullmatch(timestamp) is None:
+        raise CallbackRefused("expected a number in X-Slack-Request-Timestamp, got none")
+    if abs(now.timestamp() - int(timestamp)) > MAX_SIGNATURE_AGE:
+        raise CallbackRefused(
+            f"expected a signature's timestamp within {MAX_SIGNATURE_AGE} s of this machine's "
+            "time, got another: the request is old, or the clock is wrong"
+        )
+    signed_text = b"v0:" + timestamp.encode() + b":" + body
+    expected = "v0=" + hmac.new(signing_secret, signed_text, hashlib.sha256).hexdigest()
+    if not hmac.compare_digest(expected.encode(), signature.encode("utf-8", "surrogateescape")):
+        raise CallbackRefused("expected a signature made with this app's signing_secret")
 
 
-def parse_payload(body: bytes) -> Call:
+def _require_header(headers: Mapping[str, str], name: str) -> str:
+    values = [value for key, value in headers.items() if key.lower() == name]
+    if len(values) != 1:  # a proxy between may have read another one
+        raise CallbackRefused(f"expected {name} once, got it {len(values)} times")
+    return values[0]
+
+
+def parse_http_body(body: bytes) -> Call:
     """Parse the body of a verified HTTP request. Raises CallbackRefused with status 400."""
     if body.lstrip().startswith(b"{"):
         return _validate(UrlVerification, _load_json(body))
@@ -210,8 +247,55 @@ def _validate(model: type[_ModelType], document: Any) -> _ModelType:
     try:
         return model.model_validate(document)
     except ValidationError as error:
-        path, message = first_error(error)
+        path, message = first_error_path_and_message(error)
         raise CallbackRefused(f"{path or 'the request'}: {message}", status=400) from None
+
+
+def format_button_value(button: Button, action_token: str | None = None) -> str:
+    """Return the value that Slack sends back when somebody clicks the button."""
+    fields = (button.decision, button.revision, action_token or _NO_ACTION_TOKEN, button.event_id)
+    return " ".join(fields)
+
+
+def make_action_token(
+    sink_name: str, actor: Actor, button: Button, bot_token: str, now: datetime
+) -> str:
+    """Return a token for a button that only the actor sees. Its key is derived from the bot token.
+
+    It proves that this sink offered this decision to this person in this channel. Another sink can
+    have the same bot token, and other rights.
+    """
+    expires = int(now.timestamp()) + ACTION_TOKEN_LIFETIME
+    return f"{expires}.{_mac(sink_name, actor, button, bot_token, expires)}"
+
+
+def is_action_token_valid(
+    sink_name: str, actor: Actor, action: ButtonDecision, bot_token: str, now: datetime
+) -> bool:
+    """Return whether this sink offered the actor this action, and its token has not expired."""
+    match = _ACTION_TOKEN.fullmatch(action.action_token or "")
+    if match is None:
+        return False
+    expires = int(match[1])
+    if not now.timestamp() <= expires <= now.timestamp() + ACTION_TOKEN_LIFETIME:
+        return False
+    return hmac.compare_digest(match[2], _mac(sink_name, actor, action, bot_token, expires))
+
+
+def _mac(
+    sink_name: str, actor: Actor, action: Button | ButtonDecision, bot_token: str, expires: int
+) -> str:
+    key = hashlib.sha256(b"imds-relay: buttons for one person\n" + bot_token.encode()).digest()
+    fields = (
+        sink_name,
+        actor.user_id,
+        actor.channel_id,
+        action.decision,
+        action.revision,
+        action.event_id,
+        str(expires),
+    )
+    return hmac.new(key, "\n".join(fields).encode(), hashlib.sha256).hexdigest()
 
 
 class _UserModel(_Model):
@@ -219,7 +303,7 @@ class _UserModel(_Model):
     team_id: _Id | None = None
 
 
-class _ReferenceModel(_Model):
+class _TeamOrChannelModel(_Model):
     id: _Id
 
 
@@ -239,8 +323,8 @@ class _ActionModel(_Model):
 class _BlockActionsModel(_Model):
     type: Literal["block_actions"]
     user: _UserModel
-    team: _ReferenceModel
-    channel: _ReferenceModel
+    team: _TeamOrChannelModel
+    channel: _TeamOrChannelModel
     api_app_id: _Id
     container: _ContainerModel
     trigger_id: _TriggerId

@@ -26,7 +26,7 @@ def other_instance_names(name: str, scale_set: str | None = None) -> Iterator[st
         yield f"{digits[1]}_{int(digits[2], 36)}"
 
 
-def add_underscored_names(names: frozenset[str]) -> frozenset[str]:
+def add_underscore_prefixed_names(names: frozenset[str]) -> frozenset[str]:
     """Return the names, each also with the prefix ``_`` of old versions of the API."""
     return names | {f"_{name}" for name in names}
 

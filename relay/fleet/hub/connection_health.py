@@ -33,7 +33,7 @@ class FleetSourceHealth:
         """Whether the hub hears its agents."""
         return self._disconnected_at is None
 
-    def on_connected(self) -> None:
+    def on_broker_connected(self) -> None:
         """The hub hears its agents from now on."""
         self._disconnected_at = None
         self.failures = 0
@@ -41,12 +41,12 @@ class FleetSourceHealth:
             self.lost = False
             self._report("relay.source-recovered", "the hub hears its agents again")
 
-    def on_disconnected(self) -> None:
+    def on_broker_disconnected(self) -> None:
         """The hub does not hear its agents any more."""
         self._disconnected_at = self._clock.monotonic()
         self.failures += 1
 
-    async def watch_connection(self) -> NoReturn:
+    async def report_lost_connection(self) -> NoReturn:
         """Report the loss of the connection, until cancelled."""
         while True:
             await self._clock.sleep(_CHECK_INTERVAL)

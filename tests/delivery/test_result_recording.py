@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from relay.clock import SystemClock
-from relay.delivery.result_recorder import FULL_BATCH, ResultRecorder
+from relay.delivery.result_recording import FULL_BATCH, ResultRecorder
 from relay.outbox import Attempt, StoreSettings
 from relay.outbox.sqlite import Store, open_store
 from tests.outbox.open_store import IDENTITY, NOW, connection_of, numbered_event, wait_until
@@ -83,7 +83,7 @@ async def test_a_stop_and_a_failure_wait_for_no_pause(tmp_path: Path) -> None:
     async with store_with_entries(tmp_path) as (store, _):
         results = ResultRecorder(store, pause=NEVER)
         results.record_delivery(1, DELIVERED, lambda: None)
-        results.record_undelivered(2, "parked", "too big", NOW, None)
+        results.record_end_without_delivery(2, "parked", "too big", NOW, None)
         assert await delivered_count(store) == 1
         results.record_delivery(3, DELIVERED, lambda: None)
         results.submit_pending_results()

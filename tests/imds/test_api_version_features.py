@@ -13,7 +13,7 @@ from relay.errors import SourceRefused
 from relay.events.match import Match
 from relay.events.model import ScheduledEvent
 from relay.imds import SourceSettings
-from relay.imds.api_versions import (
+from relay.imds.api_version_features import (
     API_VERSIONS,
     find_impossible_conditions,
     prefixes_resource_names,
@@ -42,7 +42,7 @@ SETUP = Setup(vms=(VM("web_0"), VM("web_1")), rate_limit=None)
 async def read(url: str, api_version: str) -> tuple[ScheduledEvent, ...]:
     settings = SourceSettings(url=url, api_version=api_version)
     async with ImdsClient(settings, SystemClock()) as client:
-        return parse_document(await client.read_document(), api_version).events
+        return parse_document(await client.read_document_bytes(), api_version).events
 
 
 def test_the_versions_are_those_that_the_simulator_serves() -> None:

@@ -140,7 +140,7 @@ def _overview_rows(loaded: LoadedConfig) -> Iterator[tuple[str, object]]:
     yield "scope", config.scope
     yield "relay", config.relay
     if config.fleet is not None:
-        broker = ", ".join(host_port(url) for url in config.fleet.targets())
+        broker = ", ".join(host_port(url) for url in config.fleet.broker_urls())
         role = "hub"
         if isinstance(config.fleet, AgentSettings):
             role = f"agent of the hub whose RabbitMQ user is {config.fleet.hub_user}"
@@ -165,24 +165,24 @@ def _overview_rows(loaded: LoadedConfig) -> Iterator[tuple[str, object]]:
     telemetry = config.telemetry
     yield "log", f"{telemetry.log}, from {telemetry.level} on"
     if telemetry.traces is not None:
-        yield "traces", f"{telemetry.traces.target().origin()}"
+        yield "traces", f"{telemetry.traces.collector_url().origin()}"
 
 
 def _sink_row(sink: SinkSettings) -> tuple[object, ...]:
     return (
         sink.name,
         sink.kind,
-        _url_origins(sink),
+        _origins_of_sink_urls(sink),
         join_names(sink.events),
         _describe_match(sink.match),
     )
 
 
-def _url_origins(sink: SinkSettings) -> str:
+def _origins_of_sink_urls(sink: SinkSettings) -> str:
     """Return the origins of the sink's URLs. The rest of a URL may hold a secret."""
     urls: tuple[URL, ...] = ()  # a plug-in can have keys with the names of these methods
     if isinstance(sink, BrokerSettings):
-        urls = sink.targets()
+        urls = sink.broker_urls()
     elif isinstance(sink, WebhookSettings):
         urls = (sink.receiver_url(),)
     return ", ".join(str(url.origin()) for url in urls)

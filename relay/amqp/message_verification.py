@@ -1,8 +1,8 @@
 """Checks who published a message, as far as RabbitMQ vouches for it. Pure.
 
-`parse_message` is for the consumer of approvals: it refuses what did not come through the approvals
-exchange with a routing key of the queue. What the body says is read by
-`relay.approvals.amqp_handler`. `publisher` is also for messages of a fleet.
+`parse_approval_message` is for the consumer of approvals: it refuses what did not come through the
+approvals exchange with a routing key of the queue. What the body says is read by
+`relay.approvals.amqp_handler`. `require_publishing_user` is also for messages of a fleet.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from aiormq.abc import DeliveredMessage
 
-from relay.amqp.frames import MAX_BODY_BYTES
+from relay.amqp.frame_streams import MAX_BODY_BYTES
 from relay.amqp.topology import ApprovalsQueue
 
 _WITHOUT_CONTROL_CHARACTERS = re.compile(r"[^\x00-\x1f\x7f-\x9f]+")
@@ -39,7 +39,7 @@ class ApprovalMessage:
     """The header of that name; it proves nothing."""
 
 
-def parse_message(message: DeliveredMessage, queue: ApprovalsQueue) -> ApprovalMessage:
+def parse_approval_message(message: DeliveredMessage, queue: ApprovalsQueue) -> ApprovalMessage:
     """Return the message. Raises UnusableMessage.
 
     It must have been published to the exchange of this queue with one of its routing keys. RabbitMQ
@@ -55,7 +55,7 @@ def parse_message(message: DeliveredMessage, queue: ApprovalsQueue) -> ApprovalM
         raise UnusableMessage(
             f"it was not published to {queue.exchange} with the routing key {queue.binding_key}"
         )
-    user = publisher(message)
+    user = require_publishing_user(message)
     if not properties.message_id:
         raise UnusableMessage("it has no message_id, so a repeat would not be recognized")
     if _WITHOUT_CONTROL_CHARACTERS.fullmatch(properties.message_id) is None:
@@ -73,7 +73,7 @@ def parse_message(message: DeliveredMessage, queue: ApprovalsQueue) -> ApprovalM
     )
 
 
-def publisher(message: DeliveredMessage) -> str:
+def require_publishing_user(message: DeliveredMessage) -> str:
     """Return the user who published a message. Raises UnusableMessage if nobody vouches for it."""
     properties = message.header.properties
     if "x-death" in (properties.headers or {}):

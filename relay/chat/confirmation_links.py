@@ -32,7 +32,7 @@ class ConfirmationLinks:
         self._public_url = public_url
         self._key = secrets.token_bytes(32)
 
-    def make_recorded(
+    def make_link_recording_urls(
         self, tx: Transaction, message: ChatMessage | None, *, nonce: str, in_chat: bool
     ) -> Link | None:
         """Return the link for the buttons of a message; None if they have nowhere to lead.
@@ -41,10 +41,10 @@ class ConfirmationLinks:
         URLs. ``in_chat``: the chat itself takes decisions, so the link makes no URLs (None).
         """
         if in_chat or self._public_url is None:
-            return self.make_unrecorded(in_chat=in_chat)
+            return self.make_placeholder_link(in_chat=in_chat)
         if message is None:
             return None
-        code = self.confirmation_code(message)
+        code = self.six_digit_code_of_message(message)
 
         def link(status: ApprovalStatus, decision: DecisionKind) -> str:
             occurrence = status.occurrence
@@ -58,12 +58,12 @@ class ConfirmationLinks:
 
         return link
 
-    def confirmation_code(self, message: ChatMessage) -> str:
+    def six_digit_code_of_message(self, message: ChatMessage) -> str:
         """Return the six digits that a message shows; the same until this process ends."""
         return f"{int.from_bytes(self._mac('code', message.id)) % 10**6:06d}"
 
-    def make_unrecorded(self, *, in_chat: bool) -> Link | None:
-        """Return a link that stands for that of `make_recorded`, and makes the URL "" only.
+    def make_placeholder_link(self, *, in_chat: bool) -> Link | None:
+        """Return a link in place of that of `make_link_recording_urls`. It makes the URL "" only.
 
         The planner hashes a card with it, to see whether the message shows another content.
         """

@@ -5,8 +5,8 @@ one event for each EventId when the minute is over. `engine` asks in its transac
 refusal is recorded; `gate` counts it otherwise, and has the engine record the counts that are due.
 The counts are in memory: a crash loses those of open minutes.
 
-An earlier version of the relay recorded each refusal. `collapse_surplus_refusals` aggregates them
-in the history of an event for readers.
+An earlier version of the relay recorded each refusal. `collapse_refusals_in_history` aggregates
+them in the history of an event for readers.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class _OpenMinute:
         return abs(now - self.began) >= MINUTE
 
 
-def collapse_surplus_refusals(history: Iterable[tuple[str, bytes]]) -> list[bytes]:
+def collapse_refusals_in_history(history: Iterable[tuple[str, bytes]]) -> list[bytes]:
     """Return the JSON of CloudEvents; surplus refusals of a minute are one event with ``count``.
 
     ``history`` holds the kind and the JSON of each, oldest first.

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.outbox import Decision, StandingHold
-from relay.outbox.event_keys import EventKeyFormat
+from relay.outbox import Decision, EventKeyFormat, StandingHold
 from relay.outbox.fleet import FleetTables, SightingRow
 from relay.outbox.transaction import Transaction
 from tests.builders import DATA

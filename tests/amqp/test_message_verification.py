@@ -15,17 +15,17 @@ from hypothesis import strategies as st
 from pamqp.commands import Basic
 from pamqp.header import ContentHeader
 
-from relay.amqp.approval_message import UnusableMessage, parse_message
-from relay.amqp.frames import MAX_BODY_BYTES
-from relay.amqp.topology import approvals_queue_of_scope
+from relay.amqp.frame_streams import MAX_BODY_BYTES
+from relay.amqp.message_verification import UnusableMessage, parse_approval_message
+from relay.amqp.topology import make_scope_approvals_queue
 from relay.api import Client
 from relay.approvals.amqp_handler import read_request
 from relay.approvals.request import DecisionRequest
-from relay.fleet.topology import hub_approvals_queue
+from relay.fleet.topology import make_hub_approvals_queue
 from relay.roles.parts import callers_by_amqp_user
 
 EXCHANGE, KEY = "azure.scheduledevents.approvals", "approve.prod"
-QUEUE = approvals_queue_of_scope("azure.scheduledevents", "prod")
+QUEUE = make_scope_approvals_queue("azure.scheduledevents", "prod")
 CALLERS = callers_by_amqp_user(
     (
         Client(name="db-drain", amqp_user="drain", can=("approve",)),
@@ -50,7 +50,7 @@ def delivery(
 
 def request_in(delivered: DeliveredMessage) -> DecisionRequest:
     """The request in a message, read as the consumer and its handler do."""
-    return read_request(parse_message(delivered, QUEUE), CALLERS, NOW)
+    return read_request(parse_approval_message(delivered, QUEUE), CALLERS, NOW)
 
 
 def reason_against(delivered: DeliveredMessage) -> str:
@@ -229,12 +229,12 @@ def test_a_client_without_a_rabbitmq_user_cannot_send_messages(user_id: str | No
 
 # --- the queue of a hub
 
-HUB_QUEUE = hub_approvals_queue("azure.scheduledevents")
+HUB_QUEUE = make_hub_approvals_queue("azure.scheduledevents")
 
 
 def hub_request_in(delivered: DeliveredMessage) -> DecisionRequest:
     """The request in a message of the queue for all scopes."""
-    return read_request(parse_message(delivered, HUB_QUEUE), CALLERS, NOW)
+    return read_request(parse_approval_message(delivered, HUB_QUEUE), CALLERS, NOW)
 
 
 @pytest.mark.parametrize("scope", ["prod", "vmss-a-1f0c33ab", "hub", "0", "x" * 80])

@@ -1,8 +1,8 @@
 """Verifies that the tables of a state file can be read as what they hold.
 
 SQLite sees damage to its own structure. It does not see damage inside a value, such as the JSON of
-an event. The relay would fail on that at each start. So `relay.outbox.file` calls `verify_contents`
-before the relay uses a file, and sets a damaged one aside.
+an event. The relay would fail on that at each start. So `relay.outbox.file` calls
+`verify_tables_are_readable` before the relay uses a file, and sets a damaged one aside.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from typing import get_args
 import orjson
 
 from relay.events.model import ScheduledEvent
-from relay.outbox import SinkState, TrackedEvent
+from relay.outbox import EventKeyFormat, SinkState, TrackedEvent
 from relay.outbox.decisions import Decisions
 from relay.outbox.deliveries import Deliveries
-from relay.outbox.event_keys import EventKeyFormat
 from relay.outbox.fleet import FleetTables
 from relay.outbox.journal import Journal
 from relay.outbox.snapshot import Snapshot
@@ -35,20 +34,20 @@ VALUE_ERRORS = (ValueError, LookupError, TypeError, AttributeError)
 """
 
 
-class DamagedContents(Exception):
+class DamagedTable(Exception):
     """A table holds something that the relay did not write. The text says what."""
 
 
-def verify_contents(connection: sqlite3.Connection, keys: EventKeyFormat) -> None:
+def verify_tables_are_readable(connection: sqlite3.Connection, keys: EventKeyFormat) -> None:
     """Read what the relay reads after its start, and return if that is possible.
 
     Of the journal only its head is read, because ``imds-relay audit`` verifies it. The tables of a
-    fleet are read only from the file of a hub. Raises DamagedContents and sqlite3.Error.
+    fleet are read only from the file of a hub. Raises DamagedTable and sqlite3.Error.
     """
     for table in _TABLES:
         problem = connection.execute(f"PRAGMA integrity_check('{table}')").fetchone()[0]
         if problem != "ok":
-            raise DamagedContents(f"table {table}: {problem}")
+            raise DamagedTable(f"table {table}: {problem}")
     try:
         live = Snapshot(connection, keys).live_occurrences()
         _verify_occurrences(connection, keys, live)
@@ -58,7 +57,7 @@ def verify_contents(connection: sqlite3.Connection, keys: EventKeyFormat) -> Non
             fleet.agents()
             fleet.sightings([occurrence.key for occurrence in live])
     except VALUE_ERRORS as error:
-        raise DamagedContents(f"{type(error).__name__}: {error}") from error
+        raise DamagedTable(f"{type(error).__name__}: {error}") from error
 
 
 def _verify_occurrences(
@@ -67,16 +66,16 @@ def _verify_occurrences(
     for occurrence in live:
         event = occurrence.event
         if occurrence.key != keys.make_key(occurrence.scope, event.event_id):
-            raise DamagedContents(
+            raise DamagedTable(
                 f"table occurrence: the event {occurrence.key} has the EventId {event.event_id}"
             )
     # All columns, because SQLite's own functions take text that is not UTF-8: to fetch it fails.
     ended = connection.execute("SELECT key, data, * FROM occurrence WHERE NOT live")
     for key, data, *_ in ended:
         try:
-            ScheduledEvent.from_fields(orjson.loads(data))
+            ScheduledEvent.from_cloudevent_data(orjson.loads(data))
         except VALUE_ERRORS as error:
-            raise DamagedContents(
+            raise DamagedTable(
                 f"table occurrence: the event {key} cannot be read: {error}"
             ) from error
 
@@ -84,18 +83,16 @@ def _verify_occurrences(
 def _verify_next_id_is_unused(connection: sqlite3.Connection, newest: str, next_id: int) -> None:
     """Return if the next row of a table is a new one: no row could be added otherwise."""
     if (connection.execute(f"SELECT {newest}").fetchone()[0] or 0) >= next_id:
-        raise DamagedContents(
-            f"table sqlite_sequence: the next id is {next_id}, not after {newest}"
-        )
+        raise DamagedTable(f"table sqlite_sequence: the next id is {next_id}, not after {newest}")
 
 
 def _verify_rows_readable(connection: sqlite3.Connection, live: Sequence[TrackedEvent]) -> None:
     for key, value in connection.execute("SELECT key, value FROM meta"):
         if not isinstance(value, str):
-            raise DamagedContents(f"table meta: the value of {key} is not text")
+            raise DamagedTable(f"table meta: the value of {key} is not text")
     journal = Journal(connection)
     if not isinstance(journal.head().hash, str):
-        raise DamagedContents("table journal: its last hash is not text")
+        raise DamagedTable("table journal: its last hash is not text")
     decisions = Decisions(connection, journal)
     for (occurrence,) in connection.execute(
         "SELECT DISTINCT occurrence FROM decision WHERE counts"
@@ -106,12 +103,14 @@ def _verify_rows_readable(connection: sqlite3.Connection, live: Sequence[Tracked
     standing_holds = StandingHolds(connection, journal)
     standing_holds.list_open()
     deliveries = Deliveries(connection)
-    _verify_next_id_is_unused(connection, "max(id) FROM entry", deliveries.next_id())
+    _verify_next_id_is_unused(
+        connection, "max(id) FROM entry", deliveries.next_autoincrement_entry_id()
+    )
     _verify_next_id_is_unused(
         connection, "max(number) FROM standing_hold", standing_holds.next_number()
     )
-    deliveries.waiting()
-    for name, (state, _) in deliveries.sink_states().items():
+    deliveries.waiting_entries()
+    for name, (state, _) in deliveries.state_and_reason_by_sink().items():
         if state not in get_args(SinkState):
-            raise DamagedContents(f"table sink: the sink {name} has the state {state}")
+            raise DamagedTable(f"table sink: the sink {name} has the state {state}")
     connection.execute("SELECT * FROM message").fetchall()

@@ -1,19 +1,19 @@
-"""The delta between two documents: properties that always hold, and a table of each kind."""
+"""The scheduled event, and the changes between two documents: laws, and a table of each kind."""
 
 from __future__ import annotations
 
 import dataclasses
 import random
 from collections.abc import Iterable
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.events.delta import Change, diff
-from relay.events.model import Document, ScheduledEvent
-from tests.events.strategies import DOCUMENTS, make_event, normalized
+from relay.events.model import Change, Document, ScheduledEvent, diff_events_with_document
+from tests.events.strategies import DOCUMENTS, EVENTS, make_event, normalized
 
 
 def shuffled(document: Document) -> st.SearchStrategy[Document]:
@@ -36,13 +36,13 @@ def _shuffled_event(event: ScheduledEvent) -> st.SearchStrategy[ScheduledEvent]:
 
 def by_key(events: Iterable[ScheduledEvent]) -> dict[str, ScheduledEvent]:
     """Return the events by their keys."""
-    return {event.key: event for event in events}
+    return {event.lowercase_event_id: event for event in events}
 
 
 def unordered(changes: tuple[Change, ...]) -> dict[str, Any]:
     """Return the changes by EventId, with resources sorted."""
     return {
-        change.event.key: (
+        change.event.lowercase_event_id: (
             change.kind,
             normalized(change.event),
             {
@@ -56,7 +56,7 @@ def unordered(changes: tuple[Change, ...]) -> dict[str, Any]:
 
 @given(DOCUMENTS)
 def test_a_document_does_not_differ_from_itself(document: Document) -> None:
-    assert diff(document.events, document) == ()
+    assert diff_events_with_document(document.events, document) == ()
 
 
 @given(DOCUMENTS.flatmap(lambda document: st.tuples(st.just(document), shuffled(document))))
@@ -64,7 +64,7 @@ def test_the_order_of_events_and_resources_and_the_case_of_ids_change_nothing(
     documents: tuple[Document, Document],
 ) -> None:
     document, shuffled_document = documents
-    assert diff(document.events, shuffled_document) == ()
+    assert diff_events_with_document(document.events, shuffled_document) == ()
 
 
 @given(DOCUMENTS, DOCUMENTS)
@@ -72,19 +72,21 @@ def test_applying_the_changes_to_the_old_document_gives_the_new_one(
     old: Document, new: Document
 ) -> None:
     live = by_key(old.events)
-    for change in diff(old.events, new):
+    for change in diff_events_with_document(old.events, new):
         if change.kind == "ended":
-            del live[change.event.key]
+            del live[change.event.lowercase_event_id]
         else:
-            live[change.event.key] = change.event
+            live[change.event.lowercase_event_id] = change.event
     assert {key: normalized(event) for key, event in live.items()} == {
-        event.key: normalized(event) for event in new.events
+        event.lowercase_event_id: normalized(event) for event in new.events
     }
 
 
 @given(DOCUMENTS, DOCUMENTS)
 def test_there_is_at_most_one_change_for_each_event_id(old: Document, new: Document) -> None:
-    keys = [change.event.key for change in diff(old.events, new)]
+    keys = [
+        change.event.lowercase_event_id for change in diff_events_with_document(old.events, new)
+    ]
     assert len(keys) == len(set(keys))
 
 
@@ -98,7 +100,9 @@ def test_the_order_of_the_documents_does_not_matter(
 ) -> None:
     shuffled_events = list(old.events)
     randomness.shuffle(shuffled_events)
-    assert unordered(diff(old.events, new[0])) == unordered(diff(shuffled_events, new[1]))
+    assert unordered(diff_events_with_document(old.events, new[0])) == unordered(
+        diff_events_with_document(shuffled_events, new[1])
+    )
 
 
 @given(DOCUMENTS, DOCUMENTS, st.none() | st.integers())
@@ -107,14 +111,19 @@ def test_the_incarnation_neither_suppresses_nor_causes_a_change(
 ) -> None:
     """See docs/protocol.md#the-document-incarnation."""
     renumbered = dataclasses.replace(new, incarnation=incarnation)
-    assert diff(old.events, renumbered) == diff(old.events, new)
+    assert diff_events_with_document(old.events, renumbered) == diff_events_with_document(
+        old.events, new
+    )
 
 
 @given(DOCUMENTS, DOCUMENTS)
 def test_the_kind_of_a_change_follows_from_both_states(old: Document, new: Document) -> None:
     previous, current = by_key(old.events), by_key(new.events)
-    for change in diff(old.events, new):
-        before, after = previous.get(change.event.key), current.get(change.event.key)
+    for change in diff_events_with_document(old.events, new):
+        before, after = (
+            previous.get(change.event.lowercase_event_id),
+            current.get(change.event.lowercase_event_id),
+        )
         if after is None:
             expected = "ended"
         elif after.is_started and (before is None or not before.is_started):
@@ -130,13 +139,15 @@ def test_changed_holds_each_field_that_differs_with_its_value_before(
     old: Document, new: Document
 ) -> None:
     previous = by_key(old.events)
-    for change in diff(old.events, new):
-        before = previous.get(change.event.key)
+    for change in diff_events_with_document(old.events, new):
+        before = previous.get(change.event.lowercase_event_id)
         if change.kind == "ended" or before is None:
             assert change.changed == {}
             continue
         assert change.changed
-        assert all(before.to_fields()[name] == value for name, value in change.changed.items())
+        assert all(
+            before.to_cloudevent_data()[name] == value for name, value in change.changed.items()
+        )
         different = {
             name
             for name, value in normalized(change.event).items()
@@ -149,11 +160,13 @@ def test_changed_holds_each_field_that_differs_with_its_value_before(
 def test_events_of_the_document_come_first_in_its_order_then_those_that_left(
     old: Document, new: Document
 ) -> None:
-    changes = diff(old.events, new)
+    changes = diff_events_with_document(old.events, new)
     has_ended = [change.kind == "ended" for change in changes]
     assert has_ended == sorted(has_ended)
-    present = [change.event.key for change in changes if change.kind != "ended"]
-    assert present == [event.key for event in new.events if event.key in present]
+    present = [change.event.lowercase_event_id for change in changes if change.kind != "ended"]
+    assert present == [
+        event.lowercase_event_id for event in new.events if event.lowercase_event_id in present
+    ]
 
 
 @pytest.mark.parametrize(
@@ -209,5 +222,84 @@ def test_each_kind_of_change(
 ) -> None:
     previous = () if before is None else (make_event(**before),)
     current = () if after is None else (make_event(**after),)
-    (change,) = diff(previous, Document(1, current))
+    (change,) = diff_events_with_document(previous, Document(1, current))
     assert (change.kind, change.changed) == (kind, changed)
+
+
+def test_an_event_is_stored_under_the_names_of_the_data_of_a_cloudevent() -> None:
+    assert make_event().to_cloudevent_data() == {
+        "eventId": "C7061BAC-AFDC-4513-B24B-AA5F13A16123",
+        "eventType": "Freeze",
+        "eventStatus": "Scheduled",
+        "resourceType": "VirtualMachine",
+        "resources": ["WestNO_0", "WestNO_1"],
+        "notBefore": "2022-04-11T22:26:58Z",
+        "description": "Paused.",
+        "eventSource": "Platform",
+        "durationSeconds": 5,
+    }
+
+
+@given(EVENTS)
+def test_an_event_that_was_stored_is_the_same_event_again(event: ScheduledEvent) -> None:
+    assert ScheduledEvent.from_cloudevent_data({**event.to_cloudevent_data(), "other": 1}) == event
+
+
+def test_a_revision_stays_the_same_from_one_version_of_the_relay_to_the_next() -> None:
+    assert make_event().revision == "24d767cef042bdfd"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"event_type": "Reboot"},
+        {"event_source": "User"},
+        {"resources": ("WestNO_0",)},
+        {"not_before": None},
+        {"duration": 6},
+        {"event_status": "Started"},
+        {"event_id": "A-1"},
+    ],
+)
+def test_another_state_has_another_revision(changes: dict[str, Any]) -> None:
+    assert make_event(**changes).revision != make_event().revision
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"event_id": "c7061bac-afdc-4513-b24b-aa5f13a16123"},
+        {"resources": ("WestNO_1", "WestNO_0")},
+        {"description": None},
+        {"resource_type": None},
+    ],
+)
+def test_what_an_approver_does_not_decide_about_leaves_the_revision(
+    changes: dict[str, Any],
+) -> None:
+    assert make_event(**changes).revision == make_event().revision
+
+
+@pytest.mark.parametrize(
+    ("not_before", "moment"),
+    [
+        ("2022-04-11T22:26:58Z", datetime(2022, 4, 11, 22, 26, 58, tzinfo=UTC)),
+        ("soon", None),
+        (None, None),
+    ],
+)
+def test_not_before_is_a_moment_if_it_can_be_read(
+    not_before: str | None, moment: datetime | None
+) -> None:
+    assert make_event(not_before=not_before).not_before_time == moment
+
+
+def test_events_have_the_same_key_whatever_the_case_of_their_event_ids() -> None:
+    assert (
+        make_event(event_id="A-1").lowercase_event_id
+        == make_event(event_id="a-1").lowercase_event_id
+    )
+    assert (
+        make_event(event_id="A-1").lowercase_event_id
+        != make_event(event_id="B-2").lowercase_event_id
+    )

@@ -13,7 +13,7 @@ from aio_pika import exceptions as amqp
 from aiormq.abc import AbstractChannel, DeliveredMessage
 
 from relay.amqp.broker_url import host_port
-from relay.amqp.connection import Connection
+from relay.amqp.connection import GuardedConnection
 from relay.amqp.failures import describe_failure
 from relay.errors import Deferred
 
@@ -24,7 +24,9 @@ QUEUE_DELETED = 404
 _FRAMES_PER_MESSAGE = 3
 
 
-async def open_consuming_channel(connection: Connection, messages_per_turn: int) -> AbstractChannel:
+async def open_consuming_channel(
+    connection: GuardedConnection, messages_per_turn: int
+) -> AbstractChannel:
     """Return an open channel whose buffer takes what is read in one turn of the event loop.
 
     aio-pika's channels have room for ten frames. A message has three, so only about two are read in

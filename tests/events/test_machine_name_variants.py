@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.events.machine_names import add_underscored_names, other_instance_names
+from relay.events.machine_name_variants import add_underscore_prefixed_names, other_instance_names
 
 
 @pytest.mark.parametrize(
@@ -35,4 +35,4 @@ def test_the_two_notations_lead_to_each_other(number: int) -> None:
 
 
 def test_old_versions_of_the_api_put_a_prefix_before_a_name() -> None:
-    assert add_underscored_names(frozenset({"a", "b"})) == {"a", "_a", "b", "_b"}
+    assert add_underscore_prefixed_names(frozenset({"a", "b"})) == {"a", "_a", "b", "_b"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from relay.delivery.circuit_breaker import FAILURE_THRESHOLD, STALL_TIMEOUT, CircuitBreaker
+from relay.delivery.sink_health import FAILURE_THRESHOLD, STALL_TIMEOUT, CircuitBreaker
 
 
 def failing() -> CircuitBreaker:
@@ -52,9 +52,14 @@ def test_a_success_between_failures_starts_the_count_again() -> None:
 def test_the_first_success_opens_it_and_says_that_it_was_failing() -> None:
     circuit = failing()
     circuit.schedule_probe(10.0)
-    assert (circuit.is_probing, circuit.allowed_at) == (True, 10.0)
+    assert (circuit.allows_only_probe, circuit.allowed_at) == (True, 10.0)
     assert circuit.record_success()
-    assert (circuit.is_failing, circuit.is_probing, circuit.allowed_at, circuit.failures) == (
+    assert (
+        circuit.is_failing,
+        circuit.allows_only_probe,
+        circuit.allowed_at,
+        circuit.failures,
+    ) == (
         False,
         False,
         float("-inf"),
@@ -69,7 +74,7 @@ def test_probes_alternate_between_the_oldest_and_the_least_tried() -> None:
     for moment in range(4):
         circuit.schedule_probe(float(moment))
         turns.append(circuit.prefers_least_tried)
-        circuit.record_start(float(moment))
+        circuit.record_try_start(float(moment))
     assert turns == [False, True, False, True]
 
 
@@ -77,7 +82,7 @@ def test_while_it_delivers_the_oldest_goes_first() -> None:
     circuit = CircuitBreaker()
     for _ in range(3):
         assert not circuit.prefers_least_tried
-        circuit.record_start(0.0)
+        circuit.record_try_start(0.0)
 
 
 def test_what_is_new_is_probed_at_once_and_takes_no_others_turn_or_time() -> None:
@@ -86,7 +91,7 @@ def test_what_is_new_is_probed_at_once_and_takes_no_others_turn_or_time() -> Non
     for moment in (5.0, 65.0, 125.0):
         circuit.probe_now()
         assert (circuit.allowed_at, circuit.prefers_least_tried) == (float("-inf"), True)
-        circuit.record_start(moment)
+        circuit.record_try_start(moment)
         assert (circuit.allowed_at, circuit.prefers_least_tried) == (300.0, False)
         circuit.record_failure(moment, moment)
         circuit.schedule_probe(moment + 300.0)
@@ -97,7 +102,7 @@ def test_a_pressing_one_that_failed_brings_the_next_probe_forward() -> None:
     circuit = failing()
     circuit.schedule_probe(300.0)
     circuit.probe_now()
-    circuit.record_start(5.0)
+    circuit.record_try_start(5.0)
     circuit.schedule_probe(5.5)
     assert circuit.allowed_at == 5.5
 
@@ -126,31 +131,31 @@ def test_an_operator_who_resumes_hastens_everything_but_a_failing_sink_is_probed
     circuit = failing() if is_failing else CircuitBreaker()
     circuit.schedule_probe(300.0 if is_failing else None)
     circuit.pause_until(600.0)
-    circuit.resume(7.0)
-    assert circuit.is_probing == is_failing
+    circuit.end_pause_and_try_now(7.0)
+    assert circuit.allows_only_probe == is_failing
     assert circuit.allowed_at <= 7.0
 
 
 def test_a_minute_without_a_success_makes_it_failing_however_few_tries_there_were() -> None:
     circuit = CircuitBreaker()
-    circuit.record_start(5.0)
+    circuit.record_try_start(5.0)
     assert not circuit.mark_failing_if_stalled(5.0 + STALL_TIMEOUT - 0.1)
     assert circuit.mark_failing_if_stalled(5.0 + STALL_TIMEOUT)
     assert circuit.is_failing
     assert circuit.becomes_failing_at is None
     assert not circuit.mark_failing_if_stalled(500.0), "that is new once"
     assert circuit.record_success()
-    circuit.record_start(600.0)
+    circuit.record_try_start(600.0)
     assert not circuit.mark_failing_if_stalled(659.0)
 
 
 def test_time_in_which_there_is_nothing_to_deliver_does_not_count() -> None:
     circuit = CircuitBreaker()
-    circuit.record_start(0.0)
+    circuit.record_try_start(0.0)
     circuit.record_idle(0.0)
     assert circuit.becomes_failing_at is None
     assert not circuit.mark_failing_if_stalled(1000.0)
-    circuit.record_start(1000.0)
+    circuit.record_try_start(1000.0)
     assert circuit.becomes_failing_at == 1000.0 + STALL_TIMEOUT
 
 
@@ -159,7 +164,7 @@ def test_two_tries_a_minute_apart_are_enough_where_nothing_got_through_between(h
     """A permanently refused entry leaves an empty queue. The next entry comes much later."""
 
     def goes_wrong(circuit: CircuitBreaker, now: float) -> bool:
-        circuit.record_start(now)
+        circuit.record_try_start(now)
         wrong = (
             circuit.record_failure(now, now) if how == "failed" else circuit.record_rejection(now)
         )
@@ -181,18 +186,18 @@ def test_two_tries_a_minute_apart_are_enough_where_nothing_got_through_between(h
 @pytest.mark.parametrize("event", ["idle", "resumed", "unreadable", "delivered"])
 def test_two_failures_do_not_count_together_if_they_belong_to_different_times(event: str) -> None:
     circuit = CircuitBreaker()
-    circuit.record_start(0.0)
+    circuit.record_try_start(0.0)
     assert not circuit.record_failure(0.0, 0.0)
     if event == "idle":
         circuit.record_idle(0.0)
     elif event == "resumed":
-        circuit.resume(1.0)
+        circuit.end_pause_and_try_now(1.0)
     elif event == "unreadable":
-        circuit.forget_earlier_tries()
+        circuit.restart_stall_timeout()
     else:
         circuit.record_success()
     later = STALL_TIMEOUT + 1.0
-    circuit.record_start(later)
+    circuit.record_try_start(later)
     assert not circuit.record_failure(later, later)
     assert circuit.becomes_failing_at == later + STALL_TIMEOUT
 
@@ -200,6 +205,6 @@ def test_two_failures_do_not_count_together_if_they_belong_to_different_times(ev
 def test_what_is_refused_for_good_is_no_failed_try() -> None:
     """A receiver that finds fault with some events answers, and takes others."""
     circuit = CircuitBreaker()
-    circuit.record_start(0.0)
+    circuit.record_try_start(0.0)
     assert not any(circuit.record_rejection(1.0) for _ in range(10))
     assert circuit.failures == 0

@@ -1,0 +1,230 @@
+"""The results of tries: gets one from the sink, makes it storable, and records it.
+
+The worker calls `call_sink` for each try. A sink can be the code of an installed package. So its
+receipts and errors are checked here: a value that the store cannot hold counts as a bug of the
+sink, as does any unexpected exception. `build_attempt_from_result` makes the attempt of the result,
+which goes to the `ResultRecorder`. The dispatcher makes one for all sinks. It writes results to the
+store in the order in which tries ended, and deliveries in batches.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+from relay.errors import Deferred, DeliveryError, Rejected, RelayError
+from relay.events.cloudevent import CloudEvent
+from relay.outbox import Attempt, EntryState, SinkState
+from relay.outbox.sqlite import Store, Work
+from relay.outbox.transaction import Transaction
+from relay.sinks import Receipt, Sink
+
+MAX_STATUS = 2**31
+"""The largest status that a sink may report."""
+BATCH_PAUSE = 0.005
+"""Seconds. No delivery waits for it, and no more can be repeated: a sink has a limit of its own."""
+FULL_BATCH = 32
+"""Deliveries that do not wait for others. It is half of what a sink may have open, so that the sink
+goes on while the batch is written."""
+
+_log = logging.getLogger(__name__)
+
+
+async def call_sink(sink: Sink, event: CloudEvent) -> Receipt | Exception:
+    """Let a sink deliver an event once; return its receipt, or why there is none.
+
+    An exception that is no `relay.errors.DeliveryError` is a bug of the sink. Raises only what is
+    no Exception, such as CancelledError.
+    """
+    try:
+        try:
+            receipt = await sink.deliver(event)
+        except DeliveryError as error:
+            return _make_error_storable(error)
+        # What is no receipt, such as None, fails here: that is a bug of the sink too.
+        return _make_receipt_storable(receipt)
+    except Exception as error:  # noqa: BLE001  # a bug in one sink must not stop the others
+        return error
+
+
+def build_attempt_from_result(result: Receipt | Exception, at: datetime, elapsed: float) -> Attempt:
+    """Return the attempt that ended so, in which "parked" stands for a rejection.
+
+    ``elapsed`` is in seconds.
+    """
+    match result:
+        case Receipt():
+            return Attempt(
+                at=at,
+                elapsed=elapsed,
+                outcome="delivered",
+                status=result.status,
+                response=result.response,
+            )
+        case Rejected() | Deferred():
+            return Attempt(
+                at=at,
+                elapsed=elapsed,
+                outcome="parked" if isinstance(result, Rejected) else "deferred",
+                status=result.status,
+                reason=result.reason,
+                response=result.response,
+            )
+        case _:
+            return Attempt(at=at, elapsed=elapsed, outcome="error", reason=error_type_name(result))
+
+
+def error_type_name(error: Exception) -> str:
+    """Return the type of an unexpected error. Its text may hold a secret, such as a password."""
+    return type(error).__name__
+
+
+def _make_receipt_storable(receipt: Receipt) -> Receipt:
+    """Return a receipt that the store can hold. Raises TypeError or ValueError if it cannot.
+
+    The store records it together with the deliveries of other sinks, and must not fail on them.
+    """
+    _check_status_is_storable(receipt.status)
+    _check_seconds_not_nan(receipt.skew)
+    response = receipt.response
+    return Receipt(
+        receipt.status,
+        _replace_lone_surrogates(response) if response is not None else None,
+        receipt.skew,
+    )
+
+
+def _make_error_storable(error: DeliveryError) -> DeliveryError:
+    """Return the error with details that the store can hold, as `_make_receipt_storable` does."""
+    _check_status_is_storable(error.status)
+    _check_seconds_not_nan(error.skew)
+    if isinstance(error, Deferred):
+        _check_seconds_not_nan(error.after)
+    error.reason = _replace_lone_surrogates(error.reason)
+    error.response = (
+        _replace_lone_surrogates(error.response) if error.response is not None else None
+    )
+    return error
+
+
+def _check_status_is_storable(status: int | None) -> None:
+    if status is not None and abs(status) > MAX_STATUS:
+        raise ValueError(f"expected a status of at most {MAX_STATUS}, got a larger one")
+
+
+def _check_seconds_not_nan(seconds: float | None) -> None:
+    if seconds is not None and math.isnan(seconds):
+        raise ValueError("expected a number of seconds, got NaN")
+
+
+def _replace_lone_surrogates(text: str) -> str:
+    """Return the text without lone surrogates, which UTF-8 cannot encode."""
+    if not isinstance(text, str):
+        raise TypeError(f"expected a text, got {type(text).__name__}")
+    return text.encode(errors="replace").decode()
+
+
+class ResultRecorder:
+    """Records in the store how deliveries went, for all sinks, in the order of their ends.
+
+    No delivery waits for it. If something is lost with the process, the same event is sent again
+    with the same id. Deliveries that succeed within a few milliseconds of each other, or while a
+    batch is being written, form one batch: a commit costs the same for one as for many.
+
+    ``pause`` is how many seconds the first delivery of a batch waits for others.
+    """
+
+    def __init__(self, store: Store, *, pause: float = BATCH_PAUSE) -> None:
+        self._store = store
+        self._pause = pause
+        self._delivered: list[tuple[int, Attempt]] = []  # not yet submitted
+        self._callbacks: list[Callable[[], None]] = []  # one for each of them
+        self._timer: asyncio.TimerHandle | None = None  # ends the pause of the next batch
+        self._is_writing = False
+
+    def record_delivery(
+        self, entry_id: int, attempt: Attempt, on_written: Callable[[], None]
+    ) -> None:
+        """An entry was delivered. ``on_written`` is called once this is recorded, or cannot be."""
+        self._delivered.append((entry_id, attempt))
+        self._callbacks.append(on_written)
+        self._write_full_batch_or_set_timer()
+
+    def record_failed_attempt(self, entry_id: int, attempt: Attempt, until: datetime) -> None:
+        """A try failed, and the next one is due at ``until``."""
+        self._submit_after_pending_results(lambda tx: tx.deliveries.defer(entry_id, attempt, until))
+
+    def record_end_without_delivery(
+        self, entry_id: int, state: EntryState, reason: str, at: datetime, attempt: Attempt | None
+    ) -> None:
+        """An entry ended undelivered. ``attempt`` is the try that failed, if there was one."""
+
+        def work(tx: Transaction) -> None:
+            if attempt is not None:
+                tx.deliveries.log_attempt(entry_id, attempt)
+            tx.deliveries.store_final_state(entry_id, state, reason, at)
+
+        self._submit_after_pending_results(work)
+
+    def record_sink_state(self, sink: str, state: SinkState, reason: str) -> None:
+        """A sink has a new state."""
+        self._submit_after_pending_results(
+            lambda tx: tx.deliveries.set_sink_state(sink, state, reason)
+        )
+
+    def submit_pending_results(self) -> None:
+        """Submit what was not submitted yet."""
+        self._stop_timer()
+        if self._delivered:
+            self._submit_batch()
+
+    def _submit_after_pending_results(self, work: Work[None]) -> None:
+        self.submit_pending_results()  # keep the order
+        self._store.submit(work, fail_open=True).add_done_callback(_log_unexpected_recording_error)
+
+    def _write_full_batch_or_set_timer(self) -> None:
+        if self._is_writing or not self._delivered:
+            return
+        if len(self._delivered) >= FULL_BATCH:
+            self._write_batch()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._pause, self._write_batch)
+
+    def _write_batch(self) -> None:
+        self._stop_timer()
+        self._is_writing = True
+        self._submit_batch().add_done_callback(self._on_batch_written)
+
+    def _on_batch_written(self, _: asyncio.Future[None]) -> None:
+        self._is_writing = False
+        self._write_full_batch_or_set_timer()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _submit_batch(self) -> asyncio.Future[None]:
+        delivered, self._delivered = self._delivered, []
+        callbacks, self._callbacks = self._callbacks, []
+
+        def on_done(future: asyncio.Future[None]) -> None:
+            _log_unexpected_recording_error(future)
+            for callback in callbacks:
+                callback()
+
+        future = self._store.submit(
+            lambda tx: tx.deliveries.mark_delivered(delivered), fail_open=True
+        )
+        future.add_done_callback(on_done)
+        return future
+
+
+def _log_unexpected_recording_error(future: asyncio.Future[Any]) -> None:
+    error = None if future.cancelled() else future.exception()
+    if error is not None and not isinstance(error, RelayError):
+        _log.error("the result of a delivery could not be recorded", exc_info=error)
