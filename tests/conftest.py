@@ -24,6 +24,7 @@ from typing_extensions import override
 from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]  # it has no types
 
 import relay.config  # noqa: F401  # declares the principals of the chat platforms
+from tests import forked_relay
 from tests.chromium import STEP_MILLISECONDS, connected, executable, serving
 from tests.rabbitmq import Broker, NamedBroker, Reachable
 
@@ -74,8 +75,14 @@ def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.Abstrac
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep the real stderr, before pytest captures it."""
+    """Keep the real stderr, before pytest captures it, and let tests fork relays."""
     config.stash[_stderr] = os.dup(2)
+    forked_relay.enable()
+
+
+def pytest_unconfigure() -> None:
+    """End the server that forks relays."""
+    forked_relay.disable()
 
 
 class GroupScheduling(LoadFileScheduling):  # type: ignore[misc]  # it has no types

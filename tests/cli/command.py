@@ -20,6 +20,7 @@ import pytest
 from aiohttp import web
 
 from relay.cli import main
+from tests.forked_relay import Process, start_relay
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -106,19 +107,11 @@ def default_sigint() -> Iterator[None]:
 @asynccontextmanager
 async def start_process(
     *arguments: str, cwd: Path | None = None, more: Mapping[str, str] | None = None
-) -> AsyncIterator[asyncio.subprocess.Process]:
+) -> AsyncIterator[Process]:
     """Start the command in a process of its own. It is killed in the end if it still runs."""
     with default_sigint():
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "relay",
-            *arguments,
-            cwd=cwd,
-            env=environment(**(more or {})),
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            limit=2**22,
+        process = await start_relay(
+            *arguments, environment=environment(**(more or {})), cwd=cwd, limit=2**22
         )
     try:
         yield process

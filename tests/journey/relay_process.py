@@ -21,6 +21,7 @@ import orjson
 from aiohttp import web
 from standardwebhooks import Webhook
 
+from tests.forked_relay import Process, start_relay
 from tests.ports import reserve
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSwMfKQ9r8GKYo="
@@ -128,7 +129,7 @@ class RelayProcess:
     document: dict[str, Any]
     environment: Mapping[str, str] = field(default_factory=dict)
     prefix: tuple[str, ...] = ()
-    process: asyncio.subprocess.Process | None = None
+    process: Process | None = None
     port: int = 0
 
     @property
@@ -151,18 +152,17 @@ class RelayProcess:
         self.port = self.port or reserve(1)[0]
         self.write_document()
         with (self.directory / "log").open("ab") as log:
-            self.process = await asyncio.create_subprocess_exec(
-                *self.prefix,
-                sys.executable,
-                "-m",
-                "relay",
-                "run",
-                "--config",
-                str(self.directory / "relay.yaml"),
-                stdout=log,
-                stderr=log,
-                env={**os.environ, **self.environment},
-            )
+            arguments = ("run", "--config", str(self.directory / "relay.yaml"))
+            environment = {**os.environ, **self.environment}
+            if self.prefix:
+                command = (*self.prefix, sys.executable, "-m", "relay", *arguments)
+                self.process = await asyncio.create_subprocess_exec(
+                    *command, stdout=log, stderr=log, env=environment
+                )
+            else:
+                self.process = await start_relay(
+                    *arguments, environment=environment, output=log.fileno()
+                )
         if ready:
             await eventually(self.ready)
 
