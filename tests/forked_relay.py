@@ -251,10 +251,12 @@ def _server_for(environment: Mapping[str, str]) -> _Server | None:
 
 
 def _read_at_import(environment: Mapping[str, str]) -> dict[str, str]:
+    # Whoever runs the tests may have a path of their own. Only a test that sets another needs it.
+    paths = (str(ROOT), os.environ.get("PYTHONPATH"))
     return {
         name: value
         for name, value in environment.items()
-        if not name.startswith(_OWN_VARIABLES) and (name, value) != ("PYTHONPATH", str(ROOT))
+        if not name.startswith(_OWN_VARIABLES) and not (name == "PYTHONPATH" and value in paths)
     }
 
 
