@@ -24,13 +24,13 @@ from relay.clock import SystemClock
 from relay.config import sink_modules
 from relay.delivery.dispatcher import Dispatcher
 from relay.events.cloudevent import CloudEvent
-from relay.outbox import StateFileOwner, StoreSettings
+from relay.outbox import StateFileScopeAndVm, StoreSettings
 from relay.outbox.journal import NewRow
 from relay.outbox.sqlite import Store, open_store
 from relay.outbox.transaction import Transaction
 from tests.builders import cloudevent
 
-OWNER = StateFileOwner("bench", VM_ID)
+OWNER = StateFileScopeAndVm("bench", VM_ID)
 BATCH = 5000
 """Rows in one transaction while a state file is filled."""
 _AGE = timedelta(hours=2)

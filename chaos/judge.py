@@ -17,7 +17,7 @@ import orjson
 from relay.errors import StoreError
 from relay.outbox.claim_audit import audit_start_request_claims
 from relay.outbox.file import open_for_reading
-from relay.outbox.journal import JournalRow, read_rows, verify_journal
+from relay.outbox.journal import JournalRow, read_all_rows, verify_journal
 from relay.simulator.azure import RecordedCall
 
 MOST_DESCRIBED = 5
@@ -104,7 +104,7 @@ def read_journal(file: Path) -> list[JournalRow]:
     except StoreError:
         return []
     try:
-        return list(read_rows(connection))
+        return list(read_all_rows(connection))
     except sqlite3.Error:
         return []
     finally:

@@ -22,11 +22,11 @@ import orjson
 
 from relay.amqp.broker_url import parse_urls
 from relay.amqp.message_verification import UnusableMessage
-from relay.approvals.request import InvalidField, MalformedBody, read_json, validate_body
+from relay.approvals.request import InvalidField, MalformedJsonBody, read_json, validate_body
 from relay.chat import CallbackRefused
 from relay.chat.platforms.mattermost import requests as mattermost_requests
 from relay.chat.platforms.slack import requests as slack_requests
-from relay.cli._server_sent_events import EventStream
+from relay.cli._server_sent_events import EventStreamParser
 from relay.config import load
 from relay.errors import ConfigError, DocumentError
 from relay.events.build import common_event_data
@@ -103,7 +103,7 @@ def callback(data: bytes) -> None:
     """The body of an approval, over HTTP, AMQP or as a callback."""
     try:
         body = validate_body(read_json(data))
-    except (MalformedBody, InvalidField) as error:
+    except (MalformedJsonBody, InvalidField) as error:
         str(error).encode()  # it goes into an answer
         return
     assert body.decision in ("approve", "hold", "release")
@@ -114,7 +114,7 @@ def callback(data: bytes) -> None:
 def chat(data: bytes) -> None:
     """What Slack and Mattermost send."""
     parsers: tuple[Callable[[bytes], object], ...] = (
-        slack_requests.parse_http_body,
+        slack_requests.parse_click_or_command_http_body,
         mattermost_requests.parse_payload,
     )
     for parse in parsers:
@@ -185,7 +185,7 @@ def dhcp(data: bytes) -> None:
 
 def stream(data: bytes) -> None:
     """Server-sent events: how the bytes are cut does not matter."""
-    whole, cut = EventStream(), EventStream()
+    whole, cut = EventStreamParser(), EventStreamParser()
     size = data[0] % 7 + 1 if data else 1
     pieces = [data[at : at + size] for at in range(0, len(data), size)]
     assert list(whole.feed(data)) == [event for piece in pieces for event in cut.feed(piece)]

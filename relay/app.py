@@ -20,8 +20,8 @@ from relay.fleet.settings import AgentSettings, HubSettings
 from relay.imds.instance_metadata import read_boot_id
 from relay.roles import RunningRelay
 from relay.roles.reload import Reloader
-from relay.service_manager import report_reload, report_to_service_manager
-from relay.signals import call_on_hangup, call_on_stop_signals
+from relay.service_manager import report_to_service_manager, reporting_reload_to_service_manager
+from relay.signals import call_on_stop_signals, install_sighup_handler_and_unblock
 
 __all__ = ["RunningRelay", "run", "start_relay"]
 
@@ -56,7 +56,14 @@ async def run(
             report_to_service_manager(is_up, stop),
             start_relay(loaded.config, running_clock) as running,
         ):
-            reloader = Reloader(running.live, loaded, load, running_clock, report_reload, on_reload)
+            reloader = Reloader(
+                running.live,
+                loaded,
+                load,
+                running_clock,
+                reporting_reload_to_service_manager,
+                on_reload,
+            )
             running.live.server.state.reloader = reloader  # the API reloads with it
             # What the start made stays. With it, a full collection would take 25 ms each time.
             gc.collect()
@@ -74,7 +81,7 @@ async def run(
             _log.info("stopping: the relay sends what it can, the store keeps the rest")
 
     call_on_stop_signals(stop.set)
-    call_on_hangup(hangup.set)
+    install_sighup_handler_and_unblock(hangup.set)
     relay = asyncio.create_task(run_in_role(), name="relay")
     stopping = asyncio.create_task(stop.wait(), name="stop")
     await asyncio.wait({relay, stopping}, return_when=asyncio.FIRST_COMPLETED)

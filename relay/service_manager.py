@@ -96,7 +96,9 @@ async def report_to_service_manager(
 
 
 @asynccontextmanager
-async def report_reload(*, environment: Mapping[str, str] = os.environ) -> AsyncIterator[None]:
+async def reporting_reload_to_service_manager(
+    *, environment: Mapping[str, str] = os.environ
+) -> AsyncIterator[None]:
     """Report that the relay reloads its configuration while the body runs, and then that it runs.
 
     The time tells the service manager that this is the reload it asked for, and no earlier one.

@@ -112,7 +112,7 @@ class Section(BaseModel):
     __hash__ = None  # type: ignore[assignment]  # a section can hold mappings
 
     @model_validator(mode="after")
-    def _open_secret_files(self) -> Section:
+    def _register_secret_file_readers(self) -> Section:
         for field in type(self).model_fields:
             file_field = f"{field}_file"
             path = getattr(self, file_field, None)
@@ -121,7 +121,7 @@ class Section(BaseModel):
             if getattr(self, field):
                 raise ValueError(f"expected one of {field} and {file_field}, got both")
             try:
-                secret_file = FileBackedValue((path,), partial(_read_secret, path))
+                secret_file = FileBackedValue((path,), partial(_read_secret_file, path))
             except ValueError as error:
                 raise ValueError(f"{file_field}: {error}") from error
             if not secret_file.get():
@@ -161,7 +161,7 @@ class Section(BaseModel):
         values: tuple[SecretStr, ...] = getattr(self, field)
         return tuple(value.get_secret_value() for value in values)
 
-    def iter_secrets(self) -> Iterator[str]:
+    def iter_current_secret_texts(self) -> Iterator[str]:
         """Yield every current secret of this section and of the sections inside it."""
         for field in type(self).model_fields:
             yield from self.reveal_file_lines(field) if field in self._files else ()
@@ -179,7 +179,7 @@ def _secrets_in(value: object) -> Iterator[str]:
         case SecretStr():
             yield value.get_secret_value()
         case Section():
-            yield from value.iter_secrets()
+            yield from value.iter_current_secret_texts()
         case Mapping():
             for inner in value.values():
                 yield from _secrets_in(inner)
@@ -188,7 +188,7 @@ def _secrets_in(value: object) -> Iterator[str]:
                 yield from _secrets_in(inner)
 
 
-def _read_secret(path: Path) -> str:
+def _read_secret_file(path: Path) -> str:
     try:
         require_small_regular_file(path)
         return path.read_text(encoding="utf-8").strip()

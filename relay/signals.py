@@ -39,14 +39,17 @@ def call_on_stop_signals(stop: Callable[[], object]) -> None:
             signal.signal(number, lambda *_: loop.call_soon_threadsafe(stop))
 
 
-def hold_hangups() -> None:
-    """Let SIGHUP wait until `call_on_hangup`. Until then its default would end the process."""
+def block_sighup_until_handler_installed() -> None:
+    """Let SIGHUP wait until `install_sighup_handler_and_unblock`.
+
+    Until then its default would end the process.
+    """
     if sys.platform != "win32":
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
 
 
-def call_on_hangup(reload: Callable[[], object]) -> None:
-    """Call a function in the running event loop on SIGHUP, also on one that `hold_hangups` held."""
+def install_sighup_handler_and_unblock(reload: Callable[[], object]) -> None:
+    """Call a function in the running event loop on SIGHUP, also on one that was blocked before."""
     if sys.platform == "win32":
         return
     with suppress(NotImplementedError):  # an event loop without signals

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from relay.config import Config, load
-from relay.config.changes import RESTART_KEYS, find_changes, key_needs_restart
+from relay.config.changes import RESTART_KEYS, find_key_changes, key_needs_restart
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSwMfKQ9r8GKYo="
 ALICE = {"name": "alice", "key": "bearer-test-key-of-alice", "can": ["read", "approve"]}
@@ -24,7 +24,7 @@ def hook(name: str, **more: Any) -> dict[str, Any]:
 
 def changes(before: dict[str, Any], after: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the changes from one document to another."""
-    found = find_changes(Config.model_validate(before), Config.model_validate(after))
+    found = find_key_changes(Config.model_validate(before), Config.model_validate(after))
     return [(change.key, change.kind) for change in found]
 
 
@@ -86,7 +86,7 @@ def test_a_secret_that_moves_to_another_file_is_a_change_and_one_that_changes_is
     before = Config.model_validate(one)
     (tmp_path / "one").write_text(SECRET.replace("Mf", "Af"))
     os.utime(tmp_path / "one", (1, 1))
-    assert find_changes(before, Config.model_validate(one)) == []
+    assert find_key_changes(before, Config.model_validate(one)) == []
     assert changes(one, other) == [("sinks.a", "changed")]
 
 

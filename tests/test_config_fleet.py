@@ -16,7 +16,7 @@ from relay.fleet.settings import (
     AgentSettings,
     HubSettings,
     TrustDomain,
-    overlapping_patterns,
+    find_first_overlapping_scope_patterns,
 )
 from tests.test_config import error_of, file, fleet_example, load_text
 
@@ -177,15 +177,15 @@ def test_two_domains_overlap_if_a_scope_can_match_both(
 ) -> None:
     first = TrustDomain(user="a", scopes=one)
     second = TrustDomain.model_construct(user="b", scopes=other, relays=("*",))
-    assert overlapping_patterns(first, second) == overlap
-    assert overlapping_patterns(second, first) == (overlap and overlap[::-1])
+    assert find_first_overlapping_scope_patterns(first, second) == overlap
+    assert find_first_overlapping_scope_patterns(second, first) == (overlap and overlap[::-1])
 
 
 def test_domains_of_different_relays_do_not_overlap() -> None:
     domains = [
         TrustDomain(user=user, scopes=("single",), relays=(user,)) for user in ("one", "two")
     ]
-    assert overlapping_patterns(*domains) is None
+    assert find_first_overlapping_scope_patterns(*domains) is None
 
 
 _patterns = st.text("ab*?", min_size=1, max_size=5)
@@ -197,7 +197,7 @@ def test_whatever_matches_both_patterns_makes_them_overlap(one: str, other: str,
         TrustDomain(user=user, scopes=(pattern,)) for user, pattern in (("a", one), ("b", other))
     ]
     if all(domain.may_speak_for_relay(name, "vm") for domain in domains):
-        assert overlapping_patterns(*domains) == (one, other)
+        assert find_first_overlapping_scope_patterns(*domains) == (one, other)
 
 
 @given(_patterns, _patterns)
@@ -206,7 +206,7 @@ def test_patterns_overlap_only_if_a_short_text_matches_both(one: str, other: str
         TrustDomain(user=user, scopes=(pattern,)) for user, pattern in (("a", one), ("b", other))
     ]
     names = ("".join(letters) for size in range(11) for letters in product("ab", repeat=size))
-    if overlapping_patterns(*domains) is not None:
+    if find_first_overlapping_scope_patterns(*domains) is not None:
         assert any(
             all(domain.may_speak_for_relay(name, "vm") for domain in domains) for name in names
         )
@@ -304,7 +304,7 @@ def test_machines_that_cannot_vote_as_written_are_an_error(
 
 def test_a_pattern_stands_for_as_many_voters_as_a_rule_needs(file: Path) -> None:
     config = load_text(file, HUB + machine_rule("vm:a-*/*", "vm:a-1/x", votes=50))
-    ((_, _, voters),) = config.voters_by_rule
+    ((_, _, voters),) = config.rules_with_quorum_and_voters
     assert [voter.name for voter in voters] == ["vm:a-*/*", "vm:a-1/x"]
     two = "approvals: {people: {p: ['vm:a-1/*', 'local:p'], q: ['vm:a-2/*']}}"
     assert load_text(file, HUB + two).approvals.people["q"] == ("vm:a-2/*",)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from relay.api.server.tls import make_server_context, reloading_server_context
+from relay.api.server.tls import file_backed_server_context, make_server_context
 from relay.api.settings import Client, ServerTlsSettings
 from relay.errors import ConfigError
 from relay.files import MAX_FILE_BYTES
@@ -64,7 +64,7 @@ def test_certificates_stay_while_their_file_is_no_file(
     for file in files.values():
         file.write_bytes(content)
     settings = ServerTlsSettings.model_validate(files)
-    contexts = reloading_server_context(settings)
+    contexts = file_backed_server_context(settings)
     first = contexts.get()
     files[field].unlink()
     put_unusable_file(files[field])

@@ -15,7 +15,7 @@ from yarl import URL
 from relay.amqp.connection import open_connection
 from relay.clock import SystemClock
 from relay.errors import Deferred
-from relay.net.tls import client_context, explain_refusal
+from relay.net.tls import client_context_trusting_ca_file, explain_refusal
 from relay.sinks.webhook import connect
 from tests.builders import cloudevent
 from tests.certificates import LOCALHOST, SERVER, Authority
@@ -50,7 +50,7 @@ async def shake_hands(server: Path, context: ssl.SSLContext) -> None:
 
 
 async def test_a_private_ca_without_key_usage_and_key_identifiers_is_accepted(lax: Files) -> None:
-    context = client_context(lax.ca)
+    context = client_context_trusting_ca_file(lax.ca)
     await shake_hands(lax.server, context)
     context.verify_flags |= ssl.VERIFY_X509_STRICT  # Python's own default from 3.13 on
     with pytest.raises(ssl.SSLCertVerificationError):
@@ -82,7 +82,7 @@ async def test_a_broker_behind_such_a_ca_is_spoken_to(lax: Files) -> None:
 
 
 async def test_the_ca_file_may_hold_the_servers_own_certificate_alone() -> None:
-    await shake_hands(SERVER, client_context(SERVER))
+    await shake_hands(SERVER, client_context_trusting_ca_file(SERVER))
 
 
 OURS, OTHER, NO_CA = Authority("ours"), Authority("other"), Authority("no CA", ca=False)
@@ -100,7 +100,7 @@ REFUSED: dict[str, tuple[Authority, bytes]] = {
 async def test_a_refused_certificate_is_told_with_a_remedy(tmp_path: Path, remedy: str) -> None:
     files = Files(tmp_path, *REFUSED[remedy])
     with pytest.raises(ssl.SSLCertVerificationError) as refused:
-        await shake_hands(files.server, client_context(files.ca))
+        await shake_hands(files.server, client_context_trusting_ca_file(files.ca))
     problem, remedy_text = explain_refusal(refused.value, "tls.ca_file")
     assert remedy in remedy_text
     assert "127.0.0.1" not in problem + remedy_text

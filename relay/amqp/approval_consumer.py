@@ -35,16 +35,20 @@ from relay.amqp.connection import (
 from relay.amqp.delivery_buffer import Deliveries, make_delivery_buffer, open_consuming_channel
 from relay.amqp.failures import ConnectionFailure, broker_message
 from relay.amqp.fair_queue import FairQueue, ReceivedDecision, WaitingMessage
-from relay.amqp.message_verification import ApprovalMessage, UnusableMessage, parse_approval_message
+from relay.amqp.message_verification import (
+    UnparsedApprovalMessage,
+    UnusableMessage,
+    extract_message_of_verified_sender,
+)
 from relay.amqp.topology import (
     ApprovalsQueue,
     declare_topology,
-    describe_unchecked_parts,
+    log_suffix_for_unchecked_parts,
 )
 from relay.clock import Clock, wait_for_event
 from relay.errors import Deferred
 from relay.log_once import LogOnce
-from relay.net.backoff import exponential_backoff
+from relay.net.backoff import exponential_backoff_without_jitter
 from relay.rate_limits import CALLER_BURST, CALLER_RATE, TokenBuckets
 
 MAX_WAITING = 200
@@ -80,7 +84,7 @@ class ApprovalHandler(Protocol):
     async def blocking_reason(self) -> str | None:
         """Return why no message can be decided now; None if messages can be decided."""
 
-    def read(self, message: ApprovalMessage) -> ReceivedDecision:
+    def read(self, message: UnparsedApprovalMessage) -> ReceivedDecision:
         """Return the decision in a message. Raises UnusableMessage."""
 
 
@@ -121,7 +125,7 @@ class ApprovalConsumer:
 
         async def serve(connection: GuardedConnection) -> NoReturn:
             try:
-                await self._consume_while_possible(connection, poll_interval)
+                await self._consume_whenever_deciding_is_possible(connection, poll_interval)
             finally:
                 self.is_connected = False
 
@@ -134,7 +138,7 @@ class ApprovalConsumer:
             heartbeat=heartbeat,
         )
 
-    async def _consume_while_possible(
+    async def _consume_whenever_deciding_is_possible(
         self, connection: GuardedConnection, poll_interval: float
     ) -> NoReturn:
         async with asyncio.timeout(SETUP_TIMEOUT):
@@ -169,7 +173,9 @@ class ApprovalConsumer:
             with connection.abort_if_slower_than(CLOSE_TIMEOUT):
                 await channel.close()
             failures = 0 if recorded else failures + 1
-            pause = exponential_backoff(failures + 1, first=poll_interval, maximum=MAX_PAUSE)
+            pause = exponential_backoff_without_jitter(
+                failures + 1, first=poll_interval, maximum=MAX_PAUSE
+            )
             await self._clock.sleep(pause)
 
     async def _declare_topology(self, connection: GuardedConnection) -> str:
@@ -178,7 +184,7 @@ class ApprovalConsumer:
         A queue that was made before there were limits stays in use. Raises Deferred.
         """
         try:
-            return describe_unchecked_parts(
+            return log_suffix_for_unchecked_parts(
                 await declare_topology(connection, self._queue.topology, self._declare)
             )
         except Deferred as error:
@@ -269,7 +275,7 @@ class _ChannelConsumer:
                     seconds = min(taken, self._poll_interval)
                     await wait_for_event(self._has_news, self._clock, seconds)
                     continue
-                if not await self._decide_together(taken):
+                if not await self._retry_deciding_until_all_recorded(taken):
                     return False
         finally:
             reading.cancel()
@@ -287,7 +293,7 @@ class _ChannelConsumer:
             for left in reversed(range(MESSAGES_PER_TURN)):
                 if isinstance(delivery, Deferred):
                     raise delivery
-                message = self._parse_delivery(delivery, rejected)
+                message = self._parse_delivery_or_add_to_rejected(delivery, rejected)
                 given_up = (
                     self._waiting.add_evicting_if_full(message) if message is not None else None
                 )
@@ -302,13 +308,13 @@ class _ChannelConsumer:
             await _reject_together(self._channel, rejected)
             await asyncio.sleep(0)  # a flood leaves the rest of the relay its turn
 
-    def _parse_delivery(
+    def _parse_delivery_or_add_to_rejected(
         self, delivery: DeliveredMessage, rejected: list[int]
     ) -> WaitingMessage | None:
         """Return a message that can be decided; add the tag of any other to ``rejected``."""
         tag = delivery.delivery_tag or 0
         try:
-            message = parse_approval_message(delivery, self._queue)
+            message = extract_message_of_verified_sender(delivery, self._queue)
             received = self._handler.read(message)
         except UnusableMessage as error:
             self._on_unusable(delivery.header.properties.user_id, str(error))
@@ -331,7 +337,7 @@ class _ChannelConsumer:
             message = self._waiting.take_message_or_delay(self._clock.monotonic())
             if not isinstance(message, WaitingMessage):
                 return taken or message
-            for release in self._waiting.take_releases_before_hold(message):
+            for release in self._waiting.remove_releases_overtaken_by_hold(message):
                 self._on_unusable(release.received.user, OVERTAKEN)
                 await self._channel.basic_reject(release.tag, requeue=False, wait=False)
             if taken and message.received.decision != taken[0].received.decision:
@@ -340,7 +346,7 @@ class _ChannelConsumer:
             taken.append(message)
         return taken
 
-    async def _decide_together(self, messages: list[WaitingMessage]) -> bool:
+    async def _retry_deciding_until_all_recorded(self, messages: list[WaitingMessage]) -> bool:
         """Decide about messages; return False if some cannot be recorded. Raises Deferred.
 
         What is not recorded is tried again here. Returned to the queue, it would come behind others
@@ -349,7 +355,7 @@ class _ChannelConsumer:
         failures = 0
         while True:
             # Each submits its decision before it first waits, so their order stays.
-            decisions = (self._decide_message(message) for message in messages)
+            decisions = (self._decide_and_settle_message(message) for message in messages)
             recorded = await asyncio.gather(*decisions)
             raise_if_cancelled()
             messages = [
@@ -360,7 +366,9 @@ class _ChannelConsumer:
             if not messages:
                 return True
             failures += 1
-            pause = exponential_backoff(failures + 1, first=self._poll_interval, maximum=MAX_PAUSE)
+            pause = exponential_backoff_without_jitter(
+                failures + 1, first=self._poll_interval, maximum=MAX_PAUSE
+            )
             if not await self._sleep_unless_deciding_is_blocked(pause):
                 return False
 
@@ -382,7 +390,7 @@ class _ChannelConsumer:
         if self._reading is not None and self._reading.done():
             await self._reading
 
-    async def _decide_message(self, message: WaitingMessage) -> bool:
+    async def _decide_and_settle_message(self, message: WaitingMessage) -> bool:
         """Decide about a message and settle it; return False if the decision is not recorded."""
         try:
             recorded = await message.received.decide()

@@ -47,7 +47,7 @@ class BrokerSettings(Section):
     """A file that holds the whole URL, instead of url. It is read again for every connection."""
 
     @model_validator(mode="after")
-    def _check_url(self) -> Self:
+    def _check_url_or_url_file(self) -> Self:
         if self.url is None and self.url_file is None:
             raise ValueError("expected url or url_file, got neither")
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 
-def is_cancelled() -> bool:
+def is_current_task_cancelled_by_caller() -> bool:
     """Return whether a caller cancelled the current task.
 
     When its heartbeat watchdog fires, aiormq raises CancelledError in every task that waits for
@@ -21,5 +21,5 @@ def raise_if_cancelled() -> None:
     Call it before a wait that may never end. aiormq waits with `asyncio.wait_for`, which up to
     Python 3.11 drops a cancellation that arrives in the same turn of the loop as the result.
     """
-    if is_cancelled():
+    if is_current_task_cancelled_by_caller():
         raise asyncio.CancelledError

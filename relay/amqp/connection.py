@@ -23,14 +23,18 @@ from aiohttp.connector import AddrInfoType
 from yarl import URL
 
 from relay.amqp.broker_url import FILE_OPTIONS, host_port
-from relay.amqp.cancellation_check import is_cancelled, raise_if_cancelled
-from relay.amqp.failures import ConnectionFailure, combine_host_failures, describe_failure
+from relay.amqp.cancellation_check import is_current_task_cancelled_by_caller, raise_if_cancelled
+from relay.amqp.failures import (
+    ConnectionFailure,
+    combine_failure_reasons,
+    connection_failure_from_exception,
+)
 from relay.amqp.frame_streams import MAX_BODY_BYTES, CoalescingWriter, SanitizingReader
 from relay.clock import Clock
 from relay.errors import Deferred
-from relay.net.backoff import exponential_backoff, with_jitter
+from relay.net.backoff import exponential_backoff_without_jitter, with_jitter
 from relay.net.egress import guarded_socket
-from relay.net.tls import client_context, load_client_certificate
+from relay.net.tls import client_context_trusting_ca_file, load_client_certificate
 
 HEARTBEAT = 10
 """Seconds. The connection ends after a little more than three heartbeats without a sign of life."""
@@ -138,7 +142,7 @@ class GuardedConnection(aio_pika.Connection):
 
 
 def _tls_context(url: URL) -> ssl.SSLContext:
-    context = client_context(url.query.get("cafile"))
+    context = client_context_trusting_ca_file(url.query.get("cafile"))
     if "certfile" in url.query:
         load_client_certificate(context, url.query["certfile"], url.query.get("keyfile"))
     return context
@@ -149,7 +153,7 @@ def reconnect_delay(failed_rounds: int, chance: float) -> float:
 
     ``chance`` is a random number in [0, 1).
     """
-    delay = exponential_backoff(
+    delay = exponential_backoff_without_jitter(
         failed_rounds, first=MIN_RECONNECT_DELAY, maximum=MAX_RECONNECT_DELAY
     )
     return with_jitter(delay, chance)
@@ -193,17 +197,17 @@ async def keep_connected(
             ) as connection:
                 await serve(connection)
         except asyncio.CancelledError as error:
-            if is_cancelled():
+            if is_current_task_cancelled_by_caller():
                 raise
-            failure = describe_failure(error)
+            failure = connection_failure_from_exception(error)
         except Exception as error:  # noqa: BLE001  # after any error the next one is made
-            failure = describe_failure(error)
+            failure = connection_failure_from_exception(error)
         raise_if_cancelled()
         if clock.monotonic() - start > _STABLE_AFTER:
             failed_rounds = 0
             failures.clear()
         failures = deque((*failures, failure), maxlen=host_count)
-        on_failure(combine_host_failures(failures))
+        on_failure(combine_failure_reasons(failures))
         attempts += 1
         if attempts % host_count == 0:
             failed_rounds += 1
@@ -229,9 +233,9 @@ async def open_connection(
                 async with asyncio.timeout(setup_timeout):
                     await connection.connect()
         except (Exception, asyncio.CancelledError) as error:
-            if is_cancelled():
+            if is_current_task_cancelled_by_caller():
                 raise
-            failure = describe_failure(error)
+            failure = connection_failure_from_exception(error)
             raise Deferred(
                 f"no connection to {host_port(url)}: {failure.reason}", status=failure.status
             ) from None

@@ -14,7 +14,7 @@ from aiormq.abc import AbstractChannel, DeliveredMessage
 
 from relay.amqp.broker_url import host_port
 from relay.amqp.connection import GuardedConnection
-from relay.amqp.failures import describe_failure
+from relay.amqp.failures import connection_failure_from_exception
 from relay.errors import Deferred
 
 Deliveries: TypeAlias = asyncio.Queue[DeliveredMessage | Deferred]
@@ -48,7 +48,7 @@ def make_delivery_buffer(channel: AbstractChannel, queue: str) -> Deliveries:
 
     def on_close(closing: asyncio.Future[object]) -> None:
         error = None if closing.cancelled() else closing.exception()
-        reason = describe_failure(error or amqp.ChannelClosed()).reason
+        reason = connection_failure_from_exception(error or amqp.ChannelClosed()).reason
         deliveries.put_nowait(Deferred(f"the channel was closed: {reason}"))
 
     def on_cancel(_: object) -> None:

@@ -29,12 +29,12 @@ class ConnectionFailure:
     failure: Failure = "transient"
     status: int | None = None
 
-    def to_deferred(self) -> Deferred:
+    def to_deferred_error(self) -> Deferred:
         """Return a new error to raise. An error keeps its traceback, so it is raised only once."""
         return Deferred(self.reason, failure=self.failure, status=self.status)
 
 
-def combine_host_failures(failures: Sequence[ConnectionFailure]) -> ConnectionFailure:
+def combine_failure_reasons(failures: Sequence[ConnectionFailure]) -> ConnectionFailure:
     """Return the failures of several hosts as one, with the reasons in a fixed order."""
     reasons = {failure.reason for failure in failures}
     kinds = {failure.failure for failure in failures}
@@ -51,7 +51,7 @@ def broker_message(error: BaseException) -> str:
     return str(error.args[-1]) if error.args else type(error).__name__
 
 
-def describe_failure(error: BaseException) -> ConnectionFailure:
+def connection_failure_from_exception(error: BaseException) -> ConnectionFailure:
     """Return why a connection or channel could not be opened, or ended."""
     match error:
         case Deferred():

@@ -98,7 +98,7 @@ class FairQueue:
             delay = min(delay, wait)
         return delay
 
-    def take_releases_before_hold(self, taken: WaitingMessage) -> list[WaitingMessage]:
+    def remove_releases_overtaken_by_hold(self, taken: WaitingMessage) -> list[WaitingMessage]:
         """Return the releases that came before this hold on the same event, and still wait.
 
         Their clients are over their rate. Such a release could end a hold that is newer than it.

@@ -1,7 +1,7 @@
 """Checks who published a message, as far as RabbitMQ vouches for it. Pure.
 
-`parse_approval_message` is for the consumer of approvals: it refuses what did not come through the
-approvals exchange with a routing key of the queue. What the body says is read by
+`extract_message_of_verified_sender` is for the consumer of approvals: it refuses what did not come
+through the approvals exchange with a routing key of the queue. What the body says is read by
 `relay.approvals.amqp_handler`. `require_publishing_user` is also for messages of a fleet.
 """
 
@@ -24,7 +24,7 @@ class UnusableMessage(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class ApprovalMessage:
+class UnparsedApprovalMessage:
     """A message that was published to the approvals exchange.
 
     RabbitMQ has checked ``user``. ``scope`` is that of the routing key; None: the queue is for one
@@ -39,7 +39,9 @@ class ApprovalMessage:
     """The header of that name; it proves nothing."""
 
 
-def parse_approval_message(message: DeliveredMessage, queue: ApprovalsQueue) -> ApprovalMessage:
+def extract_message_of_verified_sender(
+    message: DeliveredMessage, queue: ApprovalsQueue
+) -> UnparsedApprovalMessage:
     """Return the message. Raises UnusableMessage.
 
     It must have been published to the exchange of this queue with one of its routing keys. RabbitMQ
@@ -64,7 +66,7 @@ def parse_approval_message(message: DeliveredMessage, queue: ApprovalsQueue) -> 
         raise UnusableMessage(f"it has no body, or one of more than {MAX_BODY_BYTES} bytes")
     scope = key.groupdict().get("scope")
     traceparent = (properties.headers or {}).get("traceparent")
-    return ApprovalMessage(
+    return UnparsedApprovalMessage(
         user,
         scope,
         properties.message_id,

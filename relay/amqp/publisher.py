@@ -4,7 +4,7 @@ A `ConfirmedPublisher` belongs to a sink or to one end of a fleet. Whoever keeps
 (`relay.amqp.connection.keep_connected`) opens a `PublishChannel` on it and gives it to the
 publisher (`use_channel_until_closed`), or says why there is none (`note_connection_failure`).
 `publish` sends a message over the channel that is open, and returns the broker's answer.
-`publish_transient` writes a message without a confirm.
+`publish_transient_without_confirm` writes a message without a confirm.
 
 The frames are written here, which costs much less than aiormq's ``basic_publish``. aiormq handles
 the answers (docs/decisions/0010-own-reconnect.md).
@@ -27,7 +27,7 @@ from pamqp.commands import Basic
 
 from relay.amqp.connection import GuardedConnection
 from relay.amqp.event_message import content_header
-from relay.amqp.failures import ConnectionFailure, describe_failure
+from relay.amqp.failures import ConnectionFailure, connection_failure_from_exception
 from relay.amqp.frame_streams import content_frames
 from relay.errors import Deferred
 from relay.events.cloudevent import CloudEvent
@@ -74,16 +74,16 @@ class ConfirmedPublisher:
         """
         channel = await self._wait_for_open_channel()
         deadline = asyncio.get_running_loop().time() + self._timeout
-        publish = channel.find_publish_of_message(message_id)
+        publish = channel.find_earlier_publish_of_message(message_id)
         if publish is None:
             if channel.is_blocked:
                 await self._wait_unblocked(channel, deadline)
             # Another call for the message may have started one meanwhile.
-            publish = channel.find_publish_of_message(message_id) or channel.start_publish(
+            publish = channel.find_earlier_publish_of_message(message_id) or channel.start_publish(
                 message_id, body, key, header()
             )
         try:
-            is_done = await channel.wait_for_publish_until_deadline(publish, deadline)
+            is_done = await channel.wait_until_publish_done_or_deadline(publish, deadline)
         except asyncio.CancelledError:
             channel.keep_result_for_next_delivery(message_id, publish)
             raise
@@ -106,14 +106,13 @@ class ConfirmedPublisher:
         try:
             await channel.wait_closed()
         finally:
-            self._forget_channel()
+            self._clear_channel_reference()
             # In the next turn of the loop, after aiormq has handled answers that came before.
             asyncio.get_running_loop().call_soon(channel.cancel_publishes)
         reason = channel.close_reason
         if reason is not None and not isinstance(reason, amqp.ChannelClosed):
-            raise Deferred(
-                f"the connection to {broker} was lost: {describe_failure(reason).reason}"
-            )
+            failure = connection_failure_from_exception(reason)
+            raise Deferred(f"the connection to {broker} was lost: {failure.reason}")
 
     def note_connection_failure(self, failure: ConnectionFailure) -> None:
         """Note why there is no connection."""
@@ -132,16 +131,16 @@ class ConfirmedPublisher:
     async def _wait_for_open_channel(self) -> PublishChannel:
         """Return the open channel. Raises Deferred if there is none soon."""
         if self._channel is not None and self._channel.is_closed:
-            self._forget_channel()
+            self._clear_channel_reference()
         if self._channel is None and self._failure.failure == "transient":
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._connection_wait):
                     await self._has_channel.wait()
         if self._channel is None:
-            raise self._failure.to_deferred()
+            raise self._failure.to_deferred_error()
         return self._channel
 
-    def _forget_channel(self) -> None:
+    def _clear_channel_reference(self) -> None:
         self._channel = None
         self._has_channel.clear()
         self._failure = ConnectionFailure("the channel to the broker is being opened again")
@@ -209,7 +208,9 @@ class PublishChannel:
         """Wait while the broker blocks publishers."""
         await self._aiormq_channel.connection.ready()
 
-    def find_publish_of_message(self, message_id: str) -> asyncio.Future[PublishResult] | None:
+    def find_earlier_publish_of_message(
+        self, message_id: str
+    ) -> asyncio.Future[PublishResult] | None:
         """Return the publish of this message if nobody took its result yet. It may be done."""
         return self._publishes.get(message_id)
 
@@ -236,7 +237,7 @@ class PublishChannel:
         self._connection.write_frames_at_end_of_turn(frames)
         return publish
 
-    async def wait_for_publish_until_deadline(
+    async def wait_until_publish_done_or_deadline(
         self, publish: asyncio.Future[PublishResult], deadline: float
     ) -> bool:
         """Wait until a publish is done, or until this time of the loop. Return whether it is done.
@@ -296,13 +297,15 @@ class PublishChannel:
             _mark_publish_error_as_seen(publish)
 
 
-def can_write_frames(connection: GuardedConnection, channel: aiormq.abc.AbstractChannel) -> bool:
+def is_channel_open_for_frames(
+    connection: GuardedConnection, channel: aiormq.abc.AbstractChannel
+) -> bool:
     """Whether frames may be written: on a channel that is closed they end the connection."""
     is_known = _is_channel_known_to_aiormq(channel)
     return is_known and not channel.is_closed and not connection.is_over
 
 
-def publish_transient(
+def publish_transient_without_confirm(
     connection: GuardedConnection,
     channel: aiormq.abc.AbstractChannel,
     *,
@@ -312,7 +315,7 @@ def publish_transient(
     user: str,
 ) -> bool:
     """Write an event as this user; return whether it was written. It may be lost after that."""
-    if not can_write_frames(connection, channel) or _is_blocked(channel):
+    if not is_channel_open_for_frames(connection, channel) or _is_blocked(channel):
         return False
     method = Basic.Publish(exchange=exchange, routing_key=key)
     header = content_header(event, user_id=user, persistent=False)

@@ -186,7 +186,7 @@ class ApprovalsQueue:
     """The same with a queue that was made before there were limits."""
 
 
-def make_scope_approvals_queue(exchange: str, scope: str) -> ApprovalsQueue:
+def describe_approvals_queue_of_scope(exchange: str, scope: str) -> ApprovalsQueue:
     """Return the queue of a relay without a fleet."""
     key = approvals_routing_key(scope)
     return ApprovalsQueue(
@@ -254,7 +254,7 @@ def _different_error(part: Part, error: amqp.ChannelPreconditionFailed) -> Defer
     )
 
 
-def describe_unchecked_parts(parts: Sequence[Part]) -> str:
+def log_suffix_for_unchecked_parts(parts: Sequence[Part]) -> str:
     """Return the end of a sentence that names the unchecked parts; empty without any."""
     if not parts:
         return ""

@@ -100,7 +100,7 @@ async def read_samples(relay: Relay, server: ServerState) -> Samples:
     samples.add("store_failing", float(relay.store.write_error is not None))
     samples.add("store_commit_duration_seconds", relay.store.commit_seconds)
     if relay.polling is not None:
-        _add_polling(samples, relay.polling)
+        _add_poll_measurements(samples, relay.polling)
     _add_event_counts(samples, server.event_counts)
     try:
         async with server.long_reads:
@@ -121,7 +121,7 @@ async def read_samples(relay: Relay, server: ServerState) -> Samples:
 
 def _read_store(tx: Transaction, relay: Relay, now: datetime) -> _StoreValues:
     live: Counter[tuple[str, str]] = Counter()
-    for event_type, event_status, count in tx.snapshot.count_live_by_type_and_status():
+    for event_type, event_status, count in tx.occurrences.count_live_by_type_and_status():
         live[azure_event_type_label(event_type), azure_event_status_label(event_status)] += count
     values = _StoreValues(
         mode=relay.gate.engine.effective_approval_mode(tx),
@@ -129,18 +129,20 @@ def _read_store(tx: Transaction, relay: Relay, now: datetime) -> _StoreValues:
         live=live,
         dead_letters=tx.deliveries.count_dead_letters_by_sink(),
     )
-    for occurrence in tx.snapshot.live_scheduled_by_not_before(MAX_EXAMINED):
+    for occurrence in tx.occurrences.live_scheduled_by_not_before(MAX_EXAMINED):
         status = relay.gate.engine.status(tx, occurrence, now)
         state = approval_state(status)
         values.by_approval[state] += 1
-        values.missing_votes += status.votes_missing if status.is_event_startable else 0
+        values.missing_votes += (
+            status.votes_missing if status.is_scheduled_and_before_not_before else 0
+        )
         if status.not_before is not None and not status.is_past_not_before:
             seconds = (status.not_before - now).total_seconds()
             values.next_seconds.setdefault(state, seconds)
     return values
 
 
-def _add_polling(samples: _Samples, polling: PollMeasurements) -> None:
+def _add_poll_measurements(samples: _Samples, polling: PollMeasurements) -> None:
     samples.add("poll_duration_seconds", polling.poll_seconds)
     if polling.read_age is not None:
         samples.add("poll_age_seconds", polling.read_age)
@@ -203,7 +205,7 @@ def _http_status_label(status: int | None) -> str:
 def _add_hub(samples: _Samples, relay: Relay, now: datetime) -> None:
     roster = relay.roster
     if roster is not None:
-        states = Counter(roster.agent_freshness(agent, now) for agent in roster)
+        states = Counter(roster.classify_agent_freshness(agent, now) for agent in roster)
         samples.add_counts("hub_agents", states, ("fresh", "silent", "unknown"))
         wrong_clocks = len(roster.agents_with_wrong_clocks(now))
         samples.add("hub_agents_with_wrong_clock", wrong_clocks)

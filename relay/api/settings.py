@@ -268,7 +268,7 @@ class ApiSettings(Section):
                 "clients: expected tls.client_ca_file, the CA of the certificates that san names"
             )
         if self.oidc is not None and self.oidc.sign_in is not None:
-            _check_sign_in_url(self.public_url)
+            _check_public_url_for_sign_in(self.public_url)
         check_unique("clients", self.clients)
         check_unique("clients", self.clients, "amqp_user", with_case=True)
         # Most names in certificates are compared without case.
@@ -277,7 +277,7 @@ class ApiSettings(Section):
         return self
 
 
-def _check_sign_in_url(public_url: str | None) -> None:
+def _check_public_url_for_sign_in(public_url: str | None) -> None:
     """Raise ValueError for a URL at which a browser would not keep the cookie of a session."""
     expected = "expected the https URL at which browsers reach this relay"
     reason = "oidc.sign_in sends people back there, and its cookies are for https alone"

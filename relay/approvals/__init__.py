@@ -18,7 +18,7 @@ from relay.approvals.limits import Limit
 from relay.approvals.machine_principals import (
     can_mean_same_machine,
     is_machine_or_machine_pattern,
-    max_possible_votes,
+    max_votes_of_people_and_machines,
 )
 from relay.approvals.rules import (
     BoundedDuration,
@@ -140,7 +140,10 @@ class ApprovalsSettings(Section):
     def _check_quorum(self, quorum: Quorum, path: str) -> None:
         voters = eligible_voters(quorum, self.groups, self.people).entries
         people = {person_of_principal_or_itself(voter, self.people) for voter in voters}
-        if max_possible_votes(people, each_resource=quorum.each_resource) < quorum.votes:
+        if (
+            max_votes_of_people_and_machines(people, each_resource=quorum.each_resource)
+            < quorum.votes
+        ):
             note = "; each person counts once" if self.people else ""
             if not quorum.each_resource and any(map(is_machine_or_machine_pattern, people)):
                 note += f"; {ONE_MACHINE_VOTES}"

@@ -1,7 +1,8 @@
 """Whether a request is refused or accepted, and which decision it becomes. Pure.
 
-`authorize` says who may decide what about an event, and when it is too late. `engine` asks it
-before it records a decision. Rules and quorums are counted elsewhere (`status`, `transitions`).
+`find_decision_refusal` says who may decide what about an event, and when it is too late. `engine`
+asks it before it records a decision. Rules and quorums are counted elsewhere (`status`,
+`transitions`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from relay.approvals.limits import shorten_name_list, waits_field
 from relay.approvals.machine_principals import is_machine_or_machine_pattern, scope_of_machine
 from relay.approvals.request import DecisionAnswer, DecisionRequest
 from relay.approvals.standing_holds import (
-    describe_standing_hold,
+    describe_standing_hold_author_and_end,
     latest_ending_holds,
     standing_holds_json_dict_if_any,
 )
@@ -73,7 +74,9 @@ def hold_caveat(status: ApprovalStatus) -> str:
     )
 
 
-def authorize(request: DecisionRequest, status: ApprovalStatus | None) -> Refusal | None:
+def find_decision_refusal(
+    request: DecisionRequest, status: ApprovalStatus | None
+) -> Refusal | None:
     """Return why a request is refused, or None if it is accepted.
 
     404 comes before 409, 409 before 403, and 403 before 503
@@ -103,22 +106,24 @@ def _conflict_reason(request: DecisionRequest, status: ApprovalStatus) -> str | 
         return "the event has started already"
     match request.decision:
         case "release":
-            return None if status.active_holds else _nothing_to_release_reason(status)
+            return None if status.active_holds else _describe_lack_of_releasable_hold(status)
         case "hold":
-            return _hold_refusal_reason(status)
+            return _hold_conflict_reason(status)
         case "approve":
-            return _vote_refusal_reason(request, status)
+            return _vote_conflict_reason(request, status)
 
 
-def _nothing_to_release_reason(status: ApprovalStatus) -> str:
+def _describe_lack_of_releasable_hold(status: ApprovalStatus) -> str:
     standing = status.active_standing_holds
     if not standing:
         return f"no hold is on this event; {HOLD_NOTICE}"
-    described = " and ".join(map(describe_standing_hold, latest_ending_holds(standing)))
+    described = " and ".join(
+        map(describe_standing_hold_author_and_end, latest_ending_holds(standing))
+    )
     return f"only {described} is on this event: end it with imds-relay holds end; {HOLD_NOTICE}"
 
 
-def _hold_refusal_reason(status: ApprovalStatus) -> str | None:
+def _hold_conflict_reason(status: ApprovalStatus) -> str | None:
     not_before = status.not_before
     if not_before is not None and status.now >= not_before:
         return _describe_too_late(not_before, status.now)
@@ -128,7 +133,7 @@ def _hold_refusal_reason(status: ApprovalStatus) -> str | None:
     return None
 
 
-def _vote_refusal_reason(request: DecisionRequest, status: ApprovalStatus) -> str | None:
+def _vote_conflict_reason(request: DecisionRequest, status: ApprovalStatus) -> str | None:
     closes_at = status.voting_closes_at
     if closes_at is not None and status.now >= closes_at:
         return _describe_too_late(closes_at, status.now)
@@ -192,7 +197,9 @@ def _is_own_hold(hold: Decision, request: DecisionRequest, status: ApprovalStatu
     principal = request.caller.principal
     if is_machine_or_machine_pattern(principal):
         return hold.principal == principal
-    return status.person_of(hold.principal) == status.person_of(principal)
+    return status.person_name_or_principal(hold.principal) == status.person_name_or_principal(
+        principal
+    )
 
 
 def _vm_decides_beyond_itself_reason(
@@ -326,14 +333,14 @@ def build_accepted_answer(
             "decision": request.decision,
             "state": _answer_state(request, status),
             **status.vote_count_json_fields,
-            **late_hold_notice(request.decision, status),
+            **late_hold_notice_field(request.decision, status),
             **waits_field("waitingFor", status.waiting_for),
             **standing_holds_json_dict_if_any(status.active_standing_holds),
         },
     )
 
 
-def late_hold_notice(decision: str, status: ApprovalStatus) -> dict[str, str]:
+def late_hold_notice_field(decision: str, status: ApprovalStatus) -> dict[str, str]:
     """Return ``notice`` for the answer to a hold, and for its event, if it may come too late."""
     is_late = decision == "hold" and status.may_have_been_accepted_by_imds
     return {"notice": SENT_BEFORE_NOTICE} if is_late else {}

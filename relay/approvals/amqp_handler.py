@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from relay.amqp.fair_queue import ReceivedDecision
-from relay.amqp.message_verification import ApprovalMessage, UnusableMessage
+from relay.amqp.message_verification import UnparsedApprovalMessage, UnusableMessage
 from relay.approvals.decision_handler import DecisionHandler
 from relay.approvals.request import (
     Caller,
     DecisionRequest,
     InvalidField,
-    MalformedBody,
+    MalformedJsonBody,
     read_json,
     validate_body,
 )
@@ -46,7 +46,7 @@ class AmqpApprovalHandler:
             return "the state file cannot be read"
         return "approvals are off" if mode == "off" else None
 
-    def read(self, message: ApprovalMessage) -> ReceivedDecision:
+    def read(self, message: UnparsedApprovalMessage) -> ReceivedDecision:
         """Return the decision in a message. A refused decision is recorded too.
 
         Raises UnusableMessage, as the decision does if its client is gone by then.
@@ -69,7 +69,7 @@ class AmqpApprovalHandler:
 
 
 def read_request(
-    message: ApprovalMessage, callers: Mapping[str, Caller], now: datetime
+    message: UnparsedApprovalMessage, callers: Mapping[str, Caller], now: datetime
 ) -> DecisionRequest:
     """Return the request in a message. Pure. Raises UnusableMessage.
 
@@ -85,7 +85,7 @@ def read_request(
                 traceparent = extension
             fields = fields["data"]  # the body is a CloudEvent
         body = validate_body(fields)
-    except (MalformedBody, InvalidField) as error:
+    except (MalformedJsonBody, InvalidField) as error:
         raise UnusableMessage(f"its body is not a decision: {error}") from None
     return body.to_request(
         caller,
@@ -98,7 +98,7 @@ def read_request(
     )
 
 
-def find_caller(message: ApprovalMessage, callers: Mapping[str, Caller]) -> Caller:
+def find_caller(message: UnparsedApprovalMessage, callers: Mapping[str, Caller]) -> Caller:
     """Return the client that sent a message. Raises UnusableMessage if it may decide nothing."""
     caller = callers.get(message.user)
     if caller is None:

@@ -18,7 +18,7 @@ _NEXT_STEP = (
 )
 
 
-def find_confirmation_link_refusal(
+def find_link_refusal_counting_wrong_code(
     tx: Transaction, request: DecisionRequest, given: LinkCredentials, occurrence: TrackedEvent
 ) -> Refusal | None:
     """Return why a link does not permit a decision about an event, or None if it does.
@@ -49,7 +49,7 @@ def find_confirmation_link_refusal(
         return Refusal(409, f"{reason}; {_NEXT_STEP}")
     if hmac.compare_digest(code_digest(given.token, code), link.code):
         return None
-    tx.messages.count_wrong_code(link)
+    tx.messages.record_wrong_confirmation_code(link)
     reason = "this is not the code that the message shows"
     tries_left = MAX_WRONG_CODES - link.wrong_codes - 1
     if tries_left == 0:

@@ -1,7 +1,7 @@
 """Decides approvals inside transactions of the store: requests, transitions, claims and answers.
 
 `gate` and `start_requests` run these methods in the store. The rules of decision are in `admission`
-and `transitions`; `effects` writes what was decided. Nothing here waits or sends.
+and `transitions`; `decision_recording` writes what was decided. Nothing here waits or sends.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from relay.approvals.admission import (
     REUSED_ID,
     Refusal,
     ambiguous_scope_refusal,
-    authorize,
     build_accepted_answer,
     build_decision,
+    find_decision_refusal,
     find_decisions_to_end,
     find_same_decision,
 )
-from relay.approvals.confirmation_link import find_confirmation_link_refusal
-from relay.approvals.effects import (
+from relay.approvals.confirmation_link import find_link_refusal_counting_wrong_code
+from relay.approvals.decision_recording import (
     correct_decisions_by_journal,
     grant_trace_context,
     new_approval_id,
@@ -56,9 +56,9 @@ from relay.approvals.transitions import (
     Transition,
     add_waited_limits_to_transitions,
     can_claim_grant,
-    moment_before_first_past_expiry,
+    due_transitions,
+    moment_before_votes_or_grants_expired,
     next_change_at,
-    next_transitions,
 )
 from relay.errors import SourceError, SourceRefused
 from relay.events.build import Origin
@@ -184,9 +184,11 @@ class ApprovalEngine:
             return self._refuse_request(tx, request, status, REUSED_ID)
         if len(occurrences) > 1:
             return self._refuse_request(tx, request, None, ambiguous_scope_refusal(occurrences))
-        refusal = authorize(request, status)
+        refusal = find_decision_refusal(request, status)
         if refusal is None and status is not None and request.link is not None:
-            refusal = find_confirmation_link_refusal(tx, request, request.link, status.occurrence)
+            refusal = find_link_refusal_counting_wrong_code(
+                tx, request, request.link, status.occurrence
+            )
         if refusal is not None:
             answer = self._refuse_request(tx, request, status, refusal)
         else:
@@ -307,18 +309,20 @@ class ApprovalEngine:
         moments = [moment for moment in moments if moment > now]
         for occurrence_id in self.occurrence_ids_to_check_transitions(tx, event_keys):
             status = self._apply_event_transitions(
-                tx, tx.snapshot.get_occurrence(occurrence_id), now
+                tx, tx.occurrences.require_occurrence(occurrence_id), now
             )
             moment = next_change_at(status)
             if moment is not None:
                 moments.append(moment)
-            if status.is_event_startable and have_hours:
+            if status.is_scheduled_and_before_not_before and have_hours:
                 # Hours begin and end at whole minutes, in every time zone.
                 moments.append(now.replace(second=0, microsecond=0) + timedelta(minutes=1))
         if self._limits is not None:
             # What waited for slots that are free now is granted, first in line first.
             for occurrence_id in self._limits.grantable_occurrences(tx, now, self.in_flight):
-                self._apply_event_transitions(tx, tx.snapshot.get_occurrence(occurrence_id), now)
+                self._apply_event_transitions(
+                    tx, tx.occurrences.require_occurrence(occurrence_id), now
+                )
             moment = self._limits.next_slot_free_at(tx, now, self.in_flight)
             moments += [moment] if moment is not None else []
             self._limits.refresh_messages(tx, now, self.in_flight, event_keys)
@@ -346,11 +350,11 @@ class ApprovalEngine:
         """
         while True:
             status = self.status(tx, occurrence, now)
-            transitions = next_transitions(status)
+            transitions = due_transitions(status)
             if not transitions:
                 return status
             is_granting = any(isinstance(transition, CreateGrant) for transition in transitions)
-            if is_granting and _repair_tables_from_journal(tx, status):
+            if is_granting and _correct_approvals_of_event_by_journal(tx, status):
                 continue
             transitions = self._transitions_with_waited_limits(tx, status, transitions)
             with self._without_recomputing_slots(tx, only=len(transitions) == 1 and is_granting):
@@ -361,7 +365,7 @@ class ApprovalEngine:
         self, tx: Transaction, status: ApprovalStatus, transitions: list[Transition]
     ) -> list[Transition]:
         """Say in transitions by time for which limits the event waited until then."""
-        moment = moment_before_first_past_expiry(status) if self._limits is not None else None
+        moment = moment_before_votes_or_grants_expired(status) if self._limits is not None else None
         if moment is None:
             return transitions
         before = replace(status, now=moment)
@@ -378,7 +382,7 @@ class ApprovalEngine:
         """
         if self._limits is None or not only:
             return nullcontext()
-        return self._limits.keep_allocation_while_granting(tx)
+        return self._limits.keep_cached_allocation_while_granting(tx)
 
     # --- StartRequests
 
@@ -393,11 +397,11 @@ class ApprovalEngine:
         """
         claims = []
         for grant in tx.decisions.open_grants(ids=[grant.id for grant in grants]):
-            occurrence = tx.snapshot.get_occurrence(grant.occurrence)
+            occurrence = tx.occurrences.require_occurrence(grant.occurrence)
             status = self.status(tx, occurrence, now)
             if not can_claim_grant(grant, status):
                 continue
-            if _repair_tables_from_journal(tx, status):
+            if _correct_approvals_of_event_by_journal(tx, status):
                 status = self.status(tx, occurrence, now)
                 if not can_claim_grant(grant, status):
                     continue
@@ -416,7 +420,7 @@ class ApprovalEngine:
             if agent is not None:
                 note["agent"] = agent
             with self._without_recomputing_slots(tx):
-                tx.decisions.claim_grant(grant.id)
+                tx.decisions.mark_grant_claimed(grant.id)
                 tx.journal.append_non_event_row(now, "claim", note, event_key=occurrence.key)
             trace = grant_trace_context(tx, grant)
             claims.append(ClaimedGrant(grant, event_id, agent, tx.head(), trace))
@@ -451,7 +455,7 @@ class ApprovalEngine:
             )
 
 
-def _repair_tables_from_journal(tx: Transaction, status: ApprovalStatus) -> bool:
+def _correct_approvals_of_event_by_journal(tx: Transaction, status: ApprovalStatus) -> bool:
     """Correct what the tables say about an event by the journal; return whether it differed."""
     is_changed = correct_standing_holds_by_journal(tx, status.now)
     return correct_decisions_by_journal(tx, status) or is_changed
@@ -469,9 +473,9 @@ def effective_approvals_mode(settings: ApprovalsSettings, switch: Mode, *, trust
 
 def _find_events_meant_by_request(tx: Transaction, request: DecisionRequest) -> list[TrackedEvent]:
     """Return the events that a request can mean. More than one: it has to name the scope."""
-    if request.names_foreign_scope:
+    if request.names_scope_other_than_arrival:
         return []
-    return tx.snapshot.find_occurrences_by_reference(
+    return tx.occurrences.find_occurrences_by_reference(
         request.event_id, request.arrival_scope or request.scope
     )
 

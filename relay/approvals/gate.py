@@ -213,7 +213,7 @@ class Gate:
             keys, self._changed_keys = self._changed_keys, set()
             try:
                 moment, is_any_possible = await self._store.transact(
-                    partial(self._apply_due_transitions, keys)
+                    partial(self._apply_due_transitions_in_transaction, keys)
                 )
             except StoreUnavailable:
                 self._changed_keys = None
@@ -223,14 +223,14 @@ class Gate:
                 next_change = min((each for each in moments if each is not None), default=None)
                 if not self._transitions_wake.is_set():
                     self._no_transition_possible = not is_any_possible
-                self._sender.check_waiting_scopes_soon()
+                self._sender.check_limited_or_held_scopes_soon()
                 timeout = None
                 if next_change is not None:
                     seconds = (next_change - self._clock.now()).total_seconds()
                     timeout = min(seconds, MAX_TIMER)
             await wait_for_event(self._transitions_wake, self._clock, timeout)
 
-    def _apply_due_transitions(
+    def _apply_due_transitions_in_transaction(
         self, keys: set[str] | None, tx: Transaction
     ) -> tuple[datetime | None, bool]:
         """Apply the transitions of these events (None: of all) that are due.
@@ -242,7 +242,7 @@ class Gate:
         next_change = self.engine.apply_due_transitions(tx, self._clock.now(), event_keys)
         return (
             next_change,
-            self.engine.acts_unasked or tx.decisions.has_counting_decision_or_open_grant(),
+            self.engine.acts_unasked or tx.decisions.exists_counting_decision_or_open_grant(),
         )
 
     # --- refusals

@@ -74,7 +74,7 @@ class LimitSlots:
         self._longest_rest = timedelta(seconds=max(limit.rest for limit in limits))
         self._known: dict[int, _EventWithSlotNeeds] = {}
         """The live events by occurrence, so that each state is parsed once."""
-        self._newest_allocation: _SlotAllocation | None = None
+        self._newest_allocation: _SlotAllocationOfAllEvents | None = None
 
     def limit_waits_of_event(
         self, tx: Transaction, status: ApprovalStatus
@@ -87,7 +87,7 @@ class LimitSlots:
             can_unsent_grant_keep_slot(grant, status) or grant.state == "sent"
             for grant in status.grants
         )
-        if not is_wanting or not self.needed_machines_by_limit(status.occurrence):
+        if not is_wanting or not self.machines_needing_slots_by_limit(status.occurrence):
             return ()
         return self._current_allocation(tx, status.now, status.in_flight).waits_of(
             status.occurrence.id
@@ -114,31 +114,31 @@ class LimitSlots:
         """
         limits: set[str] | None = None
         if event_keys is not None:
-            changed = [tx.snapshot.find_newest_occurrence(key) for key in event_keys]
+            changed = [tx.occurrences.find_newest_occurrence(key) for key in event_keys]
             limits = {
                 limit
                 for event in changed
                 if event is not None
-                for limit in self.needed_machines_by_limit(event)
+                for limit in self.machines_needing_slots_by_limit(event)
             }
             if not limits:
                 return
         allocation = self._current_allocation(tx, now, in_flight)
         shown = tx.messages.filter_shown_occurrences(
-            allocation.occurrences_claiming_limit_slots(limits)
+            allocation.occurrences_subject_to_limits(limits)
         )
         waiting = [
             occurrence
             for occurrence in shown
             if self.limit_waits_of_event(
-                tx, self._status_of(tx, tx.snapshot.get_occurrence(occurrence), now)
+                tx, self._status_of(tx, tx.occurrences.require_occurrence(occurrence), now)
             )
         ]
         if waiting:
             tx.messages.refresh_about(waiting, now)
 
     @contextmanager
-    def keep_allocation_while_granting(self, tx: Transaction) -> Iterator[None]:
+    def keep_cached_allocation_while_granting(self, tx: Transaction) -> Iterator[None]:
         """Inside, an event that has its slots is granted or claimed: nothing else changes.
 
         So the rows that change void no allocation, and it is not made again for each grant.
@@ -148,7 +148,7 @@ class LimitSlots:
         if allocation is not None and allocation.tx is tx and allocation.changes == changes:
             allocation.changes = tx.total_row_changes
 
-    def needed_machines_by_limit(self, occurrence: TrackedEvent) -> Needs:
+    def machines_needing_slots_by_limit(self, occurrence: TrackedEvent) -> Needs:
         """Return the machines for which an event needs slots, at any hour."""
         needs = {
             limit.name: limit.machines_of(occurrence.data, occurrence.scope)
@@ -158,7 +158,7 @@ class LimitSlots:
 
     def _current_allocation(
         self, tx: Transaction, now: datetime, in_flight: InFlight
-    ) -> _SlotAllocation:
+    ) -> _SlotAllocationOfAllEvents:
         allocation = self._newest_allocation
         if allocation is None or not allocation.is_current(tx, now, in_flight):
             allocation = self._newest_allocation = self._allocate_slots_to_events(
@@ -168,7 +168,7 @@ class LimitSlots:
 
     def _allocate_slots_to_events(
         self, tx: Transaction, now: datetime, in_flight: InFlight
-    ) -> _SlotAllocation:
+    ) -> _SlotAllocationOfAllEvents:
         active = [limit for limit in self._limits if limit.is_active(now)]
         queue = SlotAllocator({limit.name: self._slot_count_of_limit(limit) for limit in active})
         rests = {limit.name: timedelta(seconds=limit.rest) for limit in active}
@@ -184,7 +184,7 @@ class LimitSlots:
                 map(_may_closed_grant_still_start_event, grants.get(occurrence, ()))
             ):
                 queue.take_unconditionally(occurrence, event.claimant.needs)
-        return _SlotAllocation(
+        return _SlotAllocationOfAllEvents(
             tx=tx,
             now=now,
             in_flight=in_flight,
@@ -200,7 +200,7 @@ class LimitSlots:
                 key=lambda grant: (grant.state != "sent", grant.id),
             ),
             status_of=lambda occurrence: self._status_of(
-                tx, tx.snapshot.get_occurrence(occurrence), now
+                tx, tx.occurrences.require_occurrence(occurrence), now
             ),
         )
 
@@ -216,7 +216,7 @@ class LimitSlots:
         if not self._longest_rest:
             return
         # A clock that was wrong for a while can have written an end in the future.
-        for occurrence in tx.snapshot.ended_between(
+        for occurrence in tx.occurrences.ended_between(
             now - self._longest_rest, now + self._longest_rest
         ):
             if occurrence.outcome == "canceled":
@@ -227,7 +227,7 @@ class LimitSlots:
             ends = {limit: ended_at + rest for limit, rest in rests.items()}
             needs = {
                 limit: machines
-                for limit, machines in self.needed_machines_by_limit(occurrence).items()
+                for limit, machines in self.machines_needing_slots_by_limit(occurrence).items()
                 if limit in rests and now < ends[limit] and ended_at < now + rests[limit]
             }
             queue.take_unconditionally(occurrence.id, needs, ends)
@@ -235,10 +235,12 @@ class LimitSlots:
     def _read_live_limited_events(self, tx: Transaction) -> Iterator[_EventWithSlotNeeds]:
         """Yield the live events that a limit counts. Only states that are new are parsed."""
         before, self._known = self._known, {}
-        for occurrence, version in tx.snapshot.live_last_event_ids():
+        for occurrence, version in tx.occurrences.live_last_event_ids():
             known = before.get(occurrence)
             if known is None or known.version != version:
-                known = self._make_event_with_slot_needs(tx.snapshot.get_occurrence(occurrence))
+                known = self._make_event_with_slot_needs(
+                    tx.occurrences.require_occurrence(occurrence)
+                )
             self._known[occurrence] = known
             if known.claimant.needs:
                 yield known
@@ -250,7 +252,7 @@ class LimitSlots:
                 occurrence=occurrence.id,
                 reference=occurrence.reference,
                 scope=occurrence.scope,
-                needs=self.needed_machines_by_limit(occurrence),
+                needs=self.machines_needing_slots_by_limit(occurrence),
             ),
             version=occurrence.last_event_id,
             is_started=event.is_started,
@@ -260,7 +262,7 @@ class LimitSlots:
         )
 
 
-class _SlotAllocation:
+class _SlotAllocationOfAllEvents:
     """Who has slots, and the line of those that want some, at one moment of one transaction."""
 
     def __init__(
@@ -326,7 +328,7 @@ class _SlotAllocation:
         # After its turn, nobody has taken slots of the limits for which it waits.
         return self._queue.waits_of(claimant)
 
-    def occurrences_claiming_limit_slots(self, limits: Container[str] | None) -> list[int]:
+    def occurrences_subject_to_limits(self, limits: Container[str] | None) -> list[int]:
         """Return the occurrences that one of these limits counts; None: of all limits."""
         return [
             occurrence

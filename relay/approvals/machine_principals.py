@@ -68,7 +68,7 @@ def split_scope_and_relay(entry: str) -> tuple[str, str]:
     return scope, relay
 
 
-def can_be_in_scope(entry: str, scope: str) -> bool:
+def can_mean_machine_in_scope(entry: str, scope: str) -> bool:
     """Whether an entry about machines can mean some of this scope."""
     return fnmatchcase(scope, split_scope_and_relay(entry)[0])
 
@@ -93,7 +93,7 @@ def patterns_overlap(one: str, other: str) -> bool:
     )
 
 
-def max_possible_votes(voters: Iterable[str], *, each_resource: bool) -> float:
+def max_votes_of_people_and_machines(voters: Iterable[str], *, each_resource: bool) -> float:
     """Return how many votes these people and principals can give for one event.
 
     Without ``each_resource`` a vote is for the whole event, so only one machine can vote.

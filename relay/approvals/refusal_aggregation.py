@@ -41,7 +41,7 @@ class AggregatedRefusals:
 
 
 @dataclass(slots=True)
-class _DisplayedRefusalMinute:
+class _RefusalMinuteInHistory:
     """The refusals of one principal in a history, from ``began`` on."""
 
     began: datetime
@@ -75,7 +75,7 @@ def collapse_refusals_in_history(history: Iterable[tuple[str, bytes]]) -> list[b
     ``history`` holds the kind and the JSON of each, oldest first.
     """
     shown: list[bytes | None] = []
-    minutes: dict[str, _DisplayedRefusalMinute] = {}
+    minutes: dict[str, _RefusalMinuteInHistory] = {}
     for kind, body in history:
         shown.append(body)
         if kind != "approval.refused":
@@ -85,7 +85,7 @@ def collapse_refusals_in_history(history: Iterable[tuple[str, bytes]]) -> list[b
         principal = event["data"]["principal"]
         minute = minutes.get(principal)
         if minute is None or abs(at - minute.began) >= MINUTE:
-            minute = minutes[principal] = _DisplayedRefusalMinute(at)
+            minute = minutes[principal] = _RefusalMinuteInHistory(at)
         if minute.single < MAX_RECORDED_ABOUT_EVENT or "count" in event["data"]:
             minute.single += 1
             continue
@@ -117,7 +117,7 @@ class RefusalAggregator:
         twice, so the answer for the same request stays the same.
         """
         with self._lock:
-            recorded = self._open_minute(request).recorded
+            recorded = self._get_or_open_minute(request).recorded
             if any(admitted is request for _, admitted in recorded):
                 return True
             about_event = sum(key == event_key for key, _ in recorded)
@@ -142,7 +142,7 @@ class RefusalAggregator:
         nobody can fill the memory with EventIds.
         """
         with self._lock:
-            minute = self._open_minute(request)
+            minute = self._get_or_open_minute(request)
             if all(key != event_key for key, _ in minute.recorded):
                 event_key = None
             before = minute.aggregated.get(event_key)
@@ -160,7 +160,7 @@ class RefusalAggregator:
     def take_due(self, now: datetime | None) -> list[AggregatedRefusals]:
         """Return and remove what was counted in minutes that are over; None: in all minutes."""
         with self._lock:
-            self._close_minutes(now)
+            self._move_ended_minutes_to_due(now)
             due, self._due = self._due, []
             return due
 
@@ -169,15 +169,15 @@ class RefusalAggregator:
         with self._lock:
             self._due += aggregated
 
-    def _open_minute(self, request: DecisionRequest) -> _OpenMinute:
+    def _get_or_open_minute(self, request: DecisionRequest) -> _OpenMinute:
         principal = request.caller.principal
         minute = self._minutes.get(principal)
         if minute is None or minute.is_over(request.at):
-            self._close_minutes(request.at)
+            self._move_ended_minutes_to_due(request.at)
             minute = self._minutes[principal] = _OpenMinute(request.at)
         return minute
 
-    def _close_minutes(self, now: datetime | None) -> None:
+    def _move_ended_minutes_to_due(self, now: datetime | None) -> None:
         """Close the minutes that are over; None: all."""
         for principal, minute in list(self._minutes.items()):
             if now is None or minute.is_over(now):

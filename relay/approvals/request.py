@@ -86,7 +86,7 @@ class DecisionRequest:
     """The span of the caller that made the request, if it named one. It decides nothing."""
 
     @property
-    def names_foreign_scope(self) -> bool:
+    def names_scope_other_than_arrival(self) -> bool:
         """Whether the body names another scope than the one for which the request arrived."""
         return self.arrival_scope is not None and self.scope not in (None, self.arrival_scope)
 
@@ -120,7 +120,7 @@ class DecisionAnswer:
         return self.status == 202  # HTTP
 
 
-class MalformedBody(ValueError):
+class MalformedJsonBody(ValueError):
     """The body is not a JSON object."""
 
 
@@ -182,7 +182,7 @@ class DecisionBody(RequestBody):
 
 
 def read_json(raw: bytes) -> object:
-    """Parse JSON. Raises MalformedBody if it is not JSON or an object has a key twice.
+    """Parse JSON. Raises MalformedJsonBody if it is not JSON or an object has a key twice.
 
     Parsers differ in which of two values they take (RFC 8259, section 4). A proxy that let the
     request pass may have read another decision than this relay would.
@@ -191,7 +191,7 @@ def read_json(raw: bytes) -> object:
         parsed: object = orjson.loads(raw)
         json.loads(raw, object_pairs_hook=_reject_repeated_keys)
     except (orjson.JSONDecodeError, RecursionError) as error:
-        raise MalformedBody(f"expected a JSON object: {error}") from error
+        raise MalformedJsonBody(f"expected a JSON object: {error}") from error
     return parsed
 
 
@@ -199,7 +199,7 @@ def _reject_repeated_keys(pairs: list[tuple[str, object]]) -> None:
     seen: set[str] = set()
     for key, _ in pairs:
         if key in seen:
-            raise MalformedBody(
+            raise MalformedJsonBody(
                 f"expected a JSON object with every key once, {key!r:.80} comes again"
             )
         seen.add(key)
@@ -208,10 +208,10 @@ def _reject_repeated_keys(pairs: list[tuple[str, object]]) -> None:
 def validate_body(fields: object) -> DecisionBody:
     """Validate parsed JSON.
 
-    Raises MalformedBody if it is not an object, and InvalidField for the first wrong field.
+    Raises MalformedJsonBody if it is not an object, and InvalidField for the first wrong field.
     """
     if not isinstance(fields, dict):
-        raise MalformedBody("expected a JSON object")
+        raise MalformedJsonBody("expected a JSON object")
     try:
         return DecisionBody.model_validate(fields)
     except ValidationError as error:

@@ -40,7 +40,7 @@ def _check_principal(text: str, references: tuple[str, ...] = ()) -> str:
     raise ValueError(f"expected {expected_form(text, references)}")
 
 
-def _check_max_duration(seconds: float) -> float:
+def _check_duration_within_maximum(seconds: float) -> float:
     if seconds > MAX_DURATION:
         raise ValueError(f"expected at most 3650d, got {seconds / 86400:g}d")
     return seconds
@@ -74,7 +74,7 @@ def _check_runbook(url: str) -> str:
     return url
 
 
-BoundedDuration = Annotated[Duration, AfterValidator(_check_max_duration)]
+BoundedDuration = Annotated[Duration, AfterValidator(_check_duration_within_maximum)]
 PositiveDuration = Annotated[BoundedDuration, AfterValidator(_check_positive)]
 Runbook = Annotated[str, AfterValidator(_check_runbook)]
 Principal = Annotated[str, AfterValidator(_check_principal)]

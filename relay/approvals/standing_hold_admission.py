@@ -19,9 +19,9 @@ from relay.approvals.admission import HOLD_NOTICE, Refusal
 from relay.approvals.request import Caller, Rights
 from relay.approvals.rules import RuleConditions, person_of_principal_or_itself
 from relay.approvals.standing_holds import (
-    conditions_to_json,
-    parse_resource_pattern_lists,
+    conditions_to_json_object,
     parse_stored_conditions,
+    parse_stored_resource_pattern_lists,
 )
 from relay.events.match import are_patterns_inside
 from relay.events.timestamps import format_rfc3339, parse_timestamp
@@ -205,14 +205,14 @@ def refuse_end(
 
 def _are_resources_within_rights(conditions: RuleConditions, rights: Rights) -> bool:
     """Whether the resources of the conditions are certainly inside the limits of a caller."""
-    limits = resource_patterns_of_rights(rights)
+    limits = resource_pattern_lists_of_rights(rights)
     if not limits:
         return True
     patterns = conditions.resources
     return patterns is not None and all(are_patterns_inside(patterns, limit) for limit in limits)
 
 
-def resource_patterns_of_rights(rights: Rights) -> tuple[tuple[str, ...], ...]:
+def resource_pattern_lists_of_rights(rights: Rights) -> tuple[tuple[str, ...], ...]:
     """Return the lists of patterns, each of which must cover what a caller decides for."""
     own = (rights.resources,) if rights.resources is not None else ()
     return (*own, *rights.limits)
@@ -228,10 +228,10 @@ def hold_times(request: CreateRequest) -> tuple[datetime, datetime]:
 
 def standing_hold_to_json_object(hold: StandingHold) -> dict[str, Any]:
     """Return a standing hold as its events and the API describe it."""
-    within = [list(patterns) for patterns in parse_resource_pattern_lists(hold.within)]
+    within = [list(patterns) for patterns in parse_stored_resource_pattern_lists(hold.within)]
     return {
         "holdId": hold.hold_id,
-        "match": conditions_to_json(parse_stored_conditions(hold.conditions)),
+        "match": conditions_to_json_object(parse_stored_conditions(hold.conditions)),
         **({"within": within} if within else {}),
         "starts": format_rfc3339(hold.starts),
         "ends": format_rfc3339(hold.ends),

@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 import orjson
 
 from relay.approvals.admission import REUSED_ID, Refusal
-from relay.approvals.effects import new_approval_id
+from relay.approvals.decision_recording import new_approval_id
 from relay.approvals.refusal_aggregation import MINUTE
 from relay.approvals.request import DecisionAnswer
 from relay.approvals.standing_hold_admission import (
@@ -24,10 +24,10 @@ from relay.approvals.standing_hold_admission import (
     hold_times,
     refuse_creation,
     refuse_end,
-    resource_patterns_of_rights,
+    resource_pattern_lists_of_rights,
     standing_hold_to_json_object,
 )
-from relay.approvals.standing_holds import conditions_to_json, is_about
+from relay.approvals.standing_holds import conditions_to_json_object, is_about
 from relay.events.build import Origin, standing_hold_event
 from relay.outbox import StandingHold
 from relay.outbox.standing_holds import CREATED, ENDED, EXPIRED, standing_holds_only_in_first
@@ -52,7 +52,7 @@ def create_standing_hold(tx: Transaction, origin: Origin, request: CreateRequest
         )
         if refusal is not None:
             return _refusal_answer(refusal)
-        hold = _record_creation(tx, origin, request)
+        hold = _create_and_record_hold(tx, origin, request)
         return DecisionAnswer(201, standing_hold_to_json_object(hold))
 
     return _decide_or_repeat_first_answer(tx, request, decide)
@@ -151,13 +151,15 @@ def _decide_or_repeat_first_answer(
     return answer
 
 
-def _record_creation(tx: Transaction, origin: Origin, request: CreateRequest) -> StandingHold:
+def _create_and_record_hold(
+    tx: Transaction, origin: Origin, request: CreateRequest
+) -> StandingHold:
     starts, ends = hold_times(request)
     hold = StandingHold(
         number=tx.standing_holds.next_number(),
         hold_id=new_approval_id(),
-        conditions=orjson.dumps(conditions_to_json(request.body.match)).decode(),
-        within=orjson.dumps(resource_patterns_of_rights(request.caller.rights)).decode(),
+        conditions=orjson.dumps(conditions_to_json_object(request.body.match)).decode(),
+        within=orjson.dumps(resource_pattern_lists_of_rights(request.caller.rights)).decode(),
         starts=starts,
         ends=ends,
         principal=request.caller.principal,
@@ -181,7 +183,9 @@ def _refusal_answer(refusal: Refusal) -> DecisionAnswer:
 def _refresh_messages(tx: Transaction, hold: StandingHold, now: datetime) -> None:
     """Make the messages about the events that a standing hold is about due for refresh."""
     about = [
-        occurrence.id for occurrence in tx.snapshot.live_occurrences() if is_about(hold, occurrence)
+        occurrence.id
+        for occurrence in tx.occurrences.live_occurrences()
+        if is_about(hold, occurrence)
     ]
     shown = tx.messages.filter_shown_occurrences(about)
     if shown:

@@ -39,7 +39,7 @@ def parse_stored_conditions(text: str) -> RuleConditions:
 
 
 @lru_cache(maxsize=512)
-def parse_resource_pattern_lists(text: str) -> tuple[tuple[str, ...], ...]:
+def parse_stored_resource_pattern_lists(text: str) -> tuple[tuple[str, ...], ...]:
     """Return the lists of patterns that limit a standing hold; none if they cannot be read."""
     try:
         return _WITHIN.validate_json(text)
@@ -56,7 +56,7 @@ def is_about(hold: StandingHold, occurrence: TrackedEvent) -> bool:
     conditions = parse_stored_conditions(hold.conditions)
     return event_may_meet_conditions(conditions, occurrence.data, occurrence.scope) and all(
         covers_all_resources(patterns, occurrence.event.resources)
-        for patterns in parse_resource_pattern_lists(hold.within)
+        for patterns in parse_stored_resource_pattern_lists(hold.within)
     )
 
 
@@ -81,7 +81,7 @@ def has_hours(hold: StandingHold) -> bool:
     return parse_stored_conditions(hold.conditions).time is not None
 
 
-def next_begin_or_end(hold: StandingHold, now: datetime) -> datetime | None:
+def next_in_force_change_for_display(hold: StandingHold, now: datetime) -> datetime | None:
     """Return when a standing hold begins or ceases to apply next by time alone; None: never.
 
     With hours this takes milliseconds. Use it only to show the time to people.
@@ -111,7 +111,7 @@ def _value_text(value: Any) -> str:
     return str(value)
 
 
-def describe_standing_hold(hold: StandingHold) -> str:
+def describe_standing_hold_author_and_end(hold: StandingHold) -> str:
     """Return whose standing hold it is and until when, for people."""
     return (
         f"the standing hold {hold.hold_id[:8]} of {hold.principal} until "
@@ -122,7 +122,7 @@ def describe_standing_hold(hold: StandingHold) -> str:
 # --- as JSON
 
 
-def conditions_to_json(conditions: RuleConditions) -> dict[str, Any]:
+def conditions_to_json_object(conditions: RuleConditions) -> dict[str, Any]:
     """Return conditions as the configuration and the API write them, without what is not set."""
     found: dict[str, Any] = {
         key: list(value)
@@ -132,7 +132,7 @@ def conditions_to_json(conditions: RuleConditions) -> dict[str, Any]:
     bounds, hours = conditions.duration, conditions.time
     if bounds is not None:
         found["duration"] = {
-            name: _format_duration(getattr(bounds, name))
+            name: _format_configuration_duration(getattr(bounds, name))
             for name in sorted(bounds.model_fields_set)
         }
     if hours is not None:
@@ -145,7 +145,7 @@ def conditions_to_json(conditions: RuleConditions) -> dict[str, Any]:
     return found
 
 
-def _format_duration(seconds: float) -> str:
+def _format_configuration_duration(seconds: float) -> str:
     milliseconds = round(seconds * 1000)
     return f"{milliseconds}ms" if milliseconds % 1000 else f"{milliseconds // 1000}s"
 

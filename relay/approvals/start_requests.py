@@ -161,7 +161,7 @@ class StartRequestSender:
             for grant in scope.grants.values():
                 grant.first_seen = now
 
-    def check_waiting_scopes_soon(self) -> None:
+    def check_limited_or_held_scopes_soon(self) -> None:
         """Check soon whether a grant that waited for a limit or a standing hold can go."""
         scopes, self._waiting_scopes = self._waiting_scopes, set()
         if scopes:
@@ -253,7 +253,8 @@ class StartRequestSender:
         ready = [
             each
             for each in allowed
-            if not each.has_waiting_notices or self._has_tell_first_time_passed(scope, each.grant)
+            if not each.has_waiting_notices
+            or self._has_notice_delivery_wait_timed_out(scope, each.grant)
         ]
         if ready and not self._is_stopping:
             scope.is_sending = True
@@ -273,7 +274,7 @@ class StartRequestSender:
         now, is_on = self._clock.now(), self._engine.effective_approval_mode(tx) == "on"
         found = []
         for grant in tx.decisions.open_grants(scopes=scopes):
-            occurrence = tx.snapshot.get_occurrence(grant.occurrence)
+            occurrence = tx.occurrences.require_occurrence(grant.occurrence)
             status = self._engine.status(tx, occurrence, now) if is_on else None
             can_be_freed = status is not None and bool(
                 status.waiting_for or status.active_standing_holds
@@ -300,7 +301,7 @@ class StartRequestSender:
         is_ours = self._names_this_vm(occurrence.event.resources)
         return is_ours and tx.deliveries.is_event_waiting(occurrence.key)
 
-    def _has_tell_first_time_passed(self, scope: _ScopeSendingState, grant: Grant) -> bool:
+    def _has_notice_delivery_wait_timed_out(self, scope: _ScopeSendingState, grant: Grant) -> bool:
         """Whether the notices about the event have had ``tell_first``."""
         waited = self._clock.monotonic() - scope.grants[grant.id].first_seen
         return waited >= self._engine.settings.tell_first
@@ -312,14 +313,14 @@ class StartRequestSender:
     ) -> None:
         """Send one StartRequest for the grants that still hold, and pause if it failed."""
         try:
-            pause = await self._read_send_and_choose_pause(scope, batch)
+            pause = await self._refresh_events_send_and_choose_pause(scope, batch)
             if pause:
                 await self._clock.sleep(pause)
         finally:
             scope.is_sending = False
             self.check_scopes_soon([scope.name])
 
-    async def _read_send_and_choose_pause(
+    async def _refresh_events_send_and_choose_pause(
         self, scope: _ScopeSendingState, batch: Sequence[_StoredOpenGrant]
     ) -> float:
         """Return how many seconds to pause before the next turn."""
@@ -333,7 +334,7 @@ class StartRequestSender:
             agent = self._port.choose_agent(scope.name, grants)
             is_sent = await self._claim_and_send(scope, batch, agent)
         except SourceError as error:
-            return _count_failure_and_choose_pause(error, scope, agent)
+            return _count_scope_failure_and_choose_pause(error, scope, agent)
         except StoreUnavailable:
             return RETRY_DELAY
         return 0.0 if is_sent else NOTICE_CHECK_INTERVAL  # a transition will record why
@@ -374,9 +375,9 @@ class StartRequestSender:
         ready = [
             each.grant
             for each in batch
-            if self._has_tell_first_time_passed(scope, each.grant)
+            if self._has_notice_delivery_wait_timed_out(scope, each.grant)
             or not self._has_undelivered_notices(
-                tx, tx.snapshot.get_occurrence(each.grant.occurrence)
+                tx, tx.occurrences.require_occurrence(each.grant.occurrence)
             )
         ]
         return self._engine.claim_grants(tx, ready, self._clock.now(), agent=agent)
@@ -466,7 +467,7 @@ def _log_before_sending_start_request(scope: str, claim: ClaimedGrant) -> None:
     )
 
 
-def _count_failure_and_choose_pause(
+def _count_scope_failure_and_choose_pause(
     error: SourceError, scope: _ScopeSendingState, agent: str | None
 ) -> float:
     """Return how many seconds a scope pauses after a StartRequest that failed."""

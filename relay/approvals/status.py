@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from relay.approvals.limits import WaitingFor
 from relay.approvals.machine_principals import (
-    can_be_in_scope,
+    can_mean_machine_in_scope,
     is_machine_or_machine_pattern,
     is_pattern,
     own_resources,
@@ -93,7 +93,7 @@ class ApprovalStatus:
             return self.not_before
 
     @property
-    def is_voting_closed(self) -> bool:
+    def is_past_voting_close_time(self) -> bool:
         """Whether votes come too late now."""
         return self.voting_closes_at is not None and self.now >= self.voting_closes_at
 
@@ -116,7 +116,7 @@ class ApprovalStatus:
         return eligible_voters(self.quorum, self.groups, self.people)
 
     @property
-    def is_event_startable(self) -> bool:
+    def is_scheduled_and_before_not_before(self) -> bool:
         """Whether the event is in the document, Scheduled, and before NotBefore.
 
         This relay starts no other event.
@@ -188,7 +188,7 @@ class ApprovalStatus:
         """How many people have voted; 0 where the rule asks for no votes."""
         if self.quorum is None:
             return 0
-        return len({self.person_of(vote.principal) for vote in self.counted_votes})
+        return len({self.person_name_or_principal(vote.principal) for vote in self.counted_votes})
 
     @property
     def eligible_voters_without_vote(self) -> tuple[str, ...]:
@@ -197,17 +197,20 @@ class ApprovalStatus:
         A pattern over machines of the event's scope stays: it does not say how many there are. A
         machine that the event does not name is not among them.
         """
-        people_who_voted = {self.person_of(vote.principal) for vote in self.counted_votes}
+        people_who_voted = {
+            self.person_name_or_principal(vote.principal) for vote in self.counted_votes
+        }
         return tuple(
             voter
             for voter in sorted(self.eligible_voters.entries)
-            if self.person_of(voter) not in people_who_voted and self._can_be_about_voter(voter)
+            if self.person_name_or_principal(voter) not in people_who_voted
+            and self._can_event_concern_machine_voter(voter)
         )
 
-    def _can_be_about_voter(self, voter: str) -> bool:
+    def _can_event_concern_machine_voter(self, voter: str) -> bool:
         """Whether the event can be about a voter, if that is a machine or a pattern over them."""
         if is_pattern(voter):
-            return can_be_in_scope(voter, self.occurrence.scope)
+            return can_mean_machine_in_scope(voter, self.occurrence.scope)
         return not is_machine_or_machine_pattern(voter) or bool(self.resources_of_machine(voter))
 
     @property
@@ -240,7 +243,7 @@ class ApprovalStatus:
         return max(0, self.votes_required - self.vote_count, int(bool(self.uncovered_resources)))
 
     @property
-    def is_rule_satisfied(self) -> bool:
+    def is_rule_satisfied_apart_from_holds(self) -> bool:
         """Whether the rule allows the event to start, apart from holds and the mode."""
         return self.rule is not None and self.votes_missing == 0
 
@@ -257,10 +260,10 @@ class ApprovalStatus:
     @property
     def is_granted_or_claimed(self) -> bool:
         """Whether a StartRequest will be sent, or was, unless a hold prevents it."""
-        return self.active_grant is not None or self.is_grant_claimed
+        return self.active_grant is not None or self.is_grant_sent_or_accepted
 
     @property
-    def is_grant_claimed(self) -> bool:
+    def is_grant_sent_or_accepted(self) -> bool:
         """Whether a grant was claimed and has no other end than that IMDS accepted it.
 
         Its StartRequest is being sent, had no answer, waits for its next try, or was accepted.
@@ -288,7 +291,8 @@ class ApprovalStatus:
     def may_have_been_accepted_by_imds(self) -> bool:
         """Whether IMDS may have accepted a StartRequest that this relay sent for the event.
 
-        Unlike `is_grant_claimed` this includes StartRequests that failed without an answer.
+        Unlike `is_grant_sent_or_accepted` this includes StartRequests that failed without an
+        answer.
         """
         return any(grant.may_have_been_accepted for grant in self.grants)
 
@@ -316,7 +320,7 @@ class ApprovalStatus:
         expiry = self.decision_expires_at(decision)
         return expiry is not None and expiry <= self.now
 
-    def person_of(self, principal: str) -> str:
+    def person_name_or_principal(self, principal: str) -> str:
         """The person who has this principal, or the principal itself."""
         return person_of_principal_or_itself(principal, self.people)
 
@@ -390,19 +394,23 @@ def approval_state(status: ApprovalStatus) -> ApprovalState:
     newest_state = real_grants[-1].state if real_grants else None
     if newest_state == "accepted":
         return "accepted"
-    if status.is_event_startable and status.is_held:
+    if status.is_scheduled_and_before_not_before and status.is_held:
         return "held"
     if newest_state == "sent":
         return "sent"
-    if status.is_event_startable and status.waiting_for:
+    if status.is_scheduled_and_before_not_before and status.waiting_for:
         return "waiting"
-    if status.is_event_startable and status.active_grant is not None:
+    if status.is_scheduled_and_before_not_before and status.active_grant is not None:
         return "granted"
     if newest_state in FAILED_GRANT_STATES and (
-        status.is_refused_by_imds or not status.is_event_startable
+        status.is_refused_by_imds or not status.is_scheduled_and_before_not_before
     ):
         return "failed"
-    if status.is_event_startable and status.quorum is not None and status.mode != "off":
+    if (
+        status.is_scheduled_and_before_not_before
+        and status.quorum is not None
+        and status.mode != "off"
+    ):
         return "pending"
     return "none"
 
@@ -413,7 +421,7 @@ def approval_json_fields(status: ApprovalStatus) -> dict[str, Any]:
     return {
         "state": approval_state(status),
         **status.vote_count_json_fields,
-        "missing": status.votes_missing if status.is_event_startable else 0,
+        "missing": status.votes_missing if status.is_scheduled_and_before_not_before else 0,
         "closes": format_rfc3339(closes_at) if closes_at is not None else None,
         "waitingFor": [wait.to_json() for wait in status.waiting_for],
         "standingHolds": latest_ending_hold_summaries(status.active_standing_holds),

@@ -1,8 +1,8 @@
 """What must happen next to the votes, holds and grants of one event. Pure.
 
-Time, the document, the mode and decisions all change an `ApprovalStatus`. `next_transitions` alone
+Time, the document, the mode and decisions all change an `ApprovalStatus`. `due_transitions` alone
 says what follows, whatever changed. `engine` asks for it after each change and when the time has
-come, and `effects` writes the transitions into the store.
+come, and `decision_recording` writes the transitions into the store.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Remind:
 Transition = VoidVotes | ExpireHold | FailGrant | CreateGrant | Remind
 
 
-def next_transitions(status: ApprovalStatus) -> list[Transition]:
+def due_transitions(status: ApprovalStatus) -> list[Transition]:
     """Return the transitions that are due, in the order in which to apply them.
 
     Only the answer of IMDS decides about a grant whose StartRequest is being sent, and its votes.
@@ -138,7 +138,7 @@ def _open_grant_failure_cause(grant: Grant, status: ApprovalStatus) -> str | Non
         return "NotBefore passed before a StartRequest was accepted"
     if _is_grant_expired(grant, status):
         return "the approval was not sent within its execution_expires"
-    if not status.is_rule_satisfied:
+    if not status.is_rule_satisfied_apart_from_holds:
         return "the approval expired, or the rules changed, before a StartRequest was accepted"
     return None
 
@@ -183,7 +183,11 @@ def remind_at(status: ApprovalStatus) -> datetime | None:
     is_decided = status.is_held or status.is_granted_or_claimed or status.is_refused_by_imds
     if status.is_reminded or is_decided or status.mode == "off":
         return None
-    if not status.is_event_startable or status.is_voting_closed or not status.votes_missing:
+    if (
+        not status.is_scheduled_and_before_not_before
+        or status.is_past_voting_close_time
+        or not status.votes_missing
+    ):
         return None
     try:
         return status.not_before - timedelta(seconds=quorum.remind)
@@ -193,12 +197,12 @@ def remind_at(status: ApprovalStatus) -> datetime | None:
 
 def is_grantable_apart_from_limits(status: ApprovalStatus) -> bool:
     """Whether the event can be granted now, apart from the limits."""
-    if status.mode == "off" or not status.is_event_startable or status.is_held:
+    if status.mode == "off" or not status.is_scheduled_and_before_not_before or status.is_held:
         return False
     is_being_sent = any(grant.state == "sent" for grant in status.grants)
     if is_being_sent or status.active_grant is not None or status.is_refused_by_imds:
         return False
-    return status.is_rule_satisfied
+    return status.is_rule_satisfied_apart_from_holds
 
 
 def can_unsent_grant_keep_slot(grant: Grant, status: ApprovalStatus) -> bool:
@@ -209,7 +213,7 @@ def can_unsent_grant_keep_slot(grant: Grant, status: ApprovalStatus) -> bool:
     return (
         grant.state == "granted"
         and grant.dry_run == (status.mode == "dry-run")
-        and status.is_event_startable
+        and status.is_scheduled_and_before_not_before
         and not status.is_held
         and open_grant_failure_reason(grant, status) is None
     )
@@ -223,7 +227,7 @@ def can_claim_grant(grant: Grant, status: ApprovalStatus) -> bool:
     return (
         status.mode == "on"
         and not grant.dry_run
-        and status.is_event_startable
+        and status.is_scheduled_and_before_not_before
         and status.occurrence.revision == status.occurrence.event.revision
         and not status.is_held
         and not status.waiting_for
@@ -231,7 +235,7 @@ def can_claim_grant(grant: Grant, status: ApprovalStatus) -> bool:
     )
 
 
-def moment_before_first_past_expiry(status: ApprovalStatus) -> datetime | None:
+def moment_before_votes_or_grants_expired(status: ApprovalStatus) -> datetime | None:
     """Return the last moment before time ended votes or grants of the event; None: it did not."""
     moments = [
         status.decision_expires_at(decision)

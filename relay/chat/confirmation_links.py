@@ -19,7 +19,7 @@ from relay.outbox.chat_messages import ChatMessage
 from relay.outbox.transaction import Transaction
 
 
-class ConfirmationLinks:
+class ConfirmationLinkMaker:
     """Makes the links of messages. There are none without ``public_url``, the relay's own address.
 
     A token is a MAC with a key that only this process has. So nobody can guess it. It is the same
@@ -32,7 +32,7 @@ class ConfirmationLinks:
         self._public_url = public_url
         self._key = secrets.token_bytes(32)
 
-    def make_link_recording_urls(
+    def make_recording_button_url_function(
         self, tx: Transaction, message: ChatMessage | None, *, nonce: str, in_chat: bool
     ) -> Link | None:
         """Return the link for the buttons of a message; None if they have nowhere to lead.
@@ -41,12 +41,12 @@ class ConfirmationLinks:
         URLs. ``in_chat``: the chat itself takes decisions, so the link makes no URLs (None).
         """
         if in_chat or self._public_url is None:
-            return self.make_placeholder_link(in_chat=in_chat)
+            return self.make_placeholder_button_url_function(in_chat=in_chat)
         if message is None:
             return None
         code = self.six_digit_code_of_message(message)
 
-        def link(status: ApprovalStatus, decision: DecisionKind) -> str:
+        def make_and_store_confirmation_url(status: ApprovalStatus, decision: DecisionKind) -> str:
             occurrence = status.occurrence
             revision = occurrence.revision
             mac = self._mac("token", message.id, nonce, occurrence.id, revision, decision)
@@ -56,16 +56,17 @@ class ConfirmationLinks:
             )
             return f"{self._public_url}/approve#{token}"
 
-        return link
+        return make_and_store_confirmation_url
 
     def six_digit_code_of_message(self, message: ChatMessage) -> str:
         """Return the six digits that a message shows; the same until this process ends."""
         return f"{int.from_bytes(self._mac('code', message.id)) % 10**6:06d}"
 
-    def make_placeholder_link(self, *, in_chat: bool) -> Link | None:
-        """Return a link in place of that of `make_link_recording_urls`. It makes the URL "" only.
+    def make_placeholder_button_url_function(self, *, in_chat: bool) -> Link | None:
+        """Return a function that makes "" or None as the URL of each button.
 
         The planner hashes a card with it, to see whether the message shows another content.
+        `make_recording_button_url_function` makes the URLs that it shows.
         """
         if in_chat:
             return lambda _status, _decision: None

@@ -30,7 +30,7 @@ from relay.chat import AnswerableChatSettings
 from relay.chat.cards.buttons import keep_buttons_within_sink_rights
 from relay.chat.cards.card import Card
 from relay.chat.cards.event_card import event_card
-from relay.chat.confirmation_links import ConfirmationLinks
+from relay.chat.confirmation_links import ConfirmationLinkMaker
 from relay.chat.message_planner import MessagePlanner
 from relay.clock import Clock
 from relay.events.match import matches
@@ -175,7 +175,7 @@ class EventStatusReader:
     store: Store
     approvals: ApprovalEngine
     clock: Clock
-    links: ConfirmationLinks
+    links: ConfirmationLinkMaker
 
     async def live_statuses(self, sink: SinkSettings) -> list[ApprovalStatus]:
         """Return the status of every live event that meets a sink's ``match``."""
@@ -184,7 +184,7 @@ class EventStatusReader:
             now = self.clock.now()
             return [
                 self.approvals.status(tx, occurrence, now)
-                for occurrence in tx.snapshot.live_occurrences()
+                for occurrence in tx.occurrences.live_occurrences()
                 if matches(sink.match, occurrence.data, occurrence.scope, every_resource=False)
             ]
 
@@ -200,7 +200,7 @@ class EventStatusReader:
         """
 
         def work(tx: Transaction) -> ApprovalStatus | None:
-            for occurrence in tx.snapshot.find_occurrences_by_reference(reference):
+            for occurrence in tx.occurrences.find_occurrences_by_reference(reference):
                 if tx.messages.shows_occurrence(sink, ref, occurrence.id):
                     return self.approvals.status(tx, occurrence, self.clock.now())
             return None
@@ -218,13 +218,15 @@ class EventStatusReader:
         nonce = secrets.token_hex()
 
         def work(tx: Transaction) -> Card | None:
-            occurrences = tx.snapshot.find_occurrences_by_reference(reference)
+            occurrences = tx.occurrences.find_occurrences_by_reference(reference)
             if len(occurrences) != 1 or not occurrences[0].live:
                 return None
             occurrence = occurrences[0]
             status = self.approvals.status(tx, occurrence, self.clock.now())
             message = tx.messages.find(sink.name, occurrence.id)
-            link = self.links.make_link_recording_urls(tx, message, nonce=nonce, in_chat=in_chat)
+            link = self.links.make_recording_button_url_function(
+                tx, message, nonce=nonce, in_chat=in_chat
+            )
             code = self.links.six_digit_code_of_message(message) if message is not None else None
             card = event_card(status, link=link, code=code)
             return keep_buttons_within_sink_rights(sink, card, in_chat=in_chat)
@@ -252,7 +254,7 @@ def make_chat_context(
 ) -> ChatContext:
     """Return the context over a store, with a `ChatDecisionSubmitter` that has no gate yet."""
     url = public_url.rstrip("/") if public_url is not None else None
-    links = ConfirmationLinks(url)
+    links = ConfirmationLinkMaker(url)
     return ChatContext(
         messages=MessagePlanner(store=store, approvals=approvals, clock=clock, links=links),
         statuses=EventStatusReader(store=store, approvals=approvals, clock=clock, links=links),

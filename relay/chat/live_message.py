@@ -32,7 +32,9 @@ _log = logging.getLogger(__name__)
 
 
 @asynccontextmanager
-async def background_task(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[None]:
+async def background_task_until_exit(
+    work: Coroutine[Any, Any, None], name: str
+) -> AsyncIterator[None]:
     """Run a coroutine as a task while this context lasts."""
     task = asyncio.create_task(work, name=name)
     try:
@@ -119,7 +121,9 @@ class LiveMessageSink:
 
     def refreshing(self) -> AbstractAsyncContextManager[None]:
         """Update messages that time alone has changed, while the context lasts."""
-        return background_task(self._refresh_forever(), f"{self._settings.name}: refresh")
+        return background_task_until_exit(
+            self._enqueue_due_refreshes_forever(), f"{self._settings.name}: refresh"
+        )
 
     async def _apply_update(self, update: MessageUpdate) -> str:
         """Call the platform and record each success. Returns what was done, for the attempt log.
@@ -165,7 +169,7 @@ class LiveMessageSink:
             return ""
         return "replied in its thread" if ref is not None else "followed up"
 
-    async def _refresh_forever(self) -> None:
+    async def _enqueue_due_refreshes_forever(self) -> None:
         while True:
             self._delivered.clear()
             pause = MAX_REFRESH_INTERVAL

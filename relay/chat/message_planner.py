@@ -23,9 +23,13 @@ from relay.chat.cards.card import Card, Link, Text
 from relay.chat.cards.deadlines import next_refresh_time
 from relay.chat.cards.event_card import event_card
 from relay.chat.cards.grouped_card import grouped_card
-from relay.chat.cards.timeline import history_lines, reminder_sentence, voting_closed_lines
+from relay.chat.cards.timeline import (
+    history_lines,
+    missing_votes_reminder_text,
+    voting_closed_lines,
+)
 from relay.chat.cards.wording import follow_up_subject
-from relay.chat.confirmation_links import ConfirmationLinks
+from relay.chat.confirmation_links import ConfirmationLinkMaker
 from relay.clock import Clock
 from relay.events.cloudevent import CloudEvent
 from relay.events.match import matches, matches_any_pattern
@@ -77,7 +81,7 @@ class MessagePlanner:
     store: Store
     approvals: ApprovalEngine
     clock: Clock
-    links: ConfirmationLinks
+    links: ConfirmationLinkMaker
 
     async def plan_update(
         self, sink: SinkSettings, event: CloudEvent, *, in_chat: bool
@@ -94,7 +98,7 @@ class MessagePlanner:
                 return None
             message = tx.messages.find(sink.name, occurrence.id)
             if message is None:
-                message = self._begin_message(tx, sink, occurrence)
+                message = self._create_message_row_for_event(tx, sink, occurrence)
             elif _is_all_history_told(tx, message, occurrence):
                 return None
             return self._plan_message(tx, sink, message, in_chat=in_chat)
@@ -128,8 +132,8 @@ class MessagePlanner:
         now = self.clock.now()
 
         def work(tx: Transaction) -> None:
-            for occurrence_id in tx.messages.take_due_refreshes(sink, now):
-                occurrence = tx.snapshot.get_occurrence(occurrence_id)
+            for occurrence_id in tx.messages.take_occurrences_due_for_refresh(sink, now):
+                occurrence = tx.occurrences.require_occurrence(occurrence_id)
                 position = tx.journal.position_of_last_change_of_event(occurrence.key)
                 if position is not None:
                     tx.add_redelivery_entry(position, sink, now)
@@ -140,7 +144,7 @@ class MessagePlanner:
         self, tx: Transaction, sink: SinkSettings, message: ChatMessage, *, in_chat: bool
     ) -> MessageUpdate:
         occurrences = [
-            tx.snapshot.get_occurrence(occurrence_id)
+            tx.occurrences.require_occurrence(occurrence_id)
             for occurrence_id in tx.messages.occurrences_of_message(message.id)
         ]
         now = self.clock.now()
@@ -154,13 +158,15 @@ class MessagePlanner:
             return keep_buttons_within_sink_rights(sink, card, in_chat=in_chat)
 
         # The hash is that of a card without URLs and code, because each edit has new URLs.
-        content = make_card(self.links.make_placeholder_link(in_chat=in_chat), "")
+        content = make_card(self.links.make_placeholder_button_url_function(in_chat=in_chat), "")
         content_hash = hashlib.sha256(repr(content).encode()).hexdigest()
         card = None
         if content_hash != message.content_hash:
             # times_shown grows with each edit, so a link that is void never comes back.
             nonce = f"edit {message.times_shown}"
-            link = self.links.make_link_recording_urls(tx, message, nonce=nonce, in_chat=in_chat)
+            link = self.links.make_recording_button_url_function(
+                tx, message, nonce=nonce, in_chat=in_chat
+            )
             card = make_card(link, self.links.six_digit_code_of_message(message))
         history, is_cut = _untold_history(tx, sink, message, occurrences)
         if card is not None and not message.is_posted:
@@ -189,7 +195,7 @@ class MessagePlanner:
             history_position=tx.head().position,
         )
 
-    def _begin_message(
+    def _create_message_row_for_event(
         self, tx: Transaction, sink: SinkSettings, occurrence: TrackedEvent
     ) -> ChatMessage:
         """Create the message about an event.
@@ -198,12 +204,12 @@ class MessagePlanner:
         """
         together = [
             other
-            for other in tx.snapshot.first_seen_in_same_document(occurrence)
-            if other.id == occurrence.id or self._needs_new_message(tx, sink, other)
+            for other in tx.occurrences.events_first_seen_in_same_document(occurrence)
+            if other.id == occurrence.id or self._lacks_message_wanted_by_sink(tx, sink, other)
         ]
         shown = together if len(together) > MAX_SEPARATE_MESSAGES else [occurrence]
         first_position = min(
-            tx.journal.position_of_first_change_since(other.key, other.first_seen)
+            tx.journal.first_change_position_of_event_since(other.key, other.first_seen)
             for other in shown
         )
         for other in shown:
@@ -214,7 +220,7 @@ class MessagePlanner:
         assert message is not None  # noqa: S101  # it was created just now
         return message
 
-    def _needs_new_message(
+    def _lacks_message_wanted_by_sink(
         self, tx: Transaction, sink: SinkSettings, occurrence: TrackedEvent
     ) -> bool:
         return (
@@ -240,7 +246,7 @@ class MessagePlanner:
         if message is None or not message.is_posted:
             return
         successor = (
-            tx.snapshot.find_following_occurrence(tx.snapshot.get_occurrence(previous_id))
+            tx.occurrences.find_following_occurrence(tx.occurrences.require_occurrence(previous_id))
             or occurrence
         )
         end = tx.journal.position_of_last_change_of_event(occurrence.key, successor.first_seen)
@@ -251,7 +257,7 @@ class MessagePlanner:
 def _find_occurrence_at_event_time(tx: Transaction, event: CloudEvent) -> TrackedEvent | None:
     at = parse_timestamp(event.attributes["time"])
     key = tx.keys.make_key(event.scope, event.subject or "")
-    return tx.snapshot.find_occurrence_at_time(key, at) if at is not None else None
+    return tx.occurrences.find_occurrence_at_time(key, at) if at is not None else None
 
 
 def _is_all_history_told(tx: Transaction, message: ChatMessage, occurrence: TrackedEvent) -> bool:
@@ -272,7 +278,7 @@ def _fold_reminders_into_card(
     reminders = [event for _, event in history if event.name == "approval.reminder"]
     if not reminders:
         return card, history
-    notes = (reminder_sentence(reminders[-1].data), *card.notes)
+    notes = (missing_votes_reminder_text(reminders[-1].data), *card.notes)
     left = [(about, event) for about, event in history if event.name != "approval.reminder"]
     return replace(card, notes=notes), left
 

@@ -48,7 +48,9 @@ class Client:
         """Return the JSON that answers a GET."""
         return await self._call("GET", path, query=query)
 
-    async def get_list(self, *path: str, all_pages: bool, **query: str) -> dict[str, Any]:
+    async def get_first_or_all_pages(
+        self, *path: str, all_pages: bool, **query: str
+    ) -> dict[str, Any]:
         """Return the first page of a list, or all pages joined into one."""
         page: dict[str, Any] = await self.get(*path, **query)
         items = page["items"]
@@ -118,14 +120,16 @@ class Client:
                     timeout=_CALL_TIMEOUT,
                     allow_redirects=False,
                 ) as response:
-                    return self._parse(response.status, await response.read())
+                    return self._decode_answer_or_raise_http_error(
+                        response.status, await response.read()
+                    )
             except _CONNECTION_ERRORS as error:
                 if not attempts_left or isinstance(error, aiohttp.ClientConnectorError):
                     raise CommandFailed(self._describe_connection_error(error)) from error
                 await asyncio.sleep(_RETRY_DELAY)
         raise AssertionError
 
-    def _parse(self, status: int, body: bytes) -> Any:
+    def _decode_answer_or_raise_http_error(self, status: int, body: bytes) -> Any:
         if not 200 <= status < 300:
             raise error_from_response(status, body)
         try:

@@ -19,7 +19,7 @@ from relay.cli._connection import connect_locally
 from relay.cli._profile import cli_profiles_folder, has_default_profile
 from relay.config.document import read_document
 from relay.config.file_lookup import find_file
-from relay.config.relay_location import locate_relay
+from relay.config.relay_location import locate_relay_addresses_and_state_file
 from relay.events.catalog import CATALOG
 from relay.simulator import load_packaged_playbooks
 
@@ -52,7 +52,7 @@ def event_ids(context: typer.Context) -> Iterable[str]:
     """Return the EventIds of current and recent events."""
     if context.params.get("url") or context.params.get("profile"):
         return []
-    location = locate_relay(_config_option(context))
+    location = locate_relay_addresses_and_state_file(_config_option(context))
     if not location.is_own and has_default_profile():
         return []
 

@@ -96,7 +96,7 @@ def _print_voters(config: Config) -> None:
     groups = [(name, ", ".join(members)) for name, members in config.approvals.groups.items()]
     voters = [
         (rule.name, quorum.votes, "; ".join(map(_describe_voter, able)))
-        for rule, quorum, able in config.voters_by_rule
+        for rule, quorum, able in config.rules_with_quorum_and_voters
     ]
     for columns, rows in (
         (("person", "is"), people),

@@ -29,10 +29,13 @@ from relay.cli._profile import (
     has_default_profile,
     read_profile,
 )
-from relay.config.relay_location import RelayLocation, locate_relay
+from relay.config.relay_location import (
+    RelayAddressesAndStateFile,
+    locate_relay_addresses_and_state_file,
+)
 from relay.errors import ConfigError
 from relay.files import describe_os_error
-from relay.net.tls import client_context, default_context
+from relay.net.tls import client_context_trusting_ca_file, default_context
 
 P = ParamSpec("P")
 
@@ -99,7 +102,7 @@ async def connect(
 ) -> AsyncIterator[Client]:
     """Yield a client of the chosen relay. Raises ConfigError if the options name none."""
     if profile is None and url is None:
-        location = locate_relay(config)
+        location = locate_relay_addresses_and_state_file(config)
         if location.is_own or not has_default_profile():
             async with connect_locally(location) as client:
                 yield client
@@ -120,7 +123,7 @@ async def connect(
 
 
 @asynccontextmanager
-async def connect_locally(location: RelayLocation) -> AsyncIterator[Client]:
+async def connect_locally(location: RelayAddressesAndStateFile) -> AsyncIterator[Client]:
     """Yield a client of the relay of this machine. Raises ConfigError or CommandFailed."""
     socket = await find_socket(location)
     async with aiohttp.ClientSession(
@@ -138,7 +141,7 @@ def with_client(work: Callable[Concatenate[Client, P], Awaitable[None]]) -> Call
     connection_options = inspect.signature(connect, eval_str=True).parameters
 
     @functools.wraps(work)
-    def verb(**options: Any) -> None:
+    def connect_and_run(**options: Any) -> None:
         connection = {name: options.pop(name) for name in connection_options}
 
         async def run() -> None:
@@ -148,10 +151,10 @@ def with_client(work: Callable[Concatenate[Client, P], Awaitable[None]]) -> Call
         asyncio.run(run())
 
     own_parameters = list(inspect.signature(work, eval_str=True).parameters.values())[1:]
-    verb.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # typer reads it
+    connect_and_run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # typer reads it
         [*own_parameters, *connection_options.values()]
     )
-    return verb
+    return connect_and_run
 
 
 def _origin(url: str) -> str:
@@ -170,7 +173,7 @@ def _tls_context(ca_file: Path | None) -> ssl.SSLContext:
     if ca_file is None:
         return default_context()
     try:
-        return client_context(ca_file)
+        return client_context_trusting_ca_file(ca_file)
     except OSError as error:
         reason = "no certificate in PEM" if isinstance(error, ssl.SSLError) else None
         raise ConfigError(

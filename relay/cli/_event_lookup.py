@@ -1,8 +1,8 @@
 """Lets people write and read the beginning of an EventId instead of its 36 characters.
 
 `call_about_event` and what builds on it find the event that a person means, by its EventId or by a
-unique beginning. `shorten_event_ids_on_terminal` puts such beginnings into lists. On a hub, several
-scopes can have an EventId: EVENTID@SCOPE names one of them.
+unique beginning. `shorten_page_event_ids_on_terminal` puts such beginnings into lists. On a hub,
+several scopes can have an EventId: EVENTID@SCOPE names one of them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ async def call_about_event(
     try:
         return await call(text, scope_query(scope))
     except NotFound:
-        event = await _find_beginning(relay, text, scope)
+        event = await _find_single_event_by_prefix(relay, text, scope)
         if event is None:
             raise
     # An older relay does not say the scope.
@@ -52,7 +52,7 @@ async def get_event(relay: Client, text: str) -> Any:
     )
 
 
-async def resolve_event_id_or_prefix(relay: Client, text: str) -> str:
+async def expand_event_id_prefix_if_known(relay: Client, text: str) -> str:
     """Return the EventId that a text is or begins; the text itself if the relay knows none.
 
     The relay may have deliveries about an event whose history it has no longer. On a hub the
@@ -67,7 +67,9 @@ async def resolve_event_id_or_prefix(relay: Client, text: str) -> str:
     return f"{event_id}@{scope}" if at else event_id
 
 
-async def _find_beginning(relay: Client, text: str, scope: str | None) -> Mapping[str, Any] | None:
+async def _find_single_event_by_prefix(
+    relay: Client, text: str, scope: str | None
+) -> Mapping[str, Any] | None:
     """Return the event whose EventId begins with a text; None if there is none.
 
     Events in the document come before those that ended. Raises CommandFailed if the text begins
@@ -77,7 +79,7 @@ async def _find_beginning(relay: Client, text: str, scope: str | None) -> Mappin
         return None
     if scope is None and "@" in text:
         text, _, scope = text.rpartition("@")
-    page = await relay.get_list("events", all_pages=True, **scope_query(scope))
+    page = await relay.get_first_or_all_pages("events", all_pages=True, **scope_query(scope))
     wanted = text.lower()
     matching = _newest_of_each(
         [event for event in page["items"] if event["eventId"].lower().startswith(wanted)]
@@ -106,7 +108,7 @@ def unique_beginnings(event_ids: Iterable[str]) -> dict[str, str]:
     return {event_id: event_id[:length] for event_id in known}
 
 
-def shorten_event_ids_on_terminal(page: Mapping[str, Any]) -> Mapping[str, Any]:
+def shorten_page_event_ids_on_terminal(page: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a page with beginnings of its EventIds, so that a row fits into a line.
 
     Without a terminal return it as it is: programs get what they can use anywhere.

@@ -16,10 +16,10 @@ from relay.cli._tables import print_table
 from relay.config import Config, load
 from relay.errors import ConfigError
 from relay.files import describe_os_error
-from relay.fleet.definitions import (
+from relay.fleet.rabbitmq_definitions import (
     SALT_BYTES,
     AdditionalHubExchange,
-    HubAccount,
+    HubUserWithAdditionalExchanges,
     fleet_definitions,
     hash_password,
     is_password_hash,
@@ -94,7 +94,7 @@ def definitions(
         )
     answer = fleet_definitions(
         settings,
-        _hub_user_other_exchanges(loaded, user, url),
+        _hub_account_with_other_exchanges(loaded, user, url),
         _vhost_name(url),
         hashes,
         all_users=all_users,
@@ -112,7 +112,9 @@ def definitions(
         )
 
 
-def _hub_user_other_exchanges(config: Config, user: str, url: URL) -> HubAccount:
+def _hub_account_with_other_exchanges(
+    config: Config, user: str, url: URL
+) -> HubUserWithAdditionalExchanges:
     """Return what else the hub's user does in the virtual host of the fleet.
 
     A user has its rights in one place, so the import must not take these away.
@@ -128,7 +130,7 @@ def _hub_user_other_exchanges(config: Config, user: str, url: URL) -> HubAccount
         approvals = AdditionalHubExchange(
             exchange=config.approval_answers_exchange, declare=amqp.declare
         )
-    return HubAccount(user=user, sinks=sinks, approvals=approvals)
+    return HubUserWithAdditionalExchanges(user=user, sinks=sinks, approvals=approvals)
 
 
 def _is_same_account(one: URL, other: URL) -> bool:
@@ -151,7 +153,7 @@ def _password_hashes_from_options(hashes: Sequence[str], files: Sequence[str]) -
             raise ConfigError(
                 f"--password-hash: expected a hash that RabbitMQ made for {user}, got another text"
             )
-        _add_password_hash(found, user, value)
+        _add_user_hash_or_refuse_conflict(found, user, value)
     for option in files:
         user, value = _split_user_option("--password-file", option)
         try:
@@ -161,7 +163,9 @@ def _password_hashes_from_options(hashes: Sequence[str], files: Sequence[str]) -
             raise ConfigError(f"--password-file: {value}: {problem}") from None
         if not password:
             raise ConfigError(f"--password-file: {value}: expected a password, it is empty")
-        _add_password_hash(found, user, hash_password(password, secrets.token_bytes(SALT_BYTES)))
+        _add_user_hash_or_refuse_conflict(
+            found, user, hash_password(password, secrets.token_bytes(SALT_BYTES))
+        )
     return found
 
 
@@ -172,7 +176,7 @@ def _split_user_option(name: str, option: str) -> tuple[str, str]:
     return user, value
 
 
-def _add_password_hash(found: dict[str, str], user: str, value: str) -> None:
+def _add_user_hash_or_refuse_conflict(found: dict[str, str], user: str, value: str) -> None:
     if found.setdefault(user, value) != value:
         raise ConfigError(f"expected one password for {user}, got two")
 

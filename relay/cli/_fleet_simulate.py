@@ -86,7 +86,7 @@ def simulate(
     Each agent has a connection of its own to a real RabbitMQ, and a real hub hears it. The VMs and
     their maintenance are simulated.
     """
-    settings = _make_agent_settings(url, url_file, exchange, hub_user)
+    settings = _agent_settings_from_options(url, url_file, exchange, hub_user)
     allowed = raise_open_files_limit()
     if agents > allowed:
         print_to_stderr(
@@ -114,7 +114,7 @@ def simulate(
         _print_counters(counters[0], as_json=as_json)
 
 
-def _make_agent_settings(
+def _agent_settings_from_options(
     url: str | None, url_file: Path | None, exchange: str, user: str
 ) -> AgentSettings:
     fields: Mapping[str, Any] = {

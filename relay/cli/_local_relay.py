@@ -27,7 +27,7 @@ from relay.api.local_socket import (
     supports_local_sockets,
 )
 from relay.cli._exit_codes import CommandFailed
-from relay.config.relay_location import RelayLocation
+from relay.config.relay_location import RelayAddressesAndStateFile
 from relay.errors import ConfigError
 from relay.files import describe_os_error, is_planted, may_exist, symlinks_leading_to
 
@@ -43,7 +43,7 @@ class LocalSocket:
 
 
 async def find_socket(
-    location: RelayLocation, *, service_socket: Path = SERVICE_SOCKET
+    location: RelayAddressesAndStateFile, *, service_socket: Path = SERVICE_SOCKET
 ) -> LocalSocket:
     """Return the local socket of a relay.
 
@@ -70,7 +70,9 @@ async def find_socket(
     raise CommandFailed("\n".join(_describe_failure(location, problems)))
 
 
-def _candidate_sockets(location: RelayLocation, service_socket: Path) -> Iterator[LocalSocket]:
+def _candidate_sockets(
+    location: RelayAddressesAndStateFile, service_socket: Path
+) -> Iterator[LocalSocket]:
     folders = [Path()]
     if location.file is not None and location.is_own:
         folders.append(location.file.parent)  # a relay that was started there
@@ -152,7 +154,9 @@ async def _wrong_or_silent_relay_reason(place: LocalSocket) -> str | None:
     return None
 
 
-def _describe_failure(location: RelayLocation, problems: list[tuple[Path, str]]) -> Iterator[str]:
+def _describe_failure(
+    location: RelayAddressesAndStateFile, problems: list[tuple[Path, str]]
+) -> Iterator[str]:
     yield "no relay answers on this machine. Is it running? These sockets were tried:"
     for path, problem in problems:
         yield f"  {path}: {problem}"
@@ -164,5 +168,5 @@ def _describe_failure(location: RelayLocation, problems: list[tuple[Path, str]])
     yield f"for a relay elsewhere, {_url_and_key_advice(location)}"
 
 
-def _url_and_key_advice(location: RelayLocation) -> str:
+def _url_and_key_advice(location: RelayAddressesAndStateFile) -> str:
     return f"give --url and a key: --url {location.url} --key-file FILE"

@@ -58,11 +58,11 @@ def format_local_time(
     now = now or datetime.now(UTC)
     local = moment.astimezone()
     day = "" if local.date() == now.astimezone().date() else f"{local:%Y-%m-%d} "
-    distance = f" ({format_relative((moment - now).total_seconds())})" if relative else ""
+    distance = f" ({format_seconds_from_now((moment - now).total_seconds())})" if relative else ""
     return f"{day}{local:%H:%M:%S}{distance}"
 
 
-def format_relative(seconds: float) -> str:
+def format_seconds_from_now(seconds: float) -> str:
     """Return the distance of a time from now: ``in 12 min``, ``3 h ago``."""
     distance = format_duration(abs(seconds))
     return f"in {distance}" if seconds > 0 else f"{distance} ago"
@@ -77,16 +77,16 @@ def format_duration(seconds: float) -> str:
         return f"{whole} s"
     minutes = whole // 60
     if minutes < 5:
-        return _format_two_units(minutes, "min", whole % 60, "s")
+        return _join_two_units_omitting_zero(minutes, "min", whole % 60, "s")
     if minutes < 60:
         return f"{minutes} min"
     hours = minutes // 60
     if hours < 24:
-        return _format_two_units(hours, "h", minutes % 60, "min")
-    return _format_two_units(hours // 24, "d", hours % 24, "h")
+        return _join_two_units_omitting_zero(hours, "h", minutes % 60, "min")
+    return _join_two_units_omitting_zero(hours // 24, "d", hours % 24, "h")
 
 
-def _format_two_units(large: int, large_unit: str, small: int, small_unit: str) -> str:
+def _join_two_units_omitting_zero(large: int, large_unit: str, small: int, small_unit: str) -> str:
     return f"{large} {large_unit} {small} {small_unit}" if small else f"{large} {large_unit}"
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 
-class EventStream:
+class EventStreamParser:
     """Parses the bytes of one connection after another, and knows the last event received."""
 
     def __init__(self) -> None:
@@ -52,9 +52,9 @@ class EventStream:
         elif name == b"data":
             self._data.append(value)
         elif not line:
-            yield from self._finish_event()
+            yield from self._yield_finished_event_data()
 
-    def _finish_event(self) -> Iterator[bytes]:
+    def _yield_finished_event_data(self) -> Iterator[bytes]:
         # An id without data marks the position of the stream before its first event.
         if self._id is not None:
             self._last_id = self._id

@@ -53,7 +53,7 @@ class WebhookReceiver:
 
 
 @asynccontextmanager
-async def receive_webhooks(
+async def start_webhook_receiver(
     secret: str, clock: Clock, on_event: Callable[[CloudEvent], None]
 ) -> AsyncIterator[WebhookReceiver]:
     """Yield a receiver that listens on a free port of the loopback interface."""

@@ -27,13 +27,13 @@ from relay.cli._output import (
 )
 from relay.cli._tables import print_table
 from relay.config.file_lookup import SERVICE_STORE
-from relay.config.relay_location import locate_relay
+from relay.config.relay_location import locate_relay_addresses_and_state_file
 from relay.errors import ConfigError
 from relay.files import may_exist
 from relay.outbox import JournalHead
 from relay.outbox.claim_audit import audit_start_request_claims
 from relay.outbox.file import open_for_reading
-from relay.outbox.journal import JournalRow, read_pruning_checkpoint, read_rows, verify_journal
+from relay.outbox.journal import JournalRow, read_all_rows, read_pruning_checkpoint, verify_journal
 
 audit = typer.Typer(
     invoke_without_command=True,
@@ -123,10 +123,10 @@ def show_rows_of_event(
         # On a hub the key of an event is an EventId and a scope (`relay.outbox.EventKeyFormat`).
         event_rows = [
             row
-            for row in read_rows(connection)
+            for row in read_all_rows(connection)
             if row.event_key is not None and row.event_key.startswith(event.lower())
         ]
-        event_rows = _rows_of_one_event(event, event_rows)
+        event_rows = _filter_rows_to_one_event(event, event_rows)
     if not event_rows:
         raise CommandFailed(
             f"the journal in {path} has no row about event {event}; see `imds-relay audit export`"
@@ -137,7 +137,11 @@ def show_rows_of_event(
     print_table(
         ("row", "at", "what", "by", "detail"),
         [
-            (row.position, format_local_time(row.at, relative=False), *_describe_row(row))
+            (
+                row.position,
+                format_local_time(row.at, relative=False),
+                *_table_cells_of_journal_row(row),
+            )
             for row in event_rows
         ],
         empty="",
@@ -154,7 +158,7 @@ def export(*, store: StoreFile = None, config: ConfigFile = None) -> None:
     with _open_journal(store, config) as (connection, _):
         head = read_pruning_checkpoint(connection)
         print_json_line({"kind": "checkpoint", "position": head.position, "hash": head.hash})
-        for row in read_rows(connection):
+        for row in read_all_rows(connection):
             print_json_line(_exported_row(row))
             head = JournalHead(row.position, row.hash)
         print_json_line(
@@ -182,7 +186,7 @@ def _open_journal(
 
 def configured_state_file(config: Path | None, *, service_store: Path = SERVICE_STORE) -> Path:
     """Return the state file of the configuration, or else that of the service if it exists."""
-    path = locate_relay(config).state_file
+    path = locate_relay_addresses_and_state_file(config).state_file
     return service_store if not may_exist(path) and may_exist(service_store) else path
 
 
@@ -193,7 +197,7 @@ def _parse_head(text: str) -> JournalHead:
     return JournalHead(int(match[1]), match[2])
 
 
-def _rows_of_one_event(text: str, rows: Sequence[JournalRow]) -> list[JournalRow]:
+def _filter_rows_to_one_event(text: str, rows: Sequence[JournalRow]) -> list[JournalRow]:
     """Return the rows about the event that a text names or begins.
 
     On a hub, an EventId without a scope names the events of all scopes that have it. Raises
@@ -222,7 +226,7 @@ def _exported_row(row: JournalRow) -> dict[str, object]:
     }
 
 
-def _describe_row(row: JournalRow) -> tuple[object, object, str]:
+def _table_cells_of_journal_row(row: JournalRow) -> tuple[object, object, str]:
     """Return what a row records, by whom, and the details."""
     body = orjson.loads(row.body)
     if row.kind == "claim":

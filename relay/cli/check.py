@@ -15,7 +15,7 @@ from relay.api.server.tls import make_server_context
 from relay.approvals.engine import effective_approvals_mode
 from relay.approvals.limits import Limit
 from relay.approvals.status import ApprovalStatus, first_matching_rule
-from relay.approvals.transitions import next_transitions
+from relay.approvals.transitions import due_transitions
 from relay.cli._configuration_summary import (
     describe_max_machines,
     describe_rule_approval,
@@ -73,7 +73,7 @@ def check(
             "config": loaded.config.model_dump(mode="json", by_alias=True),
             "voters": [
                 {"rule": rule.name, "votes": quorum.votes, "voters": [asdict(one) for one in able]}
-                for rule, quorum, able in loaded.config.voters_by_rule
+                for rule, quorum, able in loaded.config.rules_with_quorum_and_voters
             ],
             "warnings": warnings,
         }
@@ -112,7 +112,7 @@ def evaluate_rules_for_document(
         yield {
             **occurrence.data,
             "rule": rule.name if rule else None,
-            "approved": bool(next_transitions(status)),
+            "approved": bool(due_transitions(status)),
             "limits": [limit.name for limit in limits],
             "follows": _describe_event_approval(status, limits),
         }
@@ -152,7 +152,7 @@ def _occurrence_as_first_stored(
 def _describe_event_approval(status: ApprovalStatus, limits: Sequence[Limit]) -> str:
     if status.occurrence.event.is_started:
         return "nothing, it has started"
-    if not status.is_event_startable:
+    if not status.is_scheduled_and_before_not_before:
         return "nothing, NotBefore has passed"
     if status.rule is None:
         return "nothing: no rule, no approval"
@@ -160,17 +160,17 @@ def _describe_event_approval(status: ApprovalStatus, limits: Sequence[Limit]) ->
     closes_at = status.voting_closes_at
     if closes_at is not None and status.quorum is not None:
         verb = "closes" if status.now < closes_at else "closed"
-        parts.append(f"voting {verb} {_format_local(closes_at)}")
+        parts.append(f"voting {verb} {_format_datetime_in_local_time(closes_at)}")
     hours = status.rule.match.time
     ends_at = hours.next_change(status.now) if hours is not None else None
     if ends_at is not None:
-        parts.append(f"the rule applies until {_format_local(ends_at)}")
+        parts.append(f"the rule applies until {_format_datetime_in_local_time(ends_at)}")
     parts += [f"limit {limit.name}: {describe_max_machines(limit)}" for limit in limits]
     text = "; ".join(parts)
     return text if status.mode == "on" else f"nothing: approvals are {status.mode} (else {text})"
 
 
-def _format_local(moment: datetime) -> str | None:
+def _format_datetime_in_local_time(moment: datetime) -> str | None:
     return format_local_time(format_rfc3339(moment))
 
 

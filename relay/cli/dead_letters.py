@@ -13,5 +13,5 @@ async def dead_letters(
     relay: Client, *, all_pages: AllPages = False, as_json: AsJson = False
 ) -> None:
     """List the deliveries that were given up, and why. `imds-relay redeliver` sends one again."""
-    page = await relay.get_list("dead-letters", all_pages=all_pages)
+    page = await relay.get_first_or_all_pages("dead-letters", all_pages=all_pages)
     print_deliveries(page, empty="no dead letters", as_json=as_json)

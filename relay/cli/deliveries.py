@@ -9,7 +9,7 @@ import typer
 
 from relay.cli._client import Client
 from relay.cli._connection import with_client
-from relay.cli._event_lookup import shorten_event_ids_on_terminal
+from relay.cli._event_lookup import shorten_page_event_ids_on_terminal
 from relay.cli._options import AllPages, AsJson
 from relay.cli._output import (
     format_duration,
@@ -37,7 +37,7 @@ async def deliveries(
 ) -> None:
     """List what was sent and what waits, or show one delivery with its tries."""
     if delivery is None:
-        page = await relay.get_list("deliveries", all_pages=all_pages)
+        page = await relay.get_first_or_all_pages("deliveries", all_pages=all_pages)
         print_deliveries(page, empty="nothing was sent", as_json=as_json)
         return
     details = await relay.get_details_with_log(
@@ -75,7 +75,7 @@ async def deliveries(
 
 def print_deliveries(page: Mapping[str, Any], *, empty: str, as_json: bool) -> None:
     """Print a page of deliveries or dead letters."""
-    shown = page if as_json else shorten_event_ids_on_terminal(page)
+    shown = page if as_json else shorten_page_event_ids_on_terminal(page)
     print_page(shown, _COLUMNS, _delivery_row, empty=empty, as_json=as_json)
 
 

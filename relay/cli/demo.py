@@ -23,8 +23,8 @@ from relay.cli._connection import connect
 from relay.cli._decision import decide
 from relay.cli._exit_codes import CommandFailed
 from relay.cli._output import format_local_time, pluralize, print_lines
-from relay.cli._webhook_receiver import WebhookReceiver, receive_webhooks
-from relay.cli.keys import new_bearer_key, new_signing_secret
+from relay.cli._webhook_receiver import WebhookReceiver, start_webhook_receiver
+from relay.cli.keys import make_random_bearer_key, new_signing_secret
 from relay.clock import SystemClock
 from relay.config import Config
 from relay.events.cloudevent import CloudEvent
@@ -79,7 +79,7 @@ class TimedStepPrinter:
         """Print that the receiver has verified a CloudEvent."""
         self.print(f"the receiver has {name}, its signature is good")
 
-    async def await_within_timeout(self, description: str, work: Awaitable[T]) -> T:
+    async def await_or_fail_after_timeout(self, description: str, work: Awaitable[T]) -> T:
         """Wait for a step. Raises CommandFailed if it takes longer than the timeout."""
         try:
             async with asyncio.timeout(self.timeout):
@@ -91,7 +91,7 @@ class TimedStepPrinter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _DemoPrograms:
+class _InProcessDemoServers:
     """The programs that take part in the demo, and where they are."""
 
     azure: Simulator
@@ -107,7 +107,7 @@ async def run_demo(steps: TimedStepPrinter, *, stay: bool) -> None:
     async with _start_programs(steps) as programs:
         event_id = await _schedule_reboot(programs, steps)
         await _approve(programs, steps, event_id)
-        outcome = await _watch_until_ended(programs, steps, event_id)
+        outcome = await _wait_for_event_start_and_end(programs, steps, event_id)
         print_lines(
             f"done in {time.monotonic() - steps.started_at:.1f} s: "
             f"told in {len(programs.receiver.events)} signed CloudEvents, "
@@ -120,9 +120,9 @@ async def run_demo(steps: TimedStepPrinter, *, stay: bool) -> None:
 
 
 @asynccontextmanager
-async def _start_programs(steps: TimedStepPrinter) -> AsyncIterator[_DemoPrograms]:
+async def _start_programs(steps: TimedStepPrinter) -> AsyncIterator[_InProcessDemoServers]:
     clock = SystemClock()
-    key = new_bearer_key()
+    key = make_random_bearer_key()
     secret = new_signing_secret()
 
     def on_event(event: CloudEvent) -> None:
@@ -133,7 +133,7 @@ async def _start_programs(steps: TimedStepPrinter) -> AsyncIterator[_DemoProgram
         store = Path(folder, "relay.db")
         async with (
             Simulator(Setup(vms=(VM(_VM_NAME),))) as azure,
-            receive_webhooks(secret, clock, on_event) as receiver,
+            start_webhook_receiver(secret, clock, on_event) as receiver,
         ):
             steps.print(f"an Azure is simulated at {azure.url}, with one VM: {_VM_NAME}")
             steps.print(f"a webhook receiver listens at {receiver.url}")
@@ -144,7 +144,7 @@ async def _start_programs(steps: TimedStepPrinter) -> AsyncIterator[_DemoProgram
                 url = f"http://127.0.0.1:{running.api_port}"
                 steps.print(f"the relay runs, its API is at {url}")
                 async with connect(url=url, key=key) as relay:
-                    yield _DemoPrograms(
+                    yield _InProcessDemoServers(
                         azure=azure, receiver=receiver, relay=relay, store=store, url=url, key=key
                     )
 
@@ -175,7 +175,7 @@ def _demo_configuration(
     )
 
 
-async def _schedule_reboot(programs: _DemoPrograms, steps: TimedStepPrinter) -> str:
+async def _schedule_reboot(programs: _InProcessDemoServers, steps: TimedStepPrinter) -> str:
     """Let Azure schedule an event. Return its EventId."""
     event = programs.azure.schedule(Plan(type="Reboot", starts_after=1.0, lasts=2.0))
     not_before = format_local_time(event.not_before.isoformat())
@@ -185,16 +185,16 @@ async def _schedule_reboot(programs: _DemoPrograms, steps: TimedStepPrinter) -> 
 
 
 async def _wait_for_event_at_receiver(
-    programs: _DemoPrograms, steps: TimedStepPrinter, name: str, event_id: str
+    programs: _InProcessDemoServers, steps: TimedStepPrinter, name: str, event_id: str
 ) -> CloudEvent:
-    event = await steps.await_within_timeout(
+    event = await steps.await_or_fail_after_timeout(
         f"{name} at the receiver", programs.receiver.wait_for(name, event_id)
     )
     steps.print_received(name)
     return event
 
 
-async def _approve(programs: _DemoPrograms, steps: TimedStepPrinter, event_id: str) -> None:
+async def _approve(programs: _InProcessDemoServers, steps: TimedStepPrinter, event_id: str) -> None:
     event: dict[str, Any] = await programs.relay.get("events", event_id)
     approval = event["approval"]
     missing_votes = pluralize(approval["missing"], "vote")
@@ -209,21 +209,21 @@ async def _approve(programs: _DemoPrograms, steps: TimedStepPrinter, event_id: s
     await _wait_for_event_at_receiver(programs, steps, "approval.recorded", event_id)
     await _wait_for_event_at_receiver(programs, steps, "approval.granted", event_id)
     approved = programs.azure.wait_until_approved(event_id, within=steps.timeout)
-    await steps.await_within_timeout("a StartRequest at Azure", approved)
+    await steps.await_or_fail_after_timeout("a StartRequest at Azure", approved)
     steps.print("Azure has the StartRequest")
     await _wait_for_event_at_receiver(programs, steps, "startrequest.accepted", event_id)
 
 
-async def _watch_until_ended(
-    programs: _DemoPrograms, steps: TimedStepPrinter, event_id: str
+async def _wait_for_event_start_and_end(
+    programs: _InProcessDemoServers, steps: TimedStepPrinter, event_id: str
 ) -> str:
     """Wait until the event has started and ended. Return its outcome."""
-    await steps.await_within_timeout(
+    await steps.await_or_fail_after_timeout(
         "the event to start", programs.azure.wait_until_started(event_id, within=steps.timeout)
     )
     steps.print("Azure starts the event")
     await _wait_for_event_at_receiver(programs, steps, "event.started", event_id)
-    await steps.await_within_timeout(
+    await steps.await_or_fail_after_timeout(
         "the event to end", programs.azure.wait_until_ended(event_id, within=steps.timeout)
     )
     steps.print("the event is over, Azure shows it no more")
@@ -238,7 +238,7 @@ async def _watch_until_ended(
     return str(ended.data["outcome"])
 
 
-def _print_instructions(programs: _DemoPrograms) -> None:
+def _print_instructions(programs: _InProcessDemoServers) -> None:
     event = '{"type": "Reboot", "notice": "5m", "lasts": "30s"}'
     print_lines(
         "\nThe relay runs until Ctrl-C. In another terminal:",

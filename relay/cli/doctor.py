@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from relay.amqp.diagnostics import diagnose as diagnose_broker
-from relay.amqp.topology import make_scope_approvals_queue
+from relay.amqp.topology import describe_approvals_queue_of_scope
 from relay.api.diagnostics import diagnose as diagnose_api
 from relay.cli._exit_codes import EXIT_DONE, EXIT_FAILED
 from relay.cli._options import AsJson, ConfigFile
@@ -100,7 +100,7 @@ async def _diagnose(loaded: LoadedConfig, clock: Clock, *, poll: bool) -> list[F
         ),
         *api_findings,
         *source_findings,
-        *_report_scope_and_vm_names(config, instance),
+        *_scope_and_vm_name_findings(config, instance),
         *store_findings,
         *(finding for findings in sink_findings for finding in findings),
         *await _diagnose_fleet(config, scope, instance),
@@ -126,7 +126,7 @@ async def _diagnose_sink(settings: SinkSettings, clock: Clock, scope: str) -> li
     return findings
 
 
-def _report_scope_and_vm_names(config: Config, instance: Instance | None) -> list[Finding]:
+def _scope_and_vm_name_findings(config: Config, instance: Instance | None) -> list[Finding]:
     if instance is None:
         return []
     names = resource_names(instance, socket.gethostname())
@@ -161,7 +161,7 @@ async def _diagnose_approvals_over_amqp(config: Config, scope: str) -> list[Find
     queue = (
         make_hub_approvals_queue(exchange)
         if is_hub
-        else make_scope_approvals_queue(exchange, scope)
+        else describe_approvals_queue_of_scope(exchange, scope)
     )
     return await diagnose_broker(
         "approvals.amqp", amqp.broker_urls(), queue.topology, amqp.declare, reads=(queue.name,)

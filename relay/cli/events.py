@@ -8,7 +8,7 @@ from typing import Any
 
 from relay.cli._client import Client
 from relay.cli._connection import with_client
-from relay.cli._event_lookup import shorten_event_ids_on_terminal
+from relay.cli._event_lookup import shorten_page_event_ids_on_terminal
 from relay.cli._event_text import approval_summary
 from relay.cli._options import AllPages, AsJson, Scope, scope_query
 from relay.cli._output import format_local_time, join_names
@@ -24,12 +24,12 @@ async def events(
     as_json: AsJson = False,
 ) -> None:
     """List current and recent events."""
-    page = await relay.get_list("events", all_pages=all_pages, **scope_query(scope))
+    page = await relay.get_first_or_all_pages("events", all_pages=all_pages, **scope_query(scope))
     columns: tuple[str, ...] = ("event", "type", "state", "machines", "not before", "approval")
     has_scopes = len({event.get("scope") for event in page["items"]}) > 1
     if has_scopes:
         columns = ("scope", *columns)
-    shown = page if as_json else shorten_event_ids_on_terminal(page)
+    shown = page if as_json else shorten_page_event_ids_on_terminal(page)
     row = functools.partial(_event_row, with_scope=has_scopes)
     print_page(shown, columns, row, empty="no events", as_json=as_json)
 

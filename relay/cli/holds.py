@@ -90,7 +90,7 @@ async def list_holds(
     `imds-relay hold` holds one event that exists.
     """
     query = {"over": "true"} if over else {}
-    page = await relay.get_list("standing-holds", all_pages=all_pages, **query)
+    page = await relay.get_first_or_all_pages("standing-holds", all_pages=all_pages, **query)
     columns = ("hold", "state", "from", "until", "by", "events", "reason")
     print_page(page, columns, _hold_row, empty="no standing holds", as_json=as_json)
     if page["items"] and not as_json:
@@ -137,7 +137,7 @@ async def add(
     What Azure does not say about an event counts as a condition that is met. Azure proceeds at
     NotBefore regardless, and other relays and Azure Resource Manager can still approve.
     """
-    conditions = _parse_match_option(match)
+    conditions = _parse_yaml_match_option(match)
     given: dict[str, Sequence[str] | None] = {
         "event_type": types,
         "event_source": sources,
@@ -167,7 +167,7 @@ async def add(
     )
 
 
-def _parse_match_option(text: str | None) -> dict[str, Any]:
+def _parse_yaml_match_option(text: str | None) -> dict[str, Any]:
     if text is None:
         return {}
     from ruamel.yaml import YAML  # noqa: PLC0415  # few calls need it
@@ -191,9 +191,9 @@ def _hold_times_from_options(
     """Return ``starts`` and ``ends`` of the request. Raises ConfigError."""
     if (ends is None) == (duration is None):
         raise ConfigError("expected one of --for and --ends")
-    first = _parse_time("--starts", starts) if starts is not None else None
+    first = _parse_iso_time_option("--starts", starts) if starts is not None else None
     if ends is not None:
-        last = _parse_time("--ends", ends)
+        last = _parse_iso_time_option("--ends", ends)
     else:
         try:
             last = (first or datetime.now(UTC)) + timedelta(seconds=parse_duration(duration))
@@ -203,7 +203,7 @@ def _hold_times_from_options(
     return times if first is None else {"starts": format_rfc3339(first), **times}
 
 
-def _parse_time(option: str, text: str) -> datetime:
+def _parse_iso_time_option(option: str, text: str) -> datetime:
     try:
         return datetime.fromisoformat(text).astimezone(UTC)
     except (ValueError, OverflowError):
@@ -219,7 +219,7 @@ async def end(
 
     Its author may, and whoever has the right operate.
     """
-    found = await _find_hold(relay, hold)
+    found = await _find_standing_hold_by_id_prefix(relay, hold)
     body = {"reason": reason} if reason else {}
     answer = await relay.post("standing-holds", found["holdId"], "end", body=body)
     if as_json:
@@ -231,9 +231,9 @@ async def end(
     )
 
 
-async def _find_hold(relay: Client, text: str) -> Mapping[str, Any]:
+async def _find_standing_hold_by_id_prefix(relay: Client, text: str) -> Mapping[str, Any]:
     """Return the standing hold with this id, or with this beginning. Raises CommandFailed."""
-    page = await relay.get_list("standing-holds", all_pages=True)
+    page = await relay.get_first_or_all_pages("standing-holds", all_pages=True)
     matching = [hold for hold in page["items"] if hold["holdId"].startswith(text.lower())]
     if len(matching) > 1:
         names = ", ".join(hold["holdId"] for hold in matching[:5])

@@ -37,7 +37,7 @@ def keys(
     except ValidationError as error:
         _, problem = first_error_path_and_message(error)
         raise typer.BadParameter(f"{problem}, got {name!r}", param_hint="--name") from None
-    key = new_bearer_key()
+    key = make_random_bearer_key()
     digest = hashlib.sha256(key.encode()).hexdigest()
     secret = new_signing_secret()
     if as_json:
@@ -62,7 +62,7 @@ def keys(
     )
 
 
-def new_bearer_key() -> str:
+def make_random_bearer_key() -> str:
     """Return a random bearer key for the HTTP API."""
     return f"{KEY_PREFIX}{secrets.token_urlsafe(_KEY_BYTES)}"
 

@@ -9,7 +9,7 @@ import typer
 
 from relay.cli._client import Client
 from relay.cli._connection import with_client
-from relay.cli._event_lookup import resolve_event_id_or_prefix
+from relay.cli._event_lookup import expand_event_id_prefix_if_known
 from relay.cli._options import lazy_completion_function
 from relay.cli._output import pluralize, print_lines
 from relay.cli._tables import show_progress_bar
@@ -69,7 +69,7 @@ async def redeliver(
 ) -> None:
     """Send a dead letter again at once, or all that match every given option, oldest first."""
     if event is not None:
-        event = await resolve_event_id_or_prefix(relay, event)
+        event = await expand_event_id_prefix_if_known(relay, event)
     conditions = {
         "sink": sink,
         "type": None if event_type is None else _parse_event_type(event_type),

@@ -21,7 +21,7 @@ from relay.cli._options import ConfigFile
 from relay.config import LoadedConfig, find_log_format, load
 from relay.errors import ConfigError, RelayError
 from relay.log_fields import log_extra
-from relay.signals import hold_hangups
+from relay.signals import block_sighup_until_handler_installed
 from relay.telemetry import TelemetrySettings
 from relay.telemetry.log import configure_logging, flush_log, is_logging_json_now
 
@@ -34,14 +34,14 @@ def run(config: ConfigFile = None) -> None:
     When stopped, it sends what it can send at once, keeps the rest, and ends within ten seconds.
     The log goes to standard error. SIGHUP and `imds-relay reload` read the configuration again.
     """
-    hold_hangups()
+    block_sighup_until_handler_installed()
     form = find_log_format(config)
     if form == "json":
         configure_logging(TelemetrySettings(log=form))
     try:
         source = _ConfigSource(config)
         _log.info("the configuration is %s", source.in_force.file or "the defaults")
-        _run(source)
+        _run_relay_and_exit_process(source)
     except Exception as error:
         cause = unwrap_exception_group(error)
         if is_logging_json_now():
@@ -56,8 +56,9 @@ def run(config: ConfigFile = None) -> None:
 class _ConfigSource:
     """Loads the configuration at the start and for each reload, and sets the log up as it says.
 
-    A reload calls `load`, and `put_in_force` once the relay has taken the result over. In between,
-    and after a reload that was refused, two configurations have secrets that no log may show.
+    A reload calls `load`, and `set_in_force_and_configure_logging` once the relay has taken the
+    result over. In between, and after a reload that was refused, two configurations have secrets
+    that no log may show.
     """
 
     def __init__(self, file: Path | None) -> None:
@@ -74,7 +75,7 @@ class _ConfigSource:
         self._newest = load(self.in_force.file or self._file)
         return self._newest
 
-    def put_in_force(self, loaded: LoadedConfig) -> None:
+    def set_in_force_and_configure_logging(self, loaded: LoadedConfig) -> None:
         """Log from now on as this configuration says."""
         before, self.in_force = self.in_force, loaded
         if loaded.config.telemetry != before.config.telemetry:
@@ -82,16 +83,20 @@ class _ConfigSource:
 
     def _secrets_to_hide(self) -> Iterator[str]:
         """Yield the secrets in force, and those of a configuration that is being taken over."""
-        yield from self.in_force.config.iter_secrets()
+        yield from self.in_force.config.iter_current_secret_texts()
         if self._newest is not self.in_force:
-            yield from self._newest.config.iter_secrets()
+            yield from self._newest.config.iter_current_secret_texts()
 
 
-def _run(source: _ConfigSource) -> None:
+def _run_relay_and_exit_process(source: _ConfigSource) -> None:
     """Run the relay, and end the process with code 0. Raises what ended the relay early."""
     try:
         runner = asyncio.Runner()
-        runner.run(app.run(source.in_force, source.load, on_reload=source.put_in_force))
+        runner.run(
+            app.run(
+                source.in_force, source.load, on_reload=source.set_in_force_and_configure_logging
+            )
+        )
         # Closing the runner would wait for threads, and a DNS lookup may take minutes.
         # The store holds everything by now.
         logging.shutdown()

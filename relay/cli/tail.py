@@ -13,7 +13,7 @@ from relay.cli._connection import with_client
 from relay.cli._event_text import cloudevent_row
 from relay.cli._options import AsJson
 from relay.cli._output import join_names, print_json_line, print_lines, print_to_stderr
-from relay.cli._server_sent_events import EventStream
+from relay.cli._server_sent_events import EventStreamParser
 from relay.signals import run_until_stopped
 
 _MIN_RECONNECT_DELAY, _MAX_RECONNECT_DELAY = 0.5, 15.0
@@ -27,7 +27,7 @@ async def tail(relay: Client, *, as_json: AsJson = False) -> None:
 
 
 async def _follow(relay: Client, *, as_json: bool) -> None:
-    stream = EventStream()
+    stream = EventStreamParser()
     delay = _MIN_RECONNECT_DELAY
     while True:
         try:

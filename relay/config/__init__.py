@@ -19,9 +19,9 @@ from pydantic import ValidationError
 from relay.config.changes import RESTART_KEYS
 from relay.config.document import (
     VARIABLE_PREFIX,
+    apply_environment_overrides_in_place,
     expand_variables,
     line_of,
-    override_values,
     read_document,
 )
 from relay.config.file_lookup import DEFAULT_PATHS, find_trusted_file
@@ -78,7 +78,7 @@ def load(
         for name, value in environment.items()
         if name.startswith(VARIABLE_PREFIX) and name not in COMMAND_LINE_VARIABLES
     }
-    override_values(values, variables)
+    apply_environment_overrides_in_place(values, variables)
     try:
         config = Config.model_validate(values)
     except ValidationError as error:

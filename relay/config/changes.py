@@ -46,17 +46,19 @@ class KeyChange:
     kind: ChangeKind
 
 
-def find_changes(before: Config, after: Config) -> list[KeyChange]:
+def find_key_changes(before: Config, after: Config) -> list[KeyChange]:
     """Return what differs, in the order of the configuration."""
     return list(_changes_of("", before, after))
 
 
 def key_needs_restart(key: str) -> bool:
     """Whether a change of this key takes effect only with a restart of the relay."""
-    return _is_inside(key, RESTART_KEYS) and not _is_inside(key, _LIVE_KEYS)
+    return _is_key_at_or_under_any(key, RESTART_KEYS) and not _is_key_at_or_under_any(
+        key, _LIVE_KEYS
+    )
 
 
-def _is_inside(key: str, keys: tuple[str, ...]) -> bool:
+def _is_key_at_or_under_any(key: str, keys: tuple[str, ...]) -> bool:
     return any(key == outer or key.startswith(f"{outer}.") for outer in keys)
 
 

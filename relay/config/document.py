@@ -53,7 +53,7 @@ def read_document(file: Traversable) -> Any:
         problem = (error.problem or "it cannot be parsed").splitlines()[0]
         first = ""
         if isinstance(error, DuplicateKeyError):
-            first = _describe_first_duplicate_key(text, error)
+            first = _describe_line_of_first_equal_key(text, error)
         raise ConfigError(
             f"{file}{line}: expected YAML: {_redact_parser_message(problem)}{first}"
         ) from None
@@ -80,10 +80,10 @@ def read_document(file: Traversable) -> Any:
     return document
 
 
-def _describe_first_duplicate_key(text: str, error: DuplicateKeyError) -> str:
+def _describe_line_of_first_equal_key(text: str, error: DuplicateKeyError) -> str:
     """Return where the first one of two equal keys is, as the end of a sentence."""
     second = error.problem_mark.index
-    for mapping in _mappings(YAML(typ="rt", pure=True).compose(text)):
+    for mapping in _all_yaml_mapping_nodes(YAML(typ="rt", pure=True).compose(text)):
         marks = {key.start_mark.index: key for key, _ in mapping.value}
         if second in marks:
             first = next(key for key, _ in mapping.value if key.value == marks[second].value)
@@ -91,7 +91,7 @@ def _describe_first_duplicate_key(text: str, error: DuplicateKeyError) -> str:
     return ""
 
 
-def _mappings(node: Any) -> Iterator[MappingNode]:
+def _all_yaml_mapping_nodes(node: Any) -> Iterator[MappingNode]:
     """Yield each mapping of a document. An alias leads to no mapping twice."""
     nodes, seen = [node], set()
     while nodes:
@@ -162,7 +162,9 @@ def _float_or_date_to_text(value: Any) -> Any:
     return value
 
 
-def override_values(values: dict[str, Any], variables: Mapping[str, str]) -> None:
+def apply_environment_overrides_in_place(
+    values: dict[str, Any], variables: Mapping[str, str]
+) -> None:
     """Replace values of the document by those of environment variables. Raises ConfigError."""
     # Shorter names first, so that IMDS_RELAY_SOURCE__URL adds to IMDS_RELAY_SOURCE.
     for name in sorted(variables, key=len):
@@ -176,7 +178,7 @@ def override_values(values: dict[str, Any], variables: Mapping[str, str]) -> Non
         twin = last.removesuffix("_file") if last.endswith("_file") else f"{last}_file"
         if f"{VARIABLE_PREFIX}{'__'.join((*path, twin)).upper()}" not in variables:
             section.pop(twin, None)
-        section[last] = _parse_variable_value(name, variables[name])
+        section[last] = _parse_variable_as_json_or_text(name, variables[name])
 
 
 def path_of_variable(name: str) -> list[str]:
@@ -184,7 +186,7 @@ def path_of_variable(name: str) -> list[str]:
     return name.removeprefix(VARIABLE_PREFIX).lower().split("__")
 
 
-def _parse_variable_value(name: str, text: str) -> Any:
+def _parse_variable_as_json_or_text(name: str, text: str) -> Any:
     if text in _KEYWORDS:
         return _KEYWORDS[text]
     if not text.lstrip().startswith(("[", "{")):

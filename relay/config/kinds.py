@@ -39,8 +39,8 @@ def sink_modules() -> dict[str, Any]:
 @functools.cache
 def load_kinds() -> SinkKinds:
     """Import the modules of all kinds. A plug-in that cannot be used stops nobody else."""
-    platform_modules, broken_platforms = plugins.load_plugins(
-        platforms, _check_chat_platform_module
+    platform_modules, broken_platforms = plugins.load_modules_and_plugins(
+        platforms, _check_and_declare_chat_platform
     )
 
     def check_sink(name: str, module: ModuleType) -> None:
@@ -48,14 +48,14 @@ def load_kinds() -> SinkKinds:
             raise ConfigError("there is a chat platform with this name")
         _check_module_contract(name, module, SinkSettings)
 
-    sink_plugins, broken_sinks = plugins.load_plugins(sinks, check_sink)
+    sink_plugins, broken_sinks = plugins.load_modules_and_plugins(sinks, check_sink)
     for platform in platform_modules.values():  # those of the relay too, which need no check
         _declare_principal_form_of_module(platform)
     modules = {**sink_plugins, **platform_modules}
     return SinkKinds(modules, (*broken_sinks, *broken_platforms))
 
 
-def _check_chat_platform_module(name: str, module: ModuleType) -> None:
+def _check_and_declare_chat_platform(name: str, module: ModuleType) -> None:
     _check_module_contract(name, module, ChatSettings)
     _declare_principal_form_of_module(module)  # raises for principals that are those of others
 

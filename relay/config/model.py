@@ -16,7 +16,10 @@ from pydantic import Field, model_validator
 
 from relay.api import ApiSettings
 from relay.approvals import ONE_MACHINE_VOTES, ApprovalsSettings
-from relay.approvals.machine_principals import is_machine_or_machine_pattern, max_possible_votes
+from relay.approvals.machine_principals import (
+    is_machine_or_machine_pattern,
+    max_votes_of_people_and_machines,
+)
 from relay.approvals.rules import Quorum, Rule, eligible_voters, person_of_principal_or_itself
 from relay.chat import ChatSettings
 from relay.config.kinds import sink_modules
@@ -108,7 +111,7 @@ class Config(Section):
         yield from _non_default_keys("api", self.api, _HUB_API_KEYS)
 
     @model_validator(mode="after")
-    def _check_sinks(self) -> Config:
+    def _check_sink_names_and_public_url(self) -> Config:
         check_unique("sinks", self.sinks)
         for sink in self.sinks:
             needs_public_url = isinstance(sink, ChatSettings) and sink.needs_public_url
@@ -129,7 +132,7 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
-    def _check_shares_have_a_roster(self) -> Config:
+    def _check_limit_shares_only_on_hub(self) -> Config:
         if isinstance(self.fleet, HubSettings):
             return self  # it knows all machines; other relays know those of current events only
         for limit in self.approvals.limits:
@@ -148,9 +151,12 @@ class Config(Section):
     @model_validator(mode="after")
     def _check_quorums(self) -> Config:
         check_principals_exist(self.approvals, self.api, self.fleet)
-        for rule, quorum, voters in self.voters_by_rule:
+        for rule, quorum, voters in self.rules_with_quorum_and_voters:
             names = [voter.name for voter in voters]
-            if max_possible_votes(names, each_resource=quorum.each_resource) < quorum.votes:
+            if (
+                max_votes_of_people_and_machines(names, each_resource=quorum.each_resource)
+                < quorum.votes
+            ):
                 has_machines = (
                     any(map(is_machine_or_machine_pattern, names)) and not quorum.each_resource
                 )
@@ -161,10 +167,10 @@ class Config(Section):
                     "where its person votes in chat; an entra: needs api.oidc"
                     + (f"; {ONE_MACHINE_VOTES}" if has_machines else "")
                 )
-            self._check_clients_have_one_vote(rule.name, quorum)
+            self._refuse_client_with_several_votes(rule.name, quorum)
         return self
 
-    def _check_clients_have_one_vote(self, rule: str, quorum: Quorum) -> None:
+    def _refuse_client_with_several_votes(self, rule: str, quorum: Quorum) -> None:
         """Raise ValueError if a client could reach more than one vote with its principals."""
         people = self.approvals.people
         eligible = eligible_voters(quorum, self.approvals.groups, people)
@@ -180,7 +186,7 @@ class Config(Section):
                 )
 
     @property
-    def voters_by_rule(self) -> list[tuple[Rule, Quorum, list[Voter]]]:
+    def rules_with_quorum_and_voters(self) -> list[tuple[Rule, Quorum, list[Voter]]]:
         """Each rule that asks for votes, its quorum, and who can vote by it."""
         approvals = self.approvals
         return [

@@ -76,10 +76,11 @@ def describe_errors(error: ValidationError, inputs: ConfigInputs) -> Iterator[st
     """Yield one line for each place with an error."""
     errors_by_path: dict[KeyPath, list[ErrorDetails]] = {}
     for details in error.errors(include_url=False):
-        errors_by_path.setdefault(_path_of_error(details, inputs.values), []).append(details)
+        errors_by_path.setdefault(_key_path_of_error(details, inputs.values), []).append(details)
     for path, errors in errors_by_path.items():
         if not _follows_from_another_error(path, errors, errors_by_path):
-            line = f"{_location_prefix(path, inputs)}{_describe_problem(errors, path, inputs)}"
+            problem = _describe_problem_without_location(errors, path, inputs)
+            line = f"{_location_prefix(path, inputs)}{problem}"
             yield _SECRET.sub(r"\1\2…", line)
 
 
@@ -103,7 +104,7 @@ def _follows_from_another_error(
     return is_alternative and any(other[: len(path)] == path != other for other in all_paths)
 
 
-def _path_of_error(error: ErrorDetails, values: Any) -> KeyPath:
+def _key_path_of_error(error: ErrorDetails, values: Any) -> KeyPath:
     """Return the key path of an error, without the parts that pydantic adds.
 
     pydantic adds the kind of a sink and the alternative of a union. These are not in the values,
@@ -154,7 +155,9 @@ def _environment_variable_of(path: KeyPath, inputs: ConfigInputs) -> str | None:
     return None
 
 
-def _describe_problem(errors: Sequence[ErrorDetails], path: KeyPath, inputs: ConfigInputs) -> str:
+def _describe_problem_without_location(
+    errors: Sequence[ErrorDetails], path: KeyPath, inputs: ConfigInputs
+) -> str:
     first = errors[0]
     if first["type"] == "extra_forbidden":
         return describe_unknown_key(Config, first["loc"])
@@ -219,7 +222,7 @@ def _shown_value(error: ErrorDetails, path: KeyPath, inputs: ConfigInputs) -> st
         return "a value that is not shown, because it may be a secret"
     value = error["ctx"]["tag"] if error["type"] == "union_tag_invalid" else error["input"]
     if isinstance(value, float):
-        value = _value_at(inputs.values, path)  # a duration, as it was written
+        value = _existing_value_at_path(inputs.values, path)  # a duration, as it was written
     if value is None or error["type"] == "union_tag_not_found":
         return "nothing"
     # Text in place of a whole section may hold a secret of that section.
@@ -229,7 +232,7 @@ def _shown_value(error: ErrorDetails, path: KeyPath, inputs: ConfigInputs) -> st
     return describe_type(value)
 
 
-def _value_at(values: Any, path: KeyPath) -> Any:
+def _existing_value_at_path(values: Any, path: KeyPath) -> Any:
     for part in path:
         values = values[part]
     return values

@@ -14,7 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from relay.config.document import expand_variables, override_values, read_document
+from relay.config.document import (
+    apply_environment_overrides_in_place,
+    expand_variables,
+    read_document,
+)
 from relay.config.file_lookup import DEFAULT_PATHS, SYSTEM_FILE, find_trusted_file
 from relay.errors import ConfigError
 
@@ -26,7 +30,7 @@ _LOOPBACK_OF_WILDCARD = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RelayLocation:
+class RelayAddressesAndStateFile:
     """Where the relay of a configuration is."""
 
     file: Path | None
@@ -48,12 +52,12 @@ class RelayLocation:
     """The URL of the listener, from this machine."""
 
 
-def locate_relay(
+def locate_relay_addresses_and_state_file(
     path: Path | None = None,
     environment: Mapping[str, str] = os.environ,
     *,
     default_paths: Sequence[Path] = DEFAULT_PATHS,
-) -> RelayLocation:
+) -> RelayAddressesAndStateFile:
     """Return where the relay is.
 
     Raises ConfigError if the file that ``path`` names is unusable, or a stranger planted the file.
@@ -80,7 +84,7 @@ def locate_relay(
             else:
                 values.setdefault(section, {})[key] = part[section][key]
     try:
-        override_values(
+        apply_environment_overrides_in_place(
             values,
             {
                 name: environment[name]
@@ -102,7 +106,7 @@ def locate_relay(
     )
     # `DEFAULT_PATHS` are files of the current folder, and the file of the service.
     is_in_current_folder = is_own and not is_named
-    return RelayLocation(
+    return RelayAddressesAndStateFile(
         file=file,
         problems=tuple(problems),
         socket=_socket_setting(api),

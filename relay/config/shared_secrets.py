@@ -20,7 +20,8 @@ CHECK_INTERVAL = 10.0
 """Seconds between two comparisons while the relay runs."""
 _log = logging.getLogger(__name__)
 _SEPARATORS = re.compile(r"[\s:/@?&=]+")
-"""What is between a secret and the rest of a value: ``Bearer <key>``, ``amqp://user:<key>@host``."""
+"""What is between a secret and the rest of a value: ``Bearer <key>``,
+``amqp://user:<key>@host``."""
 
 
 def check_secrets_not_shared(sinks: Sequence[SinkSettings], clients: Sequence[Client]) -> None:
@@ -28,11 +29,11 @@ def check_secrets_not_shared(sinks: Sequence[SinkSettings], clients: Sequence[Cl
 
     The values are compared, also those in files and behind digests, and never shown.
     """
-    for index, problem in _clients_sharing_secrets(sinks, clients):
+    for index, problem in _secret_sharing_problems_by_client_index(sinks, clients):
         raise WrongValue(("api", "clients", index), problem)
 
 
-async def suspend_api_clients_sharing_secrets(
+async def watch_and_suspend_clients_sharing_secrets(
     sinks: Sequence[SinkSettings],
     clients: Sequence[Client],
     clock: Clock,
@@ -46,7 +47,7 @@ async def suspend_api_clients_sharing_secrets(
     state_log = LogOnce(_log)
     while True:
         await clock.sleep(CHECK_INTERVAL)
-        problems = dict(_clients_sharing_secrets(sinks, clients))
+        problems = dict(_secret_sharing_problems_by_client_index(sinks, clients))
         suspend({clients[index].name for index in problems})
         if problems:
             state_log.log_if_changed(
@@ -60,7 +61,7 @@ async def suspend_api_clients_sharing_secrets(
             )
 
 
-def _clients_sharing_secrets(
+def _secret_sharing_problems_by_client_index(
     sinks: Sequence[SinkSettings], clients: Sequence[Client]
 ) -> Iterator[tuple[int, str]]:
     """Yield the index of each client that shares a secret, and what is wrong."""
@@ -76,7 +77,7 @@ def _clients_sharing_secrets(
                     yield owner, problem
                     yield index, problem
     for sink in sinks:
-        for fingerprint in _fingerprints_of_sink_secrets(sink):
+        for fingerprint in _secret_fingerprints_of_sink(sink):
             if fingerprint in owners:
                 index, kind = owners[fingerprint]
                 problem = (
@@ -87,9 +88,9 @@ def _clients_sharing_secrets(
                 yield index, problem
 
 
-def _fingerprints_of_sink_secrets(sink: SinkSettings) -> Iterator[bytes]:
+def _secret_fingerprints_of_sink(sink: SinkSettings) -> Iterator[bytes]:
     """Yield everything that a credential of a client would equal if it were a secret of a sink."""
-    for secret in sink.iter_secrets():
+    for secret in sink.iter_current_secret_texts():
         for text in {secret, *secret.split(), *_SEPARATORS.split(secret)}:
             yield hashlib.sha256(text.encode()).digest()
             with suppress(ValueError):  # most are no signing secrets

@@ -3,8 +3,9 @@
 The roles make `matching_sinks` the route of the store, so it decides which entries an event gets.
 The store hands the entries to the `Dispatcher`, which hands them to the workers. A role makes it,
 calls `start`, and then `run` until it stops. A reload that changes sinks calls
-`begin_worker_replacement`, lets the store do the work of `reconcile_stored_sinks`, and calls
-`end_worker_replacement`. The API asks for the status of sinks, and pauses or resumes one.
+`begin_change_of_configured_sinks`, lets the store do the work of
+`make_work_to_reconcile_stored_sinks`, and calls `end_change_of_configured_sinks`. The API asks for
+the status of sinks, and pauses or resumes one.
 """
 
 from __future__ import annotations
@@ -93,8 +94,8 @@ class SinkMeasurements:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerReplacement:
-    """A change of the sinks that has begun: see `Dispatcher.begin_worker_replacement`."""
+class NewAndRetiredWorkers:
+    """A change of the sinks that has begun: see `Dispatcher.begin_change_of_configured_sinks`."""
 
     new: tuple[Worker, ...]
     """The workers that do not run yet."""
@@ -134,9 +135,9 @@ class Dispatcher:
         configured become dead letters.
         """
         now = self._clock.now()
-        reconcile = self.reconcile_stored_sinks(now, removing=True)
+        reconcile = self.make_work_to_reconcile_stored_sinks(now, removing=True)
         # Listen first: sinks are connected already, and a chat can request a redelivery.
-        self._store.listeners.recorded.append(self._hand_entries_to_workers)
+        self._store.listeners.recorded.append(self._hand_newly_recorded_entries_to_workers)
         self._store.listeners.redelivered.append(self._on_redelivered)
         states = await self._store.transact(reconcile, fail_open=True)
         for name, worker in self._workers.items():
@@ -160,13 +161,14 @@ class Dispatcher:
 
     # --- other sinks
 
-    def begin_worker_replacement(
+    def begin_change_of_configured_sinks(
         self, sinks: Mapping[str, tuple[SinkSettings, Sink]]
-    ) -> WorkerReplacement:
+    ) -> NewAndRetiredWorkers:
         """Have these sinks from now on. A sink that is the same object keeps its worker.
 
-        The others take no entry before `end_worker_replacement`. Between the two, the caller lets
-        the store do the work of `reconcile_stored_sinks`, together with the change of the route.
+        The others take no entry before `end_change_of_configured_sinks`. Between the two, the
+        caller lets the store do the work of `make_work_to_reconcile_stored_sinks`, together with
+        the change of the route.
         """
         before = self._workers
         self._workers = {
@@ -183,9 +185,11 @@ class Dispatcher:
         for worker in retired:
             if worker.settings.name in self._workers:
                 worker.stop_beginning_tries()
-        return WorkerReplacement(new, retired)
+        return NewAndRetiredWorkers(new, retired)
 
-    def reconcile_stored_sinks(self, now: datetime, *, removing: bool = False) -> Work[SinkStates]:
+    def make_work_to_reconcile_stored_sinks(
+        self, now: datetime, *, removing: bool = False
+    ) -> Work[SinkStates]:
         """Work for the store: add the sinks that are new; return the state of each sink.
 
         A new sink gets an entry for every live event that it wants. With ``removing``, the entries
@@ -194,8 +198,8 @@ class Dispatcher:
         settings = [worker.settings for worker in self._workers.values()]
         return lambda tx: _reconcile_sinks(tx, settings, now, removing=removing)
 
-    async def end_worker_replacement(
-        self, replacement: WorkerReplacement, states: SinkStates
+    async def end_change_of_configured_sinks(
+        self, replacement: NewAndRetiredWorkers, states: SinkStates
     ) -> None:
         """End the workers that are retired, then begin the new ones. Raises StoreUnavailable.
 
@@ -207,7 +211,8 @@ class Dispatcher:
         async with asyncio.TaskGroup() as group:
             for name in retired.keys() - self._workers.keys():
                 group.create_task(
-                    self._retire_worker_and_remove_sink(retired[name]), name=f"remove sink {name}"
+                    self._retire_worker_and_remove_stored_sink(retired[name]),
+                    name=f"remove sink {name}",
                 )
             for worker in replacement.new:
                 name = worker.settings.name
@@ -216,7 +221,7 @@ class Dispatcher:
                     self._replace_worker(retired.get(name), worker), name=f"add sink {name}"
                 )
 
-    async def _retire_worker_and_remove_sink(self, worker: Worker) -> None:
+    async def _retire_worker_and_remove_stored_sink(self, worker: Worker) -> None:
         name = worker.settings.name
         await self._retire(worker, lambda: worker.is_idle)
         now, reason = self._clock.now(), _unconfigured_sink_reason(name)
@@ -233,7 +238,7 @@ class Dispatcher:
         # have disabled the sink.
         states, waiting = await self._store.read(
             lambda tx: (
-                tx.deliveries.state_and_reason_by_sink(),
+                tx.deliveries.sink_states_with_reasons(),
                 tx.deliveries.waiting_entries(name),
             )
         )
@@ -331,7 +336,7 @@ class Dispatcher:
 
     # --- new entries
 
-    def _hand_entries_to_workers(self, events: Sequence[RecordedEvent]) -> None:
+    def _hand_newly_recorded_entries_to_workers(self, events: Sequence[RecordedEvent]) -> None:
         entries = _by_sink(entry for event in events for entry in event.entries)
         for name, sink_entries in entries.items():
             if name in self._early_entries:
@@ -365,7 +370,7 @@ def _reconcile_sinks(
     tx: Transaction, settings: Sequence[SinkSettings], now: datetime, *, removing: bool
 ) -> SinkStates:
     """Compare the sinks of the configuration with those of the store; return their states."""
-    known = tx.deliveries.state_and_reason_by_sink()
+    known = tx.deliveries.sink_states_with_reasons()
     configured = {sink.name for sink in settings}
     if removing:
         for name in (known.keys() | tx.deliveries.waiting_sinks()) - configured:
@@ -384,7 +389,7 @@ def _unconfigured_sink_reason(name: str) -> str:
 
 def _add_new_sink_with_live_events(tx: Transaction, sink: SinkSettings, now: datetime) -> None:
     tx.deliveries.set_sink_state(sink.name, "on")
-    for occurrence in tx.snapshot.live_occurrences():
+    for occurrence in tx.occurrences.live_occurrences():
         position = tx.journal.position_of_last_change_of_event(occurrence.key)
-        if position is not None and wants(sink, tx.journal.event_at_position(position)):
+        if position is not None and wants(sink, tx.journal.require_event_at_position(position)):
             tx.add_entry_for_new_sink(position, sink.name, now)

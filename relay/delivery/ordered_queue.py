@@ -112,7 +112,7 @@ class OrderedQueue:
         """Whether an entry could be sent now."""
         return any(key_queue.state == "ready" for key_queue in self._queues.values())
 
-    def first_not_before_after(self, now: datetime) -> datetime | None:
+    def first_event_not_before_after(self, now: datetime) -> datetime | None:
         """Return the first NotBefore after ``now`` of all entries, those in flight included."""
         return self._not_befores.first_after(now)
 
@@ -160,7 +160,7 @@ class OrderedQueue:
         next(entries)
         return any(_supersedes(newer, head) for newer in entries)
 
-    def take_next(
+    def mark_next_entry_in_flight(
         self, *, least_tried: bool = False, among: Container[int] | None = None
     ) -> Entry | None:
         """Return the ready entry that is next, now in flight; None if there is none.

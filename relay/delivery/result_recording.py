@@ -1,10 +1,10 @@
 """The results of tries: gets one from the sink, makes it storable, and records it.
 
-The worker calls `call_sink` for each try. A sink can be the code of an installed package. So its
-receipts and errors are checked here: a value that the store cannot hold counts as a bug of the
-sink, as does any unexpected exception. `build_attempt_from_result` makes the attempt of the result,
-which goes to the `ResultRecorder`. The dispatcher makes one for all sinks. It writes results to the
-store in the order in which tries ended, and deliveries in batches.
+The worker calls `deliver_once_catching_exceptions` for each try. A sink can be the code of an
+installed package. So its receipts and errors are checked here: a value that the store cannot hold
+counts as a bug of the sink, as does any unexpected exception. `build_attempt_from_result` makes the
+attempt of the result, which goes to the `ResultRecorder`. The dispatcher makes one for all sinks.
+It writes results to the store in the order in which tries ended, and deliveries in batches.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ goes on while the batch is written."""
 _log = logging.getLogger(__name__)
 
 
-async def call_sink(sink: Sink, event: CloudEvent) -> Receipt | Exception:
+async def deliver_once_catching_exceptions(sink: Sink, event: CloudEvent) -> Receipt | Exception:
     """Let a sink deliver an event once; return its receipt, or why there is none.
 
     An exception that is no `relay.errors.DeliveryError` is a bug of the sink. Raises only what is
@@ -44,7 +44,7 @@ async def call_sink(sink: Sink, event: CloudEvent) -> Receipt | Exception:
         try:
             receipt = await sink.deliver(event)
         except DeliveryError as error:
-            return _make_error_storable(error)
+            return _make_delivery_error_storable(error)
         # What is no receipt, such as None, fails here: that is a bug of the sink too.
         return _make_receipt_storable(receipt)
     except Exception as error:  # noqa: BLE001  # a bug in one sink must not stop the others
@@ -98,7 +98,7 @@ def _make_receipt_storable(receipt: Receipt) -> Receipt:
     )
 
 
-def _make_error_storable(error: DeliveryError) -> DeliveryError:
+def _make_delivery_error_storable(error: DeliveryError) -> DeliveryError:
     """Return the error with details that the store can hold, as `_make_receipt_storable` does."""
     _check_status_is_storable(error.status)
     _check_seconds_not_nan(error.skew)
@@ -146,7 +146,7 @@ class ResultRecorder:
         self._timer: asyncio.TimerHandle | None = None  # ends the pause of the next batch
         self._is_writing = False
 
-    def record_delivery(
+    def queue_successful_delivery_for_recording(
         self, entry_id: int, attempt: Attempt, on_written: Callable[[], None]
     ) -> None:
         """An entry was delivered. ``on_written`` is called once this is recorded, or cannot be."""
@@ -212,7 +212,7 @@ class ResultRecorder:
         delivered, self._delivered = self._delivered, []
         callbacks, self._callbacks = self._callbacks, []
 
-        def on_done(future: asyncio.Future[None]) -> None:
+        def log_error_and_call_callbacks(future: asyncio.Future[None]) -> None:
             _log_unexpected_recording_error(future)
             for callback in callbacks:
                 callback()
@@ -220,7 +220,7 @@ class ResultRecorder:
         future = self._store.submit(
             lambda tx: tx.deliveries.mark_delivered(delivered), fail_open=True
         )
-        future.add_done_callback(on_done)
+        future.add_done_callback(log_error_and_call_callbacks)
         return future
 
 

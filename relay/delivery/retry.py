@@ -38,7 +38,7 @@ DAY = 86400.0
 
 
 @dataclass(frozen=True, slots=True)
-class RetryAfter:
+class RetryAfterDelay:
     """Try again after ``delay`` seconds.
 
     ``sink_pause``: seconds for which the receiver asked to get nothing at all.
@@ -60,7 +60,7 @@ class DisableSink:
     """The receiver asked the relay to stop: keep the entry and disable the sink."""
 
 
-RetryDecision = RetryAfter | DeadLetter | DisableSink
+RetryDecision = RetryAfterDelay | DeadLetter | DisableSink
 
 
 def plan_retry(
@@ -91,9 +91,9 @@ def plan_retry(
     if may_give_up and (now - recorded).total_seconds() >= give_up_after:
         return DeadLetter(f"given up after {give_up_after:g} s")
     pause = SLOW_PAUSE if failure == "slow" else backoff(tries, seconds_left)
-    delay = _pause_with_cap_and_jitter(pause, seconds_left, longest_pause, jitter)
+    delay = _limit_pause_and_add_jitter(pause, seconds_left, longest_pause, jitter)
     sink_pause = min(max(retry_after or 0.0, 0.0), MAX_RETRY_AFTER) * (1 + MAX_JITTER * jitter)
-    return RetryAfter(max(delay, sink_pause), sink_pause)
+    return RetryAfterDelay(max(delay, sink_pause), sink_pause)
 
 
 def probe_delay(
@@ -113,7 +113,7 @@ def probe_delay(
     seconds_left = _seconds_to_not_before(next_not_before, now)
     is_urgent = _seconds_to_not_before(failed.not_before, now) > 0
     tries = min(failures, failed.attempts + 1) if is_urgent else failures
-    return _pause_with_cap_and_jitter(
+    return _limit_pause_and_add_jitter(
         backoff(tries, seconds_left), seconds_left, longest_pause, jitter
     )
 
@@ -135,7 +135,7 @@ def _seconds_to_not_before(not_before: datetime | None, now: datetime) -> float:
     return (not_before - now).total_seconds() if not_before is not None else 0.0
 
 
-def _pause_with_cap_and_jitter(
+def _limit_pause_and_add_jitter(
     pause: float, seconds_left: float, longest_pause: float, jitter: float
 ) -> float:
     """Return a pause with its upper limit and jitter, cut so that a last try precedes NotBefore."""

@@ -20,7 +20,7 @@ from relay.delivery.retry import (
     MAX_INTERNAL_ERRORS,
     DeadLetter,
     DisableSink,
-    RetryAfter,
+    RetryAfterDelay,
     RetryDecision,
     plan_retry,
     probe_delay,
@@ -130,11 +130,11 @@ class CircuitBreaker:
         if self._idle_since is None:
             self._idle_since = now
 
-    def restart_stall_timeout(self) -> None:
+    def restart_time_without_success(self) -> None:
         """Begin the `STALL_TIMEOUT` anew: a success, an operator or the state file came between."""
         self._busy_since = self._first_failure_at = None
 
-    def mark_failing_if_stalled(self, now: float) -> bool:
+    def mark_failing_if_no_recent_success(self, now: float) -> bool:
         """Return whether the sink has just become failing because no try succeeded in time."""
         if self.becomes_failing_at is None or now < self.becomes_failing_at:
             return False
@@ -167,7 +167,7 @@ class CircuitBreaker:
         """A try succeeded. Return whether the sink was failing until now."""
         was_failing, self.is_failing = self.is_failing, False
         self.failures, self._probe_at, self._has_extra_probe = 0, None, False
-        self.restart_stall_timeout()
+        self.restart_time_without_success()
         return was_failing
 
     def schedule_probe(self, at: float | None) -> None:
@@ -189,7 +189,7 @@ class CircuitBreaker:
 
     def end_pause_and_try_now(self, now: float) -> None:
         """Allow a try now, because an operator asked for it."""
-        self.restart_stall_timeout()
+        self.restart_time_without_success()
         self._paused_until = float("-inf")
         self._probe_at = now if self.is_failing else None
 
@@ -235,7 +235,7 @@ class SinkHealth:
         """Why the sink is paused or disabled, or why the last try failed."""
         return self._last_failure if self.state == "on" else self._stop_reason
 
-    def set_on_paused_or_disabled(self, state: SinkState, reason: str | None) -> None:
+    def set_state(self, state: SinkState, reason: str | None) -> None:
         """Set the state. A sink that is turned on may be tried at once."""
         self.state, self._stop_reason = state, reason
         if state == "disabled":
@@ -245,14 +245,16 @@ class SinkHealth:
 
     def disable(self, reason: str) -> None:
         """The receiver asked the relay to stop."""
-        self.set_on_paused_or_disabled("disabled", reason)
+        self.set_state("disabled", reason)
         self._report("relay.sink-disabled", reason, sink=self._name, count=len(self._waiting))
 
-    def report_if_stalled(self) -> None:
+    def report_if_no_recent_success(self) -> None:
         """Report the sink as failing if no try has succeeded for too long."""
         if not self._waiting:
             self.circuit.record_idle(self._clock.monotonic())
-        if self.state == "on" and self.circuit.mark_failing_if_stalled(self._clock.monotonic()):
+        if self.state == "on" and self.circuit.mark_failing_if_no_recent_success(
+            self._clock.monotonic()
+        ):
             self._last_failure = self._last_failure or "no try has ended for a minute"
             self._report_failing(self._last_failure)
 
@@ -368,7 +370,7 @@ class SinkHealth:
         )
         if isinstance(decision, DisableSink):
             self.circuit.is_failing = True
-        if isinstance(decision, RetryAfter):
+        if isinstance(decision, RetryAfterDelay):
             self.circuit.pause_until(monotonic + decision.sink_pause)
         if self.circuit.is_failing:
             self._schedule_probe(entry, error)
@@ -382,7 +384,7 @@ class SinkHealth:
         now = self._clock.now()
         delay = probe_delay(
             entry,
-            next_not_before=self._waiting.first_not_before_after(now),
+            next_not_before=self._waiting.first_event_not_before_after(now),
             failures=self.circuit.failures,
             now=now,
             longest_pause=self._sink.longest_pause,

@@ -22,10 +22,10 @@ from relay.delivery.read_ahead import EventReadAhead
 from relay.delivery.result_recording import (
     ResultRecorder,
     build_attempt_from_result,
-    call_sink,
+    deliver_once_catching_exceptions,
     error_type_name,
 )
-from relay.delivery.retry import DeadLetter, DisableSink, RetryAfter, RetryDecision
+from relay.delivery.retry import DeadLetter, DisableSink, RetryAfterDelay, RetryDecision
 from relay.delivery.sink_health import CircuitBreaker, SinkHealth
 from relay.errors import Deferred, Rejected, StoreUnavailable, Superseded
 from relay.events.build import RecordRelayEvent
@@ -117,7 +117,7 @@ class Worker:
     def add_entries(self, entries: Iterable[Entry]) -> None:
         """Add new entries, in the order of recording."""
         for entry in entries:
-            if self._is_replaceable(entry):
+            if self._is_entry_replaceable_by_newer(entry):
                 for old in self._queue.remove_superseded(entry):
                     self._record_end_without_delivery(
                         old, "superseded", f"replaced by a newer {entry.type}"
@@ -138,7 +138,7 @@ class Worker:
 
     def set_sink_state(self, state: SinkState, reason: str | None) -> None:
         """Pause, disable or resume. Entries are kept, and are sent when the sink is on again."""
-        self.health.set_on_paused_or_disabled(state, reason)
+        self.health.set_state(state, reason)
         if state == "on":
             self._queue.release_all_delayed(include_individual=True)
         self._wake.set()
@@ -149,7 +149,7 @@ class Worker:
             try:
                 while True:
                     self._wake.clear()
-                    self.health.report_if_stalled()
+                    self.health.report_if_no_recent_success()
                     self._start_deliveries(group)
                     self._set_timer(group)
                     await self._wake.wait()
@@ -182,7 +182,7 @@ class Worker:
         return open_deliveries >= MAX_OPEN_DELIVERIES
 
     @property
-    def _cannot_begin_try(self) -> bool:
+    def _is_at_try_limit_or_stopping(self) -> bool:
         """Whether no try may begin."""
         max_in_flight = 1 if self._circuit.allows_only_probe else self.sink.concurrency
         if self._in_flight >= max_in_flight or not self._begins_tries:
@@ -191,17 +191,19 @@ class Worker:
 
     def _start_deliveries(self, group: asyncio.TaskGroup) -> None:
         while (entry := self._take_next_allowed_entry()) is not None:
-            group.create_task(self._deliver_until_failure(entry), name=f"sink {self.settings.name}")
+            group.create_task(
+                self._deliver_next_entries_until_failure(entry), name=f"sink {self.settings.name}"
+            )
 
     def _take_next_allowed_entry(self) -> Entry | None:
         """Return the next entry that may be tried now, which is then in flight."""
         now = self._clock.monotonic()
-        if self.health.state != "on" or now < self._allowed_at or self._cannot_begin_try:
+        if self.health.state != "on" or now < self._allowed_at or self._is_at_try_limit_or_stopping:
             return None
         if self._circuit.allows_only_probe:
             self._queue.release_all_delayed(include_individual=False)
         self._queue.release_due(now)
-        entry = self._queue.take_next(
+        entry = self._queue.mark_next_entry_in_flight(
             least_tried=self._circuit.prefers_least_tried,
             among=self._unanswered if self._has_max_open_deliveries else None,
         )
@@ -242,13 +244,13 @@ class Worker:
             return None
         now, allowed_at = self._clock.monotonic(), self._allowed_at
         moments = [self._circuit.becomes_failing_at]
-        if not self._cannot_begin_try:
+        if not self._is_at_try_limit_or_stopping:
             moments.append(allowed_at if now < allowed_at else self._queue.next_release_at())
         return min((moment for moment in moments if moment is not None), default=None)
 
     # --- one try
 
-    async def _deliver_until_failure(self, entry: Entry | None) -> None:
+    async def _deliver_next_entries_until_failure(self, entry: Entry | None) -> None:
         """Deliver an entry, then the next ones in the same task while they succeed."""
         remaining = MAX_BATCH
         try:
@@ -267,12 +269,12 @@ class Worker:
         try:
             event = entry.event or await self._read_ahead.event(entry)
         except StoreUnavailable:
-            self._circuit.restart_stall_timeout()  # the sink is not at fault
+            self._circuit.restart_time_without_success()  # the sink is not at fault
             retry_at = self._clock.monotonic() + READ_RETRY_DELAY
             self._queue.delay_head(entry, retry_at, is_individual=True)
         except Exception as error:  # noqa: BLE001  # a broken row must not stop the next ones
             reason = f"its event could not be read from the journal: {error_type_name(error)}"
-            self._make_dead_letter(entry, reason, attempt=None)
+            self._move_entry_to_dead_letters(entry, reason, attempt=None)
         else:
             return await self._attempt_delivery(entry, event)
         return False
@@ -284,11 +286,11 @@ class Worker:
         context = parent.child(new_span_id()) if parent is not None else None
         if context is not None:  # the receiver continues the trace from the span of this try
             event = replace(event, carrier=str(context))
-        result = await self._call_sink(event)
+        result = await self._call_sink_tolerating_foreign_cancellation(event)
         if isinstance(result, Superseded):
             self._queue.remove_head(entry)
             self._record_end_without_delivery(entry, "superseded", result.reason)
-            self._release_queue_if_recovered(entry)
+            self._record_success_and_release_if_recovered(entry)
             return True
         attempt = build_attempt_from_result(result, at, self._clock.monotonic() - began)
         self.tries[attempt.outcome, attempt.status] += 1
@@ -303,7 +305,7 @@ class Worker:
         if isinstance(result, Rejected):
             self.health.record_clock_skew(result.skew)
             self.health.record_rejection(entry, result)
-            self._make_dead_letter(entry, result.reason, attempt)
+            self._move_entry_to_dead_letters(entry, result.reason, attempt)
         elif isinstance(result, Deferred):
             self.health.record_clock_skew(result.skew)
             decision = self.health.record_failure_and_plan_retry(entry, result, began)
@@ -352,13 +354,15 @@ class Worker:
                 ),
             )
 
-    async def _call_sink(self, event: CloudEvent) -> Receipt | Exception:
-        """Return what `relay.delivery.result_recording.call_sink` returns.
+    async def _call_sink_tolerating_foreign_cancellation(
+        self, event: CloudEvent
+    ) -> Receipt | Exception:
+        """Return what `relay.delivery.result_recording.deliver_once_catching_exceptions` returns.
 
         Raises CancelledError only if the worker is stopping.
         """
         try:
-            return await call_sink(self.sink, event)
+            return await deliver_once_catching_exceptions(self.sink, event)
         except asyncio.CancelledError:
             if self._is_stopping:
                 raise
@@ -370,11 +374,11 @@ class Worker:
     def _handle_success(self, entry: Entry, attempt: Attempt) -> None:
         self._unrecorded += 1
         self.ends["delivered"] += 1
-        self._results.record_delivery(entry.id, attempt, self._on_recorded)
+        self._results.queue_successful_delivery_for_recording(entry.id, attempt, self._on_recorded)
         self._queue.remove_head(entry)
-        self._release_queue_if_recovered(entry)
+        self._record_success_and_release_if_recovered(entry)
 
-    def _release_queue_if_recovered(self, entry: Entry) -> None:
+    def _record_success_and_release_if_recovered(self, entry: Entry) -> None:
         """The sink works. If it failed until now, send everything that waited."""
         if self.health.record_success(entry):
             self._queue.release_all_delayed(include_individual=True)
@@ -392,10 +396,12 @@ class Worker:
                 self._results.record_sink_state(self.settings.name, "disabled", error.reason)
                 self.health.disable(error.reason)
                 self._wake.set()
-            decision = RetryAfter(0.0)
+            decision = RetryAfterDelay(0.0)
         if isinstance(decision, DeadLetter):
-            self._make_dead_letter(entry, f"{decision.reason}; last: {error.reason}", attempt)
-        elif self._is_replaceable(entry) and self._queue.is_superseded(entry):
+            self._move_entry_to_dead_letters(
+                entry, f"{decision.reason}; last: {error.reason}", attempt
+            )
+        elif self._is_entry_replaceable_by_newer(entry) and self._queue.is_superseded(entry):
             self._queue.remove_head(entry)
             reason = "replaced by a newer one while it was being sent"
             self._record_end_without_delivery(entry, "superseded", reason, attempt)
@@ -410,7 +416,9 @@ class Worker:
                 self._unanswered.add(entry.id)
             self._results.record_failed_attempt(entry.id, attempt, until)
 
-    def _make_dead_letter(self, entry: Entry, reason: str, attempt: Attempt | None) -> None:
+    def _move_entry_to_dead_letters(
+        self, entry: Entry, reason: str, attempt: Attempt | None
+    ) -> None:
         self._queue.remove_head(entry)
         if entry.type_family == "relay":
             # A dead letter is reported as relay.*, so one of relay.* would report itself forever.
@@ -429,7 +437,7 @@ class Worker:
             entry.id, state, reason, self._clock.now(), attempt
         )
 
-    def _is_replaceable(self, entry: Entry) -> bool:
+    def _is_entry_replaceable_by_newer(self, entry: Entry) -> bool:
         """Whether a newer entry of the same ordering key and family replaces this one."""
         if entry.type_family == "event":
             return self.settings.stale == "drop"

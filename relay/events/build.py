@@ -45,7 +45,7 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True)
-class EndEvidence:
+class FactsAboutEndedEvent:
     """What the relay knows about an event that left the document.
 
     ``start_sent``: the relay sent a StartRequest for it and IMDS did not answer 400. ``gap``:
@@ -66,7 +66,9 @@ class EndOutcome(NamedTuple):
     evidence: Literal["observed", "rebooted", "none"]
 
 
-def determine_outcome(event: ScheduledEvent, evidence: EndEvidence, now: datetime) -> EndOutcome:
+def determine_outcome(
+    event: ScheduledEvent, evidence: FactsAboutEndedEvent, now: datetime
+) -> EndOutcome:
     """Return how an event ended, as far as this relay saw.
 
     See docs/guarantees.md#an-outcome-is-what-this-relay-saw.

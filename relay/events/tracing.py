@@ -88,10 +88,10 @@ def make_event_context(event: CloudEvent, number: int) -> SpanContext:
     """
     event_id = event.attributes.get("correlationid")
     trace_id = event.id if event_id is None else occurrence_trace_id(event.scope, event_id, number)
-    return SpanContext(trace_id, span_id_of_event(event, event.id))
+    return SpanContext(trace_id, span_id_from_relay_and_text(event, event.id))
 
 
-def span_id_of_event(event: CloudEvent, about: str) -> str:
+def span_id_from_relay_and_text(event: CloudEvent, about: str) -> str:
     """Return the id of a span that the relay of ``event`` makes about something.
 
     ``about`` is the id of an event that this relay recorded, or other text that is unique in the

@@ -7,7 +7,7 @@ RabbitMQ carries everything between them.
 - `settings` is the section ``fleet`` of the configuration.
 - `messages` defines what travels, `message_reader` reads it, and `routing` says under which routing
   keys it travels and from whom.
-- `topology` lists the exchanges and queues, `definitions` the users and their rights, and
+- `topology` lists the exchanges and queues, `rabbitmq_definitions` the users and their rights, and
   `diagnostics` checks them for ``imds-relay doctor``.
 - `agent` and `hub` are the two ends.
 """

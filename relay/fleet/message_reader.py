@@ -204,11 +204,11 @@ class _EventFields(_Data):
     revision: Annotated[str, Field(max_length=128)]
 
 
-class _UpdatedEventFields(_EventFields):
+class _AllFieldsOfUpdatedEvent(_EventFields):
     changed: dict[str, Any]
 
 
-class _StartedEventFields(_UpdatedEventFields):
+class _StartedEventFields(_AllFieldsOfUpdatedEvent):
     approvedByRelay: bool  # noqa: N815
 
 
@@ -365,7 +365,7 @@ _CHANGE_ATTRIBUTES = frozenset(
 """The attributes of an ``event.*``."""
 _CHANGES: Mapping[str, type[_Data]] = {
     "event.scheduled": _EventFields,
-    "event.updated": _UpdatedEventFields,
+    "event.updated": _AllFieldsOfUpdatedEvent,
     "event.started": _StartedEventFields,
     "event.ended": _EndedEventFields,
 }

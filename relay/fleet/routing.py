@@ -6,9 +6,9 @@ Agents publish under keys such as ``pulse.<scope>.<relay>``. The hub publishes f
 (`relay.events.routing_words`).
 
 Only the RabbitMQ user and the routing key say which relay a message is about. RabbitMQ checks both
-against the rights in `relay.fleet.definitions`. This module checks them again on arrival, because
-RabbitMQ 3.10 checks no topic permission for the CC header and no version does for dead letters
-(docs/protocol.md#topic-permissions-and-the-cc-header).
+against the rights in `relay.fleet.rabbitmq_definitions`. This module checks them again on arrival,
+because RabbitMQ 3.10 checks no topic permission for the CC header and no version does for dead
+letters (docs/protocol.md#topic-permissions-and-the-cc-header).
 """
 
 from __future__ import annotations
@@ -64,22 +64,22 @@ def report_key(event: CloudEvent, origin: Origin) -> str:
         routing_word(change, _MAX_CHANGE_WORD),
         routing_word(event.routing_detail, _MAX_DETAIL_WORD),
     )
-    return _agent_routing_key(".".join(words), origin)
+    return _routing_key_for_messages_from_agent(".".join(words), origin)
 
 
 def pulse_key(origin: Origin) -> str:
     """Return the routing key of an agent's pulse."""
-    return _agent_routing_key("pulse", origin)
+    return _routing_key_for_messages_from_agent("pulse", origin)
 
 
 def vote_key(origin: Origin) -> str:
     """Return the routing key of a machine's vote."""
-    return _agent_routing_key("vote", origin)
+    return _routing_key_for_messages_from_agent("vote", origin)
 
 
 def result_key(origin: Origin) -> str:
     """Return the routing key of the result of a start order."""
-    return _agent_routing_key("start", origin)
+    return _routing_key_for_messages_from_agent("start", origin)
 
 
 def command_key(scope: str, relay: str) -> str:
@@ -92,7 +92,7 @@ def hub_state_key(scope: str) -> str:
     return f"scope.{scope}"
 
 
-def _agent_routing_key(begin: str, origin: Origin) -> str:
+def _routing_key_for_messages_from_agent(begin: str, origin: Origin) -> str:
     return f"{begin}.{origin.scope}.{relay_word(origin.relay)}"
 
 

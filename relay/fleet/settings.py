@@ -56,7 +56,9 @@ class TrustDomain(Section):
         )
 
 
-def overlapping_patterns(one: TrustDomain, other: TrustDomain) -> tuple[str, str] | None:
+def find_first_overlapping_scope_patterns(
+    one: TrustDomain, other: TrustDomain
+) -> tuple[str, str] | None:
     """Return a pattern of each domain over scopes if both users can speak for the same relay."""
     if not any(_patterns_overlap(a, b) for a in one.relays for b in other.relays):
         return None
@@ -139,7 +141,7 @@ class HubSettings(FleetBrokerSettings):
     def overlap_warnings(self) -> Iterator[str]:
         """Yield a warning for each two users who can speak for the same relay."""
         for one, other in combinations(self.domains, 2):
-            patterns = overlapping_patterns(one, other)
+            patterns = find_first_overlapping_scope_patterns(one, other)
             if patterns is not None:
                 yield (
                     f"fleet.domains: {one.user} and {other.user} can speak for the same relays, "

@@ -33,7 +33,7 @@ from relay.errors import (
     SourceUnavailable,
 )
 from relay.events.timestamps import parse_timestamp
-from relay.net.backoff import exponential_backoff
+from relay.net.backoff import exponential_backoff_without_jitter
 from relay.net.http import measure_clock_skew, parse_retry_after
 
 MAX_CALLS = 2
@@ -82,7 +82,7 @@ class CallRateLimiter:
             return 0.0
         return recent[0] + CALL_WINDOW - now if recent else None
 
-    def reserve_free_call_slot(self) -> None:
+    def reserve_call_slot_after_zero_delay(self) -> None:
         """Take a place. Call this only directly after `delay` returned 0."""
         self._reserved += 1
 
@@ -103,7 +103,9 @@ def retry_delay(failures: int, retry_after: float | None, interval: float, jitte
     ``jitter`` (0 to 1) adds up to a quarter. ``retry_after`` (seconds, from the service) can only
     lengthen the pause, up to `MAX_RETRY_AFTER`.
     """
-    backoff = exponential_backoff(failures, first=interval, maximum=max(interval, MAX_BACKOFF))
+    backoff = exponential_backoff_without_jitter(
+        failures, first=interval, maximum=max(interval, MAX_BACKOFF)
+    )
     return max(backoff, min(retry_after or 0.0, MAX_RETRY_AFTER)) + jitter * backoff / 4
 
 
@@ -269,7 +271,7 @@ class ImdsSession:
                     await self._budget_changed.wait()
                 else:
                     await self._clock.sleep(delay)
-            self._budget.reserve_free_call_slot()
+            self._budget.reserve_call_slot_after_zero_delay()
 
     async def _on_headers_sent(
         self,

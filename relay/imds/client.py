@@ -22,7 +22,7 @@ from relay.imds import DISCOVER, SourceSettings
 from relay.imds.calls import Call, DatedBody, ImdsSession
 from relay.imds.document import CachingDocumentParser, parse_document
 from relay.imds.endpoint import VIRTUAL_NETWORK, Candidate, CandidateFinder
-from relay.net.egress import refuse_discovered_imds_address, stop_refusing_imds_address
+from relay.net.egress import add_refused_imds_address, remove_refused_imds_address
 
 CONNECT_TIMEOUT = 5.0
 """Seconds to connect to a place where the service may be."""
@@ -100,13 +100,13 @@ class ImdsClient:
         was found: another one may answer at that address by now.
         """
         if self._finder is None:
-            return await self._read_document_from_origin(self._settings.url)
+            return await self._read_document_body_from_origin(self._settings.url)
         if self._found is None or self._must_search_again:
             return await self._search(self._finder)
         try:
-            read = await self._read_document_from_origin(self._found.base_url)
+            read = await self._read_document_body_from_origin(self._found.base_url)
             if read.body != self._usable_body:
-                await CachingDocumentParser().parse_body(read.body)
+                await CachingDocumentParser().parse_body_reusing_known_entries(read.body)
         except SourceError as error:
             if self._failing_since is None and error.status != 429:  # it works, others poll too
                 self._failing_since = self._clock.monotonic()
@@ -130,7 +130,7 @@ class ImdsClient:
             async with contextlib.aclosing(finder.find_candidates()) as candidates:
                 async for candidate in candidates:
                     try:
-                        read = await self._read_document_from_origin(
+                        read = await self._read_document_body_from_origin(
                             candidate.base_url, CONNECT_TIMEOUT
                         )
                         parse_document(read.body)
@@ -152,13 +152,13 @@ class ImdsClient:
         if candidate == self._found:
             return
         if self._found is not None:
-            stop_refusing_imds_address(self._found.address)
+            remove_refused_imds_address(self._found.address)
         if candidate is not None:
-            refuse_discovered_imds_address(candidate.address)
+            add_refused_imds_address(candidate.address)
             _log.info("the metadata service is at %s, %s", candidate.base_url, candidate.reason)
         self._found = candidate
 
-    async def _read_document_from_origin(
+    async def _read_document_body_from_origin(
         self, origin: str, connect_timeout: float | None = None
     ) -> DatedBody:
         # The first call can take two minutes: docs/protocol.md#the-first-call

@@ -126,7 +126,7 @@ def read_option_245_of_leases(patterns: Iterable[str] = LEASE_FILES) -> Iterator
                 yield address
 
 
-async def ask_dhcp(
+async def request_option_245_address_over_dhcp(
     mac: bytes,
     *,
     server: tuple[str, int] = BROADCAST,

@@ -105,7 +105,9 @@ def parse_document(body: bytes, api_version: str = NEWEST_API_VERSION) -> Docume
     or a malformed event. None of these means "no events" (docs/protocol.md#an-empty-answer).
     """
     content, entries = _parse_content_and_entries(body)
-    read = _read_entries(content, entries, {}, prefixed=prefixes_resource_names(api_version))
+    read = _parse_entries_reusing_known_events(
+        content, entries, {}, prefixed=prefixes_resource_names(api_version)
+    )
     return _build_document(content, [event for _, event in read])
 
 
@@ -119,7 +121,7 @@ class CachingDocumentParser:
         self._prefixed = prefixes_resource_names(api_version)
         self._known: dict[str | None, ScheduledEvent] = {}  # of the document before, by their JSON
 
-    async def parse_body(self, body: bytes) -> Document:
+    async def parse_body_reusing_known_entries(self, body: bytes) -> Document:
         """Read a document. A large one leaves the event loop to others in between."""
         content, entries = _parse_content_and_entries(body)
         events: list[tuple[str | None, ScheduledEvent]] = []
@@ -127,7 +129,9 @@ class CachingDocumentParser:
             if first:
                 await asyncio.sleep(0)
             part = entries[first : first + ENTRIES_PER_TURN]
-            events += _read_entries(content, part, self._known, prefixed=self._prefixed)
+            events += _parse_entries_reusing_known_events(
+                content, part, self._known, prefixed=self._prefixed
+            )
         self._known = dict(events)
         self._known.pop(None, None)
         return _build_document(content, [event for _, event in events])
@@ -150,7 +154,7 @@ def _parse_content_and_entries(body: bytes) -> tuple[Any, list[Any]]:
     return content, entries
 
 
-def _read_entries(
+def _parse_entries_reusing_known_events(
     content: Any,
     entries: Sequence[Any],
     known: Mapping[str | None, ScheduledEvent],

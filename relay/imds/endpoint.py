@@ -12,7 +12,12 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, ip_network
 
 from relay.clock import Clock
-from relay.imds.dhcp import REPLY_TIMEOUT, ask_dhcp, find_mac, read_option_245_of_leases
+from relay.imds.dhcp import (
+    REPLY_TIMEOUT,
+    find_mac,
+    read_option_245_of_leases,
+    request_option_245_address_over_dhcp,
+)
 
 VIRTUAL_NETWORK = IPv4Address("169.254.169.254")
 """The address in a virtual network."""
@@ -61,12 +66,13 @@ def may_be_imds_address(address: IPv4Address) -> bool:
 async def ask_dhcp_via_default_route() -> IPv4Address | None:
     """Ask DHCP for option 245 through the network card with the default route.
 
-    Raises OSError and TimeoutError as `ask_dhcp` does, also if there is no such card.
+    Raises OSError and TimeoutError as `request_option_245_address_over_dhcp` does, also if there is
+    no such card.
     """
     mac = await asyncio.to_thread(find_mac)
     if mac is None:
         raise OSError("no network card has a default route")
-    return await ask_dhcp(mac)
+    return await request_option_245_address_over_dhcp(mac)
 
 
 class CandidateFinder:

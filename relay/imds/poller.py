@@ -1,10 +1,10 @@
 """Polls the document of scheduled events, and reports when its source is lost and is back.
 
 Each document with new bytes goes to the recorder, in one transaction of the store. Whoever sends a
-StartRequest first wants a document that was asked for from now on (`read_fresh`, for an agent of a
-fleet `read_with_imds_time`). That read is the next poll, which then begins at once; all who ask
-before it begins share it. After a failure it waits as every poll does: the service asked for that
-pause, or needs it. `ImdsStartRequestPort` does both for the gate: the fresh read, and the
+StartRequest first wants a document that was asked for from now on (`wait_for_fresh_poll`, for an
+agent of a fleet `read_with_imds_time`). That read is the next poll, which then begins at once; all
+who ask before it begins share it. After a failure it waits as every poll does: the service asked
+for that pause, or needs it. `ImdsStartRequestPort` does both for the gate: the fresh read, and the
 StartRequest.
 """
 
@@ -60,7 +60,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class FreshRead:
+class FreshReadResult:
     """What a read returned that began after somebody asked for it. `DatedBody` has the times."""
 
     document: Document
@@ -113,8 +113,8 @@ class Poller:
         self._last_read_monotonic: float | None = None
         self._state_log = LogOnce(_log)
         self._last_error: SourceError | None = None  # of the last poll, if it failed
-        self._reads_of_next_poll: list[asyncio.Future[FreshRead]] = []
-        self._reads_of_this_poll: list[asyncio.Future[FreshRead]] = []
+        self._reads_of_next_poll: list[asyncio.Future[FreshReadResult]] = []
+        self._reads_of_this_poll: list[asyncio.Future[FreshReadResult]] = []
         """Those who asked before this poll began. Those who ask now wait for the next one."""
         self._poll_requested = asyncio.Event()
         self._has_ended = False
@@ -147,21 +147,21 @@ class Poller:
             self._poll_requested.set()  # ends the pause, which has the earlier interval
         self._settings = settings
 
-    async def read_fresh(self) -> None:
+    async def wait_for_fresh_poll(self) -> None:
         """Read the document with a call that begins from now on, and record it.
 
         Raises SourceError.
         """
         await self.read_with_imds_time()
 
-    async def read_with_imds_time(self) -> FreshRead:
-        """Do as `read_fresh`, and return the document with the times of the call.
+    async def read_with_imds_time(self) -> FreshReadResult:
+        """Do as `wait_for_fresh_poll`, and return the document with the times of the call.
 
         Raises SourceError.
         """
         if self._has_ended:
             raise SourceUnavailable("the relay stops, and reads no more")
-        future: asyncio.Future[FreshRead] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[FreshReadResult] = asyncio.get_running_loop().create_future()
         self._reads_of_next_poll.append(future)
         self._poll_requested.set()
         return await future
@@ -183,18 +183,18 @@ class Poller:
             try:
                 read = await self._poll()
             except SourceError as error:
-                self._on_failure(error)
+                self._count_and_log_failed_poll(error)
                 for future in self._reads_of_this_poll:
                     if not future.done():
                         future.set_exception(error)
             else:
-                self._on_success()
+                self._clear_failures_and_report_recovery()
                 for future in self._reads_of_this_poll:
                     if not future.done():
                         future.set_result(read)
             await self._wait_for_next_poll(began)
 
-    async def _poll(self) -> FreshRead:
+    async def _poll(self) -> FreshReadResult:
         """Read once. If the bytes are the same as the last ones, there is nothing to record."""
         read = await self._client.read_dated_document()
         body = read.body
@@ -202,7 +202,7 @@ class Poller:
         self.poll_seconds.observe(monotonic - read.asked_monotonic)
         document = self.last_document
         if document is None or body != self._last_body:
-            document = await self._reader.parse_body(body)
+            document = await self._reader.parse_body_reusing_known_entries(body)
             poll = SuccessfulPoll(document, now, self._has_gap(now, monotonic))
             if self._on_read is not None:
                 self._on_read(read.asked_at, now)
@@ -214,7 +214,7 @@ class Poller:
                 raise SourceUnavailable(f"the document could not be recorded: {error}") from error
             self._last_body, self.last_document = body, document
         self._last_read_monotonic, self.last_read_at = monotonic, now
-        return FreshRead(document, read.date, read.asked_at, read.asked_monotonic)
+        return FreshReadResult(document, read.date, read.asked_at, read.asked_monotonic)
 
     def _has_gap(self, now: datetime, monotonic: float) -> bool:
         """Whether an event may have started and ended since the last read.
@@ -243,7 +243,7 @@ class Poller:
         seconds = began + self._settings.interval - self._clock.monotonic()
         await wait_for_event(self._poll_requested, self._clock, seconds)
 
-    def _on_failure(self, error: SourceError) -> None:
+    def _count_and_log_failed_poll(self, error: SourceError) -> None:
         self.failures += 1
         self._last_error = error
         level = logging.ERROR if isinstance(error, SourceRefused) else logging.WARNING
@@ -262,7 +262,7 @@ class Poller:
                 "what is in it is not known, and nothing is reported as ended",
             )
 
-    def _on_success(self) -> None:
+    def _clear_failures_and_report_recovery(self) -> None:
         if self.failures and not self.lost:
             self._state_log.log_if_changed(logging.INFO, "the metadata service answers again")
         self.failures, self._last_error = 0, None
@@ -305,7 +305,7 @@ class ImdsStartRequestPort:
 
     async def refresh_events_of_grants(self, _scope: str, _grants: Sequence[Grant]) -> None:
         """Read the document with a call that begins now, and record it. Raises SourceError."""
-        await self._poller.read_fresh()
+        await self._poller.wait_for_fresh_poll()
 
     def choose_agent(self, _scope: str, _grants: Sequence[Grant]) -> None:
         """Return None: this relay sends its StartRequests itself."""

@@ -19,8 +19,8 @@ from datetime import datetime
 import orjson
 
 from relay.events.build import (
-    EndEvidence,
     EndOutcome,
+    FactsAboutEndedEvent,
     Origin,
     change_event,
     common_event_data,
@@ -36,7 +36,7 @@ from relay.events.model import (
     diff_events_with_document,
 )
 from relay.outbox import EventKeyFormat, Grant
-from relay.outbox.snapshot import (
+from relay.outbox.occurrences import (
     AppearedEventToStore,
     ChangedEventToStore,
     LiveRow,
@@ -78,7 +78,7 @@ class EventSighting:
 class EventDeparture:
     """An event has left the documents of all VMs.
 
-    ``gap`` and ``rebooted`` are as in `EndEvidence`.
+    ``gap`` and ``rebooted`` are as in `FactsAboutEndedEvent`.
     """
 
     lowercase_event_id: str
@@ -87,7 +87,7 @@ class EventDeparture:
 
 
 @dataclass(frozen=True, slots=True)
-class EventObservation:
+class EventSightingOrDeparture:
     """What became known about an event of a scope, and when it was seen."""
 
     scope: str
@@ -117,7 +117,7 @@ class Recorder:
 
     def record(self, tx: Transaction, poll: SuccessfulPoll) -> int:
         """Work for the store: record every change and the new snapshot. Return the change count."""
-        live = tx.snapshot.live_rows()
+        live = tx.occurrences.live_rows()
         events = self._parse_live_rows_with_cache(live)
         changes = diff_events_with_document(events.values(), poll.document)
         rows = {row.key: row for row in live}
@@ -131,16 +131,16 @@ class Recorder:
             if row.boot_id != self.boot_id and not _may_explain_reboot(
                 tx, row.id, events[row.key], poll.at
             ):
-                tx.snapshot.set_occurrence_boot_id(row.id, self.boot_id)
+                tx.occurrences.set_occurrence_boot_id(row.id, self.boot_id)
         return len(changes)
 
     def record_observations(
-        self, tx: Transaction, news: Sequence[EventObservation], now: datetime
+        self, tx: Transaction, news: Sequence[EventSightingOrDeparture], now: datetime
     ) -> int:
         """Work for the store: record news of events in their order. Return the change count."""
         count = 0
         for step in _batch_distinct_events(tx.keys, news):
-            rows = {row.key: row for row in tx.snapshot.live_rows_for_event_keys(list(step))}
+            rows = {row.key: row for row in tx.occurrences.live_rows_for_event_keys(list(step))}
             found = [
                 change
                 for key, item in step.items()
@@ -177,7 +177,7 @@ class Recorder:
             tx.keys.make_key(item.origin.scope, item.change.event.lowercase_event_id)
             for item in found
         ]
-        counts = tx.journal.count_transitions(transitions)
+        counts = tx.journal.counts_by_transition(transitions)
         known = [live[key].id for key in keys if key in live]
         grants = tx.decisions.grants_by_occurrence(known) if known else {}
         new: list[AppearedEventToStore] = []
@@ -219,16 +219,16 @@ class Recorder:
                     AppearedEventToStore(item.at, item.origin.scope, key, text, revision, event.id)
                 )
         if new:
-            tx.snapshot.add_appeared_events(new, self.boot_id)
+            tx.occurrences.add_appeared_events(new, self.boot_id)
         if changed:
-            tx.snapshot.update_occurrences(changed)
+            tx.occurrences.store_changed_occurrences(changed)
         if ended:
-            tx.snapshot.mark_ended(ended)
+            tx.occurrences.store_occurrences_as_ended(ended)
         tx.record_all(events, now)
 
     def _gather_end_evidence(
         self, found: _FoundChange, row: LiveRow, grants: Sequence[Grant]
-    ) -> EndEvidence:
+    ) -> FactsAboutEndedEvent:
         event = found.change.event
         start_sent = any(grant.may_have_been_accepted for grant in grants)
         rebooted = found.rebooted
@@ -241,7 +241,7 @@ class Recorder:
                 and names_this_vm(event.resources, self.resource_names)
                 and (start_sent or _has_not_before_passed(event, found.at))
             )
-        return EndEvidence(start_sent=start_sent, gap=found.gap, rebooted=rebooted)
+        return FactsAboutEndedEvent(start_sent=start_sent, gap=found.gap, rebooted=rebooted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,16 +253,16 @@ class _FoundChange:
     at: datetime
     incarnation: int | None = None
     gap: bool = False
-    """As in `EndEvidence`."""
+    """As in `FactsAboutEndedEvent`."""
     rebooted: bool | None = None
-    """As in `EndEvidence`; None: the recorder tells by the boot id of its own VM."""
+    """As in `FactsAboutEndedEvent`; None: the recorder tells by the boot id of its own VM."""
 
 
 def _batch_distinct_events(
-    keys: EventKeyFormat, news: Sequence[EventObservation]
-) -> Iterator[dict[str, EventObservation]]:
+    keys: EventKeyFormat, news: Sequence[EventSightingOrDeparture]
+) -> Iterator[dict[str, EventSightingOrDeparture]]:
     """Yield the news by event key, in steps that hold each event at most once."""
-    step: dict[str, EventObservation] = {}
+    step: dict[str, EventSightingOrDeparture] = {}
     for item in news:
         key = keys.make_key(item.scope, item.what.lowercase_event_id)
         if key in step or len(step) == CHANGES_PER_STEP:
@@ -274,7 +274,7 @@ def _batch_distinct_events(
 
 
 def _compare_observation_to_live_row(
-    news: EventObservation, row: LiveRow | None, origin: Origin
+    news: EventSightingOrDeparture, row: LiveRow | None, origin: Origin
 ) -> _FoundChange | None:
     """Return what news changes; None if the snapshot says the same already."""
     origin, at = origin.copy_for_scope(news.scope), news.at

@@ -4,7 +4,7 @@
 guarded resolver would not see addresses in URLs, and a check before the request would not see to
 which address a name resolves. Loopback and private addresses are allowed, because receivers are
 there. An address at which the relay found the metadata service is refused too
-(`refuse_discovered_imds_address`).
+(`add_refused_imds_address`).
 
 `parse_receiver_url` reads the URLs of receivers. It refuses the same addresses earlier, where an
 operator can read why.
@@ -69,13 +69,13 @@ class AddressRefused(OSError):
         super().__init__(errno.EACCES, "a metadata or host address, which no sink may reach")
 
 
-def refuse_discovered_imds_address(address: Address) -> None:
+def add_refused_imds_address(address: Address) -> None:
     """Refuse an address from now on, in this process: the metadata service was found there."""
     _discovered.add(address)
 
 
-def stop_refusing_imds_address(address: Address) -> None:
-    """Take back `refuse_discovered_imds_address`: the metadata service is not there any more."""
+def remove_refused_imds_address(address: Address) -> None:
+    """Take back `add_refused_imds_address`: the metadata service is not there any more."""
     _discovered.discard(address)
 
 

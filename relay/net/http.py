@@ -1,10 +1,10 @@
 """HTTP requests to receivers: of webhooks, of chat platforms, and of the exporter of traces.
 
 `open_session` makes a session whose sockets pass the egress guard. `post` and `send` make one
-request with a deadline, and read a bounded start of the body. `interpret_response` says what a
-response means for a delivery. Each failure is a Deferred, whose kind of failure decides about the
-next try (`relay.delivery.retry`). The texts of aiohttp can contain the URL, which is secret. The
-texts of this module never do.
+request with a deadline, and read a bounded start of the body. `interpret_response` says
+what a response means for a delivery. Each failure is a Deferred, whose kind of failure decides
+about the next try (`relay.delivery.retry`). The texts of aiohttp can contain the URL, which is
+secret. The texts of this module never do.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConnectionOptions:
+class ProxyAndTlsOptions:
     """The proxy, its ``Proxy-Authorization`` header, and TLS other than that of the session."""
 
     proxy: URL | None = None
@@ -75,7 +75,7 @@ class ConnectionOptions:
     tls: ssl.SSLContext | None = None
 
 
-DIRECT = ConnectionOptions()
+DIRECT = ProxyAndTlsOptions()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,7 +208,7 @@ async def post(
     request: Request,
     *,
     seconds: float,
-    transport: ConnectionOptions = DIRECT,
+    transport: ProxyAndTlsOptions = DIRECT,
 ) -> Response:
     """POST the request and return the response. Raises Deferred if there is none in time.
 
@@ -230,7 +230,7 @@ async def send(
     request: Request,
     *,
     seconds: float,
-    transport: ConnectionOptions = DIRECT,
+    transport: ProxyAndTlsOptions = DIRECT,
     body_timeout: float | None = None,
 ) -> Response:
     """Send the request and return the response. Raises Deferred if there is none in ``seconds``.

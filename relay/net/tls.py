@@ -36,7 +36,7 @@ _WRONG_NAME = {62, 64}
 _WEAK_KEY_OR_HASH = {66, 67, 68}
 
 
-def client_context(ca_file: _File | None = None) -> ssl.SSLContext:
+def client_context_trusting_ca_file(ca_file: _File | None = None) -> ssl.SSLContext:
     """Return a context that checks the server's certificate and name.
 
     ``ca_file`` replaces the CAs of this machine. Raises OSError, which includes ssl.SSLError.
@@ -61,7 +61,7 @@ def default_context() -> ssl.SSLContext:
 
     It is made once, because reading the CAs takes long.
     """
-    context = client_context()
+    context = client_context_trusting_ca_file()
     context.set_alpn_protocols(["http/1.1"])
     return context
 
@@ -91,7 +91,7 @@ class ClientTlsSettings(Section):
         option = "ca_file"
         try:
             _require_small_regular_files(self.ca_file)
-            context = client_context(self.ca_file)
+            context = client_context_trusting_ca_file(self.ca_file)
             if self.cert_file is not None:
                 option = "cert_file" if self.key_file is None else "cert_file and key_file"
                 _require_small_regular_files(self.cert_file, self.key_file)

@@ -1,9 +1,9 @@
-"""The state file: one SQLite file with journal, snapshot, approvals, deliveries and chat messages.
+"""The state file: one SQLite file with all that the relay remembers.
 
 This module defines the facts that the file holds, as the other packages see them, and
 `EventKeyFormat`, which makes the keys of events. `file` opens the file and `sqlite` runs
 transactions on it. `transaction` is what work can do in one, with a module for each group of
-tables: `journal` (the hash chain of all that happened), `snapshot` (the events as last seen),
+tables: `journal` (the hash chain of all that happened), `occurrences` (the events as last seen),
 `decisions`, `standing_holds`, `deliveries`, `chat_messages` and `fleet`. `retention` deletes what
 is old, and `claim_audit` and `diagnostics` read the file for ``imds-relay audit`` and ``doctor``.
 """
@@ -52,7 +52,7 @@ class StoreSettings(Section):
 
 
 @dataclass(frozen=True, slots=True)
-class StateFileOwner:
+class StateFileScopeAndVm:
     """The owner of a state file.
 
     ``vm_id`` is None if the metadata service knows none. ``is_hub``: the file holds the events of
@@ -88,7 +88,7 @@ class EventKeyFormat:
         """Return the scope in a key; None if the keys of this state file have none."""
         return key.rpartition(_SCOPE_SEPARATOR)[2] if self.with_scope else None
 
-    def key_prefix_for_all_scopes(self, event_id: str) -> str:
+    def key_prefix_of_event_id(self, event_id: str) -> str:
         """Return how the keys of an EventId begin in every scope."""
         key = event_id.lower()
         return f"{key}{_SCOPE_SEPARATOR}" if self.with_scope else key

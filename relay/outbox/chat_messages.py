@@ -140,7 +140,7 @@ class ChatMessages:
             (position, format_sortable(refresh_at) if refresh_at is not None else None, message),
         )
 
-    def take_due_refreshes(self, sink: str, now: datetime) -> list[int]:
+    def take_occurrences_due_for_refresh(self, sink: str, now: datetime) -> list[int]:
         """Return one occurrence of each message that is due for refresh.
 
         The content hash is cleared, so that the message is shown again, and returned only once.
@@ -194,7 +194,7 @@ class ChatMessages:
         )
 
     def next_refresh_at(self, sink: str) -> str | None:
-        """Return when `take_due_refreshes` will return something."""
+        """Return when `take_occurrences_due_for_refresh` will return something."""
         time = self._connection.execute(
             # Without the condition of the index of times, SQLite would read every message.
             "SELECT min(stale_at) FROM message "
@@ -219,7 +219,7 @@ class ChatMessages:
             "INSERT OR IGNORE INTO invitation "
             "(token, code, message, occurrence, revision, decision, at) "
             "VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (token_digest(token), code_digest(token, code), *about),
+            (confirmation_link_token_digest(token), code_digest(token, code), *about),
         )
 
     def find_confirmation_link_by_token(self, token: str) -> ConfirmationLink | None:
@@ -227,11 +227,11 @@ class ChatMessages:
         rows = self._connection.execute(
             "SELECT token, occurrence, revision, decision, code, wrong AS wrong_codes "
             "FROM invitation WHERE token = ?",
-            (token_digest(token),),
+            (confirmation_link_token_digest(token),),
         )
         return next(parse_rows(_CONFIRMATION_LINK, rows), None)
 
-    def count_wrong_code(self, link: ConfirmationLink) -> None:
+    def record_wrong_confirmation_code(self, link: ConfirmationLink) -> None:
         """Count a wrong code that was given with a link."""
         self._connection.execute(
             "UPDATE invitation SET wrong = wrong + 1 WHERE token = ?", (link.token,)
@@ -254,7 +254,7 @@ class ChatMessages:
         )
 
 
-def token_digest(token: str) -> str:
+def confirmation_link_token_digest(token: str) -> str:
     """Return the form in which a token is kept: nobody who reads the file can follow the link."""
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
 

@@ -46,7 +46,7 @@ class _PrunedError(Exception):
     """The row is older than the kept journal."""
 
 
-class _UnjustifiedClaim(Exception):
+class _UnjustifiedClaimError(Exception):
     """The text continues "the claim at position 7"."""
 
 
@@ -65,10 +65,10 @@ def audit_start_request_claims(connection: sqlite3.Connection) -> ClaimAuditResu
         try:
             _StartRequestClaim(
                 connection, position, event_key, orjson.loads(body)
-            ).verify_grant_and_votes()
+            ).require_grant_and_votes()
         except _PrunedError:
             pruned += 1
-        except _UnjustifiedClaim as problem:
+        except _UnjustifiedClaimError as problem:
             problems.append(f"the claim at position {position} ({event_key}) {problem}")
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     try:
@@ -113,7 +113,7 @@ class _StartRequestClaim:
         self._checkpoint = read_pruning_checkpoint(connection).position
         self._position, self._event_key, self._note = position, event_key, note
 
-    def verify_grant_and_votes(self) -> None:
+    def require_grant_and_votes(self) -> None:
         """Return if the claim follows from its grant and votes.
 
         Raises _UnjustifiedClaim, _PrunedError.
@@ -121,23 +121,23 @@ class _StartRequestClaim:
         position = self._note.get("granted") or self._find_grant_position()
         granted = self._read_verified_earlier_event(position, "approval.granted")
         if granted is None:
-            raise _UnjustifiedClaim("follows from no approval.granted")
+            raise _UnjustifiedClaimError("follows from no approval.granted")
         facts = ("approvalId", "revision", "rule")
         if "dryRun" in granted.data or any(granted.data[key] != self._note[key] for key in facts):
-            raise _UnjustifiedClaim(f"does not agree with the grant at position {position}")
+            raise _UnjustifiedClaimError(f"does not agree with the grant at position {position}")
         # The rules can have changed since the grant. An older version did not say what they asked.
         required = self._note.get("required", granted.data["required"])
         recorded = self._note.get("recorded")
         if not required:
             return
         if recorded is not None:
-            voters = {self._voter_of_verified_vote(position) for position in recorded}
+            voters = {self._require_verified_voter(position) for position in recorded}
         else:
             voters = self._find_voters_in_journal()
-            if len(voters) < required and not self._is_event_kept():
+            if len(voters) < required and not self._is_event_history_unpruned():
                 raise _PrunedError
         if len(voters) < required:
-            raise _UnjustifiedClaim(f"follows from {len(voters)} of {required} recorded votes")
+            raise _UnjustifiedClaimError(f"follows from {len(voters)} of {required} recorded votes")
 
     def _find_grant_position(self) -> int | None:
         """An older version did not say where its grant is."""
@@ -148,11 +148,11 @@ class _StartRequestClaim:
             "AND json_extract(CAST(body AS TEXT), '$.data.dryRun') IS NULL",
             (self._event_key, self._position, self._note["approvalId"]),
         ).fetchone()
-        if row[0] is None and not self._is_event_kept():
+        if row[0] is None and not self._is_event_history_unpruned():
             raise _PrunedError
         return row[0]  # type: ignore[no-any-return]  # a position or None
 
-    def _is_event_kept(self) -> bool:
+    def _is_event_history_unpruned(self) -> bool:
         """Whether the journal still holds all rows about the event that came before the claim.
 
         Rows are pruned from the oldest on. So that is true if the ``event.scheduled`` is there,
@@ -179,10 +179,12 @@ class _StartRequestClaim:
         ]
         return {vote.data["principal"] for vote in votes}
 
-    def _voter_of_verified_vote(self, position: int) -> str:
+    def _require_verified_voter(self, position: int) -> str:
         event = self._read_verified_earlier_event(position, "approval.recorded")
         if event is None or not self._is_vote_for_claim(event):
-            raise _UnjustifiedClaim(f"counts a vote at position {position}, where there is none")
+            raise _UnjustifiedClaimError(
+                f"counts a vote at position {position}, where there is none"
+            )
         return str(event.data["principal"])
 
     def _is_vote_for_claim(self, event: CloudEvent) -> bool:

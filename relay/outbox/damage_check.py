@@ -19,7 +19,7 @@ from relay.outbox.decisions import Decisions
 from relay.outbox.deliveries import Deliveries
 from relay.outbox.fleet import FleetTables
 from relay.outbox.journal import Journal
-from relay.outbox.snapshot import Snapshot
+from relay.outbox.occurrences import Occurrences
 from relay.outbox.standing_holds import StandingHolds
 
 _TABLES = (
@@ -34,7 +34,7 @@ VALUE_ERRORS = (ValueError, LookupError, TypeError, AttributeError)
 """
 
 
-class DamagedTable(Exception):
+class DamagedTableError(Exception):
     """A table holds something that the relay did not write. The text says what."""
 
 
@@ -42,14 +42,14 @@ def verify_tables_are_readable(connection: sqlite3.Connection, keys: EventKeyFor
     """Read what the relay reads after its start, and return if that is possible.
 
     Of the journal only its head is read, because ``imds-relay audit`` verifies it. The tables of a
-    fleet are read only from the file of a hub. Raises DamagedTable and sqlite3.Error.
+    fleet are read only from the file of a hub. Raises DamagedTableError and sqlite3.Error.
     """
     for table in _TABLES:
         problem = connection.execute(f"PRAGMA integrity_check('{table}')").fetchone()[0]
         if problem != "ok":
-            raise DamagedTable(f"table {table}: {problem}")
+            raise DamagedTableError(f"table {table}: {problem}")
     try:
-        live = Snapshot(connection, keys).live_occurrences()
+        live = Occurrences(connection, keys).live_occurrences()
         _verify_occurrences(connection, keys, live)
         _verify_rows_readable(connection, live)
         if keys.with_scope:
@@ -57,7 +57,7 @@ def verify_tables_are_readable(connection: sqlite3.Connection, keys: EventKeyFor
             fleet.agents()
             fleet.sightings([occurrence.key for occurrence in live])
     except VALUE_ERRORS as error:
-        raise DamagedTable(f"{type(error).__name__}: {error}") from error
+        raise DamagedTableError(f"{type(error).__name__}: {error}") from error
 
 
 def _verify_occurrences(
@@ -66,7 +66,7 @@ def _verify_occurrences(
     for occurrence in live:
         event = occurrence.event
         if occurrence.key != keys.make_key(occurrence.scope, event.event_id):
-            raise DamagedTable(
+            raise DamagedTableError(
                 f"table occurrence: the event {occurrence.key} has the EventId {event.event_id}"
             )
     # All columns, because SQLite's own functions take text that is not UTF-8: to fetch it fails.
@@ -75,7 +75,7 @@ def _verify_occurrences(
         try:
             ScheduledEvent.from_cloudevent_data(orjson.loads(data))
         except VALUE_ERRORS as error:
-            raise DamagedTable(
+            raise DamagedTableError(
                 f"table occurrence: the event {key} cannot be read: {error}"
             ) from error
 
@@ -83,16 +83,18 @@ def _verify_occurrences(
 def _verify_next_id_is_unused(connection: sqlite3.Connection, newest: str, next_id: int) -> None:
     """Return if the next row of a table is a new one: no row could be added otherwise."""
     if (connection.execute(f"SELECT {newest}").fetchone()[0] or 0) >= next_id:
-        raise DamagedTable(f"table sqlite_sequence: the next id is {next_id}, not after {newest}")
+        raise DamagedTableError(
+            f"table sqlite_sequence: the next id is {next_id}, not after {newest}"
+        )
 
 
 def _verify_rows_readable(connection: sqlite3.Connection, live: Sequence[TrackedEvent]) -> None:
     for key, value in connection.execute("SELECT key, value FROM meta"):
         if not isinstance(value, str):
-            raise DamagedTable(f"table meta: the value of {key} is not text")
+            raise DamagedTableError(f"table meta: the value of {key} is not text")
     journal = Journal(connection)
     if not isinstance(journal.head().hash, str):
-        raise DamagedTable("table journal: its last hash is not text")
+        raise DamagedTableError("table journal: its last hash is not text")
     decisions = Decisions(connection, journal)
     for (occurrence,) in connection.execute(
         "SELECT DISTINCT occurrence FROM decision WHERE counts"
@@ -110,7 +112,7 @@ def _verify_rows_readable(connection: sqlite3.Connection, live: Sequence[Tracked
         connection, "max(number) FROM standing_hold", standing_holds.next_number()
     )
     deliveries.waiting_entries()
-    for name, (state, _) in deliveries.state_and_reason_by_sink().items():
+    for name, (state, _) in deliveries.sink_states_with_reasons().items():
         if state not in get_args(SinkState):
-            raise DamagedTable(f"table sink: the sink {name} has the state {state}")
+            raise DamagedTableError(f"table sink: the sink {name} has the state {state}")
     connection.execute("SELECT * FROM message").fetchall()

@@ -94,7 +94,7 @@ class Decisions:
             values,
         )
 
-    def restore_decision_from_journal(self, decision: Decision) -> None:
+    def replace_decision_row(self, decision: Decision) -> None:
         """Store a decision again as the journal has it, in place of the row if there is one."""
         self._connection.execute(
             "DELETE FROM decision WHERE approval_id = ?", (decision.approval_id,)
@@ -251,7 +251,7 @@ class Decisions:
         )
         return [occurrence for (occurrence,) in rows]
 
-    def has_counting_decision_or_open_grant(self) -> bool:
+    def exists_counting_decision_or_open_grant(self) -> bool:
         """Whether any decision counts, also one about an event that is gone, or a grant is open."""
         row = self._connection.execute(
             "SELECT EXISTS (SELECT 1 FROM decision WHERE counts) OR "
@@ -259,7 +259,7 @@ class Decisions:
         ).fetchone()
         return bool(row[0])
 
-    def add_grant(
+    def insert_grant_row(
         self,
         occurrence: int,
         revision: str,
@@ -284,7 +284,7 @@ class Decisions:
             (*values, position),
         )
 
-    def claim_grant(self, grant_id: int) -> None:
+    def mark_grant_claimed(self, grant_id: int) -> None:
         """A StartRequest for the grant is about to be sent."""
         self._connection.execute(
             "UPDATE start_request SET state = 'sent', attempts = attempts + 1, status = NULL "
@@ -316,7 +316,7 @@ class Decisions:
         )
         if event is None or not _is_approval_granted_event_of_grant(event, grant):
             return None
-        return replace(grant, granted_at=_cloudevent_time(event))
+        return replace(grant, granted_at=_parse_time_of_cloudevent(event))
 
     # --- reminders
 
@@ -390,7 +390,7 @@ def _decision_from_event(position: int | None, event: CloudEvent) -> Decision:
         channel=data["channel"],
         revision=data["revision"],
         reason=data["reason"],
-        at=_cloudevent_time(event),
+        at=_parse_time_of_cloudevent(event),
         expires=parse_timestamp(data.get("expires")),
         dry_run="dryRun" in data,
         counts=True,
@@ -407,7 +407,7 @@ def _is_approval_granted_event_of_grant(event: CloudEvent, grant: Grant) -> bool
     return granted == (grant.approval_id, grant.revision, grant.rule, grant.dry_run)
 
 
-def _cloudevent_time(event: CloudEvent) -> datetime:
+def _parse_time_of_cloudevent(event: CloudEvent) -> datetime:
     at = parse_timestamp(event.attributes["time"])
     assert at is not None  # noqa: S101  # every event has a time
     return at

@@ -145,7 +145,7 @@ class Deliveries:
             f"SELECT {_ENTRY_COLUMNS} FROM entry WHERE state = 'waiting' {of_sink} ORDER BY +id",  # noqa: S608  # our own text
             {"sink": sink},
         )
-        return list(_read_entries(rows))
+        return list(_entries_from_rows(rows))
 
     def waiting_sinks(self) -> set[str]:
         """Return the names of the sinks that entries wait for."""
@@ -248,7 +248,7 @@ class Deliveries:
             f"SELECT {_ENTRY_COLUMNS} FROM entry WHERE id = ?",  # noqa: S608  # our own text
             (entry_id,),
         )
-        return next(_read_entries(rows))
+        return next(_entries_from_rows(rows))
 
     def redeliver_matching_dead_letters(
         self,
@@ -265,7 +265,7 @@ class Deliveries:
         """
         rows = self._connection.execute(
             f"SELECT id FROM entry WHERE {_DEAD_LETTER_CONDITION} ORDER BY id LIMIT :limit",  # noqa: S608  # our own text
-            _dead_letter_sql_params(dead_letters, after, until) | {"limit": limit},
+            _dead_letter_filter_bind_values(dead_letters, after, until) | {"limit": limit},
         ).fetchall()
         entries = [self.redeliver_dead_letter(entry_id, at) for (entry_id,) in rows]
         return [entry for entry in entries if entry is not None]
@@ -276,7 +276,7 @@ class Deliveries:
         """Return how many dead letters `redeliver_matching_dead_letters` would redeliver."""
         row = self._connection.execute(
             f"SELECT count(*) FROM entry WHERE {_DEAD_LETTER_CONDITION}",  # noqa: S608  # our own text
-            _dead_letter_sql_params(dead_letters, after, until),
+            _dead_letter_filter_bind_values(dead_letters, after, until),
         ).fetchone()
         return int(row[0])
 
@@ -341,7 +341,7 @@ class Deliveries:
 
     # --- sinks
 
-    def state_and_reason_by_sink(self) -> dict[str, tuple[SinkState, str | None]]:
+    def sink_states_with_reasons(self) -> dict[str, tuple[SinkState, str | None]]:
         """Return the state of each sink of the last start, and the reason if it is not on."""
         rows = self._connection.execute("SELECT name, state, reason FROM sink")
         return {name: (state, reason) for name, state, reason in rows}
@@ -388,7 +388,7 @@ class Deliveries:
         return Counter(type_ for _, type_ in surplus)
 
 
-def _read_entries(rows: Iterable[tuple[Any, ...]]) -> Iterator[Entry]:
+def _entries_from_rows(rows: Iterable[tuple[Any, ...]]) -> Iterator[Entry]:
     """Yield the entries of these rows of `_ENTRY_COLUMNS`.
 
     Equal texts and moments are one object: many entries can wait, and they share most of them.
@@ -409,7 +409,7 @@ def _read_entries(rows: Iterable[tuple[Any, ...]]) -> Iterator[Entry]:
         )
 
 
-def _dead_letter_sql_params(
+def _dead_letter_filter_bind_values(
     dead_letters: DeadLetterFilter, after: int, until: datetime
 ) -> dict[str, object]:
     since = format_sortable(dead_letters.since) if dead_letters.since is not None else None

@@ -31,8 +31,8 @@ from relay.files import (
     remove_rights_of_others,
     symlinks_leading_to,
 )
-from relay.outbox import SINGLE_SCOPE, EventKeyFormat, Mode, StateFileOwner
-from relay.outbox.damage_check import DamagedTable, verify_tables_are_readable
+from relay.outbox import SINGLE_SCOPE, EventKeyFormat, Mode, StateFileScopeAndVm
+from relay.outbox.damage_check import DamagedTableError, verify_tables_are_readable
 from relay.outbox.rows import get_meta
 
 SCHEMA_VERSION = 5
@@ -86,11 +86,11 @@ class StateFile:
             raise StoreError("another process has the file open, so the log stays anyway")
 
 
-class _UnusableFile(Exception):
+class _UnusableFileError(Exception):
     """The file is set aside. The text continues the sentence "the state file x"."""
 
 
-def open_state_file(path: Path, identity: StateFileOwner, now: datetime) -> StateFile:
+def open_state_file(path: Path, identity: StateFileScopeAndVm, now: datetime) -> StateFile:
     """Open or create the state file; blocking.
 
     A corrupt or foreign file is set aside under a new name, with a warning. The fresh file begins
@@ -106,10 +106,10 @@ def open_state_file(path: Path, identity: StateFileOwner, now: datetime) -> Stat
     path = _resolve_link(path)
     lock = _take_lock(path)
     try:
-        with _older_relays_locked_out(path):
+        with _hold_lock_file_of_older_versions(path):
             try:
-                connection, trusted = _connect_again_if_unusable(path, identity)
-            except _UnusableFile as problem:
+                connection, trusted = _connect_and_retry_once_if_unusable(path, identity)
+            except _UnusableFileError as problem:
                 set_aside_as = _set_aside(path, now)
                 _log.warning(
                     "the state file %s %s. It was renamed to %s, and a fresh file begins",
@@ -120,7 +120,7 @@ def open_state_file(path: Path, identity: StateFileOwner, now: datetime) -> Stat
                 connection, trusted = _connect_to_checked_or_new_file(path, identity)
     except Exception as error:
         lock.close()
-        if isinstance(error, sqlite3.Error | OSError | _UnusableFile):
+        if isinstance(error, sqlite3.Error | OSError | _UnusableFileError):
             raise StoreError(
                 f"store.path: expected a file that can be written, {path}: {_error_text(error)}"
             ) from error
@@ -218,7 +218,7 @@ def _take_lock(path: Path) -> sqlite3.Connection:
 
 
 @contextlib.contextmanager
-def _older_relays_locked_out(path: Path) -> Iterator[None]:
+def _hold_lock_file_of_older_versions(path: Path) -> Iterator[None]:
     """Hold the lock file of older versions, then remove it: the file has the new schema by then.
 
     Raises StoreLocked if a relay of an older version holds it. Others could read the lock file, and
@@ -257,7 +257,7 @@ def _folder_error(path: Path, text: str) -> StoreError:
 
 
 def _connect_to_checked_or_new_file(
-    path: Path, identity: StateFileOwner
+    path: Path, identity: StateFileScopeAndVm
 ) -> tuple[sqlite3.Connection, bool]:
     """Open and check the file and create its tables; return also whether it is trusted.
 
@@ -294,7 +294,7 @@ def _connect_to_checked_or_new_file(
     except Exception as error:
         connection.close()
         # A UnicodeDecodeError is about names in a broken schema.
-        is_corrupt = isinstance(error, UnicodeDecodeError | DamagedTable)
+        is_corrupt = isinstance(error, UnicodeDecodeError | DamagedTableError)
         if isinstance(error, sqlite3.Error):
             is_corrupt = (
                 result_code(error) in corrupt_codes
@@ -302,13 +302,13 @@ def _connect_to_checked_or_new_file(
                 or _is_read_only_by_damage(path, error)
             )
         if is_corrupt:
-            raise _UnusableFile(f"is corrupt ({error})") from error
+            raise _UnusableFileError(f"is corrupt ({error})") from error
         raise
     return connection, identity.vm_id is not None or owner is None
 
 
-def _connect_again_if_unusable(
-    path: Path, identity: StateFileOwner
+def _connect_and_retry_once_if_unusable(
+    path: Path, identity: StateFileScopeAndVm
 ) -> tuple[sqlite3.Connection, bool]:
     """Open the file again if it seems unusable: its disk can have failed for a moment.
 
@@ -317,7 +317,7 @@ def _connect_again_if_unusable(
     """
     try:
         return _connect_to_checked_or_new_file(path, identity)
-    except _UnusableFile:
+    except _UnusableFileError:
         for part in (path, path.with_name(f"{path.name}-wal")):
             with contextlib.suppress(FileNotFoundError), part.open("rb") as file:
                 while file.read(_READ_SIZE):
@@ -342,7 +342,9 @@ def _make_private(path: Path) -> None:
             remove_rights_of_others(older)
 
 
-def _check_file_and_get_version(connection: sqlite3.Connection, identity: StateFileOwner) -> int:
+def _check_file_and_get_version(
+    connection: sqlite3.Connection, identity: StateFileScopeAndVm
+) -> int:
     """Return the schema version; 0 if the file is still empty.
 
     Raises _UnusableFile, StoreTooNew, sqlite3.Error, UnicodeDecodeError.
@@ -351,27 +353,27 @@ def _check_file_and_get_version(connection: sqlite3.Connection, identity: StateF
     if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0:
         return 0
     if connection.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION_ID:
-        raise _UnusableFile("is the database of another program")
+        raise _UnusableFileError("is the database of another program")
     if version > SCHEMA_VERSION:
         raise StoreTooNew(
             f"store.path: expected a file of version {SCHEMA_VERSION} or older, got version "
             f"{version} of a newer relay: update this relay"
         )
     if version < 1:
-        raise _UnusableFile(f"is corrupt (it has version {version})")
+        raise _UnusableFileError(f"is corrupt (it has version {version})")
     problem = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
     if problem != "ok":
-        raise _UnusableFile(f"is corrupt ({problem})")
+        raise _UnusableFileError(f"is corrupt ({problem})")
     vm_id, scope, mode = (get_meta(connection, key) for key in ("vm_id", "scope", "mode"))
     if scope is None or mode not in get_args(Mode):
-        raise _UnusableFile("is corrupt (its scope or its mode is missing)")
+        raise _UnusableFileError("is corrupt (its scope or its mode is missing)")
     if identity.vm_id is not None and vm_id is not None and vm_id.lower() != identity.vm_id.lower():
-        raise _UnusableFile("belongs to another VM (a cloned image or a restored disk)")
+        raise _UnusableFileError("belongs to another VM (a cloned image or a restored disk)")
     if scope != identity.scope:
-        raise _UnusableFile(f"belongs to another scope ({scope})")
+        raise _UnusableFileError(f"belongs to another scope ({scope})")
     is_hub = get_meta(connection, "role") == "hub"
     if is_hub != identity.is_hub:
-        raise _UnusableFile(f"belongs to a {'hub' if is_hub else 'relay that is no hub'}")
+        raise _UnusableFileError(f"belongs to a {'hub' if is_hub else 'relay that is no hub'}")
     return int(version)
 
 
@@ -392,7 +394,7 @@ def _verify_tables_and_indexes(connection: sqlite3.Connection) -> None:
     """
     if missing := _schema_names_of_version(SCHEMA_VERSION) - set(connection.execute(_SCHEMA_NAMES)):
         kind, name, column = min(missing)
-        raise _UnusableFile(f"is corrupt (it has no {kind} {name} {column}".rstrip() + ")")
+        raise _UnusableFileError(f"is corrupt (it has no {kind} {name} {column}".rstrip() + ")")
 
 
 @cache
@@ -406,7 +408,7 @@ def _schema_names_of_version(version: int) -> frozenset[tuple[str, str, str]]:
 
 
 def _write_initial_meta(
-    connection: sqlite3.Connection, mode: Mode, identity: StateFileOwner
+    connection: sqlite3.Connection, mode: Mode, identity: StateFileScopeAndVm
 ) -> None:
     connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
     connection.execute("INSERT INTO meta VALUES ('mode', ?)", (mode,))

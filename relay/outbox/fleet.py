@@ -56,7 +56,7 @@ class SightingRow:
     ``state`` is the digest of the state; None if the event is gone. ``place`` is how far the agent
     has come among the states that the hub has told. ``at`` is when the agent saw this, by its own
     clock, and ``seen`` the same by Azure's clock. ``gap`` and ``rebooted`` are as in
-    `relay.events.build.EndEvidence`.
+    `relay.events.build.FactsAboutEndedEvent`.
     """
 
     event_key: str

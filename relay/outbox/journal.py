@@ -95,7 +95,7 @@ class Journal:
         """Append a row that is not a CloudEvent, such as a claim."""
         self.append_all(at, [(kind, event_key, None, orjson.dumps(facts))])
 
-    def count_transitions(self, transitions: Sequence[str]) -> dict[str, int]:
+    def counts_by_transition(self, transitions: Sequence[str]) -> dict[str, int]:
         """Return how often each of these transitions was recorded, if it ever was."""
         return dict(
             self._connection.execute(
@@ -105,7 +105,7 @@ class Journal:
             ).fetchall()
         )
 
-    def event_at_position(self, position: int) -> CloudEvent:
+    def require_event_at_position(self, position: int) -> CloudEvent:
         """Return the CloudEvent at a position. Raises KeyError if it was pruned."""
         row = self._connection.execute(
             "SELECT body FROM journal WHERE position = ?", (position,)
@@ -140,10 +140,10 @@ class Journal:
 
         This is a look-up by position: the hash of the row before, and that of the row itself.
         """
-        body = self._verified_body(position, kind, event_key)
+        body = self._body_if_verified(position, kind, event_key)
         return CloudEvent.parse(body) if body is not None else None
 
-    def _verified_body(
+    def _body_if_verified(
         self, position: int | None, kind: str, event_key: str | None
     ) -> bytes | None:
         row = self._connection.execute(
@@ -173,7 +173,7 @@ class Journal:
             (event_key,),
         ).fetchall()
         for position, kind in rows:
-            body = self._verified_body(position, kind, event_key)
+            body = self._body_if_verified(position, kind, event_key)
             if body is not None:
                 yield position, kind, body
 
@@ -259,7 +259,7 @@ class Journal:
         ).fetchone()
         return int(row[0] or 0)
 
-    def position_of_first_change_since(self, event_key: str, since: str) -> int:
+    def first_change_position_of_event_since(self, event_key: str, since: str) -> int:
         """Return the position of the first ``event.*`` about an EventId from a time on.
 
         If that row was pruned, return the position of the head.
@@ -351,7 +351,7 @@ def read_pruning_checkpoint(connection: sqlite3.Connection) -> JournalHead:
     return JournalHead(*row) if row else GENESIS
 
 
-def read_rows(connection: sqlite3.Connection) -> Iterator[JournalRow]:
+def read_all_rows(connection: sqlite3.Connection) -> Iterator[JournalRow]:
     """Yield every row, oldest first."""
     rows = connection.execute("SELECT * FROM journal ORDER BY position")
     rows.row_factory = sqlite3.Row
@@ -383,7 +383,7 @@ def _verify_rows(
 ) -> tuple[JournalHead, int]:
     head, count = read_pruning_checkpoint(connection), 0
     _check_expected_head(head, expected)
-    for row in read_rows(connection):
+    for row in read_all_rows(connection):
         if row.position != head.position + 1:
             raise StoreError(
                 f"journal: expected position {head.position + 1}, found {row.position}: "

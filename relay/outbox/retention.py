@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class PruneResult:
+class PrunedJournalAndDeadLetterCounts:
     """How many rows of the journal were deleted, and how many dead letters over the limit.
 
     The dead letters are counted by their type.
@@ -36,7 +36,9 @@ class PruneResult:
     dead_letters: Counter[str] = field(default_factory=Counter)
 
 
-def prune_all_tables(tx: Transaction, settings: StoreSettings, now: datetime) -> PruneResult:
+def prune_all_tables(
+    tx: Transaction, settings: StoreSettings, now: datetime
+) -> PrunedJournalAndDeadLetterCounts:
     """Work for the store: delete what is older than the settings allow."""
     delivery_limit = now - timedelta(seconds=settings.retain)
     audit_limit = now - timedelta(seconds=settings.audit_retain)
@@ -44,11 +46,11 @@ def prune_all_tables(tx: Transaction, settings: StoreSettings, now: datetime) ->
     tx.decisions.prune_answers(min(delivery_limit, now - MIN_ANSWER_RETENTION))
     tx.decisions.prune_answers_of_refusals(now)
     journal_rows = tx.journal.prune(audit_limit, now)
-    tx.snapshot.prune_ended_occurrences(audit_limit)
+    tx.occurrences.prune_ended_occurrences(audit_limit)
     tx.standing_holds.prune(audit_limit)
     tx.messages.prune()
     tx.fleet.prune_orphaned_sightings()
-    return PruneResult(journal_rows, dead_letters)
+    return PrunedJournalAndDeadLetterCounts(journal_rows, dead_letters)
 
 
 async def prune_forever(store: Store, clock: Clock, report: RecordRelayEvent) -> None:
@@ -59,7 +61,7 @@ async def prune_forever(store: Store, clock: Clock, report: RecordRelayEvent) ->
     """
     lost: Counter[str] = Counter()
     while True:
-        dead_letters = await _prune_and_count_dead_letters(store, clock.now())
+        dead_letters = await _prune_tables_and_count_dead_letters(store, clock.now())
         if dead_letters:
             lost += dead_letters
             types = ", ".join(f"{count} {type_}" for type_, count in sorted(lost.items()))
@@ -71,7 +73,7 @@ async def prune_forever(store: Store, clock: Clock, report: RecordRelayEvent) ->
         await clock.sleep(PRUNE_INTERVAL)
 
 
-async def _prune_and_count_dead_letters(store: Store, now: datetime) -> Counter[str]:
+async def _prune_tables_and_count_dead_letters(store: Store, now: datetime) -> Counter[str]:
     """Return how many dead letters over the limit were deleted, by their type."""
     try:
         result = await store.transact(lambda tx: prune_all_tables(tx, store.settings, now))

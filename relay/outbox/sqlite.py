@@ -29,7 +29,7 @@ from relay.clock import Clock
 from relay.errors import StoreUnavailable
 from relay.events.cloudevent import CloudEvent
 from relay.histogram import Histogram
-from relay.outbox import Entry, RecordedEvent, StateFileOwner, StoreSettings
+from relay.outbox import Entry, RecordedEvent, StateFileScopeAndVm, StoreSettings
 from relay.outbox.file import StateFile, open_state_file, result_code
 from relay.outbox.transaction import Route, Transaction
 
@@ -232,9 +232,9 @@ class Store:
             )
             reason = f"the thread of the state file has failed: {error!r}"
             self._set_write_error(reason)
-            self._refuse_jobs(jobs, reason)
+            self._fail_given_jobs(jobs, reason)
             while is_open and (job := self._jobs.get()) is not None:
-                self._refuse_jobs([job], reason)
+                self._fail_given_jobs([job], reason)
         finally:
             if self._memory is not None:
                 self._memory.close()
@@ -271,7 +271,7 @@ class Store:
         """If the file can be written again, repeat on it what was done in memory."""
         began = time.monotonic()
         repeated = [_Job(work, "open") for work in self._done_in_memory]
-        if self._commit_jobs([_Job(_write_probe, "closed")]) and self._commit_jobs_done_in_memory(
+        if self._commit_jobs([_Job(_write_probe, "closed")]) and self._rerun_memory_jobs_on_file(
             repeated
         ):
             for job in repeated:
@@ -287,7 +287,7 @@ class Store:
         elapsed = time.monotonic() - began
         self._recover_at = time.monotonic() + max(MIN_RECOVERY_INTERVAL, 10 * elapsed)
 
-    def _commit_jobs_done_in_memory(self, jobs: Sequence[_Job]) -> bool:
+    def _rerun_memory_jobs_on_file(self, jobs: Sequence[_Job]) -> bool:
         """Commit what was done in memory, with what it depended on then."""
         for change in reversed(self._changed_beside_memory):
             change.undo()
@@ -367,7 +367,7 @@ class Store:
             raise
         return memory
 
-    def _refuse_jobs(self, jobs: Sequence[_Job], reason: str) -> None:
+    def _fail_given_jobs(self, jobs: Sequence[_Job], reason: str) -> None:
         for job in jobs:
             job.error = StoreUnavailable(reason)
         self._publish_results(jobs)
@@ -420,7 +420,7 @@ def _write_probe(transaction: Transaction) -> None:
 @contextlib.asynccontextmanager
 async def open_store(
     settings: StoreSettings,
-    identity: StateFileOwner,
+    identity: StateFileScopeAndVm,
     clock: Clock,
     route: Route,
     *,

@@ -1,9 +1,9 @@
 """What work can do in one transaction: read and write the tables, record events, redeliver.
 
 `relay.outbox.sqlite.Store` hands a `Transaction` to each piece of work that another package
-submits. Its attributes (`journal`, `snapshot`, `decisions`, …) read and write the tables. To record
-an event appends it to the journal and makes one entry for each sink that wants it. The store tells
-its listeners of the events and entries once they are on disk.
+submits. Its attributes (`journal`, `occurrences`, `decisions`, …) read and write the tables. To
+record an event appends it to the journal and makes one entry for each sink that wants it. The store
+tells its listeners of the events and entries once they are on disk.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from relay.outbox.decisions import Decisions
 from relay.outbox.deliveries import DeadLetterFilter, Deliveries
 from relay.outbox.fleet import FleetTables
 from relay.outbox.journal import Journal
+from relay.outbox.occurrences import Occurrences
 from relay.outbox.rows import get_meta
-from relay.outbox.snapshot import Snapshot
 from relay.outbox.standing_holds import StandingHolds
 
 Route = Callable[[CloudEvent], Iterable[str]]
@@ -40,9 +40,10 @@ Those of the other entries are read from the journal when they are sent.
 class Transaction:
     """One transaction, handed to each piece of work that the store runs in it.
 
-    A change of the document needs `journal`, `snapshot` and `deliveries`. The objects of the other
-    tables are made when work asks for them. ``recorded`` and ``redelivered`` collect the results of
-    the current piece of work. The store hands them to its listeners once they are on disk.
+    A change of the document needs `journal`, `occurrences` and `deliveries`. The objects of the
+    other tables are made when work asks for them. ``recorded`` and ``redelivered`` collect the
+    results of the current piece of work. The store hands them to its listeners once they are on
+    disk.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class Transaction:
         """Whether events get a ``traceparent``."""
         self.keys = keys
         self.journal = Journal(connection)
-        self.snapshot = Snapshot(connection, keys)
+        self.occurrences = Occurrences(connection, keys)
         self.deliveries = Deliveries(connection)
         self.recorded: list[RecordedEvent] = []
         self.redelivered: list[Entry] = []
@@ -131,7 +132,7 @@ class Transaction:
         positions = self.journal.append_all(
             at,
             [
-                (event.name, self._event_key_of_cloudevent(event), transition, event.body)
+                (event.name, self._make_event_key_of_cloudevent(event), transition, event.body)
                 for event, transition in events
             ],
         )
@@ -146,14 +147,16 @@ class Transaction:
     ) -> list[tuple[CloudEvent, str | None]]:
         """Return the events with their ``traceparent``. Their ids do not depend on it."""
         keys = {
-            key for event, _ in events if (key := self._event_key_of_cloudevent(event)) is not None
+            key
+            for event, _ in events
+            if (key := self._make_event_key_of_cloudevent(event)) is not None
         }
-        numbers = self.snapshot.newest_occurrence_numbers(sorted(keys))
+        numbers = self.occurrences.newest_occurrence_numbers(sorted(keys))
         traced = []
         for event, transition in events:
             if context_of(event) is None:  # a hub records what agents have traced
                 context = make_event_context(
-                    event, numbers.get(self._event_key_of_cloudevent(event) or "", 0)
+                    event, numbers.get(self._make_event_key_of_cloudevent(event) or "", 0)
                 )
                 event = event.with_attribute("traceparent", str(context))  # noqa: PLW2901  # the same one
             traced.append((event, transition))
@@ -164,7 +167,7 @@ class Transaction:
 
         No listener hears of it: nothing has happened. The sink's worker reads what waits.
         """
-        event = self.journal.event_at_position(position)
+        event = self.journal.require_event_at_position(position)
         self.recorded += [
             replace(recorded, is_new=False)
             for recorded in self._add_delivery_entries([(event, position, [sink])], at)
@@ -172,7 +175,7 @@ class Transaction:
 
     def add_redelivery_entry(self, position: int, sink: str, at: datetime) -> None:
         """Make another entry for a sink about an event that it got before."""
-        event = self.journal.event_at_position(position)
+        event = self.journal.require_event_at_position(position)
         for recorded in self._add_delivery_entries([(event, position, [sink])], at):
             self.redelivered += recorded.entries
 
@@ -217,7 +220,7 @@ class Transaction:
         ids = count(self.deliveries.next_autoincrement_entry_id())
         room = MAX_EVENTS_IN_RESULTS - len(self.recorded)
         recorded = [
-            self._make_recorded_event_with_entries(
+            self._build_recorded_event_and_entries(
                 event, position, sinks, at, ids, in_memory=index < room
             )
             for index, (event, position, sinks) in enumerate(events)
@@ -225,7 +228,7 @@ class Transaction:
         self.deliveries.add_entries(entry for event in recorded for entry in event.entries)
         return recorded
 
-    def _make_recorded_event_with_entries(
+    def _build_recorded_event_and_entries(
         self,
         event: CloudEvent,
         position: int,
@@ -235,7 +238,7 @@ class Transaction:
         *,
         in_memory: bool,
     ) -> RecordedEvent:
-        key = self._event_key_of_cloudevent(event)
+        key = self._make_event_key_of_cloudevent(event)
         ordering_key = key
         if ordering_key is None:
             ordering_key = f"{self._ordering_prefix_without_event(event)}/{event.subject or ''}"
@@ -259,7 +262,7 @@ class Transaction:
         )
         return RecordedEvent(position, event.id, event.name, key, event_in_memory, entries)
 
-    def _event_key_of_cloudevent(self, event: CloudEvent) -> str | None:
+    def _make_event_key_of_cloudevent(self, event: CloudEvent) -> str | None:
         """Return the key of the event of Azure that a CloudEvent is about; None for no event."""
         if not is_about_event(event.name):
             return None

@@ -25,16 +25,16 @@ from relay.fleet.agent.votes import VoteForwarder
 from relay.fleet.settings import AgentSettings
 from relay.imds.client import ImdsClient
 from relay.ingest.recorder import names_this_vm
-from relay.outbox import StateFileOwner
+from relay.outbox import StateFileScopeAndVm
 from relay.roles import RunningRelay
 from relay.roles.live_parts import LiveParts
 from relay.roles.parts import (
     DRAIN_TIMEOUT,
     identify_relay,
     make_poller,
-    open_relay_store,
+    open_store_event_recorder_and_traces,
     remember_last_read,
-    run_inputs_service_and_delivery,
+    running_inputs_decisions_and_delivery,
 )
 
 _log = logging.getLogger(__name__)
@@ -57,8 +57,10 @@ async def start(
         origin, boot_id = identity.origin, boot()
 
         sink = ReportSinkSettings()
-        owner = StateFileOwner(origin.scope, identity.vm_id)
-        store, report, traces = await open_relay_store(config, owner, origin, [sink], clock, stack)
+        owner = StateFileScopeAndVm(origin.scope, identity.vm_id)
+        store, report, traces = await open_store_event_recorder_and_traces(
+            config, owner, origin, [sink], clock, stack
+        )
         record_span = traces.record if traces is not None else None
         machine = VmIdentity(
             vm_id=identity.vm_id,
@@ -105,7 +107,7 @@ async def start(
         parts = LiveParts(config, server=server, store=store, clock=clock, report=report)
         parts.polling = (poller, client)
         inputs = {"source": poller.run(), **parts.make_replaceable_input_tasks()}
-        async with run_inputs_service_and_delivery(
+        async with running_inputs_decisions_and_delivery(
             inputs, agent.run(), dispatcher, finish
         ) as parts.inputs:
             server.state.attach_relay(relay)

@@ -26,10 +26,14 @@ from relay.fleet.hub.start_orders import OrderPort
 from relay.fleet.hub.votes import MachineVoteSubmitter
 from relay.fleet.settings import HubSettings
 from relay.fleet.topology import HUB
-from relay.outbox import StateFileOwner
+from relay.outbox import StateFileScopeAndVm
 from relay.roles import RunningRelay
 from relay.roles.live_parts import DecidingParts
-from relay.roles.parts import DRAIN_TIMEOUT, open_relay_store, run_inputs_service_and_delivery
+from relay.roles.parts import (
+    DRAIN_TIMEOUT,
+    open_store_event_recorder_and_traces,
+    running_inputs_decisions_and_delivery,
+)
 from relay.roles.sink_connections import SinkConnections
 
 _log = logging.getLogger(__name__)
@@ -49,8 +53,8 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
         server = await stack.enter_async_context(
             Server(config.api, clock, state_file=config.store.path)
         )
-        owner = StateFileOwner(origin.scope, None, is_hub=True)
-        store, report, traces = await open_relay_store(
+        owner = StateFileScopeAndVm(origin.scope, None, is_hub=True)
+        store, report, traces = await open_store_event_recorder_and_traces(
             config, owner, origin, config.sinks, clock, stack
         )
         record_span = traces.record if traces is not None else None
@@ -67,7 +71,7 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
             client_resources=config.api.resources_by_client_principal,
             count_machines=SelectedMachineCounter(
                 hub.roster, clock
-            ).count_machines_selected_by_limit,
+            ).count_machines_that_limit_selects,
         )
 
         def use_domains(changed: Config) -> None:
@@ -88,7 +92,7 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
             # event, so it would refuse the approvals that the first hub can decide.
             before_approvals=hub.link.wait_for_first_connection,
         )
-        dispatcher = await parts.start_sinks()
+        dispatcher = await parts.connect_sinks_and_make_dispatcher()
         port = OrderPort(
             store,
             hub.roster,
@@ -136,7 +140,7 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
             fleet.exchange,
             server.address,
         )
-        async with run_inputs_service_and_delivery(
+        async with running_inputs_decisions_and_delivery(
             parts.make_replaceable_input_tasks(), serve(), dispatcher, finish
         ) as parts.inputs:
             server.state.attach_relay(relay)

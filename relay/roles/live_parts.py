@@ -10,9 +10,9 @@ submission. That work changes the rules and the route of events, and gives new s
 events. So a decision that a caller was let in for by the earlier configuration is also judged by
 the earlier rules, and no event misses a sink or reaches it twice.
 
-A role calls these methods in this order: `start_sinks` and `attach_gate` (only `DecidingParts`),
-then `make_replaceable_input_tasks`. It sets ``inputs`` when the tasks run. Then
-`relay.roles.reload` may call `prepare_configuration_take_over` and `run_configuration_take_over`.
+A role calls these methods in this order: `connect_sinks_and_make_dispatcher` and `attach_gate`
+(only `DecidingParts`), then `make_replaceable_input_tasks`. It sets ``inputs`` when the tasks run.
+Then `relay.roles.reload` may call `prepare_configuration_take_over` and `run_prepared_take_over`.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from relay.chat import ChatSink
 from relay.chat.context import ChatContext, make_chat_context
 from relay.clock import Clock
 from relay.config import Config
-from relay.config.shared_secrets import suspend_api_clients_sharing_secrets
+from relay.config.shared_secrets import watch_and_suspend_clients_sharing_secrets
 from relay.config.warnings import start_warnings
-from relay.delivery.dispatcher import Dispatcher, SinkStates, WorkerReplacement, matching_sinks
+from relay.delivery.dispatcher import Dispatcher, NewAndRetiredWorkers, SinkStates, matching_sinks
 from relay.events.build import RecordRelayEvent
 from relay.events.tracing import RecordSpan
 from relay.outbox.retention import prune_forever
@@ -98,7 +98,7 @@ class LiveParts:
 
         async def take_over() -> None:
             use_api()
-            await self._use_configuration(config)
+            await self._use_source_and_store_settings(config)
 
         return take_over
 
@@ -108,11 +108,11 @@ class LiveParts:
             raise RuntimeError("expected the relay to run before a reload")
         return self.inputs
 
-    async def run_configuration_take_over(self, take_over: TakeOver) -> None:
+    async def run_prepared_take_over(self, take_over: TakeOver) -> None:
         """Take a configuration over. If that fails, the relay ends."""
         await self._input_tasks_or_raise.run_task_until_done("reload", take_over())
 
-    async def _use_configuration(self, config: Config) -> None:
+    async def _use_source_and_store_settings(self, config: Config) -> None:
         before, self.config = self.config, config
         if self.polling is not None:
             for part in self.polling:
@@ -154,7 +154,7 @@ class DecidingParts(LiveParts):
         self._chat = make_chat_context(store, engine, clock, config.api.public_url)
         self._sinks: dict[str, ConnectedSink] = {}
         self._amqp_callers: dict[str, Caller] = {}
-        # Set by `start_sinks` and `attach_gate`:
+        # Set by `connect_sinks_and_make_dispatcher` and `attach_gate`:
         self._dispatcher: Dispatcher
         self._consumer: ApprovalConsumer | None
         self._gate: Gate | None = None
@@ -162,7 +162,7 @@ class DecidingParts(LiveParts):
 
     # --- the start
 
-    async def start_sinks(self) -> Dispatcher:
+    async def connect_sinks_and_make_dispatcher(self) -> Dispatcher:
         """Connect the sinks, and return the dispatcher to them, which has read what waits."""
         self._sinks = await self._connect_new_or_changed_sinks(self.config, self._chat)
         self._dispatcher = Dispatcher(
@@ -196,7 +196,7 @@ class DecidingParts(LiveParts):
     def make_replaceable_input_tasks(self) -> dict[str, Coroutine[Any, Any, object]]:
         inputs = {
             **super().make_replaceable_input_tasks(),
-            "secrets": self._suspend_api_clients_sharing_secrets(self.config),
+            "secrets": self._keep_suspending_api_clients_sharing_secrets(self.config),
         }
         if self._consumer is not None:
             inputs[_APPROVALS_INPUT] = self._run_consumer(self._consumer)
@@ -222,11 +222,11 @@ class DecidingParts(LiveParts):
             )
             sink_states = await states
             self._gate_or_raise.wake()
-            await self._dispatcher.end_worker_replacement(replacement, sink_states)
+            await self._dispatcher.end_change_of_configured_sinks(replacement, sink_states)
             for connected in leaving:
                 connected.request_disconnect()
             await self._replace_input_tasks(before, config)
-            await self._use_configuration(config)
+            await self._use_source_and_store_settings(config)
             earlier = set(start_warnings(before))
             for warning in start_warnings(config):
                 if warning not in earlier:
@@ -240,7 +240,7 @@ class DecidingParts(LiveParts):
         sinks: dict[str, ConnectedSink],
         leaving: list[ConnectedSink],
         use_api: Callable[[], None],
-    ) -> tuple[WorkerReplacement, asyncio.Future[SinkStates]]:
+    ) -> tuple[NewAndRetiredWorkers, asyncio.Future[SinkStates]]:
         """Change everything that decisions follow from, in one step; see the module's docstring."""
         has_changed_rules = (config.approvals, config.api) != (
             self.config.approvals,
@@ -256,9 +256,11 @@ class DecidingParts(LiveParts):
                 connected.decisions.detach_gate()
         self._configure_chat_and_amqp_callers(config)
         self._replace_api_relay(replace(self._relay_or_raise, chats=self.chats))
-        replacement = self._dispatcher.begin_worker_replacement(_settings_and_sinks_by_name(sinks))
+        replacement = self._dispatcher.begin_change_of_configured_sinks(
+            _settings_and_sinks_by_name(sinks)
+        )
         now = self.clock.now()
-        reconcile = self._dispatcher.reconcile_stored_sinks(now)
+        reconcile = self._dispatcher.make_work_to_reconcile_stored_sinks(now)
         before = self.config
 
         def change(tx: Transaction) -> SinkStates:
@@ -291,7 +293,9 @@ class DecidingParts(LiveParts):
 
     async def _replace_input_tasks(self, before: Config, after: Config) -> None:
         inputs = self._input_tasks_or_raise
-        await inputs.replace_task("secrets", self._suspend_api_clients_sharing_secrets(after))
+        await inputs.replace_task(
+            "secrets", self._keep_suspending_api_clients_sharing_secrets(after)
+        )
         if _approval_consumer_settings(before) != _approval_consumer_settings(after):
             await inputs.stop_task(_APPROVALS_INPUT)
             self._consumer = self._make_consumer(after, self._relay_or_raise)
@@ -311,9 +315,7 @@ class DecidingParts(LiveParts):
             for settings in config.sinks:
                 known = self._sinks.get(settings.name)
                 if known is None or not _is_sink_unchanged(known, settings, chat):
-                    known = await self._connections.connect_sink_until_closed(
-                        settings, config, chat
-                    )
+                    known = await self._connections.connect_sink_in_own_task(settings, config, chat)
                     new.append(known)
                 sinks[settings.name] = known
         except BaseException:
@@ -331,9 +333,11 @@ class DecidingParts(LiveParts):
             await self._before_approvals()
         await consumer.run()
 
-    def _suspend_api_clients_sharing_secrets(self, config: Config) -> Coroutine[Any, Any, object]:
-        return suspend_api_clients_sharing_secrets(
-            config.sinks, config.api.clients, self.clock, self.server.refuse_client_credentials
+    def _keep_suspending_api_clients_sharing_secrets(
+        self, config: Config
+    ) -> Coroutine[Any, Any, object]:
+        return watch_and_suspend_clients_sharing_secrets(
+            config.sinks, config.api.clients, self.clock, self.server.set_suspended_client_names
         )
 
     def _replace_api_relay(self, relay: Relay) -> None:

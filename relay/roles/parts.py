@@ -1,11 +1,12 @@
 """The parts that several roles start in the same way.
 
 - Who the relay is: `identify_relay` asks the metadata service of the VM.
-- What it records: `open_relay_store` opens the state file, and the export of traces.
+- What it records: `open_store_event_recorder_and_traces` opens the state file, and the export of
+  traces.
 - What it reads: `make_poller` and `remember_last_read`, at the start and at the end of polling.
 - Approvals over AMQP: `make_approval_consumer`.
-- What runs: `run_inputs_service_and_delivery` holds the tasks of all parts, and ends them in the
-  right order.
+- What runs: `running_inputs_decisions_and_delivery` holds the tasks of all parts, and ends them in
+  the right order.
 """
 
 from __future__ import annotations
@@ -46,11 +47,11 @@ from relay.imds.instance_metadata import (
 )
 from relay.imds.poller import Poller
 from relay.ingest.recorder import Recorder
-from relay.outbox import JournalHead, StateFileOwner
+from relay.outbox import JournalHead, StateFileScopeAndVm
 from relay.outbox.journal import GENESIS
 from relay.outbox.sqlite import Store, open_store
 from relay.sinks import SinkSettings
-from relay.telemetry.event_log import EventLog, log_event
+from relay.telemetry.event_log import RecordedEventLogger, log_cloud_event
 from relay.telemetry.traces import Traces
 
 if TYPE_CHECKING:
@@ -105,9 +106,9 @@ async def _open_traces(
     return Traces(clock, exporting.record, origin.relay)
 
 
-async def open_relay_store(
+async def open_store_event_recorder_and_traces(
     config: Config,
-    owner: StateFileOwner,
+    owner: StateFileScopeAndVm,
     origin: Origin,
     sinks: Iterable[SinkSettings],
     clock: Clock,
@@ -120,7 +121,7 @@ async def open_relay_store(
     """
     traces = await _open_traces(config, origin, clock, stack)
     route = partial(matching_sinks, sinks=tuple(sinks))
-    event_log = EventLog(traces.record_event_span if traces is not None else None)
+    event_log = RecordedEventLogger(traces.record_event_span if traces is not None else None)
     stack.callback(event_log.write_remaining_lines)  # after the store is closed
     store = await stack.enter_async_context(
         open_store(config.store, owner, clock, route, traced=traces is not None)
@@ -151,7 +152,7 @@ def make_relay_event_recorder(store: Store, origin: Origin, clock: Clock) -> Rec
 
         def tell_unrecorded(done: asyncio.Future[None]) -> None:
             if not done.cancelled() and done.exception() is not None:
-                log_event(build(GENESIS), None)
+                log_cloud_event(build(GENESIS), None)
 
         recorded = store.submit(lambda tx: tx.record(build(tx.head()), at), fail_open=True)
         recorded.add_done_callback(tell_unrecorded)
@@ -203,7 +204,7 @@ def make_approval_consumer(
         return None
     # A relay without this section saves the memory of the AMQP libraries.
     from relay.amqp.approval_consumer import ApprovalConsumer  # noqa: PLC0415
-    from relay.amqp.topology import make_scope_approvals_queue  # noqa: PLC0415
+    from relay.amqp.topology import describe_approvals_queue_of_scope  # noqa: PLC0415
     from relay.approvals.amqp_handler import AmqpApprovalHandler  # noqa: PLC0415
     from relay.fleet.topology import make_hub_approvals_queue  # noqa: PLC0415
 
@@ -219,7 +220,7 @@ def make_approval_consumer(
         queue=(
             make_hub_approvals_queue(exchange)
             if is_hub
-            else make_scope_approvals_queue(exchange, relay.origin.scope)
+            else describe_approvals_queue_of_scope(exchange, relay.origin.scope)
         ),
         relay=relay.origin.relay,
         handler=AmqpApprovalHandler(
@@ -281,7 +282,7 @@ class InputTasks:
 
 
 @asynccontextmanager
-async def run_inputs_service_and_delivery(
+async def running_inputs_decisions_and_delivery(
     inputs: Mapping[str, Coroutine[Any, Any, object]],
     service: Coroutine[Any, Any, object],
     dispatcher: Dispatcher,

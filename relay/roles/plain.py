@@ -22,16 +22,16 @@ from relay.config.warnings import start_warnings
 from relay.imds.client import ImdsClient
 from relay.imds.poller import ImdsStartRequestPort
 from relay.ingest.recorder import names_this_vm
-from relay.outbox import StateFileOwner
+from relay.outbox import StateFileScopeAndVm
 from relay.roles import RunningRelay
 from relay.roles.live_parts import DecidingParts
 from relay.roles.parts import (
     DRAIN_TIMEOUT,
     identify_relay,
     make_poller,
-    open_relay_store,
+    open_store_event_recorder_and_traces,
     remember_last_read,
-    run_inputs_service_and_delivery,
+    running_inputs_decisions_and_delivery,
 )
 from relay.roles.sink_connections import SinkConnections
 
@@ -54,8 +54,8 @@ async def start(
         identity = await identify_relay(config, client, clock)
         origin = identity.origin
 
-        owner = StateFileOwner(origin.scope, identity.vm_id)
-        store, report, traces = await open_relay_store(
+        owner = StateFileScopeAndVm(origin.scope, identity.vm_id)
+        store, report, traces = await open_store_event_recorder_and_traces(
             config, owner, origin, config.sinks, clock, stack
         )
         record_span = traces.record if traces is not None else None
@@ -80,7 +80,7 @@ async def start(
             engine=approvals,
             connections=await stack.enter_async_context(SinkConnections(clock)),
         )
-        dispatcher = await parts.start_sinks()
+        dispatcher = await parts.connect_sinks_and_make_dispatcher()
 
         poller = await make_poller(config, client, identity, boot(), store, clock, report, traces)
         gate = Gate(
@@ -117,7 +117,7 @@ async def start(
             origin.scope,
             server.address,
         )
-        async with run_inputs_service_and_delivery(
+        async with running_inputs_decisions_and_delivery(
             inputs, gate.run(), dispatcher, finish
         ) as parts.inputs:
             server.state.attach_relay(relay)

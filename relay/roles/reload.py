@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager
 
 from relay.clock import Clock
 from relay.config import LoadedConfig
-from relay.config.changes import KeyChange, find_changes, key_needs_restart
+from relay.config.changes import KeyChange, find_key_changes, key_needs_restart
 from relay.errors import ConfigError, ReloadRefused, StoreUnavailable
 from relay.roles.live_parts import LiveParts, TakeOver
 
@@ -94,7 +94,7 @@ class Reloader:
                 )
                 raise
             if take_over is not None:
-                await self._parts.run_configuration_take_over(take_over)
+                await self._parts.run_prepared_take_over(take_over)
             self._on_reload(loaded)
             self._loaded, self.loaded_at, self.problem = loaded, self._clock.now(), None
             _log.info(
@@ -147,7 +147,7 @@ class Reloader:
             raise ReloadRefused(
                 f"{loaded.file}: expected keys, the file is empty. Is it being written?"
             )
-        changes = find_changes(self._loaded.config, loaded.config)
+        changes = find_key_changes(self._loaded.config, loaded.config)
         keys = [change.key for change in changes if key_needs_restart(change.key)]
         if keys:
             named = ", ".join(_key_with_file_and_line(key, loaded) for key in keys)

@@ -25,7 +25,7 @@ from relay.approvals.request import Caller, DecisionRequest, Rights
 from relay.clock import Clock
 from relay.errors import DeliveryError, SourceCallNotSentInTime, SourceRefused, Superseded
 from relay.events.build import (
-    EndEvidence,
+    FactsAboutEndedEvent,
     Origin,
     change_event,
     common_event_data,
@@ -40,7 +40,7 @@ from relay.fleet.agent.report_sink import ReportSink
 from relay.fleet.messages import HubScopeState, Pulse, StartOrder, StartResult, VoteAnswer
 from relay.fleet.settings import AgentSettings
 from relay.imds.document import parse_document
-from relay.imds.poller import FreshRead
+from relay.imds.poller import FreshReadResult
 from relay.ingest.recorder import names_this_vm
 from relay.simulator import VM, Event, Plan, Setup, UnknownEvent
 from relay.simulator.scope import PastTransition, Scope
@@ -118,7 +118,7 @@ class LightRecorder:
             key = change.event.lowercase_event_id
             if change.kind == "ended":
                 data = self._data.pop(key)
-                evidence = EndEvidence(start_sent=False, gap=False, rebooted=False)
+                evidence = FactsAboutEndedEvent(start_sent=False, gap=False, rebooted=False)
                 outcome = determine_outcome(change.event, evidence, at)
             else:
                 data = self._data[key] = self._known.data(change.event, document.incarnation)
@@ -222,8 +222,8 @@ class _MessageCountingAgent(Agent):
         self.listens = asyncio.Event()
 
     @override
-    def on_listening_to_hub(self) -> None:
-        super().on_listening_to_hub()
+    def on_agent_listening_to_hub(self) -> None:
+        super().on_agent_listening_to_hub()
         self.listens.set()
 
     @override
@@ -297,7 +297,7 @@ class SimulatedAgent:
             self._timer.cancel()
         await self._reports.drop_unpublished()
 
-    def poll_at_next_interval(self) -> None:
+    def schedule_poll_at_next_interval(self) -> None:
         """The document has changed: read it with the next poll."""
         if self._timer is None and self.last_document is not None:
             since = self._clock.monotonic() - self._first_poll
@@ -322,11 +322,11 @@ class SimulatedAgent:
             return None
         return (self._clock.monotonic() - self._first_poll) % self._scope.poll_interval
 
-    async def read_with_imds_time(self) -> FreshRead:
+    async def read_with_imds_time(self) -> FreshReadResult:
         """Read the document now."""
         now = self._clock.now()
         date = now.replace(microsecond=0)
-        return FreshRead(self._scope.document, date, now, self._clock.monotonic())
+        return FreshReadResult(self._scope.document, date, now, self._clock.monotonic())
 
     async def send_start_request(
         self, event_ids: Sequence[str], *, seconds_left: Callable[[], float]
@@ -395,7 +395,7 @@ class SimulatedScope:
             self._document = parse_document(orjson.dumps(self.azure.document()))
         return self._document
 
-    def change_one_event(self) -> ScheduledEvent | None:
+    def advance_oldest_or_schedule_event(self) -> ScheduledEvent | None:
         """Make one change. Return the event if it is a new one."""
         oldest = next(iter(self._changed_at), None)
         stay = max(MIN_STAY, 2 * self.poll_interval)
@@ -411,7 +411,7 @@ class SimulatedScope:
         made = self.azure.schedule(Plan(resources=(vm,), lasts=None))
         return next(event for event in self.document.events if event.event_id == made.event_id)
 
-    def find_agent_named_in(self, event: ScheduledEvent) -> SimulatedAgent | None:
+    def find_agent_of_affected_vm(self, event: ScheduledEvent) -> SimulatedAgent | None:
         """Return the agent of the VM that an event names."""
         return next((agent for agent in self.agents if agent.origin.relay in event.resources), None)
 
@@ -425,4 +425,4 @@ class SimulatedScope:
         if event.is_live:
             self._changed_at[event.event_id] = self._clock.monotonic()
         for agent in self.agents:
-            agent.poll_at_next_interval()
+            agent.schedule_poll_at_next_interval()

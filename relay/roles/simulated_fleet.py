@@ -120,7 +120,7 @@ class SimulatedFleet:
     ) -> None:
         """Make changes at the rate of the plan, for so many seconds or so many changes."""
         async with asyncio.TaskGroup() as group:
-            ticks = group.create_task(self._keep_ticking())
+            ticks = group.create_task(self._keep_advancing_due_simulated_events())
             try:
                 async with asyncio.timeout(duration):
                     await self._make_changes(group, changes)
@@ -160,19 +160,21 @@ class SimulatedFleet:
         count = 0
         while changes is None or count < changes:
             scope = self._scopes[count % len(self._scopes)]
-            event = scope.change_one_event()
+            event = scope.advance_oldest_or_schedule_event()
             count += 1
             if event is not None and self._plan.votes:
-                group.create_task(self._vote(scope, event))
+                group.create_task(self._let_agent_of_affected_vm_approve(scope, event))
             await self._clock.sleep(began + count / self._plan.rate - self._clock.monotonic())
 
-    async def _vote(self, scope: SimulatedScope, event: ScheduledEvent) -> None:
+    async def _let_agent_of_affected_vm_approve(
+        self, scope: SimulatedScope, event: ScheduledEvent
+    ) -> None:
         await self._clock.sleep(scope.poll_interval)  # the hub must know of the event first
-        agent = scope.find_agent_named_in(event)
+        agent = scope.find_agent_of_affected_vm(event)
         if agent is not None:
             await agent.vote(event)
 
-    async def _keep_ticking(self) -> None:
+    async def _keep_advancing_due_simulated_events(self) -> None:
         while True:
             await self._clock.sleep(_TICK)
             for scope in self._scopes:

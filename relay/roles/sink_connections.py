@@ -60,7 +60,7 @@ class SinkConnections:
             close.set()
         await self._group.__aexit__(kind, error, traceback)
 
-    async def connect_sink_until_closed(
+    async def connect_sink_in_own_task(
         self, settings: SinkSettings, config: Config, chat: ChatContext
     ) -> ConnectedSink:
         """Return a sink that is connected until it is closed. Raises what the sink raises.

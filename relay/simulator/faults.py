@@ -1,8 +1,8 @@
 """Faults of the simulated IMDS: their kinds, which calls they meet, and the wrong answers.
 
 `Faults` counts the calls, and `relay.simulator.server` asks it at each call. A fault replaces the
-right answer (`answer_with_fault`) or changes it (`distort_answer`). The server itself handles
-``processed``: it then lets Azure accept the StartRequest first.
+right answer (`answer_with_replacing_fault`) or changes it (`distort_answer`). The server itself
+handles ``processed``: it then lets Azure accept the StartRequest first.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class Faults:
         return None
 
 
-async def answer_with_fault(
+async def answer_with_replacing_fault(
     request: web.Request, fault: Fault, *, span: Callable[[float], timedelta]
 ) -> web.StreamResponse:
     """Return the answer of a fault that replaces the right one.

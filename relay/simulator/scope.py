@@ -149,7 +149,7 @@ class Scope:
         while (at := self.next_transition_at()) is not None and at <= now:
             if self._hides_events and self._shows_events_at == at:
                 self._hides_events = False
-                self._increment_incarnation_if_shown(changed=bool(self._live_events))
+                self._increment_incarnation_if_visibly_changed(changed=bool(self._live_events))
                 self._on_transition(
                     PastTransition(at=at, kind="shown", detail="events are shown from now on")
                 )
@@ -286,11 +286,11 @@ class Scope:
         plan = replace(event.plan, **changes)  # type: ignore[arg-type]  # the types are those above
         event = replace(event, plan=plan)
         if notice is not None:
-            event = self._move_not_before(event, notice, now)
+            event = self._copy_event_with_new_not_before(event, notice, now)
         self._store_event(event, now, "updated")
         return self.event(event)
 
-    def _move_not_before(self, event: Event, notice: float, now: datetime) -> Event:
+    def _copy_event_with_new_not_before(self, event: Event, notice: float, now: datetime) -> Event:
         if event.status != "Scheduled":
             raise InvalidTransition(
                 "expected a Scheduled event to give a new notice, "
@@ -348,7 +348,7 @@ class Scope:
         gone = replace(event, status=status, starts=None, ends=None)
         del self._live_events[event.event_id]
         self._past_events.append(gone)
-        self._increment_incarnation_if_shown(changed=True)
+        self._increment_incarnation_if_visibly_changed(changed=True)
         self._on_transition(
             PastTransition(
                 at=at, kind="completed" if status == "Completed" else "canceled", event=gone
@@ -361,18 +361,19 @@ class Scope:
     ) -> None:
         before = self._live_events.get(event.event_id)
         self._live_events[event.event_id] = event
-        self._increment_incarnation_if_shown(
+        self._increment_incarnation_if_visibly_changed(
             changed=before is None
-            or _fields_in_newest_api_version(before) != _fields_in_newest_api_version(event)
+            or _format_event_for_newest_api_version(before)
+            != _format_event_for_newest_api_version(event)
         )
         self._on_transition(PastTransition(at=at, kind=kind, event=event, detail=detail))
 
-    def _increment_incarnation_if_shown(self, *, changed: bool) -> None:
+    def _increment_incarnation_if_visibly_changed(self, *, changed: bool) -> None:
         """Increase DocumentIncarnation if the document changed and shows events."""
         if changed and not self._hides_events:
             self.incarnation += 1 + self._skipped_incarnations
             self._skipped_incarnations = 0
 
 
-def _fields_in_newest_api_version(event: Event) -> dict[str, Any] | None:
+def _format_event_for_newest_api_version(event: Event) -> dict[str, Any] | None:
     return event_fields(event, NEWEST_API_VERSION)

@@ -24,7 +24,7 @@ from relay.clock import Clock
 from relay.simulator.azure import RecordedCall, SimulatedAzure
 from relay.simulator.control import ControlApi
 from relay.simulator.event import API_VERSIONS, PREVIEW_API_VERSION
-from relay.simulator.faults import JSON, Fault, Target, answer_with_fault, distort_answer
+from relay.simulator.faults import JSON, Fault, Target, answer_with_replacing_fault, distort_answer
 from relay.simulator.instance import INSTANCE_VERSIONS, compute_document, instance_document
 from relay.simulator.scope import UnknownEvent
 from relay.simulator.setup import VM, Setup
@@ -74,7 +74,7 @@ class Simulator(SimulatedAzure):
     async def __aenter__(self) -> Self:
         """Listen. Raises OSError, and listens nowhere, if one address cannot be used."""
         log = logging.getLogger(__name__)
-        log.addFilter(_is_record_about_valid_http)
+        log.addFilter(_is_record_not_about_invalid_http)
         async with AsyncExitStack() as opening:
             for number, vm in enumerate(self.setup.vms):
                 runner = web.AppRunner(
@@ -167,7 +167,7 @@ class Simulator(SimulatedAzure):
         if fault.processed:
             await self._correct_answer(request, call, vm, target)
         self.wake_waiters()
-        response = await answer_with_fault(request, fault, span=self.scale_duration)
+        response = await answer_with_replacing_fault(request, fault, span=self.scale_duration)
         call.status = None if fault.kind == "reset" else response.status
         return response
 
@@ -245,7 +245,7 @@ class Simulator(SimulatedAzure):
         return 200, b""
 
 
-def _is_record_about_valid_http(record: logging.LogRecord) -> bool:
+def _is_record_not_about_invalid_http(record: logging.LogRecord) -> bool:
     """Filter out the tracebacks of aiohttp for requests that are not HTTP. It answers them 400."""
     return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
 

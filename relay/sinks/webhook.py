@@ -27,7 +27,7 @@ from relay.events.cloudevent import CONTENT_TYPE, CloudEvent
 from relay.net.connectivity import check_connectivity
 from relay.net.egress import parse_receiver_url
 from relay.net.http import (
-    ConnectionOptions,
+    ProxyAndTlsOptions,
     Request,
     basic_authorization,
     interpret_response,
@@ -63,7 +63,7 @@ _RESERVED_HEADERS = frozenset(
 """Headers that the relay or the connection sets, besides those that begin with ``webhook-``."""
 
 
-class BasicSettings(Section):
+class BasicAuthenticationSettings(Section):
     """User and password for a receiver."""
 
     user: Annotated[
@@ -107,7 +107,7 @@ class Settings(SinkSettings):
     """Sent as Authorization: Bearer."""
     bearer_file: Path | None = None
     """A file that holds it, instead of bearer."""
-    basic: BasicSettings | None = None
+    basic: BasicAuthenticationSettings | None = None
     """Sent as Authorization: Basic."""
     headers: Mapping[str, SecretStr] = Field(default_factory=dict)
     """Sent with every request as they are; their values are treated as secrets."""
@@ -299,7 +299,7 @@ class Webhook:
                 f"the url, secrets or credentials of this sink cannot be used any more: {error}",
                 failure="slow",
             ) from None
-        transport = ConnectionOptions(
+        transport = ProxyAndTlsOptions(
             proxy=parts.proxy,
             proxy_authorization=parts.proxy_authorization,
             tls=self._tls.get() if self._tls is not None else None,

@@ -27,15 +27,15 @@ _REFUSED = 400  # HTTP
 
 def azure_event_type_label(event_type: str | None) -> str:
     """Return the label of an EventType: `OTHER` for one that Azure does not document."""
-    return _label(event_type, EVENT_TYPES)
+    return _known_value_or_other(event_type, EVENT_TYPES)
 
 
 def azure_event_status_label(event_status: str | None) -> str:
     """Return the label of an EventStatus."""
-    return _label(event_status, EVENT_STATUSES)
+    return _known_value_or_other(event_status, EVENT_STATUSES)
 
 
-def _label(value: str | None, known: Sequence[str]) -> str:
+def _known_value_or_other(value: str | None, known: Sequence[str]) -> str:
     lower = (value or "").lower()
     return next((name for name in known if name.lower() == lower), OTHER)
 
@@ -73,9 +73,9 @@ class EventCounts:
             elif name == "approval.granted":
                 self.grants += 1
             elif event is not None and is_about_event(name):
-                self._count_decision(name, event.data)
+                self._count_decision_or_start_result(name, event.data)
 
-    def _count_decision(self, name: str, data: Mapping[str, Any]) -> None:
+    def _count_decision_or_start_result(self, name: str, data: Mapping[str, Any]) -> None:
         if name == "startrequest.accepted":
             self.start_requests["accepted"] += 1
         elif name == "startrequest.failed":

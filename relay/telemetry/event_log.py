@@ -22,7 +22,7 @@ LINES_PER_TURN = 32
 _log = logging.getLogger("relay.story")
 
 
-class EventLog:
+class RecordedEventLogger:
     """Writes the line of each event that the store recorded: `schedule_log_lines` listens to it."""
 
     def __init__(self, trace: Callable[[RecordedEvent, CloudEvent], None] | None = None) -> None:
@@ -58,13 +58,13 @@ class EventLog:
         self._is_due = False
         for _ in range(min(LINES_PER_TURN, len(self._untold))):
             if self._untold[0].event is None:
-                self._read_missing_events()
+                self._read_events_not_in_memory()
                 return
             recorded = self._untold.popleft()
             self._write(recorded, recorded.event)
         self._schedule_write()
 
-    def _read_missing_events(self) -> None:
+    def _read_events_not_in_memory(self) -> None:
         """Read events that are not in memory, as many as are told in one turn."""
         if self._store is None:
             return
@@ -93,14 +93,14 @@ class EventLog:
             if event is None:
                 _log_event_with_unreadable_body(recorded)
                 return
-            log_event(event, recorded.position)
+            log_cloud_event(event, recorded.position)
             if self._trace is not None:
                 self._trace(recorded, event)
         except Exception:  # noqa: BLE001  # a line that cannot be made must not end the relay
             _log.exception("internal error: the line of %s cannot be made", recorded.name)
 
 
-def log_event(event: CloudEvent, position: int | None) -> None:
+def log_cloud_event(event: CloudEvent, position: int | None) -> None:
     """Write the line of an event. It has no position if it could not be recorded."""
     line = log_line_of_event(event, position)
     if _log.isEnabledFor(line.level):

@@ -92,7 +92,7 @@ def _event_scheduled(data: Mapping[str, Any]) -> str:
 
 def _event_updated(data: Mapping[str, Any]) -> str:
     changes = [
-        f"{name} was {_format_changed_value(old)}, is {_format_changed_value(data.get(name))}"
+        f"{name} was {_format_field_value(old)}, is {_format_field_value(data.get(name))}"
         for name, old in data["changed"].items()
     ]
     return f"{_subject(data)} has changed: {'; '.join(changes)}"
@@ -112,7 +112,7 @@ def _approved_by_this_relay_clause(data: Mapping[str, Any]) -> str:
     return ", approved by this relay" if data["approvedByRelay"] else ""
 
 
-def _format_changed_value(value: Any) -> str:
+def _format_field_value(value: Any) -> str:
     if isinstance(value, list):
         return _join_names(value)
     return "none" if value is None else str(value)

@@ -83,12 +83,12 @@ def flush_log() -> None:
 def _log_what_python_prints() -> None:
     """Send what Python itself would print on standard error to the log."""
     logging.captureWarnings(capture=True)
-    sys.excepthook = _log_exception
+    sys.excepthook = _log_uncaught_exception
     threading.excepthook = _log_thread_exception
     sys.unraisablehook = _log_unraisable
 
 
-def _log_exception(
+def _log_uncaught_exception(
     kind: type[BaseException], error: BaseException, traceback: TracebackType | None
 ) -> None:
     _log.critical("the process ends with an error", exc_info=(kind, error, traceback))
@@ -195,7 +195,7 @@ class StderrHandler(logging.Handler):
                 return
 
 
-class _Formatter(logging.Formatter):
+class _SecretHidingFormatterBase(logging.Formatter):
     """What both forms share. ``secrets`` are removed from what others write."""
 
     def __init__(self, secrets: Callable[[], Iterable[str]]) -> None:
@@ -216,7 +216,7 @@ class _Formatter(logging.Formatter):
         return _shorten(message), traceback
 
 
-class TextFormatter(_Formatter):
+class TextFormatter(_SecretHidingFormatterBase):
     """``<time> <level> <logger>: <message> <field>=<value> …``, and a traceback with indents."""
 
     @override
@@ -234,7 +234,7 @@ class TextFormatter(_Formatter):
         return "\n".join([line, *(f"    {escape(each)}" for each in traceback.split("\n"))])
 
 
-class JsonFormatter(_Formatter):
+class JsonFormatter(_SecretHidingFormatterBase):
     """One JSON object."""
 
     @override

@@ -28,8 +28,8 @@ from relay.clock import Clock
 from relay.errors import Deferred
 from relay.events.tracing import Span, SpanContext
 from relay.log_fields import log_extra
-from relay.net.backoff import exponential_backoff
-from relay.net.http import ConnectionOptions, Request, open_session, post, status_text
+from relay.net.backoff import exponential_backoff_without_jitter
+from relay.net.http import ProxyAndTlsOptions, Request, open_session, post, status_text
 from relay.telemetry import TracesSettings
 
 MAX_WAITING = 4096
@@ -103,7 +103,9 @@ class SpanExporter:
             await self._clock.sleep(BATCH_PAUSE)
             while self._waiting:
                 if not await self._send_batch(self._settings.timeout):
-                    pause = exponential_backoff(self.failures, first=1.0, maximum=MAX_PAUSE)
+                    pause = exponential_backoff_without_jitter(
+                        self.failures, first=1.0, maximum=MAX_PAUSE
+                    )
                     await self._clock.sleep(pause)
 
     async def finish(self) -> None:
@@ -159,7 +161,7 @@ class SpanExporter:
         tls = self._tls.get() if self._tls is not None else None
         try:
             response = await post(
-                self._session, request, seconds=seconds, transport=ConnectionOptions(tls=tls)
+                self._session, request, seconds=seconds, transport=ProxyAndTlsOptions(tls=tls)
             )
         except Deferred as error:
             return _Failure(error.reason, None)

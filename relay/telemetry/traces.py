@@ -21,7 +21,7 @@ from relay.events.tracing import (
     SpanContext,
     SpanKind,
     context_of,
-    span_id_of_event,
+    span_id_from_relay_and_text,
 )
 from relay.outbox import RecordedEvent
 from relay.telemetry.lines import log_line_of_event
@@ -54,7 +54,7 @@ class Traces:
         context = context_of(event)
         if context is None or event.attributes["relay"] != self._relay:
             return
-        parent, links = self._parent_and_links_of(recorded, event, context)
+        parent, links = self._find_or_record_parent_and_links(recorded, event, context)
         self.record(
             Span(
                 name=event.name,
@@ -69,7 +69,7 @@ class Traces:
             )
         )
 
-    def _parent_and_links_of(
+    def _find_or_record_parent_and_links(
         self, recorded: RecordedEvent, event: CloudEvent, context: SpanContext
     ) -> tuple[SpanContext | None, list[SpanContext]]:
         """Return the parent and the links of the span of an event."""
@@ -80,7 +80,7 @@ class Traces:
             return caller, []  # the caller has gone on with the trace of the event
         parent = None
         if recorded.follows is not None:
-            parent = context.child(span_id_of_event(event, recorded.follows))
+            parent = context.child(span_id_from_relay_and_text(event, recorded.follows))
         return parent, [caller] if caller is not None else []
 
     def _record_poll_or_report_span(self, event: CloudEvent, context: SpanContext) -> SpanContext:
@@ -88,9 +88,13 @@ class Traces:
 
         The first one of an event is the root of the trace. A hub has reports instead of polls.
         """
-        root = context.child(span_id_of_event(event, f"root {context.trace_id}"))
+        root = context.child(span_id_from_relay_and_text(event, f"root {context.trace_id}"))
         is_first = event.name == "event.scheduled" or event.data.get("changed") == {}
-        own = root if is_first else context.child(span_id_of_event(event, f"poll {event.id}"))
+        own = (
+            root
+            if is_first
+            else context.child(span_id_from_relay_and_text(event, f"poll {event.id}"))
+        )
         seen_at = _event_time(event) or self._clock.now()
         began = self._reads.get(event.attributes["time"])
         self.record(

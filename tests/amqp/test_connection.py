@@ -17,7 +17,7 @@ from yarl import URL
 from relay.amqp.broker_url import host_port, parse_urls
 from relay.amqp.cancellation_check import raise_if_cancelled
 from relay.amqp.connection import SETUP_TIMEOUT, GuardedConnection, keep_connected
-from relay.amqp.failures import ConnectionFailure, describe_failure
+from relay.amqp.failures import ConnectionFailure, connection_failure_from_exception
 from relay.amqp.topology import Exchange, declare_topology
 from relay.clock import SystemClock
 from relay.errors import Deferred
@@ -302,8 +302,10 @@ async def test_what_the_broker_does_not_take_is_named(own_broker: Broker) -> Non
     with pytest.raises(Exception, match="PLAIN") as refused:
         await broker_connection.connect()
     await broker_connection.close_gracefully()
-    assert "the broker accepts only PLAIN" in describe_failure(refused.value).reason
-    assert "rabbitmq_auth_mechanism_ssl" in describe_failure(refused.value).reason
+    assert (
+        "the broker accepts only PLAIN" in connection_failure_from_exception(refused.value).reason
+    )
+    assert "rabbitmq_auth_mechanism_ssl" in connection_failure_from_exception(refused.value).reason
 
 
 async def test_tls_with_a_listener_that_has_none_is_told_as_that(own_broker: Broker) -> None:

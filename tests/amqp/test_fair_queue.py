@@ -39,7 +39,7 @@ class Lane:
         """
         names = []
         while isinstance(taken := self._queue.take_message_or_delay(self.now), WaitingMessage):
-            overtaken = self._queue.take_releases_before_hold(taken)
+            overtaken = self._queue.remove_releases_overtaken_by_hold(taken)
             names += [f"-{self._names[release.tag]}" for release in overtaken]
             names.append(self._names[taken.tag])
         return names, taken

@@ -16,8 +16,8 @@ from pamqp.commands import Basic
 from pamqp.header import ContentHeader
 
 from relay.amqp.frame_streams import MAX_BODY_BYTES
-from relay.amqp.message_verification import UnusableMessage, parse_approval_message
-from relay.amqp.topology import make_scope_approvals_queue
+from relay.amqp.message_verification import UnusableMessage, extract_message_of_verified_sender
+from relay.amqp.topology import describe_approvals_queue_of_scope
 from relay.api import Client
 from relay.approvals.amqp_handler import read_request
 from relay.approvals.request import DecisionRequest
@@ -25,7 +25,7 @@ from relay.fleet.topology import make_hub_approvals_queue
 from relay.roles.parts import callers_by_amqp_user
 
 EXCHANGE, KEY = "azure.scheduledevents.approvals", "approve.prod"
-QUEUE = make_scope_approvals_queue("azure.scheduledevents", "prod")
+QUEUE = describe_approvals_queue_of_scope("azure.scheduledevents", "prod")
 CALLERS = callers_by_amqp_user(
     (
         Client(name="db-drain", amqp_user="drain", can=("approve",)),
@@ -50,7 +50,7 @@ def delivery(
 
 def request_in(delivered: DeliveredMessage) -> DecisionRequest:
     """The request in a message, read as the consumer and its handler do."""
-    return read_request(parse_approval_message(delivered, QUEUE), CALLERS, NOW)
+    return read_request(extract_message_of_verified_sender(delivered, QUEUE), CALLERS, NOW)
 
 
 def reason_against(delivered: DeliveredMessage) -> str:
@@ -234,14 +234,14 @@ HUB_QUEUE = make_hub_approvals_queue("azure.scheduledevents")
 
 def hub_request_in(delivered: DeliveredMessage) -> DecisionRequest:
     """The request in a message of the queue for all scopes."""
-    return read_request(parse_approval_message(delivered, HUB_QUEUE), CALLERS, NOW)
+    return read_request(extract_message_of_verified_sender(delivered, HUB_QUEUE), CALLERS, NOW)
 
 
 @pytest.mark.parametrize("scope", ["prod", "vmss-a-1f0c33ab", "hub", "0", "x" * 80])
 def test_on_a_hub_the_routing_key_names_the_scope(scope: str) -> None:
     request = hub_request_in(delivery(key=f"approve.{scope}"))
     assert (request.arrival_scope, request.scope) == (scope, None)
-    assert not request.names_foreign_scope
+    assert not request.names_scope_other_than_arrival
 
 
 @pytest.mark.parametrize(
@@ -265,8 +265,8 @@ def test_on_a_hub_another_exchange_is_as_unusable_as_on_a_relay(exchange: str) -
 
 def test_on_a_hub_the_body_can_repeat_the_scope_but_not_change_it() -> None:
     body = orjson.dumps({**DECISION, "scope": "prod"})
-    assert not hub_request_in(delivery(body, key="approve.prod")).names_foreign_scope
-    assert hub_request_in(delivery(body, key="approve.test")).names_foreign_scope
+    assert not hub_request_in(delivery(body, key="approve.prod")).names_scope_other_than_arrival
+    assert hub_request_in(delivery(body, key="approve.test")).names_scope_other_than_arrival
 
 
 def test_on_a_hub_one_id_for_two_scopes_is_no_repeat_and_on_a_relay_the_digest_stays() -> None:

@@ -21,8 +21,8 @@ from relay.amqp.topology import (
     Queue,
     approvals_topology,
     declare_topology,
-    describe_unchecked_parts,
     events_topology,
+    log_suffix_for_unchecked_parts,
 )
 from relay.errors import Deferred
 from tests.rabbitmq import Broker, Reachable
@@ -222,7 +222,7 @@ async def test_what_the_user_may_not_look_at_is_unknown_and_not_missing(own_brok
         refused = tuple([part for part in parts if await _refused(connection, part)])
         assert seen not in refused
         assert await declare_topology(connection, parts, "passive") == refused
-        assert all(part.title in describe_unchecked_parts(refused) for part in refused)
+        assert all(part.title in log_suffix_for_unchecked_parts(refused) for part in refused)
         async with maker.channel() as channel:
             await channel.exchange_delete(seen.name)
         with pytest.raises(
@@ -236,4 +236,4 @@ async def test_what_the_user_may_not_look_at_is_unknown_and_not_missing(own_brok
 
 
 def test_where_all_was_looked_at_nothing_is_said_of_it() -> None:
-    assert describe_unchecked_parts(()) == ""
+    assert log_suffix_for_unchecked_parts(()) == ""

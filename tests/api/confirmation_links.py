@@ -40,7 +40,7 @@ async def render_message(
     def read_last_change(tx: Transaction) -> Any:
         position = tx.journal.position_of_last_change_of_event(event_id.lower())
         assert position is not None
-        return tx.journal.event_at_position(position)
+        return tx.journal.require_event_at_position(position)
 
     update = await chat.messages.plan_update(
         RecordingSinkSettings(name=sink, kind="box"),

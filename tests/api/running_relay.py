@@ -34,8 +34,8 @@ from relay.events.build import Origin
 from relay.events.cloudevent import CloudEvent
 from relay.events.model import Document, ScheduledEvent
 from relay.events.timestamps import format_rfc3339
-from relay.ingest.recorder import EventObservation, EventSighting, Recorder, SuccessfulPoll
-from relay.outbox import Grant, StateFileOwner, StoreSettings
+from relay.ingest.recorder import EventSighting, EventSightingOrDeparture, Recorder, SuccessfulPoll
+from relay.outbox import Grant, StateFileScopeAndVm, StoreSettings
 from relay.outbox.sqlite import Store, open_store
 from relay.roles.parts import make_relay_event_recorder
 from relay.sinks import Receipt, SinkSettings
@@ -311,7 +311,7 @@ class RunningRelay:
     async def observe_in(self, scope: str, *events: ScheduledEvent) -> None:
         """Let a hub record that a scope shows these events."""
         now = self.clock.now()
-        news = [EventObservation(scope, now, EventSighting(event, 1)) for event in events]
+        news = [EventSightingOrDeparture(scope, now, EventSighting(event, 1)) for event in events]
         recorder = Recorder(ORIGIN, None, None)
         await self.store.transact(lambda tx: recorder.record_observations(tx, news, now))
 
@@ -372,7 +372,7 @@ async def run_relay(
         store = await stack.enter_async_context(
             open_store(
                 StoreSettings(path=folder / "relay.db"),
-                StateFileOwner(SCOPE, "vm", is_hub=is_hub),
+                StateFileScopeAndVm(SCOPE, "vm", is_hub=is_hub),
                 clock,
                 lambda event: tuple(matching_sinks(event, sink_settings)),
             )

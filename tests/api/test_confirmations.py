@@ -16,7 +16,7 @@ import pytest
 
 from relay.approvals.admission import HOLD_NOTICE
 from relay.approvals.confirmation_link import MAX_WRONG_CODES
-from relay.outbox.chat_messages import token_digest
+from relay.outbox.chat_messages import confirmation_link_token_digest
 from relay.outbox.transaction import Transaction
 from tests.api.confirmation_links import post_confirmation, post_preview, render_message
 from tests.api.running_relay import (
@@ -120,7 +120,7 @@ async def test_every_invalid_link_gets_the_same_response(relay: RunningRelay) ->
             message.tokens["approve"],
             message.tokens["hold"],
             "%00",
-            token_digest(message.tokens["hold"]),
+            confirmation_link_token_digest(message.tokens["hold"]),
         )
     ]
     assert {(answer.status, answer.body) for answer in answers} == {(404, answers[0].body)}
@@ -518,12 +518,12 @@ async def test_no_token_is_on_disk_and_no_secret_in_a_log_or_an_event(
         lambda tx: b"".join(event.body for _, event in tx.journal.events_after(0, 1000))
     )
     logged = "\n".join(str(record.__dict__) for record in caplog.records)
-    assert token_digest(token).encode() in kept
+    assert confirmation_link_token_digest(token).encode() in kept
     for secret in (token, VOID, "bearer-test-key-of-alice", "bearer-test-key-of-nobody"):
         assert secret.encode() not in kept
     for secret in (
         token,
-        token_digest(token),
+        confirmation_link_token_digest(token),
         VOID,
         message.code,
         "bearer-test-key-of-alice",

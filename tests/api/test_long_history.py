@@ -46,7 +46,7 @@ async def _record_refusals(
     at = relay.clock.now()
 
     def work(tx: Transaction) -> None:
-        occurrence = tx.snapshot.find_newest_occurrence(EVENT_ID.lower())
+        occurrence = tx.occurrences.find_newest_occurrence(EVENT_ID.lower())
         assert occurrence is not None
         for number in range(count):
             added = {

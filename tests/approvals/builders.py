@@ -26,10 +26,10 @@ from relay.events.build import Origin, common_event_data
 from relay.events.cloudevent import CloudEvent
 from relay.events.model import Document, ScheduledEvent
 from relay.events.timestamps import format_rfc3339
-from relay.ingest.recorder import EventObservation, EventSighting, Recorder, SuccessfulPoll
-from relay.outbox import Decision, Grant, GrantState, Mode, StateFileOwner, TrackedEvent
+from relay.ingest.recorder import EventSighting, EventSightingOrDeparture, Recorder, SuccessfulPoll
+from relay.outbox import Decision, Grant, GrantState, Mode, StateFileScopeAndVm, TrackedEvent
 from relay.outbox.file import StateFile, open_state_file
-from relay.outbox.journal import read_rows, verify_journal
+from relay.outbox.journal import read_all_rows, verify_journal
 from relay.outbox.transaction import Route, Transaction
 from tests.approvals.manual_clock import NOON, ManualClock
 
@@ -264,7 +264,7 @@ class ApprovalFile:
 
     def _open(self) -> None:
         self._opened = open_state_file(
-            self.path, StateFileOwner(ORIGIN.scope, "vm", self.is_hub), self.clock.now()
+            self.path, StateFileScopeAndVm(ORIGIN.scope, "vm", self.is_hub), self.clock.now()
         )
         self.connection.execute("PRAGMA synchronous = OFF")  # no test cuts the power
         self.engine = ApprovalEngine(
@@ -317,7 +317,7 @@ class ApprovalFile:
     def record_in_scopes(self, event: ScheduledEvent, *scopes: str) -> None:
         """Record that a hub sees an event in some scopes."""
         now = self.clock.now()
-        news = [EventObservation(scope, now, EventSighting(event, 1)) for scope in scopes]
+        news = [EventSightingOrDeparture(scope, now, EventSighting(event, 1)) for scope in scopes]
         self.transact(lambda tx: self.recorder.record_observations(tx, news, now))
         self.apply_transitions()
 
@@ -431,7 +431,7 @@ class ApprovalFile:
         """The status of an event's approval."""
 
         def read_status(tx: Transaction) -> ApprovalStatus:
-            newest = tx.snapshot.find_newest_occurrence(event_id.lower())
+            newest = tx.occurrences.find_newest_occurrence(event_id.lower())
             assert newest is not None
             return self.engine.status(tx, newest, self.clock.now())
 
@@ -445,7 +445,7 @@ class ApprovalFile:
         verify_journal(self.connection)
         recorded_events = [
             CloudEvent.parse(row.body)
-            for row in read_rows(self.connection)
+            for row in read_all_rows(self.connection)
             if row.kind not in ("claim", "mode")
         ]
         return [recorded for recorded in recorded_events if not names or recorded.name in names]

@@ -26,14 +26,14 @@ from relay.events.model import Document, ScheduledEvent
 from relay.events.tracing import RecordSpan
 from relay.ingest.recorder import (
     EventDeparture,
-    EventObservation,
     EventSighting,
+    EventSightingOrDeparture,
     Recorder,
     SuccessfulPoll,
 )
-from relay.outbox import Grant, StateFileOwner, StoreSettings
+from relay.outbox import Grant, StateFileScopeAndVm, StoreSettings
 from relay.outbox.file import open_for_reading
-from relay.outbox.journal import JournalRow, read_rows, verify_journal
+from relay.outbox.journal import JournalRow, read_all_rows, verify_journal
 from relay.outbox.sqlite import Store, open_store
 from tests.approvals.builders import (
     BOOT_ID,
@@ -147,7 +147,7 @@ class ScopeOfFleet(Azure):
             *(EventSighting(event, 1) for event in self.document),
             *gone,
         ]
-        news = [EventObservation(self.scope, now, item) for item in found]
+        news = [EventSightingOrDeparture(self.scope, now, item) for item in found]
         self._live_keys = keys
         await self.store.transact(
             lambda tx: self._recorder.record_observations(tx, news, now), fail_open=True
@@ -220,7 +220,7 @@ class GateHarness:
         """The journal, read by a second connection; its hash chain is checked too."""
         with contextlib.closing(open_for_reading(self.path)) as reader:
             verify_journal(reader)
-            return list(read_rows(reader))
+            return list(read_all_rows(reader))
 
     def events(self, *names: str) -> list[CloudEvent]:
         """The events in the file, or those with some names."""
@@ -289,7 +289,7 @@ async def running_gate(
     azure = azure or Azure(clock, *events)
     async with open_store(
         StoreSettings(path=path),
-        StateFileOwner(ORIGIN.scope, "vm"),
+        StateFileScopeAndVm(ORIGIN.scope, "vm"),
         clock,
         lambda _: sinks,
         traced=record_span is not None,
@@ -315,7 +315,7 @@ async def running_hub(
     """Run the gate of a hub on the store in a folder. Leaving the context kills it."""
     path = folder / "relay.db"
     async with open_store(
-        StoreSettings(path=path), StateFileOwner("hub", "vm", is_hub=True), clock, lambda _: ()
+        StoreSettings(path=path), StateFileScopeAndVm("hub", "vm", is_hub=True), clock, lambda _: ()
     ) as store:
         for scope in scopes:
             scope.store = store

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from relay.approvals.admission import HOLD_NOTICE, Refusal, authorize
+from relay.approvals.admission import HOLD_NOTICE, Refusal, find_decision_refusal
 from relay.approvals.request import DecisionRequest
 from relay.approvals.status import ApprovalStatus
 from tests.approvals.builders import (
@@ -23,7 +23,7 @@ from tests.approvals.builders import (
 
 def http_status(request: DecisionRequest, status: ApprovalStatus | None) -> int:
     """202, or the status of the refusal."""
-    refusal = authorize(request, status)
+    refusal = find_decision_refusal(request, status)
     return 202 if refusal is None else refusal.status
 
 
@@ -279,7 +279,7 @@ def test_a_request_is_accepted_or_refused(
 
 
 def test_too_late_says_when_it_was_and_when_it_is() -> None:
-    refusal = authorize(build_request(), build_status(now=841))
+    refusal = find_decision_refusal(build_request(), build_status(now=841))
     assert refusal == Refusal(
         409, "too late: it closed at 2026-04-11T12:14:00Z, it is 2026-04-11T12:14:01Z"
     )
@@ -303,7 +303,7 @@ def test_a_refusal_names_the_resources_that_the_caller_may_not_decide_for(
 ) -> None:
     about = build_event(resources=resources)
     request = build_request(by=build_caller(resources=("web-*",)), of=about)
-    assert authorize(request, build_status(about)) == Refusal(
+    assert find_decision_refusal(request, build_status(about)) == Refusal(
         403,
         f"you may not decide for {uncovered}: your rights (resources) do not cover {pronoun}",
     )
@@ -312,13 +312,13 @@ def test_a_refusal_names_the_resources_that_the_caller_may_not_decide_for(
 def test_an_event_without_resources_is_refused_to_a_caller_with_limited_rights() -> None:
     about = build_event(resources=())
     request = build_request(by=build_caller(resources=("*",)), of=about)
-    assert authorize(request, build_status(about)) == Refusal(
+    assert find_decision_refusal(request, build_status(about)) == Refusal(
         403, "you may not decide for an event that names no resource"
     )
 
 
 def test_a_changed_event_says_which_revision_is_the_current_one() -> None:
-    refusal = authorize(build_request(revision="x"), build_status())
+    refusal = find_decision_refusal(build_request(revision="x"), build_status())
     assert refusal is not None
     assert build_event().revision in refusal.reason
 
@@ -338,7 +338,7 @@ def test_a_changed_event_says_which_revision_is_the_current_one() -> None:
 def test_every_text_about_a_hold_says_what_it_does_not_stop(
     decision_request: DecisionRequest, status: ApprovalStatus
 ) -> None:
-    refusal = authorize(decision_request, status)
+    refusal = find_decision_refusal(decision_request, status)
     assert refusal is not None
     assert HOLD_NOTICE in refusal.reason
     assert all(

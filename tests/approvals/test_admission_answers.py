@@ -14,8 +14,8 @@ from relay.approvals.admission import (
     SENT_BEFORE_NOTICE,
     Refusal,
     ambiguous_scope_refusal,
-    authorize,
     build_accepted_answer,
+    find_decision_refusal,
     find_decisions_to_end,
     hold_caveat,
 )
@@ -165,7 +165,7 @@ def standing_hold(principal: str, minutes: int) -> StandingHold:
 def test_a_refusal_says_why(
     expected: Refusal, decision_request: DecisionRequest, status: ApprovalStatus | None
 ) -> None:
-    assert authorize(decision_request, status) == expected
+    assert find_decision_refusal(decision_request, status) == expected
 
 
 def test_the_notices_about_holds_say_what_can_still_happen() -> None:
@@ -195,7 +195,7 @@ def test_an_event_of_several_scopes_is_refused_with_their_names(scopes: tuple[st
 )
 def test_a_refusal_names_ten_resources_and_counts_the_rest(count: int, named: str) -> None:
     about = build_event(resources=tuple(f"w-{number}" for number in range(count)))
-    refusal = authorize(
+    refusal = find_decision_refusal(
         build_request("hold", build_caller(resources=("db-*",)), about), build_status(about)
     )
     assert refusal is not None
@@ -241,7 +241,7 @@ def test_a_refusal_names_ten_resources_and_counts_the_rest(count: int, named: st
 def test_a_caller_decides_only_for_what_their_rights_cover(
     refused: str | None, decision_request: DecisionRequest, status: ApprovalStatus
 ) -> None:
-    refusal = authorize(decision_request, status)
+    refusal = find_decision_refusal(decision_request, status)
     assert (refusal.reason if refusal is not None else None) == refused
 
 
@@ -286,13 +286,13 @@ def test_a_machine_decides_for_itself_alone(
     refused: str | None, decision_request: DecisionRequest, approve: ApprovalsSettings
 ) -> None:
     about = replace(decision_request, revision=BOTH.revision)
-    refusal = authorize(about, build_status(BOTH, settings=approve))
+    refusal = find_decision_refusal(about, build_status(BOTH, settings=approve))
     assert refusal == (None if refused is None else Refusal(403, refused))
 
 
 def test_a_machine_votes_for_a_whole_event_if_it_is_the_only_one() -> None:
     request = replace(machine(), revision=REBOOT.revision)
-    assert authorize(request, build_status(settings=ONE)) is None
+    assert find_decision_refusal(request, build_status(settings=ONE)) is None
 
 
 @pytest.mark.parametrize(
@@ -305,7 +305,7 @@ def test_a_machine_releases_its_own_hold_even_if_the_event_does_not_name_it_any_
     about = build_event(resources=("web-1",))
     people = {"people": {"fleet": ["vm:prod/*", "client:alice"]}}
     hold = build_decision("hold", principal=holder)
-    refusal = authorize(
+    refusal = find_decision_refusal(
         machine("release"),
         build_status(about, hold, settings=settings("automatic", **people)),
     )

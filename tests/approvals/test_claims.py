@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from relay.errors import SourceRefused, SourceUnavailable
-from relay.outbox.journal import read_rows
+from relay.outbox.journal import read_all_rows
 from tests.approvals.builders import (
     REBOOT,
     REDEPLOY,
@@ -26,9 +26,9 @@ def test_the_journal_has_the_claim_after_the_grant_with_what_will_be_sent(
 ) -> None:
     approvals.record_document(USER_REBOOT)
     (claimed,) = approvals.claim()
-    kinds = [row.kind for row in read_rows(approvals.connection)]
+    kinds = [row.kind for row in read_all_rows(approvals.connection)]
     assert kinds == ["event.scheduled", "approval.granted", "claim"]
-    note = orjson.loads(list(read_rows(approvals.connection))[-1].body)
+    note = orjson.loads(list(read_all_rows(approvals.connection))[-1].body)
     assert note == {
         "eventId": "E-1",
         "revision": USER_REBOOT.revision,

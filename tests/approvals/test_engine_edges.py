@@ -15,7 +15,7 @@ from relay.approvals.refusal_aggregation import MAX_RECORDED_ABOUT_EVENT, Aggreg
 from relay.approvals.request import LinkCredentials
 from relay.events.tracing import SpanContext
 from relay.outbox.decisions import MAX_REFUSALS
-from relay.outbox.journal import read_rows
+from relay.outbox.journal import read_all_rows
 from relay.outbox.transaction import Transaction
 from tests.approvals.builders import (
     REBOOT,
@@ -266,7 +266,7 @@ def test_a_decision_is_traced_to_the_span_of_its_caller(approvals: ApprovalFile)
 
 def claim_notes(approvals: ApprovalFile) -> list[dict[str, Any]]:
     """What the journal says about the claims."""
-    rows = [row for row in read_rows(approvals.connection) if row.kind == "claim"]
+    rows = [row for row in read_all_rows(approvals.connection) if row.kind == "claim"]
     return [json.loads(row.body) for row in rows]
 
 

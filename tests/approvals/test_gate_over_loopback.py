@@ -22,7 +22,7 @@ from relay.imds import SourceSettings
 from relay.imds.client import ImdsClient
 from relay.imds.poller import ImdsStartRequestPort, Poller
 from relay.ingest.recorder import Recorder
-from relay.outbox import StateFileOwner, StoreSettings
+from relay.outbox import StateFileScopeAndVm, StoreSettings
 from relay.outbox.journal import verify_journal
 from relay.outbox.sqlite import Store, open_store
 from relay.simulator import VM, Event, Fault, Plan, Setup, Simulator
@@ -95,7 +95,7 @@ async def running_relay(
     async with (
         open_store(
             StoreSettings(path=folder / "relay.db"),
-            StateFileOwner(ORIGIN.scope, "vm"),
+            StateFileScopeAndVm(ORIGIN.scope, "vm"),
             clock,
             lambda _: (),
         ) as store,

@@ -216,7 +216,7 @@ class Limits(RuleBasedStateMachine):
         return found.revision if found is not None else None
 
     def _find(self, of: str) -> TrackedEvent | None:
-        return self.approvals.transact(lambda tx: tx.snapshot.find_newest_occurrence(of.lower()))
+        return self.approvals.transact(lambda tx: tx.occurrences.find_newest_occurrence(of.lower()))
 
     # --- the gate
 
@@ -261,7 +261,7 @@ class Limits(RuleBasedStateMachine):
 
     def _facts(self) -> list[tuple[str, frozenset[str], bool]]:
         """Each live event that the relay knows, its machines, and whether it may be under way."""
-        rows = self.approvals.transact(lambda tx: tx.snapshot.live_occurrences())
+        rows = self.approvals.transact(lambda tx: tx.occurrences.live_occurrences())
         facts = []
         for row in rows:
             grants = self.approvals.status(row.key).grants

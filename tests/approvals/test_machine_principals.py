@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from relay.approvals import ApprovalsSettings
 from relay.approvals.machine_principals import (
-    can_be_in_scope,
+    can_mean_machine_in_scope,
     can_mean_same_machine,
     is_pattern,
     machine_principal,
     matches_principal,
-    max_possible_votes,
+    max_votes_of_people_and_machines,
     own_resources,
     patterns_overlap,
     scope_of_machine,
@@ -131,7 +131,7 @@ def test_an_entry_without_a_slash_means_no_machine() -> None:
     ids=["the same", "a pattern", "only the relay has the name", "any scope"],
 )
 def test_the_scope_of_an_entry_is_before_the_slash(entry: str, scope: str, can_be: bool) -> None:
-    assert can_be_in_scope(entry, scope) is can_be
+    assert can_mean_machine_in_scope(entry, scope) is can_be
 
 
 # --- overlaps
@@ -176,8 +176,8 @@ def test_entries_overlap_if_a_machine_can_be_meant_by_both() -> None:
 def test_one_machine_can_vote_for_a_whole_event_and_each_for_itself(
     voters: set[str], whole: int, each: float
 ) -> None:
-    assert max_possible_votes(voters, each_resource=False) == whole
-    assert max_possible_votes(voters, each_resource=True) == each
+    assert max_votes_of_people_and_machines(voters, each_resource=False) == whole
+    assert max_votes_of_people_and_machines(voters, each_resource=True) == each
 
 
 # --- resources

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from relay.outbox.journal import read_rows
+from relay.outbox.journal import read_all_rows
 from tests.approvals.builders import REBOOT, REDEPLOY, ApprovalFile, build_caller, build_request
 
 
@@ -155,7 +155,7 @@ def test_a_refusal_records_the_caller_the_decision_and_the_reason(approvals: App
 
 def test_a_decision_is_written_as_a_whole_or_not_at_all(approvals: ApprovalFile) -> None:
     approvals.record_document(REDEPLOY)
-    rows_before = list(read_rows(approvals.connection))
+    rows_before = list(read_all_rows(approvals.connection))
 
     def submit_and_fail(tx: Any) -> None:
         approvals.engine.decide(tx, build_request(of=REDEPLOY))
@@ -164,5 +164,5 @@ def test_a_decision_is_written_as_a_whole_or_not_at_all(approvals: ApprovalFile)
     with pytest.raises(RuntimeError):
         approvals.transact(submit_and_fail)
     approvals.crash()
-    assert list(read_rows(approvals.connection)) == rows_before
+    assert list(read_all_rows(approvals.connection)) == rows_before
     assert approvals.grants == []

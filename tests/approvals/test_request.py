@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from relay.approvals.request import (
     DecisionAnswer,
     InvalidField,
-    MalformedBody,
+    MalformedJsonBody,
     read_json,
     validate_body,
 )
@@ -60,7 +60,7 @@ def test_reason_and_scope_may_be_left_out() -> None:
     [b"", b"{", b"[]", b'"x"', b"null", b"1", b"\xff{}", b'{"eventId": "\\ud800"}', b"[" * 100_000],
 )
 def test_anything_but_a_json_object_is_malformed(raw: bytes) -> None:
-    with pytest.raises(MalformedBody, match="expected a JSON object"):
+    with pytest.raises(MalformedJsonBody, match="expected a JSON object"):
         validate_body(read_json(raw))
 
 
@@ -74,7 +74,7 @@ def test_anything_but_a_json_object_is_malformed(raw: bytes) -> None:
     ],
 )
 def test_an_object_with_a_repeated_key_is_malformed(raw: bytes) -> None:
-    with pytest.raises(MalformedBody, match="every key once"):
+    with pytest.raises(MalformedJsonBody, match="every key once"):
         read_json(raw)
 
 
@@ -86,7 +86,7 @@ def test_unambiguous_json_is_read() -> None:
     for depth in (100, 990, 1020, 2000):
         try:
             read_json(b'{"a":' * depth + b"1" + b"}" * depth)
-        except MalformedBody:
+        except MalformedJsonBody:
             assert depth > 100
 
 
@@ -128,7 +128,7 @@ def test_a_wrong_field_is_named(field: str, changes: dict[str, Any]) -> None:
     )
 )
 def test_any_other_json_raises_one_of_the_two_errors(anything: Any) -> None:
-    with pytest.raises((MalformedBody, InvalidField)):
+    with pytest.raises((MalformedJsonBody, InvalidField)):
         validate_body(anything)
 
 

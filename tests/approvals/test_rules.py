@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from relay.approvals import ApprovalsSettings
-from relay.approvals.admission import Refusal, authorize
+from relay.approvals.admission import Refusal, find_decision_refusal
 from relay.approvals.request import Caller, Rights
 from relay.approvals.rules import Hours, Rule, client_principals_of_same_person
-from relay.approvals.transitions import can_claim_grant, next_change_at, next_transitions
+from relay.approvals.transitions import can_claim_grant, due_transitions, next_change_at
 from relay.events.build import common_event_data
 from tests.approvals.builders import (
     ApprovalFile,
@@ -250,23 +250,23 @@ def test_every_resource_needs_a_vote_that_covers_it(
     """The rights of alice have no limit. The client gone was removed, and covers nothing."""
     status = each(*voters)
     assert status.uncovered_resources == uncovered
-    assert status.is_rule_satisfied == (uncovered == ())
+    assert status.is_rule_satisfied_apart_from_holds == (uncovered == ())
     assert status.votes_missing == (1 if uncovered else 0)
 
 
 def test_a_local_user_covers_every_resource() -> None:
     assert build_status(
         BOTH, build_decision(of=BOTH, principal="local:root"), settings=EACH
-    ).is_rule_satisfied
+    ).is_rule_satisfied_apart_from_holds
 
 
 def test_nobody_covers_an_event_without_resources() -> None:
-    assert not each("db", "web", "alice", resources=()).is_rule_satisfied
+    assert not each("db", "web", "alice", resources=()).is_rule_satisfied_apart_from_holds
 
 
 def test_a_voter_must_cover_at_least_one_resource() -> None:
     def status(resources: tuple[str, ...], settings: ApprovalsSettings) -> int:
-        refusal = authorize(
+        refusal = find_decision_refusal(
             build_request(by=build_caller("db", resources=resources), of=BOTH),
             build_status(BOTH, settings=settings),
         )
@@ -279,7 +279,7 @@ def test_a_voter_must_cover_at_least_one_resource() -> None:
 
 def test_nobody_may_vote_with_each_resource_for_an_event_without_resources() -> None:
     about = build_event(resources=())
-    refusal = authorize(build_request(of=about), build_status(about, settings=EACH))
+    refusal = find_decision_refusal(build_request(of=about), build_status(about, settings=EACH))
     assert refusal == Refusal(403, "you may not decide for an event that names no resource")
 
 
@@ -311,10 +311,10 @@ def test_a_person_with_several_principals_is_one_vote() -> None:
         for principal in ("client:alice", "mtls:alice", "slack:T1/U1")
     ]
     assert build_status(build_event(), *of_ann, settings=TWO).vote_count == 1
-    assert not build_status(build_event(), *of_ann, settings=TWO).is_rule_satisfied
+    assert not build_status(build_event(), *of_ann, settings=TWO).is_rule_satisfied_apart_from_holds
     assert build_status(
         build_event(), *of_ann, build_decision(by="bob"), settings=TWO
-    ).is_rule_satisfied
+    ).is_rule_satisfied_apart_from_holds
 
 
 def test_a_group_may_name_people() -> None:
@@ -326,7 +326,7 @@ def test_a_group_may_name_people() -> None:
         build_decision(principal="slack:T1/U1"),
         build_decision(by="bob"),
         settings=settings,
-    ).is_rule_satisfied
+    ).is_rule_satisfied_apart_from_holds
 
 
 @pytest.mark.parametrize(
@@ -468,7 +468,7 @@ def test_execution_expires_does_not_apply_after_the_claim() -> None:
         settings=SOON,
         now=61.0,
     )
-    assert next_transitions(status) == []
+    assert due_transitions(status) == []
     assert can_claim_grant(status.grants[0], status)
 
 

@@ -22,7 +22,7 @@ from relay.approvals.standing_hold_admission import (
     MAX_PATTERNS,
     StandingHoldBody,
 )
-from relay.approvals.standing_holds import next_begin_or_end
+from relay.approvals.standing_holds import next_in_force_change_for_display
 from relay.approvals.status import approval_json_fields, approval_state
 from relay.outbox import StoreSettings
 from relay.outbox.claim_audit import audit_start_request_claims
@@ -131,7 +131,9 @@ def test_a_standing_hold_that_holds_at_once_holds_after_the_clock_is_set_back(
     approvals.clock.set_wall_clock(NOON - timedelta(hours=1))
     assert (held(approvals), approvals.claim()) == (True, [])
     (hold,) = approvals.transact(lambda tx: tx.standing_holds.list_open())
-    assert next_begin_or_end(hold, approvals.clock.now()) == NOON + timedelta(minutes=10)
+    assert next_in_force_change_for_display(hold, approvals.clock.now()) == NOON + timedelta(
+        minutes=10
+    )
 
 
 def test_a_standing_hold_with_hours_applies_within_them_only(approvals: ApprovalFile) -> None:

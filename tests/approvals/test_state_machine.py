@@ -19,12 +19,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from typing_extensions import override  # in typing from Python 3.12
 
 from relay.approvals import ApprovalsSettings, ClaimedGrant
-from relay.approvals.transitions import next_change_at, next_transitions
+from relay.approvals.transitions import due_transitions, next_change_at
 from relay.errors import SourceError, SourceRefused, SourceUnavailable
 from relay.events.model import ScheduledEvent
 from relay.events.timestamps import format_rfc3339
 from relay.outbox import Mode
-from relay.outbox.journal import read_rows
+from relay.outbox.journal import read_all_rows
 from relay.outbox.rows import PageLimit
 from relay.outbox.transaction import Transaction
 from tests.approvals.builders import ApprovalFile, build_caller, build_event
@@ -582,7 +582,7 @@ class Approvals(RuleBasedStateMachine):
                 )
         journal = [
             (row.kind, orjson.loads(row.body).get("data", {}))
-            for row in read_rows(self.approvals.connection)
+            for row in read_all_rows(self.approvals.connection)
             if row.event_key == claim.event_id.lower()
         ]
         about_revision = [
@@ -640,7 +640,7 @@ class Approvals(RuleBasedStateMachine):
     # --- invariants
 
     def _count_events(self, name: str) -> int:
-        return sum(row.kind == name for row in read_rows(self.approvals.connection))
+        return sum(row.kind == name for row in read_all_rows(self.approvals.connection))
 
     @invariant()
     def every_grant_is_open_or_has_one_answer(self) -> None:
@@ -692,7 +692,7 @@ class Approvals(RuleBasedStateMachine):
         def check(tx: Transaction) -> None:
             engine, now = self.approvals.engine, self.approvals.clock.now()
             considered = engine.occurrence_ids_to_check_transitions(tx)
-            occurrences, _ = tx.snapshot.occurrence_page(None, PageLimit(1000))
+            occurrences, _ = tx.occurrences.occurrence_page(None, PageLimit(1000))
             for occurrence in occurrences:
                 keys = [occurrence.key]
                 is_considered = occurrence.id in considered
@@ -701,7 +701,7 @@ class Approvals(RuleBasedStateMachine):
                 ) == is_considered
                 if not is_considered:
                     status = engine.status(tx, occurrence, now)
-                    assert next_transitions(status) == []
+                    assert due_transitions(status) == []
                     # The holds of an event that is gone wait until it comes back.
                     assert not occurrence.live or next_change_at(status) is None
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from relay.approvals.status import ApprovalStatus, approval_state
-from relay.approvals.transitions import FailGrant, can_claim_grant, next_transitions
+from relay.approvals.transitions import FailGrant, can_claim_grant, due_transitions
 from relay.outbox import Decision
 from tests.approvals.builders import (
     CLIENT_RESOURCES,
@@ -59,7 +59,10 @@ def test_a_quorum_counts_principals_who_may_vote(
 ) -> None:
     """Each has one vote, for the current revision, not expired, and not of a dry run."""
     status = build_status(None, *decisions, now=5)
-    assert (status.vote_count, status.is_rule_satisfied) == (vote_count, vote_count >= 2)
+    assert (status.vote_count, status.is_rule_satisfied_apart_from_holds) == (
+        vote_count,
+        vote_count >= 2,
+    )
 
 
 def test_a_dry_run_counts_its_own_votes_and_real_ones() -> None:
@@ -71,7 +74,11 @@ def test_a_dry_run_counts_its_own_votes_and_real_ones() -> None:
 
 def test_an_automatic_rule_needs_no_votes_and_counts_none() -> None:
     status = build_status(USER_REBOOT, build_decision(of=USER_REBOOT))
-    assert (status.votes_required, status.vote_count, status.is_rule_satisfied) == (0, 0, True)
+    assert (
+        status.votes_required,
+        status.vote_count,
+        status.is_rule_satisfied_apart_from_holds,
+    ) == (0, 0, True)
 
 
 def test_only_the_first_rule_that_matches_decides() -> None:
@@ -89,20 +96,20 @@ def test_only_the_first_rule_that_matches_decides() -> None:
 def test_a_vote_counts_only_while_its_voter_may_give_it(
     client_resources: dict[str, tuple[str, ...] | None],
 ) -> None:
-    assert build_status(None, *VOTES).is_rule_satisfied
+    assert build_status(None, *VOTES).is_rule_satisfied_apart_from_holds
     status = replace(
         build_status(None, *VOTES, grants=[build_grant()]), resources_by_client=client_resources
     )
     assert [vote.principal for vote in status.counted_votes] == ["client:alice"]
     assert not can_claim_grant(build_grant(), status)
-    assert any(isinstance(transition, FailGrant) for transition in next_transitions(status))
+    assert any(isinstance(transition, FailGrant) for transition in due_transitions(status))
 
 
 def test_votes_of_local_users_need_no_client() -> None:
     votes = tuple(replace(vote, principal=f"local:{vote.approval_id}") for vote in VOTES)
     groups = {"oncall": [vote.principal for vote in votes]}
     settings = SETTINGS.model_copy(update={"groups": groups})
-    assert build_status(None, *votes, settings=settings).is_rule_satisfied
+    assert build_status(None, *votes, settings=settings).is_rule_satisfied_apart_from_holds
 
 
 def test_a_vote_counts_no_longer_than_the_current_rule_allows() -> None:

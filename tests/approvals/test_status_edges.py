@@ -11,7 +11,7 @@ import pytest
 from relay.approvals import ApprovalsSettings
 from relay.approvals.limits import WaitingFor
 from relay.approvals.status import ApprovalStatus, approval_json_fields, approval_state
-from relay.approvals.transitions import Remind, next_transitions
+from relay.approvals.transitions import Remind, due_transitions
 from relay.outbox import Grant, StandingHold
 from tests.approvals.builders import (
     FREEZE,
@@ -70,16 +70,16 @@ def test_voting_closes_at_not_before_unless_the_rule_closes_it_earlier(
 
 
 def test_voting_is_closed_from_the_moment_on_at_which_it_closes() -> None:
-    assert build_status(now=839.9).is_voting_closed is False
-    assert build_status(now=840).is_voting_closed is True
-    assert build_status(build_event(due=None), now=1e6).is_voting_closed is False
+    assert build_status(now=839.9).is_past_voting_close_time is False
+    assert build_status(now=840).is_past_voting_close_time is True
+    assert build_status(build_event(due=None), now=1e6).is_past_voting_close_time is False
 
 
 def test_an_event_of_which_nobody_was_reminded_is_due_for_its_reminder() -> None:
     quorum = {"votes": 1, "from": ["client:alice"], "remind": "10m"}
     status = build_status(settings=of(quorum), now=300)
-    assert next_transitions(status) == [Remind()]
-    assert next_transitions(replace(status, is_reminded=True)) == []
+    assert due_transitions(status) == [Remind()]
+    assert due_transitions(replace(status, is_reminded=True)) == []
 
 
 # --- who may vote
@@ -126,9 +126,11 @@ def test_a_machine_is_missing_only_if_the_event_can_be_about_it(
 def test_the_vote_of_a_client_counts_only_while_the_client_is_configured(principal: str) -> None:
     settings = of({"votes": 1, "from": [principal]})
     status = build_status(None, build_decision(principal=principal), settings=settings)
-    assert status.is_rule_satisfied
-    assert not replace(status, resources_by_client={}).is_rule_satisfied
-    assert not replace(status, resources_by_client={principal: ("web-*",)}).is_rule_satisfied
+    assert status.is_rule_satisfied_apart_from_holds
+    assert not replace(status, resources_by_client={}).is_rule_satisfied_apart_from_holds
+    assert not replace(
+        status, resources_by_client={principal: ("web-*",)}
+    ).is_rule_satisfied_apart_from_holds
 
 
 def test_a_local_user_may_decide_for_what_a_client_of_the_same_person_may_not() -> None:
@@ -136,7 +138,7 @@ def test_a_local_user_may_decide_for_what_a_client_of_the_same_person_may_not() 
     people = {"ann": ["local:ann", "client:web"]}
     settings = of({"votes": 1, "from": ["person:ann"]}, people=people)
     vote = build_decision(principal="local:ann")
-    assert build_status(None, vote, settings=settings).is_rule_satisfied
+    assert build_status(None, vote, settings=settings).is_rule_satisfied_apart_from_holds
 
 
 @pytest.mark.parametrize(("resources", "counts"), [(("db-1",), 1), ((), 0), (("db-1", "db-2"), 0)])
@@ -227,7 +229,7 @@ def test_an_event_is_approved_with_a_grant_and_claimed_with_a_start_request(
 ) -> None:
     status = build_status(grants=grants)
     assert status.is_granted_or_claimed is is_approved
-    assert status.is_grant_claimed is is_claimed
+    assert status.is_grant_sent_or_accepted is is_claimed
 
 
 def test_azure_may_have_started_an_event_after_any_start_request_without_a_400() -> None:

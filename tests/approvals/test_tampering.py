@@ -88,7 +88,7 @@ def test_a_vote_for_one_event_counts_for_no_other(approvals: ApprovalFile) -> No
     (vote,) = approvals.status().decisions
     assert vote.counts
     by_hand(approvals, "UPDATE occurrence SET key = 'e-2'")
-    page, _ = approvals.transact(lambda tx: tx.snapshot.occurrence_page(None, PageLimit(10)))
+    page, _ = approvals.transact(lambda tx: tx.occurrences.occurrence_page(None, PageLimit(10)))
     assert approvals.status("e-2").decisions == ()
     assert [occurrence.key for occurrence in page] == ["e-2"]
 

@@ -18,10 +18,10 @@ from relay.approvals.transitions import (
     add_waited_limits_to_transitions,
     can_claim_grant,
     can_unsent_grant_keep_slot,
+    due_transitions,
     grant_expires_at,
-    moment_before_first_past_expiry,
+    moment_before_votes_or_grants_expired,
     next_change_at,
-    next_transitions,
     open_grant_failure_reason,
 )
 from relay.outbox import Decision, Grant, Mode
@@ -186,7 +186,7 @@ def test_the_last_chance_is_just_before_time_ended_the_first(
     seconds: float | None, status: ApprovalStatus
 ) -> None:
     just_before = timedelta(seconds=seconds or 0, microseconds=-1)
-    assert moment_before_first_past_expiry(status) == (
+    assert moment_before_votes_or_grants_expired(status) == (
         NOON + just_before if seconds is not None else None
     )
 
@@ -225,7 +225,7 @@ def test_an_event_that_waited_for_nothing_says_nothing_of_waiting() -> None:
 def test_a_grant_that_was_not_sent_in_time_takes_its_votes_with_it() -> None:
     vote = build_decision()
     status = build_status(None, vote, grants=[build_grant()], settings=SOON, now=60)
-    assert next_transitions(status) == [
+    assert due_transitions(status) == [
         VoidVotes((vote,), "expired"),
         FailGrant(build_grant(), EXPIRED),
     ]
@@ -241,7 +241,7 @@ def test_a_grant_that_was_not_sent_in_time_takes_its_votes_with_it() -> None:
 )
 def test_a_grant_that_was_not_sent_in_time_leaves_other_votes(vote: Decision, grant: Grant) -> None:
     status = build_status(None, vote, grants=[grant], settings=SOON, now=60)
-    assert not any(isinstance(step, VoidVotes) for step in next_transitions(status))
+    assert not any(isinstance(step, VoidVotes) for step in due_transitions(status))
 
 
 def test_nothing_is_claimed_if_the_revision_is_not_that_of_the_stored_event() -> None:

@@ -17,8 +17,8 @@ from relay.approvals.transitions import (
     Transition,
     VoidVotes,
     can_claim_grant,
+    due_transitions,
     next_change_at,
-    next_transitions,
 )
 from relay.events.model import ScheduledEvent
 from relay.outbox import Mode
@@ -157,7 +157,7 @@ def apply(status: ApprovalStatus, transitions: list[Transition]) -> ApprovalStat
 def apply_until_at_rest(status: ApprovalStatus) -> ApprovalStatus:
     """The status after every transition that is due now."""
     for _ in range(_PASSES_TO_REST):
-        status = apply(status, next_transitions(status))
+        status = apply(status, due_transitions(status))
     return status
 
 
@@ -180,7 +180,7 @@ def test_a_grant_is_claimed_only_with_a_quorum_in_time_unheld_and_unchanged(
 def test_a_grant_is_created_only_for_what_may_start_and_is_not_being_sent(
     status: ApprovalStatus,
 ) -> None:
-    if any(isinstance(transition, CreateGrant) for transition in next_transitions(status)):
+    if any(isinstance(transition, CreateGrant) for transition in due_transitions(status)):
         assert may_start(status)
         assert status.mode != "off"
         assert all(grant.state != "sent" for grant in status.grants)
@@ -194,7 +194,7 @@ def test_each_decision_and_grant_has_at_most_one_transition(
     status = replace(
         status, in_flight=frozenset(attempt for attempt in attempts if attempt[0] in in_flight)
     )
-    transitions = next_transitions(status)
+    transitions = due_transitions(status)
     ended_ids = [
         decision.approval_id
         for transition in transitions
@@ -219,7 +219,7 @@ def test_each_decision_and_grant_has_at_most_one_transition(
 @given(statuses())
 def test_transitions_come_to_rest(status: ApprovalStatus) -> None:
     status = apply_until_at_rest(status)
-    assert next_transitions(status) == []
+    assert due_transitions(status) == []
     is_forgotten = (
         status.mode == "on"
         and may_start(status)
@@ -236,4 +236,4 @@ def test_nothing_is_due_before_the_next_change(status: ApprovalStatus) -> None:
     for seconds in (1.0, 4.9, 5.0, 50.0, 100.0, 500.0, 900.0, 2000.0):
         moment = NOON + timedelta(seconds=seconds)
         if moment > status.now and (next_change is None or moment < next_change):
-            assert next_transitions(replace(status, now=moment)) == []
+            assert due_transitions(replace(status, now=moment)) == []

@@ -17,8 +17,8 @@ from relay.approvals.transitions import (
     Transition,
     VoidVotes,
     can_claim_grant,
+    due_transitions,
     next_change_at,
-    next_transitions,
     open_grant_failure_reason,
 )
 from relay.outbox import Grant
@@ -139,7 +139,7 @@ def test_no_grant_is_created(status: ApprovalStatus) -> None:
 
 def creates_grant(status: ApprovalStatus) -> bool:
     """Whether a grant follows from the status."""
-    return any(isinstance(transition, CreateGrant) for transition in next_transitions(status))
+    return any(isinstance(transition, CreateGrant) for transition in due_transitions(status))
 
 
 # --- votes and holds
@@ -193,13 +193,13 @@ def creates_grant(status: ApprovalStatus) -> bool:
 )
 def test_why_a_vote_is_void(reason: Any, status: ApprovalStatus) -> None:
     expected = [] if reason is None else [VoidVotes(status.decisions, reason)]
-    assert next_transitions(status) == expected
+    assert due_transitions(status) == expected
 
 
 def test_one_transition_voids_all_votes_with_the_same_reason() -> None:
     changed = build_decision(revision="x"), build_decision(by="bob", revision="y")
     expired = build_decision(by="drain", expires=5)
-    assert next_transitions(build_status(None, *changed, expired, now=5)) == [
+    assert due_transitions(build_status(None, *changed, expired, now=5)) == [
         VoidVotes(changed, "changed"),
         VoidVotes((expired,), "expired"),
     ]
@@ -214,7 +214,7 @@ def test_one_transition_voids_all_votes_with_the_same_reason() -> None:
     ids=["the event started", "the event ended"],
 )
 def test_votes_of_an_accepted_start_request_are_used_up_silently(status: ApprovalStatus) -> None:
-    assert next_transitions(status) == [VoidVotes((build_decision(),), None)]
+    assert due_transitions(status) == [VoidVotes((build_decision(),), None)]
 
 
 def test_votes_stay_while_their_start_request_is_in_flight() -> None:
@@ -222,17 +222,17 @@ def test_votes_stay_while_their_start_request_is_in_flight() -> None:
     sent = build_grant("sent")
     status = build_status(STARTED, build_decision(), grants=[sent])
     assert (
-        next_transitions(build_status(STARTED, build_decision(), grants=[sent], in_flight=[sent]))
+        due_transitions(build_status(STARTED, build_decision(), grants=[sent], in_flight=[sent]))
         == []
     )
-    assert transition_types(next_transitions(status)) == [VoidVotes, FailGrant]
+    assert transition_types(due_transitions(status)) == [VoidVotes, FailGrant]
 
 
 def test_holds_outlive_the_event() -> None:
     """The same EventId can come back."""
     hold, expired_hold = build_decision("hold"), build_decision("hold", expires=1)
-    assert next_transitions(build_status(None, hold, live=False)) == []
-    assert next_transitions(build_status(None, expired_hold, now=5, live=False)) == []
+    assert due_transitions(build_status(None, hold, live=False)) == []
+    assert due_transitions(build_status(None, expired_hold, now=5, live=False)) == []
 
 
 @pytest.mark.parametrize(
@@ -242,13 +242,13 @@ def test_holds_outlive_the_event() -> None:
 )
 def test_a_hold_survives_every_change_until_it_expires(changed: Any) -> None:
     hold = build_decision("hold", expires=100)
-    assert next_transitions(build_status(changed, hold, now=99.9)) == []
-    assert next_transitions(build_status(None, hold, now=100)) == [ExpireHold(hold)]
+    assert due_transitions(build_status(changed, hold, now=99.9)) == []
+    assert due_transitions(build_status(None, hold, now=100)) == [ExpireHold(hold)]
 
 
 def test_a_grant_follows_the_expiry_of_the_last_hold() -> None:
     hold = build_decision("hold", expires=5)
-    assert next_transitions(build_status(USER_REBOOT, hold, now=5)) == [
+    assert due_transitions(build_status(USER_REBOOT, hold, now=5)) == [
         ExpireHold(hold),
         CreateGrant(SETTINGS.rules[0]),
     ]
@@ -303,7 +303,7 @@ def test_why_a_grant_fails(words: str, status: ApprovalStatus) -> None:
     reason = open_grant_failure_reason(grant, status)
     assert reason is not None
     assert words in reason
-    failures = [step for step in next_transitions(status) if isinstance(step, FailGrant)]
+    failures = [step for step in due_transitions(status) if isinstance(step, FailGrant)]
     assert failures == [FailGrant(grant, reason)]
 
 
@@ -311,7 +311,7 @@ def test_why_a_grant_fails(words: str, status: ApprovalStatus) -> None:
 def test_a_grant_with_its_quorum_does_not_fail(state: Any) -> None:
     status = build_status(None, *VOTES, grants=[build_grant(state)])
     assert open_grant_failure_reason(status.grants[0], status) is None
-    assert next_transitions(status) == []
+    assert due_transitions(status) == []
 
 
 def test_a_failed_claim_says_that_its_outcome_is_unknown() -> None:
@@ -326,13 +326,13 @@ def test_a_grant_in_flight_does_not_fail() -> None:
     grant = build_grant("sent")
     in_flight = build_status(STARTED, grants=[grant], in_flight=[grant])
     other_in_flight = build_status(STARTED, grants=[grant], in_flight=[replace(grant, id=2)])
-    assert next_transitions(in_flight) == []
-    assert transition_types(next_transitions(other_in_flight)) == [FailGrant]
+    assert due_transitions(in_flight) == []
+    assert transition_types(due_transitions(other_in_flight)) == [FailGrant]
 
 
 @pytest.mark.parametrize("state", ["accepted", "failed", "refused"])
 def test_a_grant_with_a_final_answer_does_not_fail_again(state: Any) -> None:
-    assert next_transitions(build_status(None, grants=[build_grant(state)], live=False)) == []
+    assert due_transitions(build_status(None, grants=[build_grant(state)], live=False)) == []
 
 
 def transition_types(transitions: list[Transition]) -> list[type[Transition]]:

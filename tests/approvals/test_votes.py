@@ -7,7 +7,7 @@ from datetime import timedelta
 import orjson
 
 from relay.events.timestamps import format_rfc3339
-from relay.outbox.journal import read_rows
+from relay.outbox.journal import read_all_rows
 from tests.approvals.builders import REBOOT, REDEPLOY, USER_REBOOT, ApprovalFile, build_event
 from tests.approvals.manual_clock import NOON
 
@@ -76,7 +76,7 @@ def test_an_automatic_rule_grants_in_its_own_name(approvals: ApprovalFile) -> No
 def test_approval_events_carry_the_head_of_the_journal_before_them(approvals: ApprovalFile) -> None:
     approvals.record_document(REBOOT)
     approvals.submit()
-    before, row = list(read_rows(approvals.connection))[-2:]
+    before, row = list(read_all_rows(approvals.connection))[-2:]
     assert orjson.loads(row.body)["journalhead"] == f"{before.position}:{before.hash}"
     assert "journalhead" not in approvals.events("event.scheduled")[0].attributes
 

@@ -17,7 +17,7 @@ from chaos import report
 from chaos.faults import Place, all_faults
 from chaos.judge import Counts, Offer, judge
 from chaos.load import Load
-from relay.outbox import StateFileOwner, StoreSettings
+from relay.outbox import StateFileScopeAndVm, StoreSettings
 from relay.outbox.sqlite import open_store
 from relay.outbox.transaction import Transaction
 from relay.simulator import VM, Setup, Simulator
@@ -48,7 +48,7 @@ async def write_journal(file: Path, *names: str) -> list[dict[str, Any]]:
                 tx.record(event, NOON)
                 events.append(orjson.loads(event.body))
 
-    owner = StateFileOwner("chaos", "vm-id")
+    owner = StateFileScopeAndVm("chaos", "vm-id")
     async with open_store(StoreSettings(path=file), owner, ManualClock(), lambda _: ()) as store:
         await store.transact(work)
     return events

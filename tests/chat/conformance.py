@@ -30,7 +30,7 @@ from relay.events.build import relay_event
 from relay.events.cloudevent import CloudEvent
 from relay.events.model import ScheduledEvent
 from relay.events.timestamps import format_rfc3339
-from relay.outbox import StateFileOwner, StoreSettings
+from relay.outbox import StateFileScopeAndVm, StoreSettings
 from relay.outbox.deliveries import Delivery, LoggedAttempt
 from relay.outbox.sqlite import open_store
 from relay.outbox.transaction import Transaction
@@ -161,7 +161,7 @@ async def relay_with_chat(directory: Path, receiver: ReceiverControl) -> AsyncIt
     )
     async with open_store(
         StoreSettings(path=directory / "relay.db"),
-        StateFileOwner(ORIGIN.scope, "vm"),
+        StateFileScopeAndVm(ORIGIN.scope, "vm"),
         clock,
         lambda event: tuple(matching_sinks(event, [settings])),
     ) as store:

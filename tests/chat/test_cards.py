@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.approvals import ApprovalsSettings
-from relay.approvals.admission import HOLD_NOTICE, SENT_BEFORE_NOTICE, authorize
+from relay.approvals.admission import HOLD_NOTICE, SENT_BEFORE_NOTICE, find_decision_refusal
 from relay.approvals.limits import LIMIT_NOTICE, WaitingFor
 from relay.approvals.refusal_aggregation import AggregatedRefusals
 from relay.approvals.request import DecisionKind
@@ -465,15 +465,15 @@ def test_no_button_is_shown_that_the_gate_would_refuse_to_one_who_may(
 ) -> None:
     """And one that the gate would take is shown, unless it would change nothing."""
     operator = build_caller("alice", "approve", "hold", "operate")
-    is_approved = status.active_grant is not None or status.is_grant_claimed
+    is_approved = status.active_grant is not None or status.is_grant_sent_or_accepted
     changes_nothing = {
         "approve": status.quorum is None or is_approved,
-        "hold": bool(status.active_holds) or not status.is_event_startable,
-        "release": not status.is_event_startable,
+        "hold": bool(status.active_holds) or not status.is_scheduled_and_before_not_before,
+        "release": not status.is_scheduled_and_before_not_before,
     }
     for decision in DECISIONS:
         request = build_request(decision, operator, status.occurrence.event, at=status.now)
-        refusal = authorize(request, status)
+        refusal = find_decision_refusal(request, status)
         if decision in available_decisions(status):
             assert refusal is None, (decision, refusal)
         elif refusal is None:
@@ -491,7 +491,7 @@ def test_the_time_that_a_message_says_is_left_is_true_until_it_changes(
     status = build_status(now=now, settings=settings)
     for until in (status.not_before, status.voting_closes_at):
         text = time_left(status, until)
-        assert (text is None) == (not status.is_event_startable)
+        assert (text is None) == (not status.is_scheduled_and_before_not_before)
         if text is None or until is None:
             continue
         changes_at = time_left_changes_at(status)
@@ -499,9 +499,9 @@ def test_the_time_that_a_message_says_is_left_is_true_until_it_changes(
             minutes = (until - moment).total_seconds() / 60
             number, unit = re.findall(r"(\d+) (min|h|days)", text)[0]
             shown = int(number) * {"min": 1, "h": 60, "days": 1440}[unit]
-            if until == status.not_before or not status.is_voting_closed:
+            if until == status.not_before or not status.is_past_voting_close_time:
                 assert minutes <= shown
-    if status.is_event_startable and not status.is_voting_closed:
+    if status.is_scheduled_and_before_not_before and not status.is_past_voting_close_time:
         assert next_refresh_time([status]) is not None
 
 
@@ -542,7 +542,7 @@ def test_an_approved_event_says_nothing_of_the_time_that_is_left() -> None:
 
 @given(STATUSES)
 def test_a_message_changes_by_time_alone_when_it_says_that_it_will(status: ApprovalStatus) -> None:
-    limits = [status.voting_closes_at] if status.is_event_startable else []
+    limits = [status.voting_closes_at] if status.is_scheduled_and_before_not_before else []
     limits.append(time_left_changes_at(status))
     if status.occurrence.live:
         if not status.occurrence.event.is_started:

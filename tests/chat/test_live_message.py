@@ -16,7 +16,7 @@ from relay.errors import Deferred
 from relay.events.build import relay_event
 from relay.events.timestamps import format_sortable
 from relay.outbox import Mode
-from relay.outbox.chat_messages import ConfirmationLink, code_digest, token_digest
+from relay.outbox.chat_messages import ConfirmationLink, code_digest, confirmation_link_token_digest
 from relay.outbox.transaction import Transaction
 from tests.approvals.builders import ORIGIN, build_event
 from tests.approvals.manual_clock import NOON, ManualClock
@@ -380,7 +380,7 @@ async def test_the_file_holds_only_digests_of_the_tokens_and_codes_of_links(tmp_
     assert card.code not in values
     data = b"".join(file.read_bytes() for file in tmp_path.iterdir())  # noqa: ASYNC240  # small
     assert not any(token.encode() in data for token in tokens)
-    assert all(token_digest(token).encode() in data for token in tokens)
+    assert all(confirmation_link_token_digest(token).encode() in data for token in tokens)
 
 
 async def test_links_to_an_event_that_has_ended_are_forgotten(tmp_path: Path) -> None:

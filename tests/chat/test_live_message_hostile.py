@@ -118,7 +118,7 @@ async def test_a_link_that_wrong_codes_have_voided_never_comes_back(tmp_path: Pa
             link = tx.messages.find_confirmation_link_by_token(tokens[-2])
             assert link is not None
             for _ in range(MAX_WRONG_CODES):
-                tx.messages.count_wrong_code(link)
+                tx.messages.record_wrong_confirmation_code(link)
             tx.messages.refresh_all(clock.now())
 
         for number in range(1, 4):

@@ -19,7 +19,7 @@ from relay.chat.platforms.slack.requests import (
     SlashCommand,
     is_action_token_valid,
     make_action_token,
-    parse_http_body,
+    parse_click_or_command_http_body,
 )
 from relay.simulator import Event
 from tests.approvals.manual_clock import NOON
@@ -216,7 +216,9 @@ async def test_a_button_of_one_sink_decides_nothing_in_another_of_the_same_app(
 def test_an_action_token_expires_after_a_quarter_of_an_hour(
     seconds_later: float, *, is_valid: bool
 ) -> None:
-    command = parse_http_body(encode_form(SlackServer(port=80).command_payload("list")))
+    command = parse_click_or_command_http_body(
+        encode_form(SlackServer(port=80).command_payload("list"))
+    )
     assert isinstance(command, SlashCommand)
     button = Button(decision="approve", label="Approve", event_id="E-1", revision="3f", question=())
     action = ButtonDecision(

@@ -31,7 +31,7 @@ from relay.chat.platforms.slack.requests import (
     SlashCommand,
     UrlVerification,
     format_button_value,
-    parse_http_body,
+    parse_click_or_command_http_body,
     verify_signature,
 )
 from tests.chat.running_relay import rule, stage
@@ -143,7 +143,7 @@ def signature_of(secret: str, timestamp: str, body: bytes) -> str:
 
 
 def test_a_click_is_parsed() -> None:
-    click = parse_http_body(encode_form(click_payload()))
+    click = parse_click_or_command_http_body(encode_form(click_payload()))
     assert isinstance(click, ButtonClick)
     assert (click.message_ref, click.is_ephemeral) == (f"{CHANNEL}/{MESSAGE.ts}", False)
     assert click.action == ButtonDecision(decision="approve", revision="3f", event_id="E-1")
@@ -154,7 +154,9 @@ def test_a_click_is_parsed() -> None:
 
 
 def test_a_command_is_parsed() -> None:
-    command = parse_http_body(encode_form(SLACK.command_payload("hold  E-1 why not")))
+    command = parse_click_or_command_http_body(
+        encode_form(SLACK.command_payload("hold  E-1 why not"))
+    )
     assert isinstance(command, SlashCommand)
     assert command.text == "hold  E-1 why not"
     assert command.actor.principal == f"slack:{TEAM}/{ALICE}"
@@ -162,7 +164,7 @@ def test_a_command_is_parsed() -> None:
 
 def test_a_url_verification_is_parsed() -> None:
     document = {"type": "url_verification", "token": "x", "challenge": "3eZb"}
-    assert parse_http_body(orjson.dumps(document)) == UrlVerification(
+    assert parse_click_or_command_http_body(orjson.dumps(document)) == UrlVerification(
         type="url_verification", challenge="3eZb"
     )
 
@@ -182,7 +184,7 @@ def test_a_url_verification_is_parsed() -> None:
     ],
 )
 def test_a_request_without_consequences_is_ignored(body: bytes) -> None:
-    assert parse_http_body(body) == IgnoredCall()
+    assert parse_click_or_command_http_body(body) == IgnoredCall()
 
 
 @given(
@@ -195,7 +197,7 @@ def test_a_click_returns_the_decision_of_its_button(event_id: str) -> None:
         decision="hold", label="Hold", event_id=event_id, revision="3f" * 16, question=()
     )
     action = {**click_payload()["actions"][0], "value": format_button_value(button)}
-    click = parse_http_body(encode_form(click_payload(actions=[action])))
+    click = parse_click_or_command_http_body(encode_form(click_payload(actions=[action])))
     assert isinstance(click, ButtonClick)
     assert click.action == ButtonDecision(decision="hold", revision="3f" * 16, event_id=event_id)
 
@@ -261,7 +263,7 @@ MALFORMED_BODIES: dict[str, bytes] = {
 @pytest.mark.parametrize("body", MALFORMED_BODIES.values(), ids=MALFORMED_BODIES.keys())
 def test_a_malformed_body_is_refused_with_400(body: bytes) -> None:
     with pytest.raises(CallbackRefused) as caught:
-        parse_http_body(body)
+        parse_click_or_command_http_body(body)
     assert caught.value.status == 400
 
 
@@ -311,7 +313,7 @@ def altered_clicks(draw: Callable[[st.SearchStrategy[Any]], Any]) -> dict[str, A
 def parse_or_none(body: bytes) -> object:
     """Return the parsed body; None if it is refused with status 400."""
     try:
-        return parse_http_body(body)
+        return parse_click_or_command_http_body(body)
     except CallbackRefused as error:
         return None if error.status == 400 else pytest.fail(f"{error.status}")
 
@@ -360,5 +362,5 @@ async def test_a_malformed_request_has_no_effect_and_logs_no_traceback(
 @settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(text=st.text(max_size=200))
 def test_a_command_with_any_text_is_parsed(text: str) -> None:
-    command = parse_http_body(encode_form(SLACK.command_payload(text)))
+    command = parse_click_or_command_http_body(encode_form(SLACK.command_payload(text)))
     assert isinstance(command, SlashCommand)

@@ -20,7 +20,7 @@ SECTION: dict[str, Any] = {"kind": "slack", "name": "ops", "token": TOKEN, "chan
 
 def test_a_token_and_a_channel_are_enough() -> None:
     settings = Settings.model_validate(SECTION)
-    assert (str(settings.web_api_url()), settings.stale, settings.approve_in_chat) == (
+    assert (str(settings.web_api_base_url()), settings.stale, settings.approve_in_chat) == (
         "https://slack.com/api/",
         "drop",
         False,
@@ -34,7 +34,7 @@ def test_api_url_gets_a_slash_at_its_end() -> None:
         str(
             Settings.model_validate(
                 SECTION | {"api_url": "https://slack-gov.com/api"}
-            ).web_api_url()
+            ).web_api_base_url()
         )
         == "https://slack-gov.com/api/"
     )

@@ -16,7 +16,7 @@ import orjson
 import pytest
 
 from relay.cli.audit import configured_state_file
-from relay.outbox.journal import Journal, read_rows
+from relay.outbox.journal import Journal, read_all_rows
 from tests.approvals.builders import REDEPLOY, ApprovalFile
 from tests.cli.command import run_async, run_command
 from tests.cli.running_relay import LOCAL_PRINCIPAL, running_relay
@@ -122,7 +122,7 @@ def test_a_claim_without_a_root_is_named(
     approvals.record_document(REDEPLOY)
     approvals.submit(of=REDEPLOY)
     approvals.claim()
-    *_, row = read_rows(approvals.connection)
+    *_, row = read_all_rows(approvals.connection)
     note = {**orjson.loads(row.body), **changes}
     approvals.transact(
         lambda tx: tx.journal.append_non_event_row(NOW, "claim", note, event_key=row.event_key)

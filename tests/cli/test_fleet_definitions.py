@@ -11,7 +11,7 @@ import aio_pika
 import pytest
 from aio_pika.exceptions import ProbableAuthenticationError
 
-from relay.fleet.definitions import hash_password
+from relay.fleet.rabbitmq_definitions import hash_password
 from tests.cli.command import run_command
 from tests.rabbitmq import Broker
 

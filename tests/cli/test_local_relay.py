@@ -11,7 +11,7 @@ from relay.api.local_socket import STATE_FILE_HEADER, state_file_id
 from relay.cli._exit_codes import CommandFailed
 from relay.cli._local_relay import find_socket, is_socket_owner_trusted
 from relay.config import Config
-from relay.config.relay_location import locate_relay
+from relay.config.relay_location import locate_relay_addresses_and_state_file
 from tests.cli.command import run_async, run_command
 from tests.cli.running_relay import running_relay
 
@@ -111,10 +111,10 @@ async def test_the_service_is_asked_by_those_who_cannot_read_its_configuration(
     monkeypatch.chdir("/")
     async with running_relay(tmp_path) as relay:
         socket = Path(relay.config).with_name("relay.sock")
-        found = await find_socket(locate_relay(), service_socket=socket)
+        found = await find_socket(locate_relay_addresses_and_state_file(), service_socket=socket)
         assert (found.path, found.headers) == (socket, {})
     with pytest.raises(CommandFailed, match=f"not used of it: {tmp_path}: .*Is a directory"):
-        await find_socket(locate_relay(), service_socket=socket)
+        await find_socket(locate_relay_addresses_and_state_file(), service_socket=socket)
 
 
 async def test_a_call_for_one_relay_never_reaches_the_service_in_its_place(tmp_path: Path) -> None:
@@ -124,10 +124,14 @@ async def test_a_call_for_one_relay_never_reaches_the_service_in_its_place(tmp_p
         file = tmp_path / "relay.yaml"
         file.write_text(f"store: {{path: {tmp_path}/mine.db}}")
         with pytest.raises(CommandFailed) as error:
-            await find_socket(locate_relay(file), service_socket=service_socket)
+            await find_socket(
+                locate_relay_addresses_and_state_file(file), service_socket=service_socket
+            )
         assert f"{service_socket}: the relay there has another state file" in str(error.value)
         file.write_text(f"store: {{path: {service.store}}}")
-        found = await find_socket(locate_relay(file), service_socket=service_socket)
+        found = await find_socket(
+            locate_relay_addresses_and_state_file(file), service_socket=service_socket
+        )
         assert found.headers == {STATE_FILE_HEADER: state_file_id(service.store)}
 
 
@@ -139,7 +143,9 @@ async def test_a_relay_of_ones_own_comes_before_the_service(tmp_path: Path) -> N
         running_relay(tmp_path / "own", api={"socket": "auto"}) as own,
     ):
         service_socket = Path(service.config).with_name("relay.sock")
-        found = await find_socket(locate_relay(Path(own.config)), service_socket=service_socket)
+        found = await find_socket(
+            locate_relay_addresses_and_state_file(Path(own.config)), service_socket=service_socket
+        )
         assert found.path == tmp_path / "own/relay.sock"
 
 
@@ -199,7 +205,7 @@ def test_variables_say_where_the_relay_is_too(
     variables: dict[str, str], socket: object, url: str
 ) -> None:
     environment = {f"IMDS_RELAY_{name}": value for name, value in variables.items()}
-    location = locate_relay(environment=environment, default_paths=())
+    location = locate_relay_addresses_and_state_file(environment=environment, default_paths=())
     assert (location.socket, location.url) == (socket, url)
 
 
@@ -207,7 +213,7 @@ def test_what_is_not_written_is_the_default(tmp_path: Path) -> None:
     file = tmp_path / "relay.yaml"
     file.write_text("")
     settings = Config()
-    location = locate_relay(file, {})
+    location = locate_relay_addresses_and_state_file(file, {})
     assert location.state_file == settings.store.path
     assert location.socket == settings.api.socket
     assert location.url == f"http://{settings.api.listen}"
@@ -218,19 +224,23 @@ def test_a_relay_of_the_current_folder_has_its_state_file_there_for_certain(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert not locate_relay(environment={}).is_state_file_certain
+    assert not locate_relay_addresses_and_state_file(environment={}).is_state_file_certain
     (tmp_path / "relay.yaml").write_text(text)
-    assert locate_relay(environment={}).is_state_file_certain
-    assert not locate_relay(tmp_path / "relay.yaml", {}).is_state_file_certain
-    named = locate_relay(environment={"IMDS_RELAY_CONFIG": "relay.yaml"})
+    assert locate_relay_addresses_and_state_file(environment={}).is_state_file_certain
+    assert not locate_relay_addresses_and_state_file(
+        tmp_path / "relay.yaml", {}
+    ).is_state_file_certain
+    named = locate_relay_addresses_and_state_file(environment={"IMDS_RELAY_CONFIG": "relay.yaml"})
     assert (named.is_own, named.is_state_file_certain) == (True, False)
 
 
 def test_a_variable_in_a_place_that_is_read_is_filled_in_or_named(tmp_path: Path) -> None:
     file = tmp_path / "relay.yaml"
     file.write_text("api:\n  socket: ${WHERE}/relay.sock\n")
-    assert locate_relay(file, {"WHERE": "/x"}).socket == Path("/x/relay.sock")
-    location = locate_relay(file, {})
+    assert locate_relay_addresses_and_state_file(file, {"WHERE": "/x"}).socket == Path(
+        "/x/relay.sock"
+    )
+    location = locate_relay_addresses_and_state_file(file, {})
     assert location.socket == "auto"
     (problem,) = location.problems
     assert problem.endswith("api.socket: expected the environment variable WHERE to be set")

@@ -13,7 +13,7 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.cli._server_sent_events import EventStream
+from relay.cli._server_sent_events import EventStreamParser
 from relay.simulator import Plan
 from tests.cli.command import read_until, run_async, serve_handler, start_process
 from tests.cli.running_relay import running_relay
@@ -196,7 +196,7 @@ def test_a_stream_is_read_the_same_however_it_is_cut(
         end.join((b": still here", b"id: %d" % number, b"event: x", b"data: " + data, b"", b""))
         for number, data in messages
     )
-    stream, events, start = EventStream(), list[bytes](), 0
+    stream, events, start = EventStreamParser(), list[bytes](), 0
     for cut in [*sorted(cuts), len(whole)]:
         events += stream.feed(whole[start:cut])
         start = max(start, min(cut, len(whole)))

@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 
 from relay.cli._exit_codes import CommandFailed, unwrap_exception_group
-from relay.cli._webhook_receiver import receive_webhooks
+from relay.cli._webhook_receiver import start_webhook_receiver
 from relay.cli.demo import TimedStepPrinter, run_demo
 from relay.clock import SystemClock
 from relay.events.cloudevent import CloudEvent
@@ -181,7 +181,7 @@ async def test_a_demo_that_is_stopped_before_its_end_has_failed() -> None:
 async def test_the_receiver_of_the_demo_takes_nothing_without_a_good_signature() -> None:
     output: list[CloudEvent] = []
     async with (
-        receive_webhooks(SECRET, SystemClock(), output.append) as receiver,
+        start_webhook_receiver(SECRET, SystemClock(), output.append) as receiver,
         aiohttp.ClientSession() as session,
         session.post(
             receiver.url,

@@ -26,7 +26,7 @@ from relay.cli._exit_codes import (
 from relay.cli._output import (
     format_duration,
     format_local_time,
-    format_relative,
+    format_seconds_from_now,
     join_names,
     pluralize,
     strip_control,
@@ -249,7 +249,10 @@ def test_printed_text_never_moves_the_cursor(text: str) -> None:
 )
 def test_lengths_of_time_are_spoken(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text
-    assert (format_relative(seconds), format_relative(-seconds)) == (f"in {text}", f"{text} ago")
+    assert (format_seconds_from_now(seconds), format_seconds_from_now(-seconds)) == (
+        f"in {text}",
+        f"{text} ago",
+    )
 
 
 def test_moments_are_local_and_say_how_far_away_they_are() -> None:

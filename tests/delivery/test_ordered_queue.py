@@ -159,7 +159,7 @@ class LanesLaw(RuleBasedStateMachine):
     def take_the_most_important(self) -> None:
         """A try begins."""
         first = min(self.of("free").values(), key=lambda lane: lane.rank, default=None)
-        assert self.lanes.take_next() == (first.waiting[0] if first else None)
+        assert self.lanes.mark_next_entry_in_flight() == (first.waiting[0] if first else None)
         if first is not None:
             first.state = "busy"
 
@@ -171,7 +171,9 @@ class LanesLaw(RuleBasedStateMachine):
             key=lambda lane: (lane.waiting[0].attempts, lane.rank),
             default=None,
         )
-        assert self.lanes.take_next(least_tried=True) == (first.waiting[0] if first else None)
+        assert self.lanes.mark_next_entry_in_flight(least_tried=True) == (
+            first.waiting[0] if first else None
+        )
         if first is not None:
             first.state = "busy"
 
@@ -183,7 +185,7 @@ class LanesLaw(RuleBasedStateMachine):
             key=lambda lane: (lane.waiting[0].attempts if least_tried else 0, lane.rank),
             default=None,
         )
-        taken = self.lanes.take_next(least_tried=least_tried, among=among)
+        taken = self.lanes.mark_next_entry_in_flight(least_tried=least_tried, among=among)
         assert taken == (first.waiting[0] if first else None)
         if first is not None:
             first.state = "busy"
@@ -261,7 +263,7 @@ class LanesLaw(RuleBasedStateMachine):
         for minutes in (1, -4, 3, 0):
             now = NOW + timedelta(minutes=minutes)
             ahead = [not_before for not_before in not_befores if not_before > now]
-            assert self.lanes.first_not_before_after(now) == min(ahead, default=None)
+            assert self.lanes.first_event_not_before_after(now) == min(ahead, default=None)
 
     @invariant()
     def nobody_oversleeps(self) -> None:
@@ -279,7 +281,7 @@ def test_the_oldest_of_all_goes_first_and_a_lane_has_one_under_way() -> None:
     lanes = OrderedQueue()
     for id_, lane in enumerate("abacb", start=1):
         lanes.push(entry(id_, lane))
-    taken = [lanes.take_next() for _ in range(4)]
+    taken = [lanes.mark_next_entry_in_flight() for _ in range(4)]
     assert [waiting_entry.id if waiting_entry is not None else None for waiting_entry in taken] == [
         1,
         2,
@@ -287,7 +289,7 @@ def test_the_oldest_of_all_goes_first_and_a_lane_has_one_under_way() -> None:
         None,
     ]
     lanes.remove_head(entry(2, "b"))
-    following = lanes.take_next()
+    following = lanes.mark_next_entry_in_flight()
     assert following is not None
     assert following.id == 5
 
@@ -330,11 +332,11 @@ def test_an_event_stays_at_hand_however_many_refusals_wait() -> None:
     for id_ in range(2 * MAX_EVENTS_IN_MEMORY):
         lanes.push(entry(id_, f"lane-{id_}", "approval.refused"))
     lanes.push(entry(id_ + 1, "lane"))
-    first = lanes.take_next()
+    first = lanes.mark_next_entry_in_flight()
     assert first is not None
     assert (first.type, first.event is not None) == ("event.scheduled", True)
     for _ in range(2):  # what leaves makes room, and what was not counted does not
-        refusals = [lanes.take_next() for _ in range(MAX_EVENTS_IN_MEMORY)]
+        refusals = [lanes.mark_next_entry_in_flight() for _ in range(MAX_EVENTS_IN_MEMORY)]
         for refusal in refusals:
             assert refusal is not None
             lanes.remove_head(refusal)
@@ -372,7 +374,7 @@ def test_the_next_not_before_is_found_without_a_look_at_every_entry() -> None:
         not_before = (NOW + timedelta(seconds=id_)).replace(tzinfo=zone)
         lanes.push(entry(id_, f"lane-{id_}", in_memory=False, not_before=not_before))
     zone.comparisons = 0
-    assert lanes.first_not_before_after(NOW + timedelta(seconds=5000)) == NOW + timedelta(
+    assert lanes.first_event_not_before_after(NOW + timedelta(seconds=5000)) == NOW + timedelta(
         seconds=5001
     )
     assert 0 < zone.comparisons < 100
@@ -382,12 +384,12 @@ def test_lanes_that_come_and_go_leave_nothing_behind() -> None:
     lanes = OrderedQueue()
     for id_ in range(5000):
         lanes.push(entry(id_, f"lane-{id_}"))
-        taken = lanes.take_next(least_tried=id_ % 2 == 0)
+        taken = lanes.mark_next_entry_in_flight(least_tried=id_ % 2 == 0)
         assert taken is not None
         if id_ % 3 == 0:
             lanes.delay_head(taken, float(id_))
             lanes.release_all_delayed(include_individual=True)
-            taken = lanes.take_next()
+            taken = lanes.mark_next_entry_in_flight()
             assert taken is not None
         lanes.remove_head(taken)
         lanes.release_due(float(id_))
@@ -397,7 +399,7 @@ def test_lanes_that_come_and_go_leave_nothing_behind() -> None:
         False,
         None,
     )
-    assert not lanes.take_next()
+    assert not lanes.mark_next_entry_in_flight()
 
 
 def test_entries_that_are_replaced_while_a_sink_is_paused_leave_nothing_behind() -> None:
@@ -411,6 +413,6 @@ def test_entries_that_are_replaced_while_a_sink_is_paused_leave_nothing_behind()
     tracemalloc.stop()
     assert len(lanes) == 1
     assert kept < 100_000
-    last = lanes.take_next()
+    last = lanes.mark_next_entry_in_flight()
     assert last is not None
     assert last.id == id_

@@ -46,11 +46,15 @@ async def test_a_full_batch_is_written_at_once_and_fewer_deliveries_wait(tmp_pat
         results = ResultRecorder(store, pause=NEVER)
         written: list[int] = []
         for entry_id in range(1, FULL_BATCH):
-            results.record_delivery(entry_id, DELIVERED, lambda: written.append(1))
+            results.queue_successful_delivery_for_recording(
+                entry_id, DELIVERED, lambda: written.append(1)
+            )
             await asyncio.sleep(0)
         assert await delivered_count(store) == 0
         commits.clear()
-        results.record_delivery(FULL_BATCH, DELIVERED, lambda: written.append(1))
+        results.queue_successful_delivery_for_recording(
+            FULL_BATCH, DELIVERED, lambda: written.append(1)
+        )
         await wait_until(lambda: len(written) == FULL_BATCH)
         assert len(commits) == 1
         assert await delivered_count(store) == FULL_BATCH
@@ -60,7 +64,7 @@ async def test_a_single_delivery_is_recorded_after_the_pause(tmp_path: Path) -> 
     async with store_with_entries(tmp_path) as (store, _):
         results = ResultRecorder(store, pause=0.001)
         written = asyncio.Event()
-        results.record_delivery(1, DELIVERED, written.set)
+        results.queue_successful_delivery_for_recording(1, DELIVERED, written.set)
         await asyncio.wait_for(written.wait(), 60)
         assert await delivered_count(store) == 1
 
@@ -72,7 +76,9 @@ async def test_what_ends_while_a_batch_is_written_is_written_without_another_cal
         results = ResultRecorder(store, pause=0.001)
         written: list[int] = []
         for entry_id in range(1, EVENTS):
-            results.record_delivery(entry_id, DELIVERED, lambda: written.append(1))
+            results.queue_successful_delivery_for_recording(
+                entry_id, DELIVERED, lambda: written.append(1)
+            )
         await wait_until(lambda: len(written) == EVENTS - 1)
         assert len(commits) == 2
         assert await delivered_count(store) == EVENTS - 1
@@ -82,9 +88,9 @@ async def test_a_stop_and_a_failure_wait_for_no_pause(tmp_path: Path) -> None:
     """The failure of an entry is recorded after the deliveries that ended before it."""
     async with store_with_entries(tmp_path) as (store, _):
         results = ResultRecorder(store, pause=NEVER)
-        results.record_delivery(1, DELIVERED, lambda: None)
+        results.queue_successful_delivery_for_recording(1, DELIVERED, lambda: None)
         results.record_end_without_delivery(2, "parked", "too big", NOW, None)
         assert await delivered_count(store) == 1
-        results.record_delivery(3, DELIVERED, lambda: None)
+        results.queue_successful_delivery_for_recording(3, DELIVERED, lambda: None)
         results.submit_pending_results()
         assert await delivered_count(store) == 2

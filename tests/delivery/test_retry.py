@@ -19,7 +19,7 @@ from relay.delivery.retry import (
     URGENT_WINDOW,
     DeadLetter,
     DisableSink,
-    RetryAfter,
+    RetryAfterDelay,
     RetryDecision,
     plan_retry,
     probe_delay,
@@ -62,7 +62,7 @@ def decide(
 def pause(*options: Any, **named: Any) -> float:
     """Seconds until the next try, of which there must be one."""
     decision = decide(*options, **named)
-    assert isinstance(decision, RetryAfter)
+    assert isinstance(decision, RetryAfterDelay)
     return decision.delay
 
 
@@ -124,7 +124,7 @@ def test_nothing_is_given_up_for_its_age_before_its_notbefore(
     seconds_left: float, age: float, tries: int
 ) -> None:
     """Notice of degraded hardware comes days ahead."""
-    assert isinstance(decide(seconds_left=seconds_left, age=age, tries=tries), RetryAfter)
+    assert isinstance(decide(seconds_left=seconds_left, age=age, tries=tries), RetryAfterDelay)
 
 
 @given(seconds_left=AHEAD, age=st.floats(60, DAY), tries=TRIES)
@@ -139,10 +139,10 @@ def test_a_limit_under_a_day_holds_before_notbefore_too(
 
 @given(seconds_left=st.none() | st.floats(-DAY, 0), age=st.floats(0, DAY - 1), tries=TRIES)
 def test_what_is_young_is_tried_again(seconds_left: float | None, age: float, tries: int) -> None:
-    assert isinstance(decide(seconds_left=seconds_left, age=age, tries=tries), RetryAfter)
+    assert isinstance(decide(seconds_left=seconds_left, age=age, tries=tries), RetryAfterDelay)
     assert isinstance(
         decide(seconds_left=seconds_left, age=age * 1000, tries=tries, give_up_after=math.inf),
-        RetryAfter,
+        RetryAfterDelay,
     )
 
 
@@ -172,7 +172,7 @@ def test_retry_after_only_lengthens_is_cut_and_rests_the_whole_sink(
     decision = decide(
         seconds_left=seconds_left, tries=tries, retry_after=retry_after, jitter=jitter
     )
-    assert isinstance(decision, RetryAfter)
+    assert isinstance(decision, RetryAfterDelay)
     wanted = min(retry_after, MAX_RETRY_AFTER)
     assert wanted <= decision.sink_pause <= wanted * MOST
     assert decision.delay == max(
@@ -186,7 +186,9 @@ def test_without_a_retry_after_nobody_else_rests(
 ) -> None:
     assert decide(
         seconds_left=seconds_left, tries=tries, retry_after=retry_after, jitter=jitter
-    ) == RetryAfter(pause(seconds_left=seconds_left, tries=tries, jitter=jitter), sink_pause=0.0)
+    ) == RetryAfterDelay(
+        pause(seconds_left=seconds_left, tries=tries, jitter=jitter), sink_pause=0.0
+    )
 
 
 @given(seconds_left=LEFT, jitter=CHANCES)
@@ -240,8 +242,8 @@ def test_no_pause_is_longer_than_the_sinks_longest(
     decision = decide(
         failure, seconds_left=seconds_left, tries=tries, longest_pause=longest, jitter=jitter
     )
-    assume(isinstance(decision, RetryAfter))
-    assert isinstance(decision, RetryAfter)
+    assume(isinstance(decision, RetryAfterDelay))
+    assert isinstance(decision, RetryAfterDelay)
     assert decision.delay <= longest * MOST
 
 
@@ -272,7 +274,7 @@ def test_the_most_urgent_entry_determines_the_next_probe(
     failed = entries[0]
     delay = probe_delay(
         failed,
-        next_not_before=queue.first_not_before_after(NOW),
+        next_not_before=queue.first_event_not_before_after(NOW),
         failures=failures,
         now=NOW,
         longest_pause=longest,
@@ -372,7 +374,7 @@ def undelivered_pauses(failure: Failure, seconds_left: float | None) -> tuple[li
             not_before=not_before,
             give_up_after=DAY,
         )
-        if not isinstance(decision, RetryAfter):
+        if not isinstance(decision, RetryAfterDelay):
             return pauses, decision
         pauses.append(decision.delay)
         now += timedelta(seconds=decision.delay)

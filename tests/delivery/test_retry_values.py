@@ -11,7 +11,7 @@ from relay.delivery.retry import (
     MAX_INTERNAL_ERRORS,
     DeadLetter,
     DisableSink,
-    RetryAfter,
+    RetryAfterDelay,
     RetryDecision,
     backoff,
     probe_delay,
@@ -53,16 +53,16 @@ def test_pauses_double_up_to_what_the_time_left_allows(
         ("disabled", {}, DisableSink()),
         ("slow", {}, REFUSED),
         ("slow", {"seconds_left": 0.0}, REFUSED),
-        ("slow", {"seconds_left": 1000.0}, RetryAfter(54.0)),
-        ("slow", {"seconds_left": 1000.0, "longest_pause": 10.0}, RetryAfter(10.0)),
-        ("slow", {"seconds_left": 10.0}, RetryAfter(8.0)),
+        ("slow", {"seconds_left": 1000.0}, RetryAfterDelay(54.0)),
+        ("slow", {"seconds_left": 1000.0, "longest_pause": 10.0}, RetryAfterDelay(10.0)),
+        ("slow", {"seconds_left": 10.0}, RetryAfterDelay(8.0)),
         ("transient", {"age": 60.0, "give_up_after": 60.0}, GIVEN_UP),
-        ("transient", {"age": 59.9, "give_up_after": 60.0}, RetryAfter(0.5)),
+        ("transient", {"age": 59.9, "give_up_after": 60.0}, RetryAfterDelay(0.5)),
         ("transient", {"age": 60.0, "give_up_after": 60.0, "seconds_left": 100.0}, GIVEN_UP),
-        ("transient", {"age": DAY, "seconds_left": 100.0}, RetryAfter(0.5)),
+        ("transient", {"age": DAY, "seconds_left": 100.0}, RetryAfterDelay(0.5)),
         ("transient", {"age": DAY, "seconds_left": 0.0}, DeadLetter("given up after 86400 s")),
-        ("transient", {"tries": 99}, RetryAfter(300.0)),
-        ("transient", {"tries": 99, "longest_pause": 400.0}, RetryAfter(300.0)),
+        ("transient", {"tries": 99}, RetryAfterDelay(300.0)),
+        ("transient", {"tries": 99, "longest_pause": 400.0}, RetryAfterDelay(300.0)),
     ],
 )
 def test_what_follows_a_failed_try(
@@ -85,7 +85,7 @@ def test_the_last_try_is_2_s_before_not_before_and_jitter_makes_it_later(
     options: dict[str, Any], delay: float
 ) -> None:
     decision = decide(**options)
-    assert isinstance(decision, RetryAfter)
+    assert isinstance(decision, RetryAfterDelay)
     assert decision.delay == pytest.approx(delay)
     assert decision.sink_pause == 0.0
 
@@ -98,7 +98,7 @@ def test_a_receiver_rests_for_as_long_as_it_asks_up_to_an_hour(
     asked: float | None, sink_pause: float
 ) -> None:
     decision = decide(retry_after=asked, jitter=0.5)
-    assert isinstance(decision, RetryAfter)
+    assert isinstance(decision, RetryAfterDelay)
     assert decision.sink_pause == pytest.approx(sink_pause)
     assert decision.delay == pytest.approx(max(0.525, sink_pause))
 
@@ -138,4 +138,4 @@ def test_five_errors_of_the_code_of_a_sink_are_enough() -> None:
 
 
 def test_a_receiver_that_asks_for_nothing_is_not_paused() -> None:
-    assert RetryAfter(1.0).sink_pause == 0.0
+    assert RetryAfterDelay(1.0).sink_pause == 0.0

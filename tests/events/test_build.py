@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.events.build import (
-    EndEvidence,
     EndOutcome,
+    FactsAboutEndedEvent,
     Origin,
     approval_or_startrequest_event,
     change_event,
@@ -335,7 +335,9 @@ def test_an_outcome_claims_no_more_than_was_seen(
 ) -> None:
     assert (
         determine_outcome(
-            make_event(**state), EndEvidence(start_sent=start_sent, gap=gap, rebooted=rebooted), now
+            make_event(**state),
+            FactsAboutEndedEvent(start_sent=start_sent, gap=gap, rebooted=rebooted),
+            now,
         )
         == outcome
     )
@@ -353,7 +355,7 @@ def test_canceled_is_claimed_only_without_any_doubt(
 ) -> None:
     found, evidence = determine_outcome(
         make_event(event_status=status),
-        EndEvidence(start_sent=start_sent, gap=gap, rebooted=rebooted),
+        FactsAboutEndedEvent(start_sent=start_sent, gap=gap, rebooted=rebooted),
         now,
     )
     without_doubt = status == "Scheduled" and now == BEFORE and not (start_sent or gap or rebooted)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from relay.events.build import (
-    EndEvidence,
+    FactsAboutEndedEvent,
     Origin,
     change_event,
     common_event_data,
@@ -58,7 +58,7 @@ def told() -> list[list[CloudEvent]]:
         for change in diff_events_with_document(live, document):
             ended = change.kind == "ended"
             last = last if ended else common_event_data(change.event, document.incarnation)
-            facts = EndEvidence(start_sent=False, gap=False, rebooted=False)
+            facts = FactsAboutEndedEvent(start_sent=False, gap=False, rebooted=False)
             outcome = determine_outcome(change.event, facts, at) if ended else None
             said[-1].append(
                 change_event(

@@ -37,10 +37,10 @@ from relay.fleet.hub.start_orders import OrderPort
 from relay.fleet.message_reader import read_message
 from relay.fleet.messages import Pulse, PulseRequest, StartOrder, StartOutcome, StartResult
 from relay.fleet.routing import AuthorizedSender
-from relay.ingest.recorder import EventDeparture, EventObservation, EventSighting, Recorder
-from relay.outbox import StateFileOwner, StoreSettings
+from relay.ingest.recorder import EventDeparture, EventSighting, EventSightingOrDeparture, Recorder
+from relay.outbox import StateFileScopeAndVm, StoreSettings
 from relay.outbox.file import open_for_reading
-from relay.outbox.journal import JournalRow, read_rows, verify_journal
+from relay.outbox.journal import JournalRow, read_all_rows, verify_journal
 from relay.outbox.sqlite import Store, open_store
 from tests.approvals.builders import build_event
 from tests.approvals.manual_clock import NOON, ManualClock
@@ -367,7 +367,7 @@ class Hub:
         self.path, self.fleet, self.store = path, fleet, store
         clock = fleet.clock
         self.roster: Roster = Roster(earlier.roster if earlier is not None else ())
-        self.roster.mark_hub_listening_now(clock.now())
+        self.roster.record_hub_listening_until_now(clock.now())
         self.histories: dict[str, dict[str, EventHistory]] = (
             earlier.histories if earlier is not None else {}
         )
@@ -390,7 +390,7 @@ class Hub:
         event_id, _, of = event_key.rpartition("@")
         assert of == scope
         history = self.histories.get(scope, {}).get(event_id)
-        return None if history is None else history.agents_at_last_told_state
+        return None if history is None else history.agents_now_seeing_last_told_state
 
     task: asyncio.Task[None]
 
@@ -415,7 +415,7 @@ class Hub:
         now, scope, pulse = self.fleet.clock.now(), agent.scope, sent.pulse
         self.roster.note_pulse(agent.sender, agent.relay, pulse, now)
         histories = self.histories.setdefault(scope, {})
-        news: list[EventObservation] = []
+        news: list[EventSightingOrDeparture] = []
         for key, word in list(split_pulse_by_event(agent.relay, pulse, histories)):
             history, found = apply_word_to_history(
                 histories.get(key),
@@ -441,7 +441,7 @@ class Hub:
         """The journal, read by a second connection; its hash chain is checked too."""
         with contextlib.closing(open_for_reading(self.path)) as reader:
             verify_journal(reader)
-            return list(read_rows(reader))
+            return list(read_all_rows(reader))
 
     def claim_notes(self) -> list[dict[str, Any]]:
         """The claims in the journal."""
@@ -489,10 +489,10 @@ class Hub:
             await self.settle()
 
 
-def _to_record(scope: str, key: str, news: News, now: datetime) -> EventObservation:
+def _to_record(scope: str, key: str, news: News, now: datetime) -> EventSightingOrDeparture:
     if isinstance(news, EventAppeared | EventChanged):
-        return EventObservation(scope, now, EventSighting(news.event, None))
-    return EventObservation(scope, now, EventDeparture(key, news.gap, news.rebooted))
+        return EventSightingOrDeparture(scope, now, EventSighting(news.event, None))
+    return EventSightingOrDeparture(scope, now, EventDeparture(key, news.gap, news.rebooted))
 
 
 @asynccontextmanager
@@ -502,7 +502,7 @@ async def running_hub(path: Path, fleet: Fleet, earlier: Hub | None = None) -> A
         store = await stack.enter_async_context(
             open_store(
                 StoreSettings(path=path),
-                StateFileOwner(HUB.scope, None, is_hub=True),
+                StateFileScopeAndVm(HUB.scope, None, is_hub=True),
                 fleet.clock,
                 lambda _: (),
             )

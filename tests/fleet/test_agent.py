@@ -303,7 +303,7 @@ async def test_one_read_tells_an_agent_enough_however_often_the_hub_repeats_its_
         source = running.relay.source
         assert isinstance(source, Poller)
         await ask()
-        await source.read_fresh()
+        await source.wait_for_fresh_poll()
         await ask()
         polls, pulses = source.polls, len(hub.pulses)
         async with asyncio.timeout(END_WAIT.total_seconds()):

@@ -62,7 +62,7 @@ class Handler:
     pulse_requests: int = 0
     fails: bool = False
 
-    def on_listening_to_hub(self) -> None:
+    def on_agent_listening_to_hub(self) -> None:
         """Count it."""
         self.listens += 1
 

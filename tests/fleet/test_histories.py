@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from relay.fleet.hub import histories
-from relay.fleet.hub.histories import EventHistoryCache, find_changed_last_words
+from relay.fleet.hub.histories import EventHistoryCache, changed_last_words_by_agent
 from relay.fleet.hub.merge import EventHistory, LastWord, PublishedState
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -44,7 +44,7 @@ def test_live_events_stay_in_memory_and_the_oldest_ended_ones_go(
     assert not known.event_names_to_load(names)  # a merge may need each of them
     known.evict_surplus_ended_events()
     assert known.event_names_to_load([*names, (SCOPE, "live")]) == {names[0], names[2]}
-    assert set(known.of_scope(SCOPE)) == {"live", "e-1"}
+    assert set(known.histories_in_memory_of_scope(SCOPE)) == {"live", "e-1"}
     assert [name for name, _ in known.live()] == [(SCOPE, "live")]
 
 
@@ -75,7 +75,7 @@ def test_a_word_that_was_only_repeated_is_not_stored() -> None:
     repeated = EventHistory(
         path=before.path, started=False, words={"vm-0": word(seconds=9), "vm-1": word()}
     )
-    assert set(find_changed_last_words(before, repeated)) == {"vm-1"}
+    assert set(changed_last_words_by_agent(before, repeated)) == {"vm-1"}
     moved = EventHistory(path=before.path, started=False, words={"vm-0": word(place=1)})
-    assert set(find_changed_last_words(before, moved)) == {"vm-0"}
-    assert set(find_changed_last_words(None, moved)) == {"vm-0"}
+    assert set(changed_last_words_by_agent(before, moved)) == {"vm-0"}
+    assert set(changed_last_words_by_agent(None, moved)) == {"vm-0"}

@@ -16,7 +16,7 @@ from relay.clock import SystemClock
 from relay.config import Config
 from relay.events.build import Origin
 from relay.events.model import ScheduledEvent
-from relay.ingest.recorder import EventObservation, EventSighting, Recorder
+from relay.ingest.recorder import EventSighting, EventSightingOrDeparture, Recorder
 from tests.api.running_relay import make_event
 from tests.journey.bus import Bus, define_users, unused_exchange
 from tests.journey.relay_process import client, eventually
@@ -41,7 +41,7 @@ class HubOnBus:
         self._count += 1
         event = make_event(event_id=f"E-{self._count}")
         store, now = self.running.relay.store, SystemClock().now()
-        news = [EventObservation(scope, now, EventSighting(event, 1)) for scope in scopes]
+        news = [EventSightingOrDeparture(scope, now, EventSighting(event, 1)) for scope in scopes]
         recorder = Recorder(Origin("hub", "hub-1"), None, None)
         await store.transact(lambda tx: recorder.record_observations(tx, news, now))
         return event, {
@@ -69,7 +69,7 @@ class HubOnBus:
 
         def count(tx: Any) -> dict[str, int]:
             engine = self.running.relay.gate.engine
-            found = tx.snapshot.find_occurrences_by_reference(event.event_id)
+            found = tx.occurrences.find_occurrences_by_reference(event.event_id)
             return {
                 occurrence.scope: engine.status(tx, occurrence, SystemClock().now()).vote_count
                 for occurrence in found
@@ -221,7 +221,7 @@ async def test_a_hold_of_one_scope_stops_no_event_of_the_other(hub: HubOnBus) ->
         engine = hub.running.relay.gate.engine
         return {
             occurrence.scope: len(engine.status(tx, occurrence, SystemClock().now()).active_holds)
-            for occurrence in tx.snapshot.find_occurrences_by_reference(event.event_id)
+            for occurrence in tx.occurrences.find_occurrences_by_reference(event.event_id)
         }
 
     assert await hub.running.relay.store.read(active_holds) == {A: 1, B: 0}

@@ -14,7 +14,7 @@ from pamqp.commands import Basic
 from pamqp.header import ContentHeader
 
 from relay.events.build import (
-    EndEvidence,
+    FactsAboutEndedEvent,
     Origin,
     change_event,
     common_event_data,
@@ -26,7 +26,7 @@ from relay.fleet.hub.hub import Hub
 from relay.fleet.hub.link import CumulativeAcknowledger, HubLink
 from relay.fleet.routing import report_key
 from relay.fleet.settings import TrustDomain
-from relay.outbox import StateFileOwner, StoreSettings
+from relay.outbox import StateFileScopeAndVm, StoreSettings
 from relay.outbox.sqlite import open_store
 from tests.approvals.builders import build_event
 from tests.approvals.manual_clock import NOON, ManualClock
@@ -39,7 +39,7 @@ def report(
     """The report of an agent that it sees a new event, or that it sees it no more."""
     before, after = ((event,), ()) if is_gone else ((), (event,))
     (change,) = diff_events_with_document(before, Document(1, after))
-    evidence = EndEvidence(start_sent=False, gap=False, rebooted=False)
+    evidence = FactsAboutEndedEvent(start_sent=False, gap=False, rebooted=False)
     told = change_event(
         change,
         origin,
@@ -61,7 +61,7 @@ def report(
 
 async def test_reports_copies_and_pulses_are_counted(tmp_path: Path) -> None:
     clock = ManualClock()
-    owner = StateFileOwner("hub", None, is_hub=True)
+    owner = StateFileScopeAndVm("hub", None, is_hub=True)
     async with open_store(
         StoreSettings(path=tmp_path / "hub.db"), owner, clock, lambda _: ()
     ) as store:
@@ -70,10 +70,10 @@ async def test_reports_copies_and_pulses_are_counted(tmp_path: Path) -> None:
         settlements = CumulativeAcknowledger(cast("Any", None), cast("Any", None))
         await hub.take_pulses([pulse(seconds=0), pulse(seconds=1)])
         assert (hub.reports, hub.redundant_reports, hub.pulses) == (0, 0, 2)
-        await hub.take_reports([report(build_event(), AGENT)], settlements)
+        await hub.take_messages_except_pulses([report(build_event(), AGENT)], settlements)
         assert (hub.reports, hub.redundant_reports) == (1, 0)
         other = Origin(AGENT.scope, "vm-1")
-        await hub.take_reports(
+        await hub.take_messages_except_pulses(
             [report(build_event(), other), report(build_event("E-2"), other)], settlements
         )
         assert (hub.reports, hub.redundant_reports) == (3, 1)
@@ -103,7 +103,7 @@ class WitnessedEvent:
         """Let vm-0 report the event."""
         settlements = CumulativeAcknowledger(cast("Any", None), cast("Any", None))
         message = report(self.event, AGENT, is_gone=is_gone, at=self._clock.now())
-        await self.hub.take_reports([message], settlements)
+        await self.hub.take_messages_except_pulses([message], settlements)
 
     async def pulse(
         self, number: int, clock_offset: float = 0.0, *, name: str = "vm", user: str = "vmss-a"
@@ -120,7 +120,7 @@ class WitnessedEvent:
 @asynccontextmanager
 async def witnessed_event(directory: Path, clock: ManualClock) -> AsyncIterator[WitnessedEvent]:
     """Run a hub to which vm-0 has reported an event."""
-    owner = StateFileOwner("hub", None, is_hub=True)
+    owner = StateFileScopeAndVm("hub", None, is_hub=True)
     settings = StoreSettings(path=directory / "hub.db")
     async with open_store(settings, owner, clock, lambda _: ()) as store:
         hub = Hub(SETTINGS, Origin("hub", "hub-0"), store, clock, ignore, ignore)

@@ -19,7 +19,7 @@ from relay.fleet.hub.pulses import MAX_POSTPONED
 from relay.fleet.messages import MAX_LIVE_EVENTS, Pulse, StartResult
 from relay.fleet.routing import AuthorizedSender, pulse_key
 from relay.fleet.settings import HubSettings, TrustDomain
-from relay.outbox import StateFileOwner, StoreSettings
+from relay.outbox import StateFileScopeAndVm, StoreSettings
 from relay.outbox.sqlite import open_store
 from tests.approvals.builders import build_event
 from tests.approvals.manual_clock import NOON, ManualClock
@@ -82,7 +82,7 @@ def ignore(*_: Any, **__: Any) -> None:
 
 async def test_a_pulse_with_news_that_are_put_off_is_not_heard_yet(tmp_path: Path) -> None:
     clock, heard = ManualClock(), Heard()
-    owner = StateFileOwner("hub", None, is_hub=True)
+    owner = StateFileScopeAndVm("hub", None, is_hub=True)
     async with open_store(
         StoreSettings(path=tmp_path / "hub.db"), owner, clock, lambda _: ()
     ) as store:
@@ -98,7 +98,7 @@ async def test_a_pulse_with_news_that_are_put_off_is_not_heard_yet(tmp_path: Pat
 async def test_an_agent_that_invents_events_in_its_pulses_fills_no_memory(tmp_path: Path) -> None:
     """What waits for reports is bounded, and the newest is kept."""
     clock, heard = ManualClock(), Heard()
-    owner = StateFileOwner("hub", None, is_hub=True)
+    owner = StateFileScopeAndVm("hub", None, is_hub=True)
     async with open_store(
         StoreSettings(path=tmp_path / "hub.db"), owner, clock, lambda _: ()
     ) as store:
@@ -113,7 +113,7 @@ async def test_an_agent_that_invents_events_in_its_pulses_fills_no_memory(tmp_pa
         kept = [
             each
             for each in gc.get_objects()
-            if isinstance(each, merger.ReceivedWord) and each.name[1].startswith("flood-")
+            if isinstance(each, merger.AgentWordAboutEvent) and each.name[1].startswith("flood-")
         ]  # words of other tests of this worker may not be collected yet
         assert {each.name[1][:7] for each in kept} == {"flood-2", "flood-3"}
         assert len(kept) == MAX_POSTPONED
@@ -124,7 +124,7 @@ async def test_nobody_reports_in_the_name_of_the_hub(tmp_path: Path) -> None:
     clock, heard = ManualClock(), Heard()
     domain = TrustDomain(user="vmss-a", scopes=("*",))
     settings = SETTINGS.model_copy(update={"domains": (domain,)})
-    owner, origin = StateFileOwner("hub", None, is_hub=True), Origin("hub", "hub-0")
+    owner, origin = StateFileScopeAndVm("hub", None, is_hub=True), Origin("hub", "hub-0")
     async with open_store(
         StoreSettings(path=tmp_path / "hub.db"), owner, clock, lambda _: ()
     ) as store:

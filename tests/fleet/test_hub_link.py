@@ -40,7 +40,7 @@ class Handler:
     def on_broker_disconnected(self) -> None:
         """The hub does not hear its agents any more."""
 
-    async def take_reports(
+    async def take_messages_except_pulses(
         self, messages: Sequence[DeliveredMessage], settlements: CumulativeAcknowledger
     ) -> None:
         """Settle what can be settled before anything is taken, as the hub does."""

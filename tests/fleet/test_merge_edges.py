@@ -47,7 +47,7 @@ def test_no_place_is_minus_1_as_state_files_have_it() -> None:
 def test_only_agents_whose_last_word_is_the_last_state_told_are_current() -> None:
     hub = hub_with("a", "b")
     hub.hear("a", B, 1)
-    assert hub.known.agents_at_last_told_state == {"a"}
+    assert hub.known.agents_now_seeing_last_told_state == {"a"}
 
 
 def test_only_the_last_state_of_a_live_event_is_repeated() -> None:

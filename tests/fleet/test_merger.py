@@ -19,8 +19,8 @@ from relay.events.build import Origin
 from relay.fleet.hub import histories, merge, merger
 from relay.fleet.hub.histories import EventHistoryCache
 from relay.fleet.hub.merge import GoneFromDocument, Word
-from relay.fleet.hub.merger import EventMerger, ReceivedWord
-from relay.outbox import EventKeyFormat, StateFileOwner, fleet
+from relay.fleet.hub.merger import AgentWordAboutEvent, EventMerger
+from relay.outbox import EventKeyFormat, StateFileScopeAndVm, fleet
 from relay.outbox.file import open_for_reading
 from relay.outbox.fleet import AgentRow
 from relay.outbox.rows import PageLimit
@@ -31,7 +31,7 @@ from tests.journey.relay_process import eventually
 from tests.outbox.open_store import open_store_in
 
 SCOPE = "vmss-a-1f0c33ab"
-HUB = StateFileOwner("hub", None, is_hub=True)
+HUB = StateFileScopeAndVm("hub", None, is_hub=True)
 KEYS = EventKeyFormat(with_scope=True)
 EVENT = make_event(event_id="E-1")
 """An event in its first state."""
@@ -52,10 +52,10 @@ class Rig:
 
     def word(
         self, relay: str, word: Word, seconds: float, *, event_id: str = "e-1", scope: str = SCOPE
-    ) -> ReceivedWord:
+    ) -> AgentWordAboutEvent:
         """Return a word of an agent, so many seconds after the beginning."""
         at = self.began + timedelta(seconds=seconds)
-        return ReceivedWord(
+        return AgentWordAboutEvent(
             name=(scope, event_id), relay=relay, word=word, observed_at=at, seen=at, incarnation=1
         )
 

@@ -145,7 +145,7 @@ async def vote(fleet: RunningFleet, vm: str, event: Event) -> None:
     request_id = secrets.token_hex(8)
     while True:
         known = await agent.store.read(
-            lambda tx: tx.snapshot.find_newest_occurrence(event.event_id.lower())
+            lambda tx: tx.occurrences.find_newest_occurrence(event.event_id.lower())
         )
         if known is not None:
             answer = await agent.gate.submit(

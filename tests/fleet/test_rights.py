@@ -31,14 +31,14 @@ from relay.amqp.message_verification import UnusableMessage
 from relay.amqp.publisher import PublishChannel
 from relay.amqp.topology import declare_topology, events_topology
 from relay.events.build import Origin
-from relay.fleet.definitions import (
+from relay.fleet.message_reader import read_message
+from relay.fleet.messages import HubScopeState, PulseRequest, VoteMessage
+from relay.fleet.rabbitmq_definitions import (
     AdditionalHubExchange,
-    HubAccount,
+    HubUserWithAdditionalExchanges,
     fleet_definitions,
     hash_password,
 )
-from relay.fleet.message_reader import read_message
-from relay.fleet.messages import HubScopeState, PulseRequest, VoteMessage
 from relay.fleet.routing import (
     AuthorizedSender,
     command_key,
@@ -85,7 +85,7 @@ SETTINGS = HubSettings(
     declare="passive",
     domains=DOMAINS,
 )
-ACCOUNT = HubAccount(
+ACCOUNT = HubUserWithAdditionalExchanges(
     user=HUB_USER,
     sinks=(AdditionalHubExchange(exchange=MAIN, declare="passive"),),
     approvals=AdditionalHubExchange(exchange=MAIN, declare="passive"),
@@ -259,7 +259,7 @@ async def test_the_hub_finds_all_that_it_may_look_at_and_nothing_missing(node: B
 
 async def test_the_definitions_make_what_a_hub_makes_that_declares_itself(node: Broker) -> None:
     settings = SETTINGS.model_copy(update={"declare": True})
-    account = HubAccount(
+    account = HubUserWithAdditionalExchanges(
         user=HUB_USER,
         sinks=(AdditionalHubExchange(exchange=MAIN, declare=True),),
         approvals=AdditionalHubExchange(exchange=MAIN, declare=True),

@@ -42,9 +42,9 @@ def listening(roster: Roster, until: float, since: float = 0.0) -> None:
     """Have the hub listen without a pause."""
     moment = since
     while moment < until:
-        roster.mark_hub_listening_now(at(moment))
+        roster.record_hub_listening_until_now(at(moment))
         moment += 30.0
-    roster.mark_hub_listening_now(at(until))
+    roster.record_hub_listening_until_now(at(until))
 
 
 def pulse(roster: Roster, relay: str, now: float, **fields: Any) -> Agent:
@@ -52,7 +52,10 @@ def pulse(roster: Roster, relay: str, now: float, **fields: Any) -> Agent:
 
 
 def chosen(roster: Roster, resources: list[str], now: float, **options: Any) -> list[str]:
-    return [agent.relay for agent in roster.choose_agents(SCOPE, resources, at(now), **options)]
+    return [
+        agent.relay
+        for agent in roster.find_able_agents_best_first(SCOPE, resources, at(now), **options)
+    ]
 
 
 def test_a_pulse_says_who_an_agent_is_and_a_report_only_that_it_is_there() -> None:
@@ -101,12 +104,12 @@ def test_silence_counts_only_while_the_hub_listens() -> None:
     roster = Roster()
     agent = pulse(roster, "web_1", 0)
     assert not roster.is_silent(agent, at(10_000)), "the hub has not listened"
-    roster.mark_hub_listening_now(at(10_000))
+    roster.record_hub_listening_until_now(at(10_000))
     assert not roster.is_silent(agent, at(10_000))
     listening(roster, 10_150, since=10_000)
     assert not roster.is_silent(agent, at(10_150))
     assert not roster.is_fresh(agent, at(10_150))
-    roster.mark_hub_listening_now(at(10_151))
+    roster.record_hub_listening_until_now(at(10_151))
     assert roster.is_silent(agent, at(10_151))
     roster.note_hub_connection_lost()
     assert not roster.is_silent(agent, at(10_151))
@@ -114,32 +117,32 @@ def test_silence_counts_only_while_the_hub_listens() -> None:
 
 def test_a_hub_listens_while_it_is_connected_and_its_process_runs() -> None:
     roster = Roster()
-    assert not roster.is_hub_listening(at(0))
-    roster.mark_hub_listening_now(at(0))
-    assert roster.is_hub_listening(at(60))
-    assert not roster.is_hub_listening(at(60.001))
-    assert not roster.is_hub_listening(at(-1))
+    assert not roster.has_hub_listened_without_pause(at(0))
+    roster.record_hub_listening_until_now(at(0))
+    assert roster.has_hub_listened_without_pause(at(60))
+    assert not roster.has_hub_listened_without_pause(at(60.001))
+    assert not roster.has_hub_listened_without_pause(at(-1))
     roster.note_hub_connection_lost()
-    assert not roster.is_hub_listening(at(0))
+    assert not roster.has_hub_listened_without_pause(at(0))
 
 
 def test_a_hub_that_stood_still_knows_nothing_about_silence() -> None:
     roster = Roster()
     agent = pulse(roster, "web_1", 0)
-    assert roster.mark_hub_listening_now(at(0))
-    assert not roster.mark_hub_listening_now(at(60))
+    assert roster.record_hub_listening_until_now(at(0))
+    assert not roster.record_hub_listening_until_now(at(60))
     # The machine of the hub was frozen for two days. What is asked first must not be wrong either.
     assert not roster.is_silent(agent, at(200_000))
     assert roster.agents_to_forget(at(200_000)) == []
-    assert roster.mark_hub_listening_now(at(200_000))
+    assert roster.record_hub_listening_until_now(at(200_000))
     assert roster.agents_to_forget(at(200_000)) == []
 
 
 def test_a_clock_of_the_hub_that_is_set_back_makes_no_agent_fresh_for_longer() -> None:
     roster = Roster()
-    roster.mark_hub_listening_now(at(10_000))
+    roster.record_hub_listening_until_now(at(10_000))
     pulse(roster, "web_1", 10_000)
-    assert roster.mark_hub_listening_now(at(0))
+    assert roster.record_hub_listening_until_now(at(0))
     agent = roster.agent(SCOPE, "web_1")
     assert agent is not None
     assert agent.last_heard == at(0)
@@ -149,7 +152,7 @@ def test_a_clock_of_the_hub_that_is_set_back_makes_no_agent_fresh_for_longer() -
 
 def test_a_scope_is_silent_when_all_of_its_agents_are() -> None:
     roster = Roster()
-    roster.mark_hub_listening_now(at(0))
+    roster.record_hub_listening_until_now(at(0))
     for name in ("web_1", "web_2"):
         pulse(roster, name, 0)
     roster.note_message_except_pulse(sender("db", "other"), "db", at(0))
@@ -165,12 +168,12 @@ def test_a_scope_is_silent_when_all_of_its_agents_are() -> None:
 
 def test_an_agent_that_is_silent_for_a_day_is_to_be_forgotten() -> None:
     roster = Roster()
-    roster.mark_hub_listening_now(at(0))
+    roster.record_hub_listening_until_now(at(0))
     agent = pulse(roster, "web_1", 0)
     day = FORGOTTEN_AFTER.total_seconds()
     listening(roster, day - 1)
     assert roster.agents_to_forget(at(day - 1)) == []
-    roster.mark_hub_listening_now(at(day))
+    roster.record_hub_listening_until_now(at(day))
     assert roster.agents_to_forget(at(day)) == [agent]
     roster.forget(agent)
     assert list(roster) == []
@@ -268,11 +271,11 @@ def test_after_a_restart_the_merge_waits_for_agents_that_were_not_heard_of_yet()
     before = Roster()
     agents = [pulse(before, name, 0) for name in ("web_1", "web_2")]
     roster = Roster(agents)
-    roster.mark_hub_listening_now(at(10_000))
+    roster.record_hub_listening_until_now(at(10_000))
     pulse(roster, "web_1", 10_010)
-    may_speak = roster.make_freshness_check(SCOPE, at(10_010))
+    may_speak = roster.make_known_and_not_silent_check(SCOPE, at(10_010))
     assert [may_speak(name) for name in ("web_1", "web_2", "unknown")] == [True, True, False]
     listening(roster, 10_151, since=10_000)
-    may_speak = roster.make_freshness_check(SCOPE, at(10_151))
+    may_speak = roster.make_known_and_not_silent_check(SCOPE, at(10_151))
     assert [may_speak(name) for name in ("web_1", "web_2")] == [True, False]
     assert chosen(roster, [], 10_151) == ["web_1"]

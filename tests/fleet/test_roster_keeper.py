@@ -16,7 +16,7 @@ from relay.fleet.hub.roster import Agent
 from relay.fleet.hub.roster_keeper import UPKEEP_INTERVAL, RosterKeeper
 from relay.fleet.messages import Pulse
 from relay.fleet.routing import AuthorizedSender
-from relay.outbox import RecordedEvent, StateFileOwner
+from relay.outbox import RecordedEvent, StateFileScopeAndVm
 from relay.outbox.sqlite import Store
 from tests.approvals.manual_clock import ManualClock
 from tests.outbox.open_store import open_store_in
@@ -48,7 +48,7 @@ class Rig:
     def listen(self) -> None:
         """Do what the hub does at each look at the roster."""
         if self.is_connected:
-            self.keeper.roster.mark_hub_listening_now(self.clock.now())
+            self.keeper.roster.record_hub_listening_until_now(self.clock.now())
         else:
             self.keeper.roster.note_hub_connection_lost()
 
@@ -86,7 +86,7 @@ class Rig:
 async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
     """A keeper that knows an agent, which it has heard."""
     async with open_store_in(
-        tmp_path, lambda _: (), StateFileOwner("hub", None, is_hub=True)
+        tmp_path, lambda _: (), StateFileScopeAndVm("hub", None, is_hub=True)
     ) as store:
         told: list[str] = []
 

@@ -21,7 +21,7 @@ from relay.events.model import Document
 from relay.fleet.settings import AgentSettings
 from relay.imds.document import parse_document
 from relay.ingest.recorder import Recorder, SuccessfulPoll
-from relay.outbox import StateFileOwner, StoreSettings
+from relay.outbox import StateFileScopeAndVm, StoreSettings
 from relay.outbox.sqlite import open_store
 from relay.roles.simulated_agents import EventStateCache, LightRecorder
 from relay.roles.simulated_fleet import FleetPlan, SimulatedFleet, simulated_fleet
@@ -79,7 +79,7 @@ async def test_a_light_recorder_makes_the_events_of_the_recorder(tmp_path: Path)
         for number, each in enumerate(documents)
         for event in light.make_change_events(each, at + timedelta(seconds=number))
     ]
-    owner = StateFileOwner(origin.scope, None)
+    owner = StateFileScopeAndVm(origin.scope, None)
     settings = StoreSettings(path=tmp_path / "relay.db")
     recorder = Recorder(origin, None, None)
     async with open_store(settings, owner, SystemClock(), lambda _: ()) as store:
@@ -87,7 +87,7 @@ async def test_a_light_recorder_makes_the_events_of_the_recorder(tmp_path: Path)
             poll = SuccessfulPoll(each, at + timedelta(seconds=number), gap=False)
             await store.transact(partial(recorder.record, poll=poll))
         recorded = await store.read(
-            lambda tx: [tx.journal.event_at_position(number) for number in range(1, 7)]
+            lambda tx: [tx.journal.require_event_at_position(number) for number in range(1, 7)]
         )
     assert len(made) == 6
     assert [_content(event) for event in made] == [_content(event) for event in recorded]

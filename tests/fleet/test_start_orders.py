@@ -28,7 +28,7 @@ from relay.imds.client import ImdsClient
 from relay.imds.document import parse_document
 from relay.imds.poller import Poller
 from relay.ingest.recorder import Recorder
-from relay.outbox import StateFileOwner, StoreSettings
+from relay.outbox import StateFileScopeAndVm, StoreSettings
 from relay.outbox.sqlite import open_store
 from tests.approvals.builders import BOOT_ID, ORIGIN
 from tests.fleet.hub_side import make_order
@@ -170,7 +170,7 @@ async def rig(folder: Path, *, is_old: bool = True) -> AsyncIterator[Rig]:
         async with (
             open_store(
                 StoreSettings(path=folder / "relay.db"),
-                StateFileOwner(ORIGIN.scope, VM_ID),
+                StateFileScopeAndVm(ORIGIN.scope, VM_ID),
                 clock,
                 lambda _: (),
             ) as store,

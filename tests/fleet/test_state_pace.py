@@ -66,11 +66,11 @@ def test_an_event_that_nobody_told_of_is_not_asked_for_again() -> None:
     histories.put(name, None)
     assert histories.event_names_to_load([name]) == set()
     assert histories.get(name) is None
-    assert histories.of_scope(SCOPE) == {}
+    assert histories.histories_in_memory_of_scope(SCOPE) == {}
     known = EventHistory(path=(PublishedState("s", NOON),), started=False)
     histories.put(name, known)
     assert histories.get(name) is known
-    assert histories.of_scope(SCOPE) == {"e": known}
+    assert histories.histories_in_memory_of_scope(SCOPE) == {"e": known}
     histories.put(name, EventHistory(path=known.path, started=False, ended_at=NOON))
     for number in range(10_000):
         histories.put((SCOPE, f"other-{number}"), None)

@@ -44,7 +44,7 @@ async def test_a_second_hub_tells_nothing_and_starts_nothing_until_the_first_is_
             ids = [each["id"] for each in fleet.inbox.events]
             assert len(set(ids)) == len(ids)
             assert len(fleet.azures[SCOPE].start_requests) == 1
-            assert await other.relay.store.read(lambda tx: tx.snapshot.live_occurrences()) == []
+            assert await other.relay.store.read(lambda tx: tx.occurrences.live_occurrences()) == []
             await fleet.stop_hub()
             await eventually(lambda: not other.relay.source.lost)
             await eventually(lambda: "relay.source-recovered" in names(fleet))
@@ -85,5 +85,5 @@ async def test_the_state_file_of_a_plain_relay_is_set_aside_by_a_hub(
         await store.transact(record_event(1))
     async with start_relay(hub_without_broker(tmp_path), SystemClock()) as hub:
         assert await hub.relay.gate.approval_mode() == "off"
-        assert await hub.relay.store.read(lambda tx: tx.snapshot.live_occurrences()) == []
+        assert await hub.relay.store.read(lambda tx: tx.occurrences.live_occurrences()) == []
     assert "was renamed to" in caplog.text

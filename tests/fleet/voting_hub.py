@@ -22,10 +22,10 @@ from relay.events.model import ScheduledEvent
 from relay.fleet.hub.votes import MachineVoteSubmitter
 from relay.fleet.messages import VoteAnswer, VoteMessage
 from relay.fleet.routing import AuthorizedSender
-from relay.ingest.recorder import EventObservation, EventSighting, Recorder
-from relay.outbox import Grant, StateFileOwner, StoreSettings
+from relay.ingest.recorder import EventSighting, EventSightingOrDeparture, Recorder
+from relay.outbox import Grant, StateFileScopeAndVm, StoreSettings
 from relay.outbox.file import open_for_reading
-from relay.outbox.journal import read_rows, verify_journal
+from relay.outbox.journal import read_all_rows, verify_journal
 from relay.outbox.sqlite import Store, open_store
 from tests.approvals.builders import build_event
 from tests.approvals.manual_clock import ManualClock
@@ -82,7 +82,7 @@ class VotingHub:
         """Record what the document of a scope shows."""
         recorder = Recorder(HUB, None, None)
         now = self.clock.now()
-        news = [EventObservation(scope, now, EventSighting(event, 1)) for event in events]
+        news = [EventSightingOrDeparture(scope, now, EventSighting(event, 1)) for event in events]
         await self.store.transact(lambda tx: recorder.record_observations(tx, news, now))
 
     async def vote(
@@ -133,7 +133,7 @@ class VotingHub:
         """Return how the approval of an event stands."""
 
         def read(tx: Any) -> ApprovalStatus:
-            (found,) = tx.snapshot.find_occurrences_by_reference(event.event_id, scope)
+            (found,) = tx.occurrences.find_occurrences_by_reference(event.event_id, scope)
             return self.gate.engine.status(tx, found, self.clock.now())
 
         return await self.store.read(read)
@@ -149,7 +149,7 @@ class VotingHub:
         """Return the CloudEvents of this name in the journal, whose hashes are checked too."""
         with contextlib.closing(open_for_reading(self.path)) as reader:
             verify_journal(reader)
-            return [orjson.loads(row.body) for row in read_rows(reader) if row.kind == name]
+            return [orjson.loads(row.body) for row in read_all_rows(reader) if row.kind == name]
 
 
 OPS = Caller("client:ops", "http", Rights(frozenset({"approve", "hold"})))
@@ -166,7 +166,7 @@ async def voting_hub(
 ) -> AsyncIterator[VotingHub]:
     """Run a hub on the store in a folder."""
     clock, agents, path = ManualClock(), Agents(), folder / "hub.db"
-    owner = StateFileOwner(HUB.scope, None, is_hub=True)
+    owner = StateFileScopeAndVm(HUB.scope, None, is_hub=True)
     async with open_store(StoreSettings(path=path), owner, clock, lambda _: ()) as store:
         engine = ApprovalEngine(settings or rules(EACH), HUB, client_resources={"client:ops": None})
         gate = Gate(engine, store, agents, clock, lambda _: False)

@@ -24,7 +24,7 @@ from relay.clock import SystemClock
 from relay.errors import SourceError
 from relay.imds import SourceSettings
 from relay.imds.client import SEARCH_AFTER, ImdsClient
-from relay.imds.dhcp import ask_dhcp, find_mac
+from relay.imds.dhcp import find_mac, request_option_245_address_over_dhcp
 from relay.imds.document import parse_document
 from relay.imds.endpoint import DHCP_INTERVAL, AskDhcp, CandidateFinder, ask_dhcp_via_default_route
 from relay.net.egress import is_refused
@@ -212,7 +212,7 @@ async def nothing() -> dict[str, Any]:
     """Nobody answers. Then Azure's host does, though DHCP says nothing of it."""
 
     async def ask_briefly() -> IPv4Address | None:
-        return await ask_dhcp(find_mac() or b"", seconds=0.2)
+        return await request_option_245_address_over_dhcp(find_mac() or b"", seconds=0.2)
 
     async with client(ask=ask_briefly) as opened, dhcp(lambda _: []) as requests:
         reason = await failure(opened)

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from relay.imds.dhcp import (
     MAX_LEASE_BYTES,
-    ask_dhcp,
     find_mac,
     make_discover,
     parse_lease_file,
     read_option_245_of_leases,
     read_option_245_of_reply,
+    request_option_245_address_over_dhcp,
 )
 from tests.imds.dhcp_server import offer, offer_endpoint, options_of, run_dhcp_server
 
@@ -64,14 +64,19 @@ def test_a_discover_is_the_message_of_the_sample_with_an_answer_by_broadcast() -
 
 async def test_the_answer_of_a_server_names_the_address() -> None:
     async with run_dhcp_server(offer_endpoint("100.65.96.130")) as (server, address):
-        assert await ask_dhcp(MAC, server=address, client=CLIENT) == ADDRESS
+        assert (
+            await request_option_245_address_over_dhcp(MAC, server=address, client=CLIENT)
+            == ADDRESS
+        )
     assert [options_of(request)[53] for request in server.requests] == [b"\x01"]
     assert server.requests[0][28:34] == MAC
 
 
 async def test_an_answer_without_the_option_says_so() -> None:
     async with run_dhcp_server(lambda request: [offer(request)]) as (_, address):
-        assert await ask_dhcp(MAC, server=address, client=CLIENT) is None
+        assert (
+            await request_option_245_address_over_dhcp(MAC, server=address, client=CLIENT) is None
+        )
 
 
 async def test_answers_to_other_machines_and_rubbish_are_passed_over() -> None:
@@ -92,20 +97,25 @@ async def test_answers_to_other_machines_and_rubbish_are_passed_over() -> None:
         ]
 
     async with run_dhcp_server(confused) as (_, address):
-        assert await ask_dhcp(MAC, server=address, client=CLIENT) == ADDRESS
+        assert (
+            await request_option_245_address_over_dhcp(MAC, server=address, client=CLIENT)
+            == ADDRESS
+        )
 
 
 async def test_without_an_answer_the_wait_ends() -> None:
     async with run_dhcp_server(lambda _: []) as (server, address):
         with pytest.raises(TimeoutError):
-            await ask_dhcp(MAC, server=address, client=CLIENT, seconds=0.05)
+            await request_option_245_address_over_dhcp(
+                MAC, server=address, client=CLIENT, seconds=0.05
+            )
     assert len(server.requests) == 1
 
 
 async def test_each_request_has_a_number_of_its_own() -> None:
     async with run_dhcp_server(offer_endpoint("10.1.2.3")) as (server, address):
         for _ in range(3):
-            await ask_dhcp(MAC, server=address, client=CLIENT)
+            await request_option_245_address_over_dhcp(MAC, server=address, client=CLIENT)
     assert len({request[4:8] for request in server.requests}) == 3
 
 

@@ -26,7 +26,7 @@ from relay.imds.api_version_features import NEWEST_API_VERSION
 from relay.imds.client import ImdsClient
 from relay.imds.poller import ANSWER_TIMEOUT, FIRST_ANSWER_TIMEOUT, Poller
 from relay.ingest.recorder import Recorder
-from relay.outbox import StateFileOwner, StoreSettings
+from relay.outbox import StateFileScopeAndVm, StoreSettings
 from relay.outbox.sqlite import Store, open_store
 from relay.simulator import VM, Fault, Plan, Setup, Simulator
 from tests.approvals.builders import BOOT_ID, ORIGIN
@@ -106,7 +106,7 @@ async def rig(
     async with (
         open_store(
             StoreSettings(path=folder / "relay.db"),
-            StateFileOwner(ORIGIN.scope, "vm"),
+            StateFileScopeAndVm(ORIGIN.scope, "vm"),
             clock,
             lambda _: (),
         ) as store,
@@ -321,7 +321,7 @@ async def test_retry_after_only_lengthens_and_nobody_s_question_cuts_it_short(
         sim.add_fault(Fault(status=429, retry_after=20.0))
         await running.polled()
         calls = len(sim.calls)
-        question = asyncio.create_task(running.poller.read_fresh())
+        question = asyncio.create_task(running.poller.wait_for_fresh_poll())
         for _ in range(19):
             running.clock.advance(1)
             await asyncio.sleep(0)
@@ -340,7 +340,7 @@ async def test_a_fresh_read_does_not_wait_for_the_interval_and_counts_as_the_pol
     async with simulated(tmp_path, interval="10s") as (running, sim):
         running.clock.advance(4)
         sim.schedule(Plan())
-        await running.poller.read_fresh()
+        await running.poller.wait_for_fresh_poll()
         assert await running.names() == ["event.scheduled"]
         await running.resting()
         assert len(sim.calls) == 2
@@ -350,7 +350,7 @@ async def test_a_fresh_read_does_not_wait_for_the_interval_and_counts_as_the_pol
 async def test_many_who_ask_share_one_read(tmp_path: Path) -> None:
     async with simulated(tmp_path, interval="10s") as (running, sim):
         running.clock.advance(4)
-        await asyncio.gather(*(running.poller.read_fresh() for _ in range(50)))
+        await asyncio.gather(*(running.poller.wait_for_fresh_poll() for _ in range(50)))
         assert len(sim.calls) == 2
 
 
@@ -364,7 +364,7 @@ async def test_a_read_that_began_before_the_question_is_not_fresh(tmp_path: Path
 
     async with run_server(script) as server, rig(tmp_path, server.url, clock) as running:
         await gate.wait()
-        await running.poller.read_fresh()
+        await running.poller.wait_for_fresh_poll()
         assert len(server.requests) == 2
         assert await running.names() == ["event.scheduled"]
 
@@ -395,22 +395,22 @@ async def test_whoever_asks_when_the_poller_stops_is_told_so(tmp_path: Path) -> 
     async with run_server(script) as server:
         async with rig(tmp_path, server.url, clock) as running:
             await running.resting()
-            asked = asyncio.create_task(running.poller.read_fresh())
+            asked = asyncio.create_task(running.poller.wait_for_fresh_poll())
             await wait_until(lambda: len(server.requests) == 2)
-            late = asyncio.create_task(running.poller.read_fresh())
+            late = asyncio.create_task(running.poller.wait_for_fresh_poll())
             await asyncio.sleep(0)
         for task in (asked, late):
             with pytest.raises(SourceError, match="stops"):
                 await asyncio.wait_for(task, 60)
         with pytest.raises(SourceError, match="stops"):
-            await running.poller.read_fresh()
+            await running.poller.wait_for_fresh_poll()
 
 
 async def test_whoever_asks_is_told_why_it_could_not_be_read(tmp_path: Path) -> None:
     async with simulated(tmp_path, interval="10s") as (running, sim):
         sim.add_fault(Fault(status=503))
         running.clock.advance(4)
-        questions = [asyncio.create_task(running.poller.read_fresh()) for _ in range(2)]
+        questions = [asyncio.create_task(running.poller.wait_for_fresh_poll()) for _ in range(2)]
         for question in questions:
             with pytest.raises(SourceError, match="503"):
                 await question
@@ -421,8 +421,8 @@ async def test_whoever_asks_no_longer_disturbs_nobody(tmp_path: Path) -> None:
         sim.add_fault(Fault(status=503))
         running.clock.advance(4)
         gone, stays = (
-            asyncio.create_task(running.poller.read_fresh()),
-            asyncio.create_task(running.poller.read_fresh()),
+            asyncio.create_task(running.poller.wait_for_fresh_poll()),
+            asyncio.create_task(running.poller.wait_for_fresh_poll()),
         )
         await asyncio.sleep(0)
         gone.cancel()
@@ -437,7 +437,7 @@ async def test_questions_without_end_make_no_more_than_two_calls_a_second(tmp_pa
 
         async def ask() -> None:
             while True:
-                await running.poller.read_fresh()
+                await running.poller.wait_for_fresh_poll()
 
         asking = asyncio.create_task(ask())
         await running.until(lambda: running.clock.monotonic() >= began + 10, step=0.05)
@@ -513,7 +513,7 @@ async def test_a_document_that_is_too_large_is_reported_at_once_and_ends_nothing
         assert name == "relay.source-lost"
         assert "larger than 4 MiB" in reason
         assert "nothing is reported as ended" in reason
-        reading = asyncio.create_task(running.poller.read_fresh())
+        reading = asyncio.create_task(running.poller.wait_for_fresh_poll())
         await running.until(reading.done)
         with pytest.raises(SourceError, match="4 MiB"):
             await reading
@@ -535,7 +535,7 @@ async def test_the_source_is_lost_also_while_a_call_hangs(tmp_path: Path) -> Non
         async with (
             open_store(
                 StoreSettings(path=tmp_path / "relay.db"),
-                StateFileOwner("s", None),
+                StateFileScopeAndVm("s", None),
                 clock,
                 lambda _: (),
             ) as store,

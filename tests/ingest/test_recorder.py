@@ -141,7 +141,7 @@ def test_event_ids_that_differ_after_a_nul_are_different_events(
     assert names(approval_file) == [*["event.scheduled"] * 3, *["event.ended"] * 3] * 2
     occurrences = approval_file.transact(
         lambda tx: [
-            tx.snapshot.find_newest_occurrence(event.lowercase_event_id) for event in events
+            tx.occurrences.find_newest_occurrence(event.lowercase_event_id) for event in events
         ]
     )
     assert [occurrence and occurrence.number for occurrence in occurrences] == [2, 2, 2]
@@ -193,11 +193,11 @@ def add_grant(
     """Add a grant for the event and bring it to a state."""
 
     def work(tx: Transaction) -> None:
-        occurrence = tx.snapshot.find_newest_occurrence("e-1")
+        occurrence = tx.occurrences.find_newest_occurrence("e-1")
         assert occurrence is not None
         details = {"approvalId": "a", "rule": "r", **({"dryRun": True} if dry_run else {})}
         tx.record(cloudevent("approval.granted", "E-1", {**occurrence.data, **details}), NOON)
-        tx.decisions.add_grant(
+        tx.decisions.insert_grant_row(
             occurrence.id,
             occurrence.revision,
             "r",
@@ -209,7 +209,7 @@ def add_grant(
         )
         grant = tx.decisions.grants(occurrence.id)[-1].id
         for _ in range(attempts):
-            tx.decisions.claim_grant(grant)
+            tx.decisions.mark_grant_claimed(grant)
         tx.decisions.set_grant_state(grant, state, status)
 
     approval_file.transact(work)
@@ -496,7 +496,9 @@ def test_a_large_document_is_recorded_in_its_order(approval_file: ApprovalFile) 
         event.event_id for event in events
     ]
     assert (
-        approval_file.transact(lambda tx: [live.event for live in tx.snapshot.live_occurrences()])
+        approval_file.transact(
+            lambda tx: [live.event for live in tx.occurrences.live_occurrences()]
+        )
         == events
     )
     started = [replace(event, event_status="Started") for event in events[::2]]
@@ -506,6 +508,8 @@ def test_a_large_document_is_recorded_in_its_order(approval_file: ApprovalFile) 
         *(("event.ended", event.event_id) for event in events[1::2]),
     ]
     assert (
-        approval_file.transact(lambda tx: [live.event for live in tx.snapshot.live_occurrences()])
+        approval_file.transact(
+            lambda tx: [live.event for live in tx.occurrences.live_occurrences()]
+        )
         == started
     )

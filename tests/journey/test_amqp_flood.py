@@ -27,12 +27,12 @@ from relay.amqp.approval_consumer import (
     ApprovalHandler,
 )
 from relay.amqp.fair_queue import ReceivedDecision
-from relay.amqp.message_verification import ApprovalMessage, UnusableMessage
+from relay.amqp.message_verification import UnparsedApprovalMessage, UnusableMessage
 from relay.amqp.topology import (
     MAX_APPROVALS,
     approvals_topology,
     declare_topology,
-    make_scope_approvals_queue,
+    describe_approvals_queue_of_scope,
 )
 from relay.clock import SystemClock
 from relay.rate_limits import CALLER_BURST, CALLER_RATE
@@ -89,7 +89,7 @@ def consumer_of(node: Broker, bus: Bus, handler: ApprovalHandler) -> ApprovalCon
     return ApprovalConsumer(
         urls=lambda: [URL(node.amqp_url())],
         declare=True,
-        queue=make_scope_approvals_queue(bus.exchange, SCOPE),
+        queue=describe_approvals_queue_of_scope(bus.exchange, SCOPE),
         relay="vm-0",
         handler=handler,
         on_unusable=lambda *_: None,
@@ -112,7 +112,7 @@ class SlowHandler:
     async def blocking_reason(self) -> str | None:
         return None
 
-    def read(self, message: ApprovalMessage) -> ReceivedDecision:
+    def read(self, message: UnparsedApprovalMessage) -> ReceivedDecision:
         self.read_messages += 1
 
         async def decide() -> bool:
@@ -163,7 +163,7 @@ class CountingHandler:
     async def blocking_reason(self) -> str | None:
         return None
 
-    def read(self, _: ApprovalMessage) -> ReceivedDecision:
+    def read(self, _: UnparsedApprovalMessage) -> ReceivedDecision:
         self.read_messages += 1
         raise UnusableMessage("the test refuses it")
 

@@ -16,7 +16,7 @@ import pytest
 from standardwebhooks import Webhook
 
 from relay.outbox.file import open_for_reading
-from relay.outbox.journal import read_rows, verify_journal
+from relay.outbox.journal import read_all_rows, verify_journal
 from relay.simulator import VM, Event, Fault, Plan, Setup, Simulator
 from tests.journey.relay_process import (
     CLIENT_SECRET,
@@ -197,7 +197,7 @@ async def test_a_relay_killed_before_the_answer_sends_again_only_while_the_event
             assert len(sim.start_requests) == 2
         await process.stop()
         connection = open_for_reading(process.store)
-        kinds = [row.kind for row in read_rows(connection)]
+        kinds = [row.kind for row in read_all_rows(connection)]
         assert verify_journal(connection)[1] == len(kinds)
         assert kinds.index("approval.granted") < kinds.index("claim")
         connection.close()
@@ -265,7 +265,7 @@ async def test_with_a_full_disk_notices_still_go_out_and_nothing_is_approved(
             connection = open_for_reading(small_disk / "relay.db")
             verify_journal(connection)
             recorded = {
-                row.event_key for row in read_rows(connection) if row.kind == "event.scheduled"
+                row.event_key for row in read_all_rows(connection) if row.kind == "event.scheduled"
             }
             assert recorded == {first.event_id.lower(), second.event_id.lower()}
             waiting = connection.execute(

@@ -17,7 +17,7 @@ from relay.app import start_relay
 from relay.clock import SystemClock
 from relay.config import Config
 from relay.outbox.file import open_for_reading
-from relay.outbox.journal import read_rows, verify_journal
+from relay.outbox.journal import read_all_rows, verify_journal
 from relay.simulator import VM, Setup, Simulator
 from tests.journey.bus import SCOPE, Bus, System, define_users, relay_document, unused_exchange
 from tests.journey.relay_process import CLIENT_SECRET, KEY, client, eventually
@@ -108,6 +108,6 @@ async def test_two_hundred_copies_over_http_callbacks_and_amqp_are_one_start_req
         assert system.starts(event) == 1
     connection = open_for_reading(tmp_path / "relay.db")
     verify_journal(connection)
-    kinds = Counter(row.kind for row in read_rows(connection))
+    kinds = Counter(row.kind for row in read_all_rows(connection))
     connection.close()
     assert (kinds["approval.granted"], kinds["claim"], kinds["startrequest.accepted"]) == (1, 1, 1)

@@ -21,7 +21,7 @@ import pytest
 
 from relay.errors import StoreError
 from relay.outbox.file import open_for_reading
-from relay.outbox.journal import JournalRow, read_rows, verify_journal
+from relay.outbox.journal import JournalRow, read_all_rows, verify_journal
 from relay.simulator import VM, Event, Plan, Setup, Simulator
 from tests.journey.relay_process import RelayProcess, client, eventually, relay
 from tests.kill_at_sync import killed_at_sync
@@ -55,7 +55,7 @@ def journal(process: RelayProcess) -> list[JournalRow]:
         return []
     try:
         verify_journal(connection)
-        return list(read_rows(connection))
+        return list(read_all_rows(connection))
     finally:
         connection.close()
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from relay.outbox.file import open_for_reading
-from relay.outbox.journal import read_rows, verify_journal
+from relay.outbox.journal import read_all_rows, verify_journal
 from relay.simulator import VM, Event, Fault, Plan, Setup, Simulator
 from tests.journey.relay_process import (
     Inbox,
@@ -89,7 +89,7 @@ class Machine:
         connection = open_for_reading(self.relay.store)
         try:
             verify_journal(connection)
-            return [row.kind for row in read_rows(connection)]
+            return [row.kind for row in read_all_rows(connection)]
         finally:
             connection.close()
 

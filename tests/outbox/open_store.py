@@ -15,17 +15,17 @@ import orjson
 
 from relay.clock import SystemClock
 from relay.events.cloudevent import CloudEvent
-from relay.outbox import StateFileOwner, StoreSettings
+from relay.outbox import StateFileScopeAndVm, StoreSettings
 from relay.outbox.file import StateFile, open_state_file
 from relay.outbox.journal import Journal
-from relay.outbox.snapshot import AppearedEventToStore, ChangedEventToStore, OccurrenceOutcomeRow
+from relay.outbox.occurrences import AppearedEventToStore, ChangedEventToStore, OccurrenceOutcomeRow
 from relay.outbox.sqlite import Store, Work, open_store
 from relay.outbox.transaction import Route, Transaction
 from tests.builders import DATA, cloudevent
 
 BUS: Route = lambda _: ("bus",)  # noqa: E731  # a route is a function
 """Everything goes to one sink."""
-IDENTITY = StateFileOwner("prod-vmss-a-1f0c33ab", "5d7b8a9e-0000-4000-8000-00000000c0de")
+IDENTITY = StateFileScopeAndVm("prod-vmss-a-1f0c33ab", "5d7b8a9e-0000-4000-8000-00000000c0de")
 NOW = datetime(2026, 4, 11, 22, 26, 58, tzinfo=UTC)
 
 
@@ -51,7 +51,7 @@ def record_event(number: int, at: datetime = NOW, **given: Any) -> Work[int]:
 
 @asynccontextmanager
 async def open_store_in(
-    folder: Path, route: Route = BUS, identity: StateFileOwner = IDENTITY
+    folder: Path, route: Route = BUS, identity: StateFileScopeAndVm = IDENTITY
 ) -> AsyncIterator[Store]:
     """Open the store ``relay.db`` in a folder."""
     async with open_store(
@@ -62,7 +62,7 @@ async def open_store_in(
 
 @contextlib.contextmanager
 def open_file_in(
-    path: Path, identity: StateFileOwner = IDENTITY, now: datetime = NOW
+    path: Path, identity: StateFileScopeAndVm = IDENTITY, now: datetime = NOW
 ) -> Iterator[StateFile]:
     """Open a state file without a store."""
     file = open_state_file(path, identity, now)
@@ -96,7 +96,7 @@ def add_occurrence(
     """Store that an EventId appeared."""
     text = orjson.dumps(data).decode()
     rows = [AppearedEventToStore(at, IDENTITY.scope, key, text, data["revision"], event.id)]
-    tx.snapshot.add_appeared_events(rows, boot_id)
+    tx.occurrences.add_appeared_events(rows, boot_id)
 
 
 def update_occurrence(
@@ -104,7 +104,7 @@ def update_occurrence(
 ) -> None:
     """Store the new state of a live event."""
     text = orjson.dumps(data).decode()
-    tx.snapshot.update_occurrences(
+    tx.occurrences.store_changed_occurrences(
         [ChangedEventToStore(at, _live_id(tx, key), text, data["revision"], event.id)]
     )
 
@@ -113,11 +113,13 @@ def end_occurrence(
     tx: Transaction, key: str, outcome: str, event: CloudEvent, at: datetime
 ) -> None:
     """Store that a live event left the document."""
-    tx.snapshot.mark_ended([OccurrenceOutcomeRow(at, _live_id(tx, key), outcome, event.id)])
+    tx.occurrences.store_occurrences_as_ended(
+        [OccurrenceOutcomeRow(at, _live_id(tx, key), outcome, event.id)]
+    )
 
 
 def _live_id(tx: Transaction, key: str) -> int:
-    return next(row.id for row in tx.snapshot.live_rows() if row.key == key)
+    return next(row.id for row in tx.occurrences.live_rows() if row.key == key)
 
 
 def connection_of(tx: Transaction) -> sqlite3.Connection:

@@ -62,7 +62,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 message_id=None,
             )
         )
-        tx.decisions.add_grant(
+        tx.decisions.insert_grant_row(
             1, "0123456789abcdef", "two", "a1", NOW, dry_run=False, cause="1", position=1
         )
         tx.standing_holds.add(

@@ -14,7 +14,7 @@ import pytest
 from relay.outbox import Attempt, Entry, EntryState, StoreSettings
 from relay.outbox.deliveries import DeadLetterFilter, Delivery
 from relay.outbox.journal import verify_journal
-from relay.outbox.retention import PruneResult, prune_all_tables
+from relay.outbox.retention import PrunedJournalAndDeadLetterCounts, prune_all_tables
 from relay.outbox.transaction import Transaction
 from tests.outbox.open_store import NOW, connection_of, numbered_event, open_file_in
 
@@ -317,7 +317,7 @@ def test_what_waits_for_a_sink_that_is_gone_is_parked_and_its_news_of_the_relay_
         chat.id + 2,
         other_news.id,
     ]
-    assert tx.deliveries.state_and_reason_by_sink() == {"chat": ("on", None)}
+    assert tx.deliveries.sink_states_with_reasons() == {"chat": ("on", None)}
     assert connection_of(tx).execute("SELECT count(*) FROM attempt").fetchone() == (0,)
     assert tx.deliveries.redeliver_dead_letter(bus.id, LATER) is None, (
         "no sink would send it, and it would wait for ever"
@@ -326,7 +326,7 @@ def test_what_waits_for_a_sink_that_is_gone_is_parked_and_its_news_of_the_relay_
 
 def test_the_state_of_a_sink_is_remembered_with_its_reason(tx: Transaction) -> None:
     tx.deliveries.set_sink_state("bus", "disabled", "it answered 410")
-    assert tx.deliveries.state_and_reason_by_sink() == {
+    assert tx.deliveries.sink_states_with_reasons() == {
         "bus": ("disabled", "it answered 410"),
         "chat": ("on", None),
     }
@@ -344,21 +344,30 @@ def test_retention_forgets_what_was_settled_long_ago_and_nothing_else(tx: Transa
         tx.deliveries.store_final_state(entry.id, "delivered", None, NOW)
     tx.decisions.remember_answer("client:a", "1", "d", 202, {}, NOW)
 
-    assert prune_all_tables(tx, settings, NOW + timedelta(hours=23)) == PruneResult()
+    assert (
+        prune_all_tables(tx, settings, NOW + timedelta(hours=23))
+        == PrunedJournalAndDeadLetterCounts()
+    )
     assert len(tx.deliveries.page()) == 4
     assert tx.decisions.first_answer("client:a", "1") is not None
 
-    assert prune_all_tables(tx, settings, NOW + timedelta(days=2)) == PruneResult()
+    assert (
+        prune_all_tables(tx, settings, NOW + timedelta(days=2))
+        == PrunedJournalAndDeadLetterCounts()
+    )
     assert [delivery.id for delivery in tx.deliveries.page()] == [waits[0].id]
     assert tx.decisions.first_answer("client:a", "1") is None
     assert connection_of(tx).execute("SELECT count(*) FROM attempt").fetchone() == (0,)
 
-    assert prune_all_tables(tx, settings, NOW + timedelta(days=11)) == PruneResult(), (
-        "the oldest row is still to be sent"
-    )
-    assert tx.journal.event_at_position(1).id == numbered_event(1).id
+    assert (
+        prune_all_tables(tx, settings, NOW + timedelta(days=11))
+        == PrunedJournalAndDeadLetterCounts()
+    ), "the oldest row is still to be sent"
+    assert tx.journal.require_event_at_position(1).id == numbered_event(1).id
     tx.deliveries.store_final_state(waits[0].id, "delivered", None, NOW)
-    assert prune_all_tables(tx, settings, NOW + timedelta(days=11)) == PruneResult(journal_rows=2)
+    assert prune_all_tables(
+        tx, settings, NOW + timedelta(days=11)
+    ) == PrunedJournalAndDeadLetterCounts(journal_rows=2)
     assert verify_journal(connection_of(tx)) == (tx.head(), 0)
     assert tx.head().position == 2
     assert record(tx, 3)[0].position == 3
@@ -373,10 +382,10 @@ def test_retention_keeps_so_many_dead_letters_the_newest_and_everything_else(
         tx.deliveries.store_final_state(entry.id, "parked", "no", NOW)
     tx.deliveries.store_final_state(others[0].id, "delivered", None, NOW)
     settings = StoreSettings(dead_letters=3)
-    assert prune_all_tables(tx, settings, LATER) == PruneResult(
+    assert prune_all_tables(tx, settings, LATER) == PrunedJournalAndDeadLetterCounts(
         dead_letters=Counter({"event.scheduled": 2})
     )
-    assert prune_all_tables(tx, settings, LATER) == PruneResult()
+    assert prune_all_tables(tx, settings, LATER) == PrunedJournalAndDeadLetterCounts()
     kept_ids = {delivery.id for delivery in tx.deliveries.page()}
     assert kept_ids == {entry.id for entry in (*dead[2:], *others)}
 

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from relay.errors import StoreError, StoreLocked, StoreTooNew
-from relay.outbox import StateFileOwner
+from relay.outbox import StateFileScopeAndVm
 from relay.outbox import file as file_module
 from relay.outbox.file import SCHEMA_VERSION, lock_path, open_for_reading, open_state_file
 from relay.outbox.journal import Journal, verify_journal
@@ -53,7 +53,7 @@ def set_aside(path: Path) -> list[Path]:
     )
 
 
-def begin(path: Path, identity: StateFileOwner = IDENTITY) -> None:
+def begin(path: Path, identity: StateFileScopeAndVm = IDENTITY) -> None:
     """A state file with a row in it, closed in good order."""
     with open_file_in(path, identity) as file:
         append_row(Journal(file.connection))
@@ -208,7 +208,7 @@ def test_a_file_that_does_not_say_whose_it_is_is_corrupt(tmp_path: Path, stateme
 def test_the_log_of_a_file_that_somebody_else_has_open_is_set_aside_with_it(tmp_path: Path) -> None:
     """The rows of the log are not in the file yet, and they do not belong to the fresh file."""
     path = tmp_path / "relay.db"
-    begin(path, StateFileOwner("another-scope", None))
+    begin(path, StateFileScopeAndVm("another-scope", None))
     with contextlib.closing(sqlite3.connect(path)) as shell:
         shell.execute("CREATE TABLE note (text TEXT)")
         with open_file_in(path) as file:
@@ -315,13 +315,13 @@ def test_somebody_elses_database_is_set_aside_with_all_it_holds(tmp_path: Path) 
 @pytest.mark.parametrize(
     "other",
     [
-        StateFileOwner(IDENTITY.scope, "another-vm"),
-        StateFileOwner("another-scope", IDENTITY.vm_id),
-        StateFileOwner("another-scope", None),
+        StateFileScopeAndVm(IDENTITY.scope, "another-vm"),
+        StateFileScopeAndVm("another-scope", IDENTITY.vm_id),
+        StateFileScopeAndVm("another-scope", None),
     ],
     ids=["vm", "scope", "scope, with no vm to compare"],
 )
-def test_another_ones_file_is_set_aside(tmp_path: Path, other: StateFileOwner) -> None:
+def test_another_ones_file_is_set_aside(tmp_path: Path, other: StateFileScopeAndVm) -> None:
     """A cloned disk would send another VM's notices again, and its votes would count for this VM.
 
     See docs/protocol.md#a-copied-disk.
@@ -344,7 +344,7 @@ def test_what_a_killed_relay_had_not_moved_into_the_file_is_set_aside_with_it(
 ) -> None:
     path, copy = tmp_path / "one" / "relay.db", tmp_path / "two" / "relay.db"
     copy.parent.mkdir()
-    with open_file_in(path, StateFileOwner("another-scope", None)) as file:
+    with open_file_in(path, StateFileScopeAndVm("another-scope", None)) as file:
         append_row(Journal(file.connection))
         for suffix in ("", "-wal"):
             shutil.copy(f"{path}{suffix}", f"{copy}{suffix}")
@@ -434,10 +434,10 @@ def test_a_second_process_is_refused_until_the_first_is_gone_however_it_went(
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"open\n"
         with pytest.raises(StoreLocked):
-            open_state_file(path, StateFileOwner("scope", None), NOW)
+            open_state_file(path, StateFileScopeAndVm("scope", None), NOW)
         holder.kill()
         holder.wait()
-        with open_file_in(path, StateFileOwner("scope", None)) as file:
+        with open_file_in(path, StateFileScopeAndVm("scope", None)) as file:
             assert file.trusted
 
 
@@ -445,7 +445,7 @@ def test_a_foreign_file_is_not_set_aside_from_under_a_relay_that_uses_it(tmp_pat
     path = tmp_path / "relay.db"
     with open_file_in(path):
         with pytest.raises(StoreLocked):
-            open_state_file(path, StateFileOwner("another-scope", None), NOW)
+            open_state_file(path, StateFileScopeAndVm("another-scope", None), NOW)
         assert not set_aside(path)
 
 
@@ -453,14 +453,16 @@ def test_a_store_that_is_bound_to_a_vm_is_not_trusted_where_none_can_be_told(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "relay.db"
-    nobody = StateFileOwner(IDENTITY.scope, None)
+    nobody = StateFileScopeAndVm(IDENTITY.scope, None)
     with open_file_in(path, nobody) as file:
         assert file.trusted
     with open_file_in(path, IDENTITY) as file:  # binds it
         assert file.trusted
     with open_file_in(path, nobody) as file:
         assert not file.trusted
-    with open_file_in(path, StateFileOwner(IDENTITY.scope, str(IDENTITY.vm_id).upper())) as file:
+    with open_file_in(
+        path, StateFileScopeAndVm(IDENTITY.scope, str(IDENTITY.vm_id).upper())
+    ) as file:
         assert file.trusted
     assert not set_aside(path)
 
@@ -540,7 +542,7 @@ def test_a_file_of_the_last_version_gets_standing_holds_and_keeps_what_it_has(
 def test_a_sound_file_is_kept_though_its_disk_fails_for_a_moment(tmp_path: Path, read: int) -> None:
     """SQLite says of a page that it could not read that the file is malformed."""
     path = tmp_path / "relay.db"
-    begin(path, StateFileOwner("scope", None))
+    begin(path, StateFileScopeAndVm("scope", None))
     # -D: strace runs detached, so the process that is started is the program itself.
     strace = ("strace", "-D", "-f", "-qq", "-o", tmp_path / "calls", "-P", path)
     inject = ("-e", "trace=pread64,read", "-e", f"inject=pread64,read:error=EIO:when={read}")

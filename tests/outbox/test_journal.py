@@ -16,7 +16,7 @@ from relay.errors import StoreError
 from relay.events.cloudevent import CloudEvent
 from relay.outbox import JournalHead
 from relay.outbox.file import open_for_reading
-from relay.outbox.journal import GENESIS, Journal, read_rows, row_hash, verify_journal
+from relay.outbox.journal import GENESIS, Journal, read_all_rows, row_hash, verify_journal
 from relay.outbox.rows import PageLimit
 from relay.outbox.transaction import Transaction
 from tests.outbox.open_store import BUS, NOW, append_row, numbered_event, open_file_in, read_column
@@ -73,7 +73,7 @@ def test_an_empty_journal_verifies(tmp_path: Path) -> None:
 def test_positions_and_hashes_are_those_of_the_documentation(tmp_path: Path) -> None:
     """``journalhead`` is position and hash. Consumers store it as text."""
     with filled(tmp_path / "relay.db") as (connection, heads):
-        assert [row.position for row in read_rows(connection)] == list(range(1, ROWS + 1))
+        assert [row.position for row in read_all_rows(connection)] == list(range(1, ROWS + 1))
         assert str(heads[-1]) == f"{ROWS}:{heads[-1].hash}"
         assert len(heads[-1].hash) == 64
 
@@ -124,7 +124,7 @@ def test_a_changed_row_whose_own_hash_was_made_to_fit_is_found_by_the_next(
 ) -> None:
     """Each hash covers all earlier rows. A forger must change every later row and the head too."""
     with filled(tmp_path / "relay.db") as (connection, heads):
-        row = list(read_rows(connection))[position - 1]
+        row = list(read_all_rows(connection))[position - 1]
         fitting = row_hash(
             heads[position - 1].hash,
             position,
@@ -293,7 +293,7 @@ def test_pruning_keeps_what_has_yet_to_be_sent(tmp_path: Path, state: str) -> No
             tx.deliveries.store_final_state(entry, "delivered", None, NOW)
         tx.deliveries.store_final_state(settled[2], state, None, NOW)  # type: ignore[arg-type]  # the cases are states
         assert tx.journal.prune(NOW + timedelta(days=500), NOW) == 2
-        assert tx.journal.event_at_position(3).id == numbered_event(2).id
+        assert tx.journal.require_event_at_position(3).id == numbered_event(2).id
         assert verify_journal(file.connection)[1] == 2
 
 
@@ -360,7 +360,7 @@ def test_history_and_what_follows_a_position_leave_out_what_is_no_event(tmp_path
         assert journal.position_of_last_change_of_event("e") == 4
         assert journal.position_of_last_change_of_event("f") is None
         with pytest.raises(KeyError):
-            journal.event_at_position(9)
+            journal.require_event_at_position(9)
 
 
 @pytest.mark.parametrize("broken", [b"", b"\x00\xff\x00", "no JSON: é", b"{"])

@@ -98,7 +98,7 @@ def add_grant(
         "approval.granted", event_key, {**data(), **details, **dry}, time=format_rfc3339(NOW)
     )
     tx.record(event, NOW)
-    tx.decisions.add_grant(
+    tx.decisions.insert_grant_row(
         occurrence,
         "0123",
         "rule",
@@ -112,7 +112,7 @@ def add_grant(
 
 def test_an_event_appears_changes_and_leaves(tx: Transaction) -> None:
     add_occurrence(tx, "e", data(), "boot-1", numbered_event(1), NOW)
-    (live,) = tx.snapshot.live_occurrences()
+    (live,) = tx.occurrences.live_occurrences()
     assert (live.key, live.number, live.data, live.revision, live.live) == (
         "e",
         1,
@@ -127,8 +127,8 @@ def test_an_event_appears_changes_and_leaves(tx: Transaction) -> None:
     )
     assert live.event == ScheduledEvent.from_cloudevent_data(data())
     update_occurrence(tx, "e", data(revision="2", eventStatus="Started"), numbered_event(2), LATER)
-    tx.snapshot.set_occurrence_boot_id(live.id, "boot-2")
-    changed = tx.snapshot.get_occurrence(live.id)
+    tx.occurrences.set_occurrence_boot_id(live.id, "boot-2")
+    changed = tx.occurrences.require_occurrence(live.id)
     assert (changed.revision, changed.event.is_started, changed.boot_id, changed.last_event_id) == (
         "2",
         True,
@@ -140,8 +140,8 @@ def test_an_event_appears_changes_and_leaves(tx: Transaction) -> None:
         "2026-04-11T22:27:58.000000Z",
     )
     end_occurrence(tx, "e", "completed", numbered_event(3), LATER)
-    assert tx.snapshot.live_occurrences() == []
-    ended = tx.snapshot.find_newest_occurrence("e")
+    assert tx.occurrences.live_occurrences() == []
+    ended = tx.occurrences.find_newest_occurrence("e")
     assert ended is not None
     assert (ended.live, ended.outcome, ended.data["eventStatus"]) == (False, "completed", "Started")
 
@@ -152,11 +152,11 @@ def test_the_same_event_id_is_a_new_occurrence_after_it_ended(tx: Transaction) -
         add_occurrence(tx, "e", data(), None, numbered_event(2), NOW)
     end_occurrence(tx, "e", "canceled", numbered_event(3), NOW)
     add_occurrence(tx, "e", data(), None, numbered_event(4), LATER)
-    newest = tx.snapshot.find_newest_occurrence("e")
+    newest = tx.occurrences.find_newest_occurrence("e")
     assert newest is not None
     assert (newest.number, newest.live) == (2, True)
     pages = [
-        tx.snapshot.occurrence_page(before, PageLimit(rows))
+        tx.occurrences.occurrence_page(before, PageLimit(rows))
         for before, rows in ((None, 10), (None, 1), (newest.id, 1))
     ]
     assert [([row.number for row in page], more) for page, more in pages] == [
@@ -164,9 +164,9 @@ def test_the_same_event_id_is_a_new_occurrence_after_it_ended(tx: Transaction) -
         ([2], True),
         ([1], False),
     ]
-    assert tx.snapshot.find_newest_occurrence("f") is None
+    assert tx.occurrences.find_newest_occurrence("f") is None
     with pytest.raises(KeyError):
-        tx.snapshot.get_occurrence(99)
+        tx.occurrences.require_occurrence(99)
 
 
 def test_decisions_are_read_back_and_count_until_they_do_not(tx: Transaction) -> None:
@@ -205,9 +205,9 @@ def test_a_grant_is_claimed_answered_and_closed(tx: Transaction) -> None:
         None,
         NOW,
     )
-    tx.decisions.claim_grant(grant.id)
+    tx.decisions.mark_grant_claimed(grant.id)
     tx.decisions.set_grant_state(grant.id, "sent", 503)
-    tx.decisions.claim_grant(grant.id)
+    tx.decisions.mark_grant_claimed(grant.id)
     assert [
         (grant.state, grant.attempts, grant.status) for grant in tx.decisions.open_grants()
     ] == [("sent", 2, None)]
@@ -247,8 +247,8 @@ def test_ended_events_are_forgotten_with_all_that_hangs_on_them(tx: Transaction)
         add_grant(tx, number, key)
     end_occurrence(tx, "ended", "completed", numbered_event(8), NOW)
     end_occurrence(tx, "late", "completed", numbered_event(9), LATER)
-    tx.snapshot.prune_ended_occurrences(LATER)
-    occurrences, _ = tx.snapshot.occurrence_page(None, PageLimit(10))
+    tx.occurrences.prune_ended_occurrences(LATER)
+    occurrences, _ = tx.occurrences.occurrence_page(None, PageLimit(10))
     assert [occurrence.key for occurrence in occurrences] == ["late", "live"]
     assert [len(tx.decisions.for_occurrence(number)) for number in (1, 2, 3)] == [0, 1, 1]
     assert [len(tx.decisions.grants(number)) for number in (1, 2, 3)] == [0, 1, 1]
@@ -260,10 +260,10 @@ def test_old_events_behind_a_young_one_are_forgotten_with_it(tx: Transaction) ->
     for key, at in (("first", NOW), ("young", LATER), ("late", NOW)):
         add_occurrence(tx, key, data(), None, numbered_event(), at)
         end_occurrence(tx, key, "completed", numbered_event(), at)
-    tx.snapshot.prune_ended_occurrences(LATER)
-    assert [tx.snapshot.get_occurrence(number).key for number in (2, 3)] == ["young", "late"]
-    tx.snapshot.prune_ended_occurrences(LATER + timedelta(seconds=1))
-    assert tx.snapshot.occurrence_page(None, PageLimit(10)) == ([], False)
+    tx.occurrences.prune_ended_occurrences(LATER)
+    assert [tx.occurrences.require_occurrence(number).key for number in (2, 3)] == ["young", "late"]
+    tx.occurrences.prune_ended_occurrences(LATER + timedelta(seconds=1))
+    assert tx.occurrences.occurrence_page(None, PageLimit(10)) == ([], False)
 
 
 def test_the_events_of_one_document_were_seen_together(tx: Transaction) -> None:
@@ -274,9 +274,11 @@ def test_the_events_of_one_document_were_seen_together(tx: Transaction) -> None:
             add_occurrence(tx, key, data(), None, numbered_event(), at)
     connection_of(tx).execute("DELETE FROM occurrence WHERE key = 'd'")
     for key, together in {"a": "ab", "b": "ab", "c": "ce", "e": "ce", "f": "f"}.items():
-        occurrence = tx.snapshot.find_newest_occurrence(key)
+        occurrence = tx.occurrences.find_newest_occurrence(key)
         assert occurrence is not None
-        found = [other.key for other in tx.snapshot.first_seen_in_same_document(occurrence)]
+        found = [
+            other.key for other in tx.occurrences.events_first_seen_in_same_document(occurrence)
+        ]
         assert found == list(together)
 
 

@@ -148,7 +148,7 @@ def test_the_codes_of_an_older_version_are_removed(tmp_path: Path) -> None:
     with open_file_in(path) as file:
         assert file.connection.execute("SELECT code FROM message").fetchall() == [("",)]
         assert file.connection.execute("SELECT code FROM invitation").fetchall() == [(None,)]
-        assert ChatMessages(file.connection).take_due_refreshes("ops", NOW) == [1]
+        assert ChatMessages(file.connection).take_occurrences_due_for_refresh("ops", NOW) == [1]
 
 
 @pytest.mark.parametrize("kind", ["posix", "flock"])

@@ -33,11 +33,11 @@ def test_more_than_go_into_one_statement_are_journalled_and_wait_in_their_order(
             assert [entry.sink for entry in returned_entries] == ["bus", "chat"] * len(events)
             assert tx.deliveries.waiting_entries()[-len(returned_entries) :] == returned_entries
             assert [
-                tx.journal.event_at_position(recorded_event.position).id
+                tx.journal.require_event_at_position(recorded_event.position).id
                 for recorded_event in recorded
             ] == [event.id for event in events]
             last = f"t{events[-1].id}"
-            assert tx.journal.count_transitions([last, "never"]) == {last: batch + 1}
+            assert tx.journal.counts_by_transition([last, "never"]) == {last: batch + 1}
         assert verify_journal(file.connection)[1] == 2 * len(events)
 
 

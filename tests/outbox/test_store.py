@@ -129,7 +129,7 @@ async def test_one_works_own_error_undoes_it_alone(tmp_path: Path) -> None:
         lambda tx: connection_of(tx).execute("SELECT zeroblob(2000000000)"),
         lambda tx: connection_of(tx).execute("SELECT ?", (2**70,)),
         lambda tx: connection_of(tx).execute("SELECT 1", (1, 2)),
-        lambda tx: tx.journal.event_at_position(99),
+        lambda tx: tx.journal.require_event_at_position(99),
     ],
     ids=["SQL", "JSON", "too big", "number", "binding", "missing"],
 )

@@ -205,7 +205,7 @@ def make_roster(relay: RunningRelay) -> Roster:
     ]
     roster = Roster(silent)
     for seconds in range(240, -1, -30):
-        roster.mark_hub_listening_now(now - timedelta(seconds=seconds))
+        roster.record_hub_listening_until_now(now - timedelta(seconds=seconds))
     for number in range(4):
         pulse = Pulse(
             vm_id=f"vm-{number}",

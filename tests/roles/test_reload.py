@@ -188,7 +188,7 @@ async def test_a_sink_that_its_receiver_disables_during_a_reload_is_disabled_as_
         await eventually(lambda: worker.is_trying)
         await relay.reload(sinks=[webhook(other.url)])
         stored = await relay.running.relay.store.read(
-            lambda tx: tx.deliveries.state_and_reason_by_sink()
+            lambda tx: tx.deliveries.sink_states_with_reasons()
         )
         (status,) = relay.running.relay.dispatcher.status()
         assert stored == {"drain": (status.state, status.reason)}
@@ -297,9 +297,9 @@ async def test_a_sink_that_cannot_be_made_leaves_everything_as_it_was(
             config.model_copy(update={"sinks": (*config.sinks, good)})
         )
         assert Box.open_boxes == 1
-        await relay.running.live.run_configuration_take_over(take_over)
+        await relay.running.live.run_prepared_take_over(take_over)
         take_over = await relay.running.live.prepare_configuration_take_over(config)
-        await relay.running.live.run_configuration_take_over(take_over)
+        await relay.running.live.run_prepared_take_over(take_over)
         await eventually(lambda: Box.open_boxes == 0)
 
 
@@ -332,7 +332,7 @@ async def test_a_sink_that_refuses_to_be_canceled_does_not_hold_up_reloads(
         live = relay.running.live
         config = live.config
         stubborn = (BreakingSettings(name="drain"),)
-        await live.run_configuration_take_over(
+        await live.run_prepared_take_over(
             await live.prepare_configuration_take_over(
                 config.model_copy(update={"sinks": stubborn})
             )
@@ -341,7 +341,7 @@ async def test_a_sink_that_refuses_to_be_canceled_does_not_hold_up_reloads(
         try:
             await eventually(lambda: tries == 1)
             async with asyncio.timeout(10):
-                await live.run_configuration_take_over(
+                await live.run_prepared_take_over(
                     await live.prepare_configuration_take_over(config)
                 )
                 await relay.reload(sinks=[webhook(drain.url)])
@@ -363,7 +363,7 @@ async def test_a_reload_works_while_the_state_file_cannot_be_written(tmp_path: P
         assert store.write_error is not None
         connection.execute("PRAGMA query_only = OFF")
         await eventually(lambda: store.write_error is None)
-        states = await store.read(lambda tx: tx.deliveries.state_and_reason_by_sink())
+        states = await store.read(lambda tx: tx.deliveries.sink_states_with_reasons())
         assert states == {"drain": ("on", None)}
         relay.azure.start(event)
         await eventually(lambda: "event.started" in drain.types_of(event.event_id))

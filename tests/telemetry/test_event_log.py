@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from relay.events.build import Origin, relay_event
-from relay.outbox import StateFileOwner, StoreSettings
+from relay.outbox import StateFileScopeAndVm, StoreSettings
 from relay.outbox.sqlite import open_store
 from relay.outbox.transaction import MAX_EVENTS_IN_RESULTS, Transaction
 from relay.simulator import Plan
-from relay.telemetry.event_log import EventLog
+from relay.telemetry.event_log import RecordedEventLogger
 from tests.approvals.manual_clock import NOON, ManualClock
 from tests.cli.running_relay import LOCAL_PRINCIPAL, running_relay
 from tests.journey.relay_process import eventually
@@ -130,10 +130,10 @@ async def test_a_flood_of_refusals_is_a_few_lines(tmp_path: Path, told: Told) ->
 
 async def test_a_new_sink_that_gets_old_events_tells_nothing(tmp_path: Path, told: Told) -> None:
     clock = ManualClock()
-    owner = StateFileOwner("west", None)
+    owner = StateFileScopeAndVm("west", None)
     settings = StoreSettings(path=tmp_path / "relay.db")
     async with open_store(settings, owner, clock, lambda _: ()) as store:
-        story = EventLog()
+        story = RecordedEventLogger()
         story.subscribe_to_store(store)
         await store.transact(lambda tx: record_pings(tx, 1))
         await store.transact(lambda tx: tx.add_entry_for_new_sink(1, "new", NOON))
@@ -145,10 +145,10 @@ async def test_more_events_than_fit_in_memory_are_told_in_their_order(
     tmp_path: Path, told: Told
 ) -> None:
     count = MAX_EVENTS_IN_RESULTS + 300
-    owner = StateFileOwner("west", None)
+    owner = StateFileScopeAndVm("west", None)
     settings = StoreSettings(path=tmp_path / "relay.db")
     async with open_store(settings, owner, ManualClock(), lambda _: ()) as store:
-        story = EventLog()
+        story = RecordedEventLogger()
         story.subscribe_to_store(store)
         await store.transact(lambda tx: record_pings(tx, count))
         await store.transact(lambda tx: record_pings(tx, 1))
@@ -161,10 +161,10 @@ async def test_what_is_left_at_the_end_is_told_though_the_store_is_closed(
     tmp_path: Path, told: Told
 ) -> None:
     count = MAX_EVENTS_IN_RESULTS + 3
-    owner = StateFileOwner("west", None)
+    owner = StateFileScopeAndVm("west", None)
     settings = StoreSettings(path=tmp_path / "relay.db")
     async with open_store(settings, owner, ManualClock(), lambda _: ()) as store:
-        story = EventLog()
+        story = RecordedEventLogger()
         story.subscribe_to_store(store)
         await store.transact(lambda tx: record_pings(tx, count))
     story.write_remaining_lines()

@@ -53,7 +53,7 @@ class Authenticator:
         self.suspended: Collection[str] = ()
         """The names of clients whose keys and signatures are refused: others have their secrets.
 
-        The server sets it (`Server.refuse_client_credentials`).
+        The server sets it (`Server.set_suspended_client_names`).
         """
         self.tokens: TokenVerifier | None = None
         """Verifies tokens of Entra ID; None without api.oidc."""

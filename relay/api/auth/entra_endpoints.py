@@ -128,10 +128,10 @@ def _refusal_of_exchange(error: object, description: object) -> SignInRefused:
             f"({codes}). Tell whoever operates the relay.",
             status=502,
         )
-    return refusal_by_entra(error, description)
+    return refusal_from_entra_error_codes(error, description)
 
 
-def refusal_by_entra(error: object, description: object) -> SignInRefused:
+def refusal_from_entra_error_codes(error: object, description: object) -> SignInRefused:
     """Return what an error of Entra ID means, also one that a browser brings.
 
     Only codes are repeated: the description can contain anything.

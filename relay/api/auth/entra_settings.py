@@ -99,7 +99,7 @@ class OidcSettings(Section):
     sign_in: SignInSettings | None = None
     """Let people sign in on the confirm page and on the page at `/`; null: they cannot."""
 
-    def rights_of(self, roles: object) -> Rights:
+    def rights_of_roles(self, roles: object) -> Rights:
         """Return the rights of the roles in the claim `roles`."""
         return Rights(
             frozenset(

@@ -7,9 +7,9 @@ fetches the issuer's keys from the configured URL and keeps them for a day.
 
 An ID token of this relay's own application has the same issuer, audience, tenant and roles as an
 access token. It tells an application who signed in, and gives nobody access. It names no
-application that uses it: `_check_application`. It counts once, for the sign-in that asked for it:
-it has that sign-in's nonce.
-Imported only where `api.oidc` is configured: the extra `entra` has the library.
+application that uses it: `_require_access_token_of_allowed_application`. It counts once, for the
+sign-in that asked for it: it has that sign-in's nonce. Imported only where `api.oidc` is
+configured: the extra `entra` has the library.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class TokenVerifier:
     async def caller_from_token(self, token: str) -> Caller:
         """Return the token's owner with the rights of its roles. Raises NotAuthenticated."""
         claims = await self._verify_token(token, self._settings.audience)
-        self._check_application(claims)
+        self._require_access_token_of_allowed_application(claims)
         return self._caller_from_claims(claims)
 
     async def person_from_id_token(self, token: str, nonce: str) -> Person:
@@ -113,7 +113,7 @@ class TokenVerifier:
             raise NotAuthenticated("the token's tid: expected the configured tenant, got another")
         if not isinstance(object_id, str) or GUID.fullmatch(object_id) is None:
             raise NotAuthenticated("the token's oid: expected an object's id, got something else")
-        rights = self._settings.rights_of(claims.get("roles"))
+        rights = self._settings.rights_of_roles(claims.get("roles"))
         return Caller(f"entra:{tenant}/{object_id}", "http", rights)
 
     def _decode_with_key(self, token: str, key: Any, audience: str) -> Mapping[str, Any]:
@@ -138,7 +138,7 @@ class TokenVerifier:
             raise NotAuthenticated(f"the token: {type(error).__name__}") from None
         return claims
 
-    def _check_application(self, claims: Mapping[str, Any]) -> None:
+    def _require_access_token_of_allowed_application(self, claims: Mapping[str, Any]) -> None:
         """Return for an access token that a configured application got.
 
         A token of the v2.0 endpoint names its application in azp, one of v1.0 in appid.

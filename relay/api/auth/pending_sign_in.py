@@ -86,7 +86,7 @@ class PendingSignIns:
         """
         if cookie is None:
             raise _begin_again_refusal("the browser has no cookie of a sign-in")
-        expected = self._mac_of_cookie("state", cookie)
+        expected = self._derive_secret_from_cookie("state", cookie)
         if not hmac.compare_digest(expected.encode(), state.encode("utf-8", "surrogateescape")):
             raise _begin_again_refusal("the state is not that of the browser's cookie")
         # Only this process can have made a cookie with the right state.
@@ -99,11 +99,12 @@ class PendingSignIns:
 
     def _derive_pending_sign_in(self, cookie: str, target: str) -> PendingSignIn:
         state, nonce, verifier = (
-            self._mac_of_cookie(use, cookie) for use in ("state", "nonce", "code verifier")
+            self._derive_secret_from_cookie(use, cookie)
+            for use in ("state", "nonce", "code verifier")
         )
         return PendingSignIn(cookie, state, nonce, verifier, target)
 
-    def _mac_of_cookie(self, use: str, cookie: str) -> str:
+    def _derive_secret_from_cookie(self, use: str, cookie: str) -> str:
         message = f"{use} {cookie}".encode("utf-8", "surrogateescape")
         return _encode_base64url(hmac.digest(self._key, message, "sha256"))
 

@@ -16,7 +16,11 @@ from __future__ import annotations
 from yarl import URL
 
 from relay.api.auth.authentication import NotAuthenticated
-from relay.api.auth.entra_endpoints import EntraEndpoints, EntraUnavailable, refusal_by_entra
+from relay.api.auth.entra_endpoints import (
+    EntraEndpoints,
+    EntraUnavailable,
+    refusal_from_entra_error_codes,
+)
 from relay.api.auth.entra_settings import OidcSettings, redirect_uri
 from relay.api.auth.entra_tokens import CLOCK_TOLERANCE, Person, TokenVerifier
 from relay.api.auth.pending_sign_in import PendingSignIn, PendingSignIns, SignInRefused
@@ -105,7 +109,7 @@ class SignIn:
         if any(issuer != self._settings.issuer for issuer in issuers):  # RFC 9207
             raise _malformed_answer_refusal("the answer is that of another issuer")
         if "error" in answer.query:
-            raise refusal_by_entra(
+            raise refusal_from_entra_error_codes(
                 _single_query_value(answer, "error"),
                 _single_query_value(answer, "error_description"),
             )

@@ -22,7 +22,9 @@ async def _handle_callback(call: Call) -> dict[str, Any] | web.Response:
     try:
         reply = await sink.handle_callback(call.request.headers, call.content)
     except CallbackRefused as error:
-        call.server.charges.record_failed_authentication(call.request, f"chat {name}: {error}")
+        call.server.charges.count_and_log_failed_authentication(
+            call.request, f"chat {name}: {error}"
+        )
         raise Problem(
             error.status, "the call proves nothing, or cannot be read; the relay's log says more"
         ) from None

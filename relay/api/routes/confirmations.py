@@ -28,7 +28,7 @@ from relay.chat.cards.confirmation_view import (
 )
 from relay.chat.cards.event_card import event_card
 from relay.events.timestamps import format_rfc3339
-from relay.outbox.chat_messages import ConfirmationLink, token_digest
+from relay.outbox.chat_messages import ConfirmationLink, confirmation_link_token_digest
 from relay.outbox.rows import PageLimit
 from relay.outbox.transaction import Transaction
 from relay.validation import RequestBody
@@ -126,19 +126,21 @@ class ConfirmationRequest(ConfirmationPreviewRequest):
     """For the audit."""
 
 
-async def _show_preview(call: Call) -> ConfirmationPreview:
+async def _answer_preview_request(call: Call) -> ConfirmationPreview:
     body: ConfirmationPreviewRequest = call.body
     preview = await call.run_long_read(
         lambda tx: _build_preview_if_link_valid(tx, call, body.token)
     )
     if preview is None:
-        call.server.charges.record_failed_authentication(
+        call.server.charges.count_and_log_failed_authentication(
             call.request, "an invalid link was looked at"
         )
         raise Problem(404, _INVALID_LINK)
     # The token proves the call. From now on its limit is that of the link, not of the address.
     call.server.charges.refund_address_charge(call.request)
-    call.server.charges.charge_caller(f"link {token_digest(body.token)}", "with this link")
+    call.server.charges.charge_caller(
+        f"link {confirmation_link_token_digest(body.token)}", "with this link"
+    )
     return preview
 
 
@@ -150,7 +152,7 @@ def _build_preview_if_link_valid(
     if link is None or link.wrong_codes >= MAX_WRONG_CODES:
         return None
     service, now = call.relay.gate.engine, call.server.clock.now()
-    occurrence = tx.snapshot.get_occurrence(link.occurrence)
+    occurrence = tx.occurrences.require_occurrence(link.occurrence)
     status = service.status(tx, occurrence, now)
     # The page has its own form, so the card's buttons need no links.
     card = event_card(status, link=lambda *_: "", code=None)
@@ -178,17 +180,17 @@ def _build_preview_if_link_valid(
     )
 
 
-async def _find_link(call: Call) -> tuple[ConfirmationLink, str]:
+async def _find_link_and_event_id(call: Call) -> tuple[ConfirmationLink, str]:
     """Return the link and the EventId of its event. Raises Problem 404."""
     body: ConfirmationRequest = call.body
 
-    def find(tx: Transaction) -> tuple[ConfirmationLink, str] | None:
+    def find_link_and_event_id(tx: Transaction) -> tuple[ConfirmationLink, str] | None:
         link = tx.messages.find_confirmation_link_by_token(body.token)
         if link is None:
             return None
-        return link, tx.snapshot.get_occurrence(link.occurrence).reference
+        return link, tx.occurrences.require_occurrence(link.occurrence).reference
 
-    found = await call.relay.store.read(find)
+    found = await call.relay.store.read(find_link_and_event_id)
     if found is None:
         raise Problem(404, _INVALID_LINK)
     return found
@@ -239,7 +241,7 @@ ROUTES = (
         method="POST",
         path="/v1/confirmations/look",
         summary="the decision of a link, and the state of its event; decides nothing",
-        handler=_show_preview,
+        handler=_answer_preview_request,
         access="handler",
         is_large=True,
         body=ConfirmationPreviewRequest,
@@ -253,7 +255,7 @@ ROUTES = (
         handler=_confirm,
         status=202,
         body=ConfirmationRequest,
-        find_resource=_find_link,
+        find_resource=_find_link_and_event_id,
         problem_statuses=(403, 404, 409),
     ),
 )

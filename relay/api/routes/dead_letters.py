@@ -52,7 +52,7 @@ class BulkRedeliveryResult(TypedDict):
     """null: nothing is left."""
 
 
-def _parse_time(value: object) -> datetime:
+def _parse_body_field_as_time(value: object) -> datetime:
     time = parse_timestamp(value) if isinstance(value, str) else None
     if time is None:
         raise PydanticCustomError("moment", "expected a moment such as 2026-04-11T22:26:58Z")
@@ -64,7 +64,7 @@ def _accept_whole_float(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-_Time = Annotated[datetime, BeforeValidator(_parse_time)]
+_Time = Annotated[datetime, BeforeValidator(_parse_body_field_as_time)]
 
 
 class BulkRedeliveryRequest(RequestBody):
@@ -108,7 +108,7 @@ async def _redeliver(call: Call) -> RedeliveredDeadLetter:
     return RedeliveredDeadLetter(id=dead_letter.id, sink=dead_letter.sink, state="waiting")
 
 
-async def _redeliver_matching(call: Call) -> BulkRedeliveryResult:
+async def _redeliver_page_of_matching(call: Call) -> BulkRedeliveryResult:
     relay, now = call.relay, call.relay.clock.now()
     body: BulkRedeliveryRequest = call.body
     sinks = [sink.name for sink in relay.dispatcher.status()]
@@ -120,7 +120,7 @@ async def _redeliver_matching(call: Call) -> BulkRedeliveryResult:
     reference, occurrences = body.eventId, []
     if reference is not None:
         occurrences = await relay.store.read(
-            lambda tx: tx.snapshot.find_occurrences_by_reference(reference)
+            lambda tx: tx.occurrences.find_occurrences_by_reference(reference)
         )
     if len(occurrences) > 1:
         raise problem_of_refusal(ambiguous_scope_refusal(occurrences))
@@ -155,7 +155,7 @@ ROUTES = (
         method="POST",
         path="/v1/dead-letters/redeliver",
         summary=f"send up to {PAGE_SIZE} selected dead letters again, the oldest first",
-        handler=_redeliver_matching,
+        handler=_redeliver_page_of_matching,
         status=202,
         needs="operate",
         body=BulkRedeliveryRequest,

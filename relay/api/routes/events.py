@@ -177,7 +177,7 @@ async def run_read_about_event_in_path(
     reference = call.request.match_info["eventId"]
 
     def work(tx: Transaction) -> T | Refusal:
-        occurrences = tx.snapshot.find_occurrences_by_reference(reference, scope)
+        occurrences = tx.occurrences.find_occurrences_by_reference(reference, scope)
         if len(occurrences) > 1:
             return ambiguous_scope_refusal(occurrences)
         return read(tx, occurrences[0]) if occurrences else UNKNOWN_EVENT
@@ -200,7 +200,7 @@ async def _list_events(call: Call) -> EventPage:
     now = call.relay.clock.now()
 
     def read(tx: Transaction) -> EventPage:
-        page, has_more = tx.snapshot.occurrence_page(
+        page, has_more = tx.occurrences.occurrence_page(
             query.cursor, PageLimit(PAGE_SIZE), scope=query.scope, live=query.live
         )
         return EventPage(
@@ -243,17 +243,17 @@ def _event_summary(
 def _approval_summary(status: ApprovalStatus, caller: Caller) -> ApprovalSummary:
     counted = status.counted_votes if status.quorum is not None else ()
     lists = {
-        "voted": votes_or_holds_in_force(counted, status),
+        "voted": describe_votes_or_holds_with_expiry(counted, status),
         "mayVote": list(status.eligible_voters_without_vote)
-        if status.is_event_startable and status.votes_missing
+        if status.is_scheduled_and_before_not_before and status.votes_missing
         else [],
-        "holds": votes_or_holds_in_force(status.active_holds, status),
+        "holds": describe_votes_or_holds_with_expiry(status.active_holds, status),
         "decisions": decisions_available_to_caller(caller, status),
     }
     return cast("ApprovalSummary", approval_json_fields(status) | lists)
 
 
-def votes_or_holds_in_force(
+def describe_votes_or_holds_with_expiry(
     decisions: Iterable[Decision], status: ApprovalStatus
 ) -> list[VoteInForce]:
     """Return votes or holds of an event, and until when each counts."""

@@ -56,7 +56,7 @@ async def _show_fleet(call: Call) -> FleetRoster:
             relay=agent.relay,
             name=agent.name,
             user=agent.user,
-            state=roster.agent_freshness(agent, now),
+            state=roster.classify_agent_freshness(agent, now),
             version=agent.version,
             zone=agent.zone,
             vmId=agent.vm_id,

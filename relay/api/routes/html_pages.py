@@ -14,7 +14,7 @@ from importlib import resources
 
 from aiohttp import web
 
-from relay.api.schema.html_page_responses import hash_source, page_headers
+from relay.api.schema.html_page_responses import hash_source, html_page_security_headers
 from relay.api.schema.responses import Problem, make_bytes_http_response
 from relay.api.schema.route import Call, Route
 
@@ -25,7 +25,7 @@ _CONTENT_TYPES = {
     "css": "text/css; charset=utf-8",
     "js": "text/javascript; charset=utf-8",
 }
-_HEADERS = page_headers(script_source="'self'", style_source="'self'")
+_HEADERS = html_page_security_headers(script_source="'self'", style_source="'self'")
 _CONFIRM_PAGE = resources.files("relay.api.routes").joinpath("confirm_page.html").read_bytes()
 
 
@@ -36,7 +36,7 @@ def _csp_hash_of_confirm_page_tag(tag: str) -> str:
     return hash_source(content)
 
 
-_CONFIRM_PAGE_HEADERS = page_headers(
+_CONFIRM_PAGE_HEADERS = html_page_security_headers(
     script_source=_csp_hash_of_confirm_page_tag("script"),
     style_source=_csp_hash_of_confirm_page_tag("style"),
 )
@@ -56,7 +56,7 @@ async def _show_file(call: Call) -> web.Response:
     return await _send_file(call.resource)
 
 
-async def _find_page_file_name(call: Call) -> str:
+async def _require_page_file_name(call: Call) -> str:
     name = call.request.match_info["file"]
     if name not in _FILES:
         raise Problem(404, "no such file of the page")
@@ -84,7 +84,7 @@ ROUTES = (
         handler=_show_file,
         access="public",
         media_types=("text/javascript", "text/css", "text/html"),
-        find_resource=_find_page_file_name,
+        find_resource=_require_page_file_name,
     ),
     Route(
         method="GET",

@@ -14,9 +14,9 @@ from typing_extensions import TypedDict
 from relay.api.routes.events import (
     SCOPE,
     VoteInForce,
+    describe_votes_or_holds_with_expiry,
     parse_scope_name,
     run_read_about_event_in_path,
-    votes_or_holds_in_force,
 )
 from relay.api.schema.responses import rfc3339_or_null
 from relay.api.schema.route import Call, Route
@@ -105,14 +105,18 @@ def _make_approval_evaluation(
         rules=[_evaluated_rule(rule, status) for rule in approvals.settings.rules],
         votes=status.vote_count,
         required=status.votes_required,
-        missing=status.votes_missing if status.is_event_startable else 0,
-        mayVote=list(status.eligible_voters_without_vote) if status.is_event_startable else [],
-        uncoveredResources=list(status.uncovered_resources) if status.is_event_startable else [],
+        missing=status.votes_missing if status.is_scheduled_and_before_not_before else 0,
+        mayVote=list(status.eligible_voters_without_vote)
+        if status.is_scheduled_and_before_not_before
+        else [],
+        uncoveredResources=list(status.uncovered_resources)
+        if status.is_scheduled_and_before_not_before
+        else [],
         closes=rfc3339_or_null(status.voting_closes_at),
-        voted=votes_or_holds_in_force(
+        voted=describe_votes_or_holds_with_expiry(
             status.counted_votes if status.quorum is not None else (), status
         ),
-        holds=votes_or_holds_in_force(status.active_holds, status),
+        holds=describe_votes_or_holds_with_expiry(status.active_holds, status),
         standingHolds=cast(
             "list[StandingHoldInForce]", latest_ending_hold_summaries(status.active_standing_holds)
         ),

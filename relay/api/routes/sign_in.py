@@ -65,7 +65,7 @@ async def _begin(call: Call) -> web.Response:
     except ValueError as error:
         raise Problem(400, f"to: {error}") from None
     except SignInRefused as error:
-        raise _sign_in_refused_problem(call, error, sign_in) from None
+        raise _record_refusal_and_make_problem(call, error, sign_in) from None
     response = _redirect(url)
     PENDING_COOKIE.set_on_response(response, pending.cookie, seconds=PENDING_LIFETIME)
     return response
@@ -94,7 +94,7 @@ async def _finish(call: Call) -> web.Response:
             SESSION_COOKIE.read_value_from_request(request),
         )
     except SignInRefused as error:
-        raise _sign_in_refused_problem(call, error, sign_in) from None
+        raise _record_refusal_and_make_problem(call, error, sign_in) from None
     _log_session_action(sign_in, cookie, "signed in")
     call.server.charges.refund_address_charge(request)
     response = _redirect(sign_in.url_of_path(target))
@@ -103,9 +103,9 @@ async def _finish(call: Call) -> web.Response:
     return response
 
 
-def _sign_in_refused_problem(call: Call, error: SignInRefused, sign_in: SignIn) -> Problem:
+def _record_refusal_and_make_problem(call: Call, error: SignInRefused, sign_in: SignIn) -> Problem:
     """Return the problem of a sign-in that failed, and log its reason."""
-    call.server.charges.record_failed_authentication(call.request, f"sign-in: {error}")
+    call.server.charges.count_and_log_failed_authentication(call.request, f"sign-in: {error}")
     return ProblemWithLink(
         error.status,
         error.advice,
@@ -123,7 +123,7 @@ def _redirect(url: str) -> web.Response:
 async def _show_session(call: Call) -> SessionInfo | web.Response:
     session, caller = call.request.get(SESSION), call.caller
     is_known = caller is not ANONYMOUS
-    info = _session_info(
+    info = _make_session_info(
         call,
         principal=caller.principal if is_known else None,
         name=None if session is None else session.name,
@@ -143,7 +143,9 @@ async def _sign_out(call: Call) -> SessionInfo | web.Response:
     if cookie is not None:
         _log_session_action(sign_in, cookie, "signed out")
         call.server.end_session(cookie)
-    response = make_json_http_response(200, _session_info(call, principal=None, name=None, can=[]))
+    response = make_json_http_response(
+        200, _make_session_info(call, principal=None, name=None, can=[])
+    )
     SESSION_COOKIE.clear_on_response(response)
     return response
 
@@ -156,7 +158,7 @@ def _log_session_action(sign_in: SignIn, cookie: str, action: str) -> None:
         _log.info("%s %s", principal, action, extra=log_extra(principal=principal))
 
 
-def _session_info(
+def _make_session_info(
     call: Call, *, principal: str | None, name: str | None, can: list[Right]
 ) -> SessionInfo:
     path = None if call.server.sign_in is None else _PATH

@@ -104,14 +104,14 @@ async def _ping(call: Call) -> PingRecorded:
     relay, name, at = call.relay, call.resource.name, call.relay.clock.now()
     reason = f"a test message, asked for by {call.caller.principal}"
 
-    def record_ping(tx: Transaction) -> CloudEvent:
+    def record_ping_event_for_delivery(tx: Transaction) -> CloudEvent:
         event = relay_event(
             "relay.ping", relay.origin, at, sink=name, reason=reason, count=1, head=str(tx.head())
         )
         tx.record(event, at, to=[name])
         return event
 
-    event = await relay.store.transact(record_ping)
+    event = await relay.store.transact(record_ping_event_for_delivery)
     return PingRecorded(sink=name, id=event.id)
 
 

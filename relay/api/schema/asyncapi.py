@@ -139,7 +139,7 @@ def _queue_channel(queue: Queue) -> Json:
     binding = {
         "is": "queue",
         "queue": {"name": queue.name, "durable": True, "exclusive": False, "autoDelete": False},
-        **_queue_arguments(queue.all_arguments),
+        **_queue_or_exchange_arguments_field(queue.all_arguments),
         **_BINDING,
     }
     key = ", ".join(queue.keys) or "(none)"
@@ -162,12 +162,12 @@ def _exchange_binding(exchange: Exchange) -> Json:
             "durable": True,
             "autoDelete": False,
         },
-        **_queue_arguments(exchange.arguments),
+        **_queue_or_exchange_arguments_field(exchange.arguments),
         **_BINDING,
     }
 
 
-def _queue_arguments(arguments: Mapping[str, Any]) -> Json:
+def _queue_or_exchange_arguments_field(arguments: Mapping[str, Any]) -> Json:
     return {"x-arguments": dict(arguments)} if arguments else {}
 
 

@@ -1,8 +1,8 @@
 """What HTML pages have in common: headers that restrict them, and problems as pages.
 
-The routes of pages send `page_headers` with their files. The server sends `problem_page` in place
-of JSON for the routes that a browser opens as a page (`Route.shows_problems`). Such a problem
-contains no script.
+The routes of pages send `html_page_security_headers` with their files. The server sends
+`problem_page` in place of JSON for the routes that a browser opens as a page
+(`Route.shows_problems`). Such a problem contains no script.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from aiohttp import web
 from relay.api.schema.responses import Problem, make_bytes_http_response
 
 
-def page_headers(*, script_source: str, style_source: str) -> Mapping[str, str]:
+def html_page_security_headers(*, script_source: str, style_source: str) -> Mapping[str, str]:
     """Return the headers of a page, which runs its own scripts and loads nothing else.
 
     The sources are source expressions of CSP. Trusted types keep the page's own scripts from

@@ -86,10 +86,10 @@ def description_route(routes: Sequence[Route]) -> Route:
     """Return the route `/openapi.json`, which describes these routes and itself."""
 
     async def show_description(_call: Call) -> dict[str, Any]:
-        return document()
+        return cached_openapi_document()
 
     @functools.cache
-    def document() -> dict[str, Any]:
+    def cached_openapi_document() -> dict[str, Any]:
         return openapi_document((*routes, route))
 
     route = Route(

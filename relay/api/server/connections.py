@@ -259,7 +259,7 @@ class Listener:
                     _log.warning("a connection could not be accepted: %s", error.strerror)
                     await asyncio.sleep(_ACCEPT_RETRY_INTERVAL)
                     continue
-                self._make_room()
+                self._abort_one_connection_if_full()
                 connection = self.connect(sock, _identify_peer(sock, address), self.group)
                 self.group.add(connection)
                 group.create_task(self._attach_accepted_socket(sock, connection))
@@ -281,7 +281,7 @@ class Listener:
             self.group.discard(connection)
             _log.exception("internal error while a connection was established")
 
-    def _make_room(self) -> None:
+    def _abort_one_connection_if_full(self) -> None:
         """Abort a connection if the maximum is open."""
         if len(self.group) < self.max_connections:
             if len(self.group) <= self.max_connections // 2:

@@ -40,7 +40,7 @@ from relay.api.server.sockets import (
     open_tcp_sockets,
 )
 from relay.api.server.state import ServerState
-from relay.api.server.tls import reloading_server_context
+from relay.api.server.tls import file_backed_server_context
 from relay.api.settings import ApiSettings
 from relay.approvals.decision_handler import NotDecidedHere
 from relay.clock import Clock
@@ -86,7 +86,7 @@ class Server:
         self.port = settings.port
         """The TCP port on which the server listens."""
 
-    def refuse_client_credentials(self, names: Collection[str]) -> None:
+    def set_suspended_client_names(self, names: Collection[str]) -> None:
         """From now on refuse the keys and signatures of these clients, and of no others."""
         self._pipeline.authenticator.suspended = names
 
@@ -218,7 +218,7 @@ def _make_sign_in_if_configured(
 
 
 def _make_tls_context_getter(settings: ApiSettings) -> Callable[[], ssl.SSLContext] | None:
-    return None if settings.tls is None else reloading_server_context(settings.tls).get
+    return None if settings.tls is None else file_backed_server_context(settings.tls).get
 
 
 def _error_middleware(state: ServerState, state_file: Path | None) -> Middleware:

@@ -35,8 +35,8 @@ from relay.api.schema.route import NEVER_REFUSED, SESSION, Call, Route
 from relay.api.server.connections import UNTIL_SENT, connection_of
 from relay.api.server.limits import MAX_BODY_BYTES
 from relay.api.server.state import ServerState
-from relay.api.server.tls import trusts_all_cas_of
-from relay.approvals.request import Caller, MalformedBody, read_json
+from relay.api.server.tls import trusts_all_cas_of_earlier_context
+from relay.approvals.request import Caller, MalformedJsonBody, read_json
 from relay.validation import first_error_path_and_message
 
 _HOST = re.compile(r"(?:\[([^\]]*)\]|([^:]*))(?::[0-9]*)?")
@@ -122,7 +122,7 @@ class RequestPipeline:
             return ANONYMOUS
         if route.access == "handler":
             self.state.charges.charge_address_until_authenticated(request)
-            self.state.charges.charge_slow_check(request)
+            self.state.charges.charge_address_for_slow_check(request)
             return ANONYMOUS
         if peer.uid is not None and route.access != "signature":
             caller = local_socket_caller(await asyncio.to_thread(_user_name_from_uid, peer.uid))
@@ -150,11 +150,11 @@ class RequestPipeline:
         charges = self.state.charges
         charges.charge_address_until_authenticated(request)
         try:
-            caller = await self._authenticate(route, request, content)
+            caller = await self._caller_from_credentials(route, request, content)
         except NotAuthenticated as error:
             # A certificate that names no client is normal for a health check, and is no attempt.
             if route.access not in NEVER_REFUSED or "Authorization" in request.headers:
-                charges.record_failed_authentication(request, str(error))
+                charges.count_and_log_failed_authentication(request, str(error))
             has_session = self._session_cookie_unless_bearer_key(request) is not None
             problem = _unauthorized_problem(route, has_session=has_session)
             raise charges.replace_problem_if_address_limited(request, problem) from None
@@ -162,7 +162,7 @@ class RequestPipeline:
         if route.access == "signature":
             digest = hashlib.sha256(content).hexdigest()
             callback = f"{caller.principal} {request.headers['webhook-id']} {digest}"
-            if charges.was_callback_charged_before(callback):
+            if charges.was_signed_callback_charged_before(callback):
                 return caller  # it may be a captured copy: its address is charged, not the client
         charges.refund_address_charge(request)
         charges.charge_caller(caller.principal, f"of {caller.principal}")
@@ -171,23 +171,27 @@ class RequestPipeline:
         connection_of(request).mark_authenticated(caller.principal)
         return caller
 
-    async def _authenticate(self, route: Route, request: web.Request, content: bytes) -> Caller:
+    async def _caller_from_credentials(
+        self, route: Route, request: web.Request, content: bytes
+    ) -> Caller:
         """Return the caller that the credentials prove. Raises Problem, NotAuthenticated."""
         charges = self.state.charges
         if route.access == "signature":
-            charges.charge_slow_check(request)
+            charges.charge_address_for_slow_check(request)
             client = request.match_info["client"]
             return self.authenticator.caller_from_signature(client, request.headers, content)
         authorization = request.headers.getall("Authorization", [])
         cookie = self._session_cookie_unless_bearer_key(request)
         if cookie is not None:
-            request[SESSION] = session = self._session_of_cookie(request, cookie)
+            request[SESSION] = session = self._require_session_of_cookie(request, cookie)
             return session.caller
         certificate = request.get_extra_info("peercert")  # the TLS handshake has verified it
         if certificate and not authorization:
             self._check_cas_still_trusted(request)
         return await self.authenticator.caller_from_bearer_or_certificate(
-            authorization, certificate, before_token=lambda: charges.charge_slow_check(request)
+            authorization,
+            certificate,
+            before_token=lambda: charges.charge_address_for_slow_check(request),
         )
 
     def _has_credentials(self, request: web.Request) -> bool:
@@ -206,14 +210,14 @@ class RequestPipeline:
             return None
         return SESSION_COOKIE.read_value_from_request(request)
 
-    def _session_of_cookie(self, request: web.Request, cookie: str) -> Session:
+    def _require_session_of_cookie(self, request: web.Request, cookie: str) -> Session:
         """Return the session of a call. Raises Problem 403, NotAuthenticated."""
         sign_in, charges = self.state.sign_in, self.state.charges
         assert sign_in is not None  # noqa: S101  # `_session_cookie_unless_bearer_key`
         try:
             check_sent_by_own_page(request, sign_in.origin)
         except Problem as problem:
-            charges.record_failed_authentication(request, problem.detail)
+            charges.count_and_log_failed_authentication(request, problem.detail)
             raise charges.replace_problem_if_address_limited(request, problem) from None
         session = sign_in.sessions.find(cookie)
         if session is None:
@@ -227,9 +231,13 @@ class RequestPipeline:
         """
         context, charges = request.get_extra_info("sslcontext"), self.state.charges
         current = self.state.tls_context
-        if context is None or current is None or trusts_all_cas_of(current(), context):
+        if (
+            context is None
+            or current is None
+            or trusts_all_cas_of_earlier_context(current(), context)
+        ):
             return
-        charges.record_failed_authentication(
+        charges.count_and_log_failed_authentication(
             request, "client_ca_file has lost a CA since the handshake"
         )
         problem = Problem(
@@ -318,7 +326,7 @@ def _parse_body(model: type[BaseModel], content: bytes) -> BaseModel:
     """
     try:
         fields = read_json(content)
-    except MalformedBody as error:
+    except MalformedJsonBody as error:
         raise Problem(400, str(error)) from None
     if not isinstance(fields, dict):
         raise Problem(400, "expected a JSON object")

@@ -127,7 +127,7 @@ class ServerState:
 
 
 @dataclass(slots=True)
-class _Sender:
+class _SenderLogState:
     logged_at: float
     unlogged: int = 0
 
@@ -140,7 +140,9 @@ class RejectionLog:
 
     def __init__(self) -> None:
         self.count = 0
-        self._senders: OrderedDict[str, _Sender] = OrderedDict()  # the longest unlogged first
+        self._senders: OrderedDict[str, _SenderLogState] = (
+            OrderedDict()
+        )  # the longest unlogged first
 
     def record_unauthenticated_call(self, peer: Peer, reason: str, now: float) -> None:
         """Record a call without valid credentials. `now` is monotonic seconds.
@@ -171,7 +173,7 @@ class RejectionLog:
         self._forget_old_senders(now)
         if len(self._senders) >= _MAX_SENDERS:
             return
-        self._senders[key] = _Sender(now)
+        self._senders[key] = _SenderLogState(now)
         repeated = sender.unlogged if sender is not None else 0
         suffix = f" ({repeated} more in the minute before)" if repeated else ""
         _log.warning("%s%s", description, suffix)
@@ -194,8 +196,8 @@ class CallCharges:
     steps:
 
     1. `charge_address_until_authenticated`, before its credentials are checked.
-    2. `charge_slow_check`, before a check that takes longer than comparing a key.
-    3. Bad credentials: `record_failed_authentication` logs them,
+    2. `charge_address_for_slow_check`, before a check that takes longer than comparing a key.
+    3. Bad credentials: `count_and_log_failed_authentication` logs them,
        `replace_problem_if_address_limited` returns 401 or 429.
     4. Good credentials: `refund_address_charge`, then `charge_caller` with the principal.
     """
@@ -219,7 +221,7 @@ class CallCharges:
         if wait:
             request[_WAIT] = math.ceil(wait)
 
-    def charge_slow_check(self, request: web.Request) -> None:
+    def charge_address_for_slow_check(self, request: web.Request) -> None:
         """Charge the address for credentials that take long to check. Raises Problem 429.
 
         It is free while the address has calls left, as it was charged for the call.
@@ -228,7 +230,7 @@ class CallCharges:
         if _WAIT in request and self.slow_check_buckets.take(_caller_network_key(request), now):
             raise _make_address_limit_problem(request[_WAIT])
 
-    def record_failed_authentication(self, request: web.Request, reason: str) -> None:
+    def count_and_log_failed_authentication(self, request: web.Request, reason: str) -> None:
         """Count and log a call without valid credentials, unless its address has no calls left.
 
         The reason contains no secret.
@@ -253,7 +255,7 @@ class CallCharges:
         if wait:
             raise _make_rate_limit_problem(description, wait)
 
-    def was_callback_charged_before(self, callback: str) -> bool:
+    def was_signed_callback_charged_before(self, callback: str) -> bool:
         """Whether the client was charged for this callback already."""
         return not self.callback_buckets.has_token(callback, self.clock.monotonic())
 

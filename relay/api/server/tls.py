@@ -14,7 +14,7 @@ from relay.files import require_small_regular_file
 _log = logging.getLogger(__name__)
 
 
-def reloading_server_context(settings: ServerTlsSettings) -> FileBackedValue[ssl.SSLContext]:
+def file_backed_server_context(settings: ServerTlsSettings) -> FileBackedValue[ssl.SSLContext]:
     """Return the TLS context for new connections. Raises ConfigError if the files are unusable."""
     return FileBackedValue(
         (settings.cert_file, settings.key_file, settings.client_ca_file),
@@ -53,7 +53,7 @@ def make_server_context(settings: ServerTlsSettings) -> ssl.SSLContext:
     return context
 
 
-def trusts_all_cas_of(current: ssl.SSLContext, earlier: ssl.SSLContext) -> bool:
+def trusts_all_cas_of_earlier_context(current: ssl.SSLContext, earlier: ssl.SSLContext) -> bool:
     """Return whether the current context trusts every CA that an earlier one trusted."""
     return current is earlier or set(earlier.get_ca_certs(binary_form=True)) <= set(
         current.get_ca_certs(binary_form=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from relay.approvals.admission import Refusal, authorize, hold_caveat
+from relay.approvals.admission import Refusal, find_decision_refusal, hold_caveat
 from relay.approvals.request import Caller, DecisionKind, DecisionRequest, Right
 from relay.approvals.status import ApprovalStatus
 from relay.chat import AnswerableChatSettings
@@ -30,11 +30,11 @@ _RIGHTS: dict[DecisionKind, Right] = {"approve": "approve", "hold": "hold", "rel
 
 def available_decisions(status: ApprovalStatus) -> tuple[DecisionKind, ...]:
     """Return the decisions that the gate would not refuse now, whoever takes them."""
-    if not status.is_event_startable or status.mode == "off":
+    if not status.is_scheduled_and_before_not_before or status.mode == "off":
         return ()
     decisions: list[DecisionKind] = []
     is_settled = status.is_granted_or_claimed or status.is_refused_by_imds
-    if status.quorum is not None and not status.is_voting_closed and not is_settled:
+    if status.quorum is not None and not status.is_past_voting_close_time and not is_settled:
         decisions.append("approve")
     if status.active_holds:
         decisions.append("release")
@@ -59,11 +59,12 @@ def decisions_available_to_caller(caller: Caller, status: ApprovalStatus) -> lis
     return [
         kind
         for kind in LABELS
-        if kind in possible and find_refusal(caller, kind, revision, status) is None
+        if kind in possible
+        and find_gate_refusal_of_decision(caller, kind, revision, status) is None
     ]
 
 
-def find_refusal(
+def find_gate_refusal_of_decision(
     caller: Caller, decision: DecisionKind, revision: str, status: ApprovalStatus
 ) -> Refusal | None:
     """Return why the gate would refuse a decision about a revision now; None: it would take it."""
@@ -74,7 +75,7 @@ def find_refusal(
         revision=revision,
         at=status.now,
     )
-    return authorize(request, status)
+    return find_decision_refusal(request, status)
 
 
 def keep_buttons_within_sink_rights(sink: SinkSettings, card: Card, *, in_chat: bool) -> Card:
@@ -86,13 +87,15 @@ def keep_buttons_within_sink_rights(sink: SinkSettings, card: Card, *, in_chat: 
         return card
     can = sink.can
 
-    def usable(buttons: Iterable[Button]) -> tuple[Button, ...]:
+    def filter_usable_buttons(buttons: Iterable[Button]) -> tuple[Button, ...]:
         return tuple(button for button in buttons if _RIGHTS[button.decision] in can)
 
     return replace(
         card,
-        buttons=usable(card.buttons),
-        lines=tuple(replace(line, buttons=usable(line.buttons)) for line in card.lines),
+        buttons=filter_usable_buttons(card.buttons),
+        lines=tuple(
+            replace(line, buttons=filter_usable_buttons(line.buttons)) for line in card.lines
+        ),
     )
 
 

@@ -14,7 +14,7 @@ from relay.approvals.admission import HOLD_NOTICE
 from relay.approvals.limits import LIMIT_NOTICE
 from relay.approvals.request import Caller, DecisionKind, Rights
 from relay.approvals.status import ApprovalStatus
-from relay.chat.cards.buttons import find_refusal
+from relay.chat.cards.buttons import find_gate_refusal_of_decision
 from relay.chat.cards.card import Text
 from relay.chat.cards.timeline import standing_holds_text
 from relay.chat.cards.wording import event_outcome_text, join_names, sentence
@@ -46,7 +46,7 @@ def blocking_reason(decision: DecisionKind, revision: str, status: ApprovalStatu
 
     ``revision`` is the one that the link is for.
     """
-    refusal = find_refusal(_CALLER_WITH_ALL_RIGHTS, decision, revision, status)
+    refusal = find_gate_refusal_of_decision(_CALLER_WITH_ALL_RIGHTS, decision, revision, status)
     if refusal is not None and refusal.status == _CONFLICT:
         return _too_late_or_changed_text(decision, revision, status) or (sentence(refusal.reason),)
     if status.mode == "off":
@@ -91,11 +91,11 @@ def change_lines_since_revision(changes: Sequence[CloudEvent], revision: str) ->
         line
         for event in reversed(list(newest_first))
         if event.name == "event.updated"
-        for line in _changed_field_lines(event)
+        for line in _changed_field_lines_of_update(event)
     ]
 
 
-def _changed_field_lines(event: CloudEvent) -> Iterator[Text]:
+def _changed_field_lines_of_update(event: CloudEvent) -> Iterator[Text]:
     at = parse_timestamp(event.attributes.get("time"))
     prefix: Text = (at, ": ") if at is not None else ()
     for name, value_before in event.data["changed"].items():

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
 
-from relay.approvals.standing_holds import next_begin_or_end
+from relay.approvals.standing_holds import next_in_force_change_for_display
 from relay.approvals.status import ApprovalStatus
 from relay.approvals.transitions import grant_expires_at
 
@@ -41,12 +41,14 @@ def next_refresh_time(statuses: Iterable[ApprovalStatus]) -> datetime | None:
 
 def _content_change_times(status: ApprovalStatus) -> Iterator[datetime | None]:
     """Yield the times, also past ones, at which a text about a live event becomes wrong."""
-    if status.is_event_startable:
+    if status.is_scheduled_and_before_not_before:
         yield status.voting_closes_at
     yield time_left_changes_at(status)
     if not status.occurrence.event.is_started:
         yield status.not_before
-    yield from (next_begin_or_end(hold, status.now) for hold in status.standing_holds)
+    yield from (
+        next_in_force_change_for_display(hold, status.now) for hold in status.standing_holds
+    )
     yield from (status.decision_expires_at(decision) for decision in status.decisions)
     for wait in status.waiting_for:
         if wait.until is not None:
@@ -68,7 +70,7 @@ def time_left(status: ApprovalStatus, until: datetime | None) -> str | None:
     if (
         deadline is None
         or until is None
-        or not status.is_event_startable
+        or not status.is_scheduled_and_before_not_before
         or status.is_granted_or_claimed
     ):
         return None
@@ -103,6 +105,6 @@ def time_left_changes_at(status: ApprovalStatus) -> datetime | None:
 
 def _voting_end_or_not_before(status: ApprovalStatus) -> datetime | None:
     """Return the end of voting while votes are missing and can come; otherwise NotBefore."""
-    if status.votes_missing and not status.is_voting_closed:
+    if status.votes_missing and not status.is_past_voting_close_time:
         return status.voting_closes_at
     return status.not_before

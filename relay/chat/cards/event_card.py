@@ -104,7 +104,7 @@ def _approval_facts(status: ApprovalStatus) -> Iterator[tuple[str, Text]]:
         yield "Rule", (f"{status.rule.name}: approved automatically",)
     else:
         yield "Rule", (f"{status.rule.name}: ", *_required_votes_text(status.quorum))
-        if _can_votes_still_count(status):
+        if _should_show_votes(status):
             yield "Votes", (*_votes_text(status), *_missing_votes_text(status))
     if status.is_held:
         holds = [_holder_and_expiry_text(hold) for hold in status.active_holds]
@@ -122,12 +122,12 @@ def _required_votes_text(quorum: Quorum) -> Text:
     return (*text, ", for every machine") if quorum.each_resource else text
 
 
-def _can_votes_still_count(status: ApprovalStatus) -> bool:
+def _should_show_votes(status: ApprovalStatus) -> bool:
     """Votes are void once the event has started, or changed after its StartRequest.
 
     Then they are missing again, but the relay sends no second StartRequest.
     """
-    is_void = status.is_grant_claimed and status.votes_missing > 0
+    is_void = status.is_grant_sent_or_accepted and status.votes_missing > 0
     return not status.occurrence.event.is_started and not is_void
 
 
@@ -138,10 +138,10 @@ def _votes_text(status: ApprovalStatus) -> Text:
 
 
 def _missing_votes_text(status: ApprovalStatus) -> Text:
-    if not status.is_event_startable or not status.votes_missing:
+    if not status.is_scheduled_and_before_not_before or not status.votes_missing:
         return ()
     uncovered = join_names(status.uncovered_resources)
-    if status.is_voting_closed and status.voting_closes_at is not None:
+    if status.is_past_voting_close_time and status.voting_closes_at is not None:
         text: Text = ("; voting closed at ", status.voting_closes_at)
         return (*text, f"; nobody has spoken for {uncovered}") if uncovered else text
     text = (
@@ -172,7 +172,7 @@ def _note_texts(status: ApprovalStatus) -> Iterator[Text]:
         return
     if status.mode == "dry-run":
         yield ("Approvals are a dry run: no StartRequest is sent.",)
-    if status.mode == "off" and status.is_event_startable:
+    if status.mode == "off" and status.is_scheduled_and_before_not_before:
         yield ("Approvals are off: nothing can be decided now.",)
     note = _STATE_NOTES.get(approval_state(status))
     if note is not None:

@@ -80,7 +80,7 @@ def event_line(status: ApprovalStatus) -> Text:
         text += (", not before ", status.not_before)
     if status.is_held:
         text += (", held",)
-    elif status.is_event_startable and status.waiting_for:
+    elif status.is_scheduled_and_before_not_before and status.waiting_for:
         limits = join_names([wait.limit for wait in status.waiting_for])
         text += (f", waits for limit {limits}",)
     elif status.is_granted_or_claimed:
@@ -101,13 +101,17 @@ def _awaiting_votes_first_sort_key(status: ApprovalStatus) -> tuple[bool, bool, 
 
 
 def _waits_for_votes(status: ApprovalStatus) -> bool:
-    return status.is_event_startable and status.votes_missing > 0 and not status.is_voting_closed
+    return (
+        status.is_scheduled_and_before_not_before
+        and status.votes_missing > 0
+        and not status.is_past_voting_close_time
+    )
 
 
 def _summary_text(statuses: Sequence[ApprovalStatus]) -> Text:
     types = Counter(status.occurrence.event.event_type or "Maintenance" for status in statuses)
     parts = [", ".join(f"{count} × {event_type}" for event_type, count in types.most_common())]
-    open_statuses = [status for status in statuses if status.is_event_startable]
+    open_statuses = [status for status in statuses if status.is_scheduled_and_before_not_before]
     counts = {
         "waiting for votes": sum(_waits_for_votes(status) for status in statuses),
         "held": sum(status.is_held for status in open_statuses),

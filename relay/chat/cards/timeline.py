@@ -87,7 +87,11 @@ def voting_closed_lines(status: ApprovalStatus, since: datetime | None) -> tuple
     closed_at = status.voting_closes_at
     if since is None or closed_at is None or not since <= closed_at <= status.now:
         return ()
-    if not status.is_event_startable or not status.votes_missing or status.is_grant_claimed:
+    if (
+        not status.is_scheduled_and_before_not_before
+        or not status.votes_missing
+        or status.is_grant_sent_or_accepted
+    ):
         return ()
     count = f"{status.vote_count} of {status.votes_required}"
     return ((closed_at, f": Voting closed, with {count} votes."),)
@@ -95,12 +99,12 @@ def voting_closed_lines(status: ApprovalStatus, since: datetime | None) -> tuple
 
 def timeline_line(event: CloudEvent) -> Text:
     """Return one line of history. A ``relay.*`` event is a message that consists of this line."""
-    text = _event_sentence(event.name, event.data)
+    text = _cloudevent_sentence(event.name, event.data)
     at = parse_timestamp(event.attributes.get("time"))
     return (at, ": ", *text) if at is not None else text
 
 
-def _event_sentence(name: str, data: Mapping[str, Any]) -> Text:
+def _cloudevent_sentence(name: str, data: Mapping[str, Any]) -> Text:
     match name:
         case "event.scheduled":
             machines = join_names(data["resources"]) or UNNAMED_MACHINES
@@ -118,23 +122,23 @@ def _event_sentence(name: str, data: Mapping[str, Any]) -> Text:
             reason = _VOID_REASONS.get(data["why"], data["why"])
             return (f"The votes count no more: {reason}{_limit_waits_clause(data, 'waitedFor')}.",)
         case "approval.reminder":
-            return reminder_sentence(data)
+            return missing_votes_reminder_text(data)
         case "standing-hold.created" | "standing-hold.ended" | "standing-hold.expired":
             return _standing_hold_change_sentence(name, data)
         case "startrequest.accepted" | "startrequest.failed":
-            return (_start_request_sentence(name, data),)
+            return (_start_request_outcome_sentence(name, data),)
         case _:
             subject = _RELAY_EVENTS.get(name, name).replace("{sink}", data.get("sink") or "a sink")
             return (f"{subject}: {data.get('reason') or 'no reason is known'}.",)
 
 
-def _start_request_sentence(name: str, data: Mapping[str, Any]) -> str:
+def _start_request_outcome_sentence(name: str, data: Mapping[str, Any]) -> str:
     if name == "startrequest.accepted":
         return "Azure accepted the StartRequest."
     return f"The StartRequest failed: {data['reason'] or 'no reason is known'}."
 
 
-def reminder_sentence(data: Mapping[str, Any]) -> Text:
+def missing_votes_reminder_text(data: Mapping[str, Any]) -> Text:
     """Return what an ``approval.reminder`` says."""
     count = f"{data['votes']} of {data['required']} votes"
     text: Text = (f"Reminder: {count}, {data['missing']} missing",)

@@ -81,7 +81,7 @@ def event_tone(status: ApprovalStatus) -> Tone:
         return "running"
     if status.is_held:
         return "held"
-    is_waiting = status.waiting_for and not status.is_grant_claimed
+    is_waiting = status.waiting_for and not status.is_grant_sent_or_accepted
     return "approved" if status.is_granted_or_claimed and not is_waiting else "waiting"
 
 
@@ -127,7 +127,7 @@ def azure_proceeds_regardless_notice(
 
     ``can_hold``: an event can be held now, so say what that does.
     """
-    open_statuses = [status for status in statuses if status.is_event_startable]
+    open_statuses = [status for status in statuses if status.is_scheduled_and_before_not_before]
     held = [status for status in open_statuses if status.is_held]
     if held:
         yield from dict.fromkeys((sentence(hold_caveat(status)),) for status in held)

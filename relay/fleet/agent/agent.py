@@ -139,7 +139,7 @@ class Agent(CommandHandler):
     # --- messages of the hub
 
     @override
-    def on_listening_to_hub(self) -> None:
+    def on_agent_listening_to_hub(self) -> None:
         self.report_sink.mark_listening_to_hub()
         self._pulses.send_soon()
 

@@ -34,7 +34,7 @@ from relay.amqp.publisher import (
     CONNECTION_WAIT,
     ConfirmedPublisher,
     PublishChannel,
-    publish_transient,
+    publish_transient_without_confirm,
 )
 from relay.clock import Clock
 from relay.errors import Deferred
@@ -80,7 +80,7 @@ _log = logging.getLogger(__name__)
 class CommandHandler(Protocol):
     """What the agent does with the messages of the hub. No method may wait."""
 
-    def on_listening_to_hub(self) -> None:
+    def on_agent_listening_to_hub(self) -> None:
         """The agent hears the hub from now on."""
 
     def handle_order(self, order: StartOrder, trace: SpanContext | None) -> None:
@@ -178,7 +178,7 @@ class AgentLink:
         if self._listening is None:
             return False
         connection, channel = self._listening
-        return publish_transient(
+        return publish_transient_without_confirm(
             connection, channel, exchange=self._exchange, key=key, event=event, user=self._user
         )
 
@@ -196,7 +196,9 @@ class AgentLink:
         self._user = _user_of_url(connection.url)
         tasks = [
             asyncio.create_task(self._keep_publish_channel_open(connection), name="agent: publish"),
-            asyncio.create_task(self._keep_listening(connection), name="agent: listen"),
+            asyncio.create_task(
+                self._keep_listening_on_connection(connection), name="agent: listen"
+            ),
         ]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -219,7 +221,7 @@ class AgentLink:
 
     # --- listening
 
-    async def _keep_listening(self, connection: GuardedConnection) -> NoReturn:
+    async def _keep_listening_on_connection(self, connection: GuardedConnection) -> NoReturn:
         """Take messages for ever, over one channel after the other. Raises Deferred."""
         queue: str | None = None
         while True:
@@ -250,7 +252,7 @@ class AgentLink:
             f"connected to {host_port(connection.url)}; the hub's orders are taken from {queue}",
         )
         try:
-            self._handler.on_listening_to_hub()
+            self._handler.on_agent_listening_to_hub()
             while True:
                 delivery = await deliveries.get()
                 if isinstance(delivery, Deferred):
@@ -286,7 +288,8 @@ class AgentLink:
         """Hand a message to the handler if it is the hub's. Nothing may stop the next message."""
         try:
             self._dispatch_hub_message(
-                self._parse_hub_message(message), _span_from_message_headers(message)
+                self._verify_and_parse_hub_message(message),
+                _parse_span_context_from_message_headers(message),
             )
         except UnusableMessage as error:
             self._refusal_log.log_if_changed(
@@ -295,7 +298,7 @@ class AgentLink:
         except Exception:  # noqa: BLE001  # a bug must not stop the next message
             _log.exception("internal error: a message of the hub was dropped")
 
-    def _parse_hub_message(self, message: DeliveredMessage) -> Content:
+    def _verify_and_parse_hub_message(self, message: DeliveredMessage) -> Content:
         """Return what the hub says. Raises UnusableMessage if the message is not the hub's."""
         key = verify_command_from_hub(message, self._commands, self._keys, self._settings.hub_user)
         content = read_message(message.body).content
@@ -317,7 +320,7 @@ class AgentLink:
                 raise UnusableMessage("no hub sends a message of its kind")
 
 
-def _span_from_message_headers(message: DeliveredMessage) -> SpanContext | None:
+def _parse_span_context_from_message_headers(message: DeliveredMessage) -> SpanContext | None:
     """Return the span of the hub that sent a message, if it names one."""
     traceparent = (message.header.properties.headers or {}).get("traceparent")
     return parse_traceparent(traceparent if isinstance(traceparent, str) else None)

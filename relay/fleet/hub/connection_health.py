@@ -46,7 +46,7 @@ class FleetSourceHealth:
         self._disconnected_at = self._clock.monotonic()
         self.failures += 1
 
-    async def report_lost_connection(self) -> NoReturn:
+    async def watch_connection_and_report_loss(self) -> NoReturn:
         """Report the loss of the connection, until cancelled."""
         while True:
             await self._clock.sleep(_CHECK_INTERVAL)

@@ -76,14 +76,14 @@ class EventHistoryCache:
         while len(self._ended) > MAX_ENDED:
             self._drop_ended_event(next(iter(self._ended)))
 
-    def of_scope(self, scope: str) -> Mapping[str, EventHistory]:
+    def histories_in_memory_of_scope(self, scope: str) -> Mapping[str, EventHistory]:
         """Return the histories of a scope that are in memory, by EventId. `put` changes them."""
         return self._by_scope.get(scope, {})
 
     def live(self) -> Iterator[tuple[EventName, EventHistory]]:
         """Yield the events that have not ended."""
         for scope in list(self._by_scope):
-            for key, history in list(self.of_scope(scope).items()):
+            for key, history in list(self.histories_in_memory_of_scope(scope).items()):
                 if history.ended_at is None:
                     yield (scope, key), history
 
@@ -93,7 +93,7 @@ class EventHistoryCache:
 
     def agents_still_showing_ending_events(self, scope: str) -> list[str]:
         """Return the agents whose last words still show events of a scope that may have ended."""
-        of_scope = self.of_scope(scope)
+        of_scope = self.histories_in_memory_of_scope(scope)
         return sorted(
             {
                 agent
@@ -137,7 +137,7 @@ def read_stored_live_event_names(tx: Transaction) -> list[EventName]:
     """Work for the store: return the events that are in the document of some scope."""
     return [
         (occurrence.scope, occurrence.event.lowercase_event_id)
-        for occurrence in tx.snapshot.live_occurrences()
+        for occurrence in tx.occurrences.live_occurrences()
     ]
 
 
@@ -155,7 +155,7 @@ def sighting_row_from_last_word(event_key: str, relay: str, word: LastWord) -> S
     )
 
 
-def find_changed_last_words(
+def changed_last_words_by_agent(
     before: EventHistory | None, after: EventHistory
 ) -> Mapping[str, LastWord]:
     """Return the words that say something new. A word that was only repeated is not stored."""
@@ -189,7 +189,7 @@ def _read_recorded_changes(
     for event in tx.journal.newest_changes_of_event_since_time(
         event_key, "", PageLimit(_MAX_CHANGES, _MAX_CHANGES_BYTES)
     ):
-        at = _required_event_time(event)
+        at = _require_cloudevent_time(event)
         yield (
             at
             if event.name == "event.ended"
@@ -197,7 +197,7 @@ def _read_recorded_changes(
         )
 
 
-def _required_event_time(event: CloudEvent) -> datetime:
+def _require_cloudevent_time(event: CloudEvent) -> datetime:
     moment = parse_timestamp(event.attributes["time"])
     if moment is None:
         raise ValueError(f"expected a time in the event {event.id} of the journal")

@@ -1,10 +1,10 @@
 """The hub: it reads what agents publish, and hands it to the parts that merge and decide.
 
-`HubLink` hands over the messages of agents (`take_reports`, `take_pulses`). Each is checked first:
-who may have sent it, and whether it can be read. Reports, which are events that an agent recorded,
-become a `ReceivedWord` each, and `EventMerger` merges and records them. A report is acknowledged
-when it is on disk. Pulses go through `PulseMerger`, votes to `VoteAnswerer`, and results of start
-orders to the handler that was attached.
+`HubLink` hands over the messages of agents (`take_messages_except_pulses`, `take_pulses`). Each is
+checked first: who may have sent it, and whether it can be read. Reports, which are events that an
+agent recorded, become a `AgentWordAboutEvent` each, and `EventMerger` merges and records them. A
+report is acknowledged when it is on disk. Pulses go through `PulseMerger`, votes to `VoteAnswerer`,
+and results of start orders to the handler that was attached.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from relay.fleet.hub.histories import EventHistoryCache, EventName
 from relay.fleet.hub.hub_state_sender import HubStateSender
 from relay.fleet.hub.link import CumulativeAcknowledger, HubLink
 from relay.fleet.hub.merge import GoneFromDocument, Word, agent_time_to_hub_time
-from relay.fleet.hub.merger import EventMerger, ReceivedWord
+from relay.fleet.hub.merger import AgentWordAboutEvent, EventMerger
 from relay.fleet.hub.pulses import PulseMerger
 from relay.fleet.hub.roster import Agent
 from relay.fleet.hub.roster_keeper import RosterKeeper
@@ -99,7 +99,11 @@ class Hub:
         self.pulses = 0
         """Pulses that were read."""
         self._keeper = RosterKeeper(
-            origin, store, clock, on_upkeep=self._note_hub_listening, forget=self.forget
+            origin,
+            store,
+            clock,
+            on_upkeep=self._mark_listening_in_roster_if_connected,
+            forget=self.forget,
         )
         self.roster = self._keeper.roster
         """The agents."""
@@ -118,8 +122,8 @@ class Hub:
             _KEYS,
             clock,
             self._histories,
-            freshness=self.roster.make_freshness_check,
-            listens=self.roster.is_hub_listening,
+            freshness=self.roster.make_known_and_not_silent_check,
+            listens=self.roster.has_hub_listened_without_pause,
             on_change=self._states.send_soon,
             on_ended=lambda name: self._spawn(
                 self._forget_agents_of_terminated_vms(name), "hub: terminated agents"
@@ -130,7 +134,7 @@ class Hub:
             self.roster,
             self._merger,
             clock,
-            has_waiting_reports=self.link.has_waiting_reports,
+            has_waiting_reports=self.link.ask_broker_if_reports_wait,
             ask_scope=self._states.send_soon,
             on_merged=self._note_pulse_or_report_recorded,
         )
@@ -175,8 +179,10 @@ class Hub:
 
     def agents_seeing_current_state(self, scope: str, event_key: str) -> frozenset[str] | None:
         """Return the agents that see the current state of an event; None if it is not known."""
-        history = self._histories.of_scope(scope).get(_KEYS.event_id_of_key(event_key))
-        return history.agents_at_last_told_state if history is not None else None
+        history = self._histories.histories_in_memory_of_scope(scope).get(
+            _KEYS.event_id_of_key(event_key)
+        )
+        return history.agents_now_seeing_last_told_state if history is not None else None
 
     async def load(self) -> None:
         """Read what the state file knows. Do this once, before `run`."""
@@ -188,11 +194,13 @@ class Hub:
         async with asyncio.TaskGroup() as group:
             self._tasks = group
             group.create_task(self.link.run(), name="hub: link")
-            group.create_task(self.source.report_lost_connection(), name="hub: source")
+            group.create_task(self.source.watch_connection_and_report_loss(), name="hub: source")
             group.create_task(self._merger.end_events_when_due(), name="hub: ends of events")
             group.create_task(self._states.run(lambda: self.roster.scopes), name="hub: states")
             group.create_task(self._keeper.run(), name="hub: roster")
-            group.create_task(self._pulse_merger.merge_postponed(), name="hub: postponed pulses")
+            group.create_task(
+                self._pulse_merger.merge_postponed_words_when_due(), name="hub: postponed pulses"
+            )
 
     def save_roster(self) -> None:
         """Have the store write what is known about agents. Do this at the end."""
@@ -209,7 +217,7 @@ class Hub:
         scope, event_id = name
         key = _KEYS.make_key(scope, event_id)
         try:
-            ended = await self._store.read(lambda tx: tx.snapshot.find_newest_occurrence(key))
+            ended = await self._store.read(lambda tx: tx.occurrences.find_newest_occurrence(key))
         except StoreUnavailable:
             return  # the agents are forgotten after they were silent for long
         if ended is not None and ended.outcome == "completed":
@@ -230,7 +238,7 @@ class Hub:
     def on_broker_connected(self) -> None:
         """The hub hears its agents from now on."""
         self.source.on_broker_connected()
-        self._note_hub_listening()
+        self._mark_listening_in_roster_if_connected()
         for scope in self.roster.scopes:
             self._states.send_soon(scope)
 
@@ -239,12 +247,12 @@ class Hub:
         self.source.on_broker_disconnected()
         self.roster.note_hub_connection_lost()
 
-    def _note_hub_listening(self) -> None:
+    def _mark_listening_in_roster_if_connected(self) -> None:
         """Note that the hub listens; after a pause, let agents that disagree have their time."""
-        if self.link.is_connected and self.roster.mark_hub_listening_now(self._clock.now()):
+        if self.link.is_connected and self.roster.record_hub_listening_until_now(self._clock.now()):
             self._merger.request_disagreement_wait_restart()
 
-    async def take_reports(
+    async def take_messages_except_pulses(
         self, messages: Sequence[DeliveredMessage], settlements: CumulativeAcknowledger
     ) -> None:
         """Merge and record what agents report. Hand on votes and results."""
@@ -266,13 +274,13 @@ class Hub:
                     self._results.on_result(sender, received.content)
                 settlements.acknowledge(tag)
         if reports:
-            await self._merge_reports(reports)
+            await self._merge_and_record_report_batch(reports)
             self._acknowledge_when_saved(reports, settlements)
         if self._votes is not None:
             for tag, sender, vote in votes:  # the event that it is about is recorded now
                 await self._votes.start_answering_vote(sender, vote, tag, settlements)
 
-    async def _merge_reports(self, reports: Sequence[_Report]) -> None:
+    async def _merge_and_record_report_batch(self, reports: Sequence[_Report]) -> None:
         about_relays = [report.event for report in reports if report.is_about_relay]
         heard = [
             self._build_received_word_from_report(report)
@@ -284,7 +292,7 @@ class Hub:
         for report in reports:
             self._note_pulse_or_report_recorded(report.sender.scope, report.sender.relay)
 
-    def _build_received_word_from_report(self, report: _Report) -> ReceivedWord:
+    def _build_received_word_from_report(self, report: _Report) -> AgentWordAboutEvent:
         """Return the word that a reported change stands for."""
         sender, data = report.sender, report.event.data
         agent = self.roster.agent(sender.scope, sender.relay)
@@ -296,7 +304,7 @@ class Hub:
                 rebooted=data["evidence"] == "rebooted", gap=data["outcome"] == "unknown"
             )
         at = report.received.at
-        return ReceivedWord(
+        return AgentWordAboutEvent(
             name=(sender.scope, scheduled.lowercase_event_id),
             relay=sender.relay,
             word=word,
@@ -329,7 +337,7 @@ class Hub:
     async def take_pulses(self, messages: Sequence[DeliveredMessage]) -> None:
         """Note who is alive, and merge what they see."""
         now = self._clock.now()
-        heard: list[ReceivedWord] = []
+        heard: list[AgentWordAboutEvent] = []
         senders: list[AuthorizedSender] = []
         for message in messages:
             read = self._parse_agent_message(message)
@@ -343,7 +351,7 @@ class Hub:
             self._keeper.mark_agent_unsaved(agent)
             senders.append(sender)
             heard += self._pulse_merger.words_of_pulse(sender, received, received.content)
-        postponed = await self._pulse_merger.merge_words_and_postpone_new_ones(heard)
+        postponed = await self._pulse_merger.merge_repeated_words_and_postpone_news(heard)
         for sender in senders:
             if (sender.scope, sender.relay) not in postponed:
                 self._note_pulse_or_report_recorded(sender.scope, sender.relay)
@@ -369,7 +377,7 @@ class Hub:
         except UnusableMessage as error:
             self._on_unusable(message.header.properties.user_id, str(error))
             if sender is not None:
-                self._report_unusable_message(sender, str(error))
+                self._record_dead_letter_event_rate_limited(sender, str(error))
             return None
         except Exception:  # noqa: BLE001  # one message must not stop the others
             _log.exception("internal error: a message of an agent could not be read")
@@ -386,7 +394,7 @@ class Hub:
         if received.origin == self._origin:
             raise UnusableMessage("it names the hub itself as its sender")
 
-    def _report_unusable_message(self, sender: AuthorizedSender, reason: str) -> None:
+    def _record_dead_letter_event_rate_limited(self, sender: AuthorizedSender, reason: str) -> None:
         """Report an unusable message of a known agent, at most once a minute for each agent."""
         name, now = (sender.scope, sender.relay), self._clock.monotonic()
         before = self._complained_at.get(name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from relay.approvals.limits import Limit, count_selected_machines
+from relay.approvals.limits import Limit, count_known_machines_selected_by_limit
 from relay.clock import Clock
 from relay.fleet.hub.roster import Roster
 
@@ -19,7 +19,7 @@ class SelectedMachineCounter:
         self._counts: dict[str, tuple[Limit, float, int]] = {}
         """By name: the limit, when it was counted, by the monotonic clock, and the count."""
 
-    def count_machines_selected_by_limit(self, limit: Limit) -> int:
+    def count_machines_that_limit_selects(self, limit: Limit) -> int:
         """Return how many machines a limit selects. The thread of the store calls this."""
         now = self._clock.monotonic()
         counted = self._counts.get(limit.name)
@@ -29,6 +29,6 @@ class SelectedMachineCounter:
             counted = self._counts[limit.name] = (
                 limit,
                 now,
-                count_selected_machines(limit, machines),
+                count_known_machines_selected_by_limit(limit, machines),
             )
         return counted[2]

@@ -26,10 +26,10 @@ from relay.amqp.failures import ConnectionFailure, broker_message
 from relay.amqp.publisher import (
     ConfirmedPublisher,
     PublishChannel,
-    can_write_frames,
-    publish_transient,
+    is_channel_open_for_frames,
+    publish_transient_without_confirm,
 )
-from relay.amqp.topology import declare_topology, describe_unchecked_parts
+from relay.amqp.topology import declare_topology, log_suffix_for_unchecked_parts
 from relay.clock import Clock
 from relay.errors import Deferred, DeliveryError
 from relay.events.build import Origin
@@ -55,7 +55,7 @@ MAX_BATCH = 256
 _log = logging.getLogger(__name__)
 
 
-class _MessageNoLongerNeeded(Exception):  # it is no error
+class _PublishNoLongerNeeded(Exception):  # it is no error
     """A message is not to be written any more."""
 
 
@@ -100,7 +100,7 @@ class CumulativeAcknowledger:
     def _write_frame(self, frame: Basic.Ack | Basic.Reject) -> None:
         # Not through aiormq, where a frame can wait for ever in the queue of a connection that is
         # lost, and can be overtaken.
-        if can_write_frames(self._connection, self._channel):
+        if is_channel_open_for_frames(self._connection, self._channel):
             self._connection.write_frames_at_end_of_turn(
                 pamqp.frame.marshal(frame, self._channel.number)
             )
@@ -115,7 +115,7 @@ class MessageHandler(Protocol):
     def on_broker_disconnected(self) -> None:
         """The hub does not hear its agents any more."""
 
-    async def take_reports(
+    async def take_messages_except_pulses(
         self, messages: Sequence[DeliveredMessage], settlements: CumulativeAcknowledger
     ) -> None:
         """Handle everything but pulses. Each message must be settled, now or later."""
@@ -164,7 +164,7 @@ class HubLink:
             max_body_bytes=MAX_BODY_BYTES,
         )
 
-    async def has_waiting_reports(self) -> bool:
+    async def ask_broker_if_reports_wait(self) -> bool:
         """Whether reports wait that were not handed over yet, or nobody knows."""
         if self._transient is None or not self._deliveries.empty():
             return True
@@ -191,12 +191,12 @@ class HubLink:
 
         def make_header() -> bytes:
             if not is_needed():
-                raise _MessageNoLongerNeeded
+                raise _PublishNoLongerNeeded
             return content_header(event, user_id=self._user)
 
         try:
             result = await self._publisher.publish(event.id, event.body, key, make_header)
-        except _MessageNoLongerNeeded:
+        except _PublishNoLongerNeeded:
             return False
         except Deferred as error:
             if error.unanswered:
@@ -212,7 +212,7 @@ class HubLink:
         if self._transient is None:
             return
         connection, channel = self._transient
-        publish_transient(
+        publish_transient_without_confirm(
             connection, channel, exchange=self._commands, key=key, event=event, user=self._user
         )
 
@@ -237,7 +237,10 @@ class HubLink:
         ]
         try:
             self._state_log.log_if_changed(
-                logging.INFO, "fleet: connected to %s%s", broker, describe_unchecked_parts(unknown)
+                logging.INFO,
+                "fleet: connected to %s%s",
+                broker,
+                log_suffix_for_unchecked_parts(unknown),
             )
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -283,7 +286,7 @@ class HubLink:
         Without this, the broker would deliver that message again and again.
         """
         try:
-            await self._handler.take_reports(batch, settlements)
+            await self._handler.take_messages_except_pulses(batch, settlements)
         except DeliveryError:
             raise
         except Exception:  # noqa: BLE001  # whatever it is, the other messages must pass

@@ -81,7 +81,7 @@ IsFresh: TypeAlias = Callable[[str], bool]
 class GoneFromDocument:
     """The event is gone from an agent's document.
 
-    ``gap``: the agent may have missed a state before. ``rebooted``: see `EndEvidence`.
+    ``gap``: the agent may have missed a state before. ``rebooted``: see `FactsAboutEndedEvent`.
     """
 
     rebooted: bool = False
@@ -148,7 +148,7 @@ class EventHistory:
         return self.first_gone_at is not None
 
     @property
-    def agents_at_last_told_state(self) -> frozenset[str]:
+    def agents_now_seeing_last_told_state(self) -> frozenset[str]:
         """The agents whose last word is the last state told. Only they can act on it."""
         return frozenset(
             agent for agent, word in self.words.items() if word.state == self.last_told_state
@@ -173,7 +173,7 @@ class EventChanged:
 
 @dataclass(frozen=True, slots=True)
 class EventEnded:
-    """The event has ended. ``gap`` and ``rebooted`` are as in `EndEvidence`."""
+    """The event has ended. ``gap`` and ``rebooted`` are as in `FactsAboutEndedEvent`."""
 
     rebooted: bool
     gap: bool
@@ -296,8 +296,8 @@ def end_if_still_gone(
 ) -> tuple[EventHistory, News | None]:
     """End the event if nobody has shown it for `END_WAIT` since an agent said that it is gone.
 
-    Only a hub that listens may call this (`Roster.is_hub_listening`): agents may say what it does
-    not hear.
+    Only a hub that listens may call this (`Roster.has_hub_listened_without_pause`): agents may say
+    what it does not hear.
     """
     due = end_check_due_at(history)
     if due is None or now < due:

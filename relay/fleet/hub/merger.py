@@ -1,8 +1,9 @@
 """Merges what agents say about events, and records what is new.
 
-A `ReceivedWord` is what one agent says about one event. `relay.fleet.hub.merge` makes the history
-of the event and at most one `News` of it. Each `News` becomes an `EventObservation`, from which
-`Recorder` records an ``event.*``, as it does for what a poller sees.
+A `AgentWordAboutEvent` is what one agent says about one event. `relay.fleet.hub.merge` makes the
+history of the event and at most one `News` of it. Each `News` becomes an
+`EventSightingOrDeparture`, from which `Recorder` records an ``event.*``, as it does for what a
+poller sees.
 
 One batch is merged and recorded after the other. A batch changes the memory only after the state
 file has it.
@@ -23,7 +24,7 @@ from relay.events.cloudevent import CloudEvent
 from relay.fleet.hub.histories import (
     EventHistoryCache,
     EventName,
-    find_changed_last_words,
+    changed_last_words_by_agent,
     read_histories,
     read_stored_live_event_names,
     sighting_row_from_last_word,
@@ -41,7 +42,7 @@ from relay.fleet.hub.merge import (
     forget_agent,
     wait_again_for_agents,
 )
-from relay.ingest.recorder import EventDeparture, EventObservation, EventSighting, Recorder
+from relay.ingest.recorder import EventDeparture, EventSighting, EventSightingOrDeparture, Recorder
 from relay.outbox import EventKeyFormat
 from relay.outbox.fleet import SightingRow
 from relay.outbox.sqlite import Store
@@ -54,7 +55,7 @@ RETRY_DELAY = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReceivedWord:
+class AgentWordAboutEvent:
     """A word of an agent about an event. ``incarnation`` is that of the agent's document.
 
     ``observed_at`` and ``seen`` are as in `relay.fleet.hub.merge`.
@@ -75,7 +76,7 @@ class _UnsavedMerges:
     """New histories, and what is to be recorded because of them."""
 
     histories: dict[EventName, EventHistory] = field(default_factory=dict)
-    news: list[EventObservation] = field(default_factory=list)
+    news: list[EventSightingOrDeparture] = field(default_factory=list)
     relay_events: Sequence[CloudEvent] = ()
     forgotten: tuple[str, str] | None = None
     """The scope and relay word of an agent that is gone for good."""
@@ -95,10 +96,10 @@ class _UnsavedMerges:
                 pass
             case EventEnded():
                 departure = EventDeparture(event_id, news.gap, news.rebooted)
-                self.news.append(EventObservation(scope, news.seen, departure))
+                self.news.append(EventSightingOrDeparture(scope, news.seen, departure))
             case _:
                 sighting = EventSighting(news.event, incarnation)
-                self.news.append(EventObservation(scope, news.seen, sighting))
+                self.news.append(EventSightingOrDeparture(scope, news.seen, sighting))
 
 
 class EventMerger:
@@ -148,17 +149,17 @@ class EventMerger:
 
     async def merge_received(
         self,
-        heard: Sequence[ReceivedWord],
+        heard: Sequence[AgentWordAboutEvent],
         relay_events: Sequence[CloudEvent] = (),
         *,
         only_quiet: bool = False,
-    ) -> list[ReceivedWord]:
+    ) -> list[AgentWordAboutEvent]:
         """Merge words, and record what is new, and what agents report about themselves.
 
         ``only_quiet``: leave out the words that would tell something new, or that say gone, and
         return these.
         """
-        others: list[ReceivedWord] = []
+        others: list[AgentWordAboutEvent] = []
         for first in range(0, max(len(heard), 1), MAX_WORDS):
             part = heard[first : first + MAX_WORDS]
             others += await self._merge_batch_of_words(
@@ -167,9 +168,13 @@ class EventMerger:
         return others
 
     async def _merge_batch_of_words(
-        self, heard: Sequence[ReceivedWord], relay_events: Sequence[CloudEvent], *, only_quiet: bool
-    ) -> list[ReceivedWord]:
-        others: list[ReceivedWord] = []
+        self,
+        heard: Sequence[AgentWordAboutEvent],
+        relay_events: Sequence[CloudEvent],
+        *,
+        only_quiet: bool,
+    ) -> list[AgentWordAboutEvent]:
+        others: list[AgentWordAboutEvent] = []
         async with self._lock:
             await self._load_missing_histories({word.name for word in heard})
             now, batch = self._clock.now(), _UnsavedMerges(relay_events=relay_events)
@@ -201,7 +206,7 @@ class EventMerger:
         """Remove an agent that is gone for good. Events that only it shows end."""
         async with self._lock:
             now, batch = self._clock.now(), _UnsavedMerges(forgotten=(scope, relay))
-            for event_id, history in self._histories.of_scope(scope).items():
+            for event_id, history in self._histories.histories_in_memory_of_scope(scope).items():
                 if relay in history.words:
                     batch.add_merge_result((scope, event_id), *forget_agent(history, relay, now))
             on_forgotten()
@@ -219,14 +224,14 @@ class EventMerger:
             async with self._lock:
                 if self._must_wait_again:
                     self._must_wait_again = False
-                    self._restart_disagreement_waits(self._clock.now())
+                    self._restart_end_waits_of_disputed_events(self._clock.now())
                 next_due = await self._end_due_events(self._clock.now())
             seconds = None
             if next_due is not None:
                 seconds = max(0.0, (next_due - self._clock.now()).total_seconds())
             await wait_for_event(self._timer_wake, self._clock, seconds)
 
-    def _restart_disagreement_waits(self, now: datetime) -> None:
+    def _restart_end_waits_of_disputed_events(self, now: datetime) -> None:
         batch = _UnsavedMerges()
         for name, history in self._histories.live():
             batch.add_merge_result(name, wait_again_for_agents(history, now), None)
@@ -297,7 +302,9 @@ class EventMerger:
 
     def _changed_sighting_rows(self, batch: _UnsavedMerges) -> Iterable[SightingRow]:
         for name, after in batch.histories.items():
-            for relay, word in find_changed_last_words(self._histories.get(name), after).items():
+            for relay, word in changed_last_words_by_agent(
+                self._histories.get(name), after
+            ).items():
                 yield sighting_row_from_last_word(self._keys.make_key(*name), relay, word)
 
     async def _transact_until_store_available(

@@ -142,7 +142,7 @@ class OrderAgents:
         now = self._clock.now()
         agents = self._roster.agents_of_scope(event.scope)
         fresh = [agent for agent in agents if self._roster.is_fresh(agent, now)]
-        able = self._roster.choose_agents(event.scope, event.resources, now)
+        able = self._roster.find_able_agents_best_first(event.scope, event.resources, now)
         return (
             f"no agent can carry out the order: of {len(agents)} agents of the scope, "
             f"{len(fresh)} were heard lately, and {len(able)} of these read their document and "
@@ -151,7 +151,7 @@ class OrderAgents:
 
     def _find_able_agents_best_first(self, event: GrantedEvent) -> list[Agent]:
         """Return the agents that can carry out an order about an event, the best first."""
-        return self._roster.choose_agents(
+        return self._roster.find_able_agents_best_first(
             event.scope,
             event.resources,
             self._clock.now(),
@@ -169,7 +169,7 @@ class OrderAgents:
 
     # --- what agents are asked
 
-    async def await_pulse_showing_event(self, event: GrantedEvent) -> bool:
+    async def request_and_await_pulse_showing_event(self, event: GrantedEvent) -> bool:
         """Ask agents for a pulse, and wait until what one of them says is recorded.
 
         Return whether one that shows the event said so within `PULSE_TIMEOUT`.
@@ -177,7 +177,7 @@ class OrderAgents:
         now = self._clock.now()
         agents = [
             *self.find_reachable_agents_best_first(event),
-            *self._roster.choose_agents(event.scope, event.resources, now),
+            *self._roster.find_able_agents_best_first(event.scope, event.resources, now),
             *(
                 agent
                 for agent in self._roster.agents_of_scope(event.scope)
@@ -188,7 +188,7 @@ class OrderAgents:
             event, agents, (PULSE_TIMEOUT,), lambda _: True
         )
 
-    async def ask_if_unnamed_agents_show(self, event: GrantedEvent) -> None:
+    async def ask_agents_outside_event_resources(self, event: GrantedEvent) -> None:
         """Ask whether others show the event, if only agents that it names are known to show it.
 
         Of the agents that see a change, most leave it to another to report it.
@@ -196,18 +196,18 @@ class OrderAgents:
         failed = self._recent_failure_time_by_agent(event.scope)
         returned = self._returned.get(event.scope, ())
 
-        def is_better(agent: Agent) -> bool:
+        def is_unaffected_and_reliable_agent(agent: Agent) -> bool:
             is_named = agent.is_named_in(event.resources)
             return not is_named and agent.relay not in failed and agent.relay not in returned
 
-        if any(map(is_better, self._find_able_agents_best_first(event))):
+        if any(map(is_unaffected_and_reliable_agent, self._find_able_agents_best_first(event))):
             return
         now = self._clock.now()
-        able = self._roster.choose_agents(event.scope, event.resources, now)
-        agents = list(filter(is_better, able))
+        able = self._roster.find_able_agents_best_first(event.scope, event.resources, now)
+        agents = list(filter(is_unaffected_and_reliable_agent, able))
         if agents:
             await self._request_pulses_until_one_suffices(
-                event, agents, UNNAMED_AGENT_PAUSES, is_better
+                event, agents, UNNAMED_AGENT_PAUSES, is_unaffected_and_reliable_agent
             )
 
     async def _request_pulses_until_one_suffices(

@@ -1,8 +1,8 @@
 """Merges what pulses say about events, so that it does not overtake what reports say.
 
-A pulse lists the events that an agent sees now. Each of them is a `ReceivedWord`, and so is each
-event that the agent showed before and does not list. A report says more: each state, and how an
-event ended. But pulses overtake reports. So words of pulses that tell nothing new are merged at
+A pulse lists the events that an agent sees now. Each of them is a `AgentWordAboutEvent`, and so is
+each event that the agent showed before and does not list. A report says more: each state, and how
+an event ended. But pulses overtake reports. So words of pulses that tell nothing new are merged at
 once, and the others are postponed: they are merged `PULSE_GRACE` later, when no report waits in the
 queue.
 """
@@ -25,7 +25,7 @@ from relay.fleet.hub.merge import (
     repeats_last_state,
     split_pulse_by_event,
 )
-from relay.fleet.hub.merger import EventMerger, ReceivedWord
+from relay.fleet.hub.merger import AgentWordAboutEvent, EventMerger
 from relay.fleet.hub.roster import Roster
 from relay.fleet.message_reader import ReceivedMessage
 from relay.fleet.messages import MAX_LIVE_EVENTS, Pulse
@@ -53,7 +53,7 @@ class _PostponedWords:
     """The words of one agent that wait for its reports; ``due`` is monotonic."""
 
     due: float
-    words: dict[EventName, ReceivedWord] = field(default_factory=dict)
+    words: dict[EventName, AgentWordAboutEvent] = field(default_factory=dict)
     """The longest postponed first."""
 
 
@@ -71,7 +71,7 @@ class PulseMerger:
         ask_scope: Callable[[str], None],
         on_merged: Callable[[str, str], None],
     ) -> None:
-        """``has_waiting_reports`` says whether the queue of reports holds any.
+        """``ask_broker_if_reports_wait`` says whether the queue of reports holds any.
 
         ``ask_scope`` asks the agents of a scope whether they still see events that may have ended.
         ``on_merged`` gets scope and relay word of each agent whose postponed words were merged.
@@ -87,9 +87,9 @@ class PulseMerger:
 
     def words_of_pulse(
         self, sender: AuthorizedSender, received: ReceivedMessage, pulse: Pulse
-    ) -> Iterator[ReceivedWord]:
+    ) -> Iterator[AgentWordAboutEvent]:
         """Yield the words that a pulse stands for."""
-        histories = self._histories.of_scope(sender.scope)
+        histories = self._histories.histories_in_memory_of_scope(sender.scope)
         if not pulse.live and not histories:
             return
         incarnations = {
@@ -99,7 +99,7 @@ class PulseMerger:
         for event_id, word in split_pulse_by_event(sender.relay, pulse, histories):
             if self._would_only_delay_end(sender, word, histories.get(event_id)):
                 continue
-            yield ReceivedWord(
+            yield AgentWordAboutEvent(
                 name=(sender.scope, event_id),
                 relay=sender.relay,
                 word=word,
@@ -130,7 +130,8 @@ class PulseMerger:
         if sender.relay in history.words:
             return False
         witnesses = (
-            self._roster.agent(sender.scope, relay) for relay in history.agents_at_last_told_state
+            self._roster.agent(sender.scope, relay)
+            for relay in history.agents_now_seeing_last_told_state
         )
         able = (
             agent
@@ -141,8 +142,8 @@ class PulseMerger:
         )
         return len(list(islice(able, ENOUGH_WITNESSES))) == ENOUGH_WITNESSES
 
-    async def merge_words_and_postpone_new_ones(
-        self, heard: Sequence[ReceivedWord]
+    async def merge_repeated_words_and_postpone_news(
+        self, heard: Sequence[AgentWordAboutEvent]
     ) -> set[AgentName]:
         """Merge the words of pulses that tell nothing new, and postpone the others.
 
@@ -161,7 +162,7 @@ class PulseMerger:
                 del words[next(iter(words))]
         return {(word.name[0], word.relay) for word in news}
 
-    async def merge_postponed(self) -> NoReturn:
+    async def merge_postponed_words_when_due(self) -> NoReturn:
         """Merge postponed words that are due, once nothing waits in the queue of reports."""
         while True:
             await self._clock.sleep(PULSE_GRACE / 5)

@@ -110,13 +110,13 @@ class Roster:
 
     # --- what the hub hears
 
-    def mark_hub_listening_now(self, now: datetime) -> bool:
+    def record_hub_listening_until_now(self, now: datetime) -> bool:
         """Note that the hub listens. Call this at least twice a minute while it is connected.
 
         Return True if it did not listen before: agents may have said what nobody heard. Silence
         counts from then on, and the merge has to wait once more (`merge.wait_again_for_agents`).
         """
-        listened = self.is_hub_listening(now)
+        listened = self.has_hub_listened_without_pause(now)
         self._listened_at = now
         if listened:
             return False
@@ -125,7 +125,7 @@ class Roster:
             self._put(_clamp_heard_times(agent, now))
         return True
 
-    def is_hub_listening(self, now: datetime) -> bool:
+    def has_hub_listened_without_pause(self, now: datetime) -> bool:
         """Whether the hub has listened without a pause until now."""
         before = self._listened_at
         return before is not None and before <= now <= before + MAX_LISTEN_PAUSE
@@ -138,13 +138,15 @@ class Roster:
         self, sender: AuthorizedSender, name: str, now: datetime
     ) -> Agent:
         """Note any message of an agent but a pulse. Return what is known about the agent now."""
-        return self._put(replace(self._known_or_new_agent(sender, name, now), last_report=now))
+        return self._put(
+            replace(self._build_updated_or_new_agent(sender, name, now), last_report=now)
+        )
 
     def note_pulse(self, sender: AuthorizedSender, name: str, pulse: Pulse, now: datetime) -> Agent:
         """Note a pulse. Return what is known about the agent now."""
         return self._put(
             replace(
-                self._known_or_new_agent(sender, name, now),
+                self._build_updated_or_new_agent(sender, name, now),
                 last_pulse=now,
                 vm_id=pulse.vm_id,
                 boot_id=pulse.boot_id,
@@ -184,9 +186,11 @@ class Roster:
 
     def is_silent(self, agent: Agent, now: datetime) -> bool:
         """Whether the hub has listened long enough to know that the agent says nothing."""
-        return self._silence(agent, now) > FRESH_FOR
+        return self._silence_duration(agent, now) > FRESH_FOR
 
-    def agent_freshness(self, agent: Agent, now: datetime) -> Literal["fresh", "silent", "unknown"]:
+    def classify_agent_freshness(
+        self, agent: Agent, now: datetime
+    ) -> Literal["fresh", "silent", "unknown"]:
         """Return whether an agent is fresh or silent.
 
         unknown: the hub has not listened for long enough to say that it is silent.
@@ -195,17 +199,17 @@ class Roster:
             return "fresh"
         return "silent" if self.is_silent(agent, now) else "unknown"
 
-    def make_freshness_check(self, scope: str, now: datetime) -> Callable[[str], bool]:
+    def make_known_and_not_silent_check(self, scope: str, now: datetime) -> Callable[[str], bool]:
         """Return the test of freshness for `merge`: whether an agent is known and not silent.
 
         An agent that the hub has not heard of since it connected may still show an event.
         """
 
-        def test(relay: str) -> bool:
+        def is_known_and_not_silent(relay: str) -> bool:
             agent = self.agent(scope, relay)
             return agent is not None and not self.is_silent(agent, now)
 
-        return test
+        return is_known_and_not_silent
 
     def silent_scopes(self, now: datetime) -> frozenset[str]:
         """Return the scopes whose agents are all silent."""
@@ -217,7 +221,7 @@ class Roster:
 
     def agents_to_forget(self, now: datetime) -> list[Agent]:
         """Return the agents to forget because they were silent for `FORGOTTEN_AFTER`."""
-        return [agent for agent in self if self._silence(agent, now) >= FORGOTTEN_AFTER]
+        return [agent for agent in self if self._silence_duration(agent, now) >= FORGOTTEN_AFTER]
 
     def agents_terminated_by(self, scope: str, event: ScheduledEvent) -> list[Agent]:
         """Return the agents to forget because an event that has ended deleted their VMs."""
@@ -231,7 +235,7 @@ class Roster:
         """Return the fresh agents whose clocks are wrong."""
         return [agent for agent in self if self.is_fresh(agent, now) and agent.is_clock_wrong]
 
-    def choose_agents(
+    def find_able_agents_best_first(
         self,
         scope: str,
         resources: Collection[str],
@@ -264,12 +268,14 @@ class Roster:
 
     # --- inside
 
-    def _silence(self, agent: Agent, now: datetime) -> timedelta:
-        if self._listening_since is None or not self.is_hub_listening(now):
+    def _silence_duration(self, agent: Agent, now: datetime) -> timedelta:
+        if self._listening_since is None or not self.has_hub_listened_without_pause(now):
             return timedelta(0)
         return now - max(agent.last_heard, self._listening_since)
 
-    def _known_or_new_agent(self, sender: AuthorizedSender, name: str, now: datetime) -> Agent:
+    def _build_updated_or_new_agent(
+        self, sender: AuthorizedSender, name: str, now: datetime
+    ) -> Agent:
         known = self.agent(sender.scope, sender.relay)
         if known is None:
             return Agent(

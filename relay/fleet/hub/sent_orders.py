@@ -93,7 +93,7 @@ class SentOrder:
             self.was_returned = True
             self.ended.set()
 
-    def end_withdrawn(self) -> None:
+    def end_unsent_as_no_longer_needed(self) -> None:
         """Note that the order was not sent, because it was not needed any more."""
         self.was_withdrawn = True
         self.ended.set()

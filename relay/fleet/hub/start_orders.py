@@ -139,15 +139,15 @@ class OrderPort:
         """
         (grant,) = grants
         try:
-            event = await self._load_granted_event(scope, grant)
+            event = await self._load_event_and_restore_orders(scope, grant)
             self._events[scope] = event
             if self.orders.find_order_accepted_by_imds(event.key, grant.id) is None:
                 await self._wait_until_no_order_executable(event.key)
             # The result may have come meanwhile.
             if self.orders.find_order_accepted_by_imds(event.key, grant.id) is None:
-                if self._has_unconfirmed_earlier_order(event):
+                if self._must_event_be_confirmed_by_pulse(event):
                     await self._await_pulse_before_next_order(event)
-                await self._agents.ask_if_unnamed_agents_show(event)
+                await self._agents.ask_agents_outside_event_resources(event)
         except SourceUnavailable as error:
             if scope not in self._read_failures:
                 self._read_failures.add(scope)
@@ -162,7 +162,7 @@ class OrderPort:
         SourceUnavailable.
         """
         (grant,) = grants
-        event = self._require_granted_event(scope, grant)
+        event = self._get_event_refreshed_for_grant(scope, grant)
         accepted = self.orders.find_order_accepted_by_imds(event.key, grant.id)
         if accepted is not None:
             return accepted.agent
@@ -180,7 +180,7 @@ class OrderPort:
         nothing, and SourceUnavailable otherwise.
         """
         (claim,) = claims
-        event = self._require_granted_event(scope, claim.grant)
+        event = self._get_event_refreshed_for_grant(scope, claim.grant)
         if self._has_imds_accepted_earlier_order(event):
             return
         agent = self._require_agent_of_claimed_grant(claim, event)
@@ -203,11 +203,11 @@ class OrderPort:
             order.is_awaited = False
         if not order.is_accepted_by_imds and self._has_imds_accepted_earlier_order(event):
             return
-        self._raise_unless_accepted(order)
+        self._raise_unless_accepted_by_imds(order)
 
     # --- before an order
 
-    async def _load_granted_event(self, scope: str, grant: Grant) -> GrantedEvent:
+    async def _load_event_and_restore_orders(self, scope: str, grant: Grant) -> GrantedEvent:
         """Return the event of a grant, and restore the orders about it that were sent earlier."""
         try:
             event, claims = await self._store.read(
@@ -217,12 +217,12 @@ class OrderPort:
             raise SourceUnavailable(str(error)) from None
         if grant.attempts > 0:
             # The journal may have been pruned. A claim that it holds was added first, and counts.
-            claims.append(_ClaimedStartRequest(grant.id, grant.attempts, agent=""))
+            claims.append(_StartRequestClaimInJournal(grant.id, grant.attempts, agent=""))
         for claim in claims:
             self._restore_order(event, claim)
         return event
 
-    def _restore_order(self, event: GrantedEvent, claim: _ClaimedStartRequest) -> None:
+    def _restore_order(self, event: GrantedEvent, claim: _StartRequestClaimInJournal) -> None:
         if self.orders.find_by_grant_and_attempt(claim.grant, claim.attempt) is not None:
             return
         order = SentOrder(
@@ -254,7 +254,7 @@ class OrderPort:
                     await wait_for_event(order.ended, self._clock, order.executable_until - now)
                     break
 
-    def _has_unconfirmed_earlier_order(self, event: GrantedEvent) -> bool:
+    def _must_event_be_confirmed_by_pulse(self, event: GrantedEvent) -> bool:
         """Whether an agent must say what the event is, because an order may have changed it."""
         now = self._clock.monotonic()
         return any(
@@ -265,7 +265,7 @@ class OrderPort:
 
     async def _await_pulse_before_next_order(self, event: GrantedEvent) -> None:
         """Return once an agent has said what the event is. Raises SourceUnavailable."""
-        if not await self._agents.await_pulse_showing_event(event):
+        if not await self._agents.request_and_await_pulse_showing_event(event):
             raise SourceUnavailable(
                 f"within {PULSE_TIMEOUT:g} s no agent said whether the event is still the same"
             )
@@ -284,7 +284,7 @@ class OrderPort:
                 return agent
         raise StartRequestNotDelivered(f"relay {claim.agent} cannot carry out the order any more")
 
-    def _require_granted_event(self, scope: str, grant: Grant) -> GrantedEvent:
+    def _get_event_refreshed_for_grant(self, scope: str, grant: Grant) -> GrantedEvent:
         event = self._events.get(scope)
         if event is None or event.grant != grant.id:
             raise RuntimeError("expected refresh_events_of_grants for the grant before it is sent")
@@ -346,9 +346,9 @@ class OrderPort:
         if is_needed():
             order.end_returned()
         else:
-            order.end_withdrawn()
+            order.end_unsent_as_no_longer_needed()
 
-    def _raise_unless_accepted(self, order: SentOrder) -> None:
+    def _raise_unless_accepted_by_imds(self, order: SentOrder) -> None:
         result = order.result
         if result is not None and result.result in ("accepted", "refused"):
             self._agents.forget_failure(order.scope, order.agent)
@@ -378,7 +378,7 @@ class OrderPort:
 
 
 @dataclass(frozen=True, slots=True)
-class _ClaimedStartRequest:
+class _StartRequestClaimInJournal:
     """A claim in the journal."""
 
     grant: int
@@ -388,9 +388,9 @@ class _ClaimedStartRequest:
 
 def _read_granted_event_and_claims(
     tx: Transaction, scope: str, grant: Grant
-) -> tuple[GrantedEvent, list[_ClaimedStartRequest]]:
+) -> tuple[GrantedEvent, list[_StartRequestClaimInJournal]]:
     """Return the event of a grant, and the claims of all grants about its EventId."""
-    occurrence = tx.snapshot.get_occurrence(grant.occurrence)
+    occurrence = tx.occurrences.require_occurrence(grant.occurrence)
     event = GrantedEvent(
         scope=scope, grant=grant.id, key=occurrence.key, resources=occurrence.event.resources
     )
@@ -400,7 +400,7 @@ def _read_granted_event_and_claims(
         if kind == "claim"
     ]
     return event, [
-        _ClaimedStartRequest(note["grant"], note["attempt"], note["agent"])
+        _StartRequestClaimInJournal(note["grant"], note["attempt"], note["agent"])
         for note in notes
         if note.get("agent") is not None
     ]

@@ -23,7 +23,7 @@ from relay.approvals.request import (
     DecisionAnswer,
     DecisionRequest,
     InvalidField,
-    MalformedBody,
+    MalformedJsonBody,
     Rights,
     validate_body,
 )
@@ -99,7 +99,7 @@ class MachineVoteSubmitter:
             return _refusal(400, "expected a request id of at most 256 visible ASCII characters")
         try:
             body = validate_body(vote.body)
-        except MalformedBody as error:
+        except MalformedJsonBody as error:
             return _refusal(400, str(error))
         except InvalidField as error:
             return _refusal(422, str(error), field=error.field)

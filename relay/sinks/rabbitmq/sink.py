@@ -24,9 +24,9 @@ from relay.amqp.cancellation_check import raise_if_cancelled
 from relay.amqp.connection import HEARTBEAT, SETUP_TIMEOUT, GuardedConnection, keep_connected
 from relay.amqp.diagnostics import diagnose as diagnose_broker
 from relay.amqp.event_message import content_header, routing_key
-from relay.amqp.failures import ConnectionFailure, broker_message, describe_failure
+from relay.amqp.failures import ConnectionFailure, broker_message, connection_failure_from_exception
 from relay.amqp.publisher import CONNECTION_WAIT, ConfirmedPublisher, PublishChannel, PublishResult
-from relay.amqp.topology import declare_topology, describe_unchecked_parts, events_topology
+from relay.amqp.topology import declare_topology, events_topology, log_suffix_for_unchecked_parts
 from relay.clock import Clock
 from relay.doctor_findings import Finding
 from relay.errors import Deferred, Rejected
@@ -87,7 +87,7 @@ def interpret_publish_result(
         case BaseException():
             raise Deferred(
                 f"the channel closed before the broker confirmed: "
-                f"{describe_failure(result).reason}. "
+                f"{connection_failure_from_exception(result).reason}. "
                 "The message may be stored, and is sent again with the same id"
             )
         case _:
@@ -146,7 +146,7 @@ class RabbitMQ:
                 channel = await PublishChannel.open(connection, settings.exchange)
             raise_if_cancelled()
             self._log_state(
-                logging.INFO, f"connected to {broker}{describe_unchecked_parts(unknown)}"
+                logging.INFO, f"connected to {broker}{log_suffix_for_unchecked_parts(unknown)}"
             )
             await self._publisher.use_channel_until_closed(channel, broker)
 

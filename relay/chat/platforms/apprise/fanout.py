@@ -74,7 +74,7 @@ class ServiceFanout:
         digest = hashlib.sha256(f"{title}\n{body}".encode()).hexdigest()
         recipients = self._recipients.setdefault(digest, set())
 
-        async def send(url: str) -> Deferred | None:
+        async def send_and_remember_recipient(url: str) -> Deferred | None:
             error = await self._send(url, title, body, message_type)
             if error is None:
                 recipients.add(url)
@@ -82,7 +82,9 @@ class ServiceFanout:
 
         async with asyncio.TaskGroup() as group:
             tasks = [
-                group.create_task(send(url)) for url in self._services if url not in recipients
+                group.create_task(send_and_remember_recipient(url))
+                for url in self._services
+                if url not in recipients
             ]
         errors = [error for error in (task.result() for task in tasks) if error is not None]
         if not errors:

@@ -42,7 +42,7 @@ class SerialCaller(Generic[T]):
         function raises. Raises TimeoutError; the function then continues, and nobody gets its
         result.
         """
-        _install_connection_guard()
+        _install_connection_audit_hook()
         async with asyncio.timeout(timeout):
             while self._finished is not None and not self._finished.done():
                 await asyncio.wait({self._finished})
@@ -84,7 +84,7 @@ class _ConnectionGuardedThread(threading.Thread, Generic[T]):
 
 
 @functools.cache
-def _install_connection_guard() -> None:
+def _install_connection_audit_hook() -> None:
     """Check connections until the process ends: an audit hook cannot be removed (PEP 578)."""
     sys.addaudithook(_check_connection)
 

@@ -122,7 +122,7 @@ def _check_plugin_class(kind: Any, parsed: dict[str, Any], *, allow_http: bool) 
         packages = ", ".join(_as_list(kind.requirements["packages_required"]))
         requirement = packages or "something that this system does not have"
         raise ValueError(f"expected a usable service, {schema}:// needs {requirement}")
-    for name in sorted({*parsed.get("qsd", {})} & _arguments_naming_local_files(kind)):
+    for name in sorted({*parsed.get("qsd", {})} & _plugin_class_arguments_naming_local_files(kind)):
         raise ValueError(f"expected a URL that names no file of this machine, got one with {name}=")
     secure = _as_list(kind.secure_protocol)
     if secure and schema not in secure and not allow_http:
@@ -146,7 +146,7 @@ def _is_remote(kind: Any) -> bool:
     return "host" in tokens or any(token.get("required") for token in tokens.values())
 
 
-def _arguments_naming_local_files(kind: Any) -> set[str]:
+def _plugin_class_arguments_naming_local_files(kind: Any) -> set[str]:
     """Return the arguments in URLs of a kind that name local files, with their aliases."""
     arguments = {**kind.template_tokens, **kind.template_args}
     names = {
@@ -190,14 +190,14 @@ def _require_library() -> Any:
     """Return the library. Raises ValueError if it is not installed or too old."""
     if find_spec("apprise") is None:
         raise ValueError(f"{REQUIREMENT}; it is not installed")
-    library = _load_library()
+    library = _import_and_silence_library()
     if not hasattr(library.AppriseAsset, "http_redirects"):
         raise ValueError(f"{REQUIREMENT}; an older one is installed")
     return library
 
 
 @functools.cache
-def _load_library() -> Any:
+def _import_and_silence_library() -> Any:
     """Load the library when it is first needed: it takes half a second and 40 MB.
 
     Silences its log and the log of its HTTP library, which can contain URLs.

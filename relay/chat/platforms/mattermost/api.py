@@ -19,7 +19,14 @@ from relay.chat import MessageGone, raise_deferred_if_secret_unusable, secrets_i
 from relay.chat.platforms.mattermost.settings import Settings
 from relay.clock import Clock
 from relay.errors import Deferred
-from relay.net.http import MAX_RETRY_AFTER, Method, Request, Response, interpret_response, send
+from relay.net.http import (
+    MAX_RETRY_AFTER,
+    Method,
+    Request,
+    Response,
+    interpret_response,
+    send,
+)
 
 _POST_ID = re.compile(r"[A-Za-z0-9]{1,64}")
 _ERROR_ID = re.compile(r"[A-Za-z0-9_.]{1,128}")

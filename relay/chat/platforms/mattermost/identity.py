@@ -57,7 +57,7 @@ class MemberDirectory:
         """
         try:
             async with asyncio.timeout(self._lookup_timeout):
-                principal = f"mattermost:{await self._team_id()}/{user_id}"
+                principal = f"mattermost:{await self._team_id_of_channel()}/{user_id}"
                 caller = find_caller(principal)
                 if caller is None:
                     raise NotEligible(
@@ -72,7 +72,7 @@ class MemberDirectory:
             ) from None
         return caller
 
-    async def _team_id(self) -> str:
+    async def _team_id_of_channel(self) -> str:
         team_id, expires_at = self._team
         now = self._clock.monotonic()
         if team_id and now < expires_at:

@@ -129,7 +129,7 @@ class Interactions:
                 return CallbackReply({"ephemeral_text": str(refusal), "skip_slack_parsing": True})
         elif not payload.cancelled:
             try:
-                await self._handle_submission(payload)
+                await self._submit_dialog_decision_or_raise_refusal(payload)
             except UserRefusal as refusal:
                 return CallbackReply({"error": str(refusal)})
         return CallbackReply({})
@@ -159,7 +159,7 @@ class Interactions:
         )
         await self._open_dialog(click.trigger_id, dialog_token, status)
 
-    async def _handle_submission(self, submission: DialogSubmission) -> None:
+    async def _submit_dialog_decision_or_raise_refusal(self, submission: DialogSubmission) -> None:
         token = self._verify_action_token(submission.state, "dialog")
         if submission.user_id != token.user_id:
             raise CallbackRefused(
@@ -202,7 +202,7 @@ class Interactions:
                 within=self._lookup_timeout,
             )
         except Deferred as error:
-            raise self._refusal_after_server_failure(
+            raise self._log_failure_and_make_user_refusal(
                 "a dialog could not be opened", error
             ) from None
         if "trigger_id" in response.error_id:
@@ -211,7 +211,7 @@ class Interactions:
                 f"it refuses this trigger id ({response.error_id})"
             )
         if not response.ok:
-            raise self._refusal_after_server_failure(
+            raise self._log_failure_and_make_user_refusal(
                 "a dialog could not be opened", self._api.delivery_error(response)
             )
 
@@ -250,11 +250,11 @@ class Interactions:
             self._throttled_log.warning(f"refused {token.decision} by user {user_id}: {error}")
             raise UserRefusal(str(error)) from None
         except Deferred as error:
-            raise self._refusal_after_server_failure(
+            raise self._log_failure_and_make_user_refusal(
                 "a person could not be verified", error
             ) from None
 
-    def _refusal_after_server_failure(self, problem: str, error: Deferred) -> UserRefusal:
+    def _log_failure_and_make_user_refusal(self, problem: str, error: Deferred) -> UserRefusal:
         self._throttled_log.warning(f"{problem}, nothing was decided: {error.reason}")
         return UserRefusal(_UNVERIFIED)
 

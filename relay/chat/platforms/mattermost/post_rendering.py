@@ -52,7 +52,7 @@ def attachments(
     """Return the attachments that show a card. ``names`` are user names by principal."""
     numbers = itertools.count(1)
     paragraphs = [render_text_as_markdown(text, names) for text in (card.summary, *card.notes)]
-    paragraphs.append(_links(card.buttons))
+    paragraphs.append(_decision_links_as_markdown(card.buttons))
     if card.code is not None:
         paragraphs.append(f"The page asks for this code: **{escape_markdown(card.code)}**")
     paragraphs += [
@@ -78,7 +78,10 @@ def attachments(
         {
             **common,
             "text": _join_paragraphs(
-                [render_text_as_markdown(line.text, names), _links(line.buttons)]
+                [
+                    render_text_as_markdown(line.text, names),
+                    _decision_links_as_markdown(line.buttons),
+                ]
             ),
             "actions": _actions(line.buttons, integration, numbers),
         }
@@ -115,7 +118,11 @@ def render_text_as_markdown(
             rendered += escape_markdown(_truncate(part, remaining), starts_line=not rendered)
             remaining -= len(part)
         else:
-            shown = _time_text(part) if isinstance(part, datetime) else _person_text(part, names)
+            shown = (
+                _time_text(part)
+                if isinstance(part, datetime)
+                else _person_name_without_mention(part, names)
+            )
             rendered += shown
             remaining -= len(shown)
     return rendered.strip()
@@ -153,7 +160,7 @@ def _actions(
     ]
 
 
-def _links(buttons: Sequence[Button]) -> str:
+def _decision_links_as_markdown(buttons: Sequence[Button]) -> str:
     """Return links for the decisions that a page takes: Mattermost's buttons open no pages."""
     return " · ".join(
         f"**[{escape_markdown(button.label)}]({button.url})**"
@@ -167,7 +174,7 @@ def _time_text(at: datetime) -> str:
     return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
-def _person_text(person: PrincipalRef, names: Mapping[str, str]) -> str:
+def _person_name_without_mention(person: PrincipalRef, names: Mapping[str, str]) -> str:
     name = names.get(person.principal)
     if name:
         return f"**{escape_markdown(_truncate(name, _MAX_NAME_LENGTH))}**"

@@ -57,7 +57,7 @@ class UserNames:
             user_id for user_id in user_ids if now >= self._cached_name_and_expiry(user_id)[1]
         )
         outdated = outdated[:_MAX_USERS_PER_CALL]
-        names = await self._fetch(outdated) if outdated else None
+        names = await self._request_names_by_user_id(outdated) if outdated else None
         if names is None:
             return
         if len(self._cache) >= MAX_CACHED_NAMES:
@@ -65,7 +65,7 @@ class UserNames:
         for user_id in outdated:
             self._cache[user_id] = (names.get(user_id, ""), now + NAME_CACHE_LIFETIME)
 
-    async def _fetch(self, user_ids: list[str]) -> dict[str, str] | None:
+    async def _request_names_by_user_id(self, user_ids: list[str]) -> dict[str, str] | None:
         """Return names by user id; None if the server does not answer."""
         try:
             response = await self._api.call(

@@ -31,12 +31,12 @@ from relay.chat.platforms.slack.rich_text import (
     CODE,
     card_text_to_mrkdwn,
     card_text_to_plain_text,
-    join_lines,
+    join_card_text_lines,
     plain_text_object,
     replace_control_characters,
-    rich_text_block,
+    rich_text_block_from_elements,
     rich_text_elements,
-    truncate,
+    truncate_card_text_to_single_line,
 )
 
 MAX_ENCODED_BYTES = 40_000
@@ -94,13 +94,17 @@ def card_message(card: Card, team_id: str, button_value: ButtonValue | None) -> 
 
 def text_message(lines: Sequence[Text], team_id: str) -> SlackMessage:
     """Return lines of text as a message in a thread or to one person."""
-    text = join_lines(truncate(line, _MAX_REPLY_LINE) for line in lines)
+    text = join_card_text_lines(
+        truncate_card_text_to_single_line(line, _MAX_REPLY_LINE) for line in lines
+    )
     markup = card_text_to_mrkdwn(text, team_id, _MAX_NOTIFICATION)
     return SlackMessage(markup, (_make_rich_text_block(text, team_id),))
 
 
 def _make_rich_text_block(text: Text, team_id: str) -> Mapping[str, Any]:
-    block: Mapping[str, Any] = rich_text_block(rich_text_elements(text, team_id)).to_dict()
+    block: Mapping[str, Any] = rich_text_block_from_elements(
+        rich_text_elements(text, team_id)
+    ).to_dict()
     return block
 
 
@@ -115,28 +119,32 @@ class _CardRenderer:
 
     def blocks(self, card: Card, title: str) -> Iterator[Block]:
         yield HeaderBlock(text=plain_text_object(title, _MAX_TITLE))
-        yield rich_text_block(
-            self._rich_text_elements(truncate(card.summary, self._max_text), BOLD)
+        yield rich_text_block_from_elements(
+            self._rich_text_elements(
+                truncate_card_text_to_single_line(card.summary, self._max_text), BOLD
+            )
         )
         if card.facts:
-            yield rich_text_block(self._fact_elements(card.facts))
+            yield rich_text_block_from_elements(self._elements_of_all_facts(card.facts))
         for line in card.lines:
-            text: Text = ("• ", *truncate(line.text, self._max_text))
-            yield rich_text_block(self._rich_text_elements(text))
+            text: Text = ("• ", *truncate_card_text_to_single_line(line.text, self._max_text))
+            yield rich_text_block_from_elements(self._rich_text_elements(text))
             yield from self._actions(line.buttons)
         if card.notes:
-            notes = join_lines(truncate(note, self._max_text) for note in card.notes)
-            yield rich_text_block(self._rich_text_elements(notes))
+            notes = join_card_text_lines(
+                truncate_card_text_to_single_line(note, self._max_text) for note in card.notes
+            )
+            yield rich_text_block_from_elements(self._rich_text_elements(notes))
         yield from self._actions(card.buttons)
         if card.code is not None:
-            yield rich_text_block(
+            yield rich_text_block_from_elements(
                 [
                     *self._rich_text_elements(("The page asks for this code: ",)),
                     RichTextElementParts.Text(text=card.code, style=CODE),
                 ]
             )
         if card.runbooks:
-            yield rich_text_block(_runbook_elements(card.runbooks))
+            yield rich_text_block_from_elements(_runbook_elements(card.runbooks))
         if card.footer:
             yield ContextBlock(elements=[plain_text_object(card.footer, _MAX_FOOTER)])
 
@@ -145,10 +153,14 @@ class _CardRenderer:
     ) -> Iterator[RichTextElement]:
         return rich_text_elements(text, self._team_id, style)
 
-    def _fact_elements(self, facts: Iterable[tuple[str, Text]]) -> Iterator[RichTextElement]:
+    def _elements_of_all_facts(
+        self, facts: Iterable[tuple[str, Text]]
+    ) -> Iterator[RichTextElement]:
         for number, (label, text) in enumerate(facts):
             yield from self._rich_text_elements((f"\n{label}" if number else label,), BOLD)
-            yield from self._rich_text_elements((": ", *truncate(text, self._max_text)))
+            yield from self._rich_text_elements(
+                (": ", *truncate_card_text_to_single_line(text, self._max_text))
+            )
 
     def _actions(self, buttons: Sequence[Button]) -> Iterator[Block]:
         links = [
@@ -156,7 +168,7 @@ class _CardRenderer:
         ]
         if self._button_value is None:
             if links:
-                yield rich_text_block(_link_button_elements(links))
+                yield rich_text_block_from_elements(_rich_text_links_replacing_buttons(links))
             return
         elements = [self._link_button(button) for button in links]
         for button in buttons:
@@ -190,7 +202,7 @@ class _CardRenderer:
         )
 
 
-def _link_button_elements(buttons: Iterable[Button]) -> Iterator[RichTextElement]:
+def _rich_text_links_replacing_buttons(buttons: Iterable[Button]) -> Iterator[RichTextElement]:
     for number, button in enumerate(buttons):
         if number:
             yield RichTextElementParts.Text(text="  ·  ")

@@ -1,7 +1,8 @@
 """The manifest of the Slack app that the relay needs, with no scope that it does not use. Pure.
 
 ``imds-relay schema slack-manifest`` prints it for whoever makes the app at Slack. The generated
-pages of the documentation contain it, too. A running relay does not use it. Source: https://docs.slack.dev/reference/app-manifest.
+pages of the documentation contain it, too. A running relay does not use it. Source:
+https://docs.slack.dev/reference/app-manifest.
 """
 
 from __future__ import annotations

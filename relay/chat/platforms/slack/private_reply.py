@@ -69,7 +69,7 @@ class ResponseUrlSender:
 
     def __init__(self, session: aiohttp.ClientSession, settings: Settings) -> None:
         self._session = session
-        self._api_url = settings.web_api_url()
+        self._api_url = settings.web_api_base_url()
         self._allow_http = settings.allow_http
         self._tasks: set[asyncio.Task[None]] = set()
 

@@ -1,11 +1,11 @@
 """Reads the requests that Slack sends: their signature, and the click or command in them. Pure.
 
 An HTTP request proves itself by its signature (`verify_signature`), and the connection of Socket
-Mode has proved itself before. `parse_http_body`, `parse_interaction` and `parse_command` return a
-`Call`. The value of a button says which decision it stands for. On an ephemeral card, which Slack
-shows to one person only, it also has an action token: the store has no record of such a message,
-and the token proves that this sink offered this person this decision. Sources:
-https://docs.slack.dev/authentication/verifying-requests-from-slack,
+Mode has proved itself before. `parse_click_or_command_http_body`, `parse_button_interaction` and
+`parse_slash_command_fields` return a `Call`. The value of a button says which decision it stands
+for. On an ephemeral card, which Slack shows to one person only, it also has an action token: the
+store has no record of such a message, and the token proves that this sink offered this person this
+decision. Sources: https://docs.slack.dev/authentication/verifying-requests-from-slack,
 https://docs.slack.dev/reference/interaction-payloads/block_actions-payload and
 https://docs.slack.dev/interactivity/implementing-slash-commands. The SDK's verifier is not used: it
 raises on malformed headers and bodies (docs/decisions/0017-own-slack-socket.md).
@@ -167,7 +167,7 @@ def _require_header(headers: Mapping[str, str], name: str) -> str:
     return values[0]
 
 
-def parse_http_body(body: bytes) -> Call:
+def parse_click_or_command_http_body(body: bytes) -> Call:
     """Parse the body of a verified HTTP request. Raises CallbackRefused with status 400."""
     if body.lstrip().startswith(b"{"):
         return _validate(UrlVerification, _load_json(body))
@@ -185,11 +185,11 @@ def parse_http_body(body: bytes) -> Call:
     if form.get("ssl_check") == "1":
         return IgnoredCall()
     if "payload" in form:
-        return parse_interaction(_load_json(form["payload"].encode()))
-    return parse_command(form)
+        return parse_button_interaction(_load_json(form["payload"].encode()))
+    return parse_slash_command_fields(form)
 
 
-def parse_interaction(payload: Any) -> ButtonClick | IgnoredCall:
+def parse_button_interaction(payload: Any) -> ButtonClick | IgnoredCall:
     """Parse the payload of an interaction. Raises CallbackRefused with status 400."""
     interaction = _validate(_BlockActionsModel, payload)
     action, container = interaction.actions[0], interaction.container
@@ -213,7 +213,7 @@ def parse_interaction(payload: Any) -> ButtonClick | IgnoredCall:
     )
 
 
-def parse_command(form: Any) -> SlashCommand:
+def parse_slash_command_fields(form: Any) -> SlashCommand:
     """Parse the fields of a slash command. Raises CallbackRefused with status 400."""
     return _validate(SlashCommand, form)
 
@@ -266,7 +266,7 @@ def make_action_token(
     have the same bot token, and other rights.
     """
     expires = int(now.timestamp()) + ACTION_TOKEN_LIFETIME
-    return f"{expires}.{_mac(sink_name, actor, button, bot_token, expires)}"
+    return f"{expires}.{_action_token_mac(sink_name, actor, button, bot_token, expires)}"
 
 
 def is_action_token_valid(
@@ -279,10 +279,12 @@ def is_action_token_valid(
     expires = int(match[1])
     if not now.timestamp() <= expires <= now.timestamp() + ACTION_TOKEN_LIFETIME:
         return False
-    return hmac.compare_digest(match[2], _mac(sink_name, actor, action, bot_token, expires))
+    return hmac.compare_digest(
+        match[2], _action_token_mac(sink_name, actor, action, bot_token, expires)
+    )
 
 
-def _mac(
+def _action_token_mac(
     sink_name: str, actor: Actor, action: Button | ButtonDecision, bot_token: str, expires: int
 ) -> str:
     key = hashlib.sha256(b"imds-relay: buttons for one person\n" + bot_token.encode()).digest()

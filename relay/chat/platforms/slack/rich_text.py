@@ -28,7 +28,7 @@ _CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069
 """Characters that could imitate a line of this relay or change the direction of a text."""
 
 
-def rich_text_block(elements: Iterable[RichTextElement]) -> RichTextBlock:
+def rich_text_block_from_elements(elements: Iterable[RichTextElement]) -> RichTextBlock:
     """Return a block with one section."""
     return RichTextBlock(elements=[RichTextSectionElement(elements=list(elements))])
 
@@ -57,7 +57,7 @@ def rich_text_elements(
 def card_text_to_mrkdwn(text: Text, team_id: str, max_length: int) -> str:
     """Return a text in Slack's markup, escaped and truncated."""
     pieces = []
-    for part in truncate(text, max_length):
+    for part in truncate_card_text_to_single_line(text, max_length):
         match part:
             case datetime():
                 pieces.append(
@@ -93,7 +93,7 @@ def card_text_to_plain_text(text: Text) -> str:
     return "".join(pieces)
 
 
-def truncate(text: Text, max_length: int) -> Text:
+def truncate_card_text_to_single_line(text: Text, max_length: int) -> Text:
     """Return a text on one line with at most ``max_length`` characters of words.
 
     Times and principals are not counted. An ellipsis ends a text that was longer.
@@ -111,7 +111,7 @@ def truncate(text: Text, max_length: int) -> Text:
     return tuple(parts)
 
 
-def join_lines(lines: Iterable[Text]) -> Text:
+def join_card_text_lines(lines: Iterable[Text]) -> Text:
     """Return the texts as one text, separated by line breaks."""
     parts: list[str | datetime | PrincipalRef] = []
     for line in lines:

@@ -76,7 +76,7 @@ class Settings(AnswerableChatSettings):
                 "approve_in_chat: expected signing_secret or app_token beside it, "
                 "which prove who clicked, got neither"
             )
-        self.run_field_checks({"token": self.bot_token, "api_url": self.web_api_url})
+        self.run_field_checks({"token": self.bot_token, "api_url": self.web_api_base_url})
         if self.uses_http_callbacks:
             self.run_field_checks({"signing_secret": self.current_signing_secret})
         if self.uses_socket_mode:
@@ -98,7 +98,7 @@ class Settings(AnswerableChatSettings):
         """Whether clicks and commands reach the relay at all."""
         return self.uses_http_callbacks or self.uses_socket_mode
 
-    def web_api_url(self) -> URL:
+    def web_api_base_url(self) -> URL:
         """Return the Web API's URL with a slash at its end. Raises ValueError if it is wrong."""
         url = parse_receiver_url(self.api_url, allow_http=self.allow_http)
         if url.query_string:

@@ -9,12 +9,12 @@ from typing_extensions import override
 
 from relay.chat import CallbackRefused, CallbackReply
 from relay.chat.context import ChatContext
-from relay.chat.live_message import ChatPlatform, LiveMessageSink, background_task
+from relay.chat.live_message import ChatPlatform, LiveMessageSink, background_task_until_exit
 from relay.chat.platforms.slack.channel import Channel
 from relay.chat.platforms.slack.identity import LOOKUP_TIMEOUT, MemberVerifier
 from relay.chat.platforms.slack.interactions import Interactions
 from relay.chat.platforms.slack.private_reply import ResponseUrlSender
-from relay.chat.platforms.slack.requests import parse_http_body, verify_signature
+from relay.chat.platforms.slack.requests import parse_click_or_command_http_body, verify_signature
 from relay.chat.platforms.slack.settings import Settings
 from relay.chat.platforms.slack.socket_mode import SocketConnector, SocketMode
 from relay.chat.platforms.slack.web import WebApi
@@ -55,7 +55,7 @@ class SlackSink(LiveMessageSink):
         except ValueError as error:
             raise CallbackRefused(f"signing_secret is no longer usable: {error}") from None
         verify_signature(headers, body, signing_secret, self._clock.now())
-        return await self._interactions.handle(parse_http_body(body))
+        return await self._interactions.handle(parse_click_or_command_http_body(body))
 
 
 @asynccontextmanager
@@ -79,7 +79,9 @@ async def connect(
             connector = SocketConnector(api, session, settings)
             socket_mode = SocketMode(connector, clock, interactions.handle, sink_name=settings.name)
             task_name = f"{settings.name}: Socket Mode"
-            await stack.enter_async_context(background_task(socket_mode.run(), task_name))
+            await stack.enter_async_context(
+                background_task_until_exit(socket_mode.run(), task_name)
+            )
         yield sink
 
 

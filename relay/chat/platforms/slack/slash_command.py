@@ -77,7 +77,7 @@ class SlashCommandHandler:
         else:
             await self._members.check_full_member(actor)
         live = await self._context.statuses.live_statuses(self._settings)
-        matching = _find_events_by_id_or_prefix(live, event_prefix)
+        matching = _filter_statuses_by_event_id_prefix(live, event_prefix)
         if len(matching) != 1:
             count = "More than one event" if matching else "No event"
             problem: Text = (f"{count} of the document begins with {event_prefix}.",)
@@ -85,7 +85,9 @@ class SlashCommandHandler:
         if decision == "hold" and caller is not None:
             reason = " ".join(arguments[2:])[:MAX_REASON_LENGTH] or None
             return await self._hold(actor, caller, matching[0], reason)
-        return await self._show_event(actor, matching[0], decision, in_chat=caller is not None)
+        return await self._show_event_with_decision_buttons(
+            actor, matching[0], decision, in_chat=caller is not None
+        )
 
     async def _hold(
         self, actor: Actor, caller: Caller, status: ApprovalStatus, reason: str | None
@@ -101,7 +103,7 @@ class SlashCommandHandler:
         )
         return decision_reply(answer, status, actor)
 
-    async def _show_event(
+    async def _show_event_with_decision_buttons(
         self, actor: Actor, status: ApprovalStatus, decision: DecisionKind, *, in_chat: bool
     ) -> PrivateReply:
         card = await self._context.statuses.make_private_card(
@@ -119,7 +121,7 @@ class SlashCommandHandler:
         return PrivateReply(card_message(card, actor.team_id, value_for_actor))
 
 
-def _find_events_by_id_or_prefix(
+def _filter_statuses_by_event_id_prefix(
     statuses: Sequence[ApprovalStatus], event_id: str
 ) -> list[ApprovalStatus]:
     """Return the event with this reference; if there is none, those whose references begin so.

@@ -20,14 +20,18 @@ import aiohttp
 import orjson
 
 from relay.chat import CallbackRefused, CallbackReply
-from relay.chat.platforms.slack.requests import Call, parse_command, parse_interaction
+from relay.chat.platforms.slack.requests import (
+    Call,
+    parse_button_interaction,
+    parse_slash_command_fields,
+)
 from relay.chat.platforms.slack.settings import Settings
 from relay.chat.platforms.slack.web import WebApi
 from relay.clock import Clock
 from relay.errors import Deferred, DeliveryError
 from relay.log_fields import log_extra
 from relay.log_once import LogOnce
-from relay.net.backoff import exponential_backoff, with_jitter
+from relay.net.backoff import exponential_backoff_without_jitter, with_jitter
 from relay.net.egress import parse_receiver_url
 
 HEARTBEAT_INTERVAL = 10.0
@@ -149,7 +153,7 @@ class SocketMode:
                 started_at = self._clock.monotonic()
                 minimum_delay = 0.0
                 try:
-                    await self._run_connection(tasks)
+                    await self._connect_until_new_connection_needed(tasks)
                 except Deferred as error:
                     self._state_log.log_if_changed(
                         logging.WARNING,
@@ -169,13 +173,13 @@ class SocketMode:
                 if self._clock.monotonic() - started_at > STABLE_CONNECTION_TIME:
                     failures = 0
                 failures += 1
-                delay = exponential_backoff(
+                delay = exponential_backoff_without_jitter(
                     failures, first=INITIAL_RECONNECT_DELAY, maximum=MAX_RECONNECT_DELAY
                 )
                 delay = with_jitter(max(delay, minimum_delay), self._random_fraction())
                 await self._clock.sleep(delay)
 
-    async def _run_connection(self, tasks: asyncio.TaskGroup) -> None:
+    async def _connect_until_new_connection_needed(self, tasks: asyncio.TaskGroup) -> None:
         """Connect, and return when a new connection is needed. Raises Deferred.
 
         The old connection may still be read for a while after this returns.
@@ -188,12 +192,15 @@ class SocketMode:
             extra=log_extra(sink=self._sink_name),
         )
         ended: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
-        tasks.create_task(self._read(socket, tasks, ended), name=f"{self._sink_name}: socket")
+        tasks.create_task(
+            self._read_envelopes_until_connection_closes(socket, tasks, ended),
+            name=f"{self._sink_name}: socket",
+        )
         problem = await ended
         if problem is not None:
             raise Deferred(problem, failure="slow")
 
-    async def _read(
+    async def _read_envelopes_until_connection_closes(
         self,
         socket: aiohttp.ClientWebSocketResponse,
         tasks: asyncio.TaskGroup,
@@ -235,7 +242,7 @@ class SocketMode:
         self, socket: aiohttp.ClientWebSocketResponse, envelope: Mapping[str, Any]
     ) -> None:
         try:
-            reply = await self._handle_envelope(envelope)
+            reply = await self._dispatch_envelope_and_return_reply(envelope)
             if not isinstance(envelope.get("envelope_id"), str):
                 return
             acknowledgement: dict[str, Any] = {"envelope_id": envelope["envelope_id"]}
@@ -252,13 +259,15 @@ class SocketMode:
         finally:
             self._open_envelopes.release()
 
-    async def _handle_envelope(self, envelope: Mapping[str, Any]) -> CallbackReply:
+    async def _dispatch_envelope_and_return_reply(
+        self, envelope: Mapping[str, Any]
+    ) -> CallbackReply:
         try:
             match _envelope_type(envelope):
                 case "interactive":
-                    return await self._handle(parse_interaction(envelope.get("payload")))
+                    return await self._handle(parse_button_interaction(envelope.get("payload")))
                 case "slash_commands":
-                    return await self._handle(parse_command(envelope.get("payload")))
+                    return await self._handle(parse_slash_command_fields(envelope.get("payload")))
         except CallbackRefused as error:
             _log.warning("sink %s: ignored an unreadable envelope: %s", self._sink_name, error)
         return CallbackReply()

@@ -113,7 +113,7 @@ class WebApi:
     def __init__(self, session: aiohttp.ClientSession, settings: Settings, clock: Clock) -> None:
         self._settings = settings
         self._clock = clock
-        self.methods = _GuardedSdkClient(session, settings.web_api_url(), settings.timeout)
+        self.methods = _GuardedSdkClient(session, settings.web_api_base_url(), settings.timeout)
         """The SDK's client, whose methods are those of the Web API. Pass them to `call`."""
 
     def token(self) -> str:

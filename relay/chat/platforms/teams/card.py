@@ -185,7 +185,7 @@ def render_markdown(text: Text, max_length: int) -> str:
             markdown += format_time(part)
         elif remaining > 0:
             words = _single_line(part)
-            markdown += escape_markdown(_truncate(words, remaining))
+            markdown += escape_markdown(_truncate_in_middle(words, remaining))
             remaining -= len(words)
     return _LIST_OR_HEADING.sub(rf"\1{_GAP}\2", markdown)
 
@@ -198,7 +198,7 @@ def fallback_text(text: Text, max_length: int) -> str:
         else _single_line(part)
         for part in text
     ]
-    return _truncate("".join(pieces), max_length)
+    return _truncate_in_middle("".join(pieces), max_length)
 
 
 def format_time(time: datetime) -> str:
@@ -224,7 +224,7 @@ def _single_line(part: str | PrincipalRef) -> str:
     return re.sub(r"\s+", " ", text)
 
 
-def _truncate(words: str, max_length: int) -> str:
+def _truncate_in_middle(words: str, max_length: int) -> str:
     """Return at most ``max_length`` characters. The end stays: it may say how many more exist."""
     if len(words) <= max_length:
         return words

@@ -73,7 +73,7 @@ class WorkflowWebhook:
         response = await post(self._session, request, seconds=self._settings.timeout)
         outcome = interpret_response(response, self._clock.now())
         if isinstance(outcome, Deferred):
-            raise _with_remedy(outcome, response)
+            raise _error_with_remedy(outcome, response)
 
 
 def build_request(url: URL, message: Json) -> Request:
@@ -90,7 +90,7 @@ def build_request(url: URL, message: Json) -> Request:
     )
 
 
-def _with_remedy(error: Deferred, response: Response) -> Deferred:
+def _error_with_remedy(error: Deferred, response: Response) -> Deferred:
     """Return the error with a remedy in its text, if there is one."""
     remedy = _REMEDIES_BY_CODE.get(_error_code(response)) or _REMEDIES_BY_STATUS.get(
         response.status

@@ -16,7 +16,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from relay.approvals.admission import HOLD_NOTICE, late_hold_notice
+from relay.approvals.admission import HOLD_NOTICE, late_hold_notice_field
 from relay.approvals.limits import WaitingFor, waits_field
 from relay.approvals.request import DecisionRequest
 from relay.approvals.standing_holds import standing_holds_json_dict_if_any
@@ -86,7 +86,7 @@ def record_decision(
         "channel": decision.channel,
         "reason": decision.reason,
         **status_with_decision.vote_count_json_fields,
-        **late_hold_notice(decision.decision, status),
+        **late_hold_notice_field(decision.decision, status),
         "expires": format_rfc3339(decision.expires) if decision.expires is not None else None,
         **_ended_decisions_field(ended),
         **waits_field("waitingFor", waiting_for),
@@ -200,7 +200,7 @@ def record_start_answer(
     if grant.dry_run or state == "sent":
         return
     answered = tx.decisions.require_grant_by_id(grant.id)
-    occurrence = tx.snapshot.get_occurrence(grant.occurrence)
+    occurrence = tx.occurrences.require_occurrence(grant.occurrence)
     granted = _read_granted_event_if_traced(tx, grant)
     _record_event(
         tx,
@@ -225,7 +225,7 @@ def _read_granted_event_if_traced(tx: Transaction, grant: Grant) -> CloudEvent |
     if not tx.traced or grant.position is None:
         return None
     try:
-        return tx.journal.event_at_position(grant.position)
+        return tx.journal.require_event_at_position(grant.position)
     except KeyError:
         return None
 
@@ -255,7 +255,7 @@ def correct_decisions_by_journal(tx: Transaction, status: ApprovalStatus) -> boo
     for decision in revived:
         tx.decisions.end_vote_or_hold(decision.approval_id)
     for decision in removed:
-        tx.decisions.restore_decision_from_journal(decision)
+        tx.decisions.replace_decision_row(decision)
     if revived or removed:
         _log.error(
             "the approvals of event %s in the state file were changed by another program: "
@@ -375,7 +375,7 @@ def _create_grant(
         at=status.now,
         dry_run=dry_run,
     )
-    tx.decisions.add_grant(
+    tx.decisions.insert_grant_row(
         status.occurrence.id,
         status.occurrence.revision,
         rule.name,

@@ -52,7 +52,7 @@ class AdditionalHubExchange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HubAccount:
+class HubUserWithAdditionalExchanges:
     """The hub's RabbitMQ user, and what the hub does with it besides the fleet."""
 
     user: str
@@ -86,7 +86,7 @@ class _Rights:
 
 def fleet_definitions(
     settings: HubSettings,
-    hub: HubAccount,
+    hub: HubUserWithAdditionalExchanges,
     vhost: str,
     password_hashes: Mapping[str, str],
     *,
@@ -115,7 +115,8 @@ def fleet_definitions(
             ),
         ],
         "topic_permissions": [
-            {"vhost": vhost, **entry} for entry in _topic_rights(settings, hub, domains)
+            {"vhost": vhost, **entry}
+            for entry in _topic_rights_of_all_users(settings, hub, domains)
         ],
         "exchanges": [_exchange(part, vhost) for part in parts if isinstance(part, Exchange)],
         "queues": [_queue(part, vhost) for part in parts if isinstance(part, Queue)],
@@ -135,7 +136,7 @@ def fleet_definitions(
     }
 
 
-def _topology_parts(settings: HubSettings, hub: HubAccount) -> Iterator[Part]:
+def _topology_parts(settings: HubSettings, hub: HubUserWithAdditionalExchanges) -> Iterator[Part]:
     for sink in hub.sinks:
         yield from events_topology(sink.exchange)
     yield from fleet_topology(settings.exchange)
@@ -143,7 +144,7 @@ def _topology_parts(settings: HubSettings, hub: HubAccount) -> Iterator[Part]:
         yield from hub_approvals_topology(hub.approvals.exchange)
 
 
-def _hub_rights(settings: HubSettings, hub: HubAccount) -> _Rights:
+def _hub_rights(settings: HubSettings, hub: HubUserWithAdditionalExchanges) -> _Rights:
     exchange = settings.exchange
     rights = _Rights()
     rights.write.append(_escape_regex_dots(command_exchange_name(exchange)))
@@ -173,8 +174,8 @@ def _agent_rights(exchange: str) -> dict[str, str]:
     }
 
 
-def _topic_rights(
-    settings: HubSettings, hub: HubAccount, domains: Sequence[TrustDomain]
+def _topic_rights_of_all_users(
+    settings: HubSettings, hub: HubUserWithAdditionalExchanges, domains: Sequence[TrustDomain]
 ) -> Iterator[dict[str, str]]:
     fleet, commands = (
         agent_publish_exchange_name(settings.exchange),
@@ -182,7 +183,9 @@ def _topic_rights(
     )
     every_scope = _alternatives(
         dict.fromkeys(
-            _wildcards_to_regex("scopes", text) for domain in domains for text in domain.scopes
+            _scope_or_relay_glob_to_regex("scopes", text)
+            for domain in domains
+            for text in domain.scopes
         )
     )
     yield {
@@ -192,11 +195,15 @@ def _topic_rights(
         "read": NOTHING,
     }
     for domain in domains:
-        scopes = _alternatives(_wildcards_to_regex("scopes", text) for text in domain.scopes)
+        scopes = _alternatives(
+            _scope_or_relay_glob_to_regex("scopes", text) for text in domain.scopes
+        )
         relays = (
             ANY_RELAY
             if "*" in domain.relays
-            else _alternatives(_wildcards_to_regex("relays", text) for text in domain.relays)
+            else _alternatives(
+                _scope_or_relay_glob_to_regex("relays", text) for text in domain.relays
+            )
         )
         kinds = rf"((event|relay)\.[a-z-]+\.{ANY_RELAY}|vote|start|pulse)"
         yield {
@@ -213,7 +220,7 @@ def _topic_rights(
         }
 
 
-def _wildcards_to_regex(kind: str, text: str) -> str:
+def _scope_or_relay_glob_to_regex(kind: str, text: str) -> str:
     """Return the regular expression of a pattern with * and ?. It never matches a dot."""
     word = _WORD_CHARACTERS[kind]
     return text.replace("?", word).replace("*", f"{word}*")

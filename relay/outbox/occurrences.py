@@ -62,7 +62,7 @@ class OccurrenceOutcomeRow(NamedTuple):
     event_id: str
 
 
-class Snapshot:
+class Occurrences:
     """Reads and writes the table of occurrences, inside a transaction."""
 
     def __init__(self, connection: sqlite3.Connection, keys: EventKeyFormat = SINGLE_SCOPE) -> None:
@@ -128,7 +128,7 @@ class Snapshot:
 
     def find_newest_occurrence(self, event_key: str) -> TrackedEvent | None:
         """Return the newest occurrence of an event."""
-        return self._select_first_occurrence(
+        return self._select_occurrence_or_none(
             "WHERE key = ? ORDER BY number DESC LIMIT 1", event_key
         )
 
@@ -148,7 +148,7 @@ class Snapshot:
             return [found]
         if scope is not None or not self._keys.with_scope:
             return []
-        prefix = self._keys.key_prefix_for_all_scopes(reference)
+        prefix = self._keys.key_prefix_of_event_id(reference)
         newest = self._select_occurrences(
             "WHERE key > ? AND key < ? AND number = "
             "(SELECT max(number) FROM occurrence AS other WHERE other.key = occurrence.key) "
@@ -160,29 +160,31 @@ class Snapshot:
         newest = [
             each
             for each in newest
-            if self._keys.key_prefix_for_all_scopes(each.event.event_id) == prefix
+            if self._keys.key_prefix_of_event_id(each.event.event_id) == prefix
         ]
         live = [occurrence for occurrence in newest if occurrence.live]
         return live if len(live) == 1 else newest
 
     def find_occurrence_at_time(self, event_key: str, moment: datetime) -> TrackedEvent | None:
         """Return the occurrence of an event at a moment."""
-        occurrence = self._select_first_occurrence(
+        occurrence = self._select_occurrence_or_none(
             "WHERE key = ? AND first_seen <= ? ORDER BY number DESC LIMIT 1",
             event_key,
             format_sortable(moment),
         )
         if occurrence is None:  # the clock was set back since it was first seen
-            return self._select_first_occurrence("WHERE key = ? ORDER BY number LIMIT 1", event_key)
+            return self._select_occurrence_or_none(
+                "WHERE key = ? ORDER BY number LIMIT 1", event_key
+            )
         return occurrence
 
     def find_following_occurrence(self, occurrence: TrackedEvent) -> TrackedEvent | None:
         """Return the next occurrence of the same event."""
-        return self._select_first_occurrence(
+        return self._select_occurrence_or_none(
             "WHERE key = ? AND number = ?", occurrence.key, occurrence.number + 1
         )
 
-    def first_seen_in_same_document(self, occurrence: TrackedEvent) -> list[TrackedEvent]:
+    def events_first_seen_in_same_document(self, occurrence: TrackedEvent) -> list[TrackedEvent]:
         """Return the events that first appeared in the same document, this one included."""
         # They were added one after the other, so those next to it are read up to the first other
         # one on both sides.
@@ -195,9 +197,9 @@ class Snapshot:
             occurrence.scope,
         )
 
-    def get_occurrence(self, occurrence_id: int) -> TrackedEvent:
+    def require_occurrence(self, occurrence_id: int) -> TrackedEvent:
         """Return one occurrence. Raises KeyError if there is none."""
-        occurrence = self._select_first_occurrence("WHERE id = ?", occurrence_id)
+        occurrence = self._select_occurrence_or_none("WHERE id = ?", occurrence_id)
         if occurrence is None:
             raise KeyError(occurrence_id)
         return occurrence
@@ -259,7 +261,7 @@ class Snapshot:
             ).fetchall()
         )
 
-    def update_occurrences(self, rows: Sequence[ChangedEventToStore]) -> None:
+    def store_changed_occurrences(self, rows: Sequence[ChangedEventToStore]) -> None:
         """Store the new states of live occurrences."""
         self._connection.execute(
             "WITH changed AS (SELECT json_extract(value, '$[0]') AS at, "
@@ -272,7 +274,7 @@ class Snapshot:
             (_rows_to_json([(format_sortable(at), *row) for at, *row in rows]),),
         )
 
-    def mark_ended(self, rows: Sequence[OccurrenceOutcomeRow]) -> None:
+    def store_occurrences_as_ended(self, rows: Sequence[OccurrenceOutcomeRow]) -> None:
         """Store that live occurrences left the document."""
         self._connection.execute(
             "WITH ended AS (SELECT json_extract(value, '$[0]') AS at, "
@@ -309,7 +311,7 @@ class Snapshot:
         self._connection.execute(f"DELETE FROM start_request WHERE occurrence IN {old}", values)  # noqa: S608  # our own text
         self._connection.execute(f"DELETE FROM occurrence WHERE id IN {old}", values)  # noqa: S608  # our own text
 
-    def _select_first_occurrence(self, where: str, *values: object) -> TrackedEvent | None:
+    def _select_occurrence_or_none(self, where: str, *values: object) -> TrackedEvent | None:
         return next(iter(self._select_occurrences(where, *values)), None)
 
     def _select_occurrences(self, where: str, *values: object) -> list[TrackedEvent]:
