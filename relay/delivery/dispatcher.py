@@ -1,8 +1,9 @@
 """Decides which sinks get an event, and runs one worker for each sink.
 
 The roles make `matching_sinks` the route of the store, so it decides which entries an event gets.
-The store hands the entries to the `Dispatcher`, which hands them to the workers. A role makes it,
-calls `start`, and then `run` until it stops. A reload that changes sinks calls
+The store hands the entries to the `Dispatcher`, which hands them to the workers. A role, which is a
+relay of one VM or the hub of a fleet (`relay.roles`), makes it and calls `load_waiting_and_listen`,
+and then `run` until it stops. A reload that changes sinks calls
 `begin_change_of_configured_sinks`, lets the store do the work of
 `make_work_to_reconcile_stored_sinks`, and calls `end_change_of_configured_sinks`. The API asks for
 the status of sinks, and pauses or resumes one.
@@ -83,7 +84,8 @@ class SinkMeasurements:
     """What is measured of a sink beside its status, for the metrics.
 
     ``ends`` counts how entries ended since the start. ``oldest_age`` is that of the oldest waiting
-    entry, in seconds; None if none waits.
+    entry, in seconds; None if none waits. ``is_skewed``: the receiver's clock and ours differ too
+    much.
     """
 
     circuit: CircuitState

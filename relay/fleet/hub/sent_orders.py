@@ -1,8 +1,11 @@
 """What the hub knows of the start orders that it sent, and of their results.
 
-The claims in the journal say which orders were sent before the hub started. An order from then is
-restored when its event is considered again (`SentOrders.restore_order`). So a result that waited in
-the queue of the hub counts, and no new order goes while the old one can still be carried out.
+An order tells one agent to send the StartRequest for an event. It belongs to a grant, which is the
+permission that an event has after enough votes. Before each attempt to use a grant the hub writes a
+claim into the journal. The claims say which orders were sent before the hub started. An order from
+then is restored when its event is considered again (`SentOrders.restore_order`). So a result that
+waited in the queue of the hub counts, and no new order goes while the old one can still be carried
+out.
 """
 
 from __future__ import annotations
@@ -28,7 +31,13 @@ _MAX_LOGGED = 1000
 _log = logging.getLogger(__name__)
 
 OrderResult: TypeAlias = Literal[StartOutcome, "returned", "unanswered"]
-"""returned: the order reached nobody. unanswered: no answer came in time."""
+"""The outcome of an order. An order that was withdrawn has none.
+
+- ``accepted``, ``refused``, ``failed``: what came of the StartRequest that the agent sent.
+- ``changed``, ``stale``: the agent sent none, as the event has changed or the order came too late.
+- ``returned``: the order reached nobody.
+- ``unanswered``: no answer came in time.
+"""
 IgnoreReason: TypeAlias = Literal["unknown", "other-agent", "repeated"]
 """Why a result is ignored.
 
@@ -62,7 +71,11 @@ class SentOrder:
     """Whether it was not sent, because IMDS had accepted an earlier order of the grant."""
     result: StartResult | None = None
     confirmed_at: float | None = None
-    """By the monotonic clock: when an agent said after it what the event is."""
+    """By the monotonic clock: when an agent last said, asked after this order, what the event is.
+
+    `relay.fleet.hub.start_orders` asks and sets it. Without it no further order is sent, because
+    this one may have changed the event.
+    """
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when it is known how the order ended."""
 

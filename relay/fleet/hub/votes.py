@@ -2,8 +2,11 @@
 
 A vote is the body of ``POST /v1/approvals``, which an agent passes on. `VoteAnswerer` takes votes
 from the hub and sends the answers. `MachineVoteSubmitter` limits their rate and submits each to the
-gate: the answer is that of the API of the hub. Who votes, and for which scope, follows from what
-RabbitMQ has checked: the user and the routing key. The body has no say in it. What a machine may
+gate: the answer is that of the API of the hub.
+
+A machine votes in its scope: the VMs that read the same document. Which machine votes, and in which
+scope, follows from what RabbitMQ has checked: the user of the agent and the routing key, which
+names the agent (its relay word) and the scope. Nothing in the body changes that. What a machine may
 decide is up to `relay.approvals.admission`.
 """
 
