@@ -5,7 +5,7 @@
     ├── ReloadRefused          the changed configuration was not taken over
     ├── SourceError            the metadata service gave no usable answer
     │   ├── SourceUnavailable  a later call may work: 404, 410, 429, 5xx, resets, timeouts
-    │   │   └── StartRequestNotDelivered   a StartRequest reached nobody who could execute it
+    │   │   └── StartRequestNotDelivered   the order to send a StartRequest reached no agent
     │   ├── SourceRefused      400: the relay's request is wrong
     │   ├── SourceCallNotSentInTime      the call was not sent, because its time was over
     │   └── DocumentError      200 with a body that is not a Scheduled Events document
@@ -76,7 +76,7 @@ class SourceUnavailable(SourceError):
 
 
 class StartRequestNotDelivered(SourceUnavailable):
-    """A StartRequest reached nobody who could execute it. Another may get it at once."""
+    """A hub's order to send a StartRequest reached no agent. Another agent may get it at once."""
 
 
 class SourceRefused(SourceError):

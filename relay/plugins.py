@@ -24,7 +24,7 @@ class BrokenPlugin:
     """Which plug-in of which package it is, and why it cannot be used."""
 
 
-def load_modules_and_plugins(
+def load_members_and_list_broken_plugins(
     family: ModuleType, check: Callable[[str, ModuleType], None] = lambda _name, _module: None
 ) -> tuple[dict[str, ModuleType], list[BrokenPlugin]]:
     """Return the members of a family by name, and the plug-ins that cannot be used.

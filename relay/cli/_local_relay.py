@@ -63,7 +63,7 @@ async def find_socket(
         raise ConfigError(f"this system has no local sockets: {_url_and_key_advice(location)}")
     problems: list[tuple[Path, str]] = []
     for place in _candidate_sockets(location, service_socket):
-        problem = await _unreachable_reason(place)
+        problem = await _probe_socket_for_problem(place)
         if problem is None:
             return place
         problems.append((place.path, problem))
@@ -107,7 +107,7 @@ def _refuse_planted_links(state_file: Path) -> None:
             )
 
 
-async def _unreachable_reason(place: LocalSocket) -> str | None:
+async def _probe_socket_for_problem(place: LocalSocket) -> str | None:
     """Return why the relay that is meant cannot be called at a socket; None if it can."""
     try:
         # lstat: of a link, its own owner counts, who can change where it leads.

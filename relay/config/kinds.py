@@ -39,7 +39,7 @@ def sink_modules() -> dict[str, Any]:
 @functools.cache
 def load_kinds() -> SinkKinds:
     """Import the modules of all kinds. A plug-in that cannot be used stops nobody else."""
-    platform_modules, broken_platforms = plugins.load_modules_and_plugins(
+    platform_modules, broken_platforms = plugins.load_members_and_list_broken_plugins(
         platforms, _check_and_declare_chat_platform
     )
 
@@ -48,7 +48,7 @@ def load_kinds() -> SinkKinds:
             raise ConfigError("there is a chat platform with this name")
         _check_module_contract(name, module, SinkSettings)
 
-    sink_plugins, broken_sinks = plugins.load_modules_and_plugins(sinks, check_sink)
+    sink_plugins, broken_sinks = plugins.load_members_and_list_broken_plugins(sinks, check_sink)
     for platform in platform_modules.values():  # those of the relay too, which need no check
         _declare_principal_form_of_module(platform)
     modules = {**sink_plugins, **platform_modules}

@@ -112,7 +112,7 @@ class OrderedQueue:
         """Whether an entry could be sent now."""
         return any(key_queue.state == "ready" for key_queue in self._queues.values())
 
-    def first_event_not_before_after(self, now: datetime) -> datetime | None:
+    def earliest_not_before_after(self, now: datetime) -> datetime | None:
         """Return the first NotBefore after ``now`` of all entries, those in flight included."""
         return self._not_befores.first_after(now)
 

@@ -384,7 +384,7 @@ class SinkHealth:
         now = self._clock.now()
         delay = probe_delay(
             entry,
-            next_not_before=self._waiting.first_event_not_before_after(now),
+            next_not_before=self._waiting.earliest_not_before_after(now),
             failures=self.circuit.failures,
             now=now,
             longest_pause=self._sink.longest_pause,

@@ -1,4 +1,12 @@
-"""Deletes old rows: deliveries, the journal, ended events, and dead letters over a limit.
+"""Deletes old rows of all tables.
+
+- Deliveries that are done, and the oldest dead letters over a limit.
+- Answers to requests of clients: a client that repeats a request gets its first answer again. Many
+  answers that refused go earlier than others.
+- Rows of the journal, ended events, and standing holds that are over. A standing hold is one that
+  was made for a time, before an event exists.
+- Messages in chats and links to the confirm page that are about ended events.
+- On a hub, what agents said about events that are deleted.
 
 Every role runs `prune_forever` beside its other tasks. What one round deletes, `prune_all_tables`
 does in one transaction, with the limits of `StoreSettings`.
@@ -21,7 +29,8 @@ from relay.outbox.transaction import Transaction
 PRUNE_INTERVAL = 3600.0
 """Seconds between two rounds."""
 MIN_ANSWER_RETENTION = timedelta(days=1)
-"""First answers are kept at least this long, which is longer than a signature is valid."""
+"""First answers are kept at least this long. A signed request is valid for a shorter time, so one
+that is sent again later never has its effect twice."""
 _log = logging.getLogger(__name__)
 
 

@@ -159,11 +159,11 @@ def standing_holds_only_in_first(
     first: Iterable[StandingHold], second: Iterable[StandingHold]
 ) -> list[StandingHold]:
     """Return the standing holds that are not the same in the second."""
-    known = set(map(_hold_id_conditions_and_times, second))
-    return [hold for hold in first if _hold_id_conditions_and_times(hold) not in known]
+    known = set(map(_fields_to_compare, second))
+    return [hold for hold in first if _fields_to_compare(hold) not in known]
 
 
-def _hold_id_conditions_and_times(hold: StandingHold) -> tuple[object, ...]:
+def _fields_to_compare(hold: StandingHold) -> tuple[object, ...]:
     """Return what decides which events a standing hold is about, and when."""
     return (hold.hold_id, hold.conditions, hold.within, hold.created, hold.starts, hold.ends)
 

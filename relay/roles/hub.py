@@ -60,7 +60,7 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
         record_span = traces.record if traces is not None else None
 
         def on_unusable(user: str | None, reason: str) -> None:
-            server.state.rejection_log.record_unusable_message(user, reason, clock.monotonic())
+            server.state.rejection_log.record_unusable_amqp_message(user, reason, clock.monotonic())
 
         hub = Hub(fleet, origin, store, clock, report, on_unusable)
         await hub.load()

@@ -212,7 +212,7 @@ def make_approval_consumer(
     is_hub = isinstance(config.fleet, HubSettings)
 
     def on_unusable(user: str | None, reason: str) -> None:
-        rejections.record_unusable_message(user, reason, relay.clock.monotonic())
+        rejections.record_unusable_amqp_message(user, reason, relay.clock.monotonic())
 
     return ApprovalConsumer(
         urls=settings.broker_urls,

@@ -58,7 +58,7 @@ class Traces:
         self.record(
             Span(
                 name=event.name,
-                kind=_kind_of(event),
+                kind=_span_kind_of_event(event),
                 context=context,
                 parent=parent,
                 links=links,
@@ -111,7 +111,7 @@ class Traces:
         return own
 
 
-def _kind_of(event: CloudEvent) -> SpanKind:
+def _span_kind_of_event(event: CloudEvent) -> SpanKind:
     """Return what the relay was: a server to a caller who decided, or nobody's."""
     if event.name not in ("approval.recorded", "approval.refused"):
         return "internal"

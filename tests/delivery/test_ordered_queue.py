@@ -263,7 +263,7 @@ class LanesLaw(RuleBasedStateMachine):
         for minutes in (1, -4, 3, 0):
             now = NOW + timedelta(minutes=minutes)
             ahead = [not_before for not_before in not_befores if not_before > now]
-            assert self.lanes.first_event_not_before_after(now) == min(ahead, default=None)
+            assert self.lanes.earliest_not_before_after(now) == min(ahead, default=None)
 
     @invariant()
     def nobody_oversleeps(self) -> None:
@@ -374,7 +374,7 @@ def test_the_next_not_before_is_found_without_a_look_at_every_entry() -> None:
         not_before = (NOW + timedelta(seconds=id_)).replace(tzinfo=zone)
         lanes.push(entry(id_, f"lane-{id_}", in_memory=False, not_before=not_before))
     zone.comparisons = 0
-    assert lanes.first_event_not_before_after(NOW + timedelta(seconds=5000)) == NOW + timedelta(
+    assert lanes.earliest_not_before_after(NOW + timedelta(seconds=5000)) == NOW + timedelta(
         seconds=5001
     )
     assert 0 < zone.comparisons < 100

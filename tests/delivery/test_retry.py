@@ -274,7 +274,7 @@ def test_the_most_urgent_entry_determines_the_next_probe(
     failed = entries[0]
     delay = probe_delay(
         failed,
-        next_not_before=queue.first_event_not_before_after(NOW),
+        next_not_before=queue.earliest_not_before_after(NOW),
         failures=failures,
         now=NOW,
         longest_pause=longest,

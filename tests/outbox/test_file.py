@@ -30,9 +30,9 @@ HOLD = """
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from relay.outbox import StateFileOwner
+from relay.outbox import StateFileScopeAndVm
 from relay.outbox.file import open_state_file
-file = open_state_file(Path(sys.argv[1]), StateFileOwner("scope", None), datetime.now(UTC))
+file = open_state_file(Path(sys.argv[1]), StateFileScopeAndVm("scope", None), datetime.now(UTC))
 print("open", flush=True)
 sys.stdin.read()
 """
@@ -110,7 +110,7 @@ def test_the_schema_appears_whole_or_not_at_all(tmp_path: Path) -> None:
 import os, signal, sqlite3, sys
 from datetime import UTC, datetime
 from pathlib import Path
-from relay.outbox import StateFileOwner
+from relay.outbox import StateFileScopeAndVm
 from relay.outbox.file import open_state_file
 class Dying(sqlite3.Connection):
     left = int(sys.argv[2])
@@ -122,7 +122,7 @@ class Dying(sqlite3.Connection):
         return super().execute(statement, *values)
 connect = sqlite3.connect
 sqlite3.connect = lambda *given, **named: connect(*given, factory=Dying, **named)
-open_state_file(Path(sys.argv[1]), StateFileOwner("scope", None), datetime.now(UTC))
+open_state_file(Path(sys.argv[1]), StateFileScopeAndVm("scope", None), datetime.now(UTC))
 """
     for number in (1, 2, count // 2, count, count + 2):
         dying = tmp_path / f"{number}.db"

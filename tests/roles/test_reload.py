@@ -448,7 +448,7 @@ async def test_a_failure_in_the_middle_ends_the_relay(
     async def fail(*_: object) -> None:
         raise LookupError("a fault in the code")
 
-    monkeypatch.setattr(Dispatcher, "end_worker_replacement", fail)
+    monkeypatch.setattr(Dispatcher, "end_change_of_configured_sinks", fail)
     with pytest.RaisesGroup(LookupError, flatten_subgroups=True, allow_unwrapped=True):
         async with inbox() as drain, reloadable_relay(tmp_path) as relay:
             with pytest.raises(LookupError):

@@ -25,7 +25,7 @@ def wrong(**fields: Any) -> str:
 
 
 def test_the_folder_finds_the_member() -> None:
-    assert plugins.load_modules_and_plugins(sinks)[0]["webhook"] is webhook
+    assert plugins.load_members_and_list_broken_plugins(sinks)[0]["webhook"] is webhook
 
 
 def test_defaults_are_those_of_the_documentation() -> None:

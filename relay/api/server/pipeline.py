@@ -4,8 +4,8 @@ The server makes a handler for aiohttp from each route here. docs/api.md#order-o
 order to callers: 413 body over 64 KiB, 415 wrong content type, 429 too many calls from this
 address, 401 credentials, 429 too many calls of this caller, 400 malformed parameter or body, 422
 invalid field, 429 too many large answers, 404 unknown resource, 503 changed settings of the
-caller, 403 missing right. The gate makes the other checks of a decision. While no relay is
-attached, its first use fails with 503.
+caller, 403 missing right. `relay.approvals.gate` makes the other checks of a decision. The server
+listens before its role has started the relay: a handler that uses the relay earlier fails with 503.
 """
 
 from __future__ import annotations

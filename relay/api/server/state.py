@@ -155,7 +155,7 @@ class RejectionLog:
             now,
         )
 
-    def record_unusable_message(self, user: str | None, reason: str, now: float) -> None:
+    def record_unusable_amqp_message(self, user: str | None, reason: str, now: float) -> None:
         """Record an AMQP message that cannot be used. The broker validated the user."""
         self._record(
             f"amqp {user}",

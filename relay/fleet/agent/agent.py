@@ -27,7 +27,7 @@ from relay.fleet.agent.link import AgentLink, CommandHandler
 from relay.fleet.agent.pulses import Pulses
 from relay.fleet.agent.report_sink import NamesThisVm, ReportSink
 from relay.fleet.agent.start_orders import DocumentReader, StartOrders, StartRequestSender
-from relay.fleet.agent.votes import Votes
+from relay.fleet.agent.votes import HubVoteClient
 from relay.fleet.messages import (
     HubScopeState,
     Pulse,
@@ -106,7 +106,7 @@ class Agent(CommandHandler):
         self._dispute_came = asyncio.Event()
         self.link = AgentLink(settings, origin, self, clock, chance=chance)
         self.report_sink = ReportSink(self.link, origin, names_this_vm, clock, chance=chance)
-        self.votes = Votes(self._publish_vote)
+        self.votes = HubVoteClient(self._publish_vote)
         self._pulses = Pulses(self._make_pulse, self._send_pulse, clock, chance=chance)
 
     def attach_source(self, source: AgentPoller, sender: StartRequestSender) -> None:

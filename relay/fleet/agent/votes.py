@@ -29,7 +29,7 @@ _ANSWER_MEMBERS = {"detail", "field", "revision"}
 """What the problem of a refused decision may hold."""
 
 
-class Votes:
+class HubVoteClient:
     """The votes of one agent. ``publish`` publishes a vote, and raises DeliveryError."""
 
     def __init__(self, publish: Callable[[VoteMessage], Awaitable[None]]) -> None:
@@ -46,9 +46,9 @@ class Votes:
         """Return the hub's answer to a request; 503 if it does not come in time."""
         request_id = request.request_id or secrets.token_hex(16)
         if request_id in self._answers:
-            return _unavailable_answer("another request with this id waits for the hub")
+            return _hub_unavailable_answer("another request with this id waits for the hub")
         if len(self._answers) >= MAX_WAITING:
-            return _unavailable_answer(f"{MAX_WAITING} requests wait for the hub already")
+            return _hub_unavailable_answer(f"{MAX_WAITING} requests wait for the hub already")
         vote = VoteMessage(
             request_id=request_id,
             user=request.caller.principal,
@@ -60,9 +60,9 @@ class Votes:
                 await self._publish(vote)
                 answer = await self._answers[request_id]
         except TimeoutError:
-            return _unavailable_answer(f"the hub did not answer within {ANSWER_TIMEOUT:g} s")
+            return _hub_unavailable_answer(f"the hub did not answer within {ANSWER_TIMEOUT:g} s")
         except DeliveryError as error:
-            return _unavailable_answer(f"the hub could not be asked: {error.reason}")
+            return _hub_unavailable_answer(f"the hub could not be asked: {error.reason}")
         finally:
             del self._answers[request_id]
         return _read_answer(answer)
@@ -96,7 +96,7 @@ def _read_answer(answer: VoteAnswer) -> DecisionAnswer:
     )
 
 
-def _unavailable_answer(reason: str) -> DecisionAnswer:
+def _hub_unavailable_answer(reason: str) -> DecisionAnswer:
     return DecisionAnswer(
         503,
         {
@@ -109,7 +109,7 @@ def _unavailable_answer(reason: str) -> DecisionAnswer:
 class VoteForwarder:
     """The `DecisionHandler` of an agent: the hub decides. ``engine`` has approvals off."""
 
-    def __init__(self, engine: ApprovalEngine, votes: Votes) -> None:
+    def __init__(self, engine: ApprovalEngine, votes: HubVoteClient) -> None:
         self.engine = engine
         self._votes = votes
 

@@ -2,7 +2,7 @@
 
 `HubLink` hands over the messages of agents (`take_messages_except_pulses`, `take_pulses`). Each is
 checked first: who may have sent it, and whether it can be read. Reports, which are events that an
-agent recorded, become a `AgentWordAboutEvent` each, and `EventMerger` merges and records them. A
+agent recorded, become an `AgentWordAboutEvent` each, and `EventMerger` merges and records them. A
 report is acknowledged when it is on disk. Pulses go through `PulseMerger`, votes to `VoteAnswerer`,
 and results of start orders to the handler that was attached.
 """

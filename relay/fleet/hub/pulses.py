@@ -1,7 +1,8 @@
 """Merges what pulses say about events, so that it does not overtake what reports say.
 
-A pulse lists the events that an agent sees now. Each of them is a `AgentWordAboutEvent`, and so is
-each event that the agent showed before and does not list. A report says more: each state, and how
+A pulse lists the events that an agent sees now in its document, which is what the metadata service
+of its VM returned last. Each of them is an `AgentWordAboutEvent`, and so is each event that the
+agent showed before and does not list. A report says more: each state, and how
 an event ended. But pulses overtake reports. So words of pulses that tell nothing new are merged at
 once, and the others are postponed: they are merged `PULSE_GRACE` later, when no report waits in the
 queue.
@@ -44,7 +45,7 @@ MAX_POSTPONED = 2 * MAX_LIVE_EVENTS
 """Words of an agent that wait for its reports. Of more, the oldest go: the next pulse says them."""
 
 AgentName = tuple[str, str]
-"""The scope and the relay word of an agent."""
+"""The scope of an agent, and its relay word: its name as a word of a routing key."""
 _log = logging.getLogger(__name__)
 
 
@@ -71,7 +72,7 @@ class PulseMerger:
         ask_scope: Callable[[str], None],
         on_merged: Callable[[str, str], None],
     ) -> None:
-        """``ask_broker_if_reports_wait`` says whether the queue of reports holds any.
+        """``has_waiting_reports`` says whether the queue of reports holds any.
 
         ``ask_scope`` asks the agents of a scope whether they still see events that may have ended.
         ``on_merged`` gets scope and relay word of each agent whose postponed words were merged.

@@ -192,7 +192,10 @@ async def connect(
 
 
 async def diagnose(settings: Settings, scope: str) -> list[Finding]:
-    """Check whether the broker answers, has what is needed, and lets the user publish."""
+    """Check whether the broker answers, has what is needed, and lets the user publish.
+
+    With ``declare: false`` the relay needs only the exchange, which is the last part.
+    """
     topology = events_topology(settings.exchange)
     parts = topology if settings.declare else topology[-1:]
     writes = (settings.exchange, f"event.scheduled.none.{scope}")
