@@ -21,7 +21,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from relay.app import start_relay
-from relay.cli._profile import read_profile
+from relay.cli._connection_profiles import read_profile
 from relay.clock import SystemClock
 from relay.config import load
 from relay.events.catalog import CATALOG, cloudevent_schema

@@ -16,7 +16,7 @@ from typing import Any
 import typer
 
 from relay.cli._connection import connect_locally
-from relay.cli._profile import cli_profiles_folder, has_default_profile
+from relay.cli._connection_profiles import cli_profiles_folder, has_default_profile
 from relay.config.document import read_document
 from relay.config.file_lookup import find_file
 from relay.config.relay_location import locate_relay_addresses_and_state_file

@@ -21,14 +21,14 @@ import typer
 from yarl import URL
 
 from relay.cli._client import Client
-from relay.cli._local_relay import find_socket
-from relay.cli._options import lazy_completion_function
-from relay.cli._profile import (
+from relay.cli._connection_profiles import (
     DEFAULT_PROFILE,
     check_file_permissions,
     has_default_profile,
     read_profile,
 )
+from relay.cli._local_relay import find_socket
+from relay.cli._options import lazy_completion_function
 from relay.config.relay_location import (
     RelayAddressesAndStateFile,
     locate_relay_addresses_and_state_file,

@@ -122,18 +122,19 @@ def _hub_account_with_other_exchanges(
     sinks = tuple(
         AdditionalHubExchange(exchange=sink.exchange, declare=sink.declare)
         for sink in config.sinks
-        if isinstance(sink, RabbitMQSettings) and _is_same_account(sink.broker_urls()[0], url)
+        if isinstance(sink, RabbitMQSettings)
+        and _has_same_user_and_vhost(sink.broker_urls()[0], url)
     )
     amqp = config.approvals.amqp
     approvals = None
-    if amqp is not None and _is_same_account(amqp.broker_urls()[0], url):
+    if amqp is not None and _has_same_user_and_vhost(amqp.broker_urls()[0], url):
         approvals = AdditionalHubExchange(
             exchange=config.approval_answers_exchange, declare=amqp.declare
         )
     return HubUserWithAdditionalExchanges(user=user, sinks=sinks, approvals=approvals)
 
 
-def _is_same_account(one: URL, other: URL) -> bool:
+def _has_same_user_and_vhost(one: URL, other: URL) -> bool:
     return (one.host, one.user, _vhost_name(one)) == (other.host, other.user, _vhost_name(other))
 
 

@@ -44,7 +44,7 @@ class RelayAddressesAndStateFile:
     is_own: bool
     """Whether the user named the file, or is in the folder of the file. If not, the file is that of
     the service, or there is none. Verbs then prefer the relay that the profile of the user names,
-    if there is a profile (`relay.cli._profile`)."""
+    if there is a profile (`relay.cli._connection_profiles`)."""
     is_state_file_certain: bool
     """Whether the relay has this state file for certain. A relative path begins at the folder in
     which the relay runs: that is known only if the file was found in the current folder."""

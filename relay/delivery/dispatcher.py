@@ -228,7 +228,7 @@ class Dispatcher:
         await self._retire(worker, lambda: worker.is_idle)
         now, reason = self._clock.now(), _unconfigured_sink_reason(name)
         await self._store.transact(
-            lambda tx: tx.deliveries.remove_sink_and_dead_letter_entries(name, reason, now),
+            lambda tx: tx.deliveries.remove_sink_making_entries_dead_letters(name, reason, now),
             fail_open=True,
         )
 
@@ -376,7 +376,7 @@ def _reconcile_sinks(
     configured = {sink.name for sink in settings}
     if removing:
         for name in (known.keys() | tx.deliveries.waiting_sinks()) - configured:
-            tx.deliveries.remove_sink_and_dead_letter_entries(
+            tx.deliveries.remove_sink_making_entries_dead_letters(
                 name, _unconfigured_sink_reason(name), now
             )
     for sink in settings:

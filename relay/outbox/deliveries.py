@@ -352,7 +352,7 @@ class Deliveries:
             "INSERT OR REPLACE INTO sink VALUES (?, ?, ?)", (name, state, reason)
         )
 
-    def remove_sink_and_dead_letter_entries(self, name: str, reason: str, at: datetime) -> int:
+    def remove_sink_making_entries_dead_letters(self, name: str, reason: str, at: datetime) -> int:
         """Remove a sink that is no longer configured.
 
         Its waiting entries become dead letters, except ``relay.*``, which are deleted. Return how

@@ -80,7 +80,7 @@ async def test_a_preview_shows_the_decision_of_the_link(relay: RunningRelay) -> 
     )
     assert "cannot be taken back" in _plain(preview["question"])
     assert {"moment": make_event().not_before} in preview["summary"]
-    assert {"who": "client:bob"} in facts["HubVoteClient"]
+    assert {"who": "client:bob"} in facts["Votes"]
     assert "Azure proceeds at NotBefore regardless." in [_plain(note) for note in preview["notes"]]
 
 

@@ -23,7 +23,7 @@ from relay.api import ApiSettings
 from relay.api.auth.entra_endpoints import ENDPOINTS_RETRY_INTERVAL, MAX_ENDPOINTS_AGE
 from relay.api.auth.pending_sign_in import PENDING_LIFETIME
 from relay.api.auth.sessions import MAX_SESSIONS_OF_PRINCIPAL, SESSION_LIFETIME
-from relay.api.schema.html_page_responses import ProblemWithLink, problem_page
+from relay.api.schema.html_headers_and_problems import ProblemWithLink, problem_page
 from relay.approvals.request import Caller, Rights
 from tests.api.entra import (
     ACCOUNTS,

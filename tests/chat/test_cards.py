@@ -275,8 +275,8 @@ def test_votes_are_not_counted_once_the_event_has_started() -> None:
         grants=[build_grant("accepted")],
     )
     assert "It is approved: Azure has accepted the StartRequest." in all_text(card_of(approved))
-    assert "HubVoteClient" not in all_text(card_of(approved))
-    assert "HubVoteClient" not in all_text(card_of(STARTED))
+    assert "Votes" not in all_text(card_of(approved))
+    assert "Votes" not in all_text(card_of(STARTED))
     assert "Rule: databases: 2 votes from" in all_text(card_of(STARTED))
 
 
@@ -288,7 +288,7 @@ def test_votes_behind_a_startrequest_are_not_counted_after_a_change_of_the_event
         grants=[build_grant("accepted")],
     )
     assert "It is approved" in all_text(card_of(moved))
-    assert "HubVoteClient" not in all_text(card_of(moved))
+    assert "Votes" not in all_text(card_of(moved))
 
 
 def test_the_votes_behind_a_startrequest_are_shown_while_they_count() -> None:

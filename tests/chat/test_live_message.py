@@ -140,7 +140,7 @@ async def test_a_platform_that_was_down_gets_the_latest_state_and_no_flood(tmp_p
         await relay.settle()
         assert relay.wall.calls == ["post", "reply"]
         assert len(relay.wall.threads["m1"]) == 7
-        assert ("HubVoteClient", "1 of 2: client:alice") in [
+        assert ("Votes", "1 of 2: client:alice") in [
             (label, plain_text(text).partition(";")[0])
             for label, text in relay.wall.cards["m1"].facts
         ]
@@ -217,7 +217,7 @@ async def test_buttons_go_when_their_time_is_over_though_nothing_happened(tmp_pa
 def card_text(relay: WallRelay) -> str:
     """Return what the message says about votes and its notes."""
     card = relay.wall.cards["m1"]
-    return "\n".join(map(plain_text, (dict(card.facts)["HubVoteClient"], *card.notes)))
+    return "\n".join(map(plain_text, (dict(card.facts)["Votes"], *card.notes)))
 
 
 @pytest.mark.parametrize("events", [["*"], ["event.*"]], ids=["all", "without approvals"])

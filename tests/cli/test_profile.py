@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from relay.cli._profile import Profile, cli_profiles_folder, read_profile
+from relay.cli._connection_profiles import Profile, cli_profiles_folder, read_profile
 from tests.certificates import AUTHORITY, SERVER
 from tests.cli.command import CommandResult, run_async, run_command
 from tests.cli.running_relay import ALICE_KEY, RunningRelay, running_relay

@@ -304,7 +304,7 @@ def test_what_waits_for_a_sink_that_is_gone_is_parked_and_its_news_of_the_relay_
     tx.deliveries.store_final_state(delivered.id, "delivered", None, NOW)
     news, other_news = record(tx, 3, "relay.sink-failing", "drain")
     tx.deliveries.log_attempt(news.id, Attempt(at=NOW, elapsed=0.1, outcome="deferred"))
-    assert tx.deliveries.remove_sink_and_dead_letter_entries("bus", "it is gone", LATER) == 1
+    assert tx.deliveries.remove_sink_making_entries_dead_letters("bus", "it is gone", LATER) == 1
     assert [
         (delivery.id, delivery.state, delivery.reason)
         for delivery in tx.deliveries.page(sink="bus")
@@ -434,7 +434,7 @@ def test_dead_letters_are_taken_up_by_what_is_asked_for_the_oldest_first_and_eac
             DeadLetterFilter(), LATER, after=0, until=until, limit=2
         )
     ] == [4, 5]
-    tx.deliveries.remove_sink_and_dead_letter_entries("chat", "gone", LATER)
+    tx.deliveries.remove_sink_making_entries_dead_letters("chat", "gone", LATER)
     assert [
         entry.id
         for entry in tx.deliveries.redeliver_matching_dead_letters(

@@ -14,7 +14,7 @@ from importlib import resources
 
 from aiohttp import web
 
-from relay.api.schema.html_page_responses import hash_source, html_page_security_headers
+from relay.api.schema.html_headers_and_problems import hash_source, html_page_security_headers
 from relay.api.schema.responses import Problem, make_bytes_http_response
 from relay.api.schema.route import Call, Route
 

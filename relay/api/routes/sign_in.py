@@ -21,7 +21,7 @@ from relay.api.auth.sessions import (
     SESSION_LIFETIME,
     check_sent_by_own_page,
 )
-from relay.api.schema.html_page_responses import ProblemWithLink
+from relay.api.schema.html_headers_and_problems import ProblemWithLink
 from relay.api.schema.responses import Problem, make_bytes_http_response, make_json_http_response
 from relay.api.schema.route import SESSION, Call, Parameter, Route
 from relay.approvals.request import Right

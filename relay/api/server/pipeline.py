@@ -29,7 +29,7 @@ from relay.api.auth.authentication import (
     local_socket_caller,
 )
 from relay.api.auth.sessions import SESSION_COOKIE, Session, check_sent_by_own_page
-from relay.api.schema.html_page_responses import problem_page
+from relay.api.schema.html_headers_and_problems import problem_page
 from relay.api.schema.responses import Problem, make_json_http_response
 from relay.api.schema.route import NEVER_REFUSED, SESSION, Call, Route
 from relay.api.server.connections import UNTIL_SENT, connection_of

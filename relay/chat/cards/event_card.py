@@ -105,7 +105,7 @@ def _approval_facts(status: ApprovalStatus) -> Iterator[tuple[str, Text]]:
     else:
         yield "Rule", (f"{status.rule.name}: ", *_required_votes_text(status.quorum))
         if _should_show_votes(status):
-            yield "HubVoteClient", (*_votes_text(status), *_missing_votes_text(status))
+            yield "Votes", (*_votes_text(status), *_missing_votes_text(status))
     if status.is_held:
         holds = [_holder_and_expiry_text(hold) for hold in status.active_holds]
         holds += map(_standing_hold_text, latest_ending_holds(status.active_standing_holds))

@@ -106,7 +106,7 @@ class Agent(CommandHandler):
         self._dispute_came = asyncio.Event()
         self.link = AgentLink(settings, origin, self, clock, chance=chance)
         self.report_sink = ReportSink(self.link, origin, names_this_vm, clock, chance=chance)
-        self.votes = HubVoteClient(self._publish_vote)
+        self.votes = HubVoteClient(self._publish_vote_to_hub)
         self._pulses = Pulses(self._make_pulse, self._send_pulse, clock, chance=chance)
 
     def attach_source(self, source: AgentPoller, sender: StartRequestSender) -> None:
@@ -159,7 +159,7 @@ class Agent(CommandHandler):
     @override
     def handle_events_known_to_hub(self, state: HubScopeState) -> None:
         self.report_sink.remember_events_known_to_hub(state)
-        disputed = self._live_among(state.ending)
+        disputed = self._event_ids_still_in_document(state.ending)
         if disputed:
             now = self._clock.monotonic()
             self._disputed = dict.fromkeys(disputed, now) | self._disputed
@@ -184,7 +184,7 @@ class Agent(CommandHandler):
                 with suppress(SourceError):
                     await self._source.read_with_imds_time()
                 disputed = self._take_disputes_before_last_read()
-            affirmed = self._live_among(disputed)
+            affirmed = self._event_ids_still_in_document(disputed)
             for event_id in affirmed:
                 self.report_sink.mark_end_must_be_reported(event_id)
             if affirmed:
@@ -233,7 +233,7 @@ class Agent(CommandHandler):
         event = pulse.to_event(self._origin, self._clock.now())
         self.link.send_transient_if_connected(event, pulse_key(self._origin))
 
-    def _live_among(self, event_ids: Collection[str]) -> list[str]:
+    def _event_ids_still_in_document(self, event_ids: Collection[str]) -> list[str]:
         """Return those of the EventIds that this VM still sees."""
         document = self._source.last_document if self._source is not None else None
         live = (
@@ -247,6 +247,6 @@ class Agent(CommandHandler):
         event = result.to_event(self._origin, self._clock.now())
         await self.link.publish(event, result_key(self._origin))
 
-    async def _publish_vote(self, vote: VoteMessage) -> None:
+    async def _publish_vote_to_hub(self, vote: VoteMessage) -> None:
         event = vote.to_event(self._origin, self._clock.now())
         await self.link.publish(event, vote_key(self._origin))
