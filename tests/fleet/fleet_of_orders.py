@@ -165,6 +165,9 @@ class Fleet:
         self.may_write = asyncio.Event()
         """Whether the broker lets the hub publish: not during a memory alarm."""
         self.may_write.set()
+        self.may_return = asyncio.Event()
+        """Whether the broker returns now what no queue takes."""
+        self.may_return.set()
         self.heard_accepted: set[int] = set()
         """The grants of which this process of the hub was told that IMDS has accepted."""
         self.hub: Hub
@@ -200,6 +203,7 @@ class Fleet:
         self._check(sent)
         agent = self.agents[scope, relay]
         if not agent.is_bound:
+            await self.may_return.wait()
             return False
         self.orders.append(sent)
         if self.publish != "lost":

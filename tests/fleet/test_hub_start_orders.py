@@ -372,6 +372,24 @@ async def test_a_late_acceptance_spares_an_order_that_waits_to_be_written(tmp_pa
         assert hub.port.results == {"unanswered": 1}
 
 
+async def test_an_order_that_is_returned_after_a_late_acceptance_counts_as_returned(
+    tmp_path: Path,
+) -> None:
+    async with hub_with(tmp_path) as hub:
+        mute = hub.fleet.agent("a/vm-1")
+        mute.mode, hub.fleet.starts_events = "mute", False
+        await show_event(hub)
+        hub.fleet.agent("a/vm-2").is_bound = False
+        hub.fleet.may_return.clear()
+        await hub.advance(10)
+        hub.fleet.send_late_answers(mute)
+        await hub.settle()
+        hub.fleet.may_return.set()
+        await hub.advance(2)
+        assert hub.event_names() == ["startrequest.accepted"]
+        assert hub.port.results == {"unanswered": 1, "returned": 1}
+
+
 async def test_a_late_acceptance_during_the_next_order_counts_after_that_has_ended(
     tmp_path: Path,
 ) -> None:

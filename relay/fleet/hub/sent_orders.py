@@ -108,8 +108,9 @@ class SentOrder:
 
     def end_unsent_as_no_longer_needed(self) -> None:
         """Note that the order was not sent, because it was not needed any more."""
-        self.was_withdrawn = True
-        self.ended.set()
+        if not self.ended.is_set():
+            self.was_withdrawn = True
+            self.ended.set()
 
     def end_with_result(self, result: StartResult) -> None:
         """Note the result."""

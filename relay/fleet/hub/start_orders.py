@@ -330,7 +330,10 @@ class OrderPort:
     async def _publish(self, order: SentOrder, event: CloudEvent) -> None:
         def is_needed() -> bool:
             # The answer to an earlier order can come while this one waits to be written.
-            return self.orders.find_order_accepted_by_imds(order.event_key, order.grant) is None
+            if self.orders.find_order_accepted_by_imds(order.event_key, order.grant) is None:
+                return True
+            order.end_unsent_as_no_longer_needed()
+            return False
 
         try:
             is_delivered = await self._publisher.send(
@@ -341,12 +344,8 @@ class OrderPort:
                 "fleet: whether an order was delivered is not known: %s (%s)", error.reason, order
             )
             return
-        if is_delivered:
-            return
-        if is_needed():
+        if not is_delivered:
             order.end_returned()
-        else:
-            order.end_unsent_as_no_longer_needed()
 
     def _raise_unless_accepted_by_imds(self, order: SentOrder) -> None:
         result = order.result
