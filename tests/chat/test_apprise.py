@@ -437,7 +437,7 @@ async def test_proxies_of_the_environment_are_logged_without_their_passwords(
     monkeypatch.setenv("HTTPS_PROXY", "http://user:t0ken@proxy.example:3128")
 
     class NoMessages:
-        async def next_refresh(self, _sink: str) -> None:
+        async def next_refresh_at(self, _sink: str) -> None:
             return None
 
     context = SimpleNamespace(messages=NoMessages())

@@ -214,7 +214,7 @@ async def shows_no_secret_in_any_error(
     assert all(isinstance(error, (DeliveryError, asyncio.CancelledError)) for error in errors)
     output = (
         "".join(
-            "".join(traceback.format_exception(error)) + str(getattr(error, "answer", ""))
+            "".join(traceback.format_exception(error)) + str(getattr(error, "response", ""))
             for error in errors
         )
         + caplog.text
