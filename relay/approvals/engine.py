@@ -192,7 +192,7 @@ class ApprovalEngine:
         if refusal is not None:
             answer = self._refuse_request(tx, request, status, refusal)
         else:
-            assert status is not None  # noqa: S101  # authorize refuses an unknown event
+            assert status is not None  # noqa: S101  # find_decision_refusal refuses an unknown event
             answer = self._accept_request(tx, request, status)
         request_id = _id_to_remember(request, answer.status)
         if request_id is not None:

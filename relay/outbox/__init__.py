@@ -260,7 +260,7 @@ class Entry:
 
     @property
     def priority(self) -> int:
-        """How early it is sent; see `relay.events.cloudevent.priority`."""
+        """How early it is sent; see `relay.events.cloudevent.delivery_priority`."""
         return delivery_priority(self.type)
 
 

@@ -116,7 +116,7 @@ class _StartRequestClaim:
     def require_grant_and_votes(self) -> None:
         """Return if the claim follows from its grant and votes.
 
-        Raises _UnjustifiedClaim, _PrunedError.
+        Raises _UnjustifiedClaimError, _PrunedError.
         """
         position = self._note.get("granted") or self._find_grant_position()
         granted = self._read_verified_earlier_event(position, "approval.granted")

@@ -261,7 +261,7 @@ def _connect_to_checked_or_new_file(
 ) -> tuple[sqlite3.Connection, bool]:
     """Open and check the file and create its tables; return also whether it is trusted.
 
-    Raises _UnusableFile, StoreTooNew, sqlite3.Error.
+    Raises _UnusableFileError, StoreTooNew, sqlite3.Error.
     """
     _make_private(path)
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
@@ -347,7 +347,7 @@ def _check_file_and_get_version(
 ) -> int:
     """Return the schema version; 0 if the file is still empty.
 
-    Raises _UnusableFile, StoreTooNew, sqlite3.Error, UnicodeDecodeError.
+    Raises _UnusableFileError, StoreTooNew, sqlite3.Error, UnicodeDecodeError.
     """
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0:
@@ -390,7 +390,7 @@ def _verify_tables_and_indexes(connection: sqlite3.Connection) -> None:
 
     The relay works without its triggers, too: they only forbid it to change the journal.
 
-    Raises _UnusableFile.
+    Raises _UnusableFileError.
     """
     if missing := _schema_names_of_version(SCHEMA_VERSION) - set(connection.execute(_SCHEMA_NAMES)):
         kind, name, column = min(missing)
