@@ -26,19 +26,21 @@ class CountingProxy:
         self.open += 1
         try:
             far_reader, far_writer = await asyncio.open_connection(self.host, self.port)
-            await asyncio.gather(_copy(reader, far_writer), _copy(far_reader, writer))
+            try:
+                await asyncio.gather(_copy(reader, far_writer), _copy(far_reader, writer))
+            finally:
+                far_writer.close()
         finally:
+            writer.close()
             self.open -= 1
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    try:
-        with suppress(ConnectionError):
-            while data := await reader.read(2**16):
-                writer.write(data)
-                await writer.drain()
-    finally:
-        writer.close()
+    with suppress(ConnectionError):
+        while data := await reader.read(2**16):
+            writer.write(data)
+            await writer.drain()
+    writer.close()
 
 
 @asynccontextmanager

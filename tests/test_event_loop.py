@@ -6,21 +6,57 @@ import asyncio
 import gc
 import socket
 import warnings
+from collections.abc import Awaitable, Callable
+
+import pytest
+from aiohttp import web
 
 from tests.conftest import DebugLoop
 
+Stop = Callable[[], Awaitable[object]]
 
-def test_a_connection_that_is_accepted_at_the_end_is_closed_with_the_loop() -> None:
-    loop = DebugLoop()
-    accepted = asyncio.Event()
-    listening = asyncio.start_server(lambda *_: accepted.set(), "127.0.0.1", 0)
-    server = loop.run_until_complete(listening)
-    with socket.create_connection(server.sockets[0].getsockname()) as client:
-        loop.run_until_complete(accepted.wait())
+
+async def stream_server() -> tuple[int, Stop]:
+    """Start a server whose handler never ends. Return its port and what stops it."""
+
+    async def never_end(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
+        await reader.read()
+        await asyncio.Event().wait()
+
+    server = await asyncio.start_server(never_end, "127.0.0.1", 0)
+
+    async def stop() -> None:
         server.close()
-        with warnings.catch_warnings(record=True) as warned:
-            warnings.simplefilter("always")
-            loop.close()
-            gc.collect()
-        assert warned == []
-        assert client.recv(1) == b""
+
+    return server.sockets[0].getsockname()[1], stop
+
+
+async def aiohttp_server() -> tuple[int, Stop]:
+    """Start a server of aiohttp. Return its port and what stops it."""
+    runner = web.AppRunner(web.Application(), shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    return runner.addresses[0][1], runner.cleanup
+
+
+@pytest.mark.parametrize("turns", range(9))
+@pytest.mark.parametrize("start", [stream_server, aiohttp_server])
+def test_a_connection_that_comes_as_a_server_stops_is_closed(
+    start: Callable[[], Awaitable[tuple[int, Stop]]], turns: int
+) -> None:
+    async def connect_and_stop() -> socket.socket:
+        port, stop = await start()
+        client = socket.create_connection(("127.0.0.1", port))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await stop()
+        return client
+
+    gc.collect()
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        with asyncio.Runner(loop_factory=DebugLoop) as runner:
+            client = runner.run(connect_and_stop())
+        gc.collect()
+    client.close()
+    assert [str(warning.message) for warning in warned] == []
