@@ -359,12 +359,10 @@ class Limits(RuleBasedStateMachine):
             claims = self.approvals.claim()
             if claims:
                 self.approvals.accept(claims)
+            # Azure goes on with what it may have accepted, also if the event changed meanwhile.
+            going = {of for of, _, is_taking in self._facts() if is_taking}
             for of, event in list(self.azure.items()):
-                if (
-                    event.seen.is_started
-                    or of in {claim.event_id for claim in claims}
-                    or event.may_be_started
-                ):
+                if event.may_be_started or of in going:
                     del self.azure[of]
             self.clock.advance(31)
         self._read()
