@@ -231,23 +231,28 @@ class Limits(RuleBasedStateMachine):
             (grant.id, grant.attempts + 1) for grant in grants
         )
         self.claims = self.approvals.claim()
-        for claim in self.claims:
+        for number, claim in enumerate(self.claims, start=1):
             event = self.azure.get(claim.event_id)
             if event is not None:
                 event.may_be_started = True
-            self._check_room(claim.event_id)
+            later = {after.event_id for after in self.claims[number:]}
+            self._check_room(claim.event_id, later)
         if not self.claims:
             self.approvals.set_in_flight()
 
-    def _check_room(self, of: str) -> None:
-        """Together with what goes already, the machines of an event are within every limit."""
+    def _check_room(self, of: str, later: set[str]) -> None:
+        """Together with what goes already, the machines of an event are within every limit.
+
+        Events that are claimed ``later`` are not there yet. Such an event may be about machines of
+        this one, and needs no slots of its own then.
+        """
         now = self.clock.now()
         status = self.approvals.status(of)
         own = frozenset(status.occurrence.event.resources or (f"event {of}",))
         for limit in self.limits:
             others: set[str] = set()
             for other_id, names, is_taking in self._facts():
-                if other_id != of and is_taking:
+                if other_id not in {of, *later} and is_taking:
                     others |= counted(limit, names)
             rest = _REST if "rest" in limit else timedelta(0)
             for ended_at, names in self.rests:
