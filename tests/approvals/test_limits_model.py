@@ -75,6 +75,11 @@ def counted(limit: dict[str, Any], machines: frozenset[str]) -> frozenset[str]:
     return frozenset(name for name in machines if name.startswith(("db-", "event ")))
 
 
+def _is_repeat(claim: ClaimedGrant) -> bool:
+    """Whether a StartRequest was sent for the grant before. Its slots are given first."""
+    return claim.grant.state == "sent"
+
+
 class Limits(RuleBasedStateMachine):
     """What can happen, in any order."""
 
@@ -231,20 +236,32 @@ class Limits(RuleBasedStateMachine):
             (grant.id, grant.attempts + 1) for grant in grants
         )
         self.claims = self.approvals.claim()
-        for number, claim in enumerate(self.claims, start=1):
+        in_order = sorted(self.claims, key=lambda claim: (not _is_repeat(claim), claim.grant.id))
+        for number, claim in enumerate(in_order, start=1):
             event = self.azure.get(claim.event_id)
             if event is not None:
                 event.may_be_started = True
-            later = {after.event_id for after in self.claims[number:]}
+            later = {after.event_id for after in in_order[number:]}
+            if _is_repeat(claim):
+                later |= {of for of, _, _ in self._facts() if self._was_sent_after(of, claim)}
             self._check_room(claim.event_id, later)
         if not self.claims:
             self.approvals.set_in_flight()
 
+    def _was_sent_after(self, of: str, claim: ClaimedGrant) -> bool:
+        """Whether only StartRequests that were sent after this one can make an event start."""
+        status = self.approvals.status(of)
+        sent = [grant for grant in status.grants if grant.may_have_been_accepted]
+        return not status.occurrence.event.is_started and all(
+            grant.state == "sent" and grant.id > claim.grant.id for grant in sent
+        )
+
     def _check_room(self, of: str, later: set[str]) -> None:
         """Together with what goes already, the machines of an event are within every limit.
 
-        Events that are claimed ``later`` are not there yet. Such an event may be about machines of
-        this one, and needs no slots of its own then.
+        Events that are claimed ``later`` are not there yet, and those that were sent after the
+        first try of this one are checked against it. Such an event may be about machines of this
+        one, and needs no slots of its own then.
         """
         now = self.clock.now()
         status = self.approvals.status(of)
@@ -307,7 +324,9 @@ class Limits(RuleBasedStateMachine):
                 status = self.approvals.status(of)
                 if approval_state(status) == "waiting":
                     due = status.not_before
-                    key = (due is None, due or NOON, found.first_seen, found.id)
+                    grant = status.active_grant
+                    rank = (grant is None, grant.id if grant is not None else 0)
+                    key = (*rank, due is None, due or NOON, found.first_seen, found.id)
                     waiting.append((key, of, status))
         now = self.clock.now()
         for _, of, status in sorted(waiting)[:1]:

@@ -625,7 +625,10 @@ class Approvals(RuleBasedStateMachine):
         }
         self.approvals.answer(claims, errors[answer])
         if answer == "400" and len(claims) == 1 and claims[0].event_id in self.model:
-            self.model[claims[0].event_id].refused.add(claims[0].grant.revision)
+            claim = claims[0]
+            # An event that came back meanwhile is another occurrence, which nobody refused.
+            if self.approvals.status(claim.event_id).occurrence.id == claim.grant.occurrence:
+                self.model[claim.event_id].refused.add(claim.grant.revision)
         if answer == "400" and len(claims) > 1:
             self.unshared = {claim.grant.id for claim in claims}
         if answer == "timeout, but processed":
