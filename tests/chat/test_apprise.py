@@ -420,7 +420,7 @@ async def test_a_hanging_service_is_abandoned_and_threads_do_not_pile_up() -> No
         release.set()
         service.release = None
         await eventually(lambda: not thread.is_alive())
-        await fanout.post(make_card())
+        await ServiceFanout(make_settings(service.url)).post(make_card())
 
 
 async def test_a_text_that_is_too_long_for_a_service_is_cut() -> None:

@@ -169,14 +169,14 @@ async def test_an_answer_of_mattermost_that_comes_too_late_makes_no_second_post(
     async with running_mattermost() as server:
         server.lost_responses = 1
         async with stage(
-            tmp_path, [server.sink_section(timeout="1500ms", **fields)], approvals=APPROVALS
+            tmp_path, [server.sink_section(timeout="5s", **fields)], approvals=APPROVALS
         ) as relay:
             relay.reboot("vm-0")
             await eventually(lambda: ("POST", "posts") in server.calls)
             await eventually(
                 lambda: relay.running.relay.dispatcher.get_worker("ops").unfinished_entry_count == 0
             )
-            assert server.calls.count(("POST", "posts")) == 2
+            assert server.calls.count(("POST", "posts")) >= 2
             (post,) = server.channel_posts
             tokens = re.findall(r"/approve#([A-Za-z0-9_-]+)", json.dumps(post))
             store = relay.running.relay.store

@@ -196,7 +196,7 @@ async def test_a_redirect_is_not_followed(server: MattermostServer, channel: Cha
 
 
 async def test_a_repeat_after_a_lost_answer_makes_no_second_post(server: MattermostServer) -> None:
-    async with connected_api(server, timeout="1500ms") as api:
+    async with connected_api(server, timeout="5s") as api:
         channel = make_channel(api)
         server.lost_responses = 1
         assert (await post_error(channel)).failure == "transient"

@@ -413,8 +413,10 @@ async def test_while_it_fails_one_at_a_time_is_tried_and_the_backlog_goes_out_at
 async def test_probes_take_the_oldest_and_the_least_tried_in_turns(tmp_path: Path) -> None:
     far = ScriptedSink(refuses, longest_pause=0.02)
     async with running_dispatcher(tmp_path, {"bus": far}) as relay:
+        await relay.dispatcher.set_state("bus", "paused", None)
         for number in range(4):
             await relay.record_event(f"E-{number}")
+        await relay.dispatcher.set_state("bus", "on", None)
         await wait_until(lambda: relay.dispatcher.status()[0].failing)
         await wait_until(lambda: far.in_flight == 0)
         before = len(far.attempts)

@@ -200,7 +200,7 @@ async def test_what_waits_for_the_rate_of_its_client_returns_and_is_decided_once
     """Approvals are turned off while messages wait in the relay: the broker gets them back."""
     async with running_system(node, tmp_path) as system:
         _, vote = await system.schedule_reboot()
-        ids = [f"waits {number}" for number in range(CALLER_BURST + 20)]
+        ids = [f"waits {number}" for number in range(CALLER_BURST + 60)]
         assert not await system.bus.send_all({**vote, "revision": "old"}, ids, user="drain")
         await eventually(lambda: len(refused(system)) >= CALLER_BURST // 2, every=0.01)
         await system.running.relay.gate.set_approval_mode("off", "local:tester")

@@ -215,8 +215,7 @@ async def test_no_more_confirms_are_kept_than_may_be_taken(own_broker: Broker) -
         bodies = await stored(own_broker.amqp_url(), "kept")
         assert bodies[: len(events)] == [event.body for event in events]
         repeated = set(bodies[len(events) :]) - {later.body}
-        assert repeated >= {event.body for event in events[:10]}
-        assert len(repeated) <= 11  # the confirm of the later event was kept for a moment
+        assert 10 <= len(repeated) <= 11  # the confirm of the later event was kept for a moment
 
 
 async def test_leaving_a_broker_that_hangs_takes_no_longer_than_its_limit(
