@@ -64,8 +64,9 @@ class CommandPublisher(Protocol):
         """Publish an event, mandatory and confirmed. Return False if nobody got it.
 
         Asks ``is_needed`` directly before the event is written, which can be seconds later, and
-        writes nothing if it is False. Raises DeliveryError if it is not known whether somebody got
-        the event.
+        writes nothing if it is False. It is asked at most once, and never after the event may have
+        been written: an order that is not needed ends. Raises DeliveryError if it is not known
+        whether somebody got the event.
         """
 
     def send_transient(self, key: str, event: CloudEvent) -> None:
