@@ -6,7 +6,7 @@ ARGS ?=
 BIN := $(VENV)/bin
 LOCKS := requirements/run.lock requirements/build.lock requirements/dev.lock requirements/site.lock requirements/release.lock requirements/fuzz.lock
 
-.PHONY: help install demo test check lint format types imports yaml pages bench docs site chaos chaos-tests platforms fuzz mutants dist sbom audit lock pin-images clean
+.PHONY: help install demo test check lint format types imports yaml pages bench docs site chaos chaos-tests platforms fuzz dist sbom audit lock pin-images clean
 .DEFAULT_GOAL := help
 
 help:
@@ -18,7 +18,6 @@ help:
 	@echo 'make chaos    lets everything fail around a relay, and writes docs/proof.md; TIER=full takes hours'
 	@echo 'make chaos-tests  the tests that kill, freeze and cut, again and again: ROUNDS=10'
 	@echo 'make fuzz     fuzzes the parsers for MINUTES=10 each; TARGETS="date yaml" for some of them'
-	@echo 'make mutants  tests the tests of what decides; MODULE=relay/signature.py for some of it'
 	@echo 'make platforms  demo and test on bare Debian machines, as root: PLATFORMS="bookworm trixie"'
 	@echo 'make docs     writes the generated pages of docs/ again'
 	@echo 'make site     docs/ as a site with search, in build/site; a broken link is an error'
@@ -93,11 +92,6 @@ CHAOS_TESTS := tests/bench/test_metrics.py tests/journey tests/outbox/test_crash
 round = echo "== round $$number of $(ROUNDS)"; RELAY_TEST_CHAOS=1 $(BIN)/python -m pytest -q -x $(CHAOS_TESTS) $(ARGS) || exit 1
 chaos-tests: $(VENV)/.dev
 	@$(BIN)/python -m tests.prerequisites chaos sh -c 'for number in $$(seq $(ROUNDS)); do $(round); done'
-
-# What decides is changed in one place at a time: some test of it must fail.
-MODULE ?=
-mutants: $(VENV)/.dev
-	@nice -n 15 $(BIN)/python -m tests.mutation $(MODULE) $(ARGS)
 
 # Needs nothing but Python: the machines that it makes install the rest.
 PLATFORMS ?=

@@ -44,7 +44,6 @@ from relay.events.catalog import CATALOG, EventDefinition, cloudevent_schema
 from relay.events.cloudevent import CloudEvent
 from relay.events.data_types import EventData
 from relay.events.model import Change, Document, ScheduledEvent, diff_events_with_document
-from tests.mutation import report as mutation
 
 ROOT = Path(__file__).parent.parent
 SCHEMAS = ROOT / "relay" / "events" / "schemas"
@@ -56,8 +55,8 @@ AGENT_CONFIGURATION = ROOT / "config" / "agent.yaml"
 
 
 def what_was_proved() -> str:
-    """Return the results of chaos, fuzzing and mutation testing."""
-    return f"{proof.page()}\n{fuzzing.section()}\n\n{mutation.section()}"
+    """Return the results of chaos and fuzzing."""
+    return f"{proof.page()}\n{fuzzing.section()}"
 
 
 PAGES = {
