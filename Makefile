@@ -93,11 +93,11 @@ round = echo "== round $$number of $(ROUNDS)"; RELAY_TEST_CHAOS=1 $(BIN)/python 
 chaos-tests: $(VENV)/.dev
 	@$(BIN)/python -m tests.prerequisites chaos sh -c 'for number in $$(seq $(ROUNDS)); do $(round); done'
 
-# Needs nothing but Python: the machines that it makes install the rest.
+# STEPS=demo for one of the two.
 PLATFORMS ?=
 platforms: export ARGS := $(ARGS)
 platforms:
-	@python3 -m tests.platforms $(PLATFORMS)
+	@tests/platforms.sh $(PLATFORMS)
 
 docs: $(VENV)/.dev
 	@$(BIN)/python -m docs.generate

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import re
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -27,8 +26,6 @@ EVERY_PAGE = ""
 PICTURES = frozenset({"text", "mermaid"})
 """Languages of blocks that show something and hold nothing to run."""
 NOT_RUN = "not run: "
-UNIT_TEST = ROOT / "tests/platforms/unit"
-"""It runs the commands of docs/operations.md in a booted container: `make platforms`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,10 +97,6 @@ def blocks_of(page: str, root: Path) -> Iterator[Block]:
 def unclaimed() -> list[Block]:
     """Return the blocks that no test asks for, and that do not say why."""
     claims = {claim for file in (ROOT / "tests").rglob("*.py") for claim in _claims(file)}
-    claims |= {
-        ("docs/operations.md", "sh", heading)
-        for heading in re.findall(r"documented '([^']+)'", UNIT_TEST.read_text(encoding="utf-8"))
-    }
     return [found for found in every_block() if not is_claimed(found, claims)]
 
 

@@ -534,7 +534,7 @@ def directives(name: str) -> list[str]:
 def documented_commands(heading: str) -> str:
     """Return the commands under a heading of docs/operations.md, with continued lines joined."""
     page = (ROOT / "docs/operations.md").read_text()
-    found = re.search(rf"^## {heading}$.*?^```sh$(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    found = re.search(rf"^## {heading}$.*?^```sh.*?$(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     assert found is not None
     return re.sub(r" *\\\n *", " ", found[1])
 

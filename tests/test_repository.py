@@ -232,24 +232,6 @@ def test_make_test_distributes_the_tests_as_conftest_says() -> None:
     assert "scheduling tests via GroupScheduling\n" in ran.stdout
 
 
-@pytest.mark.parametrize("arguments", ["-k 'a or b'", '-k "it\'s"'])
-def test_make_platforms_gets_arguments_with_quotes(arguments: str, tmp_path: Path) -> None:
-    python = tmp_path / "python3"
-    python.write_text('#!/bin/sh\nprintf %s "$ARGS"\n')
-    python.chmod(0o755)
-    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    ran = subprocess.run(
-        ["make", "--no-print-directory", "platforms", f"ARGS={arguments}"],
-        cwd=ROOT,
-        env=environment,
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert ran.stdout == arguments
-
-
 async def test_asyncio_runs_in_debug_mode() -> None:
     """`DebugLoop` in conftest.py says which part of the mode it leaves out."""
     loop = asyncio.get_running_loop()

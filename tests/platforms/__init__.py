@@ -1,1 +1,0 @@
-"""Runs `make demo` and `make test` on bare machines of Debian releases: `make platforms`."""
