@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import getpass
-import json
 import os
 import re
 import shutil
@@ -15,7 +14,6 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import jsonschema
 import pytest
 from aiohttp import web
 
@@ -35,17 +33,13 @@ def files_of(role: str) -> dict[str, str]:
     return {file["path"]: file["content"] for file in written}
 
 
+# Installing it for a test would set up the machine at its next boot.
+@pytest.mark.skipif(shutil.which("cloud-init") is None, reason="cloud-init is not installed")
 @pytest.mark.parametrize("role", ROLES)
 def test_cloud_init_takes_the_user_data(role: str) -> None:
-    """Its own command is asked where it is installed. Installing it would change a machine."""
-    file = FOLDER / f"{role}.yaml"
-    assert file.read_text().startswith("#cloud-config\n")
-    schema = json.loads((ROOT / "tests/cloud-config-schema.json").read_text())
-    jsonschema.Draft4Validator(schema).validate(read_yaml(file))
-    if shutil.which("cloud-init"):
-        command = ["cloud-init", "schema", "--config-file", str(file)]
-        result = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert result.returncode == 0, result.stdout + result.stderr
+    command = ["cloud-init", "schema", "--config-file", str(FOLDER / f"{role}.yaml")]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
 
 
 @pytest.mark.parametrize("role", ROLES)

@@ -9,13 +9,14 @@ holds only for those.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, WithJsonSchema, model_validator
 
 from relay.settings import Duration, Section
 
@@ -28,11 +29,15 @@ _PATTERN_PART = re.compile(r"\[!?+\]?+[^\]]*\]|.", re.DOTALL)
 """A set of characters, or one character."""
 
 
+_DurationBound = Annotated[Duration, WithJsonSchema({"type": "string", "examples": ["8s"]})]
+
+
 class DurationRange(Section):
     """Bounds on the announced length, both included. An unknown length is in no range."""
 
-    min: Duration = 0.0
-    max: Duration = float("inf")
+    # The schema in OpenAPI has no defaults of factories: infinity is not JSON.
+    min: _DurationBound = Field(default_factory=float)
+    max: _DurationBound = Field(default_factory=lambda: math.inf)
 
     @model_validator(mode="after")
     def _check_min_at_most_max(self) -> DurationRange:

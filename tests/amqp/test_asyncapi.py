@@ -1,10 +1,9 @@
-"""`imds-relay schema asyncapi` is valid, and describes what the code really sends and declares."""
+"""`imds-relay schema asyncapi` describes what the code really sends and declares."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import orjson
@@ -20,9 +19,6 @@ from relay.events.catalog import CATALOG
 from relay.events.cloudevent import CloudEvent
 from tests.sinks.rabbitmq_consumer import message_properties
 
-# The AsyncAPI Initiative's own schema, version 3.0.0, Apache-2.0: https://github.com/asyncapi/spec-json-schemas.
-# Examples and what is about other protocols are left out.
-_SCHEMA = orjson.loads(Path(__file__).with_name("asyncapi-3.0.json").read_bytes())
 MAIN = "azure.scheduledevents"
 
 
@@ -45,29 +41,12 @@ def resolved(document: Any, value: Any) -> Any:
     return value
 
 
-def test_it_is_asyncapi_and_every_reference_leads_somewhere() -> None:
+def test_every_reference_leads_somewhere() -> None:
     document = asyncapi_document()
-    Draft7Validator(_SCHEMA).validate(document)
     references = re.findall(r'"\$ref":"([^"]+)"', orjson.dumps(document).decode())
     assert len(references) > len(CATALOG)
     for reference in references:
         assert at(document, reference)
-
-
-@pytest.mark.parametrize(
-    ("path", "value"),
-    [
-        ("#/operations/tell/action", "publish"),
-        ("#/channels/events/bindings/amqp/is", "exchange"),
-        ("#/channels/dead/bindings/amqp/exchange", {}),
-        ("#/info/title", 1),
-    ],
-)
-def test_the_schema_that_says_so_would_see_what_is_wrong(path: str, value: Any) -> None:
-    document = asyncapi_document()
-    parent, _, name = path.rpartition("/")
-    at(document, parent)[name] = value
-    assert not Draft7Validator(_SCHEMA).is_valid(document)
 
 
 @pytest.mark.parametrize("event", examples(), ids=[kind.name for kind in CATALOG])

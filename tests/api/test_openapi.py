@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
-import orjson
-from jsonschema import Draft202012Validator
+from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from relay.approvals.request import DecisionBody
 from tests.api.running_relay import RunningRelay
-
-# The OpenAPI Initiative's own schema, version 2022-10-07, Apache-2.0:
-# https://spec.openapis.org/oas/3.1/schema/2022-10-07
-_SCHEMA = orjson.loads(Path(__file__).with_name("openapi-3.1.json").read_bytes())
 
 DOCUMENTED = """
 GET /
@@ -64,19 +58,7 @@ async def _description(relay: RunningRelay) -> dict[str, Any]:
 
 
 async def test_the_description_is_valid_openapi(relay: RunningRelay) -> None:
-    Draft202012Validator(_SCHEMA).validate(await _description(relay))
-
-
-async def test_every_schema_is_valid_and_every_reference_resolves(
-    relay: RunningRelay,
-) -> None:
-    document = await _description(relay)
-    for schema in document["components"]["schemas"].values():
-        Draft202012Validator.check_schema(schema)
-    for reference in re.findall(r'"\$ref":"#/([^"]+)"', orjson.dumps(document).decode()):
-        place: Any = document
-        for part in reference.split("/"):
-            place = place[part]
+    OpenAPIV31SpecValidator(await _description(relay)).validate()
 
 
 async def test_the_conditions_of_a_standing_hold_say_what_they_mean(relay: RunningRelay) -> None:

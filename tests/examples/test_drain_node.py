@@ -14,9 +14,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
-import jsonschema
 import pytest
 from ruamel.yaml import YAML
 
@@ -25,9 +23,8 @@ from relay.clock import SystemClock
 from relay.config import Config
 from relay.simulator import VM, Plan, Setup, Simulator
 from tests.examples.test_drain import PROGRAMS
-from tests.helm.render import render
-from tests.helm.test_chart import HAS_HELM, SCHEMAS, check_manifest, parse_all
 from tests.journey.relay_process import eventually
+from tests.test_helm import needs_helm, pod_of, render
 
 FOLDER = PROGRAMS / "drain-node"
 KUBECTL = """
@@ -197,44 +194,15 @@ async def test_a_node_that_was_cordoned_before_a_restart_comes_back(node: Node) 
 # --- the manifests
 
 
-def read_values() -> Any:
-    """Return the values that add the program to the pods of the chart."""
-    return YAML(typ="safe", pure=True).load((FOLDER / "values.yaml").read_text())
-
-
-def test_kubernetes_takes_the_container_its_volumes_and_its_rights() -> None:
-    values = read_values()
-    for kind, items in (
-        ("Container", values["extraContainers"]),
-        ("Volume", values["extraVolumes"]),
-    ):
-        schema = {
-            "$ref": f"#/definitions/io.k8s.api.core.v1.{kind}",
-            "definitions": SCHEMAS["definitions"],
-        }
-        for item in items:
-            jsonschema.Draft202012Validator(schema).validate(item)
-    rights = parse_all((FOLDER / "rights.yaml").read_text())
-    assert [manifest["kind"] for manifest in rights] == ["ClusterRole", "ClusterRoleBinding"]
-    for manifest in rights:
-        check_manifest(manifest)
-
-
+@needs_helm
 def test_only_the_program_gets_a_token() -> None:
-    values = read_values()
+    values = YAML(typ="safe", pure=True).load(FOLDER / "values.yaml")
     (container,) = values["extraContainers"]
     mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
     assert mounts["drain-node-token"] == "/var/run/secrets/kubernetes.io/serviceaccount"
     assert mounts["socket"] == "/run/imds-relay"
-    if HAS_HELM:
-        rendered = render("agent", values=FOLDER / "values.yaml")
-        assert rendered.returncode == 0, rendered.stderr
-        (pod,) = (
-            manifest["spec"]["template"]["spec"]
-            for manifest in parse_all(rendered.stdout)
-            if manifest["kind"] == "DaemonSet"
-        )
-        relay, program = pod["containers"]
-        assert program == container
-        assert "drain-node-token" not in {mount["name"] for mount in relay["volumeMounts"]}
-        assert {"socket", *mounts} <= {volume["name"] for volume in pod["volumes"]}
+    pod = pod_of(render("agent", f"--values={FOLDER}/values.yaml"))
+    relay, program = pod["containers"]
+    assert program == container
+    assert "drain-node-token" not in {mount["name"] for mount in relay["volumeMounts"]}
+    assert {"socket", *mounts} <= {volume["name"] for volume in pod["volumes"]}
