@@ -130,13 +130,15 @@ $(RELEASE)/.made: requirements/release.lock requirements/install
 	@touch $@
 
 dist: $(VENV)/.run
-	@$(BIN)/python -m release.dist $(ARGS)
+	@requirements/dist $(BIN)/python $(TAG)
 
 sbom: $(RELEASE)/.made
-	@$(RELEASE)/bin/python -m release.sbom
+	@mkdir -p dist
+	@PYTHONWARNINGS=ignore $(RELEASE)/bin/cyclonedx-py requirements requirements/run.lock --pyproject pyproject.toml \
+		--output-reproducible --sv 1.6 --of JSON -o dist/imds_relay-$$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml).cdx.json
 
 audit: $(RELEASE)/.made
-	@$(RELEASE)/bin/python -m release.audit
+	@$(RELEASE)/bin/pip-audit --strict --disable-pip --require-hashes -r requirements/run.lock -r requirements/build.lock
 
 # Every wheel and platform of each version is in the lock; no address of a registry is.
 compile = uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-header --no-annotate
