@@ -1,1 +1,0 @@
-"""Tests of the program that lets the world fail."""
