@@ -8,6 +8,7 @@ address is free. It also loads the certificate and asks Entra ID. `static_findin
 from __future__ import annotations
 
 import os
+from asyncio import get_running_loop
 from collections.abc import Iterator
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -33,9 +34,9 @@ from relay.api.settings import ApiSettings, ServerTlsSettings
 from relay.doctor_findings import Finding, failure, ok, warning
 from relay.errors import ConfigError
 from relay.files import folder_may_exist, may_exist
+from relay.net.http import read_body_start
 
-_TIMEOUT = aiohttp.ClientTimeout(total=5)
-_MAX_RESPONSE_BYTES = 64 * 1024
+_TIMEOUT = 5.0
 _LOOPBACK_OF_WILDCARD = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
 
 
@@ -207,8 +208,9 @@ async def _get_readiness(endpoint: _Endpoint) -> tuple[int, dict[str, Any]]:
     headers = {}
     if endpoint.state_file is not None:
         headers[STATE_FILE_HEADER] = state_file_id(endpoint.state_file)
+    timeout = aiohttp.ClientTimeout(total=_TIMEOUT)
     async with (
-        aiohttp.ClientSession(connector=connector, timeout=_TIMEOUT, trust_env=False) as session,
+        aiohttp.ClientSession(connector=connector, timeout=timeout, trust_env=False) as session,
         # The certificate is not verified: its name is that of callers on other machines.
         session.get(
             f"{endpoint.url}/readyz", headers=headers, ssl=False, allow_redirects=False
@@ -216,7 +218,8 @@ async def _get_readiness(endpoint: _Endpoint) -> tuple[int, dict[str, Any]]:
     ):
         if response.status == HTTPStatus.MISDIRECTED_REQUEST:
             raise _AnotherRelayAnswers
-        body: Any = orjson.loads(await response.content.read(_MAX_RESPONSE_BYTES))
+        deadline = get_running_loop().time() + _TIMEOUT
+        body: Any = orjson.loads(await read_body_start(response, deadline))
     is_readiness = isinstance(body, dict) and "status" in body
     if response.status not in (200, 503) or not is_readiness:
         raise ValueError("expected a relay's response")

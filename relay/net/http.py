@@ -271,7 +271,7 @@ async def send(
     if body_timeout is not None:
         deadline = min(deadline, loop.time() + body_timeout)
     async with response:  # closes the connection if the body has not ended
-        body = await _read_body_start(response, deadline)
+        body = await read_body_start(response, deadline)
     is_compressed = "Content-Encoding" in response.headers
     return Response(
         status=response.status,
@@ -282,7 +282,7 @@ async def send(
     )
 
 
-async def _read_body_start(response: aiohttp.ClientResponse, deadline: float) -> bytes:
+async def read_body_start(response: aiohttp.ClientResponse, deadline: float) -> bytes:
     """Return the start of the body; less of it if it is slow or broken."""
     body = b""
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import socket
 import sqlite3
@@ -184,6 +185,28 @@ async def test_a_relay_that_runs_is_asked_how_it_is_and_keeps_its_file(tmp_path:
     assert "listener" not in findings
     _, findings = await examined(tmp_path)
     assert findings["lock"][0]["said"] == "no relay holds the state file"
+
+
+async def test_a_relay_whose_answer_comes_in_two_pieces_is_a_relay(
+    azure: Simulator, tmp_path: Path
+) -> None:
+    body = orjson.dumps({"status": "ready", "sinks": {"failing": []}})
+
+    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body[:9])
+        await writer.drain()
+        await asyncio.sleep(0.2)  # in one piece it would be the same answer
+        writer.write(body[9:])
+        writer.close()
+        await writer.wait_closed()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        listen = "{}:{}".format(*server.sockets[0].getsockname())
+        code, findings = await examined(
+            configured(tmp_path, azure.url, api={"listen": listen, "socket": None})
+        )
+    assert findings["relay"][0]["said"] == f"one runs at {listen}, and is ready"
+    assert code == 0
 
 
 async def test_an_address_that_another_program_has_failed(azure: Simulator, tmp_path: Path) -> None:
