@@ -26,9 +26,9 @@ from relay.cli._output import print_to_stderr
 
 VERBS: Mapping[str, Sequence[str]] = {
     "Begin": ("demo", "init", "check", "doctor", "keys", "run", "reload"),
-    "Watch": ("events", "show", "tail", "fleet"),
+    "Watch": ("events", "show", "explain", "tail", "fleet"),
     "Decide": ("approve", "hold", "release", "holds", "approvals", "audit"),
-    "Send": ("deliveries", "dead-letters", "redeliver", "ping", "pause", "resume", "explain"),
+    "Send": ("deliveries", "dead-letters", "redeliver", "ping", "pause", "resume"),
     "Build against it": ("simulate", "schema"),
 }
 """The verbs by the panel of the help text that lists them.

@@ -74,6 +74,8 @@ def test_every_verb_is_there_and_says_what_it_does() -> None:
         result = run_command(verb, "--help")
         assert result.code == 0
         assert "Usage: imds-relay" in result.out
+    overview = run_command("--help").out
+    assert overview.index("─ Watch") < overview.index("│ explain") < overview.index("─ Decide")
 
 
 def test_run_loads_no_other_verb_and_no_library_that_it_may_never_use() -> None:
