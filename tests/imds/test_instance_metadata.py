@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from relay.config import AGENT_EXAMPLE
 from relay.errors import DocumentError
 from relay.imds import SourceSettings, instance_metadata
 from relay.imds.client import ImdsClient
@@ -131,6 +132,13 @@ def test_reading_raises_nothing_but_a_document_error(anything: bytes) -> None:
 def test_the_scope_of_a_single_vm_is_its_name_and_a_digest_of_its_vm_id() -> None:
     digest = hashlib.sha256(b"02aab8a4-74ef-476e-8182-f6d2ba4166a6").hexdigest()[:8]
     assert derive_scope(VM) == f"web-server-01-{digest}"
+
+
+def test_vms_of_an_availability_set_are_alone_and_the_example_of_an_agent_says_so() -> None:
+    """Of what instance metadata says, they share nothing but their resource group."""
+    assert derive_scope(VM) != derive_scope(dataclasses.replace(VM, vm_id="2"))
+    comment = AGENT_EXAMPLE.read_text(encoding="utf-8").partition("\nrelay:")[0]
+    assert "no availability set: give all VMs of one the same name" in comment
 
 
 def test_the_scope_of_a_scale_set_is_its_name_and_a_digest_of_what_tells_it_from_others() -> None:
