@@ -234,9 +234,8 @@ async def test_an_idle_stream_uses_no_cpu(relay: RunningRelay) -> None:
     async with following(relay) as messages:
         await relay.observe(make_event(resources=("WestNO_0",)))
         await _take(messages, 1)
-        await asyncio.sleep(0.1)
         before = time.process_time()
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(0.5)  # it measures this half second
         assert time.process_time() - before < 0.2
 
 

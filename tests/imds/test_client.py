@@ -458,7 +458,7 @@ async def test_a_cancelled_wait_neither_loses_nor_leaks_a_place() -> None:
     async with run_client_and_server() as (server, client):
         await asyncio.gather(client.read_document_bytes(), client.read_document_bytes())
         waiting = [asyncio.create_task(client.read_document_bytes()) for _ in range(5)]
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0)  # all have begun to wait
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)

@@ -21,6 +21,7 @@ import orjson
 from aiohttp import web
 from standardwebhooks import Webhook
 
+from relay.simulator import Simulator
 from tests.forked_relay import Process, start_relay
 from tests.ports import reserve
 
@@ -46,6 +47,14 @@ async def eventually(
                 return
             assert limit.when() is not None, what
             await asyncio.sleep(every)
+
+
+async def after_polls(azure: Simulator, count: int = 2) -> None:
+    """Wait until the relay has polled so often again: it had time for what it must not do."""
+    moment = azure.calls[-1].at
+    await eventually(
+        lambda: sum(call.at > moment and call.method == "GET" for call in azure.calls) >= count
+    )
 
 
 def name_of(event: dict[str, Any]) -> str:

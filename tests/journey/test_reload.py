@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ from tests.counting_proxy import counting_proxy
 from tests.journey.relay_process import (
     KEY,
     RelayProcess,
+    after_polls,
     client,
     eventually,
     inbox,
@@ -194,7 +194,7 @@ async def test_a_relay_stops_in_the_middle_of_a_reload(tmp_path: Path) -> None:
         process.write_document()
         assert process.process is not None
         process.process.send_signal(signal.SIGHUP)
-        await asyncio.sleep(0.5)
+        await after_polls(sim)
         assert await process.stop() == 0
         assert "Traceback" not in process.log
         await process.start()

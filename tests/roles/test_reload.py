@@ -18,7 +18,7 @@ from relay.config import LoadedConfig, sink_modules
 from relay.delivery.dispatcher import Dispatcher
 from relay.errors import ReloadRefused
 from relay.sinks import Receipt, SinkSettings
-from tests.journey.relay_process import client, eventually, inbox, name_of, webhook
+from tests.journey.relay_process import after_polls, client, eventually, inbox, name_of, webhook
 from tests.roles.reloadable_relay import OTHER_KEYS, ReloadableRelay, reloadable_relay, voter
 
 AUTOMATIC = {"name": "all", "approve": "automatic"}
@@ -101,7 +101,7 @@ async def test_a_new_rule_grants_what_waits_for_it_once_new_sinks_know_of_it(
             sinks=[webhook(late.url)], approvals={"tell_first": "100s", "rules": [AUTOMATIC]}
         )
         await eventually(lambda: _is(relay.state(event), "granted"))
-        await asyncio.sleep(1.0)  # two polls
+        await after_polls(relay.azure)
         assert relay.starts(event) == 0, "the new sink was not told first"
         late.status = 204
         await eventually(lambda: relay.starts(event) == 1)
@@ -161,7 +161,6 @@ async def test_a_changed_sink_ends_what_is_in_flight_and_begins_nothing_more(
         await eventually(lambda: _has(relay.told("event.started"), 1))
         reload = asyncio.create_task(relay.reload(sinks=[webhook(new.url)]))
         await eventually(lambda: len(relay.loads) == 1)
-        await asyncio.sleep(0.3)
         second = relay.schedule()  # is recorded while the old sink ends its delivery
         await eventually(lambda: _has(relay.told("event.scheduled"), 2))
         assert not reload.done()
