@@ -27,27 +27,42 @@ async def tail(relay: Client, *, as_json: AsJson = False) -> None:
 
 
 async def _follow(relay: Client, *, as_json: bool) -> None:
-    stream = EventStreamParser()
+    last: str | None = None  # the journalhead of the last frame
+    is_broken = False
     delay = _MIN_RECONNECT_DELAY
     while True:
+        headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": last} if last else {})
+        stream = EventStreamParser()
         try:
-            async with relay.stream_chunks("stream", headers=stream.request_headers()) as chunks:
-                if stream.is_broken:
-                    print_to_stderr("connected again; no event is missing")
-                async for chunk in chunks:
+            async with relay.stream_chunks("stream", headers=headers) as chunks:
+                async for frame in (
+                    frame async for chunk in chunks for frame in stream.feed(chunk)
+                ):
                     delay = _MIN_RECONNECT_DELAY
-                    for data in stream.feed(chunk):
-                        _print_event(orjson.loads(data), as_json=as_json)
+                    head = frame.get(b"journalhead", b"").decode("ascii", "replace")
+                    if is_broken:
+                        is_broken = False
+                        print_to_stderr(f"connected again; {_what_is_missing(last, head)}")
+                    last = head
+                    if b"data" in frame:
+                        _print_event(orjson.loads(frame[b"data"]), as_json=as_json)
             reason = "the relay ended the stream"
         except ConnectionError as error:
-            if not stream.has_connected:
+            if last is None:
                 raise
             reason = str(error)
-        if not stream.is_broken:
+        if not is_broken:
             print_to_stderr(f"{reason}; trying again until the relay answers")
-        stream.drop_unfinished_event()
+        is_broken = True
         await asyncio.sleep(delay)
         delay = min(2 * delay, _MAX_RECONNECT_DELAY)
+
+
+def _what_is_missing(last: str | None, first: str) -> str:
+    """Compare the last frame with the first of the next connection: docs/api.md#the-stream."""
+    if last and last == first:
+        return "no event is missing"
+    return "events may be missing: the journal of the relay does not go on where this ended"
 
 
 def _print_event(event: Mapping[str, Any], *, as_json: bool) -> None:

@@ -272,15 +272,30 @@ class Journal:
 
     def events_after(
         self, position: int, limit: int, max_bytes: int = sys.maxsize
-    ) -> list[tuple[int, CloudEvent]]:
-        """Return CloudEvents after a position, oldest first, each with its position."""
+    ) -> list[tuple[JournalHead, CloudEvent]]:
+        """Return CloudEvents after a position, oldest first, each with the head that it became."""
         rows = self._connection.execute(
-            "SELECT position, body FROM journal "
+            "SELECT position, hash, body FROM journal "
             "WHERE position > ? AND kind NOT IN ('claim', 'mode') ORDER BY position",
             (position,),
         )
-        page, _ = take_page(rows, lambda row: len(row[1]), PageLimit(limit, max_bytes))
-        return [(position, CloudEvent.parse(body)) for position, body in page]
+        page, _ = take_page(rows, lambda row: len(row[2]), PageLimit(limit, max_bytes))
+        return [
+            (JournalHead(position, digest), CloudEvent.parse(body))
+            for position, digest, body in page
+        ]
+
+    def head_at(self, position: int, digest: str = "") -> JournalHead:
+        """Return the head that the row at a position became, or else that before the first row.
+
+        If ``digest`` is given, the row must have this hash. So a head of another journal, or one
+        whose row was pruned, gives the beginning.
+        """
+        row = self._connection.execute(
+            "SELECT position, hash FROM journal WHERE position = ? AND ? IN ('', hash)",
+            (position, digest),
+        ).fetchone()
+        return JournalHead(*row) if row else read_pruning_checkpoint(self._connection)
 
     def prune(self, before: datetime, now: datetime) -> int:
         """Delete the rows from before a moment; return how many.

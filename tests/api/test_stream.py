@@ -76,11 +76,12 @@ async def test_a_recorded_event_is_streamed_at_once_and_unchanged(relay: Running
     async with following(relay) as messages:
         await relay.decide()
         (message,) = await _take(messages, 1)
-    ((position, event),) = await relay.store.read(
+    ((head, event),) = await relay.store.read(
         lambda tx: tx.journal.events_after(tx.head().position - 1, 10)
     )
     assert message.fields == {
-        "id": str(position),
+        "id": str(head.position),
+        "journalhead": str(head),
         "event": "io.imdsrelay.approval.recorded.v1",
         "data": event.body.decode(),
     }
@@ -95,12 +96,15 @@ async def test_without_last_event_id_a_stream_starts_with_the_next_event(
     assert message.event["type"] == "io.imdsrelay.event.updated.v1"
 
 
-async def test_a_stream_sends_its_position_before_the_first_event(relay: RunningRelay) -> None:
+async def test_a_stream_sends_where_it_begins_before_the_first_event(relay: RunningRelay) -> None:
     """An id without data is no event, and is kept by every consumer that follows the standard."""
     async with following(relay) as messages:
         begun = await anext(messages)
     head = await relay.store.read(lambda tx: tx.head())
-    assert begun.fields == {"id": str(head.position)}
+    assert begun.fields == {"id": str(head.position), "journalhead": str(head)}
+    for last in (str(head), str(head.position)):
+        async with following(relay, last) as messages:
+            assert await anext(messages) == begun
 
 
 async def test_a_stream_resumes_without_gap_or_repeat(tmp_path: Path) -> None:
@@ -133,14 +137,18 @@ async def test_journal_rows_that_are_no_cloudevents_are_skipped(relay: RunningRe
     assert types == ["event.scheduled.v1", "approval.recorded.v1"]
 
 
-async def test_a_position_of_another_journal_starts_at_the_beginning(relay: RunningRelay) -> None:
+@pytest.mark.parametrize("last", ["999999", f"1:{'a' * 64}", f"999999:{'a' * 64}"])
+async def test_what_is_not_of_this_journal_starts_at_its_beginning(
+    relay: RunningRelay, last: str
+) -> None:
     """The state file was set aside: to send again is better than to leave out."""
-    async with following(relay, "999999") as messages:
+    async with following(relay, last) as messages:
+        assert (await anext(messages)).fields == {"id": "0", "journalhead": f"0:{'0' * 64}"}
         (message,) = await _take(messages, 1)
     assert message.event["subject"] == EVENT_ID
 
 
-@pytest.mark.parametrize("last", ["x", "-1", "1.0", "9" * 19, "1 2"])
+@pytest.mark.parametrize("last", ["x", "-1", "1.0", "9" * 19, "1 2", "1:", f"1:{'A' * 64}"])
 async def test_an_invalid_last_event_id_is_400(relay: RunningRelay, last: str) -> None:
     assert (await relay.call("GET", "/v1/stream", headers={"Last-Event-ID": last})).status == 400
 

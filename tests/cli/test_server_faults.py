@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import orjson
@@ -118,6 +120,11 @@ async def test_a_key_that_no_header_can_carry_is_exit_code_2_and_not_shown(key: 
 # --- tail
 
 
+def head(position: int, journal: str = "a") -> str:
+    """The journalhead at a position of a journal."""
+    return f"{position}:{journal * 64}"
+
+
 def frame(position: int, name: str = "event.scheduled", reason: str = "") -> bytes:
     """An event as the stream has it."""
     event = {
@@ -125,22 +132,35 @@ def frame(position: int, name: str = "event.scheduled", reason: str = "") -> byt
         "time": "2026-04-11T22:26:58Z",
         "data": {**EVENT, "description": reason},
     }
-    return b"id: %d\nevent: x\ndata: %s\n\n" % (position, orjson.dumps(event))
+    place = f"id: {position}\njournalhead: {head(position)}\n"
+    return b"%sevent: x\ndata: %s\n\n" % (place.encode(), orjson.dumps(event))
 
 
-async def test_tail_goes_on_behind_the_last_event_after_each_break() -> None:
+@pytest.mark.parametrize(
+    ("first", "said"),
+    [
+        (f"journalhead: {head(7)}\n", "connected again; no event is missing"),
+        (f"journalhead: {head(7, 'b')}\n", "connected again; events may be missing: "),
+        (f"journalhead: {head(0)}\n", "connected again; events may be missing: "),
+        ("", "connected again; events may be missing: "),
+    ],
+    ids=["the same journal", "another journal", "the beginning of a journal", "no journal"],
+)
+async def test_tail_goes_on_behind_the_last_event_and_says_whether_any_is_missing(
+    first: str, said: str
+) -> None:
     last_event_ids: list[str | None] = []
 
     async def handler(request: web.Request) -> web.StreamResponse:
         last_event_ids.append(request.headers.get("Last-Event-ID"))
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
-        if len(last_event_ids) == 1:
-            await response.write(b"id: 6\n\n")
-        elif len(last_event_ids) == 2:
+        if len(last_event_ids) <= 2:
+            await response.write(f"id: 6\njournalhead: {head(6)}\n\n".encode())
+        if len(last_event_ids) == 2:
             await response.write(frame(7) + frame(8)[:30])  # broken off in the middle of the second
-        else:
-            await response.write(frame(8, reason="x" * 300_000))
+        elif len(last_event_ids) == 3:
+            await response.write(f"id: 7\n{first}\n".encode() + frame(8, reason="x" * 300_000))
             await asyncio.sleep(3600)
         return response
 
@@ -149,10 +169,14 @@ async def test_tail_goes_on_behind_the_last_event_after_each_break() -> None:
         tail.send_signal(signal.SIGINT)
         async with asyncio.timeout(60):
             assert await tail.wait() == 0
-        status_lines = await read_until(tail.stderr, "connected again")
-    assert last_event_ids == [None, "6", "7"]
+        assert tail.stderr is not None
+        status_lines = (await tail.stderr.read()).decode()
+    assert last_event_ids == [None, head(6), head(7)]
     assert [orjson.loads(line)["type"] for line in lines] == ["io.imdsrelay.event.scheduled.v1"] * 2
-    assert "trying again" in status_lines
+    assert "; trying again until the relay answers\n" in status_lines
+    second, third = re.findall("^connected again; .*", status_lines, re.MULTILINE)
+    assert second == "connected again; no event is missing"
+    assert third.startswith(said)
     assert "Traceback" not in status_lines
 
 
@@ -173,6 +197,29 @@ async def test_tail_tells_a_person_what_happens_as_it_happens(tmp_path: Path) ->
         tail.send_signal(signal.SIGTERM)
         async with asyncio.timeout(60):
             assert await tail.wait() == 0
+
+
+def _lose_state_file(folder: Path) -> None:
+    for file in folder.glob("relay.db*"):
+        file.unlink()
+
+
+async def test_tail_says_that_events_may_be_missing_after_the_state_file_was_lost(
+    tmp_path: Path,
+) -> None:
+    async with AsyncExitStack() as stack:
+        async with running_relay(tmp_path) as relay:
+            tail = await stack.enter_async_context(start_process("tail", "-c", relay.config))
+            stop = asyncio.create_task(_announce_until_told(relay.azure.schedule))
+            await read_until(tail.stdout, "event.scheduled")
+            stop.cancel()
+        _lose_state_file(tmp_path)
+        async with running_relay(tmp_path) as relay:
+            event = await relay.announce()
+            assert "connected again; events may be missing" in await read_until(
+                tail.stderr, "connected again"
+            )
+            await read_until(tail.stdout, event.event_id)  # from the beginning of the new journal
 
 
 async def _announce_until_told(schedule: Callable[[Plan], object]) -> None:
@@ -196,14 +243,13 @@ def test_a_stream_is_read_the_same_however_it_is_cut(
         end.join((b": still here", b"id: %d" % number, b"event: x", b"data: " + data, b"", b""))
         for number, data in messages
     )
-    stream, events, start = EventStreamParser(), list[bytes](), 0
+    stream, frames, start = EventStreamParser(), list[dict[bytes, bytes]](), 0
     for cut in [*sorted(cuts), len(whole)]:
-        events += stream.feed(whole[start:cut])
+        frames += stream.feed(whole[start:cut])
         start = max(start, min(cut, len(whole)))
-    assert events == [data for _, data in messages]
-    assert stream.request_headers().get("Last-Event-ID") == (
-        str(messages[-1][0]) if messages else None
-    )
+    assert frames == [
+        {b"id": b"%d" % number, b"event": b"x", b"data": data} for number, data in messages
+    ]
 
 
 @pytest.mark.parametrize("arguments", [("show", "E"), ("deliveries", "7")])

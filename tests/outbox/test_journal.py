@@ -307,6 +307,23 @@ def test_a_clock_that_was_wrong_for_a_while_costs_no_young_row(tmp_path: Path) -
         assert verify_journal(file.connection)[1] == 4
 
 
+def test_a_head_that_the_journal_does_not_have_gives_its_beginning(tmp_path: Path) -> None:
+    with open_file_in(tmp_path / "relay.db") as file:
+        heads = fill(file.connection)
+        journal = Journal(file.connection)
+        for head in heads:
+            assert journal.head_at(head.position) == head
+            assert journal.head_at(head.position, head.hash) == head
+            assert journal.head_at(head.position, "a" * 64) == GENESIS
+        assert journal.head_at(ROWS + 1) == GENESIS
+        journal.prune(NOW + timedelta(minutes=3), NOW)
+        begin = heads[3]
+        assert [journal.head_at(head.position, head.hash) for head in heads] == [
+            *[begin] * 4,
+            *heads[4:],
+        ]
+
+
 def test_an_audit_beside_a_relay_that_prunes_sees_one_moment(tmp_path: Path) -> None:
     """It reads the checkpoint and the rows in the same snapshot."""
     path = tmp_path / "relay.db"
@@ -356,7 +373,8 @@ def test_history_and_what_follows_a_position_leave_out_what_is_no_event(tmp_path
         assert history("2026-04-11T23") == ([ids[3], ids[2]], False)
         assert history("2026-04-11T23", 4) == ([], False)
         page = journal.events_after(0, 2)
-        assert [(position, event.id) for position, event in page] == [(1, ids[1]), (4, ids[2])]
+        assert [(head.position, event.id) for head, event in page] == [(1, ids[1]), (4, ids[2])]
+        assert [head for head, _ in page] == [journal.head_at(1), journal.head_at(4)]
         assert journal.position_of_last_change_of_event("e") == 4
         assert journal.position_of_last_change_of_event("f") is None
         with pytest.raises(KeyError):

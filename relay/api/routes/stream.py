@@ -1,7 +1,8 @@
 """`/v1/stream`: every CloudEvent as it is recorded, as server-sent events.
 
 Source: HTML Living Standard, section 9.2, "Server-sent events". Each stream reads the journal from
-its own position. So it needs no queue, and loses or repeats nothing with a slow reader.
+its own position. So it needs no queue, and loses or repeats nothing with a slow reader. The hash
+beside each position shows a reader that comes again whether the journal is still the same.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from relay.api.schema.responses import COMMON_HEADERS, Problem
 from relay.api.schema.route import Call, Parameter, Route
 from relay.api.server.connections import connection_of
 from relay.events.cloudevent import CloudEvent
+from relay.outbox import JournalHead
 from relay.outbox.transaction import Transaction
 
 MEDIA_TYPE = "text/event-stream"
@@ -25,10 +27,11 @@ _BATCH_BYTES = 2**17
 _LAST_EVENT_ID = Parameter(
     name="Last-Event-ID",
     place="header",
-    description="resume after this position of the journal; 0: from its beginning",
-    pattern=r"^[0-9]{1,18}$",
+    description="resume after this `id` or this `journalhead` of the stream; "
+    "0, or what this journal does not have: from its beginning",
+    pattern=r"^[0-9]{1,18}(:[0-9a-f]{64})?$",
 )
-_POSITION = re.compile(_LAST_EVENT_ID.pattern, re.ASCII)
+_PATTERN = re.compile(_LAST_EVENT_ID.pattern, re.ASCII)
 _log = logging.getLogger(__name__)
 
 
@@ -48,9 +51,9 @@ async def _stream_events(call: Call) -> web.StreamResponse:
     wakeup = connection_of(call.request).wakeup
     wakeups[wakeup] = principal
     try:
-        position = await relay.store.read(lambda tx: _start_position(tx, call.parameters))
+        head = await relay.store.read(lambda tx: _start(tx, call.parameters))
         await response.prepare(call.request)
-        await _send_events(call, response, position)
+        await _send_events(call, response, head)
         await response.write_eof()
     except TimeoutError:
         _log.info(
@@ -65,8 +68,8 @@ async def _stream_events(call: Call) -> web.StreamResponse:
     return response
 
 
-async def _send_events(call: Call, response: web.StreamResponse, position: int) -> None:
-    """Send the events after this position until the relay stops or the reader disconnects.
+async def _send_events(call: Call, response: web.StreamResponse, head: JournalHead) -> None:
+    """Send the events after this head until the relay stops or the reader disconnects.
 
     A stream also ends with the session that opened it.
 
@@ -74,7 +77,7 @@ async def _send_events(call: Call, response: web.StreamResponse, position: int) 
     """
     relay, limits = call.relay, call.server.limits
     wakeup = connection_of(call.request).wakeup
-    frames = b"id: %d\n\n" % position  # no event, but the position from which to resume
+    frames = _frame(head)  # no event, but from where the stream goes on
     streams = call.server.stream_wakeups
     while (
         call.server.relay is not None and call.request.transport is not None and wakeup in streams
@@ -85,10 +88,10 @@ async def _send_events(call: Call, response: web.StreamResponse, position: int) 
             await response.write(frames)
         wakeup.clear()
         async with call.server.long_reads:
-            events = await relay.store.read(partial(_read_events, position=position))
+            events = await relay.store.read(partial(_read_events, position=head.position))
         if events:
-            frames = b"".join(_server_sent_event(number, event) for number, event in events)
-            position = events[-1][0]
+            frames = b"".join(_frame(head, event) for head, event in events)
+            head = events[-1][0]
             continue
         try:
             async with asyncio.timeout(limits.stream_keep_alive_interval):
@@ -102,33 +105,33 @@ def _too_many_streams_problem(maximum: str) -> Problem:
     return Problem(429, f"the maximum of {maximum} is open", headers={"Retry-After": "15"})
 
 
-def _parse_last_event_id(request: web.Request) -> int | None:
+def _parse_last_event_id(request: web.Request) -> str | None:
     values = [value for value in request.headers.getall(_LAST_EVENT_ID.name, []) if value]
     if not values:
         return None
-    if len(values) > 1 or _POSITION.fullmatch(values[0]) is None:
-        raise Problem(400, "Last-Event-ID: expected the id of an event of this stream, once")
-    return int(values[0])
+    if len(values) > 1 or _PATTERN.fullmatch(values[0]) is None:
+        raise Problem(400, "Last-Event-ID: expected an id or a journalhead of this stream, once")
+    return values[0]
 
 
-def _start_position(tx: Transaction, last_event_id: int | None) -> int:
-    """Return the position after which the stream begins; without an id, the end of the journal.
-
-    A position beyond the end belongs to a previous journal: the stream sends the whole journal.
-    """
-    end = tx.head().position
+def _start(tx: Transaction, last_event_id: str | None) -> JournalHead:
+    """Return the head after which the stream begins; without an id, the end of the journal."""
     if last_event_id is None:
-        return end
-    return last_event_id if last_event_id <= end else 0
+        return tx.head()
+    position, _, digest = last_event_id.partition(":")
+    return tx.journal.head_at(int(position), digest)
 
 
-def _read_events(tx: Transaction, position: int) -> list[tuple[int, CloudEvent]]:
+def _read_events(tx: Transaction, position: int) -> list[tuple[JournalHead, CloudEvent]]:
     return tx.journal.events_after(position, _BATCH_SIZE, _BATCH_BYTES)
 
 
-def _server_sent_event(position: int, event: CloudEvent) -> bytes:
+def _frame(head: JournalHead, event: CloudEvent | None = None) -> bytes:
+    place = b"id: %d\njournalhead: %s\n" % (head.position, str(head).encode())
+    if event is None:
+        return place + b"\n"
     # The JSON contains no line breaks: they are escaped in strings.
-    return b"id: %d\nevent: %s\ndata: %s\n\n" % (position, event.type.encode(), event.body)
+    return b"%sevent: %s\ndata: %s\n\n" % (place, event.type.encode(), event.body)
 
 
 ROUTES = (
@@ -136,7 +139,7 @@ ROUTES = (
         method="GET",
         path="/v1/stream",
         summary="CloudEvents as server-sent events: `id` is the position in the journal, "
-        "`event` the type, `data` the CloudEvent",
+        "`journalhead` the position with its hash, `event` the type, `data` the CloudEvent",
         handler=_stream_events,
         media_types=(MEDIA_TYPE,),
         needs="read",
