@@ -88,8 +88,8 @@ enter() { # <machine> <suite> <command> …: as process 1 of the namespaces
   pivot_root . before
   cd "$TREE"
   umount --lazy /before
-  # bash stays process 1 and takes in orphans.
-  env --ignore-environment "${variables[@]}" HOME=/root LANG=C.UTF-8 \
+  # bash stays process 1 and takes in orphans. What runs in its background would ignore SIGINT.
+  env --default-signal --ignore-environment "${variables[@]}" HOME=/root LANG=C.UTF-8 \
     PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin setsid --wait "$@" </dev/null
 }
 
@@ -97,8 +97,11 @@ step() { # <suite> <machine> <target>: one line for it, and the end of its log i
   local log=$CACHE/logs/$(date +%F-%H%M%S)-$1-$3.log began=$SECONDS result=passed arguments=()
   [[ $3 == demo ]] || arguments=("ARGS=${ARGS-}")
   printf '%s: make %s … ' "$1" "$3"
-  "${ISOLATED[@]}" "$0" --enter "$2" "$1" timeout 4h make "$3" "${arguments[@]}" >"$log" 2>&1 ||
-    result=failed
+  "${ISOLATED[@]}" "$0" --enter "$2" "$1" timeout 4h make "$3" "${arguments[@]}" \
+    >"$log" 2>&1 &
+  child=$! # waited for, so that a signal ends this script at once
+  wait $child || result=failed
+  child=
   printf '%s, %s s, %s\n' "$result" $((SECONDS - began)) "$log"
   [[ $3 == demo ]] || grep -E '^=+ .*(passed|failed|error).* in ' "$log" || true
   if [[ $result == failed ]]; then tail -30 "$log"; failed=1; fi
@@ -121,8 +124,12 @@ mkdir -p "$CACHE"/{logs,roots,pip}
 exec 9>"$CACHE/lock"
 flock --nonblock 9 || fail "another run uses $CACHE; wait for it, or set PLATFORMS_CACHE"
 rm -rf --one-file-system "$CACHE"/machine.* # of runs that were killed
-machine=
-trap '[[ -z $machine ]] || rm -rf --one-file-system "$machine"' EXIT
+machine='' child=''
+end() {
+  [[ -z $child ]] || { kill -KILL "$child" && wait "$child" || sleep 1; }
+  [[ -z $machine ]] || rm -rf --one-file-system "$machine"
+}
+trap end EXIT
 trap 'exit 1' INT TERM
 failed=0
 for suite in $SUITES; do
