@@ -1,10 +1,10 @@
 """Finds the local socket of the relay that a configuration means.
 
 With ``api.socket: auto`` the relay chooses the path when it starts, so every possible path is
-tried: first those that follow from the state file, last that of the service. If the state file is
-certain, each call to the service's socket names it in a header, and a relay with another state file
-refuses the call: a decision that is meant for one relay never reaches another. Sockets and links
-that a stranger may have put there are not used.
+tried: first those that follow from the state file, last that of the service. If the user named the
+configuration, each call to the service's socket names the state file in a header, and a relay with
+another one refuses the call: a decision that is meant for one relay never reaches another. Sockets
+and links that a stranger may have put there are not used.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ async def find_socket(
         return LocalSocket(location.socket)
     if location.socket is None:
         # The environment of the service may set a socket that its configuration does not have.
-        if may_exist(service_socket):
+        if not location.is_own and may_exist(service_socket):
             return LocalSocket(service_socket)
         raise ConfigError(
-            f"{location.file or 'the environment'} has no api.socket, and {service_socket} does "
-            f"not exist. Remove `socket: null`, or {_url_and_key_advice(location)}"
+            f"{location.file or 'the environment'} has no api.socket. "
+            f"Remove `socket: null`, or {_url_and_key_advice(location)}"
         )
     if not supports_local_sockets():
         raise ConfigError(f"this system has no local sockets: {_url_and_key_advice(location)}")
@@ -73,22 +73,14 @@ async def find_socket(
 def _candidate_sockets(
     location: RelayAddressesAndStateFile, service_socket: Path
 ) -> Iterator[LocalSocket]:
-    folders = [Path()]
-    if location.file is not None and location.is_own:
-        folders.append(location.file.parent)  # a relay that was started there
-    state_files = [folder / location.state_file for folder in folders]
-    for state_file in state_files:
-        _refuse_planted_links(state_file)
-    sockets = dict.fromkeys(
-        path
-        for state_file in state_files
-        for path in socket_paths_of_state_file(state_file, os.environ)
-    )
-    for path in sockets:
-        yield LocalSocket(path)
     headers = {}
-    if location.is_state_file_certain:
-        headers[STATE_FILE_HEADER] = state_file_id(location.state_file)
+    if location.state_files or location.is_own:
+        state_file = location.state_file()
+        _refuse_planted_links(state_file)
+        for path in socket_paths_of_state_file(state_file, os.environ):
+            yield LocalSocket(path)
+        if location.is_own or len(location.state_files) == 1:
+            headers[STATE_FILE_HEADER] = state_file_id(state_file)
     yield LocalSocket(service_socket, headers)
 
 

@@ -26,9 +26,8 @@ from relay.cli._output import (
     print_lines,
 )
 from relay.cli._tables import print_table
-from relay.config.file_lookup import SERVICE_STORE
 from relay.config.relay_location import locate_relay_addresses_and_state_file
-from relay.errors import ConfigError
+from relay.errors import ConfigError, StoreError
 from relay.files import may_exist
 from relay.outbox import JournalHead
 from relay.outbox.claim_audit import audit_start_request_claims
@@ -174,7 +173,7 @@ def _open_journal(
 
     Raises StoreError if the file is no store, and CommandFailed if reading it fails.
     """
-    path = store or configured_state_file(config)
+    path = store or _configured_state_file(config)
     with closing(open_for_reading(path)) as connection:
         try:
             connection.execute("BEGIN")
@@ -184,10 +183,16 @@ def _open_journal(
             raise CommandFailed(f"the journal in {path} cannot be read: {error}") from error
 
 
-def configured_state_file(config: Path | None, *, service_store: Path = SERVICE_STORE) -> Path:
-    """Return the state file of the configuration, or else that of the service if it exists."""
-    path = locate_relay_addresses_and_state_file(config).state_file
-    return service_store if not may_exist(path) and may_exist(service_store) else path
+def _configured_state_file(config: Path | None) -> Path:
+    location = locate_relay_addresses_and_state_file(config)
+    file = location.state_file()
+    if not may_exist(file):
+        nor = "".join(f", nor is {other}" for other in location.state_files if other != file)
+        raise StoreError(
+            f"store.path: expected a relay's state file, {file}: it is not there{nor}. "
+            "Name it with --store FILE, or its configuration with --config FILE"
+        )
+    return file
 
 
 def _parse_head(text: str) -> JournalHead:

@@ -19,8 +19,9 @@ from relay.config.document import (
     expand_variables,
     read_document,
 )
-from relay.config.file_lookup import DEFAULT_PATHS, SYSTEM_FILE, find_trusted_file
+from relay.config.file_lookup import DEFAULT_PATHS, SERVICE_STORE, find_trusted_file
 from relay.errors import ConfigError
+from relay.files import may_exist
 
 _PLACES = ("api.socket", "api.listen", "api.tls", "store.path")
 _VARIABLES = ("API", "API__SOCKET", "API__LISTEN", "API__TLS", "STORE", "STORE__PATH")
@@ -40,16 +41,32 @@ class RelayAddressesAndStateFile:
     socket: Path | Literal["auto"] | None
     """``api.socket``. ``auto``, the default: beside the state file or in the folder of the service,
     see `relay.api.local_socket`. None: the relay has no local socket."""
-    state_file: Path
+    state_files: tuple[Path, ...]
+    """Where the state file may be. A relative ``store.path`` begins at the folder in which the
+    relay runs: this one, that of the file, or that of the service unless another file is meant.
+    Empty: ``store.path`` could not be read."""
     is_own: bool
     """Whether the user named the file, or is in the folder of the file. If not, the file is that of
     the service, or there is none. Verbs then prefer the relay that the profile of the user names,
     if there is a profile (`relay.cli._connection_profiles`)."""
-    is_state_file_certain: bool
-    """Whether the relay has this state file for certain. A relative path begins at the folder in
-    which the relay runs: that is known only if the file was found in the current folder."""
     url: str
     """The URL of the listener, from this machine."""
+
+    def state_file(self) -> Path:
+        """Return the state file that is there; if none is, the first that could be.
+
+        Raises ConfigError if the file of the user leaves open which one is meant. Whoever guesses
+        then would verify the journal of another relay, or ask it.
+        """
+        if not self.state_files:
+            raise ConfigError("\n".join(self.problems))
+        there = {os.path.realpath(file): file for file in self.state_files if may_exist(file)}
+        if self.is_own and len(there) > 1:
+            raise ConfigError(
+                f"{self.file}: store.path begins at the folder in which the relay runs, and there "
+                f"are {' and '.join(there)}: make it an absolute path"
+            )
+        return next(iter(there.values()), self.state_files[0])
 
 
 def locate_relay_addresses_and_state_file(
@@ -57,22 +74,56 @@ def locate_relay_addresses_and_state_file(
     environment: Mapping[str, str] = os.environ,
     *,
     default_paths: Sequence[Path] = DEFAULT_PATHS,
+    service_folder: Path = SERVICE_STORE.parent,
 ) -> RelayAddressesAndStateFile:
     """Return where the relay is.
 
-    Raises ConfigError if the file that ``path`` names is unusable, or a stranger planted the file.
+    Raises ConfigError if the file that somebody named is unusable, or a stranger planted the file.
     """
     file = find_trusted_file(path, environment, default_paths)
+    is_named = path is not None or bool(environment.get("IMDS_RELAY_CONFIG"))
     document: Any = {}
     problems: list[str] = []
     if file is not None:
         try:
             document = read_document(file)
         except ConfigError as error:
-            if path is not None:
+            if is_named:
                 raise
             problems.append(str(error))
+    values, unreadable = _read_places(file, document, environment)
+    api, store = values.get("api"), values.get("store")
+    api = api if isinstance(api, dict) else {}
+    # A link to the file of the service counts as that file.
+    is_of_service = file is None or os.path.realpath(file) in map(
+        os.path.realpath, default_paths[1:]
+    )
+    is_own = is_named or not is_of_service
+    folders = [Path()]
+    if file is not None and is_own:
+        folders.append(file.parent)
+    if is_of_service:
+        folders.append(service_folder)
+    state_file = _path_or_none(store.get("path") if isinstance(store, dict) else None)
+    if state_file is None:
+        state_file = _DEFAULT_STATE_FILE
+        folders = [] if "store.path" in unreadable else folders
+    return RelayAddressesAndStateFile(
+        file=file,
+        problems=(*problems, *unreadable.values()),
+        socket=_socket_setting(api),
+        state_files=tuple(dict.fromkeys(folder / state_file for folder in folders)),
+        is_own=is_own,
+        url=_listener_url(api),
+    )
+
+
+def _read_places(
+    file: Path | None, document: Any, environment: Mapping[str, str]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the sections with these keys, and why a place could not be read."""
     values: dict[str, Any] = {}
+    problems: dict[str, str] = {}
     for place in _PLACES:
         section, key = place.split(".")
         found = document.get(section)
@@ -80,41 +131,17 @@ def locate_relay_addresses_and_state_file(
             try:
                 part = expand_variables(file, {section: {key: found[key]}}, environment)
             except ConfigError as error:
-                problems.append(str(error))
+                problems[place] = str(error)
             else:
                 values.setdefault(section, {})[key] = part[section][key]
+    variables = [f"IMDS_RELAY_{variable}" for variable in _VARIABLES]
     try:
         apply_environment_overrides_in_place(
-            values,
-            {
-                name: environment[name]
-                for name in (f"IMDS_RELAY_{variable}" for variable in _VARIABLES)
-                if name in environment
-            },
+            values, {name: environment[name] for name in variables if name in environment}
         )
     except ConfigError as error:
-        problems.append(str(error))
-    api, store = values.get("api"), values.get("store")
-    api = api if isinstance(api, dict) else {}
-    state_file = (
-        _path_or_none(store.get("path") if isinstance(store, dict) else None) or _DEFAULT_STATE_FILE
-    )
-    is_named = path is not None or bool(environment.get("IMDS_RELAY_CONFIG"))
-    # A link to the file of the service counts as that file.
-    is_own = is_named or (
-        file is not None and os.path.realpath(file) != os.path.realpath(SYSTEM_FILE)
-    )
-    # `DEFAULT_PATHS` are files of the current folder, and the file of the service.
-    is_in_current_folder = is_own and not is_named
-    return RelayAddressesAndStateFile(
-        file=file,
-        problems=tuple(problems),
-        socket=_socket_setting(api),
-        state_file=state_file,
-        is_own=is_own,
-        is_state_file_certain=state_file.is_absolute() or is_in_current_folder,
-        url=_listener_url(api),
-    )
+        problems["environment"] = str(error)
+    return values, problems
 
 
 def _path_or_none(value: object) -> Path | None:

@@ -15,7 +15,6 @@ from typing import Any
 import orjson
 import pytest
 
-from relay.cli.audit import configured_state_file
 from relay.outbox.journal import Journal, read_all_rows
 from tests.approvals.builders import REDEPLOY, ApprovalFile
 from tests.cli.command import run_async, run_command
@@ -286,14 +285,28 @@ async def test_a_copy_is_audited_where_it_lies_without_a_configuration(
         ).code == 0
 
 
-def test_the_state_file_of_the_service_is_found(tmp_path: Path) -> None:
-    config, configured, service = (tmp_path / name for name in ("relay.yaml", "a.db", "b.db"))
-    config.write_text(f"store: {{path: {configured}}}")
-    assert configured_state_file(config, service_store=service) == configured
-    service.touch()
-    assert configured_state_file(config, service_store=service) == service
-    configured.touch()
-    assert configured_state_file(config, service_store=service) == configured
+async def test_a_configuration_whose_state_file_is_not_there_is_an_error(
+    journal_of_a_decision: tuple[str, Path, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever journal lies where a relay that nobody named would have it."""
+    _, store, event = journal_of_a_decision
+    folder = store.parent
+    monkeypatch.chdir(folder)
+    (folder / "other").mkdir()
+    config = folder / "other/relay.yaml"
+    for path, said in (
+        ("absent.db", "absent.db: it is not there, nor is other/absent.db. "),
+        (folder / "absent.db", f"{folder}/absent.db: it is not there. "),
+        ("${NOPE}/relay.db", "expected the environment variable NOPE to be set"),
+    ):
+        config.write_text(f"store: {{path: '{path}'}}")
+        for verb in ("verify", f"show {event}", "export"):
+            result = run_command("audit", *verb.split(), "--config", "other/relay.yaml")
+            assert (result.code in (1, 2), result.out) == (True, "")
+            assert said in result.err
+        monkeypatch.setenv("IMDS_RELAY_CONFIG", "other/relay.yaml")
+        assert (run_command("audit").out, said in run_command("audit").err) == ("", True)
+        monkeypatch.delenv("IMDS_RELAY_CONFIG")
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def test_the_file_names_the_places_of_the_service_and_its_group_can_read_it(file
     config = load(file, {}).config
     assert (config.store.path, config.api.socket) == (SERVICE_STORE, SERVICE_SOCKET)
     location = locate_relay_addresses_and_state_file(file, {})
-    assert (location.state_file, location.socket) == (SERVICE_STORE, SERVICE_SOCKET)
+    assert (location.state_file(), location.socket) == (SERVICE_STORE, SERVICE_SOCKET)
     assert not config.has_no_rule_for_user_events
 
 

@@ -12,6 +12,7 @@ from relay.cli._exit_codes import CommandFailed
 from relay.cli._local_relay import find_socket, is_socket_owner_trusted
 from relay.config import Config
 from relay.config.relay_location import locate_relay_addresses_and_state_file
+from relay.errors import ConfigError, RelayError
 from tests.cli.command import run_async, run_command
 from tests.cli.running_relay import running_relay
 
@@ -91,7 +92,7 @@ def test_a_configuration_without_a_socket_says_what_to_give(tmp_path: Path) -> N
     file.write_text("api: {socket: null}")
     result = run_command("events", "-c", str(file))
     assert result.code == 2
-    assert result.err.startswith(f"imds-relay: {file} has no api.socket, and ")
+    assert result.err.startswith(f"imds-relay: {file} has no api.socket. ")
     assert "give --url and a key: --url http://127.0.0.1:8080 --key-file FILE" in result.err
 
 
@@ -107,14 +108,41 @@ def test_a_configuration_that_was_named_must_be_readable(tmp_path: Path) -> None
 async def test_the_service_is_asked_by_those_who_cannot_read_its_configuration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("IMDS_RELAY_CONFIG", str(tmp_path))  # a folder cannot be read as a file
     monkeypatch.chdir("/")
     async with running_relay(tmp_path) as relay:
         socket = Path(relay.config).with_name("relay.sock")
-        found = await find_socket(locate_relay_addresses_and_state_file(), service_socket=socket)
+        unreadable = tmp_path / "etc.yaml"
+        unreadable.write_text("a: [")
+        location = locate_relay_addresses_and_state_file(
+            environment={}, default_paths=(Path("relay.yaml"), unreadable)
+        )
+        found = await find_socket(location, service_socket=socket)
         assert (found.path, found.headers) == (socket, {})
-    with pytest.raises(CommandFailed, match=f"not used of it: {tmp_path}: .*Is a directory"):
-        await find_socket(locate_relay_addresses_and_state_file(), service_socket=socket)
+    with pytest.raises(CommandFailed, match=f"not used of it: {unreadable}:1: expected YAML"):
+        await find_socket(location, service_socket=socket)
+    with pytest.raises(ConfigError, match="expected YAML"):  # it was named: no other will do
+        locate_relay_addresses_and_state_file(environment={"IMDS_RELAY_CONFIG": str(unreadable)})
+
+
+@pytest.mark.parametrize("folder", ["here", "elsewhere"])
+@pytest.mark.parametrize(
+    "text",
+    ["{}", "store: {path: '${NOPE}/relay.db'}", "api: {socket: null}"],
+    ids=["relative", "unknown", "no socket"],
+)
+async def test_a_relay_that_was_named_is_never_guessed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, folder: str
+) -> None:
+    """Neither the one of the current folder nor the service is asked in its place."""
+    for name in ("here", "there", "elsewhere"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / folder)
+    (tmp_path / "there/relay.yaml").write_text(text)
+    (tmp_path / "there/relay.db").touch()
+    async with running_relay(tmp_path / "here", api={"socket": "auto"}):
+        location = locate_relay_addresses_and_state_file(tmp_path / "there/relay.yaml")
+        with pytest.raises(RelayError):
+            await find_socket(location, service_socket=tmp_path / "here/relay.sock")
 
 
 async def test_a_call_for_one_relay_never_reaches_the_service_in_its_place(tmp_path: Path) -> None:
@@ -214,24 +242,58 @@ def test_what_is_not_written_is_the_default(tmp_path: Path) -> None:
     file.write_text("")
     settings = Config()
     location = locate_relay_addresses_and_state_file(file, {})
-    assert location.state_file == settings.store.path
+    assert location.state_files == (settings.store.path, tmp_path / settings.store.path)
     assert location.socket == settings.api.socket
     assert location.url == f"http://{settings.api.listen}"
 
 
-@pytest.mark.parametrize("text", ["", "store: {path: relay.db}"], ids=["default", "written"])
-def test_a_relay_of_the_current_folder_has_its_state_file_there_for_certain(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+def test_the_state_file_is_where_the_relay_that_is_meant_may_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, other, service = (tmp_path / name for name in ("here", "other", "service"))
+    for folder in (here, other, service):
+        folder.mkdir()
+        (folder / "relay.yaml").write_text("{}")
+    monkeypatch.chdir(here)
+
+    def state_files(
+        named: str = "", own: str = "absent.yaml", variable: str = ""
+    ) -> tuple[str, ...]:
+        location = locate_relay_addresses_and_state_file(
+            Path(named) if named else None,
+            environment={"IMDS_RELAY_CONFIG": variable},
+            default_paths=(Path(own), service / "relay.yaml"),
+            service_folder=service,
+        )
+        assert location.is_own is bool(named or variable or own == "relay.yaml")
+        return tuple(map(str, location.state_files))
+
+    assert state_files() == ("relay.db", f"{service}/relay.db")
+    assert state_files(own="relay.yaml") == ("relay.db",)
+    assert state_files("../other/relay.yaml") == ("relay.db", "../other/relay.db")
+    assert state_files(variable="../other/relay.yaml") == ("relay.db", "../other/relay.db")
+    (service / "relay.yaml").write_text("store: {path: /x.db}")
+    assert state_files() == ("/x.db",)
+
+
+def test_of_several_state_files_none_is_guessed_if_a_configuration_was_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert not locate_relay_addresses_and_state_file(environment={}).is_state_file_certain
-    (tmp_path / "relay.yaml").write_text(text)
-    assert locate_relay_addresses_and_state_file(environment={}).is_state_file_certain
-    assert not locate_relay_addresses_and_state_file(
-        tmp_path / "relay.yaml", {}
-    ).is_state_file_certain
-    named = locate_relay_addresses_and_state_file(environment={"IMDS_RELAY_CONFIG": "relay.yaml"})
-    assert (named.is_own, named.is_state_file_certain) == (True, False)
+    (tmp_path / "other").mkdir()
+    for file in ("relay.db", "other/relay.db", "other/relay.yaml"):
+        (tmp_path / file).touch()
+    location = locate_relay_addresses_and_state_file(Path("other/relay.yaml"), {})
+    with pytest.raises(ConfigError, match="make it an absolute path"):
+        location.state_file()
+    (tmp_path / "relay.db").unlink()
+    assert location.state_file() == Path("other/relay.db")
+    unnamed = locate_relay_addresses_and_state_file(
+        environment={}, default_paths=(), service_folder=tmp_path / "other"
+    )
+    assert unnamed.state_file() == tmp_path / "other/relay.db"
+    (tmp_path / "relay.db").touch()
+    assert unnamed.state_file() == Path("relay.db")
 
 
 def test_a_variable_in_a_place_that_is_read_is_filled_in_or_named(tmp_path: Path) -> None:
