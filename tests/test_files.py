@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,9 @@ def closed(tmp_path: Path) -> Iterator[Path]:
     folder.mkdir()
     (folder / "relay.yaml").write_text("scope: west\n")
     folder.chmod(0)
-    run_command("--help")  # loads all verbs while this user can read the modules of Python
+    # Load all verbs, and what threads need, while this user can read the modules of Python.
+    run_command("--help")
+    import_module("concurrent.futures.thread")
     root = os.geteuid() == 0
     if root:
         os.setresuid(NOBODY, NOBODY, 0)
