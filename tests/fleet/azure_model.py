@@ -225,7 +225,8 @@ class Fleet:
     def forget(self, vm: Vm) -> None:
         self.heard.pop(vm.name, None)
         if self.history is not None:
-            self._take(*forget_agent(self.history, vm.name, self.now))
+            is_last = not list(self.living())
+            self._take(*forget_agent(self.history, vm.name, self.now, is_last=is_last))
 
     def settle(self, rounds: int) -> None:
         """Let everything that is alive work again, for a number of minutes."""
@@ -270,11 +271,18 @@ class Fleet:
         )
 
     def _take(self, history: EventHistory | None, news: News | None) -> None:
+        can_object = self._shows
+        if self.history is not None and self.history.is_orphaned:
+            can_object = self._would_show
         self.history = history
         if news is not None:
             self.told.append((self.now, news))
-        if isinstance(news, EventEnded) and any(map(self._shows, self.living())):
+        if isinstance(news, EventEnded) and any(map(can_object, self.living())):
             self.false_ends += 1
+
+    def _would_show(self, vm: Vm) -> bool:
+        """Whether the document of a VM shows the event, which it would say if it was asked."""
+        return self.view(vm) is not None and vm.is_up and vm.polls and self.is_fresh(vm.name)
 
     def _shows(self, vm: Vm) -> bool:
         """Whether a VM has said that it sees the event, still does, and would say so again."""

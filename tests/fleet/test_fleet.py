@@ -77,6 +77,28 @@ async def test_an_agent_whose_vm_azure_deleted_is_forgotten(
         await eventually(lambda: [agent.relay for agent in fleet.roster] == ["vm-1"])
 
 
+async def test_what_a_deleted_vm_alone_had_reported_does_not_end_while_others_show_it(
+    own_broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other agents saw that the hub knew the event, and reported no copy of it."""
+    monkeypatch.setattr(merge, "END_WAIT", timedelta(seconds=1))
+    vms = ["vm-0", "vm-1", "vm-2"]
+    async with running_fleet(own_broker, tmp_path, {SCOPE: vms}) as fleet:
+        azure = fleet.azures[SCOPE]
+        shared = azure.schedule(Plan(resources=("vm-0",)))
+        await eventually(lambda: fleet.told(shared.event_id) == ["event.scheduled"])
+        deletion = azure.schedule(Plan(type="Terminate", resources=("vm-0",)))
+        await eventually(lambda: len(fleet.told(deletion.event_id)) == 1)
+        azure.start(deletion)
+        await eventually(lambda: len(fleet.told(deletion.event_id)) == 2)
+        await fleet.stop_agent(SCOPE, "vm-0")
+        azure.end(deletion)
+        await eventually(lambda: "vm-0" not in [agent.relay for agent in fleet.roster])
+        azure.update_event(shared, description="still there")
+        await eventually(lambda: len(fleet.told(shared.event_id)) > 1)
+        assert fleet.told(shared.event_id) == ["event.scheduled", "event.updated"]
+
+
 async def test_a_limit_of_one_machine_holds_across_scopes(
     own_broker: Broker, tmp_path: Path
 ) -> None:

@@ -98,8 +98,8 @@ class Hub:
         """Let time pass."""
         return self._take(*end_if_still_gone(self.known, at(now), self._is_fresh))
 
-    def forget(self, agent: str, now: float) -> News | None:
-        return self._take(*forget_agent(self.known, agent, at(now)))
+    def forget(self, agent: str, now: float, *, is_last: bool = False) -> News | None:
+        return self._take(*forget_agent(self.known, agent, at(now), is_last=is_last))
 
     @property
     def known(self) -> EventHistory:
@@ -472,23 +472,57 @@ def test_the_facts_about_an_end_are_those_of_all_agents() -> None:
     assert hub.hear("c", GoneFromDocument(), 8) == EventEnded(rebooted=True, gap=False, seen=at(8))
 
 
-def test_an_event_ends_when_the_last_agent_that_showed_it_is_forgotten() -> None:
+def test_the_events_of_a_scope_end_when_its_last_agent_is_forgotten() -> None:
     hub = Hub()
     for agent in "ab":
         hub.hear(agent, A, 0)
-    assert hub.forget("unknown", DAY) is None
-    assert hub.forget("a", DAY) is None
-    assert hub.forget("b", DAY) == EventEnded(rebooted=False, gap=True, seen=at(DAY))
+    for agent in ("unknown", "a"):
+        assert hub.forget(agent, DAY) is None
+    assert hub.forget("b", DAY, is_last=True) == EventEnded(rebooted=False, gap=True, seen=at(DAY))
     assert hub.known.words == {}
     assert hub.hear("b", A, 10, now=DAY + 1) is None
     assert hub.hear("b", A, DAY + 200) == EventAppeared(A, at(DAY + 200))
-    assert hub.forget("b", DAY + 300) == EventEnded(rebooted=False, gap=True, seen=at(DAY + 300))
-    assert hub.forget("b", DAY + 300) is None
+    assert hub.forget("b", DAY + 300, is_last=True) is not None
+    assert hub.forget("b", DAY + 300, is_last=True) is None
 
 
-def test_an_event_whose_last_words_were_lost_does_not_end_when_any_agent_is_forgotten() -> None:
-    hub = Hub(restore_history([(A, at(0))], {}))
-    assert hub.forget("a", DAY) is None
+def test_an_event_stays_when_the_only_agent_that_told_it_is_forgotten_and_others_see_it() -> None:
+    """They left out what the hub knew. One has read its document before the event was in it."""
+    hub = Hub()
+    hub.hear("a", A, 0)
+    assert hub.forget("a", 10) is None
+    assert hub.known.is_orphaned
+    assert hub.wait_until(1000) is None
+    for said in split_pulse_by_event("b", make_pulse(), {A.lowercase_event_id: hub.known}):
+        assert hub.hear("b", said[1], 1000) is None
+    assert hub.known.is_ending
+    assert hub.hear("c", A, 1005) is None
+    assert not hub.known.is_ending
+    assert hub.wait_until(2000) is None
+    assert hub.hear("c", B, 2001) == EventChanged(B, at(2001))
+
+
+def test_an_orphaned_event_ends_when_no_agent_has_objected_to_one_that_says_gone() -> None:
+    hub = Hub()
+    hub.hear("a", A, 0)
+    hub.forget("a", 10)
+    assert hub.hear("b", GONE, 20) is None
+    assert hub.hear("c", GONE, 21) is None
+    assert hub.wait_until(29) is None
+    assert hub.wait_until(30) == EventEnded(rebooted=False, gap=False, seen=at(21))
+
+
+def test_who_was_forgotten_has_seen_the_event_all_the_same() -> None:
+    """An agent that is behind reports the end of what it saw before: others told more since."""
+    hub = Hub()
+    hub.hear("a", A, 0)
+    hub.hear("b", A, 1)
+    hub.hear("a", B, 100)
+    hub.forget("a", 101)
+    assert hub.hear("b", GONE, 50, now=102) is None
+    assert hub.wait_until(200) is None
+    assert hub.hear("b", GONE, 201) is None
+    assert hub.wait_until(211) == EventEnded(rebooted=False, gap=False, seen=at(201))
 
 
 # --- events that return

@@ -66,6 +66,7 @@ class Network:
             self.poll_or_fail_to: 1.0,
             self.lose_disk: 1.0,
             self.kill: 0.2,
+            self.scale_in: 0.2,
             self.join: 0.5,
             self.wait: 3.0,
             self.restart_hub: 1.0,
@@ -168,6 +169,13 @@ class Network:
     def kill(self) -> None:
         if len(list(self.fleet.living())) > 1:
             self._any_vm().dead = True
+
+    def scale_in(self) -> None:
+        """Azure deletes a VM, and the hub forgets its agent."""
+        vm = self._any_vm()
+        if len(list(self.fleet.living())) > 1:
+            vm.dead = True
+            self.fleet.forget(vm)
 
     def join(self) -> None:
         if "d" not in self.fleet.vms:

@@ -207,9 +207,13 @@ class Hub:
         self._keeper.save()
 
     async def forget(self, agent: Agent) -> None:
-        """Remove an agent that is gone for good. Events that only it shows end."""
+        """Remove an agent that is gone for good."""
+        others = [each for each in self.roster.agents_of_scope(agent.scope) if each != agent]
         await self._merger.forget_agent(
-            agent.scope, agent.relay, lambda: self._keeper.forget_in_memory(agent)
+            agent.scope,
+            agent.relay,
+            lambda: self._keeper.forget_in_memory(agent),
+            is_last=not others,
         )
 
     async def _forget_agents_of_terminated_vms(self, name: EventName) -> None:

@@ -38,8 +38,13 @@ must report the end.
 A word shows the event if it is live and at most `MAX_LAG` older than the newest word that says
 gone. So an agent that cannot read its document does not keep an event alive. If somebody saw the
 event later than anybody saw it gone, nothing ends: the agents that say gone are behind. If no agent
-is fresh, nothing ends. After 24 hours of silence the hub forgets an agent (`forget_agent`). Then
-the event ends if nobody else shows it.
+is fresh, nothing ends.
+
+The hub forgets an agent whose VM was deleted, or that was silent for 24 hours (`forget_agent`). If
+it was the only one that showed the event, others may show it without a word: they left out what
+the hub knew. The event is *orphaned* then. So each pulse counts that does not list it, and the
+event has ended when `END_WAIT` has passed since the first, and no agent has shown it. If the scope
+has no agent any more, it ends at once.
 
 **Returns.** After the end, a live word is a return of the event if the agent had itself said gone
 about this occurrence and now sees the event later than anybody saw it gone, or if it sees the event
@@ -148,6 +153,11 @@ class EventHistory:
         return self.first_gone_at is not None
 
     @property
+    def is_orphaned(self) -> bool:
+        """Whether the agents that showed the event are forgotten, and it has not ended."""
+        return self.ended_at is None and all(word.state is None for word in self.words.values())
+
+    @property
     def agents_now_seeing_last_told_state(self) -> frozenset[str]:
         """The agents whose last word is the last state told. Only they can act on it."""
         return frozenset(
@@ -230,7 +240,8 @@ def split_pulse_by_event(
     """Yield the words that a pulse stands for, with the EventId in lower case of each.
 
     ``histories`` holds at least those in which the agent has a last word, by EventId in lower case.
-    An event that the agent knew and that is not in its document is gone. A pulse of an agent that
+    An event that the agent knew, or that is orphaned, and that is not in its document is gone. A
+    pulse of an agent that
     has not read its document since it began to run says nothing.
     """
     if pulse.events is None or pulse.poll_age is None:
@@ -239,9 +250,9 @@ def split_pulse_by_event(
     yield from shown.items()
     for key, history in histories.items():
         last = history.words.get(agent)
-        if last is None or key in shown:
+        if key in shown or (last is None and not history.is_orphaned):
             continue
-        if last.state is not None or history.ended_at is None:
+        if history.ended_at is None or (last is not None and last.state is not None):
             yield key, GoneFromDocument()
 
 
@@ -267,18 +278,14 @@ def document_times_of_pulse(
 
 
 def forget_agent(
-    history: EventHistory, agent: str, now: datetime
+    history: EventHistory, agent: str, now: datetime, *, is_last: bool
 ) -> tuple[EventHistory, News | None]:
-    """Remove an agent that is gone for good. The event ends if nobody else shows it."""
+    """Remove an agent that is gone for good. The event ends if it was the last of its scope."""
     words = {name: word for name, word in history.words.items() if name != agent}
     after = replace(history, words=words)
-    if (
-        agent not in history.words
-        or history.ended_at is not None
-        or any(word.state is not None for word in words.values())
-    ):
-        return after, None
-    return _end_history(after, now)
+    if is_last and history.ended_at is None:
+        return _end_history(after, now)
+    return after, None
 
 
 # --- what time alone does
@@ -527,6 +534,7 @@ def _apply_gone_from_document(
         rebooted=gone.rebooted or (is_repeated and last is not None and last.rebooted),
         gap=gone.gap and (not is_repeated or last is None or last.gap),
     )
+    was_orphaned = history.is_orphaned
     history = replace(history, words={**history.words, agent: word})
     if history.ended_at is not None or not word.says_gone:
         return MergeResult(history, None)
@@ -534,7 +542,7 @@ def _apply_gone_from_document(
     if _was_seen_after_gone(history, newest):
         return MergeResult(history, None)
     live = [(name, word) for name, word in history.words.items() if word.state is not None]
-    if not any(fresh(name) for name, _ in live):
+    if not (was_orphaned or any(fresh(name) for name, _ in live)):
         return _end_history(history, now)
     must_wait = not is_repeated or not any(_still_shows_event(word, newest) for _, word in live)
     if must_wait and history.first_gone_at is None:
@@ -558,11 +566,9 @@ def _newest_gone_time(history: EventHistory) -> datetime:
 
 
 def _was_seen_after_gone(history: EventHistory, newest_gone: datetime) -> bool:
-    """Whether an agent, fresh or not, saw the event later than anybody saw that it was gone."""
-    return any(
-        word.state is not None and word.seen > newest_gone + CLOCK_TOLERANCE
-        for word in history.words.values()
-    )
+    """Whether an agent, fresh, silent or forgotten, saw the event later than anybody saw it gone."""
+    shown = (word.seen for word in history.words.values() if word.state is not None)
+    return max([history.path[-1].seen, *shown]) > newest_gone + CLOCK_TOLERANCE
 
 
 def _still_shows_event(word: LastWord, newest_gone: datetime) -> bool:

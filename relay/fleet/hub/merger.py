@@ -202,13 +202,15 @@ class EventMerger:
             await self._write(batch)
         return others
 
-    async def forget_agent(self, scope: str, relay: str, on_forgotten: Callable[[], None]) -> None:
-        """Remove an agent that is gone for good. Events that only it shows end."""
+    async def forget_agent(
+        self, scope: str, relay: str, on_forgotten: Callable[[], None], *, is_last: bool
+    ) -> None:
+        """Remove an agent that is gone for good. With the last of a scope, its events end."""
         async with self._lock:
             now, batch = self._clock.now(), _UnsavedMerges(forgotten=(scope, relay))
             for event_id, history in self._histories.histories_in_memory_of_scope(scope).items():
-                if relay in history.words:
-                    batch.add_merge_result((scope, event_id), *forget_agent(history, relay, now))
+                after, news = forget_agent(history, relay, now, is_last=is_last)
+                batch.add_merge_result((scope, event_id), after, news)
             on_forgotten()
             await self._write(batch)
 
