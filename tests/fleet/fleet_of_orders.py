@@ -239,6 +239,9 @@ class Fleet:
         granted = self.hub.granted(order.grant)
         assert (sent.scope, order.event_id.lower(), order.revision) == granted, "misrouted"
         assert order.deadline <= hub_now + timedelta(seconds=5)
+        event = self.documents[sent.scope].get(order.event_id.lower())
+        if event is not None and event.revision == order.revision and event.not_before_time:
+            assert order.deadline <= event.not_before_time
         assert order.grant not in self.heard_accepted, "accepted twice"
         for other in self._others(sent):
             assert not self.is_executable(other), "two orders at the same time"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 from datetime import timedelta
 from pathlib import Path
@@ -15,7 +16,8 @@ from relay.events.build import Origin, common_event_data
 from relay.events.model import ScheduledEvent
 from relay.fleet.hub import merger
 from relay.fleet.hub.hub import Hub
-from relay.fleet.hub.pulses import MAX_POSTPONED
+from relay.fleet.hub.pulses import MAX_POSTPONED, PulseMerger
+from relay.fleet.hub.roster import Roster
 from relay.fleet.messages import MAX_LIVE_EVENTS, Pulse, StartResult
 from relay.fleet.routing import AuthorizedSender, pulse_key
 from relay.fleet.settings import HubSettings, TrustDomain
@@ -23,6 +25,9 @@ from relay.outbox import StateFileScopeAndVm, StoreSettings
 from relay.outbox.sqlite import open_store
 from tests.approvals.builders import build_event
 from tests.approvals.manual_clock import NOON, ManualClock
+from tests.events.strategies import make_event
+from tests.fleet.test_merger import merging
+from tests.journey.relay_process import eventually
 
 AGENT = Origin("vmss-a-1", "vm-0")
 SETTINGS = HubSettings.model_validate(
@@ -117,6 +122,37 @@ async def test_an_agent_that_invents_events_in_its_pulses_fills_no_memory(tmp_pa
         ]  # words of other tests of this worker may not be collected yet
         assert {each.name[1][:7] for each in kept} == {"flood-2", "flood-3"}
         assert len(kept) == MAX_POSTPONED
+
+
+async def test_what_a_pulse_tells_waits_for_reports_as_long_as_what_the_one_before_told(
+    tmp_path: Path,
+) -> None:
+    clock = ManualClock()
+    merged: list[float] = []
+    async with merging(tmp_path) as rig:
+
+        async def has_waiting_reports() -> bool:
+            return False
+
+        pulses = PulseMerger(
+            rig.histories,
+            Roster(),
+            rig.merger,
+            clock,
+            has_waiting_reports=has_waiting_reports,
+            ask_scope=ignore,
+            on_merged=lambda *_: merged.append((clock.now() - NOON).total_seconds()),
+        )
+        merging_words = asyncio.create_task(pulses.merge_postponed_words_when_due())
+        for second in range(12):
+            await eventually(lambda: bool(clock.remaining_sleeps))
+            if second in (0, 4):
+                event = make_event(event_id=f"e-{second}")
+                word = rig.word("vm-0", event, second, event_id=event.event_id)
+                await pulses.merge_repeated_words_and_postpone_news([word])
+            clock.advance(1)
+        merging_words.cancel()
+    assert merged == [5, 9]
 
 
 async def test_nobody_reports_in_the_name_of_the_hub(tmp_path: Path) -> None:

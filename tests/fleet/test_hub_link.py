@@ -40,6 +40,9 @@ class Handler:
     def on_broker_disconnected(self) -> None:
         """The hub does not hear its agents any more."""
 
+    def on_broker_connection_failed(self) -> None:
+        """The connection could not be made, or was lost."""
+
     async def take_messages_except_pulses(
         self, messages: Sequence[DeliveredMessage], settlements: CumulativeAcknowledger
     ) -> None:

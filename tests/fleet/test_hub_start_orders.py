@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from relay.errors import SourceUnavailable
+from relay.events.model import ScheduledEvent
 from relay.fleet.hub.start_orders import OrderPort
 from relay.fleet.messages import StartResult
 from relay.fleet.routing import AuthorizedSender
@@ -34,9 +35,9 @@ async def hub_with(
         yield hub
 
 
-async def show_event(hub: Hub, scope: str = "a") -> None:
+async def show_event(hub: Hub, scope: str = "a", event: ScheduledEvent = EVENT) -> None:
     """Let every agent of a scope report the event, so that it is granted."""
-    hub.fleet.azure_says(scope, EVENT)
+    hub.fleet.azure_says(scope, event)
     hub.fleet.send_pulses()
     await hub.settle()
 
@@ -211,6 +212,22 @@ async def test_a_frozen_agent_delays_the_order_by_eight_seconds_and_does_nothing
         hub.fleet.wake_up(frozen)
         await hub.settle()
         assert [post.agent for post in hub.fleet.posts] == ["vm-2"]
+
+
+async def test_an_agent_that_was_frozen_with_an_order_sends_nothing_after_not_before(
+    tmp_path: Path,
+) -> None:
+    async with hub_with(tmp_path) as hub:
+        for agent in hub.fleet.agents.values():
+            agent.mode = "frozen"
+        await show_event(hub, event=user_event(due=3.0))
+        (sent,) = hub.fleet.orders
+        await hub.advance(3.25)
+        assert (sent.order.deadline - hub.fleet.clock.now()).total_seconds() == -0.25
+        for agent in hub.fleet.agents.values():
+            hub.fleet.wake_up(agent)
+        await hub.advance(10)
+        assert hub.fleet.posts == []
 
 
 async def test_a_changed_event_is_not_started_before_the_hub_knows_it(tmp_path: Path) -> None:

@@ -87,3 +87,9 @@ async def test_the_state_file_of_a_plain_relay_is_set_aside_by_a_hub(
         assert await hub.relay.gate.approval_mode() == "off"
         assert await hub.relay.store.read(lambda tx: tx.occurrences.live_occurrences()) == []
     assert "was renamed to" in caplog.text
+
+
+async def test_a_hub_counts_each_failed_connection_in_a_row(tmp_path: Path) -> None:
+    """As docs/metrics.md says; it was never connected."""
+    async with start_relay(hub_without_broker(tmp_path), SystemClock()) as hub:
+        await eventually(lambda: hub.relay.source.failures >= 2)

@@ -44,6 +44,9 @@ class FleetSourceHealth:
     def on_broker_disconnected(self) -> None:
         """The hub does not hear its agents any more."""
         self._disconnected_at = self._clock.monotonic()
+
+    def on_broker_connection_failed(self) -> None:
+        """The connection could not be made, or was lost."""
         self.failures += 1
 
     async def watch_connection_and_report_loss(self) -> NoReturn:

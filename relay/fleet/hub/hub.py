@@ -251,6 +251,10 @@ class Hub:
         self.source.on_broker_disconnected()
         self.roster.note_hub_connection_lost()
 
+    def on_broker_connection_failed(self) -> None:
+        """The connection could not be made, or was lost."""
+        self.source.on_broker_connection_failed()
+
     def _mark_listening_in_roster_if_connected(self) -> None:
         """Note that the hub listens; after a pause, let agents that disagree have their time."""
         if self.link.is_connected and self.roster.record_hub_listening_until_now(self._clock.now()):

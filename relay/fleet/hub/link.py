@@ -115,6 +115,9 @@ class MessageHandler(Protocol):
     def on_broker_disconnected(self) -> None:
         """The hub does not hear its agents any more."""
 
+    def on_broker_connection_failed(self) -> None:
+        """The connection could not be made, or was lost."""
+
     async def take_messages_except_pulses(
         self, messages: Sequence[DeliveredMessage], settlements: CumulativeAcknowledger
     ) -> None:
@@ -261,6 +264,7 @@ class HubLink:
         )
 
     def _on_connection_failure(self, failure: ConnectionFailure) -> None:
+        self._handler.on_broker_connection_failed()
         self._publisher.note_connection_failure(failure)
         self._state_log.log_if_changed(logging.WARNING, "fleet: %s", failure.reason)
 

@@ -566,7 +566,7 @@ def _newest_gone_time(history: EventHistory) -> datetime:
 
 
 def _was_seen_after_gone(history: EventHistory, newest_gone: datetime) -> bool:
-    """Whether an agent, fresh, silent or forgotten, saw the event later than anybody saw it gone."""
+    """Whether any agent, a forgotten one too, saw the event later than anybody saw it gone."""
     shown = (word.seen for word in history.words.values() if word.state is not None)
     return max([history.path[-1].seen, *shown]) > newest_gone + CLOCK_TOLERANCE
 

@@ -50,6 +50,7 @@ class GrantedEvent:
     key: str
     """Its key in the store."""
     resources: tuple[str, ...]
+    not_before: datetime | None
 
 
 @dataclass(slots=True)

@@ -11,14 +11,14 @@ queue.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import islice
 from typing import NoReturn
 
 from relay.clock import Clock
-from relay.fleet.hub.histories import EventHistoryCache, EventName
+from relay.fleet.hub.histories import EventHistoryCache
 from relay.fleet.hub.merge import (
     EventHistory,
     Word,
@@ -49,15 +49,6 @@ AgentName = tuple[str, str]
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _PostponedWords:
-    """The words of one agent that wait for its reports; ``due`` is monotonic."""
-
-    due: float
-    words: dict[EventName, AgentWordAboutEvent] = field(default_factory=dict)
-    """The longest postponed first."""
-
-
 class PulseMerger:
     """The way of pulses into the histories of events. `Hub` hands their words over."""
 
@@ -84,7 +75,8 @@ class PulseMerger:
         self._has_waiting_reports = has_waiting_reports
         self._ask_scope = ask_scope
         self._on_merged = on_merged
-        self._postponed: dict[AgentName, _PostponedWords] = {}
+        self._postponed: dict[AgentName, deque[tuple[float, AgentWordAboutEvent]]] = {}
+        """When words of an agent are due, in monotonic seconds, the longest postponed first."""
 
     def words_of_pulse(
         self, sender: AuthorizedSender, received: ReceivedMessage, pulse: Pulse
@@ -156,11 +148,8 @@ class PulseMerger:
         due = self._clock.monotonic() + PULSE_GRACE
         for word in news:
             agent = (word.name[0], word.relay)
-            words = self._postponed.setdefault(agent, _PostponedWords(due)).words
-            words.pop(word.name, None)
-            words[word.name] = word
-            if len(words) > MAX_POSTPONED:
-                del words[next(iter(words))]
+            words = self._postponed.setdefault(agent, deque(maxlen=MAX_POSTPONED))
+            words.append((due, word))
         return {(word.name[0], word.relay) for word in news}
 
     async def merge_postponed_words_when_due(self) -> NoReturn:
@@ -168,11 +157,15 @@ class PulseMerger:
         while True:
             await self._clock.sleep(PULSE_GRACE / 5)
             now = self._clock.monotonic()
-            due = [agent for agent, postponed in self._postponed.items() if postponed.due <= now]
+            due = [agent for agent, words in self._postponed.items() if words[0][0] <= now]
             if not due or await self._has_waiting_reports():
                 continue
-            words = {agent: list(self._postponed.pop(agent).words.values()) for agent in due}
-            for agent, heard in words.items():
+            for agent in due:
+                heard, words = [], self._postponed.pop(agent)
+                while words and words[0][0] <= now:
+                    heard.append(words.popleft()[1])
+                if words:
+                    self._postponed[agent] = words
                 try:
                     await self._merger.merge_received(heard)
                 except Exception:  # noqa: BLE001  # the next pulse of the agent says the same

@@ -2,8 +2,8 @@
 
 At most one order about an event can be carried out at any time:
 
-- An agent sends nothing after the deadline of its order, `ORDER_LIFETIME` after the hub sent it.
-  It judges that by the clock of IMDS.
+- An agent sends nothing after the deadline of its order: `ORDER_LIFETIME` after the hub sent it,
+  but never later than NotBefore. It judges that by the clock of IMDS.
 - The hub waits for the result until `ANSWER_MARGIN` after the deadline. Its clock may be wrong by
   as much.
 - An order whose publish failed can have been delivered. It counts as sent.
@@ -20,7 +20,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Protocol
 
 import orjson
@@ -199,7 +199,7 @@ class OrderPort:
         )
         self.orders.add(order, began)
         try:
-            await self._send_and_wait(order, claim, agent.vm_id)
+            await self._send_and_wait(order, claim, agent.vm_id, event.not_before)
         finally:
             order.is_awaited = False
         if not order.is_accepted_by_imds and self._has_imds_accepted_earlier_order(event):
@@ -300,16 +300,17 @@ class OrderPort:
         return True
 
     async def _send_and_wait(
-        self, order: SentOrder, claim: ClaimedGrant, vm_id: str | None
+        self, order: SentOrder, claim: ClaimedGrant, vm_id: str | None, not_before: datetime | None
     ) -> None:
         """Publish an order, and wait until it has ended or nobody can carry it out any more."""
         now = self._clock.now()
+        deadline = now + timedelta(seconds=ORDER_LIFETIME)
         message = StartOrder(
             grant=order.grant,
             attempt=order.attempt,
             event_id=claim.event_id,
             revision=claim.grant.revision,
-            deadline=now + timedelta(seconds=ORDER_LIFETIME),
+            deadline=min(deadline, not_before or deadline),
             journalhead=str(claim.journal_head),
             vm_id=vm_id,
         )
@@ -392,7 +393,11 @@ def _read_granted_event_and_claims(
     """Return the event of a grant, and the claims of all grants about its EventId."""
     occurrence = tx.occurrences.require_occurrence(grant.occurrence)
     event = GrantedEvent(
-        scope=scope, grant=grant.id, key=occurrence.key, resources=occurrence.event.resources
+        scope=scope,
+        grant=grant.id,
+        key=occurrence.key,
+        resources=occurrence.event.resources,
+        not_before=occurrence.event.not_before_time,
     )
     notes = [
         orjson.loads(body)

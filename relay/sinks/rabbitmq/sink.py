@@ -36,6 +36,9 @@ from relay.log_once import LogOnce
 from relay.sinks import Receipt
 from relay.sinks.rabbitmq import Settings
 
+MAX_UNROUTED_KEYS = 10_000
+"""Routing keys whose returned messages were logged. Of more, all are logged once again."""
+
 _log = logging.getLogger("relay.sinks.rabbitmq")
 
 
@@ -126,6 +129,8 @@ class RabbitMQ:
             relay_declares=self._settings.declare is True,
         )
         if receipt.status is not None and key not in self._unrouted_keys:
+            if len(self._unrouted_keys) == MAX_UNROUTED_KEYS:  # a hub has keys of many scopes
+                self._unrouted_keys.clear()
             self._unrouted_keys.add(key)
             _log.warning(
                 "sink %s: no queue is bound for %s: no consumer got the message",
