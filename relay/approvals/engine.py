@@ -62,7 +62,15 @@ from relay.approvals.transitions import (
 )
 from relay.errors import SourceError, SourceRefused
 from relay.events.build import Origin
-from relay.outbox import Decision, FirstAnswer, Grant, GrantState, Mode, TrackedEvent
+from relay.outbox import (
+    Decision,
+    FirstAnswer,
+    Grant,
+    GrantState,
+    Mode,
+    StandingHold,
+    TrackedEvent,
+)
 from relay.outbox.transaction import Transaction
 
 _MODES_BY_STRICTNESS: tuple[Mode, ...] = ("on", "dry-run", "off")
@@ -97,6 +105,9 @@ class ApprovalEngine:
         self.in_flight: InFlight = frozenset()
         self.refusals = RefusalAggregator()
         """Which refusals are recorded one by one."""
+        self._compared_holds: tuple[StandingHold, ...] = ()
+        self._holds_about: dict[tuple[int, str], tuple[StandingHold, ...]] = {}
+        """Those of ``_compared_holds`` that are about an occurrence in a state."""
         self._trusted = trusted
         self._count_machines = count_machines
         self.use_settings(settings, client_resources)
@@ -151,7 +162,6 @@ class ApprovalEngine:
         # A hold belongs to the EventId: it is in force again when the event comes back.
         earlier_holds = tx.decisions.holds_of_earlier_occurrences(occurrence.key, occurrence.id)
         decisions = tx.decisions.for_occurrence(occurrence.id, counting=True)
-        holds = tx.standing_holds.list_open() if occurrence.live else ()
         return ApprovalStatus(
             occurrence=occurrence,
             decisions=(*earlier_holds, *decisions),
@@ -163,10 +173,26 @@ class ApprovalEngine:
             people=self.settings.people,
             resources_by_client=self._client_resources,
             in_flight=self.in_flight,
-            standing_holds=tuple(hold for hold in holds if is_about(hold, occurrence)),
+            standing_holds=self._standing_holds_about(tx, occurrence) if occurrence.live else (),
             is_reminded=self._have_reminders
             and tx.decisions.is_reminded(occurrence.id, occurrence.revision),
         )
+
+    def _standing_holds_about(
+        self, tx: Transaction, occurrence: TrackedEvent
+    ) -> tuple[StandingHold, ...]:
+        """Return the open standing holds that are about an event, compared once for each state."""
+        open_holds = tx.standing_holds.list_open()
+        if not open_holds:
+            return ()
+        if open_holds is not self._compared_holds:
+            self._compared_holds, self._holds_about = open_holds, {}
+        key = (occurrence.id, occurrence.last_event_id)
+        if key not in self._holds_about:
+            self._holds_about[key] = tuple(
+                hold for hold in open_holds if is_about(hold, occurrence)
+            )
+        return self._holds_about[key]
 
     # --- requests
 

@@ -7,9 +7,10 @@ votes. Pure, except that time zones are read from disk.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, time, timedelta
 from functools import partial
 from typing import Annotated, Any, Literal
 from zoneinfo import ZoneInfo
@@ -28,9 +29,10 @@ _RUNBOOK = re.compile(
     r"https://[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?(?::[0-9]{1,5})?(?:[/?#][A-Za-z0-9._~/?#=&%+:@;,!$*-]*)?"
 )
 """Without characters that end a link in the markup of some chat."""
-_MAX_MINUTES_TO_CHANGE = 15 * 24 * 60
+_MAX_DAYS_TO_CHANGE = 15
 """Two weeks and a day: summer time can leave out the hours of a week. Hours that do not change by
 then never do."""
+_MINUTES_PER_DAY = 24 * 60
 
 
 def _check_principal(text: str, references: tuple[str, ...] = ()) -> str:
@@ -124,17 +126,43 @@ class Hours(Section):
         return (is_today_included and minute >= first) or (is_yesterday_included and minute < end)
 
     def next_change(self, now: datetime) -> datetime | None:
-        """When the hours begin or end next, to the minute; None if they are always active.
-
-        This takes milliseconds. Use it only to show the time to people.
-        """
+        """When the hours begin or end next, to the minute; None if they are always active."""
         is_active = self.are_active(now)
-        moment = now.replace(second=0, microsecond=0)
-        for _ in range(_MAX_MINUTES_TO_CHANGE):
-            moment += timedelta(minutes=1)
-            if self.are_active(moment) != is_active:
+        until = now + timedelta(days=_MAX_DAYS_TO_CHANGE)
+        for moment in self._possible_changes(now):
+            if now < moment <= until and self.are_active(moment) != is_active:
                 return moment
         return None
+
+    def _possible_changes(self, now: datetime) -> list[datetime]:
+        """Return when the hours begin or end on the next days, and when the zone sets its clock."""
+        zone = ZoneInfo(self.zone)
+        today = datetime.combine(now.astimezone(zone).date(), time())
+        moments = set()
+        for day in range(-1, _MAX_DAYS_TO_CHANGE + 2):
+            for text in (self.from_, self.to):
+                local = today + timedelta(days=day, minutes=_minute_of_day(text))
+                for fold in (0, 1):  # a clock that is set back shows an hour twice
+                    moments.add(local.replace(tzinfo=zone, fold=fold).astimezone(UTC))
+        first = now.astimezone(UTC).replace(second=0, microsecond=0)
+        for day in range(_MAX_DAYS_TO_CHANGE):
+            start = first + timedelta(days=day)
+            minute = _first_minute_with_other_offset(zone, start)
+            if minute is not None:
+                moments.add(start + timedelta(minutes=minute))
+        return sorted(moments)
+
+
+def _first_minute_with_other_offset(zone: ZoneInfo, start: datetime) -> int | None:
+    """Return after how many minutes a zone sets its clock; None: not within a day."""
+
+    def offset(minute: int) -> timedelta | None:
+        return (start + timedelta(minutes=minute)).astimezone(zone).utcoffset()
+
+    if offset(0) == offset(_MINUTES_PER_DAY):
+        return None
+    minutes = range(_MINUTES_PER_DAY)
+    return bisect_left(minutes, 1, key=lambda minute: offset(minute) != offset(0))
 
 
 class RuleConditions(Match):

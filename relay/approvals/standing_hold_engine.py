@@ -104,8 +104,11 @@ def correct_standing_holds_by_journal(tx: Transaction, now: datetime) -> bool:
 
     Another program can change the table, and so end a hold. If the row of a hold in the journal was
     changed, nobody knows what it said: the hold stays, as the table has it. This reads all that was
-    decided about standing holds, so it comes only before a grant and before a claim.
+    decided about standing holds, so it comes only before a grant and before a claim, and once in a
+    transaction that changes none.
     """
+    if tx.standing_holds.compared_at == now:
+        return False
     in_journal = tx.standing_holds.list_open_in_journal(now)
     in_table = [hold for hold in tx.standing_holds.list_open() if hold.ends > now]
     forged = [
@@ -115,6 +118,7 @@ def correct_standing_holds_by_journal(tx: Transaction, now: datetime) -> bool:
     ]
     missing = standing_holds_only_in_first(in_journal, in_table)
     if not forged and not missing:
+        tx.standing_holds.compared_at = now
         return False
     for hold in forged:
         tx.standing_holds.end(hold.hold_id, now, None)

@@ -82,10 +82,7 @@ def has_hours(hold: StandingHold) -> bool:
 
 
 def next_in_force_change_for_display(hold: StandingHold, now: datetime) -> datetime | None:
-    """Return when a standing hold begins or ceases to apply next by time alone; None: never.
-
-    With hours this takes milliseconds. Use it only to show the time to people.
-    """
+    """Return when a standing hold begins or ceases to apply next by time alone; None: never."""
     is_begun = has_begun(hold, now)
     moments = [hold.ends] if is_begun else [hold.starts, hold.ends]
     hours = parse_stored_conditions(hold.conditions).time

@@ -33,10 +33,21 @@ class StandingHolds:
     def __init__(self, connection: sqlite3.Connection, journal: Journal) -> None:
         self._connection = connection
         self._journal = journal
+        self._open: tuple[StandingHold, ...] | None = None  # until the table changes
+        self.compared_at: datetime | None = None
+        """For which moment the table was found to say what the journal says; None: not since the
+        table changed."""
 
-    def list_open(self) -> list[StandingHold]:
-        """Return the standing holds that were not ended and did not expire, oldest first."""
-        return self._select("INDEXED BY standing_hold_open WHERE ended IS NULL ORDER BY number")
+    def list_open(self) -> tuple[StandingHold, ...]:
+        """Return the standing holds that were not ended and did not expire, oldest first.
+
+        While none changes, a transaction reads them once, and this returns the same object.
+        """
+        if self._open is None:
+            self._open = tuple(
+                self._select("INDEXED BY standing_hold_open WHERE ended IS NULL ORDER BY number")
+            )
+        return self._open
 
     def find(self, hold_id: str) -> StandingHold | None:
         """Return a standing hold, also one that is over."""
@@ -79,6 +90,7 @@ class StandingHolds:
                 ("ended", hold.ended),
             )
         }
+        self._forget_what_was_read()
         self._connection.execute("DELETE FROM standing_hold WHERE hold_id = ?", (hold.hold_id,))
         self._connection.execute(
             "INSERT INTO standing_hold VALUES (:number, :hold_id, :conditions, :within, :starts, "
@@ -88,6 +100,7 @@ class StandingHolds:
 
     def end(self, hold_id: str, at: datetime, by: str | None) -> None:
         """A standing hold was ended by a principal, or expired (None)."""
+        self._forget_what_was_read()
         self._connection.execute(
             "UPDATE standing_hold SET ended = ?, ended_by = ? WHERE hold_id = ?",
             (format_sortable(at), by, hold_id),
@@ -143,6 +156,9 @@ class StandingHolds:
             "DELETE FROM standing_hold WHERE ended IS NOT NULL AND ended < ?",
             (format_sortable(before),),
         )
+
+    def _forget_what_was_read(self) -> None:
+        self._open = self.compared_at = None
 
     def _select(self, rest: str, *values: object) -> list[StandingHold]:
         return list(parse_rows(_STANDING_HOLD, self._rows(rest, *values)))

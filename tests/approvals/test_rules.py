@@ -10,7 +10,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -54,6 +54,7 @@ WORK = {
     "to": "18:00",
     "zone": "Europe/Oslo",
 }
+DAYS = ["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
 NIGHT = {"days": ["fri"], "from": "22:00", "to": "06:00", "zone": "Europe/Oslo"}
 
 
@@ -94,23 +95,53 @@ def test_hours_follow_summer_time() -> None:
     assert not work.are_active(first_monday_of_summer - timedelta(minutes=1))
 
 
+def change_found_minute_by_minute(rule_hours: Hours, now: datetime) -> datetime | None:
+    """Return the first minute of 15 days at which the hours are not as they are now."""
+    minutes = (
+        now.replace(second=0, microsecond=0) + timedelta(minutes=number)
+        for number in range(1, 15 * 24 * 60 + 1)
+    )
+    is_active = rule_hours.are_active(now)
+    return next((each for each in minutes if rule_hours.are_active(each) != is_active), None)
+
+
+MINUTES = st.integers(0, 24 * 60 - 1).map(lambda minute: f"{minute // 60:02}:{minute % 60:02}")
+NIGHT_HOURS = st.sampled_from(["00:00", "00:30", "01:30", "02:00", "02:30", "03:00", "23:30"])
+CLOCKS_SET_IN = [  # a zone, and a time up to which it sets its clock, in UTC
+    ("Europe/Oslo", datetime(2026, 3, 29, 1, tzinfo=UTC)),
+    ("Europe/Oslo", datetime(2026, 10, 25, 1, tzinfo=UTC)),
+    ("America/St_Johns", datetime(2010, 11, 7, 2, 31, tzinfo=UTC)),  # a minute past midnight
+    ("America/Sao_Paulo", datetime(2018, 11, 4, 3, tzinfo=UTC)),  # there is no midnight
+    ("Australia/Lord_Howe", datetime(2026, 4, 4, 15, tzinfo=UTC)),  # half an hour
+    ("Pacific/Apia", datetime(2011, 12, 30, 10, tzinfo=UTC)),  # there is no Friday
+    ("Asia/Kathmandu", datetime(2026, 1, 1, tzinfo=UTC)),  # never
+]
+
+
 @given(
-    st.datetimes(
-        datetime(2026, 1, 1),  # noqa: DTZ001  # hypothesis wants naive bounds
-        datetime(2026, 12, 31),  # noqa: DTZ001  # the same
-    ),
-    st.sampled_from([WORK, NIGHT, {}, {"days": ["sun"]}]),
+    st.sampled_from(CLOCKS_SET_IN),
+    st.timedeltas(timedelta(days=-16), timedelta(days=1)),
+    st.lists(st.sampled_from(DAYS), min_size=1, unique=True),
+    st.lists(MINUTES | NIGHT_HOURS, min_size=2, max_size=2, unique=True),
+    st.booleans(),
 )
-def test_hours_do_not_change_before_their_next_change(
-    naive: datetime, fields: dict[str, Any]
+@example(CLOCKS_SET_IN[0], timedelta(hours=-1), ["sun"], ["00:00", "02:30"], False)
+def test_the_next_change_of_hours_is_the_first_minute_at_which_they_differ(
+    clock_set: tuple[str, datetime],
+    before: timedelta,
+    days: list[str],
+    limits: list[str],
+    until_midnight: bool,
 ) -> None:
-    now = naive.replace(tzinfo=UTC)
-    rule_hours = hours(**fields)
-    change = rule_hours.next_change(now)
-    assert (change is None) == (not fields)
-    if change is not None:
-        assert rule_hours.are_active(change) != rule_hours.are_active(now)
-        assert rule_hours.are_active(change - timedelta(seconds=1)) == rule_hours.are_active(now)
+    zone, at = clock_set
+    to = "24:00" if until_midnight else limits[1]
+    rule_hours = hours(**{"days": days, "from": limits[0], "to": to, "zone": zone})
+    now = at + before
+    assert rule_hours.next_change(now) == change_found_minute_by_minute(rule_hours, now)
+
+
+def test_hours_of_every_minute_never_change() -> None:
+    assert hours().next_change(NOON) is None
 
 
 def test_the_next_change_of_hours_is_a_whole_minute() -> None:

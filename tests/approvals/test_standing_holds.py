@@ -20,15 +20,20 @@ from relay.approvals.standing_hold_admission import (
     MAX_OPEN,
     MAX_OPEN_PATTERNS,
     MAX_PATTERNS,
+    CreateRequest,
     StandingHoldBody,
 )
+from relay.approvals.standing_hold_engine import create_standing_hold
 from relay.approvals.standing_holds import next_in_force_change_for_display
 from relay.approvals.status import approval_json_fields, approval_state
+from relay.events.timestamps import format_rfc3339
 from relay.outbox import StoreSettings
 from relay.outbox.claim_audit import audit_start_request_claims
 from relay.outbox.retention import prune_all_tables
+from relay.outbox.transaction import Transaction
 from tests.approvals.builders import (
     OPERATOR,
+    ORIGIN,
     REBOOT,
     SETTINGS,
     USER_REBOOT,
@@ -331,6 +336,39 @@ def test_the_number_of_standing_holds_is_bounded(approvals: ApprovalFile) -> Non
     more = range(MAX_OPEN - MAX_CREATED + 1)
     statuses = [approvals.hold_ahead(f"client{number}").status for number in more]
     assert statuses == [201] * (MAX_OPEN - MAX_CREATED) + [409]
+
+
+def test_a_pass_over_many_events_reads_and_verifies_the_standing_holds_once(
+    approvals: ApprovalFile,
+) -> None:
+    for number in range(MAX_CREATED):
+        approvals.hold_ahead(match={"resources": [f"web-{number}"]})
+    events = [build_event(f"E-{number}", event_source="User") for number in range(50)]
+    approvals.record_document(*events, step=False)
+    statements: list[str] = []
+    approvals.connection.set_trace_callback(statements.append)
+    approvals.apply_transitions()
+    approvals.connection.set_trace_callback(None)
+    reads = [text for text in statements if "standing_hold" in text or "standing-hold" in text]
+    assert len(approvals.events("approval.granted")) == 50
+    assert len(reads) <= MAX_CREATED + 2
+
+
+def test_a_standing_hold_that_was_rolled_back_holds_nothing(approvals: ApprovalFile) -> None:
+    ends = format_rfc3339(approvals.clock.now() + timedelta(hours=1))
+    body = StandingHoldBody.model_validate({"match": {}, "ends": ends, "reason": "freeze"})
+    request = CreateRequest(caller=build_caller("eve"), at=approvals.clock.now(), body=body)
+
+    def fail_after_holding(tx: Transaction) -> None:
+        create_standing_hold(tx, ORIGIN, request)
+        (occurrence,) = tx.occurrences.live_occurrences()
+        assert approvals.engine.status(tx, occurrence, approvals.clock.now()).standing_holds
+        raise LookupError
+
+    approvals.record_document(REBOOT)
+    with pytest.raises(LookupError):
+        approvals.transact(fail_after_holding)
+    assert not held(approvals)
 
 
 # --- what the answers say

@@ -524,7 +524,7 @@ def test_a_file_of_the_last_version_gets_standing_holds_and_keeps_what_it_has(
         assert verify_journal(file.connection)[1] == 1
         tx = Transaction(file.connection, lambda _: ())
         assert (tx.standing_holds.list_open(), tx.standing_holds.list_open_in_journal(NOW)) == (
-            [],
+            (),
             [],
         )
         assert not tx.decisions.is_reminded(1, "r")
