@@ -88,7 +88,7 @@ chaos: $(VENV)/.dev
 
 # The tests that kill, freeze and cut, again and again: what happens once in a hundred times shows itself.
 ROUNDS ?= 10
-CHAOS_TESTS := tests/journey tests/outbox/test_crash.py tests/delivery/test_restart.py tests/sinks/test_rabbitmq_outage.py tests/fleet/test_one_scope.py tests/fleet/test_outages.py tests/fleet/test_agents_differ.py tests/fleet/test_agents_frozen_and_killed.py tests/fleet/test_playbooks.py
+CHAOS_TESTS := tests/approvals tests/bench/test_metrics.py tests/journey tests/outbox tests/delivery tests/sinks/test_rabbitmq_outage.py tests/fleet
 round = echo "== round $$number of $(ROUNDS)"; RELAY_TEST_CHAOS=1 $(BIN)/python -m pytest -q -x $(CHAOS_TESTS) $(ARGS) || exit 1
 chaos-tests: $(VENV)/.dev
 	@$(BIN)/python -m tests.prerequisites chaos sh -c 'for number in $$(seq $(ROUNDS)); do $(round); done'

@@ -33,7 +33,8 @@ from relay.fleet.topology import (
     report_queue_name,
 )
 from relay.roles.simulated_fleet import FleetPlan
-from tests.journey.relay_process import RelayProcess, eventually
+from tests.eventually import eventually
+from tests.journey.relay_process import RelayProcess
 from tests.journey.relay_process import relay as relay_process
 from tests.rabbitmq import Broker
 

@@ -20,16 +20,9 @@ from chaos.load import CLIENTS, RULE, Load
 from chaos.proxy import Proxy, proxy
 from relay.events.timestamps import format_rfc3339
 from relay.simulator import VM, Setup, Simulator
+from tests.eventually import eventually
 from tests.journey.bus import unused_exchange
-from tests.journey.relay_process import (
-    Inbox,
-    RelayProcess,
-    client,
-    eventually,
-    inbox,
-    relay,
-    webhook,
-)
+from tests.journey.relay_process import Inbox, RelayProcess, client, inbox, relay, webhook
 from tests.rabbitmq import Broker
 
 SETTLE_TIMEOUT = 180.0

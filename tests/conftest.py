@@ -28,10 +28,16 @@ from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]  
 import relay.config  # noqa: F401  # declares the principals of the chat platforms
 from tests import forked_relay
 from tests.chromium import STEP_MILLISECONDS, connected, executable, serving
+from tests.depth import depth
 from tests.rabbitmq import Broker, NamedBroker, Reachable
 
 # A slow example on a shared core is no sign of a defect.
-settings.register_profile("relay", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "relay",
+    max_examples=depth(200, 30),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("relay")
 
 TEARDOWN_SECONDS = 120.0

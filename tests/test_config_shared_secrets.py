@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from relay.config import Config
 from tests.chat.running_relay import ALICE, stage
-from tests.journey.relay_process import eventually
+from tests.eventually import eventually
 
 SIGNING = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSwMfKQ9r8GKYo="
 OTHER = "whsec_AfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSwMfKQ9r8GKYo="

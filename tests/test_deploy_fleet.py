@@ -30,8 +30,9 @@ from relay.simulator.playbook import load_playbook
 from tests.certificates import Authority
 from tests.cli.command import run_process
 from tests.documented import blocks
+from tests.eventually import eventually
 from tests.examples.test_drain_node import Node
-from tests.journey.relay_process import client, eventually, inbox, relay, webhook
+from tests.journey.relay_process import client, inbox, relay, webhook
 from tests.rabbitmq import Broker
 from tests.test_deploy import ROOT, program, read_yaml
 

@@ -31,7 +31,8 @@ from tests.builders import cloudevent
 from tests.chat.teams_server import running_workflow
 from tests.cli.command import run_async, run_process
 from tests.documented import ROOT, block
-from tests.journey.relay_process import client, eventually
+from tests.eventually import eventually
+from tests.journey.relay_process import client
 
 EVENT = "C7061BAC-AFDC-4513-B24B-AA5F13A16123"
 """The event of the pages."""

@@ -20,15 +20,8 @@ from chaos.judge import Counts, read_journal
 from chaos.load import CLIENTS, KEYS, RULE
 from relay.outbox.journal import JournalRow
 from relay.simulator import VM, Event, Plan, Setup, Simulator
-from tests.journey.relay_process import (
-    Inbox,
-    RelayProcess,
-    client,
-    eventually,
-    inbox,
-    relay,
-    webhook,
-)
+from tests.eventually import eventually
+from tests.journey.relay_process import Inbox, RelayProcess, client, inbox, relay, webhook
 
 EVENTS = 30
 """Events that the file holds when it is damaged. Every second has one of two votes."""

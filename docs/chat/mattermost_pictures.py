@@ -19,7 +19,7 @@ from relay.simulator import VM, Event, Setup, Simulator
 from tests.chat.mattermost_server import SECRET, MattermostServer, post_text, running_mattermost
 from tests.chat.running_relay import Stage, rule, stage
 from tests.chromium import connected, executable, serving
-from tests.journey.relay_process import eventually
+from tests.eventually import eventually
 
 RUNBOOK = "https://wiki.example.com/reboots"
 DIRECTORY = Path(__file__).parent

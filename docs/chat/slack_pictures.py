@@ -19,7 +19,7 @@ from relay.simulator import VM, Event, Setup, Simulator
 from tests.chat.running_relay import Stage, rule, stage
 from tests.chat.slack_server import ALICE, BOB, TEAM, PostedMessage, SlackServer, running_slack
 from tests.chromium import connected, executable, serving
-from tests.journey.relay_process import eventually
+from tests.eventually import eventually
 
 RUNBOOK = "https://wiki.example.com/reboots"
 HERE = Path(__file__).parent

@@ -17,7 +17,7 @@ from typing import Any
 from tests.chat.running_relay import ALICE, BOB, Stage, rule, stage
 from tests.chat.teams_server import TeamsWorkflow, running_workflow
 from tests.chromium import connected, executable, serving
-from tests.journey.relay_process import eventually
+from tests.eventually import eventually
 
 RUNBOOK = "https://wiki.example.com/reboots"
 HERE = Path(__file__).parent

@@ -21,8 +21,9 @@ from relay.imds import SourceSettings
 from relay.imds.client import ImdsClient
 from relay.imds.poller import Poller
 from relay.ingest.recorder import Recorder
-from tests.api.running_relay import ORIGIN, SCOPE, RunningRelay, eventually, run_relay
+from tests.api.running_relay import ORIGIN, SCOPE, RunningRelay, run_relay
 from tests.background_tasks import BackgroundTasks
+from tests.eventually import eventually
 from tests.fleet.test_hub_heard import SETTINGS as HUB_SETTINGS
 from tests.imds.scripted_server import run_server
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -86,23 +86,6 @@ APPROVALS = {
     "rules": [TWO_VOTES, AUTOMATIC],
     "groups": {"oncall": ["client:alice", "client:bob"]},
 }
-
-
-async def eventually(condition: Callable[[], bool], *, within: float = 60.0) -> None:
-    """Wait until the condition holds. Raises TimeoutError after `within` seconds."""
-    async with asyncio.timeout(within):
-        while not condition():  # noqa: ASYNC110  # nothing signals the change
-            await asyncio.sleep(0.005)
-
-
-async def poll_until(read: Callable[[], Awaitable[T]], is_done: Callable[[T], bool]) -> T:
-    """Read until `is_done` accepts a result, and return it. Raises TimeoutError after a minute."""
-    async with asyncio.timeout(60):
-        while True:
-            result = await read()
-            if is_done(result):
-                return result
-            await asyncio.sleep(0.02)
 
 
 class ShiftedClock(SystemClock):

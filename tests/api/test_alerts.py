@@ -26,7 +26,8 @@ from relay.fleet.routing import AuthorizedSender
 from relay.roles.reload import Reloader
 from relay.telemetry.metrics import METRICS
 from tests.api.measured_relay import run_measured_relay, scrape
-from tests.api.running_relay import eventually, make_event
+from tests.api.running_relay import make_event
+from tests.eventually import eventually
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 ALERTS = DEPLOY / "prometheus" / "alerts.yml"

@@ -8,14 +8,8 @@ from pathlib import Path
 import pytest
 
 from relay.errors import Deferred
-from tests.api.running_relay import (
-    EVENT_ID,
-    RunningRelay,
-    eventually,
-    make_event,
-    poll_until,
-    run_relay,
-)
+from tests.api.running_relay import EVENT_ID, RunningRelay, make_event, run_relay
+from tests.eventually import eventually
 
 
 async def test_a_vote_is_recorded_and_the_last_one_needed_grants(relay: RunningRelay) -> None:
@@ -264,7 +258,7 @@ async def test_a_hold_stops_an_automatic_rule(tmp_path: Path) -> None:
         )  # so that there is something left to tell first
         freeze = make_event(event_type="Freeze")
         await relay.observe(freeze)
-        await poll_until(lambda: relay.recorded_events("approval.granted"), bool)
+        await eventually(lambda: relay.recorded_events("approval.granted"), bool)
         assert (await relay.decide("hold", revision=freeze.revision)).json["state"] == "held"
         relay.clock.offset = 31
         relay.gate.wake()

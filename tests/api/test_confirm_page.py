@@ -21,10 +21,10 @@ from tests.api.running_relay import (
     EVENT_ID,
     TWO_VOTES,
     RunningRelay,
-    eventually,
     make_event,
     run_relay,
 )
+from tests.eventually import eventually
 
 CONTRAST = """() => {
   const rgb = text => text.match(/[\\d.]+/g).map(Number);

@@ -11,7 +11,8 @@ from playwright.async_api import Error, Page, Route, expect
 from pytest_aiohttp import AiohttpServer
 
 from tests.api.confirmation_links import MessageLinks, proxy_application, render_message
-from tests.api.running_relay import EVENT_ID, RunningRelay, make_event, poll_until
+from tests.api.running_relay import EVENT_ID, RunningRelay, make_event
+from tests.eventually import eventually
 
 KEPT = """() => JSON.stringify([
   localStorage, sessionStorage, document.cookie, history.state, name, document.referrer,
@@ -220,7 +221,7 @@ async def test_no_other_page_can_frame_the_page(
             f"<iframe src='{link}'></iframe><object data='{link}'></object><embed src='{link}'>"
         )
     )
-    await poll_until(
+    await eventually(
         lambda: page.evaluate("1"),
         lambda _: sum("frame-ancestors" in message for message in refused) >= 1,
     )
@@ -243,7 +244,7 @@ async def test_loading_or_prefetching_a_link_approves_nothing(
         f"<script type=speculationrules>{rules}</script>"
     )
     await page.goto(elsewhere(body))
-    await poll_until(
+    await eventually(
         lambda: page.evaluate("1"), lambda _: sum(relay_url(relay) in url for url in seen) >= 2
     )
     await nothing_happened(relay)

@@ -10,7 +10,7 @@ from playwright.async_api import Page, expect
 
 from tests.chat.running_relay import ALICE, BOB, Stage, rule, stage
 from tests.chat.teams_server import TeamsWorkflow, running_workflow
-from tests.journey.relay_process import eventually
+from tests.eventually import eventually
 
 
 async def test_two_people_follow_the_links_of_a_card_and_azure_starts(

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.api.confirmation_links import post_preview, render_message
 from tests.api.running_relay import RunningRelay
+from tests.depth import depth
 
 JSON = st.recursive(
     st.none()
@@ -58,7 +59,7 @@ async def _refused(relay: RunningRelay, path: str, body: bytes) -> None:
 
 
 @given(PATHS, BODIES)
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=depth(150, 30), suppress_health_check=[HealthCheck.function_scoped_fixture])
 async def test_arbitrary_bodies_are_refused(relay: RunningRelay, path: str, body: bytes) -> None:
     relay.clock.offset += 10  # nobody is too often there
     await _refused(relay, path, body)
@@ -81,7 +82,7 @@ async def test_known_bad_bodies_are_refused_and_leave_no_trace(
 
 
 @given(st.text(max_size=70), st.none() | st.text(max_size=1001))
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=depth(60, 20), suppress_health_check=[HealthCheck.function_scoped_fixture])
 async def test_only_the_code_is_accepted_as_the_code(
     relay: RunningRelay, code: str, reason: str | None
 ) -> None:

@@ -19,15 +19,9 @@ from relay.approvals.confirmation_link import MAX_WRONG_CODES
 from relay.outbox.chat_messages import confirmation_link_token_digest
 from relay.outbox.transaction import Transaction
 from tests.api.confirmation_links import post_confirmation, post_preview, render_message
-from tests.api.running_relay import (
-    EVENT_ID,
-    RunningRelay,
-    eventually,
-    make_event,
-    poll_until,
-    run_relay,
-)
+from tests.api.running_relay import EVENT_ID, RunningRelay, make_event, run_relay
 from tests.api.test_identity import PERSON, TENANT, VOTE, Entra, issuing, section
+from tests.eventually import eventually
 
 VOID = "a" * 43
 EMPTY_ICON = b'<link rel="icon" href="data:,">'
@@ -681,7 +675,7 @@ async def test_a_preview_shows_a_grant_that_another_vote_completed(relay: Runnin
     message = await render_message(relay)
     await post_confirmation(relay, message.tokens["approve"], message.code)
     await relay.decide(by="bob")
-    preview = await poll_until(
+    preview = await eventually(
         lambda: post_preview(relay, message.tokens["approve"]),
         lambda response: "accepted" in response.body.decode(),
     )

@@ -21,8 +21,9 @@ from standardwebhooks import Webhook
 from relay.api.server.connections import Connection
 from relay.api.server.limits import ServerLimits
 from tests.api.confirmation_links import render_message
-from tests.api.running_relay import SECRET, RunningRelay, eventually, make_event, run_relay
+from tests.api.running_relay import SECRET, RunningRelay, make_event, run_relay
 from tests.certificates import SERVER
+from tests.eventually import eventually
 
 LONG = 600.0
 DEADLINE = 20.0

@@ -8,14 +8,8 @@ from typing import Any
 import pytest
 
 from relay.errors import Deferred, Rejected
-from tests.api.running_relay import (
-    EVENT_ID,
-    RunningRelay,
-    eventually,
-    make_event,
-    poll_until,
-    run_relay,
-)
+from tests.api.running_relay import EVENT_ID, RunningRelay, make_event, run_relay
+from tests.eventually import eventually
 
 
 async def _listed(relay: RunningRelay, path: str, count: int, state: str) -> list[dict[str, Any]]:
@@ -25,7 +19,7 @@ async def _listed(relay: RunningRelay, path: str, count: int, state: str) -> lis
         items: list[dict[str, Any]] = (await relay.call("GET", path)).json["items"]
         return items
 
-    return await poll_until(
+    return await eventually(
         read_items, lambda items: [delivery["state"] for delivery in items].count(state) == count
     )
 
@@ -55,7 +49,7 @@ async def test_deliveries_are_listed_newest_first_with_their_outcome(tmp_path: P
         assert (bad["state"], bad["settled"]) == ("waiting", None)
         (bad,) = (
             delivery
-            for delivery in await poll_until(
+            for delivery in await eventually(
                 lambda: _listed(relay, "/v1/deliveries", 1, "waiting"), _all_tried
             )
             if delivery["sink"] == "bad"

@@ -9,16 +9,8 @@ from typing import Any
 import pytest
 
 from relay.events.timestamps import format_rfc3339, parse_timestamp
-from tests.api.running_relay import (
-    EVENT_ID,
-    SCOPE,
-    Response,
-    RunningRelay,
-    eventually,
-    make_event,
-    poll_until,
-    run_relay,
-)
+from tests.api.running_relay import EVENT_ID, SCOPE, Response, RunningRelay, make_event, run_relay
+from tests.eventually import eventually
 
 DELIVERY = (
     "id",
@@ -154,7 +146,7 @@ async def test_an_ended_event_keeps_its_last_data_and_a_new_occurrence_starts_af
         "scheduled",
         "recorded",
     ]
-    await poll_until(
+    await eventually(
         lambda: relay.call("GET", f"/v1/events/{EVENT_ID}"),
         lambda response: "approval.voided" in response.json["history"][-1]["type"],
     )
@@ -184,7 +176,7 @@ async def test_the_state_of_an_approval(
     relay: RunningRelay, changes: dict[str, Any], state: str
 ) -> None:
     await relay.observe(make_event(**changes))
-    await poll_until(
+    await eventually(
         lambda: relay.call("GET", f"/v1/events/{EVENT_ID}"),
         lambda answer: answer.json["approval"]["state"] == state,
     )
@@ -247,6 +239,6 @@ async def _settled(relay: RunningRelay) -> dict[str, Any]:
         return all(delivery["state"] == "delivered" for delivery in answer.json["deliveries"])
 
     details: dict[str, Any] = (
-        await poll_until(lambda: relay.call("GET", f"/v1/events/{EVENT_ID}"), delivered)
+        await eventually(lambda: relay.call("GET", f"/v1/events/{EVENT_ID}"), delivered)
     ).json
     return details

@@ -14,7 +14,8 @@ from relay import __version__
 from relay.api import ApiSettings
 from relay.api.diagnostics import diagnose
 from relay.errors import Deferred
-from tests.api.running_relay import SCOPE, RunningRelay, eventually, make_event, run_relay
+from tests.api.running_relay import SCOPE, RunningRelay, make_event, run_relay
+from tests.eventually import eventually
 
 
 async def test_a_working_relay_is_healthy_and_ready(relay: RunningRelay) -> None:

@@ -30,8 +30,9 @@ from pydantic import ValidationError
 
 from relay.api import ApiSettings
 from relay.api.auth.entra_tokens import KEY_REFETCH_INTERVAL, KEY_RETRY_INTERVAL, MAX_KEY_AGE
-from tests.api.running_relay import RunningRelay, eventually, make_event, run_relay
+from tests.api.running_relay import RunningRelay, make_event, run_relay
 from tests.certificates import LOCALHOST, Authority
+from tests.eventually import eventually
 
 TENANT = "8f5f0d3c-59ac-4a4b-9d7b-0f0c7d2c1a11"
 PERSON = "0b1c2d3e-1111-2222-3333-444455556666"

@@ -11,7 +11,8 @@ import pytest
 from relay.approvals.limits import LIMIT_NOTICE
 from relay.events.model import ScheduledEvent
 from tests.api.confirmation_links import post_confirmation, post_preview, render_message
-from tests.api.running_relay import EVENT_ID, RunningRelay, eventually, make_event, run_relay
+from tests.api.running_relay import EVENT_ID, RunningRelay, make_event, run_relay
+from tests.eventually import eventually
 
 BUSY = make_event(event_id="E-2", event_status="Started", not_before=None, resources=("db-2",))
 WAIT = {"limit": "one", "max": 1, "machines": ["db-2"], "behind": None, "until": None}

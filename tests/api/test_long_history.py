@@ -25,15 +25,8 @@ from relay.outbox.rows import PageLimit, take_page
 from relay.outbox.transaction import Transaction
 from relay.rate_limits import TokenBuckets
 from tests.api.confirmation_links import render_message
-from tests.api.running_relay import (
-    EVENT_ID,
-    ORIGIN,
-    RunningRelay,
-    eventually,
-    make_event,
-    poll_until,
-    run_relay,
-)
+from tests.api.running_relay import EVENT_ID, ORIGIN, RunningRelay, make_event, run_relay
+from tests.eventually import eventually
 
 PATH = f"/v1/events/{EVENT_ID}"
 MAX_PAGE_BYTES = PageLimit(1).bytes
@@ -150,7 +143,7 @@ async def test_a_list_of_big_events_comes_in_smaller_pages(tmp_path: Path) -> No
 async def test_the_tries_of_a_delivery_come_in_pages(relay: RunningRelay) -> None:
     (delivery,) = (await relay.call("GET", "/v1/deliveries")).json["items"]
     path = f"/v1/deliveries/{delivery['id']}"
-    await poll_until(
+    await eventually(
         lambda: relay.call("GET", path), lambda answer: answer.json["state"] == "delivered"
     )
 

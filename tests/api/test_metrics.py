@@ -9,13 +9,8 @@ import pytest
 from relay.errors import Deferred, Rejected, StoreUnavailable
 from relay.telemetry.metrics import METRICS
 from tests.api.measured_relay import Values, run_measured_relay, scrape, values_of
-from tests.api.running_relay import (
-    RunningRelay,
-    eventually,
-    make_event,
-    poll_until,
-    run_relay,
-)
+from tests.api.running_relay import RunningRelay, make_event, run_relay
+from tests.eventually import eventually
 
 
 async def values(relay: RunningRelay) -> Values:
@@ -80,7 +75,7 @@ async def test_an_approval_is_followed_from_the_missing_votes_to_its_start(
     assert one_vote["imds_relay_grants_total",] == 0
 
     assert (await relay.decide(by="bob")).status == 202
-    started = await poll_until(
+    started = await eventually(
         lambda: values(relay),
         lambda found: found["imds_relay_start_requests_total", "accepted"] == 1,
     )
@@ -121,7 +116,7 @@ async def test_deliveries_dead_letters_and_the_circuit_of_each_sink_are_told(
         await relay.observe(*(make_event(event_id=f"event-{number}") for number in range(4)))
         await eventually(lambda: relay.dispatcher.measure_sink("sick").circuit != "closed")
         relay.clock.offset = 500.0
-        found = await poll_until(
+        found = await eventually(
             lambda: values(relay),
             lambda found: found["imds_relay_sink_deliveries_total", "box", "delivered", "well"] > 5,
         )

@@ -25,11 +25,10 @@ from tests.api.running_relay import (
     RecordingSinkSettings,
     Response,
     RunningRelay,
-    eventually,
     make_event,
-    poll_until,
     run_relay,
 )
+from tests.eventually import eventually
 
 _FIXED_TABLES = {"meta", "checkpoint", "sink", "sqlite_sequence", "json_each", "CONSTANT"}
 """Tables that stay small, and those that a statement brings."""
@@ -189,7 +188,7 @@ async def _hold_ahead(relay: RunningRelay) -> None:
     assert made is not None
     path = f"/v1/standing-holds/{made.json['holdId']}"
     assert (await relay.call("POST", f"{path}/end", {})).status == 200
-    await poll_until(
+    await eventually(
         lambda: relay.call("GET", "/v1/standing-holds"), lambda answer: not answer.json["items"]
     )
     for read in (path, "/v1/standing-holds?over=true"):
@@ -234,7 +233,7 @@ async def _deliver_with_failures(relay: RunningRelay) -> None:
     sink = relay.sinks["box"]
     sink.failure = Rejected("no", status=400)
     await relay.observe(make_event(event_id="E-4"), make_event(event_id="E-5"))
-    dead_letters = await poll_until(
+    dead_letters = await eventually(
         lambda: relay.call("GET", "/v1/dead-letters"), lambda answer: len(answer.json["items"]) > 1
     )
     sink.failure = Deferred("not now", status=503)

@@ -10,14 +10,8 @@ import pytest
 
 from relay.errors import Deferred, Rejected
 from relay.events.timestamps import format_rfc3339
-from tests.api.running_relay import (
-    EVENT_ID,
-    RunningRelay,
-    eventually,
-    make_event,
-    poll_until,
-    run_relay,
-)
+from tests.api.running_relay import EVENT_ID, RunningRelay, make_event, run_relay
+from tests.eventually import eventually
 
 
 async def _parked(relay: RunningRelay, count: int) -> list[dict[str, Any]]:
@@ -27,7 +21,7 @@ async def _parked(relay: RunningRelay, count: int) -> list[dict[str, Any]]:
         items: list[dict[str, Any]] = (await relay.call("GET", "/v1/dead-letters")).json["items"]
         return items
 
-    return await poll_until(read_dead_letters, lambda items: len(items) == count)
+    return await eventually(read_dead_letters, lambda items: len(items) == count)
 
 
 async def test_a_delivery_shows_every_try_with_outcome_time_status_and_answer(
@@ -41,9 +35,9 @@ async def test_a_delivery_shows_every_try_with_outcome_time_status_and_answer(
             delivery: dict[str, Any] = (await relay.call("GET", "/v1/deliveries/1")).json
             return delivery
 
-        await poll_until(read_delivery, lambda delivery: delivery["attempts"] >= 1)
+        await eventually(read_delivery, lambda delivery: delivery["attempts"] >= 1)
         relay.sinks["box"].failure = None
-        delivery = await poll_until(
+        delivery = await eventually(
             read_delivery, lambda delivery: delivery["state"] == "delivered"
         )
         first, last = delivery["log"][0], delivery["log"][-1]
@@ -122,10 +116,10 @@ async def test_many_dead_letters_are_redelivered_in_batches_and_none_twice(
                 lambda tx: len(tx.deliveries.page(states=("parked",), limit=1000))
             )
 
-        await poll_until(counted, lambda count: count == 101)
+        await eventually(counted, lambda count: count == 101)
         first = (await relay.call("POST", "/v1/dead-letters/redeliver", {})).json
         assert (first["redelivered"], first["left"]) == (100, 1)
-        await poll_until(counted, lambda count: count == 101)
+        await eventually(counted, lambda count: count == 101)
         again = {"until": first["until"], "after": first["next"]}
         second = (await relay.call("POST", "/v1/dead-letters/redeliver", again)).json
         assert (second["redelivered"], second["left"], second["next"]) == (1, 0, None)

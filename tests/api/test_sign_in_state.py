@@ -27,6 +27,7 @@ from relay.api.auth.sessions import (
 )
 from relay.approvals.request import Caller, Rights
 from relay.clock import SystemClock
+from tests.depth import depth
 
 BROWSERS = st.integers(0, 2)
 TARGETS = st.sampled_from(["/", "/approve", "/?event=x"])
@@ -133,7 +134,7 @@ class SignInMachine(RuleBasedStateMachine):
 
 
 TestSignIns = SignInMachine.TestCase
-TestSignIns.settings = settings(max_examples=40, stateful_step_count=20)
+TestSignIns.settings = settings(max_examples=depth(40, 10), stateful_step_count=20)
 
 
 class SetClock(SystemClock):
@@ -207,7 +208,7 @@ class SessionMachine(RuleBasedStateMachine):
 
 
 TestSessions = SessionMachine.TestCase
-TestSessions.settings = settings(max_examples=40, stateful_step_count=40)
+TestSessions.settings = settings(max_examples=depth(40, 10), stateful_step_count=40)
 
 
 @given(target=st.text(max_size=40).map(lambda text: "/" + text) | st.text(max_size=40))

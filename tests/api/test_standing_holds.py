@@ -20,10 +20,10 @@ from tests.api.running_relay import (
     EVENT_ID,
     Response,
     RunningRelay,
-    eventually,
     make_event,
     run_relay,
 )
+from tests.eventually import eventually
 
 FREEZE = make_event(event_type="Freeze")
 VOTE = {"name": "one", "approve": {"votes": 1, "from": ["client:alice"]}}

@@ -17,7 +17,8 @@ import pytest
 
 from relay.api.server.limits import ServerLimits
 from relay.events.catalog import CATALOG
-from tests.api.running_relay import EVENT_ID, RunningRelay, eventually, make_event, run_relay
+from tests.api.running_relay import EVENT_ID, RunningRelay, make_event, run_relay
+from tests.eventually import eventually
 
 KEEP_ALIVE_INTERVAL = ServerLimits().stream_keep_alive_interval
 

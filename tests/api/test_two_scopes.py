@@ -18,10 +18,10 @@ from tests.api.running_relay import (
     RecordingSinkSettings,
     Response,
     RunningRelay,
-    eventually,
     make_event,
     run_relay,
 )
+from tests.eventually import eventually
 
 A, B = "vmss-a-1f0c33ab", "vmss-b-9d2e77c0"
 ONE_VOTE = {

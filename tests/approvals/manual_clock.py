@@ -88,10 +88,3 @@ class ManualClock:
             yield
         finally:
             task.cancel()
-
-
-async def wait_until(condition: Callable[[], bool], *, within: float = 60.0) -> None:
-    """Wait in real time until the condition holds. Raises TimeoutError after ``within`` seconds."""
-    async with asyncio.timeout(within):
-        while not condition():  # noqa: ASYNC110  # a condition sets no event
-            await asyncio.sleep(0.002)

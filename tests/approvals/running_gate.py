@@ -43,7 +43,8 @@ from tests.approvals.builders import (
     build_caller,
     build_request,
 )
-from tests.approvals.manual_clock import NOON, ManualClock, wait_until
+from tests.approvals.manual_clock import NOON, ManualClock
+from tests.eventually import eventually
 
 REFUSED = SourceRefused("expected 200, got 400", status=400)
 UNAVAILABLE = SourceUnavailable("expected 200, got 503", status=503)
@@ -241,14 +242,14 @@ class GateHarness:
 
     async def wait_for_events(self, name: str, count: int = 1) -> list[CloudEvent]:
         """Wait until the journal has ``count`` events with this name; return them."""
-        await wait_until(lambda: len(self.events(name)) >= count)
+        await eventually(lambda: len(self.events(name)) >= count)
         # Otherwise the test could advance the clock before the gate sleeps.
         await self.settle()
         return self.events(name)
 
     async def wait_for_start_requests(self, count: int) -> None:
         """Wait until so many StartRequests were sent, and the gate waits for what comes next."""
-        await wait_until(lambda: len(self.azure.sent) == count)
+        await eventually(lambda: len(self.azure.sent) == count)
         await self.settle()
 
     async def deliver_everything(self) -> None:

@@ -24,8 +24,9 @@ from tests.approvals.builders import (
     build_event,
     build_request,
 )
-from tests.approvals.manual_clock import NOON, ManualClock, wait_until
+from tests.approvals.manual_clock import NOON, ManualClock
 from tests.approvals.running_gate import REFUSED, TIMEOUT, UNAVAILABLE, Azure, running_gate, trace
+from tests.eventually import eventually
 
 OTHER_REBOOT = build_event("E-2", event_source="User")
 STARTED = build_event(event_source="User", event_status="Started", not_before=None)
@@ -154,7 +155,7 @@ async def test_a_grant_is_read_afresh_claimed_sent_and_reported(tmp_path: Path) 
 async def test_the_claim_is_on_disk_before_the_start_request_goes_out(tmp_path: Path) -> None:
     async with running_gate(tmp_path, USER_REBOOT) as harness:
         harness.azure.may_answer.clear()
-        await wait_until(lambda: bool(harness.azure.sent))
+        await eventually(lambda: bool(harness.azure.sent))
         assert harness.kinds()[-1] == "claim"
 
 
@@ -341,7 +342,7 @@ async def test_an_event_that_the_fresh_read_shows_changed_is_not_sent(
         harness.azure.document = document
         harness.azure.may_read.clear()
         harness.clock.advance(5)
-        await wait_until(lambda: harness.azure.reads == 1)
+        await eventually(lambda: harness.azure.reads == 1)
         harness.azure.may_read.set()
         (failed_event,) = await harness.wait_for_events("startrequest.failed")
         assert words in failed_event.data["reason"]
@@ -352,7 +353,7 @@ async def test_a_hold_during_the_fresh_read_is_in_time(tmp_path: Path) -> None:
     async with running_gate(tmp_path, REDEPLOY) as harness:
         harness.azure.may_read.clear()
         await harness.submit(of=REDEPLOY)
-        await wait_until(lambda: harness.azure.reads == 1)
+        await eventually(lambda: harness.azure.reads == 1)
         assert (await harness.submit("hold", "eve", REDEPLOY)).status == 202
         harness.azure.may_read.set()
         await harness.settle()
@@ -363,7 +364,7 @@ async def test_the_switch_during_the_fresh_read_is_in_time(tmp_path: Path) -> No
     async with running_gate(tmp_path, REDEPLOY) as harness:
         harness.azure.may_read.clear()
         await harness.submit(of=REDEPLOY)
-        await wait_until(lambda: harness.azure.reads == 1)
+        await eventually(lambda: harness.azure.reads == 1)
         await harness.gate.set_approval_mode("off", "local:root")
         harness.azure.may_read.set()
         await harness.settle()
@@ -374,7 +375,7 @@ async def test_a_grant_fails_if_not_before_passes_during_the_fresh_read(tmp_path
     async with running_gate(tmp_path, REDEPLOY) as harness:
         harness.azure.may_read.clear()
         await harness.submit(of=REDEPLOY)
-        await wait_until(lambda: harness.azure.reads == 1)
+        await eventually(lambda: harness.azure.reads == 1)
         harness.clock.advance(900)
         harness.azure.may_read.set()
         (failed_event,) = await harness.wait_for_events("startrequest.failed")
@@ -389,7 +390,7 @@ async def test_a_grant_fails_if_not_before_passes_while_the_claim_waits_for_the_
         disk = threading.Event()
         harness.azure.after_read = lambda: harness.store.submit(lambda _: disk.wait(10))
         await harness.submit(of=REDEPLOY)
-        await wait_until(lambda: harness.gate.engine.in_flight != frozenset())
+        await eventually(lambda: harness.gate.engine.in_flight != frozenset())
         harness.clock.advance(900)
         disk.set()
         await harness.wait_for_events("startrequest.failed")
@@ -401,12 +402,12 @@ async def test_nothing_is_sent_while_the_document_cannot_be_read(tmp_path: Path)
     async with running_gate(tmp_path, azure=azure) as harness:
         azure.read_errors.extend([UNAVAILABLE, REFUSED])
         await harness.submit(of=REDEPLOY)
-        await wait_until(lambda: azure.reads == 1)
+        await eventually(lambda: azure.reads == 1)
         for reads in (2, 3):
             assert azure.sent == []
-            await wait_until(lambda: bool(harness.clock.remaining_sleeps))
+            await eventually(lambda: bool(harness.clock.remaining_sleeps))
             harness.clock.advance(1)
-            await wait_until(lambda reads=reads: azure.reads == reads)  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+            await eventually(lambda reads=reads: azure.reads == reads)
         await harness.wait_for_events("startrequest.accepted")
 
 
@@ -416,7 +417,7 @@ async def test_nothing_is_sent_while_the_document_cannot_be_read(tmp_path: Path)
 async def test_a_hold_after_the_claim_is_too_late(tmp_path: Path) -> None:
     async with running_gate(tmp_path, USER_REBOOT) as harness:
         harness.azure.may_answer.clear()
-        await wait_until(lambda: bool(harness.azure.sent))
+        await eventually(lambda: bool(harness.azure.sent))
         assert (await harness.submit("hold", "eve", USER_REBOOT)).status == 409
         harness.azure.may_answer.set()
         await harness.wait_for_events("startrequest.accepted")
@@ -428,7 +429,7 @@ async def test_an_event_that_starts_before_the_answer_comes_has_not_failed(
 ) -> None:
     async with running_gate(tmp_path, USER_REBOOT) as harness:
         harness.azure.may_answer.clear()
-        await wait_until(lambda: bool(harness.azure.sent))
+        await eventually(lambda: bool(harness.azure.sent))
         await harness.record_document(STARTED)
         await harness.settle()
         harness.azure.may_answer.set()
@@ -439,10 +440,10 @@ async def test_an_event_that_starts_before_the_answer_comes_has_not_failed(
 async def test_wait_until_idle_waits_for_the_answer_or_its_timeout(tmp_path: Path) -> None:
     async with running_gate(tmp_path, USER_REBOOT) as harness:
         harness.azure.may_answer.clear()
-        await wait_until(lambda: bool(harness.azure.sent))
+        await eventually(lambda: bool(harness.azure.sent))
         short_wait = asyncio.create_task(harness.gate.stop_start_requests(2))
         long_wait = asyncio.create_task(harness.gate.stop_start_requests(1000))
-        await wait_until(
+        await eventually(
             lambda: sum(seconds <= 0.05 for seconds in harness.clock.remaining_sleeps) == 2
         )
         harness.clock.advance(2)
@@ -498,7 +499,7 @@ async def test_without_an_answer_the_gate_tries_again_with_longer_pauses(
     azure.answers.extend([UNAVAILABLE, TIMEOUT, *[UNAVAILABLE] * 3])
     async with running_gate(tmp_path, azure=azure) as harness:
         for sent, pause in enumerate(pauses, 1):
-            await wait_until(lambda sent=sent: len(azure.sent) == sent)  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+            await eventually(lambda sent=sent: len(azure.sent) == sent)
             await harness.settle()
             harness.clock.advance(pause - 0.1)
             await harness.settle()
@@ -598,7 +599,7 @@ async def test_a_hold_during_the_fresh_read_of_a_retry_is_in_time(tmp_path: Path
         await harness.wait_for_start_requests(1)
         azure.may_read.clear()
         harness.clock.advance(1)
-        await wait_until(lambda: azure.reads == 2)
+        await eventually(lambda: azure.reads == 2)
         assert (await harness.submit("hold", "eve", REDEPLOY)).status == 202
         azure.may_read.set()
         await harness.settle()
@@ -631,7 +632,7 @@ async def test_of_a_hold_and_the_claim_of_a_retry_the_first_wins(
         azure.after_read = after_read
         azure.may_answer.clear()
         harness.clock.advance(1)
-        await wait_until(lambda: harness.gate.engine.in_flight != frozenset())
+        await eventually(lambda: harness.gate.engine.in_flight != frozenset())
         if not hold_first:
             hold()
         disk.set()
@@ -647,7 +648,7 @@ async def test_a_hold_while_a_retry_is_in_flight_is_too_late(tmp_path: Path) -> 
         await harness.wait_for_start_requests(1)
         azure.may_answer.clear()
         harness.clock.advance(1)
-        await wait_until(lambda: len(azure.sent) == 2)
+        await eventually(lambda: len(azure.sent) == 2)
         assert (await harness.submit("hold", "eve", USER_REBOOT)).status == 409
         azure.may_answer.set()
         await harness.wait_for_events("startrequest.accepted")
@@ -741,7 +742,7 @@ async def _killed_in_flight(folder: Path) -> None:
     async with running_gate(folder, REDEPLOY) as harness:
         await harness.submit(of=REDEPLOY)
         harness.azure.may_answer.clear()
-        await wait_until(lambda: bool(harness.azure.sent))
+        await eventually(lambda: bool(harness.azure.sent))
         assert harness.kinds()[-1] == "claim"
 
 
@@ -809,7 +810,7 @@ async def test_a_decision_that_cannot_be_written_is_503_and_not_taken(tmp_path: 
         with pytest.raises(StoreUnavailable):
             await harness.gate.set_approval_mode("off", "local:root")
         _set_writable(harness.store, True)
-        await wait_until(lambda: harness.store.write_error is None)
+        await eventually(lambda: harness.store.write_error is None)
         assert await harness.gate.approval_mode() == "on"
         assert not harness.events("approval.recorded")
         assert (await harness.submit(of=REDEPLOY, request_id="r")).status == 202
@@ -819,7 +820,7 @@ async def test_nothing_is_sent_while_the_claim_cannot_be_written(tmp_path: Path)
     async with running_gate(tmp_path, REDEPLOY) as harness:
         harness.azure.may_read.clear()
         await harness.submit(of=REDEPLOY)
-        await wait_until(lambda: harness.azure.reads == 1)
+        await eventually(lambda: harness.azure.reads == 1)
         _set_writable(harness.store, False)
         harness.azure.may_read.set()
         for reads in (2, 3):
@@ -839,12 +840,12 @@ async def test_an_answer_that_cannot_be_written_is_reported_from_memory_and_fina
             lambda recorded: event_names.extend(item.name for item in recorded)
         )
         harness.azure.may_answer.clear()
-        await wait_until(lambda: bool(harness.azure.sent))
+        await eventually(lambda: bool(harness.azure.sent))
         _set_writable(harness.store, False)
         harness.azure.may_answer.set()
-        await wait_until(lambda: "startrequest.accepted" in event_names)
+        await eventually(lambda: "startrequest.accepted" in event_names)
         _set_writable(harness.store, True)
-        await wait_until(lambda: harness.store.write_error is None)
+        await eventually(lambda: harness.store.write_error is None)
         harness.clock.advance(10)
         await harness.settle()
         assert len(harness.events("startrequest.accepted")) == 1

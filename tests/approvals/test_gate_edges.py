@@ -26,8 +26,9 @@ from tests.approvals.builders import (
     build_caller,
     build_event,
 )
-from tests.approvals.manual_clock import NOON, ManualClock, wait_until
+from tests.approvals.manual_clock import NOON, ManualClock
 from tests.approvals.running_gate import running_gate, trace
+from tests.eventually import eventually
 from tests.outbox.conftest import LimitedDisk
 
 OTHER_REBOOT = build_event("E-2", event_source="User")
@@ -144,7 +145,7 @@ async def test_an_event_that_came_while_nothing_could_be_written_is_granted_afte
             await harness.settle()
         finally:
             disk.free()
-        await wait_until(lambda: harness.store.write_error is None)
+        await eventually(lambda: harness.store.write_error is None)
         await harness.clock.advance_until(lambda: bool(harness.azure.sent))
         assert harness.azure.sent == [("E-1",)]
 
@@ -280,7 +281,7 @@ async def test_a_refusal_that_could_not_be_recorded_takes_no_place_of_the_minute
         finally:
             disk.free()
         assert answer.status == 503
-        await wait_until(lambda: harness.store.write_error is None)
+        await eventually(lambda: harness.store.write_error is None)
         for _ in range(MAX_RECORDED_ABOUT_EVENT):
             assert (await harness.submit("approve", "eve", revision="x")).status == 409
         assert len(harness.events("approval.refused")) == MAX_RECORDED_ABOUT_EVENT
@@ -303,13 +304,13 @@ async def test_counted_refusals_are_tried_once_a_second_until_they_can_be_writte
         try:
             harness.clock.advance(60)
             for number in (1, 2):
-                await wait_until(lambda number=number: tries() >= number)  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+                await eventually(lambda number=number: tries() >= number)
                 await harness.settle()
                 assert tries() == number
                 harness.clock.advance(1)
         finally:
             disk.free()
-        await wait_until(lambda: harness.store.write_error is None)
+        await eventually(lambda: harness.store.write_error is None)
         await harness.clock.advance_until(lambda: len(harness.events("approval.refused")) > 10)
         assert harness.events("approval.refused")[-1].data["count"] == 2
 
@@ -338,7 +339,7 @@ async def test_a_standing_hold_that_cannot_be_written_is_503_and_not_made(tmp_pa
             503,
             "the decision cannot be recorded now; nothing was decided, try again",
         )
-        await wait_until(lambda: harness.store.write_error is None)
+        await eventually(lambda: harness.store.write_error is None)
         assert await harness.gate.standing_holds_page(None, PageLimit(10), only_open=False) == (
             [],
             False,

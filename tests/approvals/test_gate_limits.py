@@ -9,8 +9,9 @@ from relay.approvals import ApprovalsSettings
 from relay.approvals.limits import Limit
 from relay.events.model import ScheduledEvent
 from tests.approvals.builders import build_event
-from tests.approvals.manual_clock import ManualClock, wait_until
+from tests.approvals.manual_clock import ManualClock
 from tests.approvals.running_gate import ScopeOfFleet, running_gate, running_hub
+from tests.eventually import eventually
 
 A, B, C = (
     build_event(name, resources=(machine,), due=due)
@@ -129,7 +130,7 @@ async def test_more_known_machines_make_more_slots_after_a_wake(tmp_path: Path) 
         await harness.wait_for_start_requests(1)
         known = 20
         harness.gate.wake()
-        await wait_until(lambda: len(harness.azure.sent) == 2)
+        await eventually(lambda: len(harness.azure.sent) == 2)
         assert harness.azure.sent == [("B",), ("A",)]
 
 
@@ -162,6 +163,6 @@ async def test_a_grant_of_one_scope_keeps_the_next_one_waiting_in_another(tmp_pa
         answer = await harness.submit(of=B)
         assert answer.body["state"] == "waiting"
         assert answer.body["waitingFor"][0]["machines"] == ["west/db-1"]
-        await wait_until(lambda: west.sent == [("A",)])
+        await eventually(lambda: west.sent == [("A",)])
         await harness.settle()
         assert east.sent == []

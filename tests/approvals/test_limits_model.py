@@ -25,6 +25,7 @@ from relay.events.timestamps import format_rfc3339
 from relay.outbox import TrackedEvent
 from tests.approvals.builders import ApprovalFile, build_event
 from tests.approvals.manual_clock import NOON, ManualClock
+from tests.depth import depth
 
 _IDS = ["A", "B", "C", "D"]
 _MACHINES = [("db-1",), ("db-2",), ("db-1", "db-2"), ("db-3", "web-1"), ("web-1", "web-2"), ()]
@@ -409,4 +410,4 @@ class Limits(RuleBasedStateMachine):
 
 
 TestLimits = Limits.TestCase
-TestLimits.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestLimits.settings = settings(max_examples=depth(400, 12), stateful_step_count=40)

@@ -18,8 +18,9 @@ from relay.approvals.refusal_aggregation import (
 from relay.outbox.decisions import MAX_REFUSALS, REFUSAL_RETENTION
 from relay.signature import MAX_AGE, MAX_AHEAD
 from tests.approvals.builders import REBOOT, ApprovalFile, build_event, build_request
-from tests.approvals.manual_clock import NOON, wait_until
+from tests.approvals.manual_clock import NOON
 from tests.approvals.running_gate import GateHarness, running_gate
+from tests.eventually import eventually
 
 
 async def _refuse(harness: GateHarness, times: int, **changes: Any) -> None:
@@ -107,7 +108,7 @@ async def test_while_the_store_fails_the_count_waits(tmp_path: Path) -> None:
         assert not await harness.gate.record_aggregated_refusals()
         assert (await harness.submit("approve", "bob", revision="x")).status == 503
         connection.execute("PRAGMA query_only = OFF")
-        await wait_until(lambda: harness.store.write_error is None)
+        await eventually(lambda: harness.store.write_error is None)
         for _ in range(10):
             await harness.submit("approve", "bob", revision="x")
         assert await harness.gate.record_aggregated_refusals()
@@ -146,9 +147,9 @@ async def test_the_count_waits_though_its_recorder_was_stopped_while_the_store_f
         connection.execute("PRAGMA query_only = ON")
         may_go_on.set()
         await asyncio.wait([blocked])
-        await wait_until(lambda: harness.store.write_error is not None)
+        await eventually(lambda: harness.store.write_error is not None)
         connection.execute("PRAGMA query_only = OFF")
-        await wait_until(lambda: harness.store.write_error is None)
+        await eventually(lambda: harness.store.write_error is None)
         assert await harness.gate.record_aggregated_refusals()
         assert _counts(harness) == [None] * 10 + [5]
 

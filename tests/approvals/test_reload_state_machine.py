@@ -24,6 +24,7 @@ from relay.events.timestamps import format_rfc3339
 from relay.outbox import Mode
 from tests.approvals.builders import CLIENT_RESOURCES, ORIGIN, ApprovalFile, build_event
 from tests.approvals.manual_clock import ManualClock
+from tests.depth import depth
 
 _REBOOTS = {"name": "reboots", "match": {"event_type": ["Reboot"]}}
 _AUTOMATIC = {"name": "freezes", "match": {"event_type": ["Freeze"]}, "approve": "automatic"}
@@ -203,6 +204,4 @@ class ReloadedAndRestarted(RuleBasedStateMachine):
 
 
 TestReloadedAndRestarted = ReloadedAndRestarted.TestCase
-TestReloadedAndRestarted.settings = settings(
-    max_examples=120, stateful_step_count=20, deadline=None
-)
+TestReloadedAndRestarted.settings = settings(max_examples=depth(600, 15), stateful_step_count=20)

@@ -11,7 +11,7 @@ import pytest
 from relay.approvals.standing_hold_admission import StandingHoldBody
 from relay.errors import SourceUnavailable
 from tests.approvals.builders import REDEPLOY, USER_REBOOT, build_event
-from tests.approvals.manual_clock import ManualClock, wait_until
+from tests.approvals.manual_clock import ManualClock
 from tests.approvals.running_gate import (
     REFUSED,
     TIMEOUT,
@@ -20,6 +20,7 @@ from tests.approvals.running_gate import (
     start_request_tasks,
     trace,
 )
+from tests.eventually import eventually
 
 OTHER_REBOOT = build_event("E-2", event_source="User")
 
@@ -52,7 +53,7 @@ async def test_start_requests_of_different_scopes_are_in_flight_at_once(tmp_path
     for scope in scopes:
         scope.may_answer.clear()
     async with running_hub(tmp_path, clock, *scopes) as harness:
-        await wait_until(lambda: all(scope.in_flight_count == 1 for scope in scopes))
+        await eventually(lambda: all(scope.in_flight_count == 1 for scope in scopes))
         for scope in scopes:
             scope.may_answer.set()
         await harness.wait_for_events("startrequest.accepted", 20)
@@ -117,7 +118,7 @@ async def test_a_start_request_stays_in_flight_whatever_happens_in_another_scope
             scope.may_answer.clear()
             scope.document = (USER_REBOOT,)
             await scope.poll()
-            await wait_until(lambda scope=scope: bool(scope.sent))  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+            await eventually(lambda scope=scope: bool(scope.sent))
         for name in scopes:
             assert (await harness.submit("hold", "eve", USER_REBOOT, scope=name)).status == 409
         scopes.pop(answered).may_answer.set()
@@ -142,16 +143,16 @@ async def test_each_scope_has_pauses_of_its_own(
     with caplog.at_level(logging.WARNING):
         async with running_hub(tmp_path, clock, often, once, fails_later) as harness:
             for sent, pause in enumerate((1, 2, 4), 1):
-                await wait_until(lambda sent=sent: len(often.sent) == sent)  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+                await eventually(lambda sent=sent: len(often.sent) == sent)
                 await harness.settle()
                 clock.advance(pause - 0.1)
                 await harness.settle()
                 assert len(often.sent) == sent
                 clock.advance(0.1)
-            await wait_until(lambda: len(often.sent) == 4)
+            await eventually(lambda: len(often.sent) == 4)
             fails_later.document = (USER_REBOOT,)
             await fails_later.poll()
-            await wait_until(lambda: len(fails_later.sent) == 1)
+            await eventually(lambda: len(fails_later.sent) == 1)
             await harness.settle()
             clock.advance(1)  # the first pause of this scope, in the pause of 8 s of another
             (accepted,) = await harness.wait_for_events("startrequest.accepted")
@@ -174,7 +175,7 @@ async def test_a_scope_without_agents_waits_and_delays_no_other(tmp_path: Path) 
     works = ScopeOfFleet(clock, "b", USER_REBOOT)
     async with running_hub(tmp_path, clock, silent, works) as harness:
         await harness.wait_for_events("startrequest.accepted")
-        await wait_until(lambda: silent.reads == 1)
+        await eventually(lambda: silent.reads == 1)
         await harness.settle()
         assert [row.event_key for row in harness.journal() if row.kind == "claim"] == ["e-1@b"]
         silent.agents = ["vm-1"]
@@ -211,7 +212,7 @@ async def test_only_the_scope_that_changed_is_looked_at(tmp_path: Path) -> None:
             scope.agents = []
         for scope in (*held, changes):  # granted, and then nobody is there
             await harness.submit("release", "eve", REDEPLOY, scope=scope.scope)
-        await wait_until(lambda: all(scope.reads == 1 for scope in (*held, changes)))
+        await eventually(lambda: all(scope.reads == 1 for scope in (*held, changes)))
         for scope in (*held, changes):
             await harness.submit("hold", "eve", REDEPLOY, scope=scope.scope)
         await harness.settle()
@@ -220,7 +221,7 @@ async def test_only_the_scope_that_changed_is_looked_at(tmp_path: Path) -> None:
         assert start_request_tasks() == []
         statements = trace(harness.store)
         await harness.submit("release", "eve", REDEPLOY, scope="x")
-        await wait_until(lambda: changes.reads == 2)
+        await eventually(lambda: changes.reads == 2)
         await harness.settle()
         read = {text.rpartition("FROM occurrence WHERE id = ")[2] for text in statements}
         assert read & {"1", "2", "3", "4"} == {"4"}
@@ -245,10 +246,10 @@ async def test_wait_until_idle_waits_for_the_answers_in_all_scopes(tmp_path: Pat
     for scope in scopes:
         scope.may_answer.clear()
     async with running_hub(tmp_path, clock, *scopes) as harness:
-        await wait_until(lambda: all(scope.sent for scope in scopes))
+        await eventually(lambda: all(scope.sent for scope in scopes))
         waiting = asyncio.create_task(harness.gate.stop_start_requests(1000))
         for answered, scope in enumerate(scopes, 1):
-            await wait_until(lambda: bool(clock.remaining_sleeps))
+            await eventually(lambda: bool(clock.remaining_sleeps))
             assert not waiting.done()
             scope.may_answer.set()
             await harness.wait_for_events("startrequest.accepted", answered)
@@ -268,7 +269,7 @@ async def test_a_kill_in_the_middle_leaves_nothing_behind_and_loses_no_grant(
     sends.may_answer.clear()
     pauses.answers.append(TIMEOUT)
     async with running_hub(tmp_path, clock, *scopes) as harness:
-        await wait_until(lambda: bool(reads.reads and sends.sent and pauses.sent))
+        await eventually(lambda: bool(reads.reads and sends.sent and pauses.sent))
         await harness.settle()
         assert len(start_request_tasks()) == 3
     assert start_request_tasks() == []
@@ -289,7 +290,7 @@ async def test_a_claim_is_not_repeated_after_a_kill_if_its_event_changed_meanwhi
     for scope in scopes:
         scope.may_answer.clear()
     async with running_hub(tmp_path, clock, *scopes):
-        await wait_until(lambda: all(scope.sent for scope in scopes))
+        await eventually(lambda: all(scope.sent for scope in scopes))
     again = [
         ScopeOfFleet(clock, "a", build_event(event_type="Redeploy", event_source="User")),
         ScopeOfFleet(clock, "b", USER_REBOOT),

@@ -39,6 +39,7 @@ from tests.approvals.running_gate import (
     start_request_tasks,
 )
 from tests.conftest import DebugLoop
+from tests.depth import depth
 
 T = TypeVar("T")
 _MEMORY = Path("/dev/shm")  # noqa: S108  # in memory, because no test cuts the power
@@ -324,4 +325,4 @@ class Scopes(RuleBasedStateMachine):
 
 
 TestScopes = Scopes.TestCase
-TestScopes.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
+TestScopes.settings = settings(max_examples=depth(200, 6), stateful_step_count=40)

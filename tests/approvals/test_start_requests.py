@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.approvals.builders import REDEPLOY, USER_REBOOT, build_event
-from tests.approvals.manual_clock import ManualClock, wait_until
+from tests.approvals.manual_clock import ManualClock
 from tests.approvals.running_gate import (
     REFUSED,
     RETURNED,
@@ -18,6 +18,7 @@ from tests.approvals.running_gate import (
     start_request_tasks,
     trace,
 )
+from tests.eventually import eventually
 
 OTHER_REBOOT = build_event("E-2", event_source="User")
 OTHER_REDEPLOY = build_event("E-2", event_type="Redeploy")
@@ -57,7 +58,7 @@ async def test_a_start_request_comes_with_the_row_of_its_claim(tmp_path: Path) -
     azure = Azure(ManualClock(), USER_REBOOT, agents=["vm-1"])
     async with running_gate(tmp_path, azure=azure) as harness:
         azure.may_answer.clear()
-        await wait_until(lambda: bool(azure.claims))
+        await eventually(lambda: bool(azure.claims))
         newest = harness.journal()[-1]
         assert newest.kind == "claim"
         head = azure.claims[0].journal_head
@@ -71,7 +72,7 @@ async def test_a_grant_is_claimed_only_when_there_is_somebody_to_execute_it(
     async with running_gate(tmp_path, azure=azure) as harness:
         await harness.submit(of=REDEPLOY)
         for tries, pause in enumerate((1, 2, 4, 8, 8), 1):
-            await wait_until(lambda tries=tries: azure.reads == tries)  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+            await eventually(lambda tries=tries: azure.reads == tries)
             await harness.settle()
             harness.clock.advance(pause - 0.1)
             await harness.settle()
@@ -90,7 +91,7 @@ async def test_a_hold_while_nobody_can_execute_the_start_request_is_in_time(
     azure = Azure(ManualClock(), REDEPLOY, agents=[])
     async with running_gate(tmp_path, azure=azure) as harness:
         await harness.submit(of=REDEPLOY)
-        await wait_until(lambda: azure.reads == 1)
+        await eventually(lambda: azure.reads == 1)
         held = await harness.submit("hold", "eve", REDEPLOY)
         assert (held.status, "notice" in held.body) == (202, False)
         azure.agents = ["vm-1"]
@@ -159,7 +160,7 @@ async def test_nothing_is_read_or_sent_in_a_scope_while_a_start_request_is_in_fl
 ) -> None:
     async with running_gate(tmp_path, USER_REBOOT) as harness:
         harness.azure.may_answer.clear()
-        await wait_until(lambda: bool(harness.azure.sent))
+        await eventually(lambda: bool(harness.azure.sent))
         await harness.record_document(USER_REBOOT, OTHER_REBOOT)
         await harness.wait_for_events("approval.granted", 2)
         harness.gate.wake()
@@ -176,7 +177,7 @@ async def test_a_change_while_a_start_request_is_in_flight_counts_right_after_it
     azure = Azure(ManualClock(), USER_REBOOT, answers=[TIMEOUT])
     async with running_gate(tmp_path, azure=azure) as harness:
         azure.may_answer.clear()
-        await wait_until(lambda: bool(azure.sent))
+        await eventually(lambda: bool(azure.sent))
         await harness.record_document(build_event(event_source="User", due=950))
         await harness.settle()
         assert not harness.events("startrequest.failed")
@@ -193,7 +194,7 @@ async def test_after_an_answer_only_the_events_that_were_in_flight_are_checked(
         harness.azure.may_answer.clear()
         for other in others:
             await harness.submit("hold", "eve", other)
-        await wait_until(lambda: bool(harness.azure.sent))
+        await eventually(lambda: bool(harness.azure.sent))
         await harness.settle()
         statements = trace(harness.store)
         harness.azure.may_answer.set()
@@ -210,10 +211,10 @@ async def test_nothing_is_claimed_any_more_while_the_relay_waits_to_be_idle(
 ) -> None:
     async with running_gate(tmp_path, USER_REBOOT, OTHER_REDEPLOY) as harness:
         harness.azure.may_answer.clear()
-        await wait_until(lambda: bool(harness.azure.sent))
+        await eventually(lambda: bool(harness.azure.sent))
         await harness.submit(of=OTHER_REDEPLOY)
         waiting = asyncio.create_task(harness.gate.stop_start_requests(1000))
-        await wait_until(lambda: bool(harness.clock.remaining_sleeps))
+        await eventually(lambda: bool(harness.clock.remaining_sleeps))
         harness.azure.may_answer.set()
         await harness.wait_for_events("startrequest.accepted")
         harness.clock.advance(0.05)
@@ -228,7 +229,7 @@ async def test_a_grant_that_was_just_read_is_not_claimed_while_the_relay_waits_t
 ) -> None:
     async with running_gate(tmp_path, USER_REBOOT) as harness:
         harness.azure.may_read.clear()
-        await wait_until(lambda: harness.azure.reads == 1)
+        await eventually(lambda: harness.azure.reads == 1)
         await harness.gate.stop_start_requests(1000)
         harness.azure.may_read.set()
         await harness.settle()
@@ -240,7 +241,7 @@ async def test_a_relay_without_an_open_grant_has_no_task_for_start_requests_of_i
 ) -> None:
     async with running_gate(tmp_path, USER_REBOOT) as harness:
         harness.azure.may_answer.clear()
-        await wait_until(lambda: bool(harness.azure.sent))
+        await eventually(lambda: bool(harness.azure.sent))
         assert len(start_request_tasks()) == 1
         harness.azure.may_answer.set()
         await harness.wait_for_events("startrequest.accepted")

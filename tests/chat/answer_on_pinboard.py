@@ -15,7 +15,7 @@ import orjson
 
 from tests.chat import pinboard_platform
 from tests.chat.running_relay import Stage, rule, stage
-from tests.journey.relay_process import eventually
+from tests.eventually import eventually
 
 VOTER = "pinboard:lobby/alice"
 

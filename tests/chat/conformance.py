@@ -39,7 +39,7 @@ from tests.approvals.builders import ORIGIN, SETTINGS
 from tests.approvals.builders import build_event as make_event
 from tests.background_tasks import BackgroundTasks
 from tests.chat.wall_platform import RecordingRelay
-from tests.journey.relay_process import eventually
+from tests.eventually import eventually
 
 TIMEOUT = 60.0
 """Seconds, generous for a slow machine."""

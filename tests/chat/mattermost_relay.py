@@ -12,7 +12,7 @@ from relay.clock import Clock
 from relay.simulator import Event, Simulator
 from tests.chat.mattermost_server import SECRET, Json, MattermostServer, buttons_of
 from tests.chat.running_relay import Stage, rule, stage
-from tests.journey.relay_process import eventually
+from tests.eventually import eventually
 
 IN_CHAT = {"approve_in_chat": True, "secret": SECRET}
 

@@ -14,7 +14,7 @@ from relay.app import RunningRelay, start_relay
 from relay.clock import Clock, SystemClock
 from relay.config import Config
 from relay.simulator import VM, Event, Plan, Setup, Simulator
-from tests.journey.relay_process import eventually
+from tests.eventually import eventually
 
 SCOPE = "prod"
 ALICE = {

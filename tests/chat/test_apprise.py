@@ -46,7 +46,7 @@ from tests.chat.apprise_server import (
 )
 from tests.chat.conformance import HOSTILE, logged
 from tests.chat.running_relay import ALICE, BOB, rule, stage
-from tests.journey.relay_process import eventually
+from tests.eventually import eventually
 
 NOT_BEFORE = NOON + timedelta(seconds=900)
 TWO_CLIENTS: dict[str, Any] = {"rules": [rule(2, "client:alice", "client:bob")]}

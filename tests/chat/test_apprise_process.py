@@ -8,7 +8,8 @@ from typing import Any
 
 from relay.simulator import VM, Plan, Setup, Simulator
 from tests.chat.apprise_server import PASSWORD, TOKEN, AppriseService, running_service
-from tests.journey.relay_process import eventually, relay
+from tests.eventually import eventually
+from tests.journey.relay_process import relay
 
 
 def make_document(azure: Simulator, service: AppriseService) -> dict[str, Any]:

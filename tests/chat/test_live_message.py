@@ -21,7 +21,7 @@ from relay.outbox.transaction import Transaction
 from tests.approvals.builders import ORIGIN, build_event
 from tests.approvals.manual_clock import NOON, ManualClock
 from tests.chat.wall_platform import Wall, WallRelay, plain_text, relay_with_wall
-from tests.journey.relay_process import eventually
+from tests.eventually import eventually
 
 STARTED = build_event(event_status="Started", due=None)
 

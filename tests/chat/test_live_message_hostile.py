@@ -26,7 +26,7 @@ from tests.chat.mattermost_server import SECRET, running_mattermost
 from tests.chat.running_relay import rule, stage
 from tests.chat.slack_server import CHANNEL, running_slack
 from tests.chat.wall_platform import Wall, relay_with_wall
-from tests.journey.relay_process import eventually
+from tests.eventually import eventually
 from tests.outbox.conftest import LimitedDisk
 
 SECRET_IN_MESSAGE = r'/approve#[\w-]|this code: \*\*\d|"proof":"[\w-]'

@@ -19,7 +19,7 @@ from tests.chat.mattermost_server import (
     running_mattermost,
 )
 from tests.chat.running_relay import ALICE, BOB, rule, stage
-from tests.journey.relay_process import eventually
+from tests.eventually import eventually
 
 GAP = "\N{ZERO WIDTH SPACE}"
 TWO_CLIENTS = {"rules": [rule(2, "client:alice", "client:bob")]}

@@ -33,7 +33,7 @@ from tests.chat.mattermost_server import (
     new_id,
     running_mattermost,
 )
-from tests.journey.relay_process import eventually
+from tests.eventually import eventually
 
 TIMEOUT = 30.0
 """Seconds, generous for a slow machine."""

@@ -28,6 +28,7 @@ from tests.chat.mattermost_server import (
     running_mattermost,
 )
 from tests.conftest import DebugLoop
+from tests.depth import depth
 
 USER_ID = "annannannannannannannannan"
 CLICK: Json = {
@@ -213,7 +214,7 @@ def test_a_changed_call_decides_nothing(tmp_path: Path) -> None:
         calls = runner.run(make_genuine_calls(stack, tmp_path))
         position = runner.run(calls.journal_position())
 
-        @settings(max_examples=250, suppress_health_check=[HealthCheck.too_slow])
+        @settings(max_examples=depth(250, 40), suppress_health_check=[HealthCheck.too_slow])
         @given(
             st.one_of(
                 st.binary(max_size=200),

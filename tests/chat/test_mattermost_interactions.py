@@ -45,7 +45,7 @@ from tests.chat.mattermost_server import (
     running_mattermost,
 )
 from tests.chat.running_relay import ALICE, rule, stage
-from tests.journey.relay_process import eventually
+from tests.eventually import eventually
 
 ROOT = Path(__file__).parent.parent.parent
 KEY = signature.decode_secret(SECRET)

@@ -22,7 +22,7 @@ from tests.chat.slack_block_kit import is_valid_block_kit, rich_text_elements
 from tests.chat.slack_server import TEAM
 from tests.chat.teams_server import schema_errors
 from tests.chat.wall_platform import Wall, WallRelay, plain_text, relay_with_wall
-from tests.journey.relay_process import eventually
+from tests.eventually import eventually
 
 RUNBOOK = "https://wiki.example.com/a_b*c/databases?x=1#maintenance"
 PAGE = "https://relay.example.com/approve#t"

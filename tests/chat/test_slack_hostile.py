@@ -47,7 +47,7 @@ from tests.chat.slack_server import (
     running_slack,
     signed_headers,
 )
-from tests.journey.relay_process import eventually
+from tests.eventually import eventually
 
 SLACK = SlackServer(port=80)
 BUTTON = {

@@ -31,7 +31,7 @@ from tests.chat.slack_server import (
     responds,
     running_slack,
 )
-from tests.journey.relay_process import eventually
+from tests.eventually import eventually
 
 GUEST = "guests cannot decide"
 OTHER_WORKSPACE = "people of other workspaces cannot decide"

@@ -32,7 +32,7 @@ from tests.chat.slack_server import (
     responds,
     running_slack,
 )
-from tests.journey.relay_process import eventually
+from tests.eventually import eventually
 
 APPROVALS = {"rules": [rule(1, "client:alice")]}
 CARD = Card(

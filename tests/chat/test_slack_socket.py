@@ -34,7 +34,7 @@ from tests.chat.slack_server import (
     responds,
     running_slack,
 )
-from tests.journey.relay_process import eventually
+from tests.eventually import eventually
 from tests.sinks.http_receiver import Names
 
 VOTERS = {"rules": [rule(2, f"slack:{TEAM}/{ALICE}", f"slack:{TEAM}/{BOB}")]}

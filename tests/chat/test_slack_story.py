@@ -17,7 +17,7 @@ from tests.chat.slack_server import (
     SlackServer,
     running_slack,
 )
-from tests.journey.relay_process import eventually
+from tests.eventually import eventually
 
 VOTERS = {"rules": [rule(2, f"slack:{TEAM}/{ALICE}", f"slack:{TEAM}/{BOB}")]}
 

@@ -28,7 +28,7 @@ from tests.chat.teams_server import (
     TeamsWorkflow,
     running_workflow,
 )
-from tests.journey.relay_process import eventually
+from tests.eventually import eventually
 
 TWO_VOTES: dict[str, Any] = {"rules": [rule(2, "client:alice", "client:bob")]}
 

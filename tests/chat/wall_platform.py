@@ -29,7 +29,7 @@ from relay.outbox.sqlite import Store, open_store
 from tests.approvals.builders import BOOT_ID, CLIENT_RESOURCES, ORIGIN, SETTINGS, build_request
 from tests.approvals.manual_clock import ManualClock
 from tests.background_tasks import BackgroundTasks
-from tests.journey.relay_process import eventually
+from tests.eventually import eventually
 
 
 class WallSettings(ChatSettings):

@@ -15,9 +15,11 @@ import orjson
 from relay.app import start_relay
 from relay.clock import SystemClock
 from relay.config import load
+from relay.imds.poller import Poller
 from relay.simulator import VM, Event, Plan, Setup, Simulator
 from tests.cli.command import CommandResult, run_async
-from tests.journey.relay_process import SECRET, Inbox, eventually, inbox, name_of
+from tests.eventually import eventually
+from tests.journey.relay_process import SECRET, Inbox, inbox, name_of
 
 LOCAL_PRINCIPAL = f"local:{pwd.getpwuid(os.geteuid()).pw_name}"
 """The principal of the user who runs the tests."""
@@ -30,6 +32,7 @@ class RunningRelay:
     """The parts. ``config`` is a file that names the socket; calls of ``url`` need a key."""
 
     azure: Simulator
+    poller: Poller
     receiver: Inbox
     config: str
     url: str
@@ -44,8 +47,13 @@ class RunningRelay:
         event = self.azure.schedule(
             plan or Plan(type="Reboot", resources=("db-0", "db-1"), notice=900.0)
         )
+        await self.poll()
         await self.wait_for_webhook("event.scheduled", event.event_id)
         return event
+
+    async def poll(self) -> None:
+        """Let the relay read the document now."""
+        await self.poller.read_with_imds_time()
 
     async def wait_for_webhook(self, name: str, subject: str) -> None:
         """Wait until the receiver has a CloudEvent."""
@@ -109,8 +117,11 @@ async def running_relay(
         }
         file.write_bytes(orjson.dumps(document))  # JSON is YAML
         async with start_relay(load(file, {}).config, SystemClock()) as running:
+            poller = running.relay.source
+            assert isinstance(poller, Poller)
             yield RunningRelay(
                 azure=azure,
+                poller=poller,
                 receiver=receiver,
                 config=str(file),
                 url=f"http://127.0.0.1:{running.api_port}",

@@ -24,7 +24,7 @@ from tests.cli.running_relay import (
     RunningRelay,
     running_relay,
 )
-from tests.journey.relay_process import eventually
+from tests.eventually import eventually
 
 
 @pytest.fixture

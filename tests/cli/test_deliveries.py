@@ -15,7 +15,7 @@ import pytest
 from relay.simulator import Plan
 from tests.cli.command import environment, run_command
 from tests.cli.running_relay import RunningRelay, running_relay
-from tests.journey.relay_process import eventually
+from tests.eventually import eventually
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from relay.cli._event_lookup import unique_beginnings
 from relay.simulator import Plan
 from tests.cli.running_relay import LOCAL_PRINCIPAL, running_relay
-from tests.journey.relay_process import eventually
+from tests.eventually import eventually
 
 RULE = {"name": "one", "approve": {"votes": 2, "from": [LOCAL_PRINCIPAL, "client:alice"]}}
 

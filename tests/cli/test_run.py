@@ -19,7 +19,7 @@ import pytest
 
 from relay.simulator import VM, Plan, Setup, Simulator
 from tests.cli.command import environment, file_names, read_until, run_process, start_process
-from tests.journey.relay_process import eventually
+from tests.eventually import eventually
 
 
 @pytest.fixture

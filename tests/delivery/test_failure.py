@@ -23,7 +23,7 @@ from tests.delivery.running_dispatcher import (
     refuses,
     running_dispatcher,
 )
-from tests.outbox.open_store import wait_until
+from tests.eventually import eventually
 
 
 def about(far: ScriptedSink, name: str) -> list[tuple[str | None, int]]:
@@ -46,7 +46,7 @@ async def test_what_was_deferred_is_tried_again_with_the_same_id_until_it_gets_t
     far = ScriptedSink(third_time)
     async with running_dispatcher(tmp_path, {"bus": far}) as relay:
         told = await relay.record_event("E-1")
-        await wait_until(lambda: len(far.delivered) == 1)
+        await eventually(lambda: len(far.delivered) == 1)
         await relay.settle()
         assert [event.id for _, event in far.attempts] == [told] * 3
         assert await relay.attempts("bus") == [
@@ -68,7 +68,7 @@ async def test_while_it_waits_for_another_try_one_can_see_why_and_when(tmp_path:
     far = ScriptedSink(refuses, longest_pause=300.0)
     async with running_dispatcher(tmp_path, {"bus": far}) as relay:
         await relay.record_event("E-1")
-        await wait_until(lambda: relay.dispatcher.status()[0].reason is not None)
+        await eventually(lambda: relay.dispatcher.status()[0].reason is not None)
         await relay.settle()
         (shown,) = await relay.deliveries("bus", "waiting")
         assert (shown.attempts, shown.reason, shown.next_at is not None) == (
@@ -85,9 +85,9 @@ async def test_a_dead_letter_is_told_to_the_others(tmp_path: Path) -> None:
     far, other = ScriptedSink(rejects), ScriptedSink()
     async with running_dispatcher(tmp_path, {"bus": far, "chat": other}) as relay:
         await relay.record_event("E-1")
-        await wait_until(lambda: len(about(other, "relay.dead-lettered")) == 1)
+        await eventually(lambda: len(about(other, "relay.dead-lettered")) == 1)
         await relay.record_event("E-2")
-        await wait_until(lambda: len(about(other, "relay.dead-lettered")) == 2)
+        await eventually(lambda: len(about(other, "relay.dead-lettered")) == 2)
         assert about(other, "relay.dead-lettered") == [("bus", 1), ("bus", 2)]
         assert [
             event.data["reason"] for event in other.delivered if event.name == "relay.dead-lettered"
@@ -107,7 +107,7 @@ async def test_what_the_relay_says_of_itself_never_becomes_a_dead_letter(tmp_pat
     first, second = ScriptedSink(rejects), ScriptedSink(rejects)
     async with running_dispatcher(tmp_path, {"one": first, "two": second}) as relay:
         await relay.record_event("E-1")
-        await wait_until(lambda: len(first.attempts) + len(second.attempts) == 4)
+        await eventually(lambda: len(first.attempts) + len(second.attempts) == 4)
         await relay.settle()
         for sink, other in (("one", "two"), ("two", "one")):
             assert [
@@ -125,7 +125,7 @@ async def test_what_the_relay_says_of_itself_is_dropped_when_it_is_too_old_as_we
     far = ScriptedSink(refuses, give_up_after=0.0)
     async with running_dispatcher(tmp_path, {"bus": far}) as relay:
         await relay.record_event("drain", "relay.sink-failing")
-        await wait_until(lambda: relay.dispatcher.status()[0].waiting == 0)
+        await eventually(lambda: relay.dispatcher.status()[0].waiting == 0)
         await relay.settle()
         (done,) = await relay.deliveries("bus")
         assert (done.state, done.reason) == (
@@ -162,7 +162,7 @@ async def test_an_error_in_a_sinks_own_code_is_tried_five_times_with_one_traceba
     async with running_dispatcher(tmp_path, {"bus": far, "chat": other}) as relay:
         await relay.record_event("E-1")
         await relay.record_event("E-2")
-        await wait_until(lambda: bool(about(other, "relay.dead-lettered")))
+        await eventually(lambda: bool(about(other, "relay.dead-lettered")))
         await relay.settle()
         parked, delivered = await relay.deliveries("bus")
         named = type(mistake()).__name__ if mistake() is not None else "AttributeError"
@@ -211,7 +211,7 @@ async def test_a_report_that_cannot_be_recorded_is_an_error_in_the_sinks_own_cod
     far, other = ScriptedSink(broken), ScriptedSink()
     async with running_dispatcher(tmp_path, {"bus": far, "chat": other}) as relay:
         await relay.record_event("E-1")
-        await wait_until(lambda: bool(about(other, "relay.dead-lettered")))
+        await eventually(lambda: bool(about(other, "relay.dead-lettered")))
         await relay.settle()
         assert not relay.task.done()
         (parked,) = await relay.deliveries("bus")
@@ -229,7 +229,7 @@ async def test_a_clock_that_is_far_off_is_no_error_of_the_sink(tmp_path: Path, s
     far = ScriptedSink(accepts_early)
     async with running_dispatcher(tmp_path, {"bus": far}) as relay:
         await relay.record_event("E-1")
-        await wait_until(lambda: bool(far.delivered))
+        await eventually(lambda: bool(far.delivered))
         await relay.settle()
         (delivery,) = await relay.deliveries("bus")
         assert (delivery.state, delivery.attempts) == ("delivered", 1)
@@ -249,7 +249,7 @@ async def test_a_report_that_cannot_be_encoded_is_recorded_without_those_charact
     far, other = ScriptedSink(answer), ScriptedSink()
     async with running_dispatcher(tmp_path, {"bus": far, "chat": other}) as relay:
         await relay.record_event("E-1")
-        await wait_until(lambda: bool(far.attempts and other.delivered))
+        await eventually(lambda: bool(far.attempts and other.delivered))
         await relay.settle()
         (attempt,) = await relay.attempts("bus")
         is_rejected = isinstance(reported, Rejected)
@@ -276,7 +276,7 @@ async def test_another_mistake_of_a_sink_gets_a_traceback_of_its_own(
     async with running_dispatcher(tmp_path, {"bus": far}) as relay:
         for number in range(10):
             await relay.record_event(f"E-{number}")
-        await wait_until(lambda: relay.dispatcher.status()[0].waiting == 0)
+        await eventually(lambda: relay.dispatcher.status()[0].waiting == 0)
     assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [
         ValueError,
         LookupError,
@@ -300,7 +300,7 @@ async def test_a_cancellation_that_nobody_asked_for_is_a_lost_connection(tmp_pat
     far = ScriptedSink(cancelled)
     async with running_dispatcher(tmp_path, {"bus": far}) as relay:
         await relay.record_event("E-1")
-        await wait_until(lambda: len(far.delivered) == 1)
+        await eventually(lambda: len(far.delivered) == 1)
         await relay.settle()
         assert [(outcome, reason) for _, outcome, _, reason in await relay.attempts("bus")] == [
             ("deferred", "the connection was lost"),
@@ -327,7 +327,7 @@ async def test_so_is_one_that_leaves_the_task_looking_cancelled(tmp_path: Path) 
     far = ScriptedSink(cancelled)
     async with running_dispatcher(tmp_path, {"bus": far}) as relay:
         await relay.record_event("E-1")
-        await wait_until(lambda: len(far.delivered) == 1)
+        await eventually(lambda: len(far.delivered) == 1)
         assert not relay.task.done()
 
 
@@ -345,7 +345,7 @@ async def test_a_stop_reaches_deliveries_that_are_under_way_at_once(tmp_path: Pa
     async with running_dispatcher(tmp_path, {"bus": far}) as relay:
         for number in range(5):
             await relay.record_event(f"E-{number}")
-        await wait_until(lambda: far.in_flight == 5)
+        await eventually(lambda: far.in_flight == 5)
         relay.task.cancel()
         await asyncio.wait({relay.task}, timeout=60)
         assert relay.task.cancelled()
@@ -361,9 +361,9 @@ async def down_and_up(
     far.answer = refuses
     for number in range(events):
         await relay.record_event(f"E-{number}")
-    await wait_until(lambda: len(about(other, "relay.sink-failing")) == 1)
+    await eventually(lambda: len(about(other, "relay.sink-failing")) == 1)
     far.answer = accepts
-    await wait_until(lambda: len(about(other, "relay.sink-recovered")) == 1)
+    await eventually(lambda: len(about(other, "relay.sink-recovered")) == 1)
 
 
 async def test_a_sink_that_fails_and_recovers_is_told_once_and_to_the_others_only(
@@ -373,7 +373,7 @@ async def test_a_sink_that_fails_and_recovers_is_told_once_and_to_the_others_onl
     async with running_dispatcher(tmp_path, {"bus": far, "chat": other}) as relay:
         await down_and_up(relay, far, other, 20)
         assert [subject for subject, _ in about(other, "relay.sink-failing")] == ["bus"]
-        await wait_until(lambda: len(far.delivered) == 20)
+        await eventually(lambda: len(far.delivered) == 20)
         assert not [event for _, event in far.attempts if event.name.startswith("relay.")]
         status = relay.dispatcher.status()[0]
         assert (status.failing, status.reason, status.waiting) == (False, None, 0)
@@ -394,16 +394,16 @@ async def test_while_it_fails_one_at_a_time_is_tried_and_the_backlog_goes_out_at
                 expected.setdefault(f"E-{number}", []).append(
                     await relay.record_event(f"E-{number}", name)
                 )
-        await wait_until(lambda: relay.dispatcher.status()[0].failing)
-        await wait_until(lambda: far.in_flight == 0)
+        await eventually(lambda: relay.dispatcher.status()[0].failing)
+        await eventually(lambda: far.in_flight == 0)
         before = len(far.attempts)
         far.max_in_flight = 0
-        await wait_until(lambda: len(far.attempts) >= before + 4)
+        await eventually(lambda: len(far.attempts) >= before + 4)
         assert far.max_in_flight == 1
         far.answer = accepts
-        await wait_until(lambda: bool(far.delivered))
+        await eventually(lambda: bool(far.delivered))
         began = asyncio.get_running_loop().time()
-        await wait_until(lambda: len(far.delivered) == 300)
+        await eventually(lambda: len(far.delivered) == 300)
         assert (
             asyncio.get_running_loop().time() - began < 0.1 * 300
         )  # a third of what the pauses would take
@@ -417,10 +417,10 @@ async def test_probes_take_the_oldest_and_the_least_tried_in_turns(tmp_path: Pat
         for number in range(4):
             await relay.record_event(f"E-{number}")
         await relay.dispatcher.set_state("bus", "on", None)
-        await wait_until(lambda: relay.dispatcher.status()[0].failing)
-        await wait_until(lambda: far.in_flight == 0)
+        await eventually(lambda: relay.dispatcher.status()[0].failing)
+        await eventually(lambda: far.in_flight == 0)
         before = len(far.attempts)
-        await wait_until(lambda: len(far.attempts) >= before + 9)
+        await eventually(lambda: len(far.attempts) >= before + 9)
         probes = [event.subject for _, event in far.attempts[before + 1 : before + 9]]
         assert probes.count("E-0") >= 4
         assert set(probes) == {"E-0", "E-1", "E-2", "E-3"}
@@ -442,9 +442,9 @@ async def test_a_receiver_that_is_gone_disables_the_sink_which_keeps_its_entries
     far, other = ScriptedSink(gone), ScriptedSink()
     async with running_dispatcher(tmp_path, {"bus": far, "chat": other}) as relay:
         ids = [await relay.record_event(f"E-{number}") for number in range(10)]
-        await wait_until(lambda: far.in_flight == 10)
+        await eventually(lambda: far.in_flight == 10)
         all_there.set()
-        await wait_until(lambda: bool(about(other, "relay.sink-disabled")))
+        await eventually(lambda: bool(about(other, "relay.sink-disabled")))
         ids.append(await relay.record_event("E-10"))
         await relay.settle()
         assert about(other, "relay.sink-disabled") == [("bus", 11 - 1)]
@@ -462,9 +462,9 @@ async def test_a_receiver_that_is_gone_disables_the_sink_which_keeps_its_entries
         await relay.settle()
         assert not far.delivered
         await relay.dispatcher.set_state("bus", "on", None)
-        await wait_until(lambda: len(far.delivered) == 12)
+        await eventually(lambda: len(far.delivered) == 12)
         assert set(far.ids()) > set(ids)
-        await wait_until(lambda: bool(about(other, "relay.sink-recovered")))
+        await eventually(lambda: bool(about(other, "relay.sink-recovered")))
 
 
 async def test_a_paused_sink_keeps_what_comes_and_sends_it_in_order_when_it_is_resumed(
@@ -483,7 +483,7 @@ async def test_a_paused_sink_keeps_what_comes_and_sends_it_in_order_when_it_is_r
         assert not far.attempts
         await relay.dispatcher.drain()
         await relay.dispatcher.set_state("bus", "on", None)
-        await wait_until(lambda: len(far.delivered) == 5)
+        await eventually(lambda: len(far.delivered) == 5)
         assert far.ids() == ids
         with pytest.raises(KeyError):
             await relay.dispatcher.set_state("nobody", "paused", None)
@@ -517,10 +517,10 @@ async def test_draining_waits_for_what_can_be_sent_and_for_nothing_else(tmp_path
         await relay.dispatcher.set_state("paused", "paused", None)
         for subject in ("bad", "E-1", "E-2"):
             await relay.record_event(subject)
-        await wait_until(lambda: slow.in_flight == 1 and relay.dispatcher.status()[1].failing)
+        await eventually(lambda: slow.in_flight == 1 and relay.dispatcher.status()[1].failing)
         drained = asyncio.create_task(relay.dispatcher.drain())
         for under_way in ("E-1", "E-2"):
-            await wait_until(lambda under_way=under_way: slow.attempts[-1][1].subject == under_way)  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+            await eventually(lambda under_way=under_way: slow.attempts[-1][1].subject == under_way)
             await asyncio.sleep(0.1)  # it looks fifty times a second
             assert not drained.done()
             release.set()
@@ -800,8 +800,8 @@ async def test_what_the_destination_does_not_need_any_more_is_superseded_and_no_
     async with running_dispatcher(tmp_path, {"bus": far, "other": other}) as relay:
         await relay.record_event("E-1")
         await relay.record_event("E-1", "event.started")
-        await wait_until(lambda: "event.started" in far.names())
-        await wait_until(lambda: "relay.sink-recovered" in other.names())
+        await eventually(lambda: "event.started" in far.names())
+        await eventually(lambda: "relay.sink-recovered" in other.names())
         await relay.settle()
         first, second = (
             each for each in await relay.deliveries("bus") if each.type.startswith("event.")

@@ -19,7 +19,7 @@ from tests.delivery.running_dispatcher import (
     refuses,
     running_dispatcher,
 )
-from tests.outbox.open_store import wait_until
+from tests.eventually import eventually
 
 FLOOD = MAX_EVENTS_IN_MEMORY + 100
 CONCURRENCY = pytest.mark.parametrize("concurrency", [1, 16, 64], ids=["chat", "webhook", "bus"])
@@ -46,7 +46,7 @@ async def test_an_event_waits_for_deliveries_in_flight_and_for_no_refusal_behind
         await record_flood(relay)
         event = await relay.record_event("E-new")
         answered.set()
-        await wait_until(lambda: len(sink.delivered) == FLOOD + 1)
+        await eventually(lambda: len(sink.delivered) == FLOOD + 1)
         sent = [event.id for _, event in sink.attempts]
         assert sent.index(event) <= concurrency
 
@@ -65,7 +65,7 @@ async def test_the_refusals_before_an_event_of_the_same_event_id_overtake_with_i
             await relay.record_event("E-new", "event.started"),
         ]
         await relay.dispatcher.set_state("bus", "on", None)
-        await wait_until(lambda: len(sink.delivered) == FLOOD + 3)
+        await eventually(lambda: len(sink.delivered) == FLOOD + 3)
         assert [event.id for event in sink.delivered[:3]] == expected
 
 
@@ -76,7 +76,7 @@ async def test_an_event_is_first_after_a_restart(tmp_path: Path, concurrency: in
         await relay.record_event("E-new")
     sink = ScriptedSink(accepts, concurrency=concurrency)
     async with running_dispatcher(tmp_path, {"bus": sink}):
-        await wait_until(lambda: len(sink.delivered) == FLOOD + 1)
+        await eventually(lambda: len(sink.delivered) == FLOOD + 1)
         assert sink.attempts[0][1].name == "event.scheduled"
 
 
@@ -103,7 +103,7 @@ async def test_events_come_before_decisions_and_those_before_everything_else(
         ]:
             await relay.record_event(subject, name)
         await relay.dispatcher.set_state("bus", "on", None)
-        await wait_until(lambda: len(sink.delivered) == 12)
+        await eventually(lambda: len(sink.delivered) == 12)
         assert [(event.subject, event.name) for event in sink.delivered] == [
             ("E-2", "startrequest.accepted"),
             ("E-2", "event.started"),

@@ -22,7 +22,7 @@ from tests.delivery.running_dispatcher import (
     hangs,
     running_dispatcher,
 )
-from tests.outbox.open_store import wait_until
+from tests.eventually import eventually
 
 
 async def test_every_event_arrives_once_in_order_per_event_id_with_many_under_way(
@@ -47,7 +47,7 @@ async def test_every_event_arrives_once_in_order_per_event_id_with_many_under_wa
                         subject, chance.choice(["event.scheduled", "approval.recorded"])
                     )
                 )
-        await wait_until(lambda: len(far.delivered) == 300)
+        await eventually(lambda: len(far.delivered) == 300)
         assert {subject: far.ids(subject) for subject in expected} == expected
         assert 2 <= far.max_in_flight <= 8
         await relay.settle()
@@ -59,7 +59,7 @@ async def test_a_sink_that_hangs_delays_no_other(tmp_path: Path) -> None:
     hung, well = ScriptedSink(hangs, concurrency=2), ScriptedSink()
     async with running_dispatcher(tmp_path, {"hung": hung, "well": well}) as relay:
         ids = [await relay.record_event(f"E-{number}") for number in range(50)]
-        await wait_until(lambda: len(well.delivered) == 50)
+        await eventually(lambda: len(well.delivered) == 50)
         assert well.ids() == ids
         assert len(hung.attempts) == 2
         assert [delivery.waiting for delivery in relay.dispatcher.status()] == [50, 0]
@@ -76,7 +76,7 @@ async def test_one_event_that_waits_holds_back_no_other_event(tmp_path: Path) ->
         for number in range(3):
             await relay.record_event(f"E-{number}")
             await relay.record_event(f"E-{number}", "event.started")
-        await wait_until(lambda: len(far.delivered) == 4)
+        await eventually(lambda: len(far.delivered) == 4)
         assert {event.subject for event in far.delivered} == {"E-1", "E-2"}
 
 
@@ -90,7 +90,7 @@ async def test_what_is_parked_blocks_nothing_behind_it(tmp_path: Path) -> None:
     async with running_dispatcher(tmp_path, {"bus": far}) as relay:
         await relay.record_event("E-1")
         await relay.record_event("E-1", "event.started")
-        await wait_until(lambda: far.names() == ["event.started"])
+        await eventually(lambda: far.names() == ["event.started"])
         await relay.settle()
         parked, delivered = await relay.deliveries("bus")
         assert (parked.state, parked.reason, parked.last_status) == ("parked", "it is too big", 413)
@@ -113,10 +113,10 @@ async def test_a_sinks_own_limit_is_used_and_kept(tmp_path: Path, most: int) -> 
     async with running_dispatcher(tmp_path, {"bus": far}) as relay:
         for number in range(30):
             await relay.record_event(f"E-{number}")
-        await wait_until(lambda: far.in_flight == most)
+        await eventually(lambda: far.in_flight == most)
         await relay.settle()
         release.set()
-        await wait_until(lambda: len(far.delivered) == 30)
+        await eventually(lambda: len(far.delivered) == 30)
         assert far.max_in_flight == most
 
 
@@ -142,7 +142,7 @@ async def test_a_newer_state_takes_the_place_of_queued_ones_where_the_sink_has_s
             await relay.record_event("E-1", name)
         await relay.record_event("E-2")
         await relay.dispatcher.set_state("chat", "on", None)
-        await wait_until(lambda: len(chat.delivered) == 3 and len(bus.delivered) == 6)
+        await eventually(lambda: len(chat.delivered) == 3 and len(bus.delivered) == 6)
         assert [event.name for event in chat.delivered if event.subject == "E-1"] == [
             "approval.recorded",
             "event.started",
@@ -172,10 +172,10 @@ async def test_a_state_that_fails_while_a_newer_one_waits_is_not_tried_again_whe
     chat = ScriptedSink(scheduled_fails)
     async with running_dispatcher(tmp_path, {"chat": chat}, chat={"stale": "drop"}) as relay:
         await relay.record_event("E-1")
-        await wait_until(lambda: len(chat.attempts) == 1)
+        await eventually(lambda: len(chat.attempts) == 1)
         await relay.record_event("E-1", "event.ended")
         goes.set()
-        await wait_until(lambda: chat.names() == ["event.ended"])
+        await eventually(lambda: chat.names() == ["event.ended"])
         await relay.settle()
         assert [(delivery.type, delivery.state) for delivery in await relay.deliveries("chat")] == [
             ("event.scheduled", "superseded"),
@@ -203,7 +203,7 @@ async def test_of_what_the_relay_says_of_itself_one_waits_for_each_kind_and_sink
         ]
         assert relay.dispatcher.status()[0].waiting == 4
         await relay.dispatcher.set_state("bus", "on", None)
-        await wait_until(lambda: len(bus.delivered) == 4)
+        await eventually(lambda: len(bus.delivered) == 4)
         assert sorted(bus.ids()) == sorted(told[number] for number in (1, 2, 3, 5))
 
 
@@ -226,7 +226,7 @@ async def test_a_sink_that_never_waits_leaves_others_their_turn(tmp_path: Path) 
             await relay.record_event(f"E-{number}")
         for name in sinks:
             relay.dispatcher.get_worker(name).set_sink_state("on", None)
-        await wait_until(lambda: len(turns) == 200)
+        await eventually(lambda: len(turns) == 200)
     assert max(len(list(run)) for _, run in groupby(turns)) <= 2 * MAX_BATCH
 
 
@@ -242,10 +242,10 @@ async def test_no_more_is_sent_than_a_crash_may_repeat_while_the_disk_is_slow(
         far.answer = accepts
         blocked = relay.store.submit(lambda _: free.wait())
         relay.dispatcher.get_worker("bus").set_sink_state("on", None)
-        await wait_until(lambda: len(far.delivered) == MAX_OPEN_DELIVERIES)
+        await eventually(lambda: len(far.delivered) == MAX_OPEN_DELIVERIES)
         for _ in range(1000):
             await asyncio.sleep(0)
         assert len(far.delivered) == MAX_OPEN_DELIVERIES
         free.set()
         await blocked
-        await wait_until(lambda: len(far.delivered) == 200)
+        await eventually(lambda: len(far.delivered) == 200)

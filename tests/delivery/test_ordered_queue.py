@@ -13,6 +13,7 @@ from typing_extensions import override  # in typing from Python 3.12
 
 from relay.delivery.ordered_queue import MAX_EVENTS_IN_MEMORY, OrderedQueue
 from relay.outbox import Entry
+from tests.depth import depth
 from tests.outbox.open_store import NOW, numbered_event
 
 LANES = st.sampled_from(["a", "b", "c"])
@@ -274,7 +275,7 @@ class LanesLaw(RuleBasedStateMachine):
 
 
 TestLanes = LanesLaw.TestCase
-TestLanes.settings = settings(max_examples=150, stateful_step_count=60)
+TestLanes.settings = settings(max_examples=depth(150, 25), stateful_step_count=60)
 
 
 def test_the_oldest_of_all_goes_first_and_a_lane_has_one_under_way() -> None:

@@ -11,7 +11,7 @@ from relay.errors import Deferred, Rejected
 from relay.events.cloudevent import CloudEvent
 from relay.sinks import Receipt
 from tests.delivery.running_dispatcher import ScriptedSink, SteppedClock, running_dispatcher
-from tests.outbox.open_store import wait_until
+from tests.eventually import eventually
 
 
 async def test_a_sink_with_a_rate_gets_no_more_than_that_in_a_second_and_all_in_the_end(
@@ -58,16 +58,16 @@ async def test_a_far_side_whose_clock_differs_is_told_of_once_and_again_when_it_
     async with running_dispatcher(tmp_path, {"drain": far, "chat": other}) as relay:
         for number in range(3):
             await relay.record_event(f"E-{number}")
-        await wait_until(lambda: bool(told()))
+        await eventually(lambda: bool(told()))
         skew = -29.0
         await relay.record_event("E-3")
-        await wait_until(lambda: relay.dispatcher.status()[0].waiting == 0)
+        await eventually(lambda: relay.dispatcher.status()[0].waiting == 0)
         assert told() == [
             "its clock is 31 s ahead of ours: check both, because signatures contain the time"
         ]
         skew = -3600.0
         await relay.record_event("E-4")
-        await wait_until(lambda: len(told()) == 2)
+        await eventually(lambda: len(told()) == 2)
         assert (
             told()[1]
             == "its clock is 3600 s behind ours: check both, because signatures contain the time"

@@ -18,7 +18,7 @@ from tests.delivery.running_dispatcher import (
     hangs,
     running_dispatcher,
 )
-from tests.outbox.open_store import wait_until
+from tests.eventually import eventually
 
 
 async def record_events(folder: Path, count: int = 10) -> None:
@@ -37,7 +37,7 @@ async def test_a_broken_row_becomes_a_dead_letter_and_stops_no_other(tmp_path: P
     sink = ScriptedSink(concurrency=1)
     async with running_dispatcher(tmp_path, {"bus": sink}) as relay:
         await relay.dispatcher.set_state("bus", "on", None)
-        await wait_until(lambda: len(sink.delivered) == 9)
+        await eventually(lambda: len(sink.delivered) == 9)
         await relay.settle()
         (dead_letter,) = await relay.deliveries("bus", "parked")
         assert dead_letter.id == 4
@@ -61,7 +61,7 @@ async def test_an_event_is_read_by_itself_if_others_cannot_be_read_with_it(tmp_p
 
         relay.store.read = reads_one  # type: ignore[method-assign,assignment]  # a bad page
         await relay.dispatcher.set_state("bus", "on", None)
-        await wait_until(lambda: len(sink.delivered) == 10)
+        await eventually(lambda: len(sink.delivered) == 10)
         assert together
 
 
@@ -77,7 +77,7 @@ async def test_events_that_a_sink_does_not_take_are_kept_as_bytes(tmp_path: Path
         del rows
         tracemalloc.start()
         await relay.dispatcher.set_state("bus", "on", None)
-        await wait_until(lambda: sink.in_flight == 1)
+        await eventually(lambda: sink.in_flight == 1)
         await relay.settle()
         gc.collect()
         kept, _ = tracemalloc.get_traced_memory()

@@ -29,14 +29,8 @@ from tests.delivery.running_dispatcher import (
     refuses,
     running_dispatcher,
 )
-from tests.outbox.open_store import (
-    IDENTITY,
-    NOW,
-    add_occurrence,
-    connection_of,
-    end_occurrence,
-    wait_until,
-)
+from tests.eventually import eventually
+from tests.outbox.open_store import IDENTITY, NOW, add_occurrence, connection_of, end_occurrence
 
 
 async def test_what_was_not_settled_goes_out_again_with_the_same_ids_in_the_same_order(
@@ -50,10 +44,10 @@ async def test_what_was_not_settled_goes_out_again_with_the_same_ids_in_the_same
                 expected.setdefault(f"E-{number}", []).append(
                     await relay.record_event(f"E-{number}", name)
                 )
-        await wait_until(lambda: far.in_flight == 3)
+        await eventually(lambda: far.in_flight == 3)
     far.answer = accepts
     async with running_dispatcher(tmp_path, {"bus": far}) as relay:
-        await wait_until(lambda: len(far.delivered) == 30)
+        await eventually(lambda: len(far.delivered) == 30)
         assert {subject: far.ids(subject) for subject in expected} == expected
         await relay.settle()
         assert {delivery.state for delivery in await relay.deliveries("bus")} == {"delivered"}
@@ -74,10 +68,10 @@ async def test_what_was_taken_before_an_orderly_stop_is_not_sent_again(tmp_path:
     async with running_dispatcher(tmp_path, {"bus": far}) as relay:
         for number in range(20):
             await relay.record_event(f"E-{number}")
-        await wait_until(lambda: far.in_flight == 20)
+        await eventually(lambda: far.in_flight == 20)
         relay.store.submit(lambda _: busy.wait(10))
         go.set()
-        await wait_until(lambda: len(far.delivered) == 20)
+        await eventually(lambda: len(far.delivered) == 20)
         relay.task.cancel()
         await asyncio.wait({relay.task})
         busy.set()
@@ -92,7 +86,7 @@ async def test_a_restart_goes_on_counting_tries(tmp_path: Path) -> None:
         async with running_dispatcher(tmp_path, {"bus": far}) as relay:
             if times == 1:
                 await relay.record_event("E-1")
-            await wait_until(lambda times=times: len(far.attempts) == times)  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+            await eventually(lambda times=times: len(far.attempts) == times)
             await relay.settle()
             assert [delivery.attempts for delivery in await relay.deliveries("bus")] == [times]
 
@@ -123,7 +117,7 @@ async def test_ten_thousand_that_wait_are_taken_up_in_bounded_memory(tmp_path: P
     tracemalloc.stop()
     tracemalloc.start()
     async with running_dispatcher(tmp_path, {"bus": far}) as relay:
-        await wait_until(lambda: far.in_flight == 2)
+        await eventually(lambda: far.in_flight == 2)
         assert relay.dispatcher.status()[0].waiting == count
         restarted, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()
@@ -132,7 +126,7 @@ async def test_ten_thousand_that_wait_are_taken_up_in_bounded_memory(tmp_path: P
     assert restarted < count * 2000
     far.concurrency = 16
     async with running_dispatcher(tmp_path, {"bus": far}) as relay:
-        await wait_until(lambda: len(far.delivered) >= 1000)
+        await eventually(lambda: len(far.delivered) >= 1000)
         assert len(set(far.ids())) == len(far.delivered)
         assert all(event.data["description"] == padding for event in far.delivered)
 
@@ -156,7 +150,7 @@ async def test_a_new_sink_is_told_every_live_event_that_it_wants_once(tmp_path: 
         await relay.store.transact(
             lambda tx: end_occurrence(tx, "e-3", "unknown", cloudevent(), NOW)
         )
-        await wait_until(lambda: len(bus.delivered) == 7)
+        await eventually(lambda: len(bus.delivered) == 7)
     for _ in range(2):
         async with running_dispatcher(
             tmp_path,
@@ -164,7 +158,7 @@ async def test_a_new_sink_is_told_every_live_event_that_it_wants_once(tmp_path: 
             chat={"events": ["event.*"]},
             pager={"match": {"event_type": ["reboot"]}},
         ) as relay:
-            await wait_until(lambda: len(chat.delivered) == 2 and len(pager.delivered) == 1)
+            await eventually(lambda: len(chat.delivered) == 2 and len(pager.delivered) == 1)
             await relay.settle()
         assert [(event.subject, event.name) for event in chat.delivered] == [
             ("E-1", "event.started"),
@@ -184,7 +178,7 @@ async def test_what_waits_for_a_sink_that_is_gone_is_parked_and_its_news_dropped
         for subject in ("E-1", "E-2"):
             await relay.record_event(subject)
         await relay.record_event("drain", "relay.sink-failing")
-        await wait_until(lambda: len(chat.delivered) == 3)
+        await eventually(lambda: len(chat.delivered) == 3)
     bus.answer = accepts
     async with running_dispatcher(tmp_path, {"chat": chat}) as relay:
         assert [
@@ -199,7 +193,7 @@ async def test_what_waits_for_a_sink_that_is_gone_is_parked_and_its_news_dropped
         assert not bus.delivered, "parked is parked, until somebody sends it again"
         for delivery in await relay.deliveries("bus", "parked"):
             assert await relay.redeliver(delivery.id, NOW)
-        await wait_until(lambda: len(bus.delivered) == 2)
+        await eventually(lambda: len(bus.delivered) == 2)
 
 
 async def test_what_somehow_waits_for_a_sink_that_nobody_knows_is_parked_at_the_next_start(
@@ -229,19 +223,19 @@ async def test_a_dead_letter_goes_out_again_with_the_same_id_and_a_life_of_its_o
     far = ScriptedSink(by_and_by, give_up_after=3600.0, longest_pause=300.0)
     async with running_dispatcher(tmp_path, {"bus": far}) as relay:
         told = await relay.record_event("E-1")
-        await wait_until(lambda: relay.dispatcher.status()[0].waiting == 0)
+        await eventually(lambda: relay.dispatcher.status()[0].waiting == 0)
         await relay.store.transact(
             lambda tx: connection_of(tx).execute(
                 "UPDATE entry SET recorded = '2020-01-01T00:00:00.000000Z'"
             )
         )
         assert await relay.redeliver(1, relay.clock.now())
-        await wait_until(lambda: len(far.attempts) == 2)
+        await eventually(lambda: len(far.attempts) == 2)
         assert not await relay.redeliver(1, relay.clock.now()), "it waits already"
         await relay.settle()
         assert [delivery.state for delivery in await relay.deliveries("bus")] == ["waiting"]
     async with running_dispatcher(tmp_path, {"bus": far}) as relay:
-        await wait_until(lambda: len(far.delivered) == 1)
+        await eventually(lambda: len(far.delivered) == 1)
         assert far.ids() == [told]
         await relay.settle()
         assert [
@@ -260,13 +254,13 @@ async def test_a_redelivered_old_state_does_not_replace_newer_ones(tmp_path: Pat
     chat = ScriptedSink(no_scheduled)
     async with running_dispatcher(tmp_path, {"chat": chat}, chat={"stale": "drop"}) as relay:
         await relay.record_event("E-1")
-        await wait_until(lambda: relay.dispatcher.status()[0].waiting == 0)
+        await eventually(lambda: relay.dispatcher.status()[0].waiting == 0)
         await relay.dispatcher.set_state("chat", "paused", None)
         await relay.record_event("E-1", "event.started")
         chat.answer = accepts
         assert await relay.redeliver(1, NOW)
         await relay.dispatcher.set_state("chat", "on", None)
-        await wait_until(lambda: len(chat.delivered) == 2)
+        await eventually(lambda: len(chat.delivered) == 2)
         assert chat.names() == ["event.started", "event.scheduled"]
 
 
@@ -277,7 +271,7 @@ async def test_a_ping_goes_to_the_pinged_sink_alone(tmp_path: Path) -> None:
     ) as relay:
         ping = cloudevent("relay.ping", "bus", {"sink": "bus", "reason": "asked for", "count": 1})
         await relay.store.transact(lambda tx: tx.record(ping, NOW, to=["bus"]))
-        await wait_until(lambda: len(bus.delivered) == 1)
+        await eventually(lambda: len(bus.delivered) == 1)
         await relay.settle()
         assert not chat.delivered
 
@@ -304,10 +298,10 @@ async def test_when_the_store_can_be_neither_written_nor_read_what_is_at_hand_go
 
         relay.store.read = broken  # type: ignore[method-assign,assignment]  # a disk that cannot be read, and a process that goes on
         await relay.dispatcher.set_state("bus", "on", None)
-        await wait_until(lambda: bool(far.delivered))
+        await eventually(lambda: bool(far.delivered))
         assert [event.subject for event in far.delivered] == ["E-2"]
         assert not relay.dispatcher.status()[0].failing
-        await wait_until(lambda: len(far.delivered) == 2)
+        await eventually(lambda: len(far.delivered) == 2)
         relay.store.read = read  # type: ignore[method-assign]  # as it was
         await relay.settle()
         assert [delivery.attempts for delivery in await relay.deliveries("bus")] == [1, 1]
@@ -329,7 +323,7 @@ async def test_an_event_that_cannot_be_read_from_the_journal_is_parked_and_the_o
             )
         )
     async with running_dispatcher(tmp_path, {"bus": far}) as relay:
-        await wait_until(lambda: len(far.delivered) == 2)
+        await eventually(lambda: len(far.delivered) == 2)
         await relay.settle()
         assert [delivery.state for delivery in await relay.deliveries("bus")] == [
             "delivered",
@@ -355,7 +349,7 @@ async def test_killed_in_the_middle_the_next_start_delivers_what_is_left(
     taken = [line.split() for line in lines_read if line.endswith("\n")]
     far = ScriptedSink()
     async with running_dispatcher(tmp_path, {"bus": far}) as relay:
-        await wait_until(lambda: relay.dispatcher.status()[0].waiting == 0)
+        await eventually(lambda: relay.dispatcher.status()[0].waiting == 0)
         await relay.settle()
         everything = await relay.store.read(lambda tx: tx.journal.events_after(0, 10_000))
         assert {delivery.state for delivery in await relay.deliveries("bus")} == {"delivered"}
@@ -390,7 +384,7 @@ async def test_what_is_recorded_while_it_starts_is_neither_missed_nor_sent_twice
             await asyncio.sleep(0)
         await starting
         task = asyncio.create_task(dispatcher.run())
-        await wait_until(lambda: len(far.delivered) >= len(told))
+        await eventually(lambda: len(far.delivered) >= len(told))
         await dispatcher.drain()
         task.cancel()
         await asyncio.wait({task})

@@ -11,7 +11,8 @@ from relay.clock import SystemClock
 from relay.delivery.result_recording import FULL_BATCH, ResultRecorder
 from relay.outbox import Attempt, StoreSettings
 from relay.outbox.sqlite import Store, open_store
-from tests.outbox.open_store import IDENTITY, NOW, connection_of, numbered_event, wait_until
+from tests.eventually import eventually
+from tests.outbox.open_store import IDENTITY, NOW, connection_of, numbered_event
 
 DELIVERED = Attempt(at=NOW, elapsed=0.1, outcome="delivered", status=200)
 NEVER = 86400.0
@@ -55,7 +56,7 @@ async def test_a_full_batch_is_written_at_once_and_fewer_deliveries_wait(tmp_pat
         results.queue_successful_delivery_for_recording(
             FULL_BATCH, DELIVERED, lambda: written.append(1)
         )
-        await wait_until(lambda: len(written) == FULL_BATCH)
+        await eventually(lambda: len(written) == FULL_BATCH)
         assert len(commits) == 1
         assert await delivered_count(store) == FULL_BATCH
 
@@ -79,7 +80,7 @@ async def test_what_ends_while_a_batch_is_written_is_written_without_another_cal
             results.queue_successful_delivery_for_recording(
                 entry_id, DELIVERED, lambda: written.append(1)
             )
-        await wait_until(lambda: len(written) == EVENTS - 1)
+        await eventually(lambda: len(written) == EVENTS - 1)
         assert len(commits) == 2
         assert await delivered_count(store) == EVENTS - 1
 

@@ -12,7 +12,8 @@ from relay.delivery.worker import MAX_OPEN_DELIVERIES
 from relay.outbox.sqlite import Store
 from relay.outbox.transaction import Transaction
 from tests.delivery.running_dispatcher import ScriptedSink, hangs, running_dispatcher
-from tests.outbox.open_store import read_column, wait_until
+from tests.eventually import eventually
+from tests.outbox.open_store import read_column
 
 EVENTS = 4 * MAX_OPEN_DELIVERIES
 CONCURRENCY = 3
@@ -31,7 +32,7 @@ class HeldTransaction:
 
     async def until_running(self) -> None:
         """Wait until everything before it is committed, and until the loop has handled that."""
-        await wait_until(self._is_running.is_set)
+        await eventually(self._is_running.is_set)
         for _ in range(2000):
             await asyncio.sleep(0)
 

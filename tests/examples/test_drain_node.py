@@ -22,8 +22,8 @@ from relay.app import start_relay
 from relay.clock import SystemClock
 from relay.config import Config
 from relay.simulator import VM, Plan, Setup, Simulator
+from tests.eventually import eventually
 from tests.examples.test_drain import PROGRAMS
-from tests.journey.relay_process import eventually
 from tests.test_helm import needs_helm, pod_of, render
 
 FOLDER = PROGRAMS / "drain-node"

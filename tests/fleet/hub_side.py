@@ -39,7 +39,7 @@ from relay.fleet.topology import (
     hub_pulse_queue_name,
     report_queue_name,
 )
-from tests.journey.relay_process import eventually
+from tests.eventually import eventually
 from tests.rabbitmq import Broker
 from tests.raw_amqp import RawChannel
 

@@ -20,8 +20,9 @@ from relay.fleet.hub.connection_health import FleetSourceHealth
 from relay.fleet.hub.roster import Roster
 from relay.fleet.topology import agent_publish_exchange_name, report_queue_name
 from relay.simulator import VM, Setup, Simulator
+from tests.eventually import eventually
 from tests.fleet.hub_side import AGENT_USER, HUB_USER, define_users, unused_exchange
-from tests.journey.relay_process import KEY, Inbox, eventually, inbox, webhook
+from tests.journey.relay_process import KEY, Inbox, inbox, webhook
 from tests.rabbitmq import Broker
 from tests.raw_amqp import RawChannel
 

@@ -20,6 +20,7 @@ from relay.fleet.hub.merge import END_WAIT
 from relay.fleet.messages import Pulse, PulseRequest
 from relay.imds.poller import Poller
 from relay.simulator import VM, Fault, Plan, Setup, Simulator
+from tests.eventually import eventually
 from tests.fleet.hub_side import (
     AGENT_USER,
     SCOPE,
@@ -30,7 +31,6 @@ from tests.fleet.hub_side import (
     make_order,
     wait_until_old_enough,
 )
-from tests.journey.relay_process import eventually
 from tests.rabbitmq import Broker
 
 VMS = (VM("vm-0"), VM("vm-1"))

@@ -22,6 +22,7 @@ import pytest
 from relay.events.cloudevent import CloudEvent
 from relay.fleet.messages import StartOrder
 from relay.imds.calls import CALL_WINDOW
+from tests.eventually import eventually
 from tests.fleet.hub_side import (
     HubSide,
     agent_document,
@@ -31,7 +32,7 @@ from tests.fleet.hub_side import (
     wait_until_old_enough,
 )
 from tests.imds.scripted_server import Answer, ReceivedRequest, run_server
-from tests.journey.relay_process import RelayProcess, eventually, relay
+from tests.journey.relay_process import RelayProcess, relay
 from tests.rabbitmq import Broker
 
 EVENT = {

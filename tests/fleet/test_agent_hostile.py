@@ -22,6 +22,7 @@ from relay.fleet.messages import StartOrder
 from relay.fleet.routing import command_key, hub_state_key
 from relay.fleet.topology import command_exchange_name
 from relay.simulator import VM, Plan, Setup, Simulator
+from tests.eventually import eventually
 from tests.fleet.hub_side import (
     AGENT_USER,
     HUB,
@@ -33,7 +34,6 @@ from tests.fleet.hub_side import (
     hub_side,
     make_order,
 )
-from tests.journey.relay_process import eventually
 from tests.rabbitmq import Broker
 from tests.raw_amqp import RefusedError
 

@@ -34,6 +34,7 @@ from relay.fleet.topology import (
     report_queue_name,
 )
 from tests.builders import cloudevent
+from tests.eventually import eventually
 from tests.fleet.hub_side import (
     AGENT_USER,
     HUB,
@@ -44,7 +45,6 @@ from tests.fleet.hub_side import (
     make_order,
     unused_exchange,
 )
-from tests.journey.relay_process import eventually
 from tests.rabbitmq import Broker
 
 ORIGIN = Origin(SCOPE, "vm-0")

@@ -19,8 +19,8 @@ from relay.clock import SystemClock
 from relay.fleet.agent import votes
 from relay.fleet.messages import VoteMessage
 from relay.simulator import VM, Setup, Simulator
+from tests.eventually import eventually
 from tests.fleet.hub_side import AGENT_USER, SCOPE, HubSide, agent_config, hub_side
-from tests.journey.relay_process import eventually
 from tests.rabbitmq import Broker
 
 BODY = {"eventId": "C7061BAC-AFDC-4513-B24B-AA5F13A16123", "decision": "approve", "revision": "r1"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -11,11 +10,12 @@ import pytest
 from relay.fleet.hub import merge
 from relay.simulator import Plan, Setup
 from relay.simulator.faults import Fault
+from tests.depth import CHAOS
+from tests.eventually import eventually
 from tests.fleet.running_fleet import RunningFleet, running_fleet
-from tests.journey.relay_process import eventually, inbox, relay
+from tests.journey.relay_process import inbox, relay
 from tests.rabbitmq import Broker
 
-CHAOS = bool(os.environ.get("RELAY_TEST_CHAOS"))
 SCOPE = "vmss-a-1f0c33ab"
 WHOLE_STORY = ["event.scheduled", "event.started", "event.ended"]
 

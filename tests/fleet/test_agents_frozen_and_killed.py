@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import random
 import signal
 from collections import Counter
@@ -22,8 +21,10 @@ from relay.fleet.hub.sent_orders import SentOrder
 from relay.fleet.hub.start_orders import ORDER_LIFETIME
 from relay.simulator import Plan, Setup, Simulator
 from relay.simulator.faults import Fault
+from tests.depth import CHAOS
+from tests.eventually import eventually
 from tests.fleet.running_fleet import RunningFleet, running_fleet
-from tests.journey.relay_process import RelayProcess, eventually, relay
+from tests.journey.relay_process import RelayProcess, relay
 from tests.rabbitmq import Broker
 
 ROUNDS = 20
@@ -70,9 +71,7 @@ def judge(azure: Simulator, orders: list[Ordered]) -> None:
     assert max(used.values(), default=0) <= 1, "an order was carried out twice"
 
 
-@pytest.mark.skipif(
-    not os.environ.get("RELAY_TEST_CHAOS"), reason="takes minutes: make chaos-tests"
-)
+@pytest.mark.skipif(not CHAOS, reason="takes minutes: make chaos-tests")
 @pytest.mark.timeout(900)
 async def test_frozen_and_killed_agents_never_leave_two_start_requests_in_flight(
     own_broker: Broker, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -9,8 +9,8 @@ import pytest
 
 from relay.fleet.hub import merge
 from relay.simulator import Plan
+from tests.eventually import eventually
 from tests.fleet.running_fleet import RunningFleet, running_fleet
-from tests.journey.relay_process import eventually
 from tests.rabbitmq import Broker
 
 SCOPE = "vmss-a-1f0c33ab"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from relay.simulator import Plan
+from tests.eventually import eventually
 from tests.fleet.running_fleet import running_fleet
 from tests.fleet.test_fleet_orders import RULE, SCOPE, approve_when_told, wait_until_agents_obey
-from tests.journey.relay_process import eventually
 from tests.rabbitmq import Broker
 from tests.telemetry.collector import Collector, ReceivedSpan, collector
 

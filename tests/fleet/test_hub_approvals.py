@@ -18,8 +18,9 @@ from relay.events.build import Origin
 from relay.events.model import ScheduledEvent
 from relay.ingest.recorder import EventSighting, EventSightingOrDeparture, Recorder
 from tests.api.running_relay import make_event
+from tests.eventually import eventually
 from tests.journey.bus import Bus, define_users, unused_exchange
-from tests.journey.relay_process import client, eventually
+from tests.journey.relay_process import client
 from tests.rabbitmq import Broker
 from tests.raw_amqp import RefusedError
 

@@ -11,8 +11,8 @@ import pytest
 
 from relay.fleet.topology import report_queue_name
 from relay.simulator import Plan
+from tests.eventually import eventually
 from tests.fleet.running_fleet import running_fleet
-from tests.journey.relay_process import eventually
 from tests.outbox.conftest import SmallDisk
 from tests.rabbitmq import Broker
 

@@ -26,8 +26,8 @@ from relay.outbox.sqlite import open_store
 from tests.approvals.builders import build_event
 from tests.approvals.manual_clock import NOON, ManualClock
 from tests.events.strategies import make_event
+from tests.eventually import eventually
 from tests.fleet.test_merger import merging
-from tests.journey.relay_process import eventually
 
 AGENT = Origin("vmss-a-1", "vm-0")
 SETTINGS = HubSettings.model_validate(

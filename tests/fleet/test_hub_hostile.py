@@ -23,9 +23,9 @@ from relay.fleet.topology import command_exchange_name
 from relay.simulator import Plan
 from relay.simulator.event import Event
 from tests.builders import cloudevent
+from tests.eventually import eventually
 from tests.fleet.hub_side import AGENT_USER, STRANGER
 from tests.fleet.running_fleet import RunningFleet, running_fleet
-from tests.journey.relay_process import eventually
 from tests.rabbitmq import Broker
 from tests.raw_amqp import RefusedError
 

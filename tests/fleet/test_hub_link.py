@@ -17,8 +17,8 @@ from relay.fleet.messages import PulseRequest
 from relay.fleet.routing import command_key
 from relay.fleet.settings import HubSettings
 from relay.fleet.topology import agent_publish_exchange_name, command_exchange_name
+from tests.eventually import eventually
 from tests.fleet.hub_side import HUB, HUB_USER, SCOPE, define_users, unused_exchange
-from tests.journey.relay_process import eventually
 from tests.rabbitmq import Broker
 from tests.raw_amqp import RawChannel
 

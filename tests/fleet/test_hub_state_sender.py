@@ -13,7 +13,8 @@ from relay.fleet.hub.hub_state_sender import STATE_INTERVAL, TOLD_FOR, HubStateS
 from relay.fleet.message_reader import read_message
 from relay.fleet.messages import MAX_TOLD, HubScopeState
 from relay.outbox import EventKeyFormat, RecordedEvent
-from tests.approvals.manual_clock import ManualClock, wait_until
+from tests.approvals.manual_clock import ManualClock
+from tests.eventually import eventually
 
 SCOPE = "vmss-a-1f0c33ab"
 OTHER = "vmss-b-2e1d44bc"
@@ -106,7 +107,7 @@ async def test_states_that_are_requested_together_are_sent_as_one() -> None:
 async def test_every_scope_with_agents_gets_a_state_each_minute() -> None:
     rig = Rig()
     async with rig.running(SCOPE, OTHER):
-        await wait_until(lambda: len(rig.sent) == 2)
+        await eventually(lambda: len(rig.sent) == 2)
         begin = rig.clock.monotonic()
         await rig.clock.advance_until(lambda: len(rig.sent) == 4, step=1)
         assert STATE_INTERVAL <= rig.clock.monotonic() - begin <= STATE_INTERVAL + 6

@@ -15,10 +15,10 @@ from relay.fleet.routing import command_key, vote_key
 from relay.fleet.topology import agent_publish_exchange_name, command_exchange_name
 from relay.rate_limits import CALLER_BURST, CALLER_RATE
 from relay.simulator import Plan
+from tests.eventually import eventually
 from tests.fleet.hub_side import AGENT_USER
 from tests.fleet.running_fleet import running_fleet
 from tests.journey.bus import Bus
-from tests.journey.relay_process import eventually
 from tests.rabbitmq import Broker
 from tests.raw_amqp import RawChannel
 

@@ -6,7 +6,6 @@ lost, agents and the hub fail. After each step, and when everything works again,
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from random import Random
@@ -18,6 +17,7 @@ from typing_extensions import override  # in typing from Python 3.12
 
 from relay.events.model import ScheduledEvent
 from relay.fleet.hub.merge import EventEnded, Word
+from tests.depth import depth
 from tests.fleet.azure_model import (
     Fleet,
     Vm,
@@ -31,9 +31,6 @@ _CHANGE_INTERVAL = 12.0
 """Seconds between two changes of Azure: more than polls are late and clocks are wrong."""
 _WAITS = (0.5, 5.0, 11.0, 60.0, 200.0, 100_000.0)
 _STATES = ("AB", "ABC", "ABCST", "AS")
-
-CHAOS = bool(os.environ.get("RELAY_TEST_CHAOS"))
-"""Whether more walks are tried than fit into the suite."""
 
 
 class Network:
@@ -287,7 +284,7 @@ class DistinctStates(Network):
 
 @pytest.mark.parametrize("network", [Network, SplitDocuments, BadClocks, DistinctStates])
 @given(chance=st.randoms(use_true_random=False))
-@settings(max_examples=1000 if CHAOS else 100, deadline=None)
+@settings(max_examples=depth(2500, 60))
 def test_the_laws_hold_whatever_happens(network: type[Network], chance: Random) -> None:
     walk = network(chance)
     # Each walk has its own mixture of what happens.

@@ -27,7 +27,7 @@ from relay.outbox.rows import PageLimit
 from relay.outbox.sqlite import Store
 from relay.outbox.transaction import Transaction
 from tests.events.strategies import make_event
-from tests.journey.relay_process import eventually
+from tests.eventually import eventually
 from tests.outbox.open_store import open_store_in
 
 SCOPE = "vmss-a-1f0c33ab"

@@ -38,6 +38,7 @@ from relay.fleet.messages import (
 )
 from relay.fleet.routing import AgentRoutingKey, parse_agent_routing_key, report_key
 from relay.imds.document import parse_document
+from tests.depth import depth
 
 ORIGIN = Origin("vmss-a-1f0c33ab", "VMSS-A_0")
 NOW = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
@@ -446,7 +447,7 @@ def test_any_bytes_are_a_message_or_unusable(body: bytes) -> None:
     harmless(body)
 
 
-@settings(max_examples=400)
+@settings(max_examples=depth(400, 60))
 @given(st.data())
 def test_a_message_with_any_part_replaced_is_a_message_or_unusable(data: st.DataObject) -> None:
     fields = copy.deepcopy(orjson.loads(data.draw(st.sampled_from(BODIES))))

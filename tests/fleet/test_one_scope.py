@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -16,13 +15,14 @@ import pytest
 
 from relay.simulator import Plan, Simulator
 from tests.chat.mattermost_server import MattermostServer
+from tests.depth import CHAOS, depth
+from tests.eventually import eventually
 from tests.fleet.hub_side import HUB_USER
 from tests.fleet.running_fleet import RunningFleet, running_fleet
-from tests.journey.relay_process import Inbox, eventually, inbox, name_of
+from tests.journey.relay_process import Inbox, inbox, name_of
 from tests.rabbitmq import Broker
 
-CHAOS = bool(os.environ.get("RELAY_TEST_CHAOS"))
-AGENTS = 50 if CHAOS else 8
+AGENTS = depth(50, 8)
 SCOPE = "vmss-a-1f0c33ab"
 PLAIN = "vm-plain"
 
@@ -138,7 +138,7 @@ async def consuming(fleet: RunningFleet) -> AsyncIterator[list[str]]:
         yield ids
 
 
-@pytest.mark.timeout(480 if CHAOS else 180)
+@pytest.mark.timeout(depth(480, 180))
 async def test_agents_tell_each_change_once_with_the_ids_of_a_relay_alone(
     own_broker: Broker, tmp_path: Path
 ) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import random
 import secrets
 from collections import Counter
@@ -23,13 +22,14 @@ from relay.outbox.journal import verify_journal
 from relay.outbox.rows import PageLimit
 from relay.simulator import Plan
 from relay.simulator.event import Event
+from tests.depth import CHAOS, depth
+from tests.eventually import eventually
 from tests.fleet.running_fleet import RunningFleet, running_fleet
 from tests.fleet.test_merger import held
-from tests.journey.relay_process import RelayProcess, eventually, relay
+from tests.journey.relay_process import RelayProcess, relay
 from tests.rabbitmq import Broker
 
-CHAOS = bool(os.environ.get("RELAY_TEST_CHAOS"))
-KILLS = 50 if CHAOS else 1
+KILLS = depth(50, 1)
 MAX_UNFINISHED = 4
 SCOPE = "vmss-a-1f0c33ab"
 VMS = ("vm-0", "vm-1", "vm-2")
@@ -92,7 +92,7 @@ async def until_agents_have_recorded(fleet: RunningFleet, event: Event, name: st
     await eventually(have_recorded, every=0.1, what=f"{name} at every agent")
 
 
-@pytest.mark.timeout(1200 if CHAOS else 300)
+@pytest.mark.timeout(depth(1200, 300))
 async def test_a_hub_that_is_killed_loses_no_change_and_no_vote(
     own_broker: Broker, tmp_path: Path
 ) -> None:
@@ -170,7 +170,7 @@ async def settle(fleet: RunningFleet, hub: RelayProcess, events: list[Event]) ->
     with contextlib.suppress(TimeoutError):  # the assertion says what was told
         await eventually(
             lambda: not unfinished(fleet, events),
-            within=600 if CHAOS else 120,  # a scope has one order at a time
+            within=depth(600, 120),  # a scope has one order at a time
         )
     told_of_unfinished = {
         event.event_id: fleet.told(event.event_id) for event in unfinished(fleet, events)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -12,9 +11,11 @@ from relay.app import RunningRelay
 from relay.clock import SystemClock
 from relay.simulator import InvalidTransition, Simulator, load_packaged_playbooks, perform_action
 from relay.simulator.playbook import Action
+from tests.depth import CHAOS
+from tests.eventually import eventually
 from tests.fleet.running_fleet import RunningFleet, running_fleet
 from tests.fleet.test_one_scope import PLAIN, SCOPE, changes, histories
-from tests.journey.relay_process import eventually, inbox
+from tests.journey.relay_process import inbox
 from tests.rabbitmq import Broker
 
 AGENTS = 10
@@ -58,7 +59,7 @@ def end_all(azure: Simulator) -> None:
         azure.end(event)
 
 
-@pytest.mark.skipif("RELAY_TEST_CHAOS" not in os.environ, reason="takes minutes: make chaos-tests")
+@pytest.mark.skipif(not CHAOS, reason="takes minutes: make chaos-tests")
 @pytest.mark.timeout(1200)
 async def test_each_change_of_each_playbook_is_told_once(
     own_broker: Broker, tmp_path: Path

@@ -29,9 +29,9 @@ from relay.simulator import VM, Plan, Setup
 from relay.simulator.azure import SimulatedAzure
 from tests import documented
 from tests.cli.command import environment
+from tests.eventually import eventually
 from tests.fleet.hub_side import AGENT_USER, HUB_USER
 from tests.fleet.running_fleet import RunningFleet, running_fleet
-from tests.journey.relay_process import eventually
 from tests.rabbitmq import Broker
 
 PREFIX = "vmss-a-load"

@@ -31,9 +31,9 @@ from relay.ingest.recorder import Recorder
 from relay.outbox import StateFileScopeAndVm, StoreSettings
 from relay.outbox.sqlite import open_store
 from tests.approvals.builders import BOOT_ID, ORIGIN
+from tests.eventually import eventually
 from tests.fleet.hub_side import make_order
 from tests.imds.scripted_server import Answer, ReceivedRequest, ScriptedServer, run_server
-from tests.journey.relay_process import eventually
 
 EVENT_ID = "C7061BAC-AFDC-4513-B24B-AA5F13A16123"
 VM_ID = "5d7b8a9e-0000-4000-8000-00000000c0de"

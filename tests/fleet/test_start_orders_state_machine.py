@@ -8,7 +8,6 @@ and none goes after IMDS has accepted one for the same grant.
 from __future__ import annotations
 
 import asyncio
-import os
 import tempfile
 from collections.abc import Collection, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -25,6 +24,7 @@ from typing_extensions import override  # in typing from Python 3.12
 from relay.fleet.messages import StartOutcome
 from tests.approvals.manual_clock import NOON, ManualClock
 from tests.conftest import DebugLoop
+from tests.depth import depth
 from tests.fleet.fleet_of_orders import Fleet, Hub, Mode, build_result, running_hub, user_event
 
 _MEMORY = Path("/dev/shm")  # noqa: S108  # in memory, because no test cuts the power
@@ -42,9 +42,6 @@ _CHANGES: dict[str, dict[str, Any]] = {
 _mode: st.SearchStrategy[Mode] = st.sampled_from(
     ["prompt", "prompt", "frozen", "mute", "twice", "liar", "stale"]
 )
-
-CHAOS = bool(os.environ.get("RELAY_TEST_CHAOS"))
-"""Whether more sequences are tried than fit into the suite."""
 
 
 class Orders(RuleBasedStateMachine):
@@ -246,6 +243,4 @@ class Orders(RuleBasedStateMachine):
 
 
 TestOrders = Orders.TestCase
-TestOrders.settings = settings(
-    max_examples=250 if CHAOS else 20, stateful_step_count=50, deadline=None
-)
+TestOrders.settings = settings(max_examples=depth(250, 8), stateful_step_count=50)

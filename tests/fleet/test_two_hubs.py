@@ -13,8 +13,8 @@ from relay.errors import StoreLocked
 from relay.fleet.agent import start_orders
 from relay.fleet.hub import connection_health
 from relay.simulator import Plan
+from tests.eventually import eventually
 from tests.fleet.running_fleet import RunningFleet, running_fleet
-from tests.journey.relay_process import eventually
 from tests.outbox.open_store import open_store_in, record_event
 from tests.ports import reserve
 from tests.rabbitmq import Broker

@@ -14,10 +14,11 @@ from relay.amqp.topology import approvals_exchange_name
 from relay.fleet.agent import start_orders
 from relay.simulator import Plan
 from relay.simulator.event import Event
+from tests.eventually import eventually
 from tests.fleet.hub_side import HUB_USER, STRANGER
 from tests.fleet.running_fleet import RunningFleet, running_fleet
 from tests.fleet.test_outages import vote as vote_on_vm
-from tests.journey.relay_process import CLIENT_SECRET, KEY, eventually
+from tests.journey.relay_process import CLIENT_SECRET, KEY
 from tests.rabbitmq import Broker
 
 SCOPE = "vmss-a-1f0c33ab"

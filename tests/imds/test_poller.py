@@ -30,7 +30,8 @@ from relay.outbox import StateFileScopeAndVm, StoreSettings
 from relay.outbox.sqlite import Store, open_store
 from relay.simulator import VM, Fault, Plan, Setup, Simulator
 from tests.approvals.builders import BOOT_ID, ORIGIN
-from tests.approvals.manual_clock import NOON, ManualClock, wait_until
+from tests.approvals.manual_clock import NOON, ManualClock
+from tests.eventually import eventually
 from tests.imds.scripted_server import Answer, run_server
 
 _SECOND = 1.06
@@ -64,12 +65,12 @@ class Rig:
             before = self.poller.polls
             await self.resting()
             self.clock.advance(_SECOND)
-            await wait_until(lambda before=before: self.poller.polls > before)  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+            await eventually(lambda before=before: self.poller.polls > before)
             await self.resting()
 
     async def resting(self) -> None:
         """Wait until the poller sleeps: the watch does so at all times, and the pause makes two."""
-        await wait_until(lambda: self.poller.polls > 0 and len(self.clock.remaining_sleeps) >= 2)
+        await eventually(lambda: self.poller.polls > 0 and len(self.clock.remaining_sleeps) >= 2)
 
     async def until(
         self, condition: Callable[[], bool], step: float = 0.25, within: float = 300.0
@@ -211,7 +212,7 @@ async def test_the_time_that_a_call_took_is_a_part_of_the_interval(tmp_path: Pat
     ):
         await running.resting()
         clock.advance(3)
-        await wait_until(lambda: len(server.requests) == 2 and len(clock.remaining_sleeps) == 2)
+        await eventually(lambda: len(server.requests) == 2 and len(clock.remaining_sleeps) == 2)
         assert clock.remaining_sleeps[0] == pytest.approx(2.6)
 
 
@@ -308,7 +309,7 @@ async def test_the_rest_after_failures_doubles_and_jitter_only_adds(
             assert running.clock.remaining_sleeps[0] == pytest.approx(pause)
             before = running.poller.polls
             running.clock.advance(pause)
-            await wait_until(lambda before=before: running.poller.polls > before)  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+            await eventually(lambda before=before: running.poller.polls > before)
             await running.resting()
         assert running.poller.failures == 0
         assert running.clock.remaining_sleeps[0] == pytest.approx(1)
@@ -396,7 +397,7 @@ async def test_whoever_asks_when_the_poller_stops_is_told_so(tmp_path: Path) -> 
         async with rig(tmp_path, server.url, clock) as running:
             await running.resting()
             asked = asyncio.create_task(running.poller.wait_for_fresh_poll())
-            await wait_until(lambda: len(server.requests) == 2)
+            await eventually(lambda: len(server.requests) == 2)
             late = asyncio.create_task(running.poller.wait_for_fresh_poll())
             await asyncio.sleep(0)
         for task in (asked, late):
@@ -553,9 +554,9 @@ async def test_the_source_is_lost_also_while_a_call_hangs(tmp_path: Path) -> Non
                 last_read_at=None,
             )
             task = asyncio.create_task(poller.run())
-            await wait_until(lambda: len(server.requests) == 1)
+            await eventually(lambda: len(server.requests) == 1)
             clock.advance(FIRST_ANSWER_TIMEOUT)
-            await wait_until(lambda: poller.lost)
+            await eventually(lambda: poller.lost)
             assert reports == ["relay.source-lost"]
             task.cancel()
             await asyncio.wait({task})
@@ -602,8 +603,8 @@ async def test_polling_that_paused_for_too_long_tells_no_cancellation(
         for polls in (2, 3):
             await running.resting()
             clock.advance(pause)
-            await wait_until(lambda polls=polls: len(server.requests) >= polls)  # type: ignore[misc]  # mypy cannot infer a lambda with a default
-        await wait_until(lambda: "event.ended" in running.recorded_names)
+            await eventually(lambda polls=polls: len(server.requests) >= polls)
+        await eventually(lambda: "event.ended" in running.recorded_names)
         assert await outcome(running) == expected
 
 
@@ -627,7 +628,7 @@ async def test_a_gap_is_measured_by_both_clocks(
         now = clock.now()
         clock.advance(monotonic)
         clock.set_wall_clock(now + timedelta(seconds=wall))
-        await wait_until(lambda: "event.ended" in running.recorded_names)
+        await eventually(lambda: "event.ended" in running.recorded_names)
         assert await outcome(running) == expected
 
 
@@ -706,7 +707,7 @@ async def test_what_is_seen_while_the_disk_fails_is_told_from_memory_and_recorde
         await running.polled(2)
         assert running.recorded_names == ["event.scheduled", "event.ended"]
         connection.execute("PRAGMA query_only = OFF")
-        await wait_until(lambda: running.store.write_error is None)
+        await eventually(lambda: running.store.write_error is None)
         assert running.recorded_names == await running.names() == ["event.scheduled", "event.ended"]
 
 

@@ -20,7 +20,8 @@ from relay.app import RunningRelay, start_relay
 from relay.clock import SystemClock
 from relay.config import Config
 from relay.simulator import VM, Event, Plan, Setup, Simulator
-from tests.journey.relay_process import client, eventually, name_of
+from tests.eventually import eventually
+from tests.journey.relay_process import client, name_of
 from tests.rabbitmq import Broker
 from tests.raw_amqp import RawChannel
 

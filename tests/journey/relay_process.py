@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +22,7 @@ from aiohttp import web
 from standardwebhooks import Webhook
 
 from relay.simulator import Simulator
+from tests.eventually import eventually
 from tests.forked_relay import Process, start_relay
 from tests.ports import reserve
 
@@ -30,23 +31,6 @@ SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSwMfKQ9r8GKYo="
 CLIENT_SECRET = "whsec_BfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSwMfKQ9r8GKYo="
 """Signs a client's callbacks."""
 KEY = "a-bearer-key-for-tests-only"
-
-
-async def eventually(
-    condition: Callable[[], bool] | Callable[[], Awaitable[bool]],
-    *,
-    within: float = 60.0,
-    every: float = 0.02,
-    what: str = "",
-) -> None:
-    """Wait until the condition holds. Fails after ``within`` seconds."""
-    async with asyncio.timeout(within) as limit:
-        while True:
-            holds = condition()
-            if holds if isinstance(holds, bool) else await holds:
-                return
-            assert limit.when() is not None, what
-            await asyncio.sleep(every)
 
 
 async def after_polls(azure: Simulator, count: int = 2) -> None:

@@ -17,8 +17,9 @@ from relay.amqp.approval_consumer import PREFETCH
 from relay.amqp.frame_streams import MAX_BODY_BYTES
 from relay.amqp.topology import MAX_APPROVALS, MAX_APPROVALS_BYTES
 from relay.simulator import Event
+from tests.eventually import eventually
 from tests.journey.bus import SCOPE, System, define_users, running_system
-from tests.journey.relay_process import eventually, name_of
+from tests.journey.relay_process import name_of
 from tests.rabbitmq import Broker
 from tests.raw_amqp import RawChannel, RefusedError, property_bytes, table
 

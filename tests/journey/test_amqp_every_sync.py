@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 from contextlib import AsyncExitStack
 from itertools import count
@@ -18,12 +17,12 @@ from yarl import URL
 from relay.amqp.connection import GuardedConnection
 from relay.amqp.topology import approvals_topology, declare_topology, events_topology
 from relay.simulator import VM, Setup, Simulator
+from tests.depth import CHAOS
+from tests.eventually import eventually
 from tests.journey.bus import SCOPE, Bus, System, define_users, relay_document, unused_exchange
-from tests.journey.relay_process import RelayProcess, eventually, relay
+from tests.journey.relay_process import RelayProcess, relay
 from tests.kill_at_sync import killed_at_sync
 from tests.rabbitmq import Broker
-
-CHAOS = bool(os.environ.get("RELAY_TEST_CHAOS"))
 
 needs_strace = pytest.mark.skipif(
     shutil.which("strace") is None, reason="strace kills at an exact system call"

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import shlex
 import time
@@ -38,12 +37,13 @@ from relay.clock import SystemClock
 from relay.rate_limits import CALLER_BURST, CALLER_RATE
 from tests import documented
 from tests.background_tasks import BackgroundTasks
+from tests.depth import depth
+from tests.eventually import eventually
 from tests.journey.bus import SCOPE, Bus, System, define_users, running_system, unused_exchange
-from tests.journey.relay_process import eventually
 from tests.outbox.open_store import read_column
 from tests.rabbitmq import Broker
 
-MESSAGES = 20_000 if os.environ.get("RELAY_TEST_CHAOS") else 3_000
+MESSAGES = depth(20_000, 3_000)
 
 
 @pytest.fixture(scope="module")

@@ -19,8 +19,9 @@ from pamqp.commands import Basic
 from pamqp.common import Arguments
 
 from relay.simulator import Event, Fault
+from tests.eventually import eventually
 from tests.journey.bus import SCOPE, System, define_users, running_system
-from tests.journey.relay_process import eventually, name_of
+from tests.journey.relay_process import name_of
 from tests.rabbitmq import Broker
 from tests.raw_amqp import RawChannel, RefusedError
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -25,14 +24,15 @@ from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 from relay.outbox.file import open_for_reading
 from relay.simulator import VM, Event, Plan, Setup, Simulator
 from relay.sinks.rabbitmq.sink import RabbitMQ
+from tests.depth import depth
+from tests.eventually import eventually
 from tests.journey.bus import unused_exchange
 from tests.journey.held_connection import held_connection
-from tests.journey.relay_process import RelayProcess, eventually, relay
+from tests.journey.relay_process import RelayProcess, relay
 from tests.rabbitmq import Broker
 
-CHAOS = bool(os.environ.get("RELAY_TEST_CHAOS"))
-KILLS = 20 if CHAOS else 2
-CHANGES = 10_000 if CHAOS else 400
+KILLS = depth(20, 2)
+CHANGES = depth(10_000, 400)
 EVENTS = 200
 """Events that change together: more than are ever in flight."""
 GROWTH = 8_000
@@ -134,7 +134,7 @@ def change(sim: Simulator, events: list[Event], version: int) -> None:
         sim.update_event(event, description=str(version))
 
 
-@pytest.mark.timeout(480 if CHAOS else 180)
+@pytest.mark.timeout(depth(480, 180))
 @pytest.mark.parametrize(
     "confirm_timeout",
     [
@@ -194,7 +194,7 @@ def _is_full(process: RelayProcess, ledger: Ledger, recorded: int) -> bool:
     return len(ledger.seen) == min(delivered + RabbitMQ.concurrency, recorded)
 
 
-@pytest.mark.timeout(480 if CHAOS else 180)
+@pytest.mark.timeout(depth(480, 180))
 async def test_a_broker_that_is_gone_for_long_finds_everything_on_its_return(
     own_broker: Broker, tmp_path: Path
 ) -> None:

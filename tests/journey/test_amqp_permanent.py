@@ -19,8 +19,9 @@ from relay.app import start_relay
 from relay.clock import SystemClock
 from relay.config import Config
 from relay.simulator import VM, Plan, Setup, Simulator
+from tests.eventually import eventually
 from tests.journey.bus import unused_exchange
-from tests.journey.relay_process import KEY, client, eventually
+from tests.journey.relay_process import KEY, client
 from tests.rabbitmq import Broker
 
 WRITER = "writer"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from relay.events.tracing import parse_traceparent
+from tests.eventually import eventually
 from tests.journey.bus import define_users, running_system
-from tests.journey.relay_process import eventually
 from tests.rabbitmq import Broker
 from tests.telemetry.collector import collector
 

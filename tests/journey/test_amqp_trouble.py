@@ -27,6 +27,7 @@ from relay.errors import StoreUnavailable
 from relay.outbox.transaction import Transaction
 from relay.roles.parts import callers_by_amqp_user, make_approval_consumer
 from relay.simulator import VM, Setup, Simulator
+from tests.eventually import eventually
 from tests.journey.bus import (
     SCOPE,
     Bus,
@@ -37,7 +38,7 @@ from tests.journey.bus import (
     unused_exchange,
 )
 from tests.journey.held_connection import held_connection
-from tests.journey.relay_process import after_polls, eventually, relay
+from tests.journey.relay_process import after_polls, relay
 from tests.outbox.conftest import LimitedDisk
 from tests.rabbitmq import Broker
 

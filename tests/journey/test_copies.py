@@ -19,8 +19,9 @@ from relay.config import Config
 from relay.outbox.file import open_for_reading
 from relay.outbox.journal import read_all_rows, verify_journal
 from relay.simulator import VM, Setup, Simulator
+from tests.eventually import eventually
 from tests.journey.bus import SCOPE, Bus, System, define_users, relay_document, unused_exchange
-from tests.journey.relay_process import CLIENT_SECRET, KEY, client, eventually
+from tests.journey.relay_process import CLIENT_SECRET, KEY, client
 from tests.rabbitmq import Broker
 from tests.raw_amqp import RawChannel
 

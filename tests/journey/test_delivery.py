@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,13 @@ import orjson
 from relay.outbox.file import open_for_reading
 from relay.outbox.journal import verify_journal
 from relay.simulator import VM, Plan, Setup, Simulator
-from tests.journey.relay_process import client, eventually, inbox, name_of, relay, webhook
+from tests.depth import depth
+from tests.eventually import eventually
+from tests.journey.relay_process import client, inbox, name_of, relay, webhook
 from tests.ports import reserve
 from tests.rabbitmq import Broker, Reachable
 
-MANY = 1000 if os.environ.get("RELAY_TEST_CHAOS") else 300
+MANY = depth(1000, 300)
 
 
 async def _consume(url: str, exchange: str, into: list[dict[str, Any]]) -> None:

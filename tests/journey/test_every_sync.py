@@ -7,7 +7,6 @@ See docs/guarantees.md#every-startrequest-follows-from-the-journal.
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import shutil
 from collections.abc import Sequence
@@ -23,10 +22,11 @@ from relay.errors import StoreError
 from relay.outbox.file import open_for_reading
 from relay.outbox.journal import JournalRow, read_all_rows, verify_journal
 from relay.simulator import VM, Event, Plan, Setup, Simulator
-from tests.journey.relay_process import RelayProcess, client, eventually, relay
+from tests.depth import CHAOS
+from tests.eventually import eventually
+from tests.journey.relay_process import RelayProcess, client, relay
 from tests.kill_at_sync import killed_at_sync
 
-CHAOS = bool(os.environ.get("RELAY_TEST_CHAOS"))
 RULE = {
     "name": "two",
     "match": {"event_type": ["Reboot"]},

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import os
 import re
 import time
 from collections import Counter
@@ -23,9 +22,11 @@ import pytest
 from standardwebhooks import Webhook
 
 from relay.simulator import VM, Plan, Setup, Simulator
-from tests.journey.relay_process import CLIENT_SECRET, KEY, RelayProcess, client, eventually, relay
+from tests.depth import depth
+from tests.eventually import eventually
+from tests.journey.relay_process import CLIENT_SECRET, KEY, RelayProcess, client, relay
 
-REQUESTS = 100_000 if os.environ.get("RELAY_TEST_CHAOS") else 3_000
+REQUESTS = depth(100_000, 3_000)
 WORKERS = 32
 _log = logging.getLogger(__name__)
 VOTE = {"name": "all", "approve": {"votes": 1, "from": ["client:honest", "client:drain"]}}

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from relay.simulator import VM, Event, Plan, Setup, Simulator
-from tests.journey.relay_process import RelayProcess, client, eventually, inbox, relay, webhook
+from tests.eventually import eventually
+from tests.journey.relay_process import RelayProcess, client, inbox, relay, webhook
 
 REST = 1.5
 RULE = {"name": "reboots", "approve": {"votes": 1, "from": ["client:drain"]}}

@@ -15,15 +15,8 @@ from typing import Any
 from relay.outbox.file import open_for_reading
 from relay.outbox.journal import read_all_rows, verify_journal
 from relay.simulator import VM, Event, Fault, Plan, Setup, Simulator
-from tests.journey.relay_process import (
-    Inbox,
-    RelayProcess,
-    client,
-    eventually,
-    inbox,
-    relay,
-    webhook,
-)
+from tests.eventually import eventually
+from tests.journey.relay_process import Inbox, RelayProcess, client, inbox, relay, webhook
 
 BEFORE = ["event.scheduled", "approval.recorded", "approval.granted"]
 """The notices that the receiver must have before the StartRequest."""

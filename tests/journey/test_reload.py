@@ -13,12 +13,12 @@ import orjson
 from relay.simulator import VM, Plan, Setup, Simulator
 from tests.background_tasks import BackgroundTasks
 from tests.counting_proxy import counting_proxy
+from tests.eventually import eventually
 from tests.journey.relay_process import (
     KEY,
     RelayProcess,
     after_polls,
     client,
-    eventually,
     inbox,
     name_of,
     relay,

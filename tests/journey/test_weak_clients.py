@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import re
 import statistics
 import sys
@@ -31,13 +30,14 @@ from relay.outbox.file import open_for_reading
 from relay.outbox.journal import verify_journal
 from relay.simulator import VM, Event, Plan, Setup, Simulator
 from tests.chat.teams_server import TeamsWorkflow, card_actions, running_workflow
+from tests.depth import CHAOS
+from tests.eventually import eventually
 from tests.journey.bus import KEY, SCOPE, Bus, unused_exchange
 from tests.journey.relay_process import (
     CLIENT_SECRET,
     Inbox,
     RelayProcess,
     client,
-    eventually,
     inbox,
     name_of,
     relay,
@@ -47,7 +47,6 @@ from tests.journey.weak_clients import Attack, Report, WeakClient
 from tests.rabbitmq import Broker
 from tests.raw_amqp import RawChannel
 
-CHAOS = bool(os.environ.get("RELAY_TEST_CHAOS"))
 REQUESTS, MESSAGES = 80_000, 20_000
 NORMAL_SAMPLES = 20
 HONEST_KEY = "imdsr_bearer-test-key-of-the-honest"

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -125,13 +124,6 @@ def _live_id(tx: Transaction, key: str) -> int:
 def connection_of(tx: Transaction) -> sqlite3.Connection:
     """Return the database connection of a transaction."""
     return tx._connection  # noqa: SLF001  # for queries that the transaction does not offer
-
-
-async def wait_until(condition: Callable[[], bool], within: float = 60.0) -> None:
-    """Wait until the condition holds. Fails after ``within`` seconds."""
-    async with asyncio.timeout(within):
-        while not condition():  # noqa: ASYNC110  # the condition has no event to wait for
-            await asyncio.sleep(0.005)
 
 
 def file_names(folder: Path) -> list[str]:

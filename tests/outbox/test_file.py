@@ -24,6 +24,7 @@ from relay.outbox import file as file_module
 from relay.outbox.file import SCHEMA_VERSION, lock_path, open_for_reading, open_state_file
 from relay.outbox.journal import Journal, verify_journal
 from relay.outbox.transaction import Transaction
+from tests.depth import depth
 from tests.outbox.open_store import IDENTITY, NOW, append_row, file_names, open_file_in, read_column
 
 HOLD = """
@@ -241,7 +242,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-    max_examples=150,
+    max_examples=depth(150, 25),
 )
 @given(flips=st.lists(st.tuples(st.integers(0, 99), st.integers(0, 7)), min_size=1, max_size=3))
 @example(flips=[(18, 2)])  # says that it can only be read
@@ -277,7 +278,7 @@ def test_flipped_bits_in_the_header_never_harm_more_than_the_file(
 
 @settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-    max_examples=150,
+    max_examples=depth(150, 25),
 )
 @given(seed=st.randoms(use_true_random=False), count=st.integers(1, 40))
 def test_flipped_bytes_anywhere_never_keep_a_relay_from_starting(

@@ -19,6 +19,7 @@ from relay.outbox.file import open_for_reading
 from relay.outbox.journal import GENESIS, Journal, read_all_rows, row_hash, verify_journal
 from relay.outbox.rows import PageLimit
 from relay.outbox.transaction import Transaction
+from tests.depth import depth
 from tests.outbox.open_store import BUS, NOW, append_row, numbered_event, open_file_in, read_column
 
 ROWS = 6
@@ -90,7 +91,7 @@ CHANGES = st.one_of(
 
 @settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-    max_examples=150,
+    max_examples=depth(150, 30),
 )
 @given(position=st.integers(1, ROWS), change=CHANGES)
 def test_any_changed_column_of_any_row_is_found(
@@ -145,7 +146,7 @@ def test_a_changed_row_whose_own_hash_was_made_to_fit_is_found_by_the_next(
 
 @settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-    max_examples=60,
+    max_examples=depth(60, 15),
 )
 @given(gone=st.sets(st.integers(1, ROWS), min_size=1))
 def test_removed_rows_are_found_by_themselves_or_by_a_head_that_was_seen(
@@ -175,7 +176,7 @@ def test_removed_rows_are_found_by_themselves_or_by_a_head_that_was_seen(
 
 @settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-    max_examples=60,
+    max_examples=depth(60, 15),
 )
 @given(position=st.integers(1, ROWS + 1), copied=st.integers(1, ROWS))
 def test_an_inserted_row_is_found(journal: sqlite3.Connection, position: int, copied: int) -> None:

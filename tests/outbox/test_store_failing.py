@@ -24,6 +24,7 @@ from relay.outbox import Attempt, RecordedEvent
 from relay.outbox.file import open_for_reading, open_state_file
 from relay.outbox.journal import verify_journal
 from relay.outbox.sqlite import Store
+from tests.eventually import eventually
 from tests.outbox.conftest import Disk
 from tests.outbox.open_store import (
     IDENTITY,
@@ -34,7 +35,6 @@ from tests.outbox.open_store import (
     open_store_in,
     read_column,
     record_event,
-    wait_until,
 )
 
 
@@ -112,7 +112,7 @@ async def test_a_full_disk_refuses_what_fails_closed_and_carries_on_with_what_fa
         ]
 
         disk.free()
-        await wait_until(lambda: store.write_error is None)
+        await eventually(lambda: store.write_error is None)
         assert entries(path) == [
             (1, "bus", 1, "delivered"),
             (2, "bus", 2, "waiting"),
@@ -139,7 +139,7 @@ async def test_notices_go_out_promptly_however_much_waits_to_be_written(disk: Di
         tries = statements.count("BEGIN IMMEDIATE")
         took = time.monotonic() - began
         disk.free()
-        await wait_until(lambda: store.write_error is None)
+        await eventually(lambda: store.write_error is None)
         assert tries <= 4 + 2 * took
         assert len(notified.recorded) == 500
     assert chain_holds(disk.folder / "relay.db") == 500
@@ -161,7 +161,7 @@ async def test_works_own_error_in_memory_undoes_it_alone_and_is_not_done_again(d
         before = len(runs)
         await store.transact(record_event(3), fail_open=True)
         disk.free()
-        await wait_until(lambda: store.write_error is None)
+        await eventually(lambda: store.write_error is None)
         assert len(runs) == before
     assert read_column(disk.folder / "relay.db", "SELECT event_key FROM journal") == ["e-1", "e-3"]
 
@@ -214,7 +214,7 @@ async def test_a_relay_that_starts_on_a_full_disk_still_tells(disk: Disk) -> Non
             with pytest.raises(StoreUnavailable):
                 await store.transact(record_event(3))
             disk.free()
-            await wait_until(lambda: store.write_error is None)
+            await eventually(lambda: store.write_error is None)
     finally:
         keep_open.close()
     assert chain_holds(disk.folder / "relay.db") == 2
@@ -273,7 +273,7 @@ async def test_another_ones_lock_is_waited_for_and_then_gone_around(tmp_path: Pa
                 await store.transact(record_event(1))
             assert await store.transact(record_event(2), fail_open=True) == 1
             shell.execute("ROLLBACK")
-            await wait_until(lambda: store.write_error is None)
+            await eventually(lambda: store.write_error is None)
         assert await store.transact(record_event(3)) == 2
         assert len(notified.recorded) == 2
     assert chain_holds(tmp_path / "relay.db") == 2
@@ -327,5 +327,5 @@ async def test_a_group_that_meets_a_full_disk_is_sorted_out_job_by_job(disk: Dis
             range(1, 21)
         )
         disk.free()
-        await wait_until(lambda: store.write_error is None)
+        await eventually(lambda: store.write_error is None)
     assert chain_holds(disk.folder / "relay.db") == 20

@@ -18,8 +18,9 @@ from relay.fleet.hub.roster import Agent, Roster
 from relay.fleet.messages import Pulse
 from relay.fleet.routing import AuthorizedSender
 from relay.histogram import Histogram
-from tests.api.running_relay import RunningRelay, eventually, make_event, run_relay
+from tests.api.running_relay import RunningRelay, make_event, run_relay
 from tests.chromium import STEP_MILLISECONDS
+from tests.eventually import eventually
 
 KINDS = {"bus": "rabbitmq", "drain": "webhook", "ops": "slack"}
 REBOOT = "C7061BAC-AFDC-4513-B24B-AA5F13A16123"

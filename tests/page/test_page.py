@@ -11,16 +11,8 @@ from playwright.async_api import Page, Route, expect
 
 from relay.approvals.admission import HOLD_NOTICE
 from relay.events.timestamps import format_rfc3339
-from tests.api.running_relay import (
-    EVENT_ID,
-    SCOPE,
-    TWO_VOTES,
-    RunningRelay,
-    eventually,
-    make_event,
-    poll_until,
-    run_relay,
-)
+from tests.api.running_relay import EVENT_ID, SCOPE, TWO_VOTES, RunningRelay, make_event, run_relay
+from tests.eventually import eventually
 from tests.page.scenes import make_busy, page_url, run_page_relay, show
 
 PHONE = {"viewport": {"width": 320, "height": 568}, "has_touch": True, "is_mobile": True}
@@ -470,7 +462,7 @@ async def test_the_decisions_of_the_api_are_those_of_the_caller(relay: RunningRe
         answer = await relay.call("GET", f"/v1/events/{EVENT_ID}", by=client)
         assert answer.json["approval"]["decisions"] == offered, client
     await relay.call("PUT", "/v1/approvals/mode", {"mode": "off"})
-    listed = await poll_until(
+    listed = await eventually(
         lambda: relay.call("GET", "/v1/events?live=true"), lambda answer: answer.status == 200
     )
     assert [item["approval"]["decisions"] for item in listed.json["items"]] == [[]]

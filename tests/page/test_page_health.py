@@ -7,7 +7,8 @@ from pathlib import Path
 from playwright.async_api import Page, Request, expect
 
 from relay.api.server.limits import ServerLimits
-from tests.api.running_relay import RunningRelay, eventually, make_event
+from tests.api.running_relay import RunningRelay, make_event
+from tests.eventually import eventually
 from tests.page.scenes import (
     DB,
     WEB,

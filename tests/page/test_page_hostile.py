@@ -10,8 +10,9 @@ from playwright.async_api import Page, expect
 
 from relay.errors import Deferred, Rejected
 from relay.fleet.hub.roster import Agent, Roster
-from tests.api.running_relay import SCOPE, RunningRelay, eventually, make_event
+from tests.api.running_relay import SCOPE, RunningRelay, make_event
 from tests.api.test_confirm_page_hostile import ATTACKS
+from tests.eventually import eventually
 from tests.page.scenes import attach_parts, page_url, run_page_relay, show
 
 SPELL = (

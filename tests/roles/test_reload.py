@@ -18,7 +18,8 @@ from relay.config import LoadedConfig, sink_modules
 from relay.delivery.dispatcher import Dispatcher
 from relay.errors import ReloadRefused
 from relay.sinks import Receipt, SinkSettings
-from tests.journey.relay_process import after_polls, client, eventually, inbox, name_of, webhook
+from tests.eventually import eventually
+from tests.journey.relay_process import after_polls, client, inbox, name_of, webhook
 from tests.roles.reloadable_relay import OTHER_KEYS, ReloadableRelay, reloadable_relay, voter
 
 AUTOMATIC = {"name": "all", "approve": "automatic"}

@@ -22,9 +22,10 @@ from relay.simulator import Plan
 from tests.certificates import Authority
 from tests.chat.slack_server import ALICE, APP_TOKEN, BOB, TEAM, running_slack
 from tests.counting_proxy import counting_proxy
+from tests.eventually import eventually
 from tests.fleet.running_fleet import DOMAINS, running_fleet
 from tests.journey.bus import Bus, define_users, unused_exchange
-from tests.journey.relay_process import client, eventually, inbox, webhook
+from tests.journey.relay_process import client, inbox, webhook
 from tests.rabbitmq import Broker
 from tests.roles.reloadable_relay import reloadable_relay
 

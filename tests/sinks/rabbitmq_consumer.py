@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
@@ -21,6 +19,7 @@ from relay.events.cloudevent import CloudEvent
 from relay.sinks import Receipt
 from relay.sinks.rabbitmq import Settings
 from relay.sinks.rabbitmq.sink import RabbitMQ, connect
+from tests.eventually import eventually
 
 
 def settings(url: str | None, exchange: str = "azure.scheduledevents", **fields: Any) -> Settings:
@@ -87,7 +86,7 @@ async def take(queue: AbstractQueue) -> AbstractIncomingMessage:
         messages.extend([message] if message else [])
         return bool(messages)
 
-    await until(taken)
+    await eventually(taken)
     return messages[0]
 
 
@@ -97,15 +96,6 @@ async def waiting(queue: AbstractQueue) -> list[bytes]:
     while (message := await queue.get(fail=False, no_ack=True)) is not None:
         bodies.append(message.body)
     return bodies
-
-
-async def until(condition: Callable[[], Awaitable[bool]], *, seconds: float = 60) -> float:
-    """Wait until the condition holds; the seconds that took. Fails where it takes too long."""
-    start = time.monotonic()
-    while not await condition():
-        assert time.monotonic() - start < seconds, f"waited {seconds} s in vain"
-        await asyncio.sleep(0.02)
-    return time.monotonic() - start
 
 
 async def delivered(bus: RabbitMQ, event: CloudEvent, *, seconds: float = 60) -> Receipt:
@@ -119,7 +109,7 @@ async def delivered(bus: RabbitMQ, event: CloudEvent, *, seconds: float = 60) ->
             return False
         return True
 
-    await until(tried, seconds=seconds)
+    await eventually(tried, within=seconds)
     return receipts[0]
 
 
@@ -135,5 +125,5 @@ async def deferred(bus: RabbitMQ, event: CloudEvent, reason_part: str = "") -> D
             return reason_part in error.reason
         raise AssertionError(f"expected it to be deferred, got {receipt}")
 
-    await until(is_deferred)
+    await eventually(is_deferred)
     return errors[-1]

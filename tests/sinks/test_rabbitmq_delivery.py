@@ -14,17 +14,9 @@ from relay.errors import Deferred, Rejected
 from relay.sinks import Receipt
 from relay.sinks.rabbitmq import sink as sink_module
 from tests.builders import EVENT_ID, cloudevent
+from tests.eventually import eventually
 from tests.rabbitmq import Broker, Reachable
-from tests.sinks.rabbitmq_consumer import (
-    bound,
-    channel,
-    deferred,
-    delivered,
-    sink,
-    take,
-    until,
-    waiting,
-)
+from tests.sinks.rabbitmq_consumer import bound, channel, deferred, delivered, sink, take, waiting
 
 KEY = "event.scheduled.freeze.prod-vmss-a-1f0c33ab"
 QUORUM = {"x-queue-type": "quorum"}
@@ -218,7 +210,7 @@ async def test_exchange_and_unrouted_pair_are_there_before_the_first_event(
                     return False
                 return True
 
-        await until(made)
+        await eventually(made)
         await broker_channel.declare_exchange(
             exchange,
             "topic",

@@ -21,8 +21,9 @@ from relay.events.cloudevent import CloudEvent
 from relay.sinks import Receipt
 from relay.sinks.rabbitmq.sink import RabbitMQ
 from tests.builders import cloudevent
+from tests.eventually import eventually
 from tests.rabbitmq import Broker, Reachable
-from tests.sinks.rabbitmq_consumer import bound, channel, deferred, delivered, sink, until, waiting
+from tests.sinks.rabbitmq_consumer import bound, channel, deferred, delivered, sink, waiting
 
 QUORUM = {"x-queue-type": "quorum"}
 
@@ -209,7 +210,7 @@ async def test_no_more_confirms_are_kept_than_may_be_taken(own_broker: Broker) -
         await asyncio.gather(*(deferred(bus, event) for event in events))
         own_broker.thaw()
         await delivered(bus, later)
-        await until(lambda: all_confirmed(bus))
+        await eventually(lambda: all_confirmed(bus))
         for event in reversed(events):
             await delivered(bus, event)
         bodies = await stored(own_broker.amqp_url(), "kept")

@@ -23,7 +23,7 @@ from relay.sinks.webhook import connect
 from tests.builders import cloudevent
 from tests.certificates import LOOPBACK
 from tests.cli.command import run_async
-from tests.journey.relay_process import eventually
+from tests.eventually import eventually
 from tests.sinks.http_receiver import Connection, good, listening
 from tests.sinks.webhook_sink import SECRET, failure, settings, sink
 

@@ -17,7 +17,7 @@ from relay.sinks import Receipt
 from tests.builders import cloudevent
 from tests.certificates import LOOPBACK
 from tests.delivery.running_dispatcher import running_dispatcher
-from tests.outbox.open_store import wait_until
+from tests.eventually import eventually
 from tests.sinks.http_receiver import Behaviour, Connection, Names, good, listening
 from tests.sinks.webhook_sink import deliver, failure, sink, within
 
@@ -103,8 +103,8 @@ async def test_a_hostile_receiver_delays_no_other_sink_and_is_named_in_the_log_o
     ):
         for number in range(20):
             await relay.record_event(f"E-{number}", "event.started")
-        await wait_until(lambda: len(well.requests) == 20)
-        await wait_until(
+        await eventually(lambda: len(well.requests) == 20)
+        await eventually(
             lambda: all(status.reason is not None for status in relay.dispatcher.status()[1:])
         )
         await relay.settle()

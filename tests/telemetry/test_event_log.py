@@ -19,7 +19,7 @@ from relay.simulator import Plan
 from relay.telemetry.event_log import RecordedEventLogger
 from tests.approvals.manual_clock import NOON, ManualClock
 from tests.cli.running_relay import LOCAL_PRINCIPAL, running_relay
-from tests.journey.relay_process import eventually
+from tests.eventually import eventually
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,8 @@ from relay.telemetry import TelemetrySettings, TracesSettings
 from relay.telemetry.otlp import FINAL_TIMEOUT, MAX_WAITING, SpanExporter, running_span_exporter
 from tests.approvals.manual_clock import NOON, ManualClock
 from tests.cli.running_relay import ALICE_KEY, RunningRelay, running_relay
-from tests.journey.relay_process import eventually, name_of
+from tests.eventually import eventually
+from tests.journey.relay_process import name_of
 from tests.telemetry.collector import Collector, ReceivedSpan, collector
 
 ONE_VOTE: dict[str, Any] = {
