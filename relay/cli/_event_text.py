@@ -13,6 +13,7 @@ from relay.approvals.limits import LIMIT_NOTICE
 from relay.approvals.standing_holds import describe_conditions
 from relay.cli._output import format_local_time, join_names, pluralize
 from relay.events.cloudevent import event_name
+from relay.events.timestamps import duration_text
 
 
 def event_fields(event: Mapping[str, Any]) -> list[tuple[str, object]]:
@@ -31,7 +32,7 @@ def event_fields(event: Mapping[str, Any]) -> list[tuple[str, object]]:
         ("outcome", event["outcome"]),
         ("machines", join_names(event["resources"], limit=50) or "none named"),
         ("not before", format_local_time(event["notBefore"])),
-        ("takes", "unknown" if duration is None else f"{duration} s"),
+        ("takes", "unknown" if duration is None else duration_text(duration)),
         ("started by", event["eventSource"]),
         ("because", event["description"]),
         ("approval", approval_summary(event)),

@@ -50,3 +50,10 @@ def _in_utc(moment: datetime) -> datetime:
 @lru_cache(maxsize=1024)  # all that a poll records has one time
 def _format(moment: datetime, timespec: str) -> str:
     return moment.isoformat(timespec=timespec).replace("+00:00", "Z")
+
+
+def duration_text(seconds: int) -> str:
+    """Return how long something takes, in one unit. The page says it alike (words.js)."""
+    if seconds < 120:
+        return f"{seconds} s"
+    return f"{seconds // 60} min" if seconds < 7200 else f"{seconds // 3600} h"

@@ -210,15 +210,19 @@ class Occurrences:
         limit: PageLimit,
         *,
         scope: str | None = None,
-        live: bool = False,
+        live: bool | None = None,
     ) -> tuple[list[TrackedEvent], bool]:
         """Return occurrences with an id less than ``before``, newest first.
 
         The second value says whether there are more. ``scope``: only those of this scope.
-        ``live``: only those that are in the document now.
+        ``live``: only those that are in the document now, or only those that are not.
         """
         condition, values = ("", ()) if scope is None else ("scope = ? AND ", (scope,))
-        among = "INDEXED BY occurrence_live WHERE live AND " if live else "WHERE "
+        among = {
+            None: "WHERE ",
+            True: "INDEXED BY occurrence_live WHERE live AND ",
+            False: "WHERE NOT live AND ",
+        }[live]
         rows = self._select_occurrence_rows(
             f"{among}{condition}id < coalesce(?, 9e18) ORDER BY id DESC", *values, before
         )

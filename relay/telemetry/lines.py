@@ -12,6 +12,7 @@ from typing import Any
 
 from relay.approvals.standing_holds import describe_conditions
 from relay.events.cloudevent import CloudEvent
+from relay.events.timestamps import duration_text
 from relay.events.tracing import context_of
 from relay.log_fields import LogFields
 
@@ -86,7 +87,7 @@ def _event_scheduled(data: Mapping[str, Any]) -> str:
     if data["notBefore"]:
         parts.append(f"not before {data['notBefore']}")
     if data["durationSeconds"] is not None:
-        parts.append(f"for {data['durationSeconds']} s")
+        parts.append(f"for {duration_text(data['durationSeconds'])}")
     return ", ".join(parts)
 
 

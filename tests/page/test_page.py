@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from datetime import timedelta
+from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.async_api import Page, Route, expect
 
+from relay.api.routes import events
 from relay.approvals.admission import HOLD_NOTICE
-from relay.events.timestamps import format_rfc3339
+from relay.chat.cards.wording import impact_text
+from relay.events.build import common_event_data
+from relay.events.timestamps import duration_text, format_rfc3339
+from relay.telemetry.lines import LINES
 from tests.api.running_relay import EVENT_ID, SCOPE, TWO_VOTES, RunningRelay, make_event, run_relay
 from tests.eventually import eventually
 from tests.page.scenes import make_busy, page_url, run_page_relay, show
@@ -211,7 +218,8 @@ async def test_a_standing_hold_is_shown_and_ended_by_its_author(
     assert (ended["data"]["endedBy"], ended["data"]["endReason"]) == ("client:bob", "it is over")
     await page.get_by_role("link", name="Log").click()
     await expect(page.locator("#log li").first).to_contain_text(
-        "client:bob ended the standing hold of client:bob (“it is over”)"
+        "client:bob ended the standing hold of client:bob on "
+        "event_type Reboot; resources WestNO* (“it is over”)"
     )
 
 
@@ -365,6 +373,87 @@ async def test_the_log_follows_and_can_be_narrowed(page: Page, relay: RunningRel
     await page.get_by_label("Show").select_option("Azure")
     await expect(lines).to_have_count(1)
     await expect(lines).to_contain_text("Azure announced it")
+
+
+async def test_the_log_says_why_an_event_waits_and_which_events_are_held(page: Page) -> None:
+    """As the chat does (tests/chat/test_cards.py)."""
+    waits = [{"limit": "one-db"}]
+    decided = {"principal": "client:a", "decision": "release", "reason": None}
+    held = {
+        "match": {"resources": ["db-*"]},
+        "principal": "client:b",
+        "starts": "2050-01-01T10:00:00Z",
+        "ends": "2050-01-02T10:00:00Z",
+        "reason": "sale",
+        "notice": "n",
+    }
+    told = {
+        "approval.voided": ({"why": "expired", "waitedFor": waits}, "waited for limit one-db."),
+        "approval.recorded": (
+            {**decided, "standingHolds": [{"principal": "client:b", "until": None}]},
+            "It is held by client:b until not known (standing hold).",
+        ),
+        "standing-hold.created": (held, "client:b holds resources db-* from "),
+        "standing-hold.expired": (held, "hold of client:b on resources db-* has expired."),
+        "standing-hold.ended": (
+            {**held, "endedBy": "client:a", "endReason": None},
+            "client:a ended the standing hold of client:b on resources db-*.",
+        ),
+    }
+    for name, (data, expected) in told.items():
+        assert expected in await in_words(page, "tell(given).text", {"type": name, "data": data})
+
+
+async def test_page_chat_log_and_command_line_say_alike_how_long_an_event_takes(
+    page: Page,
+) -> None:
+    for seconds, text in {
+        *((9, "9 s"), (100, "100 s"), (119, "119 s"), (120, "2 min"), (179, "2 min")),
+        *((5400, "90 min"), (7199, "119 min"), (7200, "2 h"), (100_000, "27 h")),
+    }:
+        freeze = make_event(event_type="Freeze", duration=seconds)
+        data = common_event_data(freeze, 1)
+        said = await in_words(page, "impact(given)", data)
+        assert f"for about {text}:" in said
+        assert said == impact_text("Freeze", seconds, len(freeze.resources))
+        assert f"for {text}" in LINES["event.scheduled"].sentence(data)
+        assert duration_text(seconds) == text
+
+
+async def in_words(page: Page, expression: str, given: Any) -> str:
+    """Return what the words of the page make of a value."""
+    source = (files("relay.api") / "page" / "words.js").read_text(encoding="utf-8")
+    module = re.sub(r"^import .*$", "const h = () => null;", source, count=1, flags=re.MULTILINE)
+    return str(
+        await page.evaluate(
+            "async ([source, expression, given]) => {"
+            "const blob = new Blob([source + `\\nexport const said = given => ${expression};`],"
+            " { type: 'text/javascript' });"
+            "return (await import(URL.createObjectURL(blob))).said(given); }",
+            [module, expression, given],
+        )
+    )
+
+
+async def test_earlier_events_stay_when_the_list_is_read_again(
+    page: Page, relay: RunningRelay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if more events are live than fit into a page of the API."""
+    monkeypatch.setattr(events, "PAGE_SIZE", 2)
+    for number in range(5):
+        await relay.observe(make_event(event_id=f"ended-{number}", resources=(f"vm-{number}",)))
+    live = [make_event(event_id=f"live-{number}") for number in range(3)]
+    await relay.observe(*live)
+    await show(page, relay)
+    ended = page.get_by_role("region", name="Ended lately")
+    await expect(ended.get_by_role("listitem")).to_have_count(2)
+    await expect(page.locator("#recent-empty")).to_be_hidden()
+    await page.get_by_role("button", name="Earlier events").click()
+    await expect(ended.get_by_role("listitem")).to_have_count(4)
+    await relay.observe(*live[1:])
+    await expect(ended).to_contain_text(live[0].resources[0])
+    await expect(ended).to_contain_text("vm-2")
+    await expect(ended.get_by_role("listitem")).to_have_count(4)
 
 
 async def test_views_have_addresses_and_get_the_focus(page: Page, relay: RunningRelay) -> None:

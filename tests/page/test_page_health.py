@@ -16,6 +16,7 @@ from tests.page.scenes import (
     Polling,
     attach_parts,
     break_sinks,
+    give_key,
     look_again,
     make_roster,
     make_scopes,
@@ -218,3 +219,26 @@ async def test_a_relay_without_room_for_a_stream_is_asked_again_and_again(
         await relay.observe(make_event(), make_event(event_id="E-2"))
         await page.clock.run_for(12_000)
         await expect(page.locator(".event")).to_have_count(2)
+
+
+async def test_a_long_outage_leaves_no_listeners_behind(page: Page, relay: RunningRelay) -> None:
+    await page.add_init_script(
+        "window.listening = window.tries = 0;"
+        "const add = addEventListener, read = fetch;"
+        "window.fetch = (where, how) => {"
+        "  window.tries += String(where).includes('v1/stream');"
+        "  return read(where, how);"
+        "};"
+        "window.addEventListener = (name, listener, options) => {"
+        "  if (name === 'online') {"
+        "    window.listening += 1;"
+        "    options?.signal?.addEventListener('abort', () => { window.listening -= 1; });"
+        "  }"
+        "  add.call(window, name, listener, options);"
+        "};"
+    )
+    await page.route("**/v1/stream*", lambda route: route.abort())
+    await give_key(page, "alice")
+    await page.goto(page_url(relay))
+    await eventually(lambda: page.evaluate("window.tries"), lambda tries: tries >= 3)
+    assert await page.evaluate("window.listening") <= 1

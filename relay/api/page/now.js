@@ -3,7 +3,7 @@
 import { announce, h, icon, showItems, svg } from "./dom.js";
 import { more, state } from "./store.js";
 import { LABELS, openDecision, openEndOfHold } from "./decide.js";
-import { eventTitle, impact, names, now, outcome, plural, roughly, sentence, source, time, urgency } from "./words.js";
+import { conditions, eventTitle, impact, names, now, outcome, plural, roughly, sentence, source, time, urgency } from "./words.js";
 
 const SHOWN_AT_ONCE = 50;
 let shown = SHOWN_AT_ONCE;
@@ -235,15 +235,8 @@ function mayEnd(hold) {
   return Boolean(caller) && (caller.can.includes("operate") || (caller.can.includes("hold") && caller.principal === hold.principal));
 }
 
-/** Return which events a standing hold holds, such as: event_type Reboot; resources db-*. */
-function conditions(match) {
-  const text = value => (Array.isArray(value) ? value.join(", ")
-    : typeof value === "object" && value !== null ? Object.entries(value).map(([name, one]) => `${name} ${text(one)}`).join(" ") : String(value));
-  return Object.entries(match).map(([name, value]) => `${name} ${text(value)}`).join("; ") || "every event";
-}
-
 function renderStandingHold(hold) {
-  const about = conditions(hold.match);
+  const about = conditions(hold);
   return h("li", {}, icon("hold", "held"),
     h("span", { class: "what" }, h("strong", {}, about), ` by ${hold.principal} (“${hold.reason}”)`, h("span", { class: "soft block small" },
       hold.state === "upcoming" ? ["from ", time(hold.starts), " "] : "", "until ", time(hold.ends), " (", time(hold.ends, "in"), ")")),

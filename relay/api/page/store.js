@@ -39,10 +39,35 @@ export function watch(onChange, onLeave) {
   leave = onLeave;
 }
 
-const query = (more = {}) => {
-  const parameters = new URLSearchParams({ ...(state.scope && { scope: state.scope }), ...more });
-  return parameters.size ? `?${parameters}` : "";
+/** Lists of which the page shows the newest, and older ones when somebody asks for them. */
+const LISTS = {
+  recent: () => events({ live: "false" }),
+  deadLetters: () => "v1/dead-letters?",
 };
+
+/** Return the address of the events of the scope that is shown. */
+const events = which => `v1/events?${new URLSearchParams({ ...which, ...(state.scope && { scope: state.scope }) })}`;
+
+const readPage = (address, cursor) => get(cursor ? `${address}&cursor=${cursor}` : address);
+
+/** Read a list page by page, while there are more and `isWanted(pages, items)`. */
+async function readPages(address, isWanted) {
+  const items = [];
+  let next = null, pages = 0;
+  do {
+    const answer = await readPage(address, next);
+    items.push(...answer.items);
+    next = answer.next;
+    pages += 1;
+  } while (next && isWanted(pages, items.length));
+  return { items, next };
+}
+
+/** Read a list again, as far as it is shown. */
+async function readShown(kind) {
+  const { items, next } = await readPages(LISTS[kind](), (_, count) => count < (state[kind]?.length ?? 0));
+  Object.assign(state, { [kind]: items, [`${kind}Next`]: next });
+}
 
 const READERS = {
   async status() {
@@ -50,30 +75,15 @@ const READERS = {
     setClock(state.status.now);
   },
   async live() {
-    const items = [];
-    let cursor = null;
-    for (let page = 0; page < MAX_PAGES; page += 1) {
-      const answer = await get(`v1/events${query({ live: "true", ...(cursor && { cursor }) })}`);
-      items.push(...answer.items);
-      cursor = answer.next;
-      if (!cursor) break;
-    }
+    const { items, next } = await readPages(events({ live: "true" }), pages => pages < MAX_PAGES);
     state.live = items.sort(byNotBefore);
-    state.hasMoreLive = cursor !== null;
+    state.hasMoreLive = next !== null;
   },
-  async recent() {
-    const answer = await get(`v1/events${query()}`);
-    state.recent = answer.items.filter(item => item.outcome !== null);
-    state.recentNext = answer.next;
-  },
+  recent: () => readShown("recent"),
   async sinks() {
     state.sinks = (await get("v1/sinks")).items;
   },
-  async deadLetters() {
-    const answer = await get("v1/dead-letters");
-    state.deadLetters = answer.items;
-    state.deadLettersNext = answer.next;
-  },
+  deadLetters: () => readShown("deadLetters"),
   async standingHolds() {
     try {
       state.standingHolds = (await get("v1/standing-holds")).items;
@@ -146,9 +156,8 @@ function fail(failure) {
 
 /** Read one more page of a list. */
 export async function more(kind) {
-  const path = kind === "recent" ? `v1/events${query({ cursor: state.recentNext })}` : `v1/dead-letters?cursor=${state.deadLettersNext}`;
-  const answer = await get(path);
-  state[kind] = [...state[kind], ...answer.items.filter(item => kind !== "recent" || item.outcome !== null)];
+  const answer = await readPage(LISTS[kind](), state[`${kind}Next`]);
+  state[kind] = [...state[kind], ...answer.items];
   state[`${kind}Next`] = answer.next;
   render();
 }
@@ -247,9 +256,10 @@ function lose(reason) {
 
 function untilRetry(seconds) {
   return new Promise(done => {
-    wake = done;
-    setTimeout(done, seconds * 1000);
-    addEventListener("online", done, { once: true });
+    const waiting = new AbortController();
+    wake = () => { waiting.abort(); done(); };
+    setTimeout(wake, seconds * 1000);
+    addEventListener("online", wake, { signal: waiting.signal });
   });
 }
 

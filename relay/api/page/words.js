@@ -37,6 +37,12 @@ export function roughly(seconds) {
   return `${Math.round(whole / 86400)} days`;
 }
 
+/** Return how long something takes, as chat, log and command line say it. */
+export function takes(seconds) {
+  if (seconds < 120) return `${seconds} s`;
+  return seconds < 7200 ? `${Math.floor(seconds / 60)} min` : `${Math.floor(seconds / 3600)} h`;
+}
+
 /** Return the time of day, with the date unless it is today. */
 export function clock(moment, { short = false } = {}) {
   const time = (short ? SHORT_CLOCK : CLOCK).format(moment);
@@ -104,7 +110,7 @@ export function impact(data) {
   const known = IMPACTS[(data.eventType ?? "").toLowerCase()];
   if (!known) return "";
   const seconds = data.durationSeconds;
-  const long = seconds === null || seconds === undefined ? null : roughly(seconds);
+  const long = seconds === null || seconds === undefined ? null : takes(seconds);
   if (known.includes("{duration}")) {
     return `${machines} ${known.replace("{duration}", long ? ` for about ${long}` : " for a while")}.`;
   }
@@ -160,6 +166,26 @@ function limits(waits) {
   return (waits ?? []).map(wait => wait.limit).join(", ");
 }
 
+const condition = given => {
+  if (Array.isArray(given)) return given.length > 10 ? `${given.slice(0, 10).join(" ")} and ${given.length - 10} more` : given.join(" ");
+  if (given === null || typeof given !== "object") return String(given);
+  return Object.entries(given).map(([key, part]) => `${key} ${condition(part)}`).join(", ");
+};
+
+/** Return which events a standing hold is about. */
+export function conditions(hold) {
+  return [
+    ...Object.entries(hold.match ?? {}).map(([key, given]) => `${key} ${condition(given)}`),
+    ...(hold.within ?? []).map(patterns => `only inside ${condition(patterns)}`),
+  ].join("; ") || "every event";
+}
+
+/** Return whose standing holds an event names, as a sentence. */
+function standingHolds(data) {
+  const listed = (data.standingHolds ?? []).map(hold => `${hold.principal} until ${value("notBefore", hold.until)}`);
+  return listed.length ? ` It is held by ${listed.join(", and by ")} (standing hold).` : "";
+}
+
 function value(name, given) {
   if (given === null || given === undefined) return "not known";
   if (Array.isArray(given)) return names(given, 5) || "none";
@@ -194,7 +220,7 @@ export function tell(event) {
       return {
         icon: { approve: "ok", hold: "hold", release: "open" }[data.decision] ?? "none",
         tone: data.decision === "hold" ? "held" : "good",
-        text: `${data.principal} ${DECISIONS[data.decision] ?? data.decision}${count}${reason}.${waits}${notice}${dry}`,
+        text: `${data.principal} ${DECISIONS[data.decision] ?? data.decision}${count}${reason}.${waits}${notice}${standingHolds(data)}${dry}`,
       };
     }
     case "approval.granted":
@@ -208,18 +234,21 @@ export function tell(event) {
         text: `${data.principal} tried to ${data.decision}${data.count ? ` ${data.count} more times` : ""}, refused: ${data.refusal}.`,
       };
     case "approval.voided":
-      return { icon: "none", tone: "warn", text: `The votes count no more: ${VOID_REASONS[data.why] ?? data.why}.` };
+      return {
+        icon: "none", tone: "warn",
+        text: `The votes count no more: ${VOID_REASONS[data.why] ?? data.why}${data.waitedFor ? `, while the event waited for limit ${limits(data.waitedFor)}` : ""}.`,
+      };
     case "approval.reminder":
       return {
         icon: "bell", tone: "warn",
         text: `Reminder: ${data.votes} of ${data.required} votes, ${data.missing} missing, from ${names(data.mayVote ?? [], 10)}. Azure proceeds at NotBefore regardless.${dry}`,
       };
     case "standing-hold.created":
-      return { icon: "hold", tone: "held", text: `${data.principal} made a standing hold until ${value("notBefore", data.ends)}${reason}. ${sentence(data.notice)}` };
+      return { icon: "hold", tone: "held", text: `${data.principal} holds ${conditions(data)} from ${value("notBefore", data.starts)} until ${value("notBefore", data.ends)}${reason}. ${sentence(data.notice)}` };
     case "standing-hold.ended":
-      return { icon: "open", tone: "good", text: `${data.endedBy} ended the standing hold of ${data.principal}${data.endReason ? ` (“${data.endReason}”)` : ""}.` };
+      return { icon: "open", tone: "good", text: `${data.endedBy} ended the standing hold of ${data.principal} on ${conditions(data)}${data.endReason ? ` (“${data.endReason}”)` : ""}.` };
     case "standing-hold.expired":
-      return { icon: "open", tone: "", text: `The standing hold of ${data.principal} has expired.` };
+      return { icon: "open", tone: "", text: `The standing hold of ${data.principal} on ${conditions(data)} has expired.` };
     case "startrequest.accepted":
       return { icon: "send", tone: "good", text: "Azure accepted the StartRequest." };
     case "startrequest.failed":

@@ -139,7 +139,7 @@ SCOPE = Parameter(
 _LIVE = Parameter(
     name="live",
     place="query",
-    description="true: only events that are in Azure's document now",
+    description="true: only events that are in Azure's document now; false: only those that ended",
     pattern=r"^(true|false)$",
 )
 
@@ -150,7 +150,7 @@ class _EventsQuery:
 
     cursor: int | None
     scope: str | None
-    live: bool = False
+    live: bool | None = None
 
 
 def parse_scope_name(request: web.Request) -> str | None:
@@ -163,7 +163,8 @@ def _parse_cursor_and_scope(request: web.Request) -> _EventsQuery:
 
 
 def _parse_cursor_scope_and_live(request: web.Request) -> _EventsQuery:
-    live = _LIVE.read_from_query(request, "true or false") == "true"
+    text = _LIVE.read_from_query(request, "true or false")
+    live = None if text is None else text == "true"
     return replace(_parse_cursor_and_scope(request), live=live)
 
 

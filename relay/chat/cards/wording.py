@@ -9,6 +9,7 @@ from relay.approvals.admission import hold_caveat
 from relay.approvals.limits import LIMIT_NOTICE, describe_waits
 from relay.approvals.status import ApprovalStatus
 from relay.chat.cards.card import PrincipalRef, Text, Tone
+from relay.events.timestamps import duration_text
 
 MAX_NAMES = 10
 """Machines or people that a text names; the rest are counted."""
@@ -105,19 +106,11 @@ def impact_text(event_type: str | None, seconds: int | None, machines: int = 1) 
     unknown_impact = f"goes through “{event_type}”" if event_type else "goes through maintenance"
     impact = _IMPACTS.get((event_type or "").lower(), unknown_impact)
     if "{duration}" in impact:
-        duration = (
-            f" for about {_duration_text(seconds)}" if seconds is not None else " for a while"
-        )
+        duration = f" for about {duration_text(seconds)}" if seconds is not None else " for a while"
         impact = impact.replace("{duration}", duration)
     elif seconds is not None:
-        impact += f"; it takes about {_duration_text(seconds)}"
+        impact += f"; it takes about {duration_text(seconds)}"
     return f"{'The machine' if machines == 1 else 'Each machine'} {impact}."
-
-
-def _duration_text(seconds: int) -> str:
-    if seconds < 120:
-        return f"{seconds} s"
-    return f"{seconds // 60} min" if seconds < 7200 else f"{seconds // 3600} h"
 
 
 def azure_proceeds_regardless_notice(
