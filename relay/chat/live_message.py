@@ -24,6 +24,8 @@ from relay.errors import Deferred, StoreUnavailable
 from relay.events.cloudevent import CloudEvent, is_about_event
 from relay.sinks import Receipt
 
+MIN_REFRESH_INTERVAL = 60.0
+"""Seconds between two edits because of time alone. Each event of a burst has its own deadline."""
 MAX_REFRESH_INTERVAL = 60.0
 """Seconds after which refresh times are read again: the clock or the mode may have changed."""
 _POSTED_AGAIN = "posted again"
@@ -179,6 +181,7 @@ class LiveMessageSink:
                     seconds = (refresh_at - self._clock.now()).total_seconds()
                     if seconds <= 0:
                         await self._messages.enqueue_due_refreshes(self._settings.name)
+                        await self._clock.sleep(MIN_REFRESH_INTERVAL)
                         continue
                     pause = min(seconds, MAX_REFRESH_INTERVAL)
             except StoreUnavailable:

@@ -264,6 +264,7 @@ def _is_all_history_told(tx: Transaction, message: ChatMessage, occurrence: Trac
     """Return whether an earlier delivery told everything that is recorded about an event."""
     return (
         message.content_hash is not None
+        and not message.is_due
         and tx.journal.last_position_about(occurrence.key) <= message.history_position
     )
 

@@ -2,8 +2,9 @@
 
 It stores what `relay.chat` decides, and knows no platform. A message shows a card, which is edited
 when it changes, and has a thread, which tells the history. Some columns have older names: ``looks``
-is the content hash, ``told`` the history position, ``stale_at`` the time of the next refresh, and
-the table ``invitation`` holds the links.
+is the content hash, behind ``due `` while an entry waits because time alone may have changed the
+card; ``told`` is the history position, ``stale_at`` the time of the next refresh, and the table
+``invitation`` holds the links.
 """
 
 from __future__ import annotations
@@ -32,14 +33,16 @@ class ChatMessage:
 
     ``ref`` is the platform's name of it; None if the platform cannot name it. ``times_shown`` is
     how often it was posted or edited. ``content_hash`` is that of the card that it shows; None if
-    it must be shown again. ``history_position`` is the journal position up to which its thread
-    tells. ``refresh_at`` is when time alone changes it, or has changed it.
+    it shows none yet. ``is_due``: time alone may have changed the card. ``history_position`` is the
+    journal position up to which its thread tells. ``refresh_at`` is when time alone changes it, or
+    has changed it.
     """
 
     id: int
     ref: str | None
     times_shown: int
     content_hash: str | None
+    is_due: bool
     history_position: int
     refresh_at: datetime | None
 
@@ -79,7 +82,9 @@ class ChatMessages:
     def find(self, sink: str, occurrence: int) -> ChatMessage | None:
         """Return the message in which a sink shows an event."""
         rows = self._connection.execute(
-            "SELECT message.id, ref, posted AS times_shown, looks AS content_hash, "
+            "SELECT message.id, ref, posted AS times_shown, "
+            "replace(looks, 'due ', '') AS content_hash, "
+            "coalesce(looks LIKE 'due %', 0) AS is_due, "
             "told AS history_position, stale_at AS refresh_at "
             "FROM message JOIN message_about ON message.id = message "
             "WHERE message_about.sink = ? AND occurrence = ?",
@@ -136,23 +141,24 @@ class ChatMessages:
     def mark_history_told(self, message: int, position: int, refresh_at: datetime | None) -> None:
         """Record how far a thread tells, and when time alone will change the message."""
         self._connection.execute(
-            "UPDATE message SET told = ?, stale_at = ? WHERE id = ?",
+            "UPDATE message SET told = ?, stale_at = ?, looks = replace(looks, 'due ', '') "
+            "WHERE id = ?",
             (position, format_sortable(refresh_at) if refresh_at is not None else None, message),
         )
 
     def take_occurrences_due_for_refresh(self, sink: str, now: datetime) -> list[int]:
         """Return one occurrence of each message that is due for refresh.
 
-        The content hash is cleared, so that the message is shown again, and returned only once.
+        Each is returned only once.
         """
         due = (sink, format_sortable(now))
-        condition = "sink = ? AND stale_at <= ? AND looks IS NOT NULL"
+        condition = "sink = ? AND stale_at <= ? AND looks NOT LIKE 'due %'"
         messages = self._connection.execute(
             f"SELECT id FROM message WHERE {condition}",  # noqa: S608  # a constant
             due,
         ).fetchall()
         self._connection.execute(
-            f"UPDATE message SET looks = NULL WHERE {condition}",  # noqa: S608  # a constant
+            f"UPDATE message SET looks = 'due ' || looks WHERE {condition}",  # noqa: S608  # a constant
             due,
         )
         # The EventId of an ended occurrence may have come again, in a message of its own.
@@ -167,9 +173,9 @@ class ChatMessages:
         ]
 
     def refresh_all(self, now: datetime) -> None:
-        """Make every message about a live event due for refresh."""
+        """Have every message about a live event shown again, with new links."""
         self._connection.execute(
-            "UPDATE message SET stale_at = ?, looks = coalesce(looks, '') WHERE posted AND id IN "
+            "UPDATE message SET stale_at = ?, looks = '' WHERE posted AND id IN "
             "(SELECT message FROM message_about WHERE occurrence IN "
             "(SELECT id FROM occurrence INDEXED BY occurrence_live WHERE live))",
             (format_sortable(now),),
@@ -187,7 +193,8 @@ class ChatMessages:
     def refresh_about(self, occurrences: Sequence[int], now: datetime) -> None:
         """Make every message about these occurrences due for refresh."""
         self._connection.execute(
-            "UPDATE message SET stale_at = ?, looks = coalesce(looks, '') WHERE posted AND id IN "
+            "UPDATE message SET stale_at = ?, looks = replace(looks, 'due ', '') "
+            "WHERE posted AND id IN "
             "(SELECT message FROM message_about "
             "WHERE occurrence IN (SELECT value FROM json_each(?)))",
             (format_sortable(now), orjson.dumps(occurrences).decode()),
@@ -198,7 +205,7 @@ class ChatMessages:
         time = self._connection.execute(
             # Without the condition of the index of times, SQLite would read every message.
             "SELECT min(stale_at) FROM message "
-            "WHERE sink = ? AND stale_at IS NOT NULL AND looks IS NOT NULL",
+            "WHERE sink = ? AND stale_at IS NOT NULL AND looks NOT LIKE 'due %'",
             (sink,),
         ).fetchone()[0]
         return str(time) if time is not None else None

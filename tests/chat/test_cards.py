@@ -534,6 +534,21 @@ def test_a_message_is_edited_four_times_in_the_last_quarter_of_an_hour() -> None
     assert seconds == [300.0, 600.0, 780.0, 840.0, 900.0]
 
 
+def test_a_message_about_an_event_a_week_ahead_is_edited_23_times() -> None:
+    """docs/chat/README.md gives the number."""
+    status = build_status(build_event(due=7 * 86400.0, event_type="Redeploy"))
+    minutes = []
+    while (moment := next_refresh_time([status])) is not None:
+        status = replace(status, now=moment)
+        minutes.append(7 * 1440 - (moment - NOON).total_seconds() / 60)
+    assert minutes[:6] == [days * 1440 for days in (6, 5, 4, 3, 2, 1)]
+    assert [left for left in minutes if left > 60] == [
+        *minutes[:6],
+        *(720, 480, 360, 240, 180, 120, 90),
+    ]
+    assert len(minutes) == 23
+
+
 def test_an_approved_event_says_nothing_of_the_time_that_is_left() -> None:
     redeploy = build_event(event_type="Redeploy")
     status = build_status(redeploy, grants=[build_grant(of=redeploy)])

@@ -75,6 +75,20 @@ async def test_many_events_of_one_document_are_one_message_and_its_edits_come_to
         assert relay.wall.threads["m1"][0].startswith("… 30 more happened before")
 
 
+@pytest.mark.parametrize(
+    ("can_edit", "edits"), [(True, [240, 420, 480, 540, 600, 660]), (False, [])]
+)
+async def test_time_alone_edits_a_message_about_many_events_at_most_once_a_minute(
+    tmp_path: Path, *, can_edit: bool, edits: list[int]
+) -> None:
+    """Their NotBefore differ by a second each, and so do the ends of their voting."""
+    events = [build_event(f"E-{number}", due=600.0 + number) for number in range(50)]
+    async with relay_with_wall(tmp_path, Wall(can_edit=can_edit)) as relay:
+        await relay.deliver_document(*events)
+        assert relay.wall.calls == ["post"]
+        assert await relay.calls_by_time(700, step=20) == edits
+
+
 @pytest.mark.parametrize("can_edit", [True, False])
 async def test_of_a_long_history_the_newest_is_told_and_no_change_is_missed(
     tmp_path: Path, can_edit: bool

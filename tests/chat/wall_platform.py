@@ -157,6 +157,17 @@ class WallRelay(RecordingRelay):
         await eventually(lambda: bool(self.clock.remaining_sleeps))
         self.clock.advance(seconds)
 
+    async def calls_by_time(self, seconds: int, *, step: int) -> list[int]:
+        """Let time pass in steps. Return after how many seconds the wall was called, each time."""
+        moments = []
+        for second in range(step, seconds + 1, step):
+            before = len(self.wall.calls)
+            await self.pass_time(step)
+            await eventually(lambda: bool(self.clock.remaining_sleeps))
+            await self.settle()
+            moments += [second] * (len(self.wall.calls) - before)
+        return moments
+
     async def are_links_valid(self, tokens: Sequence[str]) -> list[bool]:
         """Return for each token whether the relay knows its link."""
         return await self.store.read(
