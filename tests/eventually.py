@@ -16,7 +16,7 @@ async def eventually(
     holds: Callable[[T], object] = bool,
     *,
     within: float = 60.0,
-    every: float = 0.01,
+    every: float = 0.02,
     what: str = "",
 ) -> T: ...
 @overload
@@ -25,7 +25,7 @@ async def eventually(
     holds: Callable[[T], object] = bool,
     *,
     within: float = 60.0,
-    every: float = 0.01,
+    every: float = 0.02,
     what: str = "",
 ) -> T: ...
 async def eventually(
@@ -33,7 +33,7 @@ async def eventually(
     holds: Callable[[Any], object] = bool,
     *,
     within: float = 60.0,
-    every: float = 0.01,
+    every: float = 0.02,
     what: str = "",
 ) -> Any:
     """Read until ``holds`` accepts what was read, and return that.

@@ -92,7 +92,7 @@ async def test_approvals_from_rabbitmq_follow_the_clients_over_the_same_connecti
 
             await eventually(is_consuming, every=0.1)
             event = relay.schedule()
-            await eventually(lambda: _is_known(relay, event))
+            await eventually(lambda: _is_known(relay, event), every=0.1)
             decision = {
                 "eventId": event.event_id,
                 "decision": "approve",
