@@ -271,6 +271,8 @@ def _connect_to_checked_or_new_file(
         # Without this, SQLite can write to the file in the middle of a transaction. A full disk
         # must only show at the commit.
         connection.execute("PRAGMA cache_spill = OFF")
+        # A savepoint must not need room on a full disk, either.
+        connection.execute("PRAGMA temp_store = MEMORY")
         connection.execute("PRAGMA foreign_keys = ON")
         version = _check_file_and_get_version(connection, identity)
         connection.execute("PRAGMA journal_mode = WAL")

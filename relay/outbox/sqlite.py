@@ -5,10 +5,10 @@ store with `open_store`. While the file cannot be written, three kinds of work d
 
 - Work that *fails closed* (approvals) is refused with StoreUnavailable. That is how `Store.submit`
   and `Store.transact` run work by default.
-- Work that *fails open* (events, deliveries; ``fail_open=True``) runs on a copy in memory, and its
-  results go out from there. Once the file can be written again, the work runs on it in the same
-  order.
-- Work that only *reads* (`Store.read`, `Store.submit_read`) sees the newer of the two.
+- Work that *fails open* (events, deliveries; ``fail_open=True``) runs in a transaction that stays
+  open: SQLite keeps the pages that it changes in memory, and reads all others from the file. Its
+  results go out at once. The transaction is committed once the file can be written again.
+- Work that only *reads* (`Store.read`, `Store.submit_read`) sees what is in that transaction.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import contextlib
 import logging
 import queue
 import secrets
+import shutil
 import sqlite3
 import threading
 import time
@@ -35,13 +36,16 @@ from relay.outbox.transaction import Route, Transaction
 
 T = TypeVar("T")
 Work = Callable[[Transaction], T]
-"""What is done in one transaction. It may run more than once, and must have no other effect.
+"""What is done in one transaction. It may run more than once, after what it did was rolled back.
 
-Only `Store.apply_memory_change_with_undo` has one.
+So what else it changes must be right after a rollback, too, as a cache is, or a count of refusals
+that may be too high. A change that is not goes through `Store.apply_memory_change_with_undo`.
 """
 MAX_JOBS_PER_COMMIT = 512
 MIN_RECOVERY_INTERVAL = 1.0
 """Seconds between two tries to write a file that could not be written."""
+MIN_ROOM = 2**16
+"""Bytes on the disk. With less, nothing is committed after a failure."""
 _COMMIT_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
 """Seconds: the buckets of transactions."""
 _log = logging.getLogger(__name__)
@@ -103,9 +107,14 @@ class _Job:
         Raises sqlite3.Error if the file is at fault.
         """
         connection.execute("SAVEPOINT work")
-        if not self.attempt(transaction):
-            connection.execute("ROLLBACK TO work")
-        connection.execute("RELEASE work")
+        is_done = False
+        try:
+            is_done = self.attempt(transaction)
+        finally:
+            if connection.in_transaction:  # SQLite rolls all back by itself after some errors
+                if not is_done:
+                    connection.execute("ROLLBACK TO work")
+                connection.execute("RELEASE work")
 
     def attempt(self, transaction: Transaction) -> bool:
         """Do the work. Return False if it raised its own error; the caller must undo the work.
@@ -145,9 +154,9 @@ class Store:
         self._loop = asyncio.get_running_loop()
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._is_closed = False
-        self._memory: sqlite3.Connection | None = None
-        self._done_in_memory: list[Work[Any]] = []  # still to be done on the file
-        self._changed_beside_memory: list[_UndoableChange] = []  # by that work
+        self._uncommitted: sqlite3.Connection | None = None  # while the file cannot be written
+        self._uncommitted_work: list[Work[Any]] = []  # that changed something
+        self._uncommitted_changes: list[_UndoableChange] = []  # by that work
         self._changes: list[_UndoableChange] = []  # by the transaction that runs, or ran last
         self._recover_at = 0.0
         self._thread = threading.Thread(target=self._run_thread, name="store", daemon=True)
@@ -219,7 +228,7 @@ class Store:
                 jobs, is_open = self._dequeue_submitted_jobs()
                 self._execute_jobs(jobs, is_last=not is_open)
                 jobs = []  # do not keep their results while waiting for the next ones
-            if self._done_in_memory:
+            if self._uncommitted_work:
                 _log.error(
                     "the state file could still not be written: %s. "
                     "What happened meanwhile was sent from memory",
@@ -236,8 +245,7 @@ class Store:
             while is_open and (job := self._jobs.get()) is not None:
                 self._fail_given_jobs([job], reason)
         finally:
-            if self._memory is not None:
-                self._memory.close()
+            self._roll_back_uncommitted()
             self._state_file.close()
 
     def _dequeue_submitted_jobs(self) -> tuple[list[_Job], bool]:
@@ -262,40 +270,72 @@ class Store:
 
     def _execute_jobs(self, jobs: list[_Job], *, is_last: bool) -> None:
         if self.write_error is not None and (is_last or time.monotonic() >= self._recover_at):
-            self._replay_memory_to_file()
-        if self._memory is not None or not self._commit_jobs(jobs):
-            self._run_on_memory_copy(jobs)
+            self._try_to_recover(is_last=is_last)
+        is_uncommitted = self._uncommitted is not None or bool(self._uncommitted_work)
+        if is_uncommitted or not self._commit_jobs(jobs):
+            self._run_without_commit(jobs)
         self._publish_results(jobs)
 
-    def _replay_memory_to_file(self) -> None:
-        """If the file can be written again, repeat on it what was done in memory."""
+    def _try_to_recover(self, *, is_last: bool) -> None:
         began = time.monotonic()
-        repeated = [_Job(work, "open") for work in self._done_in_memory]
-        if self._commit_jobs([_Job(_write_probe, "closed")]) and self._rerun_memory_jobs_on_file(
-            repeated
-        ):
-            for job in repeated:
-                if job.error is not None:
-                    _log.error(
-                        "what was sent from memory could not be recorded afterwards",
-                        exc_info=job.error,
-                    )
-            if self._memory is not None:
-                self._memory.close()
-            self._memory, self._done_in_memory, self._changed_beside_memory = None, [], []
+        # A commit that fails rolls back, and all work must be repeated.
+        is_hopeless = bool(self._uncommitted_work) and not is_last and self._is_disk_full()
+        if not is_hopeless and self._commit_uncommitted():
+            self._uncommitted, self._uncommitted_work, self._uncommitted_changes = None, [], []
             self._set_write_error(None)
+        elif self._uncommitted_work:
+            with contextlib.suppress(sqlite3.Error):  # the next job tries again, and reports it
+                self._begin_uncommitted()
         elapsed = time.monotonic() - began
         self._recover_at = time.monotonic() + max(MIN_RECOVERY_INTERVAL, 10 * elapsed)
 
-    def _rerun_memory_jobs_on_file(self, jobs: Sequence[_Job]) -> bool:
-        """Commit what was done in memory, with what it depended on then."""
-        for change in reversed(self._changed_beside_memory):
-            change.undo()
-        if self._commit_jobs(jobs):
-            return True
-        for change in self._changed_beside_memory:
-            change.apply()
+    def _is_disk_full(self) -> bool:
+        with contextlib.suppress(OSError):
+            return shutil.disk_usage(self._state_file.path.parent).free < MIN_ROOM
         return False
+
+    def _commit_uncommitted(self) -> bool:
+        """Write to the file what is not in it yet; return whether that was possible."""
+        file = self._state_file.connection
+        began = time.monotonic()
+        try:
+            if self._uncommitted is not file:
+                self._begin_on_file()
+                self._repeat_uncommitted_work(file)
+            file.execute("COMMIT")
+        except sqlite3.Error as error:
+            if self._uncommitted is file:
+                self._roll_back_uncommitted()
+            self._set_write_error(str(error))
+            return False
+        self.commit_seconds.observe(time.monotonic() - began)
+        return True
+
+    def _roll_back_uncommitted(self) -> None:
+        if self._uncommitted is self._state_file.connection:
+            _roll_back(self._uncommitted)
+        elif self._uncommitted is not None:
+            self._uncommitted.close()
+        self._uncommitted = None
+
+    def _repeat_uncommitted_work(self, connection: sqlite3.Connection) -> None:
+        """Do in a new transaction what was done in one that was lost, or in a copy."""
+        self._roll_back_uncommitted()
+        self._uncommitted = connection
+        for change in reversed(self._uncommitted_changes):
+            change.undo()
+        self._uncommitted_changes = []
+        for work in self._uncommitted_work.copy():
+            job = _Job(work, "open")
+            self._changes = []
+            job.run_in_savepoint(connection, self._make_transaction(connection))
+            self._uncommitted_changes += self._changes
+            if job.error is not None:
+                self._uncommitted_work.remove(work)
+                _log.error(
+                    "what was sent from memory could not be recorded afterwards",
+                    exc_info=job.error,
+                )
 
     def _commit_jobs(self, jobs: Sequence[_Job]) -> bool:
         """Run jobs in one transaction on the file. Return whether it could be written."""
@@ -315,9 +355,7 @@ class Store:
                     job.run_in_savepoint(connection, self._make_transaction(connection))
             connection.execute("COMMIT")
         except sqlite3.Error as error:
-            with contextlib.suppress(sqlite3.Error):
-                if connection.in_transaction:  # SQLite rolls back by itself after some errors
-                    connection.execute("ROLLBACK")
+            _roll_back(connection)
             self._undo_memory_changes()
             self._set_write_error(str(error))
             return False
@@ -337,35 +375,70 @@ class Store:
         # The route can change between two pieces of work in one transaction.
         return self._route(event)
 
-    def _run_on_memory_copy(self, jobs: list[_Job]) -> None:
-        """Refuse jobs that fail closed. Run the others on a copy in memory."""
-        self._changes = []
+    def _run_without_commit(self, jobs: list[_Job]) -> None:
+        """Refuse jobs that fail closed. Run the others in a transaction that stays open."""
         for job in jobs:
             if job.fail_mode == "closed":
                 reason = f"the state file cannot be written: {self.write_error}"
                 job.error = StoreUnavailable(reason)
                 continue
+            self._changes = []
             try:
-                if self._memory is None:
-                    self._memory = self._copy_to_memory()
-                job.run_in_savepoint(self._memory, self._make_transaction(self._memory))
+                connection = self._begin_uncommitted()
+                before = connection.total_changes
+                job.run_in_savepoint(connection, self._make_transaction(connection))
             except sqlite3.Error as error:
+                if self._uncommitted is not None and not self._uncommitted.in_transaction:
+                    self._roll_back_uncommitted()  # the next job repeats what was done before
                 job.error = StoreUnavailable(
                     f"the state file can be neither written nor read: {self.write_error}; {error}"
                 )
-            if job.fail_mode == "open" and job.error is None:
-                self._done_in_memory.append(job.work)
-        self._changed_beside_memory += self._changes
+                continue
+            if job.error is None and (self._changes or connection.total_changes != before):
+                self._uncommitted_work.append(job.work)
+            self._uncommitted_changes += self._changes
 
-    def _copy_to_memory(self) -> sqlite3.Connection:
-        memory = sqlite3.connect(":memory:", isolation_level=None)
+    def _begin_uncommitted(self) -> sqlite3.Connection:
+        """Return the connection whose transaction has what was done since the last commit.
+
+        If none can be begun on the file, because another program holds its lock, that is a copy. It
+        is on disk: the file can be large.
+        """
+        if self._uncommitted is not None:
+            return self._uncommitted
+        connection = self._state_file.connection
         try:
-            self._state_file.connection.backup(memory)
-            memory.execute("PRAGMA foreign_keys = ON")
+            self._begin_on_file()
         except sqlite3.Error:
-            memory.close()
+            connection = self._copy_to_temporary_file()
+        self._repeat_uncommitted_work(connection)
+        return connection
+
+    def _begin_on_file(self) -> None:
+        """Begin a transaction. Raises sqlite3.Error, at once if another program holds the lock."""
+        file = self._state_file.connection
+        timeout = file.execute("PRAGMA busy_timeout").fetchone()[0]
+        file.execute("PRAGMA busy_timeout = 0")
+        try:
+            file.execute("BEGIN IMMEDIATE")
+            # An empty transaction writes nothing, so its commit would succeed on a full disk.
+            self._make_transaction(file).set_meta("probe", secrets.token_hex(4))
+        except sqlite3.Error:
+            _roll_back(file)
             raise
-        return memory
+        finally:
+            file.execute(f"PRAGMA busy_timeout = {timeout}")
+
+    def _copy_to_temporary_file(self) -> sqlite3.Connection:
+        copy = sqlite3.connect("", isolation_level=None)
+        try:
+            self._state_file.connection.backup(copy)
+            copy.execute("PRAGMA foreign_keys = ON")
+            copy.execute("BEGIN")
+        except sqlite3.Error:
+            copy.close()
+            raise
+        return copy
 
     def _fail_given_jobs(self, jobs: Sequence[_Job], reason: str) -> None:
         for job in jobs:
@@ -412,9 +485,10 @@ class Store:
                 on_redelivered(job.redelivered)
 
 
-def _write_probe(transaction: Transaction) -> None:
-    # An empty transaction writes nothing, so it would succeed on a full disk.
-    transaction.set_meta("probe", secrets.token_hex(4))
+def _roll_back(connection: sqlite3.Connection) -> None:
+    with contextlib.suppress(sqlite3.Error):
+        if connection.in_transaction:  # SQLite rolls back by itself after some errors
+            connection.execute("ROLLBACK")
 
 
 @contextlib.asynccontextmanager

@@ -10,6 +10,8 @@ import contextlib
 import logging
 import os
 import sqlite3
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -23,7 +25,8 @@ from relay.errors import StoreError, StoreUnavailable
 from relay.outbox import Attempt, RecordedEvent
 from relay.outbox.file import open_for_reading, open_state_file
 from relay.outbox.journal import verify_journal
-from relay.outbox.sqlite import Store
+from relay.outbox.sqlite import Store, Work
+from relay.outbox.transaction import Transaction
 from tests.eventually import eventually
 from tests.outbox.conftest import Disk
 from tests.outbox.open_store import (
@@ -36,6 +39,8 @@ from tests.outbox.open_store import (
     read_column,
     record_event,
 )
+
+ROWS = 1_000_000 if os.environ.get("RELAY_TEST_CHAOS") else 100_000
 
 
 @dataclass(slots=True)
@@ -143,6 +148,70 @@ async def test_notices_go_out_promptly_however_much_waits_to_be_written(disk: Di
         assert tries <= 4 + 2 * took
         assert len(notified.recorded) == 500
     assert chain_holds(disk.folder / "relay.db") == 500
+
+
+@pytest.mark.parametrize("failure", ["full disk", "lock"])
+def test_a_large_journal_needs_no_memory_while_the_file_cannot_be_written(
+    failure: str, tmp_path: Path
+) -> None:
+    output = subprocess.run(
+        (sys.executable, "-m", "tests.outbox.record_on_failing_disk", tmp_path, failure, str(ROWS)),
+        check=True,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "MALLOC_ARENA_MAX": "1"},  # each thread would reserve 64 MB
+    ).stdout
+    file_size, grown = map(int, output.split())
+    assert file_size > ROWS // 2000
+    assert grown < 8
+
+
+def counted(runs: list[int], number: int) -> Work[int]:
+    """Return work that records an event, or nothing for an even number, and notes that it ran."""
+
+    def work(tx: Transaction) -> int:
+        runs.append(number)
+        return record_event(number)(tx) if number % 2 else 0
+
+    return work
+
+
+@pytest.mark.parametrize("disk", ["full disk"], indirect=True)
+async def test_what_was_sent_while_the_disk_was_full_is_written_and_not_done_again(
+    disk: Disk,
+) -> None:
+    runs: list[int] = []
+    async with open_listened_store(disk.folder) as (store, notified):
+        disk.fill()
+        for number in (1, 3):
+            await store.transact(counted(runs, number), fail_open=True)
+        assert runs == [1, 1, 3], "the first ran in the commit that failed, too"
+        disk.free()
+        await eventually(lambda: store.write_error is None)
+        assert runs == [1, 1, 3]
+        assert len(notified.recorded) == 2
+    assert chain_holds(disk.folder / "relay.db") == 2
+
+
+@pytest.mark.parametrize("disk", ["limit"], indirect=True)
+async def test_a_try_to_write_that_fails_repeats_in_order_what_changed_something(
+    disk: Disk,
+) -> None:
+    runs: list[int] = []
+    async with open_listened_store(disk.folder) as (store, notified):
+        disk.fill()
+        for number in (1, 2, 3):
+            await store.transact(counted(runs, number), fail_open=True)
+        done = len(runs)
+        await eventually(lambda: runs[done:].count(3) >= 2)
+        assert await store.transact(record_event(5), fail_open=True) == 3
+        disk.free()
+        await eventually(lambda: store.write_error is None)
+        assert len(notified.recorded) == 3
+    assert runs[done : done + 4] == [1, 3, 1, 3]
+    path = disk.folder / "relay.db"
+    assert read_column(path, "SELECT event_key FROM journal") == ["e-1", "e-3", "e-5"]
+    assert chain_holds(path) == 3
 
 
 async def test_works_own_error_in_memory_undoes_it_alone_and_is_not_done_again(disk: Disk) -> None:
