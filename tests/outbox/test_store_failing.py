@@ -27,6 +27,7 @@ from relay.outbox.file import open_for_reading, open_state_file
 from relay.outbox.journal import verify_journal
 from relay.outbox.sqlite import Store, Work
 from relay.outbox.transaction import Transaction
+from tests.depth import depth
 from tests.eventually import eventually
 from tests.outbox.conftest import Disk
 from tests.outbox.open_store import (
@@ -40,7 +41,7 @@ from tests.outbox.open_store import (
     record_event,
 )
 
-ROWS = 1_000_000 if os.environ.get("RELAY_TEST_CHAOS") else 100_000
+ROWS = depth(1_000_000, 100_000)
 
 
 @dataclass(slots=True)
