@@ -208,16 +208,25 @@ def _command(path: str, command: Any) -> Iterator[str]:
 
 def api() -> str:
     """Return a table with a row for each call. /openapi.json has all details."""
-    rows = ["| call | needs | does | answers |", "| --- | --- | --- | --- |"]
-    for path, item in asyncio.run(_openapi())["paths"].items():
-        for method, operation in item.items():
-            description = operation.get("description", "")
-            needs = description.removeprefix("Needs the right ").removesuffix(".") or "–"
-            if any("standardWebhooks" in scheme for scheme in operation["security"]):
-                needs = "a signature"
-            answers = ", ".join(operation["responses"])
-            call = f"{method.upper()} {path}"
-            rows.append(f"| `{call}` | {needs} | {operation['summary']} | {answers} |")
+    calls = [
+        (f"{method.upper()} {path}", operation)
+        for path, item in asyncio.run(_openapi())["paths"].items()
+        for method, operation in item.items()
+    ]
+    common = set.intersection(*({*operation["responses"]} for _, operation in calls))
+    rows = [
+        f"Every call can also answer {', '.join(sorted(common))}.",
+        "",
+        "| call | needs | does | answers |",
+        "| --- | --- | --- | --- |",
+    ]
+    for call, operation in calls:
+        description = operation.get("description", "")
+        needs = description.removeprefix("Needs the right ").removesuffix(".") or "–"
+        if any("standardWebhooks" in scheme for scheme in operation["security"]):
+            needs = "a signature"
+        answers = ", ".join(status for status in operation["responses"] if status not in common)
+        rows.append(f"| `{call}` | {needs} | {operation['summary']} | {answers} |")
     return "\n".join(rows) + "\n"
 
 

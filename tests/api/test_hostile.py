@@ -567,11 +567,9 @@ async def test_an_internal_error_is_500_and_reveals_nothing(
 ) -> None:
     broken = replace(relay.relay, source=None)  # type: ignore[arg-type]  # breaks /readyz
     relay.server.state.attach_relay(broken)
-    (answer,) = await send(relay, b"GET /readyz HTTP/1.1\r\n" + HOST + b"\r\n")
+    answer = await relay.call("GET", "/readyz", by=None)
     assert answer.status == 500
-    assert (
-        orjson.loads(answer.body)["detail"] == "an internal error of the relay; its log says more"
-    )
+    assert answer.json["detail"] == "an internal error of the relay; its log says more"
     assert "AttributeError" in caplog.text
     assert b"Attribute" not in answer.body
     caplog.clear()

@@ -88,6 +88,24 @@ async def test_every_described_route_is_served(relay: RunningRelay) -> None:
             assert b"no such path" not in answer.body, (method, path)
 
 
+async def test_what_is_answered_before_a_handler_is_in_every_operation(
+    relay: RunningRelay,
+) -> None:
+    before = {"400", "405", "408", "413", "415", "417", "421", "500"}
+    for path, item in (await _description(relay))["paths"].items():
+        for method, operation in item.items():
+            assert before <= operation["responses"].keys(), (method, path)
+
+
+async def test_a_call_without_a_body_or_query_is_never_described_as_422(
+    relay: RunningRelay,
+) -> None:
+    document = await _description(relay)
+    assert "422" not in document["paths"]["/v1/stream"]["get"]["responses"]
+    wrong = await relay.call("GET", "/v1/stream", headers={"Last-Event-ID": "x"})
+    assert wrong.status == 400
+
+
 async def test_the_described_body_is_the_model_that_reads_it(relay: RunningRelay) -> None:
     document = await _description(relay)
     described = document["components"]["schemas"]["DecisionBody"]

@@ -50,6 +50,8 @@ _SECURITY_SCHEMES = {
 }
 _Schemas = Mapping[Any, Any]
 """JSON schemas by type."""
+_OF_EVERY_CALL = (400, 405, 408, 413, 415, 417, 421, 500)
+"""Framing, method, body, content type, Expect, another relay's socket, and internal errors."""
 
 
 def openapi_document(routes: Sequence[Route]) -> dict[str, Any]:
@@ -116,12 +118,15 @@ def _json_schemas(routes: Sequence[Route]) -> tuple[_Schemas, dict[str, Any]]:
 
 def _operation(route: Route, schemas: _Schemas) -> dict[str, Any]:
     success = _response(route.status, route.media_types, schemas[route.response_body_type])
-    problems = {
-        str(status): _response(status, ("text/html", PROBLEM_MEDIA_TYPE), schemas[str])
-        if route.shows_problems
-        else {"$ref": f"#/components/responses/Problem{status}"}
+    problems: dict[str, Any] = {
+        str(status): {"$ref": f"#/components/responses/Problem{status}"}
         for status in _problem_statuses(route)
     }
+    if route.shows_problems:  # those that come before its own checks are no pages
+        for status in _problem_statuses(route):
+            problem = _response(status, (PROBLEM_MEDIA_TYPE,), schemas[ProblemDetails])
+            problem["content"]["text/html"] = {"schema": schemas[str]}
+            problems[str(status)] = problem
     words = re.findall(r"\w+", route.path.removeprefix("/v1"))
     operation: dict[str, Any] = {
         "operationId": "_".join((route.method.lower(), *words)),
@@ -163,9 +168,11 @@ def _response(status: int, media_types: Sequence[str], schema: Any) -> dict[str,
 
 def _problem_statuses(route: Route) -> list[int]:
     """Return the statuses of all problems of a route. Most follow from its checks."""
-    statuses = {400, 408, 413, 415, 417, *route.problem_statuses}
+    statuses = {*_OF_EVERY_CALL, *route.problem_statuses}
     if route.access not in NEVER_REFUSED:
-        statuses |= {429, 503}
+        statuses.add(429)
+    if route.access != "public":  # the relay is needed, or the caller's settings have just changed
+        statuses.add(503)
     if route.access not in (*NEVER_REFUSED, "handler"):
         statuses.add(401)
     if _SESSION in _SECURITY[route.access] and route.access not in NEVER_REFUSED:
@@ -174,6 +181,7 @@ def _problem_statuses(route: Route) -> list[int]:
         statuses.add(403)
     if route.find_resource is not None:
         statuses.add(404)
-    if route.body is not None or route.parse_parameters is not None:
+    reads_query = any(parameter.place == "query" for parameter in route.parameters)
+    if route.body is not None or (reads_query and route.parse_parameters is not None):
         statuses.add(422)
     return sorted(statuses)

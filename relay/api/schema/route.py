@@ -122,7 +122,7 @@ class Route:
     """The right that the caller needs. The gate checks rights that depend on the event."""
     parameters: tuple[Parameter, ...] = ()
     parse_parameters: Callable[[web.Request], Any] | None = None
-    """Raises Problem 400 or 422."""
+    """Raises Problem 422 for a query parameter, and 400 for a header."""
     is_large: bool = False
     """Whether the answer is a page: few are built or sent at once."""
     body: type[BaseModel] | None = None
