@@ -166,41 +166,50 @@ def _duration(seconds: float) -> str:
 # --- command line
 
 
+_RELAY_PANEL = "Which relay"
+"""The panel of the options that all verbs for a running relay share."""
+
+
 def commands() -> str:
-    """Return every verb with its arguments and options."""
-    return "\n".join(_group("imds-relay", typer.main.get_command(make_app())))
+    """Return every verb with what its `--help` prints, and the options that many verbs share."""
+    shared: dict[str, str] = {}
+    verbs = [*_group("imds-relay", typer.main.get_command(make_app()), shared)]
+    return "\n".join(["## Options that say which relay\n", *_table(shared), *verbs])
 
 
-def _group(path: str, group: Any) -> Iterator[str]:
+def _group(path: str, group: Any, shared: dict[str, str]) -> Iterator[str]:
     # Typer does not export the types of its click.
     for name, command in group.commands.items():
         if not command.hidden:
-            yield from _command(f"{path} {name}", command)
+            yield from _command(f"{path} {name}", command, shared)
             if hasattr(command, "commands"):
-                yield from _group(f"{path} {name}", command)
+                yield from _group(f"{path} {name}", command, shared)
 
 
-def _command(path: str, command: Any) -> Iterator[str]:
-    arguments = [
-        (parameter.name or "").upper()
-        for parameter in command.params
-        if parameter.param_type_name == "argument"
-    ]
+def _command(path: str, command: Any, shared: dict[str, str]) -> Iterator[str]:
+    context = typer.Context(command, info_name=path)
+    own: dict[str, str] = {}
+    of_relay: dict[str, str] = {}
+    for parameter in command.params:
+        record = parameter.get_help_record(context)  # None: hidden
+        if record is not None:
+            panel = parameter.rich_help_panel
+            (of_relay if panel == _RELAY_PANEL else own).update([record])
+    shared.update(of_relay)
     yield f"## {path}\n"
-    yield f"`{' '.join((path, *arguments))}`\n"
+    yield f"`{command.get_usage(context).removeprefix('Usage: ')}`\n"
     yield f"{(command.help or '').strip()}\n"
-    options = [
-        parameter
-        for parameter in command.params
-        if parameter.param_type_name == "option" and not parameter.hidden
+    yield from _table(own)
+    if of_relay:
+        yield "And the [options that say which relay](#options-that-say-which-relay).\n"
+
+
+def _table(records: Mapping[str, str]) -> list[str]:
+    rows = [
+        f"| `{name.replace('|', chr(92) + '|')}` | {' '.join(text.split()).replace('<', '&lt;')} |"
+        for name, text in records.items()
     ]
-    if options:
-        yield "| option | |"
-        yield "| --- | --- |"
-        for option in options:
-            flags = ", ".join((*option.opts, *option.secondary_opts))
-            yield f"| `{flags}` | {(option.help or '').strip()} |"
-        yield ""
+    return ["| | |", "| --- | --- |", *rows, ""] if rows else []
 
 
 # --- HTTP API

@@ -41,7 +41,7 @@ EventId = Annotated[
 ]
 Scope = Annotated[
     str | None,
-    typer.Option("--scope", metavar="SCOPE", help="Of a hub: only events of this scope."),
+    typer.Option("--scope", metavar="SCOPE", help="Of a hub: only this scope."),
 ]
 SinkName = Annotated[
     str,

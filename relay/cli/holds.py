@@ -69,8 +69,7 @@ Match = Annotated[
     typer.Option(
         "--match",
         metavar="CONDITIONS",
-        help="Conditions as in a rule, in YAML: "
-        "'{duration: {max: 8s}, time: {days: [fri], from: \"16:00\"}}'.",
+        help="Conditions as in a rule, in YAML: '{duration: {max: 8s}, time: {from: \"16:00\"}}'.",
     ),
 ]
 EveryEvent = Annotated[

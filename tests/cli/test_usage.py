@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -32,7 +33,14 @@ from relay.cli._output import (
     strip_control,
 )
 from relay.errors import ConfigError, StoreLocked
-from tests.cli.command import environment, run_command, run_process, serve_handler, start_process
+from tests.cli.command import (
+    ROOT,
+    environment,
+    run_command,
+    run_process,
+    serve_handler,
+    start_process,
+)
 
 VERBS = {
     "run",
@@ -76,6 +84,46 @@ def test_every_verb_is_there_and_says_what_it_does() -> None:
         assert "Usage: imds-relay" in result.out
     overview = run_command("--help").out
     assert overview.index("─ Watch") < overview.index("│ explain") < overview.index("─ Decide")
+
+
+def test_the_page_of_the_command_line_says_what_help_prints(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")  # nothing is wrapped
+    page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    sections = dict(re.findall(r"^## (.+)\n((?:(?!^## ).*\n)*)", page, re.MULTILINE))
+    shared = sections["Options that say which relay"]
+    verbs = [name for name in sections if name.startswith("imds-relay ")]
+    assert {name.split()[1] for name in verbs} == VERBS
+    for name in verbs:
+        section = sections[name]
+        if "#options-that-say-which-relay" in section:
+            section += shared
+        printed = run_command(*name.split()[1:], "--help").out
+        usage = re.search(r"Usage: (.+?) *\n", printed)
+        assert usage is not None
+        assert f"`{usage[1]}`\n" in section, name
+        assert _rows_of_page(section) == _rows_of_help(printed), name
+
+
+def _rows_of_page(section: str) -> set[str]:
+    rows = re.findall(r"^\| `(.+)` \| (.*) \|$", section, re.MULTILINE)
+    return {
+        _words(f"{name} {text}".replace("\\|", "|").replace("&lt;", "<")) for name, text in rows
+    }
+
+
+def _rows_of_help(printed: str) -> set[str]:
+    """Return the rows of the panels of arguments and options, without --help."""
+    panels = re.findall(r"─ (?!Commands)[\w ]+ ─+╮\n(.*?)╰", printed, re.DOTALL)
+    lines = "".join(panels).splitlines()
+    return {_words(line) for line in lines if "│ --help " not in line.replace("│   ", "│")}
+
+
+def _words(row: str) -> str:
+    """Return the words in one order: the two name, bound and describe an option in another."""
+    words = re.findall(r"[^\s,;\[\]│]+", row)
+    return " ".join(sorted(word for word in words if word not in ("*", "<bool>")))
 
 
 def test_run_loads_no_other_verb_and_no_library_that_it_may_never_use() -> None:
