@@ -70,12 +70,15 @@ def test_every_test_that_a_guarantee_names_is_there() -> None:
     )[1:]
     named = {part.splitlines()[0]: re.findall(r"`(tests/[\w/]+\.py)`", part) for part in parts}
     assert [title for title, tests in named.items() if not tests] == []
-    assert [
-        reference
-        for tests in named.values()
-        for reference in tests
-        if not (ROOT / reference).exists()
-    ] == []
+
+
+def test_every_test_that_a_page_names_is_there() -> None:
+    named = {
+        (page.name, reference)
+        for page in PAGES
+        for reference in re.findall(r"`(tests/[\w/]+\.py)`", page.read_text(encoding="utf-8"))
+    }
+    assert [each for each in sorted(named) if not (ROOT / each[1]).exists()] == []
 
 
 def test_the_index_names_every_page() -> None:

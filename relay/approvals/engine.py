@@ -324,8 +324,8 @@ class ApprovalEngine:
     ) -> datetime | None:
         """Apply every transition that is due; return when the next can be due by time alone.
 
-        None: no transition follows from time. ``event_keys``: only consider these EventIds (in
-        lower case), unless a standing hold expires.
+        None: no transition follows from time. ``event_keys``: only consider the events
+        with these keys, unless a standing hold expires.
         """
         if expire_standing_holds(tx, self.origin, now):
             event_keys = None

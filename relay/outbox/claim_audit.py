@@ -2,8 +2,10 @@
 
 A claim is the row that the relay writes before it sends a StartRequest. ``imds-relay audit`` calls
 `audit_start_request_claims` after it has verified the chain. The chain shows that no row was
-changed. This shows that no StartRequest was claimed without a rule or a quorum, and that the tables
-hold no vote or grant that the journal does not.
+changed. This shows that each claim has its ``approval.granted`` before it, and as many principals
+whose votes are in the journal as the claim says were needed, and that the tables hold no vote or
+grant that the journal does not. Which rule asked for how many votes, and whose counted, is not
+computed again.
 """
 
 from __future__ import annotations

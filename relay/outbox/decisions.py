@@ -229,7 +229,7 @@ class Decisions:
 
         Those are the ones with counting votes or open grants, and the live ones: all of them, or
         only those with a counting decision about their EventId. Holds of an event that is gone wait
-        until it comes back. ``event_keys``: only consider these EventIds (in lower case).
+        until it comes back. ``event_keys``: only consider the events with these keys.
 
         Live occurrences come first.
         """

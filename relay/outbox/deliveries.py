@@ -86,7 +86,7 @@ class LoggedAttempt:
 class DeadLetterFilter:
     """Selects dead letters that meet every condition that is not None.
 
-    ``event_key`` is an EventId in lower case. ``since``: they became dead letters then or later.
+    ``event_key`` is made by an `EventKeyFormat`. ``since``: they became dead letters then or later.
     """
 
     sink: str | None = None

@@ -37,9 +37,8 @@ NewRow = tuple[str, str | None, str | None, bytes]
 class JournalRow:
     """One row.
 
-    ``kind`` is ``<family>.<change>`` of a CloudEvent, ``claim`` or ``mode``. ``event_key`` is the
-    EventId in lower case. ``transition`` identifies the transition of an ``event.*``. ``body`` is
-    JSON.
+    ``kind`` is ``<family>.<change>`` of a CloudEvent, ``claim`` or ``mode``. ``event_key`` is
+    made by an `EventKeyFormat`. ``transition`` is that of an ``event.*``. ``body`` is JSON.
     """
 
     position: int

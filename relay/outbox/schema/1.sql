@@ -12,7 +12,7 @@ CREATE TABLE journal (
   position   INTEGER PRIMARY KEY,
   at         TEXT NOT NULL,          -- RFC 3339
   kind       TEXT NOT NULL,          -- <family>.<change> of the CloudEvent, or claim, mode
-  event_key  TEXT,                   -- EventId in lower case
+  event_key  TEXT,                   -- <eventid>, on a hub <eventid>@<scope>
   transition TEXT,                   -- of event.*: what is counted to make ids
   body       BLOB NOT NULL,          -- the CloudEvent's bytes; of claim and mode a JSON object
   hash       TEXT NOT NULL
@@ -38,7 +38,7 @@ BEGIN SELECT RAISE(ABORT, 'only what a checkpoint covers is removed from the jou
 -- One row each time an EventId was in the document without a break. The live ones are the snapshot.
 CREATE TABLE occurrence (
   id           INTEGER PRIMARY KEY AUTOINCREMENT,
-  key          TEXT NOT NULL,        -- EventId in lower case
+  key          TEXT NOT NULL,        -- <eventid>, on a hub <eventid>@<scope>
   number       INTEGER NOT NULL,     -- the first is 1
   data         TEXT NOT NULL,        -- data of event.*, JSON
   revision     TEXT NOT NULL,
