@@ -67,7 +67,7 @@ class ConfirmedPublisher:
         """Return the broker's answer to a message. ``header`` returns its content header.
 
         After a timeout the publish stays in flight, and the next call for the message takes its
-        result. Two publishes with one id would get each other's confirms
+        result. Two publishes with one id could get each other's returns
         (docs/protocol.md#one-publish-in-flight-for-each-id). And a broker that confirms slowly,
         such as a quorum queue without a majority, would store a copy for each try. Raises Deferred
         without a channel or an answer.

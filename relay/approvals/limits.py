@@ -201,7 +201,7 @@ class SlotAllocator:
         """By limit: the first event that waits for it (`TrackedEvent.reference`)."""
 
     def copy(self) -> SlotAllocator:
-        """Return a queue that goes on from here."""
+        """Return an allocator that goes on from here."""
         other = SlotAllocator(self._capacities)
         other._taken = {
             limit: {machine: dict(takers) for machine, takers in machines.items()}

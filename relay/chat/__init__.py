@@ -40,8 +40,9 @@ _SECRET_IN_MESSAGE = re.compile(
 def secrets_in_message(body: bytes) -> tuple[str, ...]:
     """Return the link tokens, codes and action tokens in the body of a request to a platform.
 
-    Platforms pass them as `relay.net.http.Request.secrets`: if the answer repeats the message,
-    neither a log nor the log of attempts contains them.
+    A platform whose answers are logged passes them as `relay.net.http.Request.secrets`: if the
+    answer repeats the message, neither a log nor the log of attempts contains them. Slack's answers
+    are not logged.
     """
     return tuple(
         secret.decode()

@@ -80,7 +80,13 @@ def verify_chain_and_claims(
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Verify the hash chain of the journal, and follow every StartRequest back to its approval."""
+    """Verify the hash chain of the journal, and follow every StartRequest back to its approval.
+
+    Each claim of a StartRequest needs an earlier grant of the same approval, revision and rule, and
+    recorded votes of as many principals as it says were required. Whether the rules let these
+    principals vote was decided at the claim, and is not weighed again. Votes, holds, open grants
+    and standing holds in the tables must be those of the journal.
+    """
     expected = _parse_head(expect) if expect is not None else None
     with _open_journal(store, config) as (connection, path):
         head, count = verify_journal(connection, expected)

@@ -392,7 +392,7 @@ class ApprovalFile:
         self.apply_transitions()
 
     def claim(self) -> list[ClaimedGrant]:
-        """ClaimedGrant every open grant, as the gate does last before it sends."""
+        """Claim every open grant, as the gate does last before it sends."""
         return self.transact(
             lambda tx: self.engine.claim_grants(tx, tx.decisions.open_grants(), self.clock.now())
         )

@@ -461,7 +461,7 @@ class Approvals(RuleBasedStateMachine):
         late=st.booleans(),
     )
     def vote_wait_and_claim(self, other: str, seconds: float, late: bool) -> None:
-        """ClaimedGrant a while after the votes; the timer of the transitions may be late."""
+        """Claim a while after the votes; the timer of the transitions may be late."""
         self.two_vote("A", other)
         self.time_passes(seconds, step=not late)
         self.claim(lost=False)

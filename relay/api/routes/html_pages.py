@@ -1,9 +1,9 @@
 """`GET /` and `GET /approve`: the page for people, and the page behind the links in messages.
 
-Neither holds data. The scripts of the page at `/` call the API with the reader's credentials; its
-files are in `relay/api/page/`. They are read for each call, so that a relay without readers spends
-no memory on them. The page at `/approve` is the same for all links and decides nothing. A link's
-token is in the fragment, which browsers do not send; the page calls
+Neither holds data. The scripts of the page at `/` call the API with the reader's credentials. Its
+files are in `relay/api/page/` and are read for each call, so that a relay without readers spends no
+memory on them. The page at `/approve` is the same for all links, is read at the start, and decides
+nothing. A link's token is in the fragment, which browsers do not send; the page calls
 `relay.api.routes.confirmations`.
 """
 

@@ -1,7 +1,7 @@
 """The hub's AMQP connection: it takes what the agents publish, and publishes for them.
 
 Reports are acknowledged after they are on disk. Pulses need no acknowledgement: the next one says
-the same. Only the broker and the parts in `hub` decide what a message means.
+the same. The broker vouches for who sent a message, and the parts in `hub` decide what it means.
 """
 
 from __future__ import annotations
