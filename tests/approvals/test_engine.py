@@ -1,12 +1,26 @@
-"""Grants after a restart with other rules, and the summary of an approval."""
+"""Which events and rules the engine looks at, grants after a restart, and the summary."""
 
 from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from relay.approvals import ApprovalsSettings
 from relay.approvals.status import approval_json_fields
-from tests.approvals.builders import REBOOT, USER_REBOOT, ApprovalFile, build_event
+from relay.events.tracing import SpanContext
+from relay.outbox.transaction import Transaction
+from tests.approvals.builders import (
+    REBOOT,
+    REDEPLOY,
+    USER_REBOOT,
+    ApprovalFile,
+    build_event,
+    build_request,
+)
+from tests.approvals.manual_clock import NOON
 
 _NO_RULES = ApprovalsSettings()
 _ALL_AUTOMATIC = ApprovalsSettings.model_validate(
@@ -75,3 +89,78 @@ def test_the_summary_says_what_is_missing_and_when_voting_closes(approvals: Appr
     }
     approvals.record_document()
     assert approval_json_fields(approvals.status())["missing"] == 0
+
+
+VOTE = {"votes": 1, "from": ["client:alice"]}
+
+
+def rules(*each: dict[str, Any]) -> ApprovalsSettings:
+    """The rules of a relay, each with a name."""
+    named = [{"name": f"r{number}", "approve": VOTE} | rule for number, rule in enumerate(each)]
+    return ApprovalsSettings.model_validate({"rules": named})
+
+
+def test_a_request_about_an_event_of_several_scopes_decides_nothing_until_it_names_one(
+    tmp_path: Path,
+) -> None:
+    approvals = ApprovalFile(tmp_path / "hub.db", is_hub=True)
+    approvals.record_in_scopes(REDEPLOY, "a", "b")
+    answer = approvals.submit(of=REDEPLOY, request_id="r")
+    assert (answer.status, answer.body["field"]) == (422, "scope")
+    assert answer.body["detail"].endswith("known in several: a, b")
+    assert "revision" not in answer.body
+    assert approvals.event_names() == []
+    assert approvals.submit(of=REDEPLOY, request_id="r", scope="b").body["state"] == "granted"
+    (grant,) = approvals.events("approval.granted")
+    assert grant.attributes["scope"] == "b"
+    approvals.close()
+
+
+@pytest.mark.parametrize(
+    ("status", "changes"),
+    [
+        (202, {"arrival_scope": "b"}),
+        (202, {"arrival_scope": "b", "scope": "b"}),
+        (404, {"arrival_scope": "b", "scope": "a"}),
+        (404, {"arrival_scope": "c"}),
+        (404, {"scope": "c"}),
+    ],
+)
+def test_a_request_is_about_the_scope_for_which_it_arrived(
+    tmp_path: Path, status: int, changes: dict[str, Any]
+) -> None:
+    approvals = ApprovalFile(tmp_path / "hub.db", is_hub=True)
+    approvals.record_in_scopes(REDEPLOY, "a", "b")
+    assert approvals.submit(of=REDEPLOY, **changes).status == status
+    granted = approvals.events("approval.granted")
+    assert [each.attributes["scope"] for each in granted] == ["b"] * (status == 202)
+    approvals.close()
+
+
+@pytest.mark.parametrize("position", [0, 1])
+def test_a_rule_has_hours_though_another_has_none(tmp_path: Path, position: int) -> None:
+    hours = {"time": {"from": "12:01", "to": "12:03"}, "event_type": ["Reboot"]}
+    each: list[dict[str, Any]] = [
+        {"match": hours, "approve": "automatic"},
+        {"match": {"scope": ["x"]}},
+    ]
+    approvals = ApprovalFile(tmp_path / "relay.db", rules(*each[position:], *each[:position]))
+    approvals.clock.advance(1.5)
+    approvals.record_document(build_event())
+    assert approvals.apply_transitions() == NOON + timedelta(minutes=1)
+    approvals.clock.advance(58.5)
+    approvals.apply_transitions()
+    assert len(approvals.claim()) == 1
+    approvals.close()
+
+
+def test_a_decision_is_traced_to_the_span_of_its_caller(approvals: ApprovalFile) -> None:
+    approvals.record_document(REBOOT)
+    span = SpanContext("a" * 32, "b" * 16)
+    approvals.connection.execute("BEGIN IMMEDIATE")
+    tx = Transaction(approvals.connection, lambda _: (), traced=True)
+    approvals.engine.decide(tx, build_request(trace=span))
+    approvals.connection.execute("COMMIT")
+    (recorded,) = tx.recorded
+    assert recorded.event is not None
+    assert (recorded.event.name, recorded.caller) == ("approval.recorded", span)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,11 @@ from relay.approvals.refusal_aggregation import MAX_RECORDED_ABOUT_EVENT
 from relay.approvals.request import DecisionAnswer
 from relay.errors import SourceUnavailable, StoreUnavailable
 from relay.events.model import ScheduledEvent
+from relay.outbox import RecordedEvent
 from relay.outbox.sqlite import Store
+from relay.outbox.transaction import Transaction
 from tests.approvals.builders import (
+    REBOOT,
     REDEPLOY,
     SETTINGS,
     USER_REBOOT,
@@ -27,6 +31,7 @@ from tests.approvals.builders import (
 from tests.approvals.manual_clock import NOON, ManualClock
 from tests.approvals.running_gate import REFUSED, TIMEOUT, UNAVAILABLE, Azure, running_gate, trace
 from tests.eventually import eventually
+from tests.outbox.conftest import LimitedDisk
 
 OTHER_REBOOT = build_event("E-2", event_source="User")
 STARTED = build_event(event_source="User", event_status="Started", not_before=None)
@@ -851,3 +856,110 @@ async def test_an_answer_that_cannot_be_written_is_reported_from_memory_and_fina
         assert len(harness.events("startrequest.accepted")) == 1
         assert harness.azure.sent == [("E-1",)]
         assert event_names.count("startrequest.accepted") == 1
+
+
+BY_TWO_VOTES = ApprovalsSettings.model_validate(
+    {"rules": [{"name": "all", "approve": {"votes": 2, "from": ["client:alice", "client:bob"]}}]}
+)
+
+
+class BusyStore:
+    """Keeps a store busy. What is submitted meanwhile is done in one transaction afterwards."""
+
+    def __init__(self, store: Store) -> None:
+        self._began, self._may_end = threading.Event(), threading.Event()
+        store.submit(self._wait)
+        assert self._began.wait(60)
+
+    def _wait(self, _: Transaction) -> None:
+        self._began.set()
+        self._may_end.wait(60)
+
+    async def end(self) -> None:
+        """Let the store do what was submitted until now."""
+        await asyncio.sleep(0)  # the last work is queued
+        self._may_end.set()
+
+
+async def look_is_queued() -> None:
+    """Let the gate that is awake ask the store for its look."""
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+async def test_an_event_that_comes_during_the_first_look_is_granted(tmp_path: Path) -> None:
+    async with running_gate(tmp_path) as harness:
+        busy = BusyStore(harness.store)
+        await look_is_queued()
+        recording = asyncio.create_task(harness.record_document(USER_REBOOT))
+        await busy.end()
+        await recording
+        await harness.wait_for_events("startrequest.accepted")
+
+
+async def test_a_change_that_comes_while_the_gate_looks_at_the_first_vote_voids_that(
+    tmp_path: Path,
+) -> None:
+    """The vote came during a look that found nothing decided."""
+    async with running_gate(tmp_path, REBOOT, settings=BY_TWO_VOTES) as harness:
+        await harness.settle()
+        busy_again: list[BusyStore] = []
+
+        def keep_busy(events: Sequence[RecordedEvent]) -> None:
+            if events[0].name == "approval.recorded":
+                busy_again.append(BusyStore(harness.store))
+
+        harness.store.listeners.recorded.append(keep_busy)
+        busy = BusyStore(harness.store)
+        harness.gate.wake()
+        await look_is_queued()
+        voting = asyncio.create_task(harness.submit(of=REBOOT))
+        await busy.end()
+        await voting
+        await look_is_queued()
+        recording = asyncio.create_task(harness.record_document(build_event(due=950)))
+        await busy_again[0].end()
+        await recording
+        await harness.wait_for_events("approval.voided")
+
+
+async def test_an_event_that_came_while_nothing_could_be_written_is_granted_afterwards(
+    tmp_path: Path,
+) -> None:
+    async with running_gate(tmp_path) as harness:
+        await harness.settle()
+        disk = LimitedDisk(tmp_path)
+        disk.fill()
+        try:
+            await harness.record_document(USER_REBOOT)
+            await harness.settle()
+        finally:
+            disk.free()
+        await eventually(lambda: harness.store.write_error is None)
+        await harness.clock.advance_until(lambda: bool(harness.azure.sent))
+        assert harness.azure.sent == [("E-1",)]
+
+
+async def test_what_came_while_approvals_were_off_is_granted_when_they_are_on(
+    tmp_path: Path,
+) -> None:
+    async with running_gate(tmp_path) as harness:
+        await harness.gate.set_approval_mode("off", "local:root")
+        await harness.record_document(USER_REBOOT)
+        await harness.settle()
+        assert harness.events("approval.granted") == []
+        await harness.gate.set_approval_mode("on", "local:root")
+        await harness.wait_for_events("startrequest.accepted")
+
+
+async def test_new_sinks_have_tell_first_again_for_an_open_grant(tmp_path: Path) -> None:
+    async with running_gate(tmp_path, USER_REBOOT, sinks=("bus",)) as harness:
+        await harness.wait_for_events("approval.granted")
+        harness.clock.advance(4)
+        await harness.settle()
+        harness.gate.restart_tell_first_waits()
+        harness.clock.advance(4.9)
+        await harness.settle()
+        assert harness.azure.sent == []
+        harness.clock.advance(0.1)
+        await harness.wait_for_events("startrequest.accepted")

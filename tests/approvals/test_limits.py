@@ -20,8 +20,9 @@ from relay.approvals.status import approval_json_fields, approval_state
 from relay.errors import SourceRefused, SourceUnavailable
 from relay.events.catalog import CATALOG, cloudevent_schema
 from relay.events.model import ScheduledEvent
-from tests.approvals.builders import ORIGIN, ApprovalFile, build_event, decide
+from tests.approvals.builders import ORIGIN, REBOOT, ApprovalFile, build_event, decide
 from tests.approvals.manual_clock import NOON
+from tests.approvals.running_gate import REFUSED
 
 DATABASES: dict[str, Any] = {
     "name": "databases",
@@ -696,3 +697,34 @@ def traced(approvals: ApprovalFile, work: Callable[[], object]) -> list[str]:
     work()
     approvals.connection.set_trace_callback(None)
     return statements
+
+
+VOTE = {"votes": 1, "from": ["client:alice"]}
+
+
+def rules(*each: dict[str, Any]) -> ApprovalsSettings:
+    """The rules of a relay, each with a name."""
+    named = [{"name": f"r{number}", "approve": VOTE} | rule for number, rule in enumerate(each)]
+    return ApprovalsSettings.model_validate({"rules": named})
+
+
+def test_a_slot_goes_on_at_once_when_the_start_request_of_its_event_cannot_be_accepted(
+    tmp_path: Path,
+) -> None:
+    freezes = {"match": {"event_type": ["Freeze"]}, "approve": "automatic"}
+    limits = [Limit.model_validate({"name": "one", "match": {"resources": ["db-*"]}, "max": 1})]
+    limited = {"limits": tuple(limits)}
+    everything = rules({"approve": "automatic"}).model_copy(update=limited)
+    approvals = ApprovalFile(tmp_path / "relay.db", everything)
+    waiting = build_event("E-2", event_type="Freeze", resources=("db-2",))
+    other = build_event("E-3", event_type="Freeze", resources=("web-1",))
+    approvals.record_document(REBOOT, waiting, other)
+    claims = approvals.claim()
+    assert [claim.event_id for claim in claims] == ["E-1", "E-3"]
+    approvals.answer(claims, REFUSED)  # IMDS does not say for which of the two
+    approvals.reload(rules(freezes).model_copy(update=limited))
+    approvals.apply_transitions()
+    (failed,) = approvals.events("startrequest.failed")
+    assert failed.subject == "E-1"
+    assert approvals.status("E-2").active_grant is not None
+    approvals.close()

@@ -16,6 +16,7 @@ from relay.approvals.refusal_aggregation import (
     RefusalAggregator,
 )
 from relay.outbox.decisions import MAX_REFUSALS, REFUSAL_RETENTION
+from relay.outbox.transaction import Transaction
 from relay.signature import MAX_AGE, MAX_AHEAD
 from tests.approvals.builders import REBOOT, ApprovalFile, build_event, build_request
 from tests.approvals.manual_clock import NOON
@@ -218,3 +219,20 @@ def test_of_older_refusals_only_the_newest_are_first_answers(
     }
     assert kept == set(range(10 if status == 403 and is_old else 0, MAX_REFUSALS + 10))
     assert approvals.transact(lambda tx: tx.decisions.first_answer("client:bob", "r"))
+
+
+def test_surplus_first_answers_go_when_counted_refusals_are_recorded(
+    approvals: ApprovalFile,
+) -> None:
+    def remember(tx: Transaction) -> None:
+        for number in range(MAX_REFUSALS + 1):
+            at = NOON + timedelta(milliseconds=number)
+            tx.decisions.remember_answer("client:eve", f"r{number}", "d", 403, {}, at)
+
+    approvals.transact(remember)
+    now = NOON + timedelta(hours=1)
+    approvals.transact(lambda tx: approvals.engine.record_aggregated_refusals(tx, [], now))
+    first, second = approvals.transact(
+        lambda tx: [tx.decisions.first_answer("client:eve", each) for each in ("r0", "r1")]
+    )
+    assert (first is None, second is not None) == (True, True)

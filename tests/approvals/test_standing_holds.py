@@ -30,6 +30,7 @@ from relay.events.timestamps import format_rfc3339
 from relay.outbox import StoreSettings
 from relay.outbox.claim_audit import audit_start_request_claims
 from relay.outbox.retention import prune_all_tables
+from relay.outbox.rows import PageLimit
 from relay.outbox.transaction import Transaction
 from tests.approvals.builders import (
     OPERATOR,
@@ -44,6 +45,8 @@ from tests.approvals.builders import (
 )
 from tests.approvals.manual_clock import NOON
 from tests.approvals.running_gate import running_gate
+from tests.eventually import eventually
+from tests.outbox.conftest import LimitedDisk
 
 DATABASES = build_caller("db", resources=("db-*",))
 
@@ -653,3 +656,58 @@ def test_a_standing_hold_that_cannot_be_read_holds_every_event_until_its_end(
     (expired,) = approvals.events("standing-hold.expired")
     assert expired.subject == hold_id
     assert len(approvals.claim()) == 1
+
+
+def until(time: str) -> StandingHoldBody:
+    """A standing hold on every event until a time of the day."""
+    return StandingHoldBody.model_validate(
+        {"match": {}, "ends": f"2026-04-11T{time}Z", "reason": "freeze"}
+    )
+
+
+async def test_a_standing_hold_that_cannot_be_written_is_503_and_not_made(tmp_path: Path) -> None:
+    async with running_gate(tmp_path, REBOOT) as harness:
+        await harness.settle()
+        disk = LimitedDisk(tmp_path)
+        disk.fill()
+        try:
+            answer = await harness.hold_ahead(until("12:05:00"))
+        finally:
+            disk.free()
+        assert (answer.status, answer.body["detail"]) == (
+            503,
+            "the decision cannot be recorded now; nothing was decided, try again",
+        )
+        await eventually(lambda: harness.store.write_error is None)
+        assert await harness.gate.standing_holds_page(None, PageLimit(10), only_open=False) == (
+            [],
+            False,
+        )
+
+
+async def test_standing_holds_are_listed_the_newest_first_and_found_by_their_ids(
+    tmp_path: Path,
+) -> None:
+    async with running_gate(tmp_path) as harness:
+        gate = harness.gate
+        ids = [
+            (await harness.hold_ahead(until(f"12:0{minute}:00"))).body["holdId"]
+            for minute in (5, 6, 7)
+        ]
+        assert (await harness.end_ahead(ids[1])).status == 200
+
+        async def listed(**changes: Any) -> tuple[list[str], bool]:
+            given = {"before": None, "limit": PageLimit(10), "only_open": False} | changes
+            holds, has_more = await gate.standing_holds_page(**given)
+            return [hold.hold_id for hold in holds], has_more
+
+        assert await listed() == ([ids[2], ids[1], ids[0]], False)
+        assert await listed(only_open=True) == ([ids[2], ids[0]], False)
+        assert await listed(limit=PageLimit(1)) == ([ids[2]], True)
+        newest = await gate.find_standing_hold(ids[2])
+        assert newest is not None
+        assert await listed(before=newest.number) == ([ids[1], ids[0]], False)
+        ended = await gate.find_standing_hold(ids[1])
+        assert ended is not None
+        assert ended.ended_by == "client:eve"
+        assert await gate.find_standing_hold("unknown") is None

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
+from typing import Any
 
 import pytest
 
+from relay.approvals import ApprovalsSettings
 from relay.approvals.status import ApprovalStatus, approval_state
 from relay.approvals.transitions import FailGrant, can_claim_grant, due_transitions
-from relay.outbox import Decision
+from relay.outbox import Decision, StandingHold
 from tests.approvals.builders import (
     CLIENT_RESOURCES,
     FREEZE,
@@ -21,6 +24,7 @@ from tests.approvals.builders import (
     build_grant,
     build_status,
 )
+from tests.approvals.manual_clock import NOON
 
 
 @pytest.mark.parametrize(
@@ -209,3 +213,101 @@ _OTHER_REVISION_REFUSED = build_grant("refused", revision="x", status=400)
 )
 def test_the_state_of_an_approval(state: str, status: ApprovalStatus) -> None:
     assert approval_state(status) == state
+
+
+STANDING_HOLD = StandingHold(
+    number=1,
+    hold_id="h" * 32,
+    conditions="{}",
+    within="[]",
+    starts=NOON,
+    ends=NOON + timedelta(seconds=60),
+    principal="client:eve",
+    channel="http",
+    reason="freeze",
+    created=NOON,
+)
+
+
+def of(approve: Any, **more: Any) -> ApprovalsSettings:
+    """One rule that decides about everything."""
+    rule = {"name": "all", "approve": approve, **more.pop("rule", {})}
+    return ApprovalsSettings.model_validate({"rules": [rule], **more})
+
+
+def test_of_the_people_who_may_vote_those_are_missing_who_have_not_voted() -> None:
+    people = {"ann": ["client:alice", "slack:T024/U7"], "bob": ["client:bob"]}
+    quorum = {"votes": 2, "from": ["person:ann", "person:bob", "client:drain"]}
+    status = build_status(None, build_decision(), settings=of(quorum, people=people))
+    assert status.eligible_voters_without_vote == ("client:bob", "client:drain")
+
+
+@pytest.mark.parametrize(
+    ("voter", "is_missing"),
+    [
+        ("vm:prod/db-1", True),
+        ("vm:prod/db-2", False),
+        ("vm:test/db-1", False),
+        ("vm:prod/*", True),
+        ("vm:*/web-?", True),
+        ("vm:test/*", False),
+        ("client:prod", True),
+    ],
+)
+def test_a_machine_is_missing_only_if_the_event_can_be_about_it(
+    voter: str, *, is_missing: bool
+) -> None:
+    """Nobody knows how many machines a pattern means, so it counts if its scope is right."""
+    status = build_status(settings=of({"votes": 1, "from": [voter]}))
+    assert status.eligible_voters_without_vote == ((voter,) if is_missing else ())
+
+
+def test_a_local_user_may_decide_for_what_a_client_of_the_same_person_may_not() -> None:
+    """The rights of the socket's file are their authority. Chat users have the client's limits."""
+    people = {"ann": ["local:ann", "client:web"]}
+    settings = of({"votes": 1, "from": ["person:ann"]}, people=people)
+    vote = build_decision(principal="local:ann")
+    assert build_status(None, vote, settings=settings).is_rule_satisfied_apart_from_holds
+
+
+@pytest.mark.parametrize(("resources", "counts"), [(("db-1",), 1), ((), 0), (("db-1", "db-2"), 0)])
+def test_a_machine_votes_for_a_whole_event_only_if_that_names_it_and_nobody_else(
+    resources: tuple[str, ...], counts: int
+) -> None:
+    about = build_event(resources=resources)
+    vote = build_decision(of=about, principal="vm:prod/db-1")
+    settings = of({"votes": 1, "from": ["vm:prod/*"]})
+    assert build_status(about, vote, settings=settings).vote_count == counts
+
+
+@pytest.mark.parametrize(
+    ("status", "is_held"),
+    [
+        (build_status(), True),
+        (build_status(now=59.9), True),
+        (build_status(now=60), False),
+        (build_status(now=-1), True),
+        (build_status(live=False), False),
+        (build_status(STARTED), False),
+        (build_status(grants=[build_grant("accepted")]), False),
+        (build_status(grants=[build_grant("accepted", revision="x")]), True),
+        (build_status(grants=[build_grant("sent")]), True),
+    ],
+    ids=[
+        "from its start on",
+        "until its end",
+        "at its end",
+        "after the clock was set back",
+        "ended",
+        "started",
+        "accepted",
+        "accepted for another revision",
+        "sent",
+    ],
+)
+def test_a_standing_hold_holds_what_azure_can_still_be_kept_from_starting(
+    status: ApprovalStatus, *, is_held: bool
+) -> None:
+    status = replace(status, standing_holds=(STANDING_HOLD,))
+    assert status.active_standing_holds == ((STANDING_HOLD,) if is_held else ())
+    assert status.is_held is is_held

@@ -17,6 +17,7 @@ from relay.approvals.transitions import (
     Transition,
     VoidVotes,
     can_claim_grant,
+    can_unsent_grant_keep_slot,
     due_transitions,
     next_change_at,
     open_grant_failure_reason,
@@ -433,3 +434,40 @@ def test_the_last_check_repeats_every_condition(grant: Grant, status: ApprovalSt
 def test_when_time_alone_changes_something(seconds: float | None, status: ApprovalStatus) -> None:
     expected = NOON + timedelta(seconds=seconds) if seconds is not None else None
     assert next_change_at(status) == expected
+
+
+@pytest.mark.parametrize(
+    ("grant", "status"),
+    [
+        pytest.param(build_grant("failed"), build_status(None, *VOTES), id="failed"),
+        pytest.param(build_grant("sent"), build_status(None, *VOTES), id="sent"),
+        pytest.param(build_grant(dry_run=True), build_status(None, *VOTES), id="of a dry run"),
+        pytest.param(build_grant(), build_status(None, *VOTES, mode="dry-run"), id="in a dry run"),
+        pytest.param(build_grant(), build_status(None, *VOTES, live=False), id="ended"),
+        pytest.param(
+            build_grant(of=build_event(event_status="Paused")),
+            build_status(
+                build_event(event_status="Paused"),
+                *(
+                    replace(vote, revision=build_event(event_status="Paused").revision)
+                    for vote in VOTES
+                ),
+            ),
+            id="not Scheduled",
+        ),
+        pytest.param(build_grant(), build_status(None, *VOTES, HOLD), id="held"),
+        pytest.param(build_grant(revision="x"), build_status(None, *VOTES), id="changed"),
+        pytest.param(build_grant(), build_status(None, VOTES[0]), id="without its quorum"),
+    ],
+)
+def test_a_grant_that_cannot_be_sent_takes_no_slot(grant: Grant, status: ApprovalStatus) -> None:
+    assert can_unsent_grant_keep_slot(grant, status) is False
+
+
+def test_nothing_is_claimed_if_the_revision_is_not_that_of_the_stored_event() -> None:
+    votes = [replace(vote, revision="x") for vote in VOTES]
+    grant = build_grant(revision="x")
+    status = build_status(None, *votes)
+    other = replace(status, occurrence=replace(status.occurrence, revision="x"))
+    assert open_grant_failure_reason(grant, other) is None
+    assert not can_claim_grant(grant, other)
