@@ -62,23 +62,6 @@ async def test_events_about_which_nobody_decided_cost_no_look_at_the_approvals(
         assert harness.azure.sent == [("E-2",)]
 
 
-async def test_a_vote_is_void_as_soon_as_its_event_changes(tmp_path: Path) -> None:
-    """The gate had stopped to look at changes, because nobody had decided anything."""
-    settings = ApprovalsSettings.model_validate(
-        {
-            "rules": [
-                {"name": "all", "approve": {"votes": 2, "from": ["client:alice", "client:bob"]}}
-            ]
-        }
-    )
-    async with running_gate(tmp_path, build_event(), settings=settings) as harness:
-        await harness.settle()
-        await harness.submit()
-        await harness.record_document(build_event(due=950))
-        (voided,) = await harness.wait_for_events("approval.voided")
-        assert voided.data["why"] == "changed"
-
-
 async def test_a_hold_expires_in_time_though_its_event_was_gone_meanwhile(tmp_path: Path) -> None:
     """While the event is gone, the hold still counts, so the gate must look at its return."""
     settings = ApprovalsSettings.model_validate({**BY_VOTES.model_dump(by_alias=True), **SHORT})
@@ -162,24 +145,6 @@ async def test_the_claim_is_on_disk_before_the_start_request_goes_out(tmp_path: 
         harness.azure.may_answer.clear()
         await eventually(lambda: bool(harness.azure.sent))
         assert harness.kinds()[-1] == "claim"
-
-
-async def test_nothing_is_sent_without_a_rule(tmp_path: Path) -> None:
-    async with running_gate(
-        tmp_path, build_event(event_type="Freeze"), build_event("E-2")
-    ) as harness:
-        await harness.submit(of=build_event("E-2"))
-        await harness.settle()
-        harness.clock.advance(60)
-        await harness.settle()
-        assert (harness.azure.sent, harness.azure.reads) == ([], 0)
-
-
-async def test_several_grants_share_a_fresh_read_and_a_start_request(tmp_path: Path) -> None:
-    async with running_gate(tmp_path, USER_REBOOT, OTHER_REBOOT) as harness:
-        await harness.wait_for_events("startrequest.accepted", 2)
-        assert harness.azure.sent == [("E-1", "E-2")]
-        assert harness.azure.reads == 1
 
 
 async def test_a_start_request_never_holds_more_than_a_hundred(tmp_path: Path) -> None:
@@ -363,28 +328,6 @@ async def test_a_hold_during_the_fresh_read_is_in_time(tmp_path: Path) -> None:
         harness.azure.may_read.set()
         await harness.settle()
         assert harness.azure.sent == []
-
-
-async def test_the_switch_during_the_fresh_read_is_in_time(tmp_path: Path) -> None:
-    async with running_gate(tmp_path, REDEPLOY) as harness:
-        harness.azure.may_read.clear()
-        await harness.submit(of=REDEPLOY)
-        await eventually(lambda: harness.azure.reads == 1)
-        await harness.gate.set_approval_mode("off", "local:root")
-        harness.azure.may_read.set()
-        await harness.settle()
-        assert harness.azure.sent == []
-
-
-async def test_a_grant_fails_if_not_before_passes_during_the_fresh_read(tmp_path: Path) -> None:
-    async with running_gate(tmp_path, REDEPLOY) as harness:
-        harness.azure.may_read.clear()
-        await harness.submit(of=REDEPLOY)
-        await eventually(lambda: harness.azure.reads == 1)
-        harness.clock.advance(900)
-        harness.azure.may_read.set()
-        (failed_event,) = await harness.wait_for_events("startrequest.failed")
-        assert (failed_event.data["attempts"], harness.azure.sent) == (0, [])
 
 
 async def test_a_grant_fails_if_not_before_passes_while_the_claim_waits_for_the_disk(
@@ -597,23 +540,6 @@ async def test_a_hold_between_two_attempts_stops_the_next_until_its_release(
         assert len(harness.events("approval.granted")) == 1
 
 
-async def test_a_hold_during_the_fresh_read_of_a_retry_is_in_time(tmp_path: Path) -> None:
-    azure = Azure(ManualClock(), REDEPLOY, answers=[UNAVAILABLE])
-    async with running_gate(tmp_path, azure=azure) as harness:
-        await harness.submit(of=REDEPLOY)
-        await harness.wait_for_start_requests(1)
-        azure.may_read.clear()
-        harness.clock.advance(1)
-        await eventually(lambda: azure.reads == 2)
-        assert (await harness.submit("hold", "eve", REDEPLOY)).status == 202
-        azure.may_read.set()
-        await harness.settle()
-        harness.clock.advance(20)
-        await harness.settle()
-        assert azure.sent == [("E-1",)]
-        assert harness.kinds().count("claim") == 1
-
-
 @pytest.mark.parametrize("hold_first", [True, False], ids=["hold first", "claim first"])
 async def test_of_a_hold_and_the_claim_of_a_retry_the_first_wins(
     tmp_path: Path, hold_first: bool
@@ -647,18 +573,6 @@ async def test_of_a_hold_and_the_claim_of_a_retry_the_first_wins(
         assert len(azure.sent) == (1 if hold_first else 2)
 
 
-async def test_a_hold_while_a_retry_is_in_flight_is_too_late(tmp_path: Path) -> None:
-    azure = Azure(ManualClock(), USER_REBOOT, answers=[TIMEOUT])
-    async with running_gate(tmp_path, azure=azure) as harness:
-        await harness.wait_for_start_requests(1)
-        azure.may_answer.clear()
-        harness.clock.advance(1)
-        await eventually(lambda: len(azure.sent) == 2)
-        assert (await harness.submit("hold", "eve", USER_REBOOT)).status == 409
-        azure.may_answer.set()
-        await harness.wait_for_events("startrequest.accepted")
-
-
 async def test_a_hold_on_one_event_of_a_shared_start_request_stops_that_one_only(
     tmp_path: Path,
 ) -> None:
@@ -684,18 +598,6 @@ async def test_a_hold_after_a_kill_stops_the_repeat_of_the_claim(tmp_path: Path)
         await harness.submit("release", "eve", REDEPLOY)
         (accepted,) = await harness.wait_for_events("startrequest.accepted")
         assert accepted.data["attempts"] == 2
-
-
-async def test_a_held_retry_fails_when_not_before_passes(tmp_path: Path) -> None:
-    azure = Azure(ManualClock(), USER_REBOOT, answers=[TIMEOUT])
-    async with running_gate(tmp_path, azure=azure) as harness:
-        await harness.wait_for_start_requests(1)
-        assert (await harness.submit("hold", "eve", USER_REBOOT)).status == 202
-        await harness.settle()
-        harness.clock.advance(900)
-        (failed,) = await harness.wait_for_events("startrequest.failed")
-        assert "not known" in failed.data["reason"]
-        assert azure.sent == [("E-1",)]
 
 
 # --- time and the wall clock
@@ -783,18 +685,6 @@ async def test_a_claim_is_not_repeated_after_a_kill_if_the_event_changed(
         assert (failed.data["status"], failed.data["attempts"]) == (None, 1)
         await harness.settle()
         assert azure.sent == []
-
-
-@pytest.mark.parametrize("seconds", [900, 100000])
-async def test_a_claim_is_not_repeated_after_a_kill_past_not_before(
-    tmp_path: Path, seconds: float
-) -> None:
-    await _killed_in_flight(tmp_path)
-    clock = ManualClock(NOON + timedelta(seconds=seconds))
-    async with running_gate(tmp_path, azure=Azure(clock, REDEPLOY), clock=clock) as harness:
-        await harness.wait_for_events("startrequest.failed")
-        await harness.settle()
-        assert harness.azure.sent == []
 
 
 # --- a disk that cannot be written

@@ -52,30 +52,6 @@ async def test_events_go_one_after_the_other_with_a_rest_between_them(tmp_path: 
         assert waited < "2026-04-11T12:02:05"
 
 
-async def test_the_end_of_another_event_lets_a_voted_one_go(tmp_path: Path) -> None:
-    settings = limited(VOTES, rest="0s")
-    async with running_gate(tmp_path, started(A), B, settings=settings) as harness:
-        answer = await harness.submit(of=B)
-        assert answer.body["state"] == "waiting"
-        await harness.settle()
-        assert harness.azure.sent == []
-        await harness.record_document(B)
-        await harness.wait_for_start_requests(1)
-        assert harness.azure.sent == [("B",)]
-
-
-async def test_the_first_in_line_goes_also_if_another_waiting_event_changes_with_the_end(
-    tmp_path: Path,
-) -> None:
-    settings = limited("automatic", rest="0s")
-    async with running_gate(tmp_path, started(A), B, C, settings=settings) as harness:
-        await harness.settle()
-        assert harness.azure.sent == []
-        await harness.record_document(build_event("B", resources=B.resources, due=801), C)
-        await harness.wait_for_start_requests(1)
-        assert harness.azure.sent == [("C",)]
-
-
 async def test_an_event_that_waits_can_lose_its_not_before_to_the_year_1(tmp_path: Path) -> None:
     """.NET writes "none" as the year 1."""
     async with running_gate(tmp_path, started(A), B, settings=limited(VOTES)) as harness:
@@ -84,18 +60,6 @@ async def test_an_event_that_waits_can_lose_its_not_before_to_the_year_1(tmp_pat
         await harness.record_document(started(A), none)
         (voided,) = await harness.wait_for_events("approval.voided", 1)
         assert voided.data["why"] == "changed"
-
-
-async def test_a_hold_on_the_granted_event_lets_the_next_one_go(tmp_path: Path) -> None:
-    async with running_gate(tmp_path, A, B, settings=limited(VOTES)) as harness:
-        harness.azure.may_read.clear()
-        await harness.submit(of=A)
-        assert (await harness.submit(of=B)).body["state"] == "waiting"
-        assert (await harness.submit("hold", "eve", A)).body["state"] == "held"
-        await harness.wait_for_events("approval.granted", 2)
-        harness.azure.may_read.set()
-        await harness.clock.advance_until(lambda: len(harness.azure.sent) == 1)
-        assert harness.azure.sent == [("B",)]
 
 
 async def test_a_grant_that_waits_reads_no_document_and_goes_when_the_slot_is_free(

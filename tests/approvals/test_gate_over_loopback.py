@@ -173,34 +173,6 @@ async def test_a_reboot_by_a_user_is_approved_at_once_and_ends(
         _assert_call_rate(relay.sim)
 
 
-async def test_a_503_is_tried_again_after_a_fresh_read(
-    tmp_path: Path, azure: tuple[Simulator, ManualClock]
-) -> None:
-    async with running_relay(tmp_path, *azure) as relay:
-        relay.sim.add_fault(Fault(status=503, on="approval", calls=3))
-        relay.sim.schedule(USER)
-        accepted = await relay.wait_for_event("startrequest.accepted")
-        assert accepted.data["attempts"] == 4
-        assert relay.calls.count("P") == 4
-        _assert_call_rate(relay.sim)
-
-
-async def test_two_events_in_one_start_request_are_split_by_a_400(
-    tmp_path: Path, azure: tuple[Simulator, ManualClock]
-) -> None:
-    async with running_relay(tmp_path, *azure) as relay:
-        relay.sim.add_fault(Fault(status=400, on="approval", calls=2))
-        first, second = relay.sim.schedule(USER), relay.sim.schedule(USER)
-        failed = await relay.wait_for_event("startrequest.failed")
-        accepted = await relay.wait_for_event("startrequest.accepted")
-        sent = [call.event_ids for call in relay.sim.start_requests]
-        assert sorted(sent[0]) == sorted((first.event_id, second.event_id))
-        assert [len(ids) for ids in sent] == [2, 1, 1]
-        assert {failed.subject, accepted.subject} == {first.event_id, second.event_id}
-        assert failed.data["status"] == 400
-        _assert_call_rate(relay.sim)
-
-
 @pytest.mark.parametrize("kind", ["hang", "reset"])
 async def test_a_start_request_with_a_lost_answer_is_not_repeated_once_started(
     tmp_path: Path, azure: tuple[Simulator, ManualClock], kind: Any
@@ -220,45 +192,12 @@ async def test_a_start_request_with_a_lost_answer_is_not_repeated_once_started(
         assert (await relay.events("event.started"))[0].data["approvedByRelay"] is False
 
 
-async def test_a_start_request_with_a_lost_answer_is_repeated_while_scheduled(
-    tmp_path: Path, azure: tuple[Simulator, ManualClock]
-) -> None:
-    async with running_relay(tmp_path, *azure) as relay:
-        relay.sim.add_fault(Fault(kind="reset", on="approval", processed=True))
-        relay.sim.schedule(Plan(source="User", starts_after=30.0, lasts=None))
-        accepted = await relay.wait_for_event("startrequest.accepted")
-        assert accepted.data["attempts"] == 2
-        assert relay.calls.count("P") == 2
-
-
-async def test_an_approval_by_another_vm_is_not_ours(
-    tmp_path: Path, azure: tuple[Simulator, ManualClock]
-) -> None:
-    async with running_relay(tmp_path, *azure) as relay:
-        event = relay.sim.schedule(Plan(lasts=2.0))
-        await relay.wait_for_event("event.scheduled")
-        relay.sim.approve(event, "vm-1")
-        ended = await relay.wait_for_event("event.ended")
-        assert (ended.data["outcome"], ended.data["approvedByRelay"]) == ("completed", False)
-        assert relay.calls.count("P") == 0
-
-
 async def _killed_in_flight(folder: Path, sim: Simulator, clock: ManualClock) -> Event:
     async with running_relay(folder, sim, clock) as relay:
         sim.add_fault(Fault(kind="hang", on="approval", processed=True))
         event = sim.schedule(Plan(source="User", starts_after=30.0, lasts=10.0))
         await relay.advance_until(lambda: bool(sim.start_requests))
         return event
-
-
-async def test_a_start_request_is_repeated_after_a_kill_while_scheduled(
-    tmp_path: Path, azure: tuple[Simulator, ManualClock]
-) -> None:
-    event = await _killed_in_flight(tmp_path, *azure)
-    async with running_relay(tmp_path, *azure) as relay:
-        accepted = await relay.wait_for_event("startrequest.accepted")
-        assert (accepted.subject, accepted.data["attempts"]) == (event.event_id, 2)
-        assert len(await relay.events("approval.granted")) == 1
 
 
 async def test_a_kill_by_the_approved_reboot_is_reported_after_the_boot(

@@ -123,17 +123,6 @@ def test_a_second_event_waits_until_the_first_is_over_and_its_rest_too(tmp_path:
         assert go(approvals) == ["B"]
 
 
-def test_an_event_that_azure_started_by_itself_takes_a_slot(tmp_path: Path) -> None:
-    with approvals_with(tmp_path, DATABASES) as approvals:
-        approvals.record_document(started(A), B)
-        assert decide(approvals, "approve", "alice", of=B) == "waiting"
-        approvals.record_document(B)
-        assert states(approvals, "B") == {"B": "waiting"}  # the rest of db-1
-        approvals.clock.advance(120)
-        approvals.apply_transitions()
-        assert states(approvals, "B") == {"B": "granted"}
-
-
 def test_an_event_that_starts_after_the_grant_stops_the_claim(tmp_path: Path) -> None:
     with approvals_with(tmp_path, DATABASES | {"rest": "0s"}) as approvals:
         approvals.record_document(A, B)
@@ -166,17 +155,6 @@ def test_an_event_that_may_have_happened_unseen_has_a_rest(tmp_path: Path) -> No
         approvals.record_document(B)
         assert approvals.events("event.ended")[-1].data["outcome"] == "unknown"
         assert states(approvals, "B") == {"B": "waiting"}
-
-
-def test_a_rest_survives_a_restart(tmp_path: Path) -> None:
-    with approvals_with(tmp_path, DATABASES) as approvals:
-        approvals.record_document(started(A))
-        approvals.record_document(B)
-        approvals.crash()
-        assert decide(approvals, "approve", "alice", of=B) == "waiting"
-        approvals.clock.advance(120)
-        approvals.apply_transitions()
-        assert states(approvals, "B") == {"B": "granted"}
 
 
 @pytest.mark.parametrize("back", [60.0, 3600.0])
@@ -223,12 +201,6 @@ def test_a_tie_goes_to_the_event_that_was_seen_first(tmp_path: Path) -> None:
         for one in (B, C):
             decide(approvals, "approve", "alice", of=one)
         approvals.record_document(B, C)
-        assert states(approvals, "B", "C") == {"B": "waiting", "C": "granted"}
-
-
-def test_a_tie_in_one_document_goes_to_the_event_that_stands_first_in_it(tmp_path: Path) -> None:
-    with approvals_with(tmp_path, DATABASES, rule=_AT_ONCE) as approvals:
-        approvals.record_document(C, B)
         assert states(approvals, "B", "C") == {"B": "waiting", "C": "granted"}
 
 
@@ -341,25 +313,6 @@ def test_a_limit_of_one_scope_does_not_count_another(tmp_path: Path) -> None:
         assert decide(approvals, "approve", "alice", of=C) == "waiting"
 
 
-def test_an_event_without_resources_counts_as_one_machine(tmp_path: Path) -> None:
-    nameless = event("N")
-    with approvals_with(tmp_path, DATABASES) as approvals:
-        approvals.record_document(nameless, B)
-        assert decide(approvals, "approve", "alice", of=nameless) == "granted"
-        assert decide(approvals, "approve", "alice", of=B) == "waiting"
-        assert approvals.status("B").waiting_for[0].machines == ("event N",)
-
-
-def test_an_event_that_needs_more_slots_than_there_are_goes_alone(tmp_path: Path) -> None:
-    large = event("L", "db-1", "db-2", "db-3", due=300)
-    with approvals_with(tmp_path, DATABASES | {"max": 2, "rest": "0s"}) as approvals:
-        approvals.record_document(started(B), large, event("D", "db-4"))
-        assert decide(approvals, "approve", "alice", of=large) == "waiting"
-        approvals.record_document(large, event("D", "db-4"))
-        assert states(approvals, "L") == {"L": "granted"}
-        assert decide(approvals, "approve", "alice", of=event("D", "db-4")) == "waiting"
-
-
 @pytest.mark.parametrize(
     "match",
     [
@@ -412,30 +365,6 @@ def test_a_hold_frees_the_slot_and_its_release_takes_the_place_before_the_line(
         assert approvals.claim() == []
 
 
-def test_a_release_while_the_other_event_is_on_its_way_waits(tmp_path: Path) -> None:
-    with approvals_with(tmp_path, DATABASES) as approvals:
-        approvals.record_document(A, B)
-        decide(approvals, "approve", "alice", of=A)
-        decide(approvals, "approve", "alice", of=B)
-        decide(approvals, "hold", "eve", of=A)
-        approvals.apply_transitions()
-        assert go(approvals) == ["B"]
-        assert decide(approvals, "release", "eve", of=A) == "waiting"
-        assert approvals.events("approval.recorded")[-1].data["waitingFor"][0]["machines"] == [
-            "db-2"
-        ]
-        assert go(approvals) == []
-
-
-def test_votes_that_vanish_free_the_slot(tmp_path: Path) -> None:
-    with approvals_with(tmp_path, DATABASES) as approvals:
-        approvals.record_document(A, B)
-        decide(approvals, "approve", "alice", of=A)
-        decide(approvals, "approve", "alice", of=B)
-        approvals.record_document(event("A", "db-1", due=1000.0), B)
-        assert states(approvals, "A", "B") == {"A": "pending", "B": "granted"}
-
-
 @pytest.mark.parametrize(
     ("error", "state"),
     [
@@ -459,16 +388,6 @@ def test_only_a_refused_start_request_frees_the_slot(
         assert states(approvals, "B") == {"B": state}
 
 
-def test_a_start_request_without_an_answer_is_sent_again(tmp_path: Path) -> None:
-    with approvals_with(tmp_path, DATABASES) as approvals:
-        approvals.record_document(A, B)
-        decide(approvals, "approve", "alice", of=A)
-        decide(approvals, "approve", "alice", of=B)
-        approvals.answer(approvals.claim(), SourceUnavailable("timeout"))
-        approvals.apply_transitions()
-        assert go(approvals) == ["A"]
-
-
 def test_an_event_that_may_have_been_started_waits_for_others_before_the_next_try(
     tmp_path: Path,
 ) -> None:
@@ -482,18 +401,6 @@ def test_an_event_that_may_have_been_started_waits_for_others_before_the_next_tr
         assert decide(approvals, "approve", "alice", of=changed) == "waiting"
         approvals.record_document(changed)
         assert states(approvals, "A") == {"A": "granted"}
-
-
-def test_a_start_request_without_an_answer_comes_before_an_older_grant(tmp_path: Path) -> None:
-    with approvals_with(tmp_path, DATABASES) as approvals:
-        approvals.record_document(A, B)
-        decide(approvals, "approve", "alice", of=A)
-        decide(approvals, "approve", "alice", of=B)
-        decide(approvals, "hold", "eve", of=A)
-        approvals.apply_transitions()
-        approvals.answer(approvals.claim(), SourceUnavailable("timeout"))
-        assert decide(approvals, "release", "eve", of=A) == "waiting"
-        assert go(approvals) == ["B"]
 
 
 def test_start_requests_without_an_answer_take_slots_while_they_wait_too(tmp_path: Path) -> None:
@@ -541,17 +448,6 @@ def test_a_limit_does_not_keep_a_vote_alive_and_the_end_says_for_what_it_waited(
         approvals.apply_transitions()
         assert go(approvals) == []
         assert approvals.events("approval.granted") == []
-
-
-def test_a_vote_that_expires_while_its_event_waits_says_so(tmp_path: Path) -> None:
-    rule = {"name": "all", "approve": _VOTE["approve"] | {"expires": "1m"}}
-    with approvals_with(tmp_path, DATABASES, rule=rule) as approvals:
-        approvals.record_document(started(A), B)
-        decide(approvals, "approve", "alice", of=B)
-        approvals.clock.advance(60)
-        approvals.apply_transitions()
-        assert approvals.data("approval.voided")["waitedFor"][0]["limit"] == "databases"
-        assert states(approvals, "B") == {"B": "pending"}
 
 
 def test_a_grant_that_waits_too_long_says_for_which_limit(tmp_path: Path) -> None:

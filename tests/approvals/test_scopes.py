@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from pathlib import Path
 
 import pytest
 
-from relay.approvals.standing_hold_admission import StandingHoldBody
 from relay.errors import SourceUnavailable
 from tests.approvals.builders import REDEPLOY, USER_REBOOT, build_event
 from tests.approvals.manual_clock import ManualClock
 from tests.approvals.running_gate import (
-    REFUSED,
     TIMEOUT,
     ScopeOfFleet,
     running_hub,
     start_request_tasks,
-    trace,
 )
 from tests.eventually import eventually
 
@@ -47,18 +43,6 @@ async def test_a_scope_that_hangs_delays_no_other(tmp_path: Path) -> None:
         assert works.sent == [("E-1",), ("E-2",)]
 
 
-async def test_start_requests_of_different_scopes_are_in_flight_at_once(tmp_path: Path) -> None:
-    clock = ManualClock()
-    scopes = [ScopeOfFleet(clock, f"s-{number}", USER_REBOOT) for number in range(20)]
-    for scope in scopes:
-        scope.may_answer.clear()
-    async with running_hub(tmp_path, clock, *scopes) as harness:
-        await eventually(lambda: all(scope.in_flight_count == 1 for scope in scopes))
-        for scope in scopes:
-            scope.may_answer.set()
-        await harness.wait_for_events("startrequest.accepted", 20)
-
-
 async def test_each_claim_is_about_the_event_of_its_scope(tmp_path: Path) -> None:
     """The scopes have the same EventId."""
     clock = ManualClock()
@@ -75,25 +59,6 @@ async def test_each_claim_is_about_the_event_of_its_scope(tmp_path: Path) -> Non
             assert claim.grant.revision == scope.document[0].revision
             assert claim.journal_head.position == rows[f"e-1@{scope.scope}"].position
             assert notes[f"vm-{scope.scope}"]["revision"] == claim.grant.revision
-
-
-async def test_a_standing_hold_on_a_hub_is_about_the_scopes_of_its_conditions(
-    tmp_path: Path,
-) -> None:
-    clock = ManualClock()
-    held, other = scopes = [ScopeOfFleet(clock, name) for name in ("west-1", "east-1")]
-    async with running_hub(tmp_path, clock, *scopes) as harness:
-        body = {"match": {"scope": ["west-*"]}, "ends": "2026-04-11T12:05:00Z", "reason": "r"}
-        answer = await harness.hold_ahead(StandingHoldBody.model_validate(body))
-        for scope in scopes:
-            scope.document = (USER_REBOOT,)
-            await scope.poll()
-        await harness.wait_for_events("startrequest.accepted")
-        await harness.settle()
-        assert (held.sent, other.sent) == ([], [("E-1",)])
-        await harness.end_ahead(answer.body["holdId"])
-        await harness.wait_for_events("startrequest.accepted", 2)
-        assert held.sent == [("E-1",)]
 
 
 async def test_a_hold_in_one_scope_stops_no_start_request_in_another(tmp_path: Path) -> None:
@@ -169,92 +134,10 @@ async def test_each_scope_has_pauses_of_its_own(
     assert [text.partition("in scope ")[2][0] for text in warnings] == ["a", "b", "c"]
 
 
-async def test_a_scope_without_agents_waits_and_delays_no_other(tmp_path: Path) -> None:
-    clock = ManualClock()
-    silent = ScopeOfFleet(clock, "a", USER_REBOOT, agents=[])
-    works = ScopeOfFleet(clock, "b", USER_REBOOT)
-    async with running_hub(tmp_path, clock, silent, works) as harness:
-        await harness.wait_for_events("startrequest.accepted")
-        await eventually(lambda: silent.reads == 1)
-        await harness.settle()
-        assert [row.event_key for row in harness.journal() if row.kind == "claim"] == ["e-1@b"]
-        silent.agents = ["vm-1"]
-        clock.advance(1)
-        await harness.wait_for_events("startrequest.accepted", 2)
-        assert [claim.agent for claim in silent.claims] == ["vm-1"]
-
-
-async def test_a_refusal_of_a_shared_start_request_splits_those_of_its_scope_only(
-    tmp_path: Path,
-) -> None:
-    clock = ManualClock()
-    split, whole = scopes = [
-        ScopeOfFleet(clock, name, USER_REBOOT, OTHER_REBOOT) for name in ("a", "b")
-    ]
-    split.answers.append(REFUSED)
-    async with running_hub(tmp_path, clock, *scopes, max_events_per_start_request=100) as harness:
-        await harness.wait_for_events("startrequest.accepted", 4)
-        assert split.sent == [("E-1", "E-2"), ("E-1",), ("E-2",)]
-        assert whole.sent == [("E-1", "E-2")]
-
-
 # --- what it costs
 
 
-async def test_only_the_scope_that_changed_is_looked_at(tmp_path: Path) -> None:
-    clock = ManualClock()
-    held = [ScopeOfFleet(clock, f"s-{number}", REDEPLOY) for number in range(3)]
-    changes = ScopeOfFleet(clock, "x", REDEPLOY)
-    async with running_hub(tmp_path, clock, *held, changes) as harness:
-        for scope in (*held, changes):
-            await harness.submit("hold", "eve", REDEPLOY, scope=scope.scope)
-            await harness.submit(of=REDEPLOY, scope=scope.scope)
-            scope.agents = []
-        for scope in (*held, changes):  # granted, and then nobody is there
-            await harness.submit("release", "eve", REDEPLOY, scope=scope.scope)
-        await eventually(lambda: all(scope.reads == 1 for scope in (*held, changes)))
-        for scope in (*held, changes):
-            await harness.submit("hold", "eve", REDEPLOY, scope=scope.scope)
-        await harness.settle()
-        clock.advance(1)
-        await harness.settle()
-        assert start_request_tasks() == []
-        statements = trace(harness.store)
-        await harness.submit("release", "eve", REDEPLOY, scope="x")
-        await eventually(lambda: changes.reads == 2)
-        await harness.settle()
-        read = {text.rpartition("FROM occurrence WHERE id = ")[2] for text in statements}
-        assert read & {"1", "2", "3", "4"} == {"4"}
-        assert len(start_request_tasks()) == 1
-
-
-async def test_a_scope_that_is_idle_has_no_task(tmp_path: Path) -> None:
-    clock = ManualClock()
-    scopes = [ScopeOfFleet(clock, name, USER_REBOOT) for name in ("a", "b", "c")]
-    scopes[2].may_answer.clear()
-    async with running_hub(tmp_path, clock, *scopes) as harness:
-        await harness.wait_for_events("startrequest.accepted", 2)
-        assert start_request_tasks() == ["approvals: StartRequest in scope c"]
-
-
 # --- the end
-
-
-async def test_wait_until_idle_waits_for_the_answers_in_all_scopes(tmp_path: Path) -> None:
-    clock = ManualClock()
-    scopes = [ScopeOfFleet(clock, name, USER_REBOOT) for name in ("a", "b")]
-    for scope in scopes:
-        scope.may_answer.clear()
-    async with running_hub(tmp_path, clock, *scopes) as harness:
-        await eventually(lambda: all(scope.sent for scope in scopes))
-        waiting = asyncio.create_task(harness.gate.stop_start_requests(1000))
-        for answered, scope in enumerate(scopes, 1):
-            await eventually(lambda: bool(clock.remaining_sleeps))
-            assert not waiting.done()
-            scope.may_answer.set()
-            await harness.wait_for_events("startrequest.accepted", answered)
-            clock.advance(0.05)
-        await waiting
 
 
 async def test_a_kill_in_the_middle_leaves_nothing_behind_and_loses_no_grant(
@@ -280,21 +163,3 @@ async def test_a_kill_in_the_middle_leaves_nothing_behind_and_loses_no_grant(
         attempts = {event.attributes["scope"]: event.data["attempts"] for event in accepted}
         assert attempts == {"a": 1, "b": 2, "c": 2}
         assert [scope.sent for scope in again] == [[("E-1",)]] * 3
-
-
-async def test_a_claim_is_not_repeated_after_a_kill_if_its_event_changed_meanwhile(
-    tmp_path: Path,
-) -> None:
-    clock = ManualClock()
-    scopes = [ScopeOfFleet(clock, name, USER_REBOOT) for name in ("a", "b")]
-    for scope in scopes:
-        scope.may_answer.clear()
-    async with running_hub(tmp_path, clock, *scopes):
-        await eventually(lambda: all(scope.sent for scope in scopes))
-    again = [
-        ScopeOfFleet(clock, "a", build_event(event_type="Redeploy", event_source="User")),
-        ScopeOfFleet(clock, "b", USER_REBOOT),
-    ]
-    async with running_hub(tmp_path, clock, *again) as harness:
-        (failed,) = await harness.wait_for_events("startrequest.failed")
-        assert (failed.attributes["scope"], failed.data["attempts"]) == ("a", 1)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -90,17 +88,6 @@ def test_votes_under_a_standing_hold_are_recorded_and_grant_at_its_end(
     assert claimed.event_id == "E-1"
 
 
-def test_a_standing_hold_that_comes_after_the_grant_prevents_the_claim(
-    approvals: ApprovalFile,
-) -> None:
-    approvals.record_document(USER_REBOOT)
-    assert approvals.status().active_grant is not None
-    hold_id = approvals.hold_ahead().body["holdId"]
-    assert approvals.claim() == []
-    approvals.end_ahead(hold_id)
-    assert len(approvals.claim()) == 1
-
-
 def test_a_standing_hold_expires_with_an_event_and_lets_what_is_satisfied_go(
     approvals: ApprovalFile,
 ) -> None:
@@ -182,21 +169,6 @@ def test_what_azure_does_not_say_counts_as_a_condition_that_is_met(
     approvals.hold_ahead(match=match)
     approvals.record_document(build_event(**changes))
     assert held(approvals) == is_held
-
-
-def test_a_standing_hold_survives_a_restart(approvals: ApprovalFile) -> None:
-    approvals.hold_ahead()
-    approvals.crash()
-    approvals.record_document(USER_REBOOT)
-    assert (held(approvals), approvals.claim()) == (True, [])
-
-
-def test_a_standing_hold_is_made_whatever_the_mode(approvals: ApprovalFile) -> None:
-    approvals.set_mode("off")
-    assert approvals.hold_ahead().status == 201
-    approvals.set_mode("on")
-    approvals.record_document(USER_REBOOT)
-    assert held(approvals)
 
 
 # --- who may
@@ -493,25 +465,6 @@ def test_a_standing_hold_stays_where_its_row_of_the_journal_was_changed(
     approvals.connection.execute(change.format("NULL"))  # the fixture verifies the journal
 
 
-def test_a_standing_hold_stays_where_its_row_of_the_journal_is_no_json(
-    approvals: ApprovalFile,
-) -> None:
-    approvals.hold_ahead(match={"resources": ["db-1"]})
-    approvals.close()
-    content = approvals.path.read_bytes()
-    assert content.count(b'"ends":') == 1, "the row of the journal"
-    approvals.path.write_bytes(content.replace(b'"ends":', b'"ends";'))
-    approvals.crash()
-    other = build_event("E-2", event_source="User", resources=("web-1",))
-    approvals.record_document(USER_REBOOT, other)
-    assert [claim.event_id for claim in approvals.claim()] == ["E-2"]
-    assert held(approvals)
-    approvals.close()
-    content = approvals.path.read_bytes().replace(b'"ends";', b'"ends":')
-    approvals.path.write_bytes(content)  # the fixture verifies the journal
-    approvals.crash()
-
-
 def test_a_standing_hold_in_force_stays_in_the_journal_whatever_its_age(
     approvals: ApprovalFile,
 ) -> None:
@@ -576,21 +529,6 @@ async def test_a_standing_hold_that_comes_during_the_fresh_read_stops_the_start_
         await gate.wait_for_start_requests(1)
 
 
-async def test_the_gate_sends_once_the_hours_of_a_standing_hold_are_over(tmp_path: Path) -> None:
-    async with running_gate(tmp_path, settings=SETTINGS) as gate:
-        hours = {"time": {"from": "11:00", "to": "12:01"}}
-        await gate.hold_ahead(
-            StandingHoldBody.model_validate(
-                {"match": hours, "ends": "2026-04-12T00:00:00Z", "reason": "r"}
-            )
-        )
-        await gate.record_document(USER_REBOOT)
-        await gate.settle()
-        assert gate.azure.sent == []
-        gate.clock.advance(60.0)
-        await gate.wait_for_start_requests(1)
-
-
 async def test_an_open_grant_goes_on_when_the_hours_of_a_standing_hold_end(
     tmp_path: Path,
 ) -> None:
@@ -612,23 +550,6 @@ async def test_an_open_grant_goes_on_when_the_hours_of_a_standing_hold_end(
         assert gate.azure.sent == []
         gate.clock.advance(60.0)
         await gate.wait_for_start_requests(1)
-
-
-async def test_who_ends_a_standing_hold_after_a_reload_is_judged_by_the_new_people(
-    tmp_path: Path,
-) -> None:
-    people = {"ann": ("client:alice", "client:carol")}
-    settings = SETTINGS.model_copy(update={"people": people})
-    body = {"match": {}, "ends": "2026-04-11T12:05:00Z", "reason": "wait"}
-    async with running_gate(tmp_path, settings=settings) as gate:
-        answer = await gate.hold_ahead(StandingHoldBody.model_validate(body), "alice")
-        release = threading.Event()
-        gate.store.submit_read(lambda _: release.wait(10))
-        gate.store.submit(lambda _: gate.gate.engine.use_settings(SETTINGS))
-        ended = asyncio.create_task(gate.end_ahead(answer.body["holdId"], "carol"))
-        await asyncio.sleep(0)  # the request is behind the reload
-        release.set()
-        assert (await ended).status == 403
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from tests.approvals.running_gate import (
     Azure,
     running_gate,
     start_request_tasks,
-    trace,
 )
 from tests.eventually import eventually
 
@@ -35,23 +34,6 @@ async def test_a_claim_names_who_executes_the_start_request(tmp_path: Path) -> N
         (claim,) = azure.claims
         assert (note["agent"], note["attempt"]) == ("vm-1", 1)
         assert (claim.agent, claim.attempt_number, claim.event_id) == ("vm-1", 1, "E-1")
-
-
-async def test_a_claim_names_nobody_where_there_is_no_choice(tmp_path: Path) -> None:
-    async with running_gate(tmp_path, USER_REBOOT) as harness:
-        await harness.wait_for_events("startrequest.accepted")
-        (note,) = harness.claim_notes()
-        assert list(note) == [
-            "eventId",
-            "revision",
-            "rule",
-            "approvalId",
-            "grant",
-            "attempt",
-            "granted",
-            "required",
-            "recorded",
-        ]
 
 
 async def test_a_start_request_comes_with_the_row_of_its_claim(tmp_path: Path) -> None:
@@ -85,22 +67,6 @@ async def test_a_grant_is_claimed_only_when_there_is_somebody_to_execute_it(
         assert (accepted.data["attempts"], [claim.agent for claim in azure.claims]) == (1, ["vm-1"])
 
 
-async def test_a_hold_while_nobody_can_execute_the_start_request_is_in_time(
-    tmp_path: Path,
-) -> None:
-    azure = Azure(ManualClock(), REDEPLOY, agents=[])
-    async with running_gate(tmp_path, azure=azure) as harness:
-        await harness.submit(of=REDEPLOY)
-        await eventually(lambda: azure.reads == 1)
-        held = await harness.submit("hold", "eve", REDEPLOY)
-        assert (held.status, "notice" in held.body) == (202, False)
-        azure.agents = ["vm-1"]
-        await harness.settle()
-        harness.clock.advance(60)
-        await harness.settle()
-        assert azure.claims == []
-
-
 async def test_after_a_start_request_that_reached_nobody_the_next_goes_at_once(
     tmp_path: Path,
 ) -> None:
@@ -129,13 +95,6 @@ async def test_one_who_cannot_be_reached_is_not_asked_again_and_again_without_a_
 
 
 # --- turns
-
-
-async def test_a_port_says_how_many_events_may_share_a_start_request(tmp_path: Path) -> None:
-    azure = Azure(ManualClock(), USER_REBOOT, OTHER_REBOOT, agents=["vm-1"])
-    async with running_gate(tmp_path, azure=azure) as harness:
-        await harness.wait_for_events("startrequest.accepted", 2)
-        assert azure.sent == [("E-1",), ("E-2",)]
 
 
 @pytest.mark.parametrize("max_events_per_start_request", [1, 100])
@@ -184,23 +143,6 @@ async def test_a_change_while_a_start_request_is_in_flight_counts_right_after_it
         azure.may_answer.set()
         (failed,) = await harness.wait_for_events("startrequest.failed")
         assert "the event changed" in failed.data["reason"]
-
-
-async def test_after_an_answer_only_the_events_that_were_in_flight_are_checked(
-    tmp_path: Path,
-) -> None:
-    others = [build_event(f"E-{number}", event_type="Redeploy") for number in range(2, 5)]
-    async with running_gate(tmp_path, USER_REBOOT, *others) as harness:
-        harness.azure.may_answer.clear()
-        for other in others:
-            await harness.submit("hold", "eve", other)
-        await eventually(lambda: bool(harness.azure.sent))
-        await harness.settle()
-        statements = trace(harness.store)
-        harness.azure.may_answer.set()
-        await harness.wait_for_events("startrequest.accepted")
-        read_events = {text.rpartition("FROM occurrence WHERE id = ")[2] for text in statements}
-        assert read_events & {"1", "2", "3", "4"} == {"1"}
 
 
 # --- the end
