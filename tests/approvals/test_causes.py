@@ -61,15 +61,6 @@ def test_a_release_is_the_cause_of_the_automatic_grant_that_follows(
     assert approvals.cause("approval.granted") == approvals.events("approval.recorded")[-1].id
 
 
-def test_an_earlier_release_causes_no_later_grant(approvals: ApprovalFile) -> None:
-    approvals.record_document(FREEZE)
-    approvals.submit("hold", "eve", FREEZE)
-    approvals.submit("release", "eve", FREEZE)
-    approvals.clock.advance(1)
-    approvals.record_document(USER_REBOOT)
-    assert approvals.cause("approval.granted") == approvals.events("event.updated")[0].id
-
-
 def test_an_earlier_release_at_the_same_moment_causes_no_later_grant(
     approvals: ApprovalFile,
 ) -> None:

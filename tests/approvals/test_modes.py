@@ -109,22 +109,6 @@ def test_a_real_vote_survives_a_dry_run(approvals: ApprovalFile) -> None:
     assert approvals.submit(by="bob").body["state"] == "granted"
 
 
-def test_votes_of_a_dry_run_are_voided_as_such_after_it(approvals: ApprovalFile) -> None:
-    approvals.set_mode("dry-run")
-    approvals.record_document(REBOOT)
-    approvals.submit()
-    approvals.set_mode("on")
-    approvals.record_document()
-    assert approvals.data("approval.voided")["dryRun"] is True
-
-
-def test_the_failure_of_a_real_grant_is_recorded_in_a_dry_run_too(approvals: ApprovalFile) -> None:
-    approvals.record_document(USER_REBOOT)
-    approvals.set_mode("dry-run")
-    approvals.record_document()
-    assert len(approvals.events("startrequest.failed")) == 1
-
-
 def test_a_hold_of_a_dry_run_stays_in_force_after_it(approvals: ApprovalFile) -> None:
     approvals.set_mode("dry-run")
     approvals.record_document(USER_REBOOT)
@@ -148,11 +132,3 @@ def test_a_dry_run_does_not_release_a_real_hold(approvals: ApprovalFile) -> None
     assert approvals.claim() == []
     assert approvals.submit("release", "eve", USER_REBOOT).body["state"] == "granted"
     assert approvals.claim() != []
-
-
-def test_a_dry_run_releases_its_own_hold(approvals: ApprovalFile) -> None:
-    approvals.set_mode("dry-run")
-    approvals.record_document(USER_REBOOT)
-    approvals.submit("hold", "eve", USER_REBOOT)
-    assert approvals.submit("release", "eve", USER_REBOOT).body["state"] == "granted"
-    assert not approvals.status().active_holds

@@ -20,6 +20,7 @@ from tests.approvals.builders import (
     STARTED,
     VOTES,
     ApprovalFile,
+    build_decision,
     build_event,
     build_grant,
     build_status,
@@ -100,25 +101,6 @@ def test_an_event_that_comes_late_has_its_reminder_at_once(tmp_path: Path) -> No
     file.record_document(build_event(due=300.0), build_event("E-2", due=None))
     assert [event.subject for event in file.events("approval.reminder")] == ["E-1"]
     file.close()
-
-
-def test_nobody_is_reminded_of_what_needs_no_vote(approvals: ApprovalFile) -> None:
-    approvals.submit()
-    approvals.submit(by="bob")
-    assert reminders(approvals, 600.0) == 0
-
-
-def test_nobody_is_reminded_while_the_event_is_held(approvals: ApprovalFile) -> None:
-    approvals.clock.advance(290.0)
-    approvals.submit("hold", "eve")
-    assert reminders(approvals, 59.0) == 0
-    assert reminders(approvals, 1.0) == 1
-
-
-def test_nobody_is_reminded_while_a_standing_hold_is_in_force(approvals: ApprovalFile) -> None:
-    approvals.hold_ahead(ends=400.0)
-    assert reminders(approvals, 399.0) == 0
-    assert reminders(approvals, 1.0) == 1
 
 
 def test_nobody_is_reminded_while_approvals_are_off(approvals: ApprovalFile) -> None:
@@ -219,6 +201,8 @@ async def test_the_gate_reminds_where_nobody_has_decided_anything(tmp_path: Path
         (build_status(None, settings=settings(), live=False), False),
         (build_status(None, *VOTES, settings=settings()), False),
         (build_status(None, *VOTES[:1], settings=settings()), True),
+        (build_status(None, build_decision("hold", "eve"), settings=settings()), False),
+        (build_status(None, settings=settings(), mode="off"), False),
     ],
     ids=[
         "nobody has voted",
@@ -229,6 +213,8 @@ async def test_the_gate_reminds_where_nobody_has_decided_anything(tmp_path: Path
         "it has ended",
         "all have voted",
         "a vote is missing",
+        "it is held",
+        "approvals are off",
     ],
 )
 def test_people_are_reminded_only_where_a_vote_would_help(

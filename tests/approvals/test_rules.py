@@ -140,24 +140,6 @@ def test_the_next_change_of_hours_is_the_first_minute_at_which_they_differ(
     assert rule_hours.next_change(now) == change_found_minute_by_minute(rule_hours, now)
 
 
-def test_hours_of_every_minute_never_change() -> None:
-    assert hours().next_change(NOON) is None
-
-
-def test_the_next_change_of_hours_is_a_whole_minute() -> None:
-    rule_hours = hours(**{"from": "08:00", "to": "18:00"})
-    morning = datetime(2026, 3, 27, 7, 59, 58, 123456, tzinfo=UTC)
-    assert rule_hours.next_change(morning) == datetime(2026, 3, 27, 8, 0, tzinfo=UTC)
-
-
-def test_hours_that_summer_time_leaves_out_begin_a_week_later() -> None:
-    """The clocks go from two to three on the last Sunday in March."""
-    night = hours(**{"days": ["sun"], "from": "02:00", "to": "03:00", "zone": "Europe/Oslo"})
-    after_the_last_night_of_winter = datetime(2026, 3, 22, 2, 0, tzinfo=UTC)
-    change = night.next_change(after_the_last_night_of_winter)
-    assert change == datetime(2026, 4, 5, 0, 0, tzinfo=UTC)
-
-
 @pytest.mark.parametrize(
     ("words", "fields"),
     [

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from relay.approvals import ApprovalsSettings
-from relay.outbox import Mode, StoreSettings
+from relay.outbox import StoreSettings
 from relay.outbox.claim_audit import ClaimAuditResult, audit_start_request_claims
 from relay.outbox.file import open_for_reading
 from relay.outbox.retention import prune_all_tables
@@ -93,40 +93,12 @@ def test_a_vote_for_one_event_counts_for_no_other(approvals: ApprovalFile) -> No
     assert [occurrence.key for occurrence in page] == ["e-2"]
 
 
-def test_a_removed_hold_stops_the_grant_that_follows_another_transition(
-    approvals: ApprovalFile,
-) -> None:
-    """The grant for the changed event comes with the failure of the one before."""
-    approvals.record_document(USER_REBOOT)
-    approvals.submit("hold", "eve", USER_REBOOT)
-    by_hand(approvals, "DELETE FROM decision")
-    approvals.record_document(build_event(event_source="User", resources=("db-2",)))
-    assert len(approvals.events("approval.granted")) == 1
-    assert len(approvals.events("startrequest.failed")) == 1
-    assert [hold.principal for hold in approvals.status().active_holds] == ["client:eve"]
-
-
 def test_a_removed_hold_on_one_event_stops_the_claim_of_no_other(approvals: ApprovalFile) -> None:
     other = build_event("E-2", event_source="User")
     approvals.record_document(USER_REBOOT, other)
     approvals.submit("hold", "eve", USER_REBOOT)
     by_hand(approvals, "DELETE FROM decision")
     assert [claim.event_id for claim in approvals.claim()] == ["E-2"]
-
-
-def test_a_vote_that_was_not_needed_stops_no_claim_when_it_counts_again_by_hand(
-    approvals: ApprovalFile,
-) -> None:
-    approvals.record_document(REBOOT)
-    approvals.submit(by="drain")
-    approvals.record_document(REDEPLOY)
-    approvals.record_document(REBOOT)
-    approvals.submit()
-    approvals.submit(by="bob")
-    by_hand(approvals, "UPDATE decision SET counts = 1")
-    assert approvals.status().vote_count == 3
-    assert len(approvals.claim()) == 1
-    assert approvals.status().vote_count == 2
 
 
 @pytest.mark.parametrize("state", ["granted", "sent"])
@@ -141,16 +113,6 @@ def test_a_grant_that_is_put_into_the_table_is_not_claimed(
     assert approvals.event_names() == []
     (problem,) = problems(approvals)
     assert problem == "the grant of approval forged (e-1) is not in the journal"
-
-
-def test_a_forged_grant_does_not_take_the_place_of_an_automatic_one(
-    approvals: ApprovalFile,
-) -> None:
-    approvals.record_document(USER_REBOOT, step=False)
-    by_hand(approvals, INSERT_GRANT.format(state="granted", position="NULL"))
-    approvals.apply_transitions()
-    (claimed,) = approvals.claim()
-    assert claimed.grant.approval_id == approvals.data("approval.granted")["approvalId"]
 
 
 def test_a_grant_of_a_dry_run_is_not_claimed_when_somebody_makes_it_real(
@@ -304,19 +266,6 @@ def test_an_acceptance_takes_no_vote_on_a_state_that_came_while_it_was_sent(
     assert "changed by another program" not in caplog.text
 
 
-def test_a_dry_run_after_an_acceptance_finds_nothing_wrong(
-    approvals: ApprovalFile, caplog: pytest.LogCaptureFixture
-) -> None:
-    approvals.record_document(REDEPLOY)
-    approvals.submit(of=REDEPLOY)
-    approvals.accept(approvals.claim())
-    approvals.set_mode("dry-run")
-    assert [grant.dry_run for grant in approvals.grants] == [False, True]
-    approvals.set_mode("on")
-    assert approvals.claim() == []
-    assert "changed by another program" not in caplog.text
-
-
 @pytest.fixture
 def voted(approvals: ApprovalFile) -> ApprovalFile:
     """One of two votes, and a hold."""
@@ -341,33 +290,6 @@ def test_votes_holds_and_grants_outlive_the_pruning_of_the_journal(voted: Approv
     voted.record_document()
     voted.transact(lambda tx: prune_all_tables(tx, retention, soon))
     assert problems(voted) == ()
-
-
-def test_a_hold_on_an_event_that_is_gone_stays_as_long_as_its_row_of_the_journal(
-    approvals: ApprovalFile, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The hold on another event, and its place in the journal, keep that row."""
-    other, redeploy = build_event("E-0", due=None), build_event(event_type="Redeploy", due=None)
-    approvals.record_document(other)
-    approvals.submit("hold", "eve", other)
-    approvals.record_document(other, redeploy)
-    approvals.submit("hold", "eve", redeploy)
-    approvals.record_document(other)
-    retention = StoreSettings(retain=0.0, audit_retain=0.0)
-    soon = NOON + timedelta(seconds=60)
-    approvals.transact(lambda tx: prune_all_tables(tx, retention, soon))
-    approvals.record_document(other, redeploy)
-    assert [hold.principal for hold in approvals.status().active_holds] == ["client:eve"]
-    assert problems(approvals) == ()
-    approvals.record_document(other)
-    approvals.submit("release", "eve", other)
-    approvals.transact(lambda tx: prune_all_tables(tx, retention, soon))
-    approvals.transact(lambda tx: prune_all_tables(tx, retention, soon))
-    approvals.record_document(other, redeploy)
-    approvals.submit(of=redeploy)
-    assert len(approvals.claim()) == 1
-    assert problems(approvals) == ()
-    assert "changed by another program" not in caplog.text
 
 
 def downgrade(approvals: ApprovalFile) -> None:
@@ -425,72 +347,6 @@ def test_votes_and_holds_of_the_last_version_count_on(voted: ApprovalFile) -> No
     (claimed,) = voted.claim()
     voted.accept([claimed])
     assert problems(voted) == ()
-
-
-def test_a_grant_of_the_last_version_is_claimed_on(approvals: ApprovalFile) -> None:
-    approvals.record_document(REDEPLOY)
-    approvals.submit(of=REDEPLOY)
-    downgrade(approvals)
-    approvals.crash()
-    (claimed,) = approvals.claim()
-    approvals.accept([claimed])
-    assert problems(approvals) == ()
-    assert len(approvals.events("approval.granted")) == 1
-
-
-def test_a_grant_of_the_last_version_is_not_taken_for_that_of_a_dry_run(
-    approvals: ApprovalFile,
-) -> None:
-    """A dry run grants with the same vote."""
-    approvals.record_document(REDEPLOY)
-    approvals.submit(of=REDEPLOY)
-    approvals.set_mode("dry-run")
-    downgrade(approvals)
-    approvals.crash()
-    assert [grant.dry_run for grant in approvals.grants] == [False, True]
-    assert problems(approvals) == ()
-    approvals.set_mode("on")
-    assert len(approvals.claim()) == 1
-
-
-def test_the_audit_finds_the_grant_of_an_older_claim_beside_that_of_a_dry_run(
-    approvals: ApprovalFile,
-) -> None:
-    approvals.record_document(REDEPLOY)
-    approvals.submit(of=REDEPLOY)
-    modes: tuple[Mode, ...] = ("dry-run", "on")
-    for mode in modes:
-        approvals.set_mode(mode)
-    approvals.claim()
-    found = audit_older_claims(approvals)
-    assert (found.claims, found.pruned, found.problems) == (1, 0, ())
-
-
-@pytest.mark.parametrize(
-    ("pruned_after", "claims_pruned"),
-    [
-        pytest.param(0, 0, id="nothing"),
-        pytest.param(1, 0, id="the event"),
-        pytest.param(11, 1, id="the event and a vote"),
-        pytest.param(21, 1, id="the event, the votes and the grant"),
-    ],
-)
-def test_the_audit_names_no_older_claim_whose_votes_were_pruned_in_part(
-    approvals: ApprovalFile, pruned_after: float, claims_pruned: int
-) -> None:
-    """The journal holds the event first. The votes follow after 10 and 20 seconds."""
-    approvals.record_document(REBOOT)
-    for voter in ("alice", "bob"):
-        approvals.clock.advance(10)
-        approvals.submit(by=voter)
-    approvals.clock.advance(10)
-    approvals.accept(approvals.claim())
-    approvals.record_document()  # the event ended: its votes are not kept
-    before = NOON + timedelta(seconds=pruned_after)
-    is_pruned = approvals.transact(lambda tx: tx.journal.prune(before, approvals.clock.now())) > 0
-    assert is_pruned == (pruned_after > 0)
-    found = audit_older_claims(approvals)
-    assert (found.claims, found.pruned, found.problems) == (1, claims_pruned, ())
 
 
 @pytest.mark.parametrize(
@@ -565,14 +421,3 @@ def test_a_claim_follows_from_the_votes_that_the_rules_asked_for_then(
     approvals.crash(ApprovalsSettings.model_validate(fields))
     assert len(approvals.claim()) == 1
     assert problems(approvals) == ()
-
-
-def test_the_audit_reads_a_file_of_the_last_version(voted: ApprovalFile) -> None:
-    voted.submit("release", "eve")
-    voted.submit(by="bob")
-    voted.claim()
-    downgrade(voted)
-    with contextlib.closing(open_for_reading(voted.path)) as connection:
-        audit = audit_start_request_claims(connection)
-    assert (audit.claims, audit.pruned, audit.problems) == (1, 0, ())
-    voted.crash()

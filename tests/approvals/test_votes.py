@@ -175,14 +175,6 @@ def test_a_vote_in_flight_is_voided_only_after_the_answer(approvals: ApprovalFil
     assert approvals.data("approval.voided")["why"] == "changed"
 
 
-def test_an_ended_event_voids_its_votes(approvals: ApprovalFile) -> None:
-    approvals.record_document(REBOOT)
-    approvals.submit()
-    approvals.record_document()
-    assert approvals.data("approval.voided")["why"] == "ended"
-    assert approvals.cause("approval.voided") == approvals.events("event.ended")[0].id
-
-
 def test_an_event_id_that_comes_back_inherits_holds_but_no_votes_or_grants(
     approvals: ApprovalFile,
 ) -> None:
