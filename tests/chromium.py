@@ -17,8 +17,11 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import playwright
+import pytest
 from playwright.async_api import Browser, async_playwright, expect
 
+IN_SESSION_LOOP = pytest.mark.asyncio(loop_scope="session")
+"""The mark of a file whose tests ask for `browser` or `page`. Its fixtures need the scope, too."""
 NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
 """What the program is called, by Debian first."""
 

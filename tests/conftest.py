@@ -14,12 +14,15 @@ import re
 import secrets
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import aio_pika
 import pytest
+import pytest_asyncio
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from hypothesis import HealthCheck, settings
 from playwright.async_api import Browser, Page
 from typing_extensions import override
@@ -268,23 +271,29 @@ def chromium() -> Path:
 @pytest.fixture(scope="session")
 def _browser_address(chromium: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("browser")
-    with pytest.MonkeyPatch.context() as patch, serving(chromium, folder) as address:
-        # Each test starts a driver: all but the first find it compiled.
-        patch.setenv("NODE_COMPILE_CACHE", str(folder / "compiled"))
+    with serving(chromium, folder) as address:
         yield address
 
 
-@pytest.fixture
-async def browser(_browser_address: str) -> AsyncIterator[Browser]:
-    """A browser without a page.
-
-    `await browser.new_context(color_scheme="dark", viewport={…})` makes a visitor without cookies.
-    """
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def _driven_browser(_browser_address: str) -> AsyncIterator[Browser]:
+    """The browser of a worker. Its driver is bound to one event loop: that of the session."""
     async with connected(_browser_address) as browser:
         yield browser
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
+async def browser(_driven_browser: Browser) -> AsyncIterator[Browser]:
+    """A browser without a page, for a file with `pytestmark = IN_SESSION_LOOP`.
+
+    `await browser.new_context(color_scheme="dark", viewport={…})` makes a visitor without cookies.
+    """
+    yield _driven_browser
+    for context in _driven_browser.contexts:
+        await context.close()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
 async def page(browser: Browser, request: pytest.FixtureRequest) -> AsyncIterator[Page]:
     """An empty page of a visitor without cookies.
 
@@ -295,3 +304,19 @@ async def page(browser: Browser, request: pytest.FixtureRequest) -> AsyncIterato
     context.set_default_timeout(STEP_MILLISECONDS)
     yield await context.new_page()
     await context.close()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def page_server() -> AsyncIterator[Callable[..., Awaitable[TestServer]]]:
+    """Start servers beside a page, as the fixture `aiohttp_server` does in other tests."""
+    servers: list[TestServer] = []
+
+    async def start(application: web.Application, *, port: int | None = None) -> TestServer:
+        server = TestServer(application, port=port)
+        await server.start_server()
+        servers.append(server)
+        return server
+
+    yield start
+    for server in servers:
+        await server.close()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 from zoneinfo import ZoneInfo
 
 import pytest
+import pytest_asyncio
 from playwright.async_api import Page, expect
 from pytest_aiohttp import AiohttpServer
 from yarl import URL
@@ -24,7 +26,19 @@ from tests.api.running_relay import (
     make_event,
     run_relay,
 )
+from tests.chromium import IN_SESSION_LOOP
 from tests.eventually import eventually
+
+pytestmark = IN_SESSION_LOOP
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def relay(tmp_path: Path) -> AsyncIterator[RunningRelay]:
+    """A relay with the usual clients and rules, whose document holds `make_event()`."""
+    async with run_relay(tmp_path) as running_relay:
+        await running_relay.observe(make_event())
+        yield running_relay
+
 
 CONTRAST = """() => {
   const rgb = text => text.match(/[\\d.]+/g).map(Number);
@@ -487,10 +501,10 @@ async def test_markup_from_others_is_shown_as_text(page: Page, tmp_path: Path) -
 
 
 async def test_behind_a_path_of_a_proxy(
-    page: Page, relay: RunningRelay, aiohttp_server: AiohttpServer
+    page: Page, relay: RunningRelay, page_server: AiohttpServer
 ) -> None:
     """``public_url`` may have a path: the page calls what stands beside it."""
-    server = await aiohttp_server(proxy_application(relay, "/ops", []))
+    server = await page_server(proxy_application(relay, "/ops", []))
     message = await render_message(relay)
     await page.goto(f"{server.make_url('/ops/approve')}#{message.tokens['hold']}")
     await page.get_by_role("button", name="Hold", exact=True).wait_for()

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
 import orjson
 import pytest
+import pytest_asyncio
 from aiohttp import web
 from playwright.async_api import Error, Page, Route, expect
 from pytest_aiohttp import AiohttpServer
 
 from tests.api.confirmation_links import MessageLinks, proxy_application, render_message
-from tests.api.running_relay import EVENT_ID, RunningRelay, make_event
+from tests.api.running_relay import EVENT_ID, RunningRelay, make_event, run_relay
+from tests.chromium import IN_SESSION_LOOP
 from tests.eventually import eventually
+
+pytestmark = IN_SESSION_LOOP
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def relay(tmp_path: Path) -> AsyncIterator[RunningRelay]:
+    """A relay with the usual clients and rules, whose document holds `make_event()`."""
+    async with run_relay(tmp_path) as running_relay:
+        await running_relay.observe(make_event())
+        yield running_relay
+
 
 KEPT = """() => JSON.stringify([
   localStorage, sessionStorage, document.cookie, history.state, name, document.referrer,
@@ -34,8 +48,8 @@ Elsewhere = Callable[[str], str]
 """Serves a body as a page of another origin, and returns its URL."""
 
 
-@pytest.fixture
-async def elsewhere(aiohttp_server: AiohttpServer) -> Elsewhere:
+@pytest_asyncio.fixture(loop_scope="session")
+async def elsewhere(page_server: AiohttpServer) -> Elsewhere:
     """A server of another origin."""
     bodies: list[str] = []
 
@@ -47,7 +61,7 @@ async def elsewhere(aiohttp_server: AiohttpServer) -> Elsewhere:
 
     application = web.Application()
     application.add_routes([web.get("/", serve)])
-    server = await aiohttp_server(application)
+    server = await page_server(application)
 
     def put(body: str) -> str:
         bodies.append(body)
@@ -103,13 +117,13 @@ async def test_the_link_leaves_the_address_bar_and_is_stored_nowhere(
 
 
 async def test_the_link_is_in_no_url_and_no_header_and_only_the_relay_is_called(
-    page: Page, relay: RunningRelay, aiohttp_server: AiohttpServer
+    page: Page, relay: RunningRelay, page_server: AiohttpServer
 ) -> None:
     """As a proxy on the way sees it."""
     seen: list[web.Request] = []
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
-    server = await aiohttp_server(proxy_application(relay, "", seen))
+    server = await page_server(proxy_application(relay, "", seen))
     message = await render_message(relay)
     token = message.tokens["approve"]
     await page.goto(f"{server.make_url('/approve')}#{token}")

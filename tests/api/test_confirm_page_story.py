@@ -10,7 +10,10 @@ from playwright.async_api import Page, expect
 
 from tests.chat.running_relay import ALICE, BOB, Stage, rule, stage
 from tests.chat.teams_server import TeamsWorkflow, running_workflow
+from tests.chromium import IN_SESSION_LOOP
 from tests.eventually import eventually
+
+pytestmark = IN_SESSION_LOOP
 
 
 async def test_two_people_follow_the_links_of_a_card_and_azure_starts(

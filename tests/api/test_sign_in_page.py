@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import pytest
+import pytest_asyncio
 from aiohttp import web
 from playwright.async_api import Page, expect
 from pytest_aiohttp import AiohttpServer
@@ -14,17 +14,20 @@ from yarl import URL
 from relay.api.auth.sessions import SESSION_LIFETIME
 from tests.api.confirmation_links import MessageLinks, proxy_application, render_message
 from tests.api.entra import ANN, BEN, principal
-from tests.api.running_relay import RunningRelay
+from tests.api.running_relay import RunningRelay, make_event, run_relay
 from tests.api.signed_in import SESSION_COOKIE, Desk, run_desk
 from tests.api.test_confirm_page import CONTRAST, LABELS
 from tests.api.test_confirm_page_hostile import Elsewhere, elsewhere  # noqa: F401  # a fixture
+from tests.chromium import IN_SESSION_LOOP
 from tests.ports import reserve
+
+pytestmark = IN_SESSION_LOOP
 
 SIGN_IN = "Sign in with Entra ID"
 STORED = "() => JSON.stringify([localStorage, sessionStorage, document.cookie])"
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
     """A relay at which people sign in."""
     async with run_desk(tmp_path) as running:
@@ -91,12 +94,12 @@ async def test_a_person_signs_in_and_approves_without_a_key(page: Page, desk: De
 
 
 async def test_a_person_signs_in_behind_a_proxy_that_serves_the_relay_under_a_path(
-    page: Page, tmp_path: Path, aiohttp_server: AiohttpServer
+    page: Page, tmp_path: Path, page_server: AiohttpServer
 ) -> None:
     (port,) = reserve(1)
     seen: list[web.Request] = []
     async with run_desk(tmp_path, public_url=f"http://127.0.0.1:{port}/ops/relay") as desk:
-        await aiohttp_server(proxy_application(desk.relay, "/ops/relay", seen), port=port)
+        await page_server(proxy_application(desk.relay, "/ops/relay", seen), port=port)
         message = await opened(page, desk)
         await sign_in(page)
         await page.get_by_label("Code in the message").fill(message.code)
@@ -274,14 +277,14 @@ async def test_a_page_of_another_site_can_use_no_session(
     assert (await desk.relay.call("GET", "/v1/events")).status == 200
 
 
-async def test_without_sign_in_the_page_does_not_speak_of_it(
-    page: Page, relay: RunningRelay
-) -> None:
-    message = await render_message(relay)
-    await page.goto(f"http://127.0.0.1:{relay.server.port}/approve#{message.tokens['approve']}")
-    await page.locator("#decide").wait_for()
-    assert "sign in" not in (await page.locator("body").inner_text()).lower()
-    await page.locator("#decide").click()
-    await page.get_by_label("Code in the message").fill(message.code)
-    await page.locator("#decide").click()
-    await expect(page.locator("#key-wrong")).to_have_text("The key is missing.")
+async def test_without_sign_in_the_page_does_not_speak_of_it(page: Page, tmp_path: Path) -> None:
+    async with run_relay(tmp_path) as relay:
+        await relay.observe(make_event())
+        message = await render_message(relay)
+        await page.goto(f"http://127.0.0.1:{relay.server.port}/approve#{message.tokens['approve']}")
+        await page.locator("#decide").wait_for()
+        assert "sign in" not in (await page.locator("body").inner_text()).lower()
+        await page.locator("#decide").click()
+        await page.get_by_label("Code in the message").fill(message.code)
+        await page.locator("#decide").click()
+        await expect(page.locator("#key-wrong")).to_have_text("The key is missing.")

@@ -19,8 +19,11 @@ from relay.events.build import common_event_data
 from relay.events.timestamps import duration_text, format_rfc3339
 from relay.telemetry.lines import LINES
 from tests.api.running_relay import EVENT_ID, SCOPE, TWO_VOTES, RunningRelay, make_event, run_relay
+from tests.chromium import IN_SESSION_LOOP
 from tests.eventually import eventually
 from tests.page.scenes import make_busy, page_url, run_page_relay, show
+
+pytestmark = IN_SESSION_LOOP
 
 PHONE = {"viewport": {"width": 320, "height": 568}, "has_touch": True, "is_mobile": True}
 

@@ -12,7 +12,10 @@ from relay.api.auth.sessions import SESSION_LIFETIME
 from tests.api.entra import ANN, BEN, principal
 from tests.api.running_relay import RunningRelay
 from tests.api.signed_in import run_desk
+from tests.chromium import IN_SESSION_LOOP
 from tests.page.scenes import page_url, show
+
+pytestmark = IN_SESSION_LOOP
 
 KEPT = "() => JSON.stringify([localStorage, document.cookie, location.href, history.state])"
 """Returns what a page keeps outside of sessionStorage."""
@@ -131,7 +134,7 @@ async def test_a_session_that_ends_asks_to_sign_in_again(page: Page, tmp_path: P
 
 
 async def test_behind_a_path_of_a_proxy(
-    page: Page, relay: RunningRelay, aiohttp_server: AiohttpServer
+    page: Page, relay: RunningRelay, page_server: AiohttpServer
 ) -> None:
     async def forward(request: web.Request) -> web.StreamResponse:
         target = f"http://127.0.0.1:{relay.server.port}/{request.match_info['rest']}"
@@ -156,7 +159,7 @@ async def test_behind_a_path_of_a_proxy(
 
     application = web.Application()
     application.router.add_route("*", "/ops/{rest:.*}", forward)
-    server = await aiohttp_server(application)
+    server = await page_server(application)
     await page.goto(str(server.make_url("/ops/")))
     await enter(page, "bearer-test-key-of-alice")
     await expect(page.locator("#live")).to_have_text("Live")

@@ -12,6 +12,7 @@ from axe_playwright_python.async_playwright import (  # type: ignore[import-unty
 from playwright.async_api import Page
 
 from tests.api.running_relay import SCOPE
+from tests.chromium import IN_SESSION_LOOP
 from tests.page.scenes import (
     REBOOT,
     attach_parts,
@@ -22,6 +23,8 @@ from tests.page.scenes import (
     run_page_relay,
     show,
 )
+
+pytestmark = IN_SESSION_LOOP
 
 LIGHT = {"color_scheme": "light"}
 DARK = {

@@ -8,6 +8,7 @@ from playwright.async_api import Page, Request, expect
 
 from relay.api.server.limits import ServerLimits
 from tests.api.running_relay import RunningRelay, make_event
+from tests.chromium import IN_SESSION_LOOP
 from tests.eventually import eventually
 from tests.page.scenes import (
     DB,
@@ -24,6 +25,8 @@ from tests.page.scenes import (
     run_page_relay,
     show,
 )
+
+pytestmark = IN_SESSION_LOOP
 
 
 async def test_a_relay_that_is_well_says_so(page: Page, relay: RunningRelay) -> None:

@@ -12,8 +12,11 @@ from relay.errors import Deferred, Rejected
 from relay.fleet.hub.roster import Agent, Roster
 from tests.api.running_relay import SCOPE, RunningRelay, make_event
 from tests.api.test_confirm_page_hostile import ATTACKS
+from tests.chromium import IN_SESSION_LOOP
 from tests.eventually import eventually
 from tests.page.scenes import attach_parts, page_url, run_page_relay, show
+
+pytestmark = IN_SESSION_LOOP
 
 SPELL = (
     "<img src=x onerror=\"document.title='caught'\"><script>document.title='caught'</script>"

@@ -38,17 +38,17 @@ def expected_failure(status: int) -> str:
     return "transient" if status in TRANSIENT else "slow"
 
 
-@pytest.mark.parametrize("status", range(100, 600))
-def test_every_status_has_its_meaning(status: int) -> None:
+def test_every_status_has_its_meaning() -> None:
     """2xx is success. Transient statuses are retried, 410 disables, the others need a person."""
-    failure = interpret_response(response(status), NOW)
-    if status in DELIVERED:
-        assert failure is None
-        return
-    assert failure is not None
-    assert (failure.status, failure.response, failure.after) == (status, "sorry", None)
-    assert failure.reason.startswith(f"expected 2xx, got {status}")
-    assert failure.failure == expected_failure(status)
+    for status in range(100, 600):
+        failure = interpret_response(response(status), NOW)
+        if status in DELIVERED:
+            assert failure is None, status
+            continue
+        assert failure is not None, status
+        assert (failure.status, failure.response, failure.after) == (status, "sorry", None)
+        assert failure.reason.startswith(f"expected 2xx, got {status}")
+        assert failure.failure == expected_failure(status), status
 
 
 async def test_every_status_has_that_meaning_over_the_wire() -> None:
