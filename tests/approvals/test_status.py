@@ -311,3 +311,8 @@ def test_a_standing_hold_holds_what_azure_can_still_be_kept_from_starting(
     status = replace(status, standing_holds=(STANDING_HOLD,))
     assert status.active_standing_holds == ((STANDING_HOLD,) if is_held else ())
     assert status.is_held is is_held
+
+
+def test_an_event_that_has_ended_has_no_hold_in_force() -> None:
+    assert build_status(None, _HOLD, live=False).active_holds == ()
+    assert build_status(None, _HOLD).active_holds == (_HOLD,)

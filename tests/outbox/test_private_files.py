@@ -12,18 +12,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from importlib.resources import files
 from pathlib import Path
 
-import orjson
 import pytest
 
 from relay.errors import StoreError, StoreLocked
-from relay.outbox.chat_messages import ChatMessages
 from relay.outbox.file import lock_path
 from relay.outbox.journal import Journal, verify_journal
-from tests.builders import DATA
-from tests.outbox.open_store import IDENTITY, NOW, append_row, open_file_in, read_column
+from tests.outbox.open_store import append_row, open_file_in, read_column
 
 LOCK_ALL = """
 import fcntl, sys
@@ -122,35 +118,6 @@ def test_a_file_that_is_set_aside_is_private(tmp_path: Path) -> None:
     assert set(found.values()) == {0o600}
 
 
-def test_the_codes_of_an_older_version_are_removed(tmp_path: Path) -> None:
-    """Their messages are shown again, so that people get links that approve."""
-    path = tmp_path / "relay.db"
-    with contextlib.closing(sqlite3.connect(path)) as older:
-        for version in (1, 2):
-            script = files("relay.outbox").joinpath("schema", f"{version}.sql")
-            older.executescript(script.read_text(encoding="utf-8"))
-        older.execute("INSERT INTO meta VALUES ('scope', ?), ('mode', 'on')", (IDENTITY.scope,))
-        older.commit()
-        older.execute(
-            "INSERT INTO occurrence VALUES (1, ?, 1, ?, 'r', 1, NULL, '', '', NULL, 't')",
-            (DATA["eventId"].lower(), orjson.dumps(DATA).decode()),
-        )
-        older.executescript(
-            """
-            PRAGMA user_version = 2;
-            PRAGMA application_id = 1229800530;
-            INSERT INTO message (sink, posted, code, looks, told)
-              VALUES ('ops', 1, '421337', 'hash', 1);
-            INSERT INTO message_about VALUES ('ops', 1, 1);
-            INSERT INTO invitation VALUES ('digest', 1, 1, 'r', 'approve', 0, '');
-            """
-        )
-    with open_file_in(path) as file:
-        assert file.connection.execute("SELECT code FROM message").fetchall() == [("",)]
-        assert file.connection.execute("SELECT code FROM invitation").fetchall() == [(None,)]
-        assert ChatMessages(file.connection).take_occurrences_due_for_refresh("ops", NOW) == [1]
-
-
 @pytest.mark.parametrize("kind", ["posix", "flock"])
 def test_locks_on_the_readable_files_of_an_older_version_stop_no_start(
     tmp_path: Path, kind: str
@@ -167,16 +134,6 @@ def test_locks_on_the_readable_files_of_an_older_version_stop_no_start(
     assert not (tmp_path / "relay.db.lock").exists()
 
 
-def test_a_reader_of_the_lock_database_of_an_older_version_stops_no_start(tmp_path: Path) -> None:
-    lock = tmp_path / "relay.db.lock"
-    with contextlib.closing(sqlite3.connect(lock, isolation_level=None)) as reader:
-        reader.execute("PRAGMA user_version = 1")
-        reader.execute("BEGIN")
-        reader.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        with open_file_in(tmp_path / "relay.db") as file:
-            append_row(Journal(file.connection))
-
-
 def test_a_running_relay_of_an_older_version_still_holds_the_file(tmp_path: Path) -> None:
     with running(OLD_RELAY, tmp_path / "relay.db.lock"):
         with (
@@ -185,38 +142,6 @@ def test_a_running_relay_of_an_older_version_still_holds_the_file(tmp_path: Path
         ):
             pass
         assert not (tmp_path / "relay.db").exists()
-
-
-def test_a_relay_of_an_older_version_cannot_start_while_the_file_gets_a_new_schema(
-    tmp_path: Path,
-) -> None:
-    """It would use a file of its own version, which then changes under it."""
-    path, older = tmp_path / "relay.db", tmp_path / "relay.db.lock"
-    with open_file_in(path):
-        pass
-    with contextlib.closing(sqlite3.connect(older, isolation_level=None)) as lock:
-        lock.execute("PRAGMA user_version = 1")
-    start = """
-import sys
-from pathlib import Path
-from tests.outbox.open_store import open_file_in
-with open_file_in(Path(sys.argv[1])):
-    pass
-"""
-    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as busy:
-        busy.execute("BEGIN IMMEDIATE")  # the relay waits before it writes the schema
-        with subprocess.Popen([sys.executable, "-c", start, path]) as starting:
-            wait_until_locked(older)
-            old = subprocess.run(
-                [sys.executable, "-c", OLD_RELAY, older],
-                check=False,
-                capture_output=True,
-                input=b"",
-            )
-            busy.execute("ROLLBACK")
-    assert b"database is locked" in old.stderr
-    assert starting.returncode == 0
-    assert not older.exists()
 
 
 def wait_until_locked(file: Path, *, by: int | None = None) -> None:
@@ -325,13 +250,6 @@ def test_a_link_of_another_user_on_the_way_is_not_followed(tmp_path: Path, way: 
         pass
 
 
-def test_a_link_that_leads_to_itself_is_an_error(tmp_path: Path) -> None:
-    path = tmp_path / "relay.db"
-    path.symlink_to(path)
-    with pytest.raises(StoreError, match=r"store\.path: .* no regular file"), open_file_in(path):
-        pass
-
-
 def test_a_file_with_two_names_is_not_used(tmp_path: Path) -> None:
     """Two relays could hold it: each name has a lock and a log of its own."""
     (tmp_path / "copy").mkdir()
@@ -372,21 +290,3 @@ def test_a_link_in_the_place_of_a_part_is_not_followed(tmp_path: Path, name: str
     ):
         pass
     assert rights(tmp_path)["elsewhere"] == 0o644
-
-
-@pytest.mark.parametrize("kind", ["pipe", "link to a pipe", "link to a file"])
-def test_what_is_no_lock_of_an_older_version_is_removed_unopened(tmp_path: Path, kind: str) -> None:
-    """To open a pipe waits for its writer, so the relay would never start."""
-    lock, elsewhere = tmp_path / "relay.db.lock", tmp_path / "elsewhere"
-    if kind == "link to a file":
-        elsewhere.touch()
-    else:
-        os.mkfifo(elsewhere)
-    if kind == "pipe":
-        elsewhere.rename(lock)
-    else:
-        lock.symlink_to(elsewhere)
-    with open_file_in(tmp_path / "relay.db"):
-        assert not lock.is_symlink()
-        assert not lock.exists()
-    assert elsewhere.exists() == (kind != "pipe")
