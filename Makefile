@@ -108,8 +108,9 @@ $(SITE)/.made: requirements/site.lock requirements/install
 	@requirements/install site $(SITE)
 	@touch $@
 
-site: $(SITE)/.made
+site: $(SITE)/.made $(VENV)/.run
 	@$(SITE)/bin/sphinx-build --fail-on-warning --keep-going --quiet --conf-dir docs/site . build/site
+	@$(BIN)/imds-relay schema >build/site/schemas.json
 	@echo 'the site begins at build/site/index.html'
 
 # So has the fuzzer, with the relay from the clone.

@@ -40,13 +40,12 @@ from relay.events.build import (
     relay_event,
     standing_hold_event,
 )
-from relay.events.catalog import CATALOG, EventDefinition, cloudevent_schema
+from relay.events.catalog import CATALOG, EventDefinition
 from relay.events.cloudevent import CloudEvent
 from relay.events.data_types import EventData
 from relay.events.model import Change, Document, ScheduledEvent, diff_events_with_document
 
 ROOT = Path(__file__).parent.parent
-SCHEMAS = ROOT / "relay" / "events" / "schemas"
 EVENTS_PAGE = ROOT / "docs" / "events.md"
 CONFIGURATION = ROOT / "config" / "relay.yaml"
 """The output of `imds-relay init`."""
@@ -89,13 +88,8 @@ _EVENT = ScheduledEvent(
 
 def generated_files() -> dict[Path, str]:
     """Return every generated file with the text that it should hold."""
-    schemas = {
-        SCHEMAS / f"{definition.name}.v1.json": _pretty(cloudevent_schema(definition)) + "\n"
-        for definition in CATALOG
-    }
     pages = {path: with_generated_part(path, generate()) for path, generate in PAGES.items()}
     return {
-        **schemas,
         **pages,
         **report.pictures(),
         EVENTS_PAGE: with_generated_part(EVENTS_PAGE, catalog()),
@@ -105,15 +99,14 @@ def generated_files() -> dict[Path, str]:
 
 
 def stale() -> list[Path]:
-    """Return the files that are missing or out of date, and schemas and plots of nothing."""
+    """Return the files that are missing or out of date, and plots of nothing."""
     files = generated_files()
     outdated = [
         path
         for path, text in files.items()
         if not path.exists() or path.read_text(encoding="utf-8") != text
     ]
-    made = [*sorted(SCHEMAS.glob("*.json")), *sorted(report.PICTURES.glob("*.svg"))]
-    return outdated + [path for path in made if path not in files]
+    return outdated + [path for path in sorted(report.PICTURES.glob("*.svg")) if path not in files]
 
 
 def examples() -> list[CloudEvent]:
@@ -141,9 +134,8 @@ def main(arguments: list[str]) -> int:
         for path in outdated:
             print(f"out of date, run make docs: {path.relative_to(ROOT)}")
         return 1 if outdated else 0
+    report.PICTURES.mkdir(exist_ok=True)
     files = generated_files()
-    for folder in (SCHEMAS, report.PICTURES):
-        folder.mkdir(exist_ok=True)
     for path in outdated:
         if path in files:
             path.write_text(files[path], encoding="utf-8")
