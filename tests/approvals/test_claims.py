@@ -83,6 +83,14 @@ def test_a_claim_without_an_answer_is_never_repeated_otherwise(
     assert "not known" in details["reason"]
 
 
+def test_the_claim_for_an_automatic_rule_names_no_votes(approvals: ApprovalFile) -> None:
+    approvals.record_document(USER_REBOOT)
+    approvals.submit(of=USER_REBOOT)
+    approvals.claim()
+    note = orjson.loads(list(read_all_rows(approvals.connection))[-1].body)
+    assert (note["required"], note["recorded"]) == (0, [])
+
+
 def test_only_grants_that_were_asked_for_are_claimed(approvals: ApprovalFile) -> None:
     approvals.record_document(USER_REBOOT, build_event("E-2", event_source="User"))
     wanted = approvals.grants[1:]

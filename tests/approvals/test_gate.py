@@ -217,19 +217,6 @@ async def test_tell_first_is_measured_by_the_monotonic_clock(
         await harness.wait_for_events("startrequest.accepted")
 
 
-async def test_tell_first_passes_while_approvals_are_off_or_held(tmp_path: Path) -> None:
-    async with running_gate(tmp_path, USER_REBOOT, OTHER_REBOOT, sinks=("bus",)) as harness:
-        await harness.wait_for_events("approval.granted", 2)
-        await harness.submit("hold", "eve", OTHER_REBOOT)
-        await harness.gate.set_approval_mode("off", "local:root")
-        await harness.settle()
-        harness.clock.advance(5)
-        await harness.gate.set_approval_mode("on", "local:root")
-        await harness.wait_for_events("startrequest.accepted")
-        await harness.submit("release", "eve", OTHER_REBOOT)
-        await harness.wait_for_events("startrequest.accepted", 2)
-
-
 async def test_an_event_of_other_machines_does_not_wait_for_notices(tmp_path: Path) -> None:
     async with running_gate(tmp_path, USER_REBOOT, sinks=("bus",), names_us=False) as harness:
         await harness.wait_for_events("startrequest.accepted")
@@ -428,17 +415,6 @@ async def test_after_a_shared_400_each_event_is_sent_alone(tmp_path: Path) -> No
         assert len(azure.sent) == 3
 
 
-async def test_a_400_is_final(tmp_path: Path) -> None:
-    azure = Azure(ManualClock(), USER_REBOOT, answers=[REFUSED])
-    async with running_gate(tmp_path, azure=azure) as harness:
-        (failed,) = await harness.wait_for_events("startrequest.failed")
-        assert (failed.data["status"], failed.data["attempts"]) == (400, 1)
-        assert "400" in failed.data["reason"]
-        harness.clock.advance(60)
-        await harness.settle()
-        assert azure.sent == [("E-1",)]
-
-
 async def test_without_an_answer_the_gate_tries_again_with_longer_pauses(
     tmp_path: Path,
 ) -> None:
@@ -456,17 +432,6 @@ async def test_without_an_answer_the_gate_tries_again_with_longer_pauses(
         (accepted,) = await harness.wait_for_events("startrequest.accepted")
         assert accepted.data["attempts"] == len(pauses) + 1
         assert harness.kinds().count("claim") == len(pauses) + 1
-
-
-async def test_after_a_success_the_first_pause_is_short_again(tmp_path: Path) -> None:
-    azure = Azure(ManualClock(), USER_REBOOT, answers=[UNAVAILABLE, UNAVAILABLE, None, UNAVAILABLE])
-    async with running_gate(tmp_path, azure=azure) as harness:
-        await harness.clock.advance_until(lambda: len(azure.sent) == 3)
-        await harness.wait_for_events("startrequest.accepted")
-        await harness.record_document(USER_REBOOT, OTHER_REBOOT)
-        await harness.wait_for_start_requests(4)
-        harness.clock.advance(1)
-        await harness.wait_for_events("startrequest.accepted", 2)
 
 
 async def test_the_pause_follows_retry_after(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -417,17 +417,6 @@ def test_start_requests_without_an_answer_take_slots_while_they_wait_too(tmp_pat
         assert (wait.limit, wait.machines) == ("everything", ("db-1", "db-2", "db-3"))
 
 
-def test_lower_limits_after_a_restart_let_the_oldest_grant_go_first(tmp_path: Path) -> None:
-    with approvals_with(tmp_path, DATABASES | {"max": 3}) as approvals:
-        approvals.record_document(A, B, C)
-        for one in (C, B, A):
-            assert decide(approvals, "approve", "alice", of=one) == "granted"
-        approvals.answer(approvals.claim(), SourceUnavailable("timeout"))
-        approvals.crash(limited(DATABASES))
-        assert go(approvals) == ["C"]
-        assert states(approvals, "A", "B") == {"A": "sent", "B": "sent"}
-
-
 # --- what is said
 
 
@@ -464,16 +453,6 @@ def test_a_grant_that_waits_too_long_says_for_which_limit(tmp_path: Path) -> Non
             "(at most 1 machine at once): db-1 has the slots"
         )
         assert approvals.data("approval.voided")["waitedFor"][0]["limit"] == "databases"
-
-
-def test_votes_that_expire_without_a_limit_say_nothing_of_one(tmp_path: Path) -> None:
-    with approvals_with(tmp_path, DATABASES) as approvals:
-        approvals.record_document(A, event("W", "web-1"))
-        decide(approvals, "hold", "eve", of=A)
-        decide(approvals, "approve", "alice", of=A)
-        approvals.clock.advance(900)
-        approvals.apply_transitions()
-        assert "waitedFor" not in approvals.data("approval.voided")
 
 
 def test_a_rehearsal_counts_its_own_grants(tmp_path: Path) -> None:
@@ -575,24 +554,6 @@ def test_limits_have_names_of_their_own(one: str, other: str, problem: str) -> N
 
 
 # --- cost
-
-
-def test_a_relay_without_limits_reads_nothing_for_them(tmp_path: Path) -> None:
-    with approvals_with(tmp_path) as approvals:
-        statements = traced(approvals, lambda: approvals.record_document(A, B))
-        statements += traced(approvals, lambda: approvals.submit(of=A))
-        assert any("decision" in text for text in statements)
-        assert not [text for text in statements if "occurrence_ended" in text]
-        assert not [text for text in statements if "SELECT id, told" in text]
-
-
-def traced(approvals: ApprovalFile, work: Callable[[], object]) -> list[str]:
-    """The statements that the work runs."""
-    statements: list[str] = []
-    approvals.connection.set_trace_callback(statements.append)
-    work()
-    approvals.connection.set_trace_callback(None)
-    return statements
 
 
 VOTE = {"votes": 1, "from": ["client:alice"]}

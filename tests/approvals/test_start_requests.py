@@ -36,17 +36,6 @@ async def test_a_claim_names_who_executes_the_start_request(tmp_path: Path) -> N
         assert (claim.agent, claim.attempt_number, claim.event_id) == ("vm-1", 1, "E-1")
 
 
-async def test_a_start_request_comes_with_the_row_of_its_claim(tmp_path: Path) -> None:
-    azure = Azure(ManualClock(), USER_REBOOT, agents=["vm-1"])
-    async with running_gate(tmp_path, azure=azure) as harness:
-        azure.may_answer.clear()
-        await eventually(lambda: bool(azure.claims))
-        newest = harness.journal()[-1]
-        assert newest.kind == "claim"
-        head = azure.claims[0].journal_head
-        assert (head.position, head.hash) == (newest.position, newest.hash)
-
-
 async def test_a_grant_is_claimed_only_when_there_is_somebody_to_execute_it(
     tmp_path: Path,
 ) -> None:
