@@ -1,4 +1,4 @@
-"""Who may decide, and when it is too late: one table over every refusal."""
+"""Who may decide, and when it is too late: a table of answers, and one of what a refusal says."""
 
 from __future__ import annotations
 
@@ -35,15 +35,10 @@ def http_status(request: DecisionRequest, status: ApprovalStatus | None) -> int:
     return 202 if refusal is None else refusal.status
 
 
-def test_an_unknown_event_is_404() -> None:
-    assert http_status(build_request(), None) == 404
-
-
 REQUESTS: list[tuple[str, int, DecisionRequest, ApprovalStatus]] = [
     ("a vote", 202, build_request(), build_status()),
     ("a vote of a voter who is in no group", 202, build_request(by="drain"), build_status()),
     ("a hold", 202, build_request("hold"), build_status()),
-    ("a vote when it has ended", 409, build_request(), build_status(live=False)),
     ("a hold when it has ended", 409, build_request("hold"), build_status(live=False)),
     (
         "a release when it has ended",
@@ -51,25 +46,12 @@ REQUESTS: list[tuple[str, int, DecisionRequest, ApprovalStatus]] = [
         build_request("release"),
         build_status(None, build_decision("hold"), live=False),
     ),
-    ("a vote when it has started", 409, build_request(of=STARTED), build_status(STARTED)),
     ("a hold when it has started", 409, build_request("hold"), build_status(STARTED)),
     (
         "a release when it has started",
         409,
         build_request("release"),
         build_status(STARTED, build_decision("hold")),
-    ),
-    (
-        "a vote when the status is unknown",
-        409,
-        build_request(of=build_event(event_status="Paused")),
-        build_status(build_event(event_status="Paused")),
-    ),
-    (
-        "a vote without a status",
-        409,
-        build_request(of=build_event(event_status=None)),
-        build_status(build_event(event_status=None)),
     ),
     (
         "a vote when the status is in upper case",
@@ -114,7 +96,6 @@ REQUESTS: list[tuple[str, int, DecisionRequest, ApprovalStatus]] = [
         build_request("release", revision="x"),
         build_status(None, build_decision("hold")),
     ),
-    ("a release without a hold", 409, build_request("release"), build_status()),
     (
         "a release of an expired hold",
         409,
@@ -126,12 +107,6 @@ REQUESTS: list[tuple[str, int, DecisionRequest, ApprovalStatus]] = [
         202,
         build_request("release"),
         build_status(None, build_decision("hold", expires=10), now=9.9),
-    ),
-    (
-        "a release of a hold of somebody else",
-        403,
-        build_request("release"),
-        build_status(None, build_decision("hold", "bob")),
     ),
     (
         "a release of a hold of somebody else by an operator",
@@ -146,12 +121,6 @@ REQUESTS: list[tuple[str, int, DecisionRequest, ApprovalStatus]] = [
         build_status(None, build_decision("hold")),
     ),
     ("a hold before the claim", 202, build_request("hold"), build_status(grants=[build_grant()])),
-    (
-        "a hold while the StartRequest is being sent",
-        409,
-        build_request("hold"),
-        build_status(grants=[build_grant("sent")], in_flight=[build_grant("sent")]),
-    ),
     (
         "a hold between two attempts",
         202,
@@ -183,12 +152,6 @@ REQUESTS: list[tuple[str, int, DecisionRequest, ApprovalStatus]] = [
         build_status(grants=[build_grant("refused", status=400)]),
     ),
     (
-        "a vote after IMDS refused the StartRequest",
-        409,
-        build_request(),
-        build_status(grants=[build_grant("refused", status=400)]),
-    ),
-    (
         "a vote after IMDS refused a StartRequest for another revision",
         202,
         build_request(),
@@ -204,12 +167,6 @@ REQUESTS: list[tuple[str, int, DecisionRequest, ApprovalStatus]] = [
         "a vote without the right",
         403,
         build_request(by=build_caller("alice", "read", "hold")),
-        build_status(),
-    ),
-    (
-        "a hold without the right",
-        403,
-        build_request("hold", build_caller("alice", "read", "approve")),
         build_status(),
     ),
     (
@@ -250,9 +207,7 @@ REQUESTS: list[tuple[str, int, DecisionRequest, ApprovalStatus]] = [
         build_request("hold", build_caller(resources=("web-*",))),
         build_status(),
     ),
-    ("a vote without a rule", 403, build_request(of=FREEZE), build_status(FREEZE)),
     ("a hold without a rule", 202, build_request("hold", of=FREEZE), build_status(FREEZE)),
-    ("a vote of somebody who is no voter", 403, build_request(by="eve"), build_status()),
     (
         "a vote of a voter of another rule",
         403,
@@ -266,7 +221,6 @@ REQUESTS: list[tuple[str, int, DecisionRequest, ApprovalStatus]] = [
         build_request(by="eve", of=USER_REBOOT),
         build_status(USER_REBOOT),
     ),
-    ("a vote while off", 503, build_request(), build_status(mode="off")),
     ("a hold while off", 503, build_request("hold"), build_status(mode="off")),
     ("a vote in a dry run", 202, build_request(), build_status(mode="dry-run")),
     ("409 comes before 403", 409, build_request(by="eve", revision="x"), build_status()),

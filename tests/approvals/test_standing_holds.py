@@ -622,3 +622,27 @@ async def test_standing_holds_are_listed_the_newest_first_and_found_by_their_ids
         assert ended is not None
         assert ended.ended_by == "client:eve"
         assert await gate.find_standing_hold("unknown") is None
+
+
+async def test_a_standing_hold_expires_in_time_though_nothing_else_happens(tmp_path: Path) -> None:
+    by_votes = ApprovalsSettings.model_validate(
+        {"rules": [{"name": "all", "approve": {"votes": 1, "from": ["client:alice"]}}]}
+    )
+    async with running_gate(tmp_path, settings=by_votes) as harness:
+        await harness.settle()
+        await harness.hold_ahead(until("12:00:30"))
+        await harness.settle()
+        harness.clock.advance(30)
+        await harness.wait_for_events("standing-hold.expired")
+
+
+async def test_a_held_event_is_granted_as_soon_as_the_standing_hold_is_ended(
+    tmp_path: Path,
+) -> None:
+    async with running_gate(tmp_path) as harness:
+        hold_id = (await harness.hold_ahead(until("12:05:00"))).body["holdId"]
+        await harness.record_document(USER_REBOOT)
+        await harness.settle()
+        assert harness.events("approval.granted") == []
+        assert (await harness.end_ahead(hold_id)).status == 200
+        await harness.wait_for_events("startrequest.accepted")

@@ -125,6 +125,29 @@ def test_events_of_the_document_come_first_in_its_order_then_those_that_left(
     ]
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "kind", "changed"),
+    [
+        (None, {"event_status": "Started"}, "started", {}),
+        ({}, {"event_status": "Started"}, "started", {"eventStatus": "Scheduled"}),
+        (
+            {"event_status": "Started"},
+            {"event_status": "Started", "duration": 9},
+            "updated",
+            {"durationSeconds": 5},
+        ),
+        ({"event_status": "Started"}, {}, "updated", {"eventStatus": "Started"}),
+        ({}, {"resources": ("WestNO_0",)}, "updated", {"resources": ["WestNO_0", "WestNO_1"]}),
+    ],
+)
+def test_a_start_is_told_once(
+    before: dict[str, Any] | None, after: dict[str, Any], kind: str, changed: dict[str, Any]
+) -> None:
+    previous = () if before is None else (make_event(**before),)
+    (change,) = diff_events_with_document(previous, Document(1, (make_event(**after),)))
+    assert (change.kind, change.changed) == (kind, changed)
+
+
 @given(EVENTS)
 def test_an_event_that_was_stored_is_the_same_event_again(event: ScheduledEvent) -> None:
     assert ScheduledEvent.from_cloudevent_data({**event.to_cloudevent_data(), "other": 1}) == event
