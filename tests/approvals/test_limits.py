@@ -403,6 +403,18 @@ def test_an_event_that_may_have_been_started_waits_for_others_before_the_next_tr
         assert states(approvals, "A") == {"A": "granted"}
 
 
+def test_a_start_request_without_an_answer_comes_before_an_older_grant(tmp_path: Path) -> None:
+    with approvals_with(tmp_path, DATABASES) as approvals:
+        approvals.record_document(A, B)
+        decide(approvals, "approve", "alice", of=A)
+        decide(approvals, "approve", "alice", of=B)
+        decide(approvals, "hold", "eve", of=A)
+        approvals.apply_transitions()
+        approvals.answer(approvals.claim(), SourceUnavailable("timeout"))
+        assert decide(approvals, "release", "eve", of=A) == "waiting"
+        assert go(approvals) == ["B"]
+
+
 def test_start_requests_without_an_answer_take_slots_while_they_wait_too(tmp_path: Path) -> None:
     everything = {"name": "everything", "max": 3}
     web = event("W", "web-1")
