@@ -30,6 +30,7 @@ from relay.fleet.hub.merge import (
     end_check_due_at,
     end_if_still_gone,
     forget_agent,
+    repeats_last_state,
     restore_history,
     split_pulse_by_event,
     wait_again_for_agents,
@@ -71,6 +72,14 @@ class Hub:
     history: EventHistory | None = None
     told: list[News] = field(default_factory=list)
     silent: Collection[str] = ()
+
+    @classmethod
+    def of(cls, agents: str) -> Hub:
+        """Return a hub that has heard A of these agents, at 0 s."""
+        hub = cls()
+        for agent in agents:
+            hub.hear(agent, A, 0)
+        return hub
 
     def hear(
         self,
@@ -142,8 +151,7 @@ def test_the_first_to_report_a_state_tells_it_and_all_others_catch_up() -> None:
 
 
 def test_an_agent_that_moves_back_to_a_state_tells_it_again_and_those_behind_do_not() -> None:
-    hub = Hub()
-    hub.hear("a", A, 0)
+    hub = Hub.of("a")
     hub.hear("b", A, 0)
     hub.hear("a", B, 1)
     hub.hear("c", A, 2)
@@ -187,8 +195,7 @@ def test_the_order_in_which_agents_are_heard_and_repeats_change_nothing(
 
 
 def test_a_word_that_is_older_than_the_last_of_its_agent_changes_nothing() -> None:
-    hub = Hub()
-    hub.hear("a", A, 0)
+    hub = Hub.of("a")
     hub.hear("a", B, 20)
     before = hub.history
     assert hub.hear("a", A, 0, now=21) is None
@@ -197,9 +204,7 @@ def test_a_word_that_is_older_than_the_last_of_its_agent_changes_nothing() -> No
 
 
 def test_an_agent_that_was_cut_off_for_two_days_tells_nothing_of_its_old_queue() -> None:
-    hub = Hub()
-    for agent in "ab":
-        hub.hear(agent, A, 0)
+    hub = Hub.of("ab")
     hub.hear("a", C, 2 * DAY)
     # Between, Azure changed the event and took it back. Only b saw that.
     old: list[Word] = [B, STARTED, GONE, A, GONE, A, B]
@@ -211,9 +216,7 @@ def test_an_agent_that_was_cut_off_for_two_days_tells_nothing_of_its_old_queue()
 
 
 def test_an_agent_that_lost_its_disk_reports_as_new_what_is_known() -> None:
-    hub = Hub()
-    for agent in "ab":
-        hub.hear(agent, A, 0)
+    hub = Hub.of("ab")
     hub.hear("a", B, 10)
     assert hub.hear("a", B, 20) is None, "it begins anew with the state that it had reported"
     assert hub.hear("b", A, 5, now=21) is None, "it begins anew with an old state"
@@ -223,9 +226,7 @@ def test_an_agent_that_lost_its_disk_reports_as_new_what_is_known() -> None:
 
 def test_a_state_that_only_an_agent_behind_saw_is_told_and_the_newer_state_again() -> None:
     """Within the tolerance of clocks nobody can know which of the two states is the newer one."""
-    hub = Hub()
-    for agent in "ab":
-        hub.hear(agent, A, 0)
+    hub = Hub.of("ab")
     hub.hear("a", C, 10)
     hub.hear("b", B, 9)
     hub.hear("b", C, 11)
@@ -234,9 +235,7 @@ def test_a_state_that_only_an_agent_behind_saw_is_told_and_the_newer_state_again
 
 
 def test_a_state_that_somebody_saw_later_than_another_is_not_replaced_by_that() -> None:
-    hub = Hub()
-    for agent in "ab":
-        hub.hear(agent, A, 0)
+    hub = Hub.of("ab")
     hub.hear("a", C, 10)
     hub.hear("a", C, 60)  # a pulse
     assert hub.hear("b", B, 54.9, now=61) is None
@@ -253,9 +252,7 @@ def test_a_state_that_came_too_late_is_told_when_the_agent_still_sees_it() -> No
 
 
 def test_a_state_that_only_a_lost_agent_saw_gives_way_to_what_the_others_see() -> None:
-    hub = Hub()
-    for agent in "ab":
-        hub.hear(agent, A, 0)
+    hub = Hub.of("ab")
     hub.hear("a", B, 10)
     hub.silent = "a"
     assert hub.hear("b", A, 160) is None
@@ -303,9 +300,7 @@ def test_an_agent_that_shows_a_state_again_moves_on_with_the_path() -> None:
 
 
 def test_started_is_not_taken_back() -> None:
-    hub = Hub()
-    for agent in "ab":
-        hub.hear(agent, A, 0)
+    hub = Hub.of("ab")
     hub.hear("a", STARTED, 10)
     assert hub.hear("b", B, 11) is None
     assert hub.hear("a", B, 12) is None
@@ -333,13 +328,41 @@ def test_started_of_an_earlier_occurrence_is_not_told() -> None:
     assert hub.states == ["A"]
 
 
+def test_a_word_of_the_same_moment_as_the_last_is_heard() -> None:
+    assert Hub.of("a").hear("a", B, 0) == EventChanged(B, at(0))
+
+
+def test_only_the_last_state_of_a_live_event_is_repeated() -> None:
+    hub = Hub.of("a")
+    hub.hear("a", B, 1)
+    assert repeats_last_state(hub.known, B) is True
+    assert repeats_last_state(hub.known, A) is False
+    assert repeats_last_state(hub.known, GONE) is False
+    hub.hear("a", GONE, 2)
+    assert repeats_last_state(hub.known, B) is False
+
+
+def test_an_agent_keeps_its_place_when_it_says_gone() -> None:
+    hub = Hub()
+    for second, word in enumerate([A, B, C]):
+        hub.hear("a", word, second)
+        hub.hear("b", word, second)
+    hub.hear("a", GONE, 3)
+    assert hub.places == {"a": 2, "b": 2}
+    assert hub.hear("a", B, 4) == EventChanged(B, at(4))
+
+
+def test_only_agents_whose_last_word_is_the_last_state_told_are_current() -> None:
+    hub = Hub.of("ab")
+    hub.hear("a", B, 1)
+    assert hub.known.agents_now_seeing_last_told_state == {"a"}
+
+
 # --- ends
 
 
 def test_an_event_ends_when_every_fresh_agent_that_showed_it_says_gone() -> None:
-    hub = Hub()
-    for agent in "abc":
-        hub.hear(agent, A, 0)
+    hub = Hub.of("abc")
     hub.silent = "c"
     assert hub.hear("a", GONE, 5) is None
     assert hub.hear("b", GoneFromDocument(rebooted=True), 6) == EventEnded(
@@ -348,8 +371,7 @@ def test_an_event_ends_when_every_fresh_agent_that_showed_it_says_gone() -> None
 
 
 def test_an_event_ends_after_a_wait_if_nobody_shows_it_again() -> None:
-    hub = Hub()
-    hub.hear("a", A, 0)
+    hub = Hub.of("a")
     hub.hear("b", A, 0)
     hub.hear("a", GONE, 5)
     assert hub.history is not None
@@ -361,8 +383,7 @@ def test_an_event_ends_after_a_wait_if_nobody_shows_it_again() -> None:
 
 
 def test_a_single_vm_ends_its_event_at_once() -> None:
-    hub = Hub()
-    hub.hear("a", A, 0)
+    hub = Hub.of("a")
     assert hub.hear("a", GONE, 5) == EventEnded(rebooted=False, gap=False, seen=at(5))
 
 
@@ -373,9 +394,7 @@ def test_nothing_is_known_of_an_event_that_was_first_reported_as_gone() -> None:
 
 
 def test_an_event_does_not_end_while_an_agent_says_again_that_it_is_there() -> None:
-    hub = Hub()
-    for agent in "abc":
-        hub.hear(agent, A, 0)
+    hub = Hub.of("abc")
     hub.hear("a", GONE, 5)
     assert hub.known.is_ending
     hub.hear("b", A, 6)
@@ -392,9 +411,7 @@ def test_an_event_does_not_end_while_an_agent_says_again_that_it_is_there() -> N
 
 
 def test_the_wait_for_an_end_does_not_begin_anew_with_each_agent_that_says_gone() -> None:
-    hub = Hub()
-    for agent in "abc":
-        hub.hear(agent, A, 0)
+    hub = Hub.of("abc")
     hub.hear("a", GONE, 5)
     hub.hear("b", GONE, 14)
     hub.hear("a", GONE, 14.5)
@@ -402,9 +419,7 @@ def test_the_wait_for_an_end_does_not_begin_anew_with_each_agent_that_says_gone(
 
 
 def test_an_agent_that_cannot_read_its_document_does_not_keep_an_event_alive() -> None:
-    hub = Hub()
-    for agent in "ab":
-        hub.hear(agent, A, 0)
+    hub = Hub.of("ab")
     hub.hear("a", GONE, 5)
     hub.hear("b", A, 6)
     # From now on b sends pulses, but what they say was seen at 6 s.
@@ -419,9 +434,7 @@ def test_an_agent_that_cannot_read_its_document_does_not_keep_an_event_alive() -
 
 
 def test_an_agent_that_is_behind_does_not_end_what_another_saw_later() -> None:
-    hub = Hub()
-    for agent in "ab":
-        hub.hear(agent, A, 0)
+    hub = Hub.of("ab")
     hub.hear("b", A, 1000)
     hub.silent = "b"
     assert hub.hear("a", GONE, 994, now=2000) is None
@@ -430,9 +443,7 @@ def test_an_agent_that_is_behind_does_not_end_what_another_saw_later() -> None:
 
 
 def test_what_an_agent_saw_later_counts_also_when_the_wait_is_over() -> None:
-    hub = Hub()
-    for agent in "abc":
-        hub.hear(agent, A, 0)
+    hub = Hub.of("abc")
     hub.hear("a", GONE, 100)
     # The hub was restarted: it learns from the state file what b saw.
     words = {**hub.known.words, "b": replace(hub.known.words["b"], at=at(108), seen=at(108))}
@@ -442,9 +453,7 @@ def test_what_an_agent_saw_later_counts_also_when_the_wait_is_over() -> None:
 
 
 def test_nothing_ends_if_no_agent_is_fresh() -> None:
-    hub = Hub()
-    for agent in "ab":
-        hub.hear(agent, A, 0)
+    hub = Hub.of("ab")
     hub.hear("a", GONE, 5)
     hub.silent = "ab"
     assert hub.wait_until(1000) is None
@@ -455,16 +464,13 @@ def test_nothing_ends_if_no_agent_is_fresh() -> None:
 
 def test_an_agent_without_a_word_says_that_the_event_is_gone() -> None:
     """It did not report its copy, because the hub had told the same."""
-    hub = Hub()
-    hub.hear("a", A, 0)
+    hub = Hub.of("a")
     hub.silent = "a"
     assert hub.hear("b", GONE, 9) == EventEnded(rebooted=False, gap=False, seen=at(9))
 
 
 def test_the_facts_about_an_end_are_those_of_all_agents() -> None:
-    hub = Hub()
-    for agent in "abc":
-        hub.hear(agent, A, 0)
+    hub = Hub.of("abc")
     hub.hear("a", GoneFromDocument(rebooted=True, gap=True), 5)
     hub.hear("a", GoneFromDocument(), 6)  # its pulse knows less
     hub.hear("b", GoneFromDocument(rebooted=False, gap=False), 6)
@@ -473,9 +479,7 @@ def test_the_facts_about_an_end_are_those_of_all_agents() -> None:
 
 
 def test_the_events_of_a_scope_end_when_its_last_agent_is_forgotten() -> None:
-    hub = Hub()
-    for agent in "ab":
-        hub.hear(agent, A, 0)
+    hub = Hub.of("ab")
     for agent in ("unknown", "a"):
         assert hub.forget(agent, DAY) is None
     assert hub.forget("b", DAY, is_last=True) == EventEnded(rebooted=False, gap=True, seen=at(DAY))
@@ -488,8 +492,7 @@ def test_the_events_of_a_scope_end_when_its_last_agent_is_forgotten() -> None:
 
 def test_an_event_stays_when_the_only_agent_that_told_it_is_forgotten_and_others_see_it() -> None:
     """They left out what the hub knew. One has read its document before the event was in it."""
-    hub = Hub()
-    hub.hear("a", A, 0)
+    hub = Hub.of("a")
     assert hub.forget("a", 10) is None
     assert hub.known.is_orphaned
     assert hub.wait_until(1000) is None
@@ -503,8 +506,7 @@ def test_an_event_stays_when_the_only_agent_that_told_it_is_forgotten_and_others
 
 
 def test_an_orphaned_event_ends_when_no_agent_has_objected_to_one_that_says_gone() -> None:
-    hub = Hub()
-    hub.hear("a", A, 0)
+    hub = Hub.of("a")
     hub.forget("a", 10)
     assert hub.hear("b", GONE, 20) is None
     assert hub.hear("c", GONE, 21) is None
@@ -514,8 +516,7 @@ def test_an_orphaned_event_ends_when_no_agent_has_objected_to_one_that_says_gone
 
 def test_who_was_forgotten_has_seen_the_event_all_the_same() -> None:
     """An agent that is behind reports the end of what it saw before: others told more since."""
-    hub = Hub()
-    hub.hear("a", A, 0)
+    hub = Hub.of("a")
     hub.hear("b", A, 1)
     hub.hear("a", B, 100)
     hub.forget("a", 101)
@@ -525,13 +526,33 @@ def test_who_was_forgotten_has_seen_the_event_all_the_same() -> None:
     assert hub.wait_until(211) == EventEnded(rebooted=False, gap=False, seen=at(201))
 
 
+def test_time_ends_an_event_if_some_agent_that_said_gone_is_fresh() -> None:
+    hub = Hub.of("abc")
+    hub.hear("a", GONE, 5)
+    hub.hear("b", GONE, 6)
+    hub.silent = "a"
+    assert hub.wait_until(15) == EventEnded(rebooted=False, gap=False, seen=at(6))
+
+
+@pytest.mark.parametrize(
+    ("seen", "news"), [(94.9, None), (95, EventEnded(rebooted=False, gap=False, seen=at(95)))]
+)
+def test_the_newest_word_that_says_gone_counts_against_the_newest_that_shows_the_event(
+    seen: float, news: EventEnded | None
+) -> None:
+    hub = Hub.of("abc")
+    hub.hear("c", A, 100)
+    hub.silent = "c"
+    assert hub.hear("a", GONE, 60, now=100) is None
+    assert hub.hear("b", GONE, seen, now=101) == news
+
+
 # --- events that return
 
 
 def test_an_agent_that_saw_the_event_gone_tells_its_return() -> None:
-    hub = Hub()
+    hub = Hub.of("ab")
     for agent in "ab":
-        hub.hear(agent, A, 0)
         hub.hear(agent, GONE, 10)
     assert hub.hear("a", A, 11) == EventAppeared(A, at(11))
     assert hub.known.returned
@@ -566,9 +587,7 @@ def test_an_agent_that_sees_the_event_long_after_the_end_tells_its_return(agent:
 
 
 def test_an_agent_that_saw_the_event_gone_before_others_saw_it_tells_no_return() -> None:
-    hub = Hub()
-    for agent in "ab":
-        hub.hear(agent, A, 0)
+    hub = Hub.of("ab")
     hub.hear("b", GONE, 5)
     hub.hear("a", GONE, 100)
     assert hub.states == ["A", "ended"]
@@ -578,9 +597,7 @@ def test_an_agent_that_saw_the_event_gone_before_others_saw_it_tells_no_return()
 
 
 def test_an_agent_that_is_behind_does_not_end_a_return() -> None:
-    hub = Hub()
-    for agent in "abc":
-        hub.hear(agent, A, 0)
+    hub = Hub.of("abc")
     for agent in "ab":
         hub.hear(agent, GONE, 10)
     hub.wait_until(20)
@@ -596,9 +613,7 @@ def test_an_agent_that_is_behind_does_not_end_a_return() -> None:
 
 
 def test_what_an_agent_said_of_an_earlier_occurrence_makes_no_return_and_no_end() -> None:
-    hub = Hub()
-    for agent in "abc":
-        hub.hear(agent, A, 0)
+    hub = Hub.of("abc")
     for agent in "abc":
         hub.hear(agent, GONE, 10)
     hub.hear("a", A, 20)
@@ -614,9 +629,7 @@ def test_what_an_agent_said_of_an_earlier_occurrence_makes_no_return_and_no_end(
 
 
 def test_an_agent_that_repeats_an_old_word_joins_a_return_when_that_cannot_be_the_past() -> None:
-    hub = Hub()
-    for agent in "ab":
-        hub.hear(agent, A, 0)
+    hub = Hub.of("ab")
     hub.silent = "b"
     hub.hear("a", GONE, 10)
     hub.hear("a", A, 20)
@@ -627,9 +640,7 @@ def test_an_agent_that_repeats_an_old_word_joins_a_return_when_that_cannot_be_th
 
 
 def test_after_a_return_an_agent_without_a_place_can_say_that_the_event_is_gone() -> None:
-    hub = Hub()
-    for agent in "ab":
-        hub.hear(agent, A, 0)
+    hub = Hub.of("ab")
     hub.silent = "b"
     hub.hear("a", GONE, 10)
     hub.hear("a", A, 20)
@@ -649,8 +660,7 @@ def test_an_agent_whose_clock_was_set_right_is_heard_at_once() -> None:
 
 
 def test_an_agent_whose_clock_was_set_back_is_heard_when_the_hub_knows_by_how_much() -> None:
-    hub = Hub()
-    hub.hear("a", A, 0)
+    hub = Hub.of("a")
     assert hub.hear("a", B, -600, now=60) is None
     assert hub.hear("a", B, -540, now=60, seen=60) == EventChanged(B, at(60))
 
@@ -699,19 +709,36 @@ def test_a_pulse_stands_for_a_word_about_each_event_that_the_agent_knew_or_knows
 
 
 def test_a_pulse_that_does_not_know_the_document_says_nothing() -> None:
-    hub = Hub()
-    hub.hear("a", A, 0)
+    hub = Hub.of("a")
     histories = {A.lowercase_event_id: hub.known}
     assert not dict(split_pulse_by_event("a", make_pulse(poll_age=None), histories))
     assert not dict(split_pulse_by_event("a", make_pulse(live=None), histories))
+
+
+def test_a_pulse_says_gone_of_an_event_that_has_ended_if_the_agent_still_showed_it() -> None:
+    hub = Hub.of("ab")
+    hub.silent = "b"
+    hub.hear("a", GONE, 5)
+    histories = {A.lowercase_event_id: hub.known}
+    assert dict(split_pulse_by_event("b", make_pulse(), histories)) == {
+        A.lowercase_event_id: GoneFromDocument()
+    }
+    assert dict(split_pulse_by_event("a", make_pulse(), histories)) == {}
+
+
+@pytest.mark.parametrize("poll_age", [None, 0.0])
+def test_a_pulse_without_an_age_is_as_old_as_its_message(poll_age: float | None) -> None:
+    assert document_times_of_pulse(make_pulse(poll_age=poll_age), at(100), at(200)) == (
+        at(100),
+        at(100),
+    )
 
 
 # --- restarts
 
 
 def test_a_history_is_made_from_the_journal_and_the_last_words() -> None:
-    hub = Hub()
-    hub.hear("a", A, 0)
+    hub = Hub.of("a")
     hub.hear("a", GONE, 1)
     hub.hear("a", A, 2)
     hub.hear("b", A, 3)
@@ -725,9 +752,7 @@ def test_a_history_is_made_from_the_journal_and_the_last_words() -> None:
 
 
 def test_after_a_restart_the_hub_waits_again_for_those_that_show_the_event() -> None:
-    hub = Hub()
-    for agent in "ab":
-        hub.hear(agent, A, 0)
+    hub = Hub.of("ab")
     assert wait_again_for_agents(hub.known, at(1)) == hub.history
     hub.hear("a", GONE, 5)
     hub.history = wait_again_for_agents(hub.known, at(3600))
@@ -739,3 +764,15 @@ def test_after_a_restart_the_hub_waits_again_for_those_that_show_the_event() -> 
     hub.hear("a", GONE, 3611)
     hub.hear("b", GONE, 3612)
     assert wait_again_for_agents(hub.known, at(4000)).first_gone_at is None
+
+
+def test_an_event_that_has_ended_waits_for_no_agent_after_a_restart() -> None:
+    history = restore_history([(A, at(0)), at(1)], {}, first_gone_at=at(1))
+    assert history is not None
+    assert end_check_due_at(history) is None
+
+
+def test_started_is_known_after_a_restart_whatever_was_told_after_it() -> None:
+    history = restore_history([(STARTED, at(0)), (B, at(1))], {})
+    assert history is not None
+    assert history.started
