@@ -17,8 +17,10 @@ import aiohttp
 import pytest
 
 from tests.api.running_relay import RunningRelay, make_event
+from tests.chromium import IN_SESSION_LOOP
 from tests.page.scenes import page_url
 
+pytestmark = IN_SESSION_LOOP
 FIREFOX = shutil.which("firefox-esr") or shutil.which("firefox")
 Send = Callable[..., Awaitable[dict[str, Any]]]
 
