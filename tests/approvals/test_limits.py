@@ -415,6 +415,25 @@ def test_a_start_request_without_an_answer_comes_before_an_older_grant(tmp_path:
         assert go(approvals) == ["B"]
 
 
+def test_an_event_without_resources_counts_as_one_machine(tmp_path: Path) -> None:
+    nameless = event("N")
+    with approvals_with(tmp_path, DATABASES) as approvals:
+        approvals.record_document(nameless, B)
+        assert decide(approvals, "approve", "alice", of=nameless) == "granted"
+        assert decide(approvals, "approve", "alice", of=B) == "waiting"
+        assert approvals.status("B").waiting_for[0].machines == ("event N",)
+
+
+def test_an_event_that_needs_more_slots_than_there_are_goes_alone(tmp_path: Path) -> None:
+    large = event("L", "db-1", "db-2", "db-3", due=300)
+    with approvals_with(tmp_path, DATABASES | {"max": 2, "rest": "0s"}) as approvals:
+        approvals.record_document(started(B), large, event("D", "db-4"))
+        assert decide(approvals, "approve", "alice", of=large) == "waiting"
+        approvals.record_document(large, event("D", "db-4"))
+        assert states(approvals, "L") == {"L": "granted"}
+        assert decide(approvals, "approve", "alice", of=event("D", "db-4")) == "waiting"
+
+
 def test_start_requests_without_an_answer_take_slots_while_they_wait_too(tmp_path: Path) -> None:
     everything = {"name": "everything", "max": 3}
     web = event("W", "web-1")
