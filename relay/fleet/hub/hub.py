@@ -208,12 +208,12 @@ class Hub:
 
     async def forget(self, agent: Agent) -> None:
         """Remove an agent that is gone for good."""
-        others = [each for each in self.roster.agents_of_scope(agent.scope) if each != agent]
+        relays = {each.relay for each in self.roster.agents_of_scope(agent.scope)}
         await self._merger.forget_agent(
             agent.scope,
             agent.relay,
             lambda: self._keeper.forget_in_memory(agent),
-            is_last=not others,
+            is_last=relays <= {agent.relay},
         )
 
     async def _forget_agents_of_terminated_vms(self, name: EventName) -> None:
