@@ -156,9 +156,17 @@ function fail(failure) {
 
 /** Read one more page of a list. */
 export async function more(kind) {
-  const answer = await readPage(LISTS[kind](), state[`${kind}Next`]);
-  state[kind] = [...state[kind], ...answer.items];
-  state[`${kind}Next`] = answer.next;
+  const next = `${kind}Next`, cursor = state[next];
+  if (!cursor) return;
+  state[next] = null; // a second click reads nothing twice
+  try {
+    const answer = await readPage(LISTS[kind](), cursor);
+    state[kind] = [...state[kind], ...answer.items];
+    state[next] = answer.next;
+  } catch (failure) {
+    state[next] = cursor;
+    throw failure;
+  }
   render();
 }
 
@@ -180,7 +188,7 @@ export function end() {
   position = null;
   wanted = new Set();
   Object.assign(state, {
-    status: null, live: [], recent: null, sinks: [], deadLetters: null, standingHolds: [], fleet: null, detail: null,
+    status: null, live: [], recent: null, recentNext: null, sinks: [], deadLetters: null, deadLettersNext: null, standingHolds: [], fleet: null, detail: null,
     rule: null, log: [], link: "connecting", heardAt: 0, problem: null, scope: null,
   });
 }
